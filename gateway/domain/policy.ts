@@ -1,0 +1,203 @@
+import type { Json, JsonObject } from './json.ts';
+
+/**
+ * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
+ * nobody else ever sees YAML. Durations are milliseconds.
+ */
+
+/** What an expression may look at. A variable that is absent here is unknown to the expression. */
+export interface Scope {
+  readonly args?: JsonObject;
+  readonly result?: Json;
+  readonly before?: Json;
+  readonly observed?: Json;
+  readonly agent?: string;
+  readonly tool?: string;
+  readonly saga?: string | null;
+  readonly run?: string | null;
+  /** Unix milliseconds; seen by CEL as a timestamp. */
+  readonly now?: number;
+}
+
+/** A compiled CEL expression or `${…}` template. Throws `ExpressionError` when it cannot be evaluated. */
+export type Expression<T extends Json = Json> = (scope: Scope) => T;
+
+export class ExpressionError extends Error {
+  override readonly name = 'ExpressionError';
+}
+
+export interface Breaker {
+  /** Share of failures, 0..1, at which it opens. */
+  readonly threshold: number;
+  readonly minimum: number;
+  readonly windowMs: number;
+  readonly cooldownMs: number;
+}
+
+export interface Upstream {
+  readonly name: string;
+  readonly adapter: 'http' | 'mcp';
+  /** Absent for an MCP server that is started by `command`. */
+  readonly url?: string;
+  readonly command?: readonly string[];
+  /** Credentials, already resolved from environment or files. Never stored, logged or shown. */
+  readonly headers: Readonly<Record<string, string>>;
+  /** Every resolved secret value: scrubbed from whatever the upstream answers. */
+  readonly secrets: readonly string[];
+  readonly timeoutMs: number;
+  readonly concurrency: number;
+  readonly breaker: Breaker;
+  readonly allowPrivate: boolean;
+  readonly import?: string;
+  readonly expose: 'prefixed' | 'bare';
+}
+
+/** How a repeat of this write is harmless: the question every write tool answers. */
+export type Once =
+  | { readonly by: 'key'; readonly header?: string; readonly field?: readonly string[]; readonly lifetimeMs: number }
+  | { readonly by: 'nature' }
+  | {
+      readonly by: 'probe';
+      readonly tool: string;
+      readonly args: Expression;
+      /** CEL over `result` (the probe's) and `args` (the call's). */
+      readonly applied: Expression<boolean>;
+      readonly settlesMs: number;
+    }
+  | { readonly by: 'none' };
+
+export interface RequestTemplate {
+  readonly method: string;
+  /** The declared path, `/charges/${args.id}`, as written: proxy mode matches against it. */
+  readonly pathTemplate: string;
+  /** Renders the path; every interpolated value is percent-encoded as one segment. */
+  readonly path: Expression<string>;
+  readonly query: Readonly<Record<string, Expression>>;
+  readonly headers: Readonly<Record<string, Expression>>;
+  /** Absent: no body. */
+  readonly body?: Expression;
+}
+
+export type UndoKind = 'reversible' | 'compensable' | 'irreversible' | 'none';
+
+export interface Undo {
+  readonly kind: UndoKind;
+  readonly tool?: string;
+  /** Over `args`, `result`, `before`. */
+  readonly args?: Expression;
+}
+
+export interface Observe {
+  readonly tool: string;
+  readonly args: Expression;
+  /** CEL over `observed` and `args`. */
+  readonly satisfied: Expression<boolean>;
+}
+
+export interface Retry {
+  readonly attempts: number;
+  readonly baseMs: number;
+  readonly maxMs: number;
+  readonly withinMs: number;
+}
+
+export interface Repeats {
+  readonly policy: 'replay' | 'hold' | 'run';
+  readonly windowMs: number;
+}
+
+export interface Tool {
+  readonly name: string;
+  readonly upstream: string;
+  readonly description: string;
+  /** The JSON Schema as declared. */
+  readonly input: JsonObject;
+  /** Every fault of the arguments against `input`, as sentences; empty when they fit. */
+  readonly faults: (args: JsonObject) => readonly string[];
+  readonly effect: 'read' | 'write';
+  /** Always there for tools of an `http` upstream. */
+  readonly request?: RequestTemplate;
+  readonly once: Once;
+  readonly key?: Expression;
+  readonly undo: Undo;
+  readonly observe?: Observe;
+  readonly locks: readonly Expression<string>[];
+  readonly timeoutMs: number;
+  readonly retry: Retry;
+  /** Statuses that prove nothing happened. */
+  readonly noEffect: ReadonlySet<number>;
+  /** Paths such as `['args','card']`, never stored or logged in clear. */
+  readonly redact: readonly (readonly string[])[];
+  readonly maxResultBytes: number;
+  readonly repeats: Repeats;
+  /** SHA-256 (hex) over the declared contract, so that an approval can bind to it. */
+  readonly digest: string;
+}
+
+export interface Rate {
+  readonly limit: number;
+  readonly perMs: number;
+}
+
+export interface Budget {
+  readonly sum: Expression;
+  readonly max: number;
+  readonly perMs: number;
+}
+
+export interface Approve {
+  readonly when?: Expression<boolean>;
+  /** Groups that may decide; empty means any approver. */
+  readonly by: readonly string[];
+  readonly quorum: number;
+  readonly withinMs: number;
+}
+
+export interface Rule {
+  /** `billing-bot rule 1 (policies/billing.yaml:12)`: how every decision names it. */
+  readonly id: string;
+  readonly verdict: 'allow' | 'deny';
+  readonly pattern: string;
+  /** Whether the pattern (exact or glob) covers this tool name. */
+  readonly covers: (tool: string) => boolean;
+  readonly effect?: 'read' | 'write';
+  readonly when?: Expression<boolean>;
+  readonly rate?: Rate;
+  readonly budget?: Budget;
+  /** `never` waives the approval that a `none` write otherwise needs. */
+  readonly approve?: Approve | 'never';
+}
+
+export interface Agent {
+  readonly name: string;
+  /** SHA-256 digests (32 bytes) of the bearer keys. */
+  readonly keys: readonly Buffer[];
+  readonly rules: readonly Rule[];
+}
+
+export type Role = 'viewer' | 'approver' | 'operator' | 'admin';
+
+export interface Person {
+  readonly name: string;
+  readonly keys: readonly Buffer[];
+  readonly roles: readonly Role[];
+  readonly groups: readonly string[];
+}
+
+export interface Policies {
+  /** First 16 hex digits of SHA-256 over everything that was read: the version that calls record. */
+  readonly version: string;
+  readonly upstreams: ReadonlyMap<string, Upstream>;
+  readonly tools: ReadonlyMap<string, Tool>;
+  readonly agents: ReadonlyMap<string, Agent>;
+  readonly people: ReadonlyMap<string, Person>;
+}
+
+export type Decision =
+  | { readonly allowed: true; readonly tool: Tool; readonly rule: Rule; readonly hold: Approve | undefined }
+  | {
+      readonly allowed: false;
+      readonly code: 'denied' | 'unknown_tool';
+      readonly reason: string;
+      readonly rule: Rule | undefined;
+    };

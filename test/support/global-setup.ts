@@ -1,2 +1,31 @@
-/** Nothing yet: the shared PostgreSQL of the suite is started here. */
-export function setup(): void {}
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import pg from 'pg';
+import type { TestProject } from 'vitest/node';
+import { startEmbedded } from '../../gateway/ledger/embedded.ts';
+import { migrate } from '../../gateway/ledger/migrate.ts';
+
+declare module 'vitest' {
+  interface ProvidedContext {
+    postgresUrl: string;
+  }
+}
+
+/** One real PostgreSQL for the whole suite, with a migrated template that every test's database is cloned from. */
+export async function setup(project: TestProject): Promise<() => Promise<void>> {
+  const dataDir = await mkdtemp(join(tmpdir(), 'oncegate-suite-'));
+  const postgres = await startEmbedded({ dataDir, log: () => {} });
+  const template = new URL(postgres.url);
+  template.pathname = '/oncegate_template';
+  const admin = new pg.Client({ connectionString: postgres.url });
+  await admin.connect();
+  await admin.query('create database oncegate_template');
+  await admin.end();
+  await migrate(template.href, 'migrations');
+  project.provide('postgresUrl', postgres.url);
+  return async () => {
+    await postgres.stop();
+    await rm(dataDir, { recursive: true, force: true });
+  };
+}

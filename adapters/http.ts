@@ -1,0 +1,170 @@
+import { Client, type Dispatcher, Pool } from 'undici';
+import type { Adapter, Answer, Outcome, PreparedRequest, SendOptions } from '../gateway/domain/adapter.ts';
+import type { JsonObject } from '../gateway/domain/json.ts';
+import type { Tool, Upstream } from '../gateway/domain/policy.ts';
+import { connector } from './connect.ts';
+import { render } from './render.ts';
+
+/** The only module that opens sockets to HTTP upstreams. Redirects are never followed. */
+export class HttpAdapter implements Adapter {
+  readonly #upstream: Upstream;
+  readonly #base: URL;
+  readonly #clientOptions: Client.Options;
+  readonly #pool: Pool;
+
+  constructor(upstream: Upstream) {
+    if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
+    this.#upstream = upstream;
+    this.#base = new URL(upstream.url);
+    this.#clientOptions = {
+      connect: connector(upstream.allowPrivate, upstream.timeoutMs),
+      // Deadlines are per call and ours; the client's own would only blur what an abort means.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      pipelining: 1,
+    };
+    this.#pool = new Pool(this.#base.origin, { ...this.#clientOptions, connections: upstream.concurrency });
+  }
+
+  prepare(tool: Tool, args: JsonObject, txn: string): PreparedRequest {
+    if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
+    return render(tool, tool.request, args, txn);
+  }
+
+  async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (!options.freshConnection) return this.#exchange(this.#pool, tool, request, options);
+    const client = new Client(this.#base.origin, this.#clientOptions);
+    try {
+      return await this.#exchange(client, tool, request, options);
+    } finally {
+      // Whatever happened is decided; nothing of this connection may linger.
+      void client.destroy().catch(() => {});
+    }
+  }
+
+  async close(): Promise<void> {
+    await this.#pool.destroy();
+  }
+
+  #exchange(dispatcher: Dispatcher, tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    return new Promise((resolve) => {
+      const exchange = new Exchange(tool, this.#upstream.secrets, options, resolve);
+      try {
+        dispatcher.dispatch(
+          {
+            origin: this.#base.origin,
+            path: joinPath(this.#base.pathname, request.path),
+            method: request.method as Dispatcher.HttpMethod,
+            headers: { ...request.headers, ...this.#upstream.headers },
+            body: request.body,
+            reset: options.freshConnection,
+          },
+          exchange,
+        );
+      } catch (error) {
+        exchange.onResponseError(undefined, error as Error);
+      }
+    });
+  }
+}
+
+function joinPath(base: string, path: string): string {
+  return base.endsWith('/') ? base.slice(0, -1) + path : base + path;
+}
+
+/**
+ * One request and its answer, told apart by the only two facts that count: had the first byte left, and did a whole answer
+ * come back. undici calls `onRequestStart` immediately before it writes; an abort in there writes nothing.
+ */
+class Exchange implements Dispatcher.DispatchHandler {
+  readonly #tool: Tool;
+  readonly #secrets: readonly string[];
+  readonly #maySend: () => boolean;
+  readonly #timer: NodeJS.Timeout;
+  readonly #resolve: (outcome: Outcome) => void;
+  #controller: Dispatcher.DispatchController | undefined;
+  #done = false;
+  #status = 0;
+  #contentType: string | null = null;
+  #chunks: Buffer[] = [];
+  #size = 0;
+
+  constructor(tool: Tool, secrets: readonly string[], options: SendOptions, resolve: (outcome: Outcome) => void) {
+    this.#tool = tool;
+    this.#secrets = secrets;
+    this.#maySend = options.maySend;
+    this.#resolve = resolve;
+    this.#timer = setTimeout(() => this.#fail(`no answer within ${options.timeoutMs} ms`), options.timeoutMs);
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    if (this.#done) return controller.abort(new Error('given up before it was sent'));
+    if (!this.#maySend()) {
+      this.#finish({ kind: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
+      return controller.abort(new Error('not allowed to send any more'));
+    }
+    this.#controller = controller;
+  }
+
+  onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: Record<string, string | string[] | undefined>): void {
+    this.#status = status;
+    const type = headers['content-type'];
+    this.#contentType = (Array.isArray(type) ? type[0] : type) ?? null;
+  }
+
+  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    this.#size += chunk.length;
+    if (this.#size > this.#tool.maxResultBytes) return this.#fail(`the answer is larger than ${this.#tool.maxResultBytes} bytes`);
+    this.#chunks.push(chunk);
+  }
+
+  onResponseEnd(): void {
+    this.#finish(classify(this.#status, this.#tool.noEffect, this.#answer()));
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {
+    this.#fail(error.message || error.name);
+  }
+
+  #fail(detail: string): void {
+    if (this.#controller === undefined) return this.#finish({ kind: 'not_sent', detail });
+    if (this.#status === 0) this.#finish({ kind: 'ambiguous', detail });
+    else this.#finish(classify(this.#status, this.#tool.noEffect, undefined, detail));
+    this.#controller.abort(new Error(detail));
+  }
+
+  #finish(outcome: Outcome): void {
+    if (this.#done) return;
+    this.#done = true;
+    clearTimeout(this.#timer);
+    this.#chunks = [];
+    this.#resolve(outcome);
+  }
+
+  #answer(): Answer {
+    const bytes = Buffer.concat(this.#chunks);
+    const answer = { status: this.#status, contentType: this.#contentType };
+    if (bytes.length === 0) return { ...answer, body: null, encoding: 'utf8' };
+    try {
+      const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
+      return { ...answer, body: scrub(text, this.#secrets), encoding: 'utf8' };
+    } catch {
+      return { ...answer, body: bytes.toString('base64'), encoding: 'base64' };
+    }
+  }
+}
+
+/** What a status proves. `answer` is absent when the body did not arrive whole. */
+export function classify(status: number, noEffect: ReadonlySet<number>, answer: Answer | undefined, detail = ''): Outcome {
+  const whole = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
+  if (noEffect.has(status)) return { kind: 'refused', answer: whole };
+  if (status >= 200 && status < 300) {
+    return answer === undefined ? { kind: 'ok_body_lost', answer: whole, detail } : { kind: 'ok', answer };
+  }
+  return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: whole };
+}
+
+/** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
+export function scrub(text: string, secrets: readonly string[]): string {
+  return secrets.reduce((clean, secret) => clean.replaceAll(secret, '[redacted]'), text);
+}

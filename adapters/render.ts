@@ -1,0 +1,55 @@
+import type { PreparedRequest } from '../gateway/domain/adapter.ts';
+import { canonical } from '../gateway/domain/canonical.ts';
+import { GatewayError } from '../gateway/domain/errors.ts';
+import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
+import { ExpressionError, type RequestTemplate, type Tool } from '../gateway/domain/policy.ts';
+
+/** Header values that a server could read as something else: control characters and anything beyond Latin-1. */
+// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]/;
+
+/** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
+export function render(tool: Tool, template: RequestTemplate, args: JsonObject, txn: string): PreparedRequest {
+  try {
+    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': 'oncegate', 'oncegate-txn': txn };
+    for (const [name, value] of Object.entries(template.headers)) headers[name.toLowerCase()] = headerValue(name, value({ args }));
+
+    let body = template.body?.({ args });
+    if (tool.once.by === 'key' && tool.effect === 'write') {
+      if (tool.once.header !== undefined) headers[tool.once.header.toLowerCase()] = txn;
+      else if (tool.once.field !== undefined) body = withField(body ?? {}, tool.once.field, txn);
+    }
+    if (body !== undefined) headers['content-type'] ??= 'application/json';
+    const query = renderQuery(template, args);
+    const path = template.path({ args });
+    return { method: template.method, path: path + query, headers, body: body === undefined ? null : canonical(body) };
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error;
+    throw new GatewayError('invalid_arguments', `The request of ${tool.name} cannot be built from these arguments: ${error.message}`);
+  }
+}
+
+function renderQuery(template: RequestTemplate, args: JsonObject): string {
+  const query = new URLSearchParams();
+  for (const [name, expression] of Object.entries(template.query)) {
+    const value = expression({ args });
+    for (const item of Array.isArray(value) ? value : [value]) {
+      if (item !== null) query.append(name, typeof item === 'string' ? item : canonical(item as Json));
+    }
+  }
+  const text = query.toString();
+  return text === '' ? '' : `?${text}`;
+}
+
+function headerValue(name: string, value: Json): string {
+  const text = typeof value === 'string' ? value : canonical(value);
+  if (UNSAFE_HEADER_VALUE.test(text)) throw new ExpressionError(`the value of header ${name} has characters that no header may have`);
+  return text;
+}
+
+function withField(body: Json, path: readonly string[], value: string): Json {
+  const [head, ...rest] = path;
+  if (head === undefined) return value;
+  if (!isObject(body)) throw new ExpressionError(`the body has no object to put the key into at ${path.join('.')}`);
+  return { ...body, [head]: withField(body[head] ?? {}, rest, value) };
+}

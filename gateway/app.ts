@@ -1,0 +1,100 @@
+import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
+import type { Logger } from 'pino';
+import { demoServices } from '../demo/services.ts';
+import { type ErrorCode, GatewayError } from './domain/errors.ts';
+import type { Flow } from './flow/call-tool.ts';
+import { adminRoutes } from './http/admin-routes.ts';
+import { callRoutes } from './http/call-routes.ts';
+import { asGatewayError, sendProblem } from './http/encode.ts';
+import { proxyRoutes } from './http/proxy-routes.ts';
+import { type Health, publicRoutes } from './http/public-routes.ts';
+import { toolRoutes } from './http/tool-routes.ts';
+
+export interface AppOptions {
+  readonly flow: Flow;
+  readonly health: Health;
+  readonly log: Logger;
+  readonly version: string;
+  readonly bodyBytes: number;
+  /** More calls at once than this are turned away before any work is done. */
+  readonly inflight: number;
+  readonly demo: { readonly stateFile: string; readonly token: string } | undefined;
+}
+
+/** The HTTP application: plugins and routes in the order in which they are written here. */
+export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
+  const app = Fastify({
+    loggerInstance: options.log,
+    disableRequestLogging: true,
+    bodyLimit: options.bodyBytes,
+    requestTimeout: 60_000,
+    keepAliveTimeout: 72_000,
+    forceCloseConnections: 'idle',
+    return503OnClosing: false,
+    routerOptions: { maxParamLength: 512, ignoreTrailingSlash: false },
+    // A request that node itself cannot read deserves the same kind of answer as any other.
+    clientErrorHandler: (error, socket) => {
+      if (!socket.writable) return;
+      const status = error.code === 'HPE_HEADER_OVERFLOW' ? '431 Request Header Fields Too Large' : '400 Bad Request';
+      socket.end(`HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n`);
+    },
+  }) as unknown as FastifyInstance;
+
+  app.setErrorHandler((error: FastifyError, request, reply) => {
+    const told = asGatewayError(error) ?? protocolError(error);
+    if (told === undefined) options.log.error({ err: error, url: request.url }, 'unexpected failure');
+    return sendProblem(reply, told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'), request.url);
+  });
+  app.setNotFoundHandler((request, reply) =>
+    sendProblem(reply, new GatewayError('not_found', `There is no ${request.method} ${request.url.split('?')[0]}.`), request.url),
+  );
+
+  if (options.demo !== undefined) {
+    const demo = options.demo;
+    await app.register((scope) => demoServices(scope, demo), { prefix: '/demo' });
+  }
+  await app.register((scope) => gatewayRoutes(scope, options));
+  return app as FastifyInstance;
+}
+
+async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
+  // Bodies stay bytes until the strict parser reads them: fastify's own would keep the last of two equal keys.
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
+
+  limitInflight(app, options.inflight);
+  publicRoutes(app, options.flow, options.health, options.version);
+  toolRoutes(app, options.flow);
+  callRoutes(app, options.flow);
+  proxyRoutes(app, options.flow);
+  adminRoutes(app, options.flow);
+}
+
+/** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */
+function limitInflight(app: FastifyInstance, most: number): void {
+  let inflight = 0;
+  app.addHook('onRequest', (request, reply, done) => {
+    if (inflight >= most && request.url.startsWith('/v1/')) {
+      return done(new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }));
+    }
+    inflight += 1;
+    reply.raw.once('close', () => {
+      inflight -= 1;
+    });
+    done();
+  });
+}
+
+const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = {
+  FST_ERR_CTP_BODY_TOO_LARGE: ['too_large', 'The body is larger than this gateway takes.'],
+  FST_ERR_CTP_INVALID_MEDIA_TYPE: ['unsupported_media', 'Send the body as content-type: application/json.'],
+  FST_ERR_CTP_INVALID_CONTENT_LENGTH: ['malformed', 'The body is not as long as content-length says.'],
+  FST_ERR_CTP_EMPTY_TYPE: ['unsupported_media', 'Send the body as content-type: application/json.'],
+};
+
+function protocolError(error: FastifyError): GatewayError | undefined {
+  const known = PROTOCOL_ERRORS[error.code];
+  if (known !== undefined) return new GatewayError(...known);
+  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500) return new GatewayError('malformed', error.message);
+  return undefined;
+}

@@ -1,0 +1,145 @@
+import { createHash, randomBytes } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import { z } from 'zod';
+import { formatFault, Report } from './policy/faults.ts';
+import { reportIssues } from './policy/issues.ts';
+import { parseSource } from './policy/read.ts';
+import { milliseconds } from './policy/schema.ts';
+import { type DemoKeys, readDemoKeys } from './secret-files.ts';
+
+/** The process: where it listens, where its ledger and policies are. The only reader of the environment. */
+export interface Config {
+  readonly listen: { readonly host: string; readonly port: number };
+  /** Without a url the embedded PostgreSQL is started. */
+  readonly database: { readonly url?: string; readonly pool: number };
+  readonly policiesDir: string;
+  readonly dataDir: string;
+  readonly retention: { readonly payloadsMs: number; readonly keysMs: number | null };
+  readonly limits: { readonly bodyBytes: number; readonly inflight: number };
+  readonly demo: boolean;
+  readonly logLevel: string;
+  /** 32 bytes that encrypt what redacting tools store; absent: kept in the data directory. */
+  readonly encryptionKey: Buffer | undefined;
+  /** `point` or `point:n`: for the fault tests, die at a named point of a call's way. */
+  readonly dieAt: string | undefined;
+  readonly env: NodeJS.ProcessEnv;
+}
+
+export class ConfigError extends Error {
+  override readonly name = 'ConfigError';
+  readonly faults: readonly string[];
+
+  constructor(faults: readonly string[]) {
+    super(faults.join('\n'));
+    this.faults = faults;
+  }
+}
+
+const duration = z
+  .string()
+  .regex(/^\d+(ms|s|m|h|d)$/, 'is not a duration such as 500ms, 10s, 5m, 24h or 30d');
+
+const fileSchema = z.strictObject({
+  listen: z.strictObject({ host: z.string().min(1).optional(), port: z.int().min(0).max(65_535).optional() }).optional(),
+  database: z.strictObject({ url: z.string().min(1).optional(), pool: z.int().min(2).max(500).optional() }).optional(),
+  policies: z.string().min(1).optional(),
+  dataDir: z.string().min(1).optional(),
+  retention: z
+    .strictObject({ payloads: duration.optional(), keys: z.union([z.literal('forever'), duration]).optional() })
+    .optional(),
+  limits: z
+    .strictObject({ body: z.int().min(1).max(67_108_864).optional(), inflight: z.int().min(1).max(100_000).optional() })
+    .optional(),
+});
+
+type ConfigFile = z.infer<typeof fileSchema>;
+
+const LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'];
+
+export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<Config> {
+  const faults: string[] = [];
+  const file = await readConfigFile(env, cwd, faults);
+  const port = portOf(env, file, faults);
+  const host = env['HOST'] || file.listen?.host || '127.0.0.1';
+  const url = env['DATABASE_URL'] || file.database?.url;
+  if (url !== undefined && !/^postgres(ql)?:\/\//.test(url)) {
+    faults.push('DATABASE_URL: is not a PostgreSQL address such as postgres://user:password@host:5432/oncegate');
+  }
+  const logLevel = env['LOG_LEVEL'] || 'info';
+  if (!LEVELS.includes(logLevel)) faults.push(`LOG_LEVEL: "${logLevel}" is not one of ${LEVELS.join(', ')}`);
+  const encryptionKey = encryptionKeyOf(env, faults);
+  if (faults.length > 0) throw new ConfigError(faults);
+
+  const dataDir = resolve(cwd, env['ONCEGATE_DATA_DIR'] || file.dataDir || '.oncegate');
+  const demo = env['ONCEGATE_DEMO'] !== '0';
+  const keys = file.retention?.keys;
+  return {
+    listen: { host, port },
+    database: { pool: file.database?.pool ?? 20, ...(url === undefined ? {} : { url }) },
+    policiesDir: resolve(cwd, env['ONCEGATE_POLICIES'] || file.policies || 'policies'),
+    dataDir,
+    retention: {
+      payloadsMs: milliseconds(file.retention?.payloads ?? '30d'),
+      keysMs: keys === undefined || keys === 'forever' ? null : milliseconds(keys),
+    },
+    limits: { bodyBytes: file.limits?.body ?? 1_048_576, inflight: file.limits?.inflight ?? 1_000 },
+    demo,
+    logLevel,
+    encryptionKey,
+    dieAt: env['ONCEGATE_DIE_AT'] || undefined,
+    env: { ...env, ...demoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined) },
+  };
+}
+
+/** What `${env.…}` of the demo policies sees. Without keys the demo agent exists, and nobody can be it. */
+export function demoEnv(listen: Config['listen'], keys: DemoKeys | undefined): NodeJS.ProcessEnv {
+  const host = listen.host === '0.0.0.0' || listen.host === '::' ? '127.0.0.1' : listen.host;
+  const hashed = (key: string | undefined) => createHash('sha256').update(key ?? randomBytes(32)).digest('hex');
+  return {
+    ONCEGATE_DEMO_URL: `http://${host.includes(':') ? `[${host}]` : host}:${listen.port}/demo`,
+    ONCEGATE_DEMO_TOKEN: keys?.token ?? 'no-demo-here',
+    ONCEGATE_DEMO_AGENT_SHA256: hashed(keys?.agentKey),
+    ONCEGATE_DEMO_ADMIN_SHA256: hashed(keys?.adminKey),
+  };
+}
+
+async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<ConfigFile> {
+  const named = env['ONCEGATE_CONFIG'];
+  const file = named || 'oncegate.yaml';
+  let bytes: Buffer;
+  try {
+    bytes = await readFile(resolve(cwd, file));
+  } catch (error) {
+    if (named) faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
+    return {};
+  }
+  const parsed = parseSource({ name: file, file, bytes });
+  if ('faults' in parsed) {
+    faults.push(...parsed.faults.map(formatFault));
+    return {};
+  }
+  const value = parsed.source.value ?? {};
+  const checked = fileSchema.safeParse(value);
+  if (checked.success) return checked.data;
+  const report = new Report();
+  reportIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
+  faults.push(...report.faults.map(formatFault));
+  return {};
+}
+
+function portOf(env: NodeJS.ProcessEnv, file: ConfigFile, faults: string[]): number {
+  const text = env['PORT'];
+  if (text === undefined || text === '') return file.listen?.port ?? 8080;
+  const port = Number(text);
+  if (/^\d+$/.test(text) && port <= 65_535) return port;
+  faults.push(`PORT: "${text}" is not a port; use a number from 0 to 65535`);
+  return 0;
+}
+
+function encryptionKeyOf(env: NodeJS.ProcessEnv, faults: string[]): Buffer | undefined {
+  const text = env['ONCEGATE_ENCRYPTION_KEY'];
+  if (text === undefined || text === '') return undefined;
+  if (!/^[0-9a-fA-F]{64}$/.test(text)) faults.push('ONCEGATE_ENCRYPTION_KEY: is not 64 hex digits (32 bytes)');
+  return Buffer.from(text, 'hex');
+}

@@ -1,0 +1,47 @@
+import type { JsonObject } from './json.ts';
+import type { Tool } from './policy.ts';
+
+/** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
+export interface PreparedRequest {
+  readonly method: string;
+  /** Path and query below the upstream's url. */
+  readonly path: string;
+  /** Everything but credentials: those are added at the last moment and never stored. */
+  readonly headers: Readonly<Record<string, string>>;
+  readonly body: string | null;
+}
+
+/** An upstream's answer, as it is stored and replayed. */
+export interface Answer {
+  readonly status: number;
+  readonly contentType: string | null;
+  /** UTF-8 text, or base64 when `encoding` says so. Null: the body was lost or there was none. */
+  readonly body: string | null;
+  readonly encoding: 'utf8' | 'base64';
+}
+
+/**
+ * What one attempt tells us. Only `ok` and `ok_body_lost` prove the effect, only `not_sent` and `refused` prove its
+ * absence; everything else is `ambiguous` and must never be rounded to either side.
+ */
+export type Outcome =
+  | { readonly kind: 'not_sent'; readonly detail: string; readonly abandoned?: boolean }
+  | { readonly kind: 'ok'; readonly answer: Answer }
+  | { readonly kind: 'ok_body_lost'; readonly answer: Answer; readonly detail: string }
+  | { readonly kind: 'refused'; readonly answer: Answer }
+  | { readonly kind: 'ambiguous'; readonly detail: string; readonly answer?: Answer };
+
+export interface SendOptions {
+  readonly timeoutMs: number;
+  /** Asked synchronously right before the first byte: false, and nothing leaves. */
+  readonly maySend: () => boolean;
+  /** A connection of its own: a stale kept-alive socket must never make a `probe` or `none` call ambiguous. */
+  readonly freshConnection: boolean;
+}
+
+/** The port that `adapters/` implements, one per kind of upstream. It throws nothing: every ending is an Outcome. */
+export interface Adapter {
+  prepare(tool: Tool, args: JsonObject, txn: string): PreparedRequest;
+  send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome>;
+  close(): Promise<void>;
+}

@@ -1,0 +1,81 @@
+import type { Answer, PreparedRequest } from './adapter.ts';
+import type { ErrorCode } from './errors.ts';
+import type { Json } from './json.ts';
+import type { CallState } from './states.ts';
+
+/** How a repeat is harmless: `once.by` of a write tool, or `read`. */
+export type Kind = 'read' | 'key' | 'nature' | 'probe' | 'none';
+
+/** What stood behind the end of a call. */
+export type Evidence = 'answer' | 'late_answer' | 'same_key' | 'probe' | 'person' | 'gateway';
+
+/** One entry of a call's timeline beyond what its columns tell. */
+export interface CallEvent {
+  readonly at: string;
+  readonly what: string;
+  readonly [detail: string]: Json;
+}
+
+/** A call as the ledger tells it. */
+export interface Call {
+  readonly txn: string;
+  readonly agent: string;
+  readonly tool: string;
+  readonly key: string | null;
+  readonly identity: 'key' | 'business' | 'repeat' | 'undo' | 'random';
+  readonly fingerprint: Buffer;
+  readonly kind: Kind;
+  readonly state: CallState;
+  /** Grows with every change of hands; whoever holds an older one can change nothing. */
+  readonly fence: number;
+  readonly attempt: number;
+  /** The newest attempt's outcome is not recorded: it may be on the wire, or its sender died. */
+  readonly attemptOpen: boolean;
+  /** Closed attempts that may have had an effect. */
+  readonly unresolved: number;
+  /** The first attempt of the present round: a person's "retry" starts a new round. */
+  readonly roundFrom: number;
+  readonly ownerDeaths: number;
+  readonly createdAt: Date;
+  readonly firstSentAt: Date | null;
+  readonly roundAt: Date;
+  /** When the newest unknown attempt became unknown: `settles` counts from here. */
+  readonly unknownSince: Date | null;
+  /** How long after the first send a `key` upstream still knows the key. */
+  readonly keyLifetimeMs: number | null;
+  readonly policyVersion: string;
+  readonly rule: string | null;
+  readonly args: string | null;
+  readonly request: PreparedRequest | null;
+  readonly sealed: Buffer | null;
+  readonly outcome: string | null;
+  readonly problem: ErrorCode | null;
+  readonly detail: string | null;
+  readonly answer: Answer | null;
+  readonly evidence: Evidence | null;
+  readonly resolvedBy: string | null;
+  readonly settledAt: Date | null;
+  readonly deliveredAt: Date | null;
+  readonly erasedAt: Date | null;
+  readonly leaf: Buffer | null;
+  readonly contradiction: string | null;
+  readonly events: readonly CallEvent[];
+  /** Who looks after an open call: a process, the clock, or (neither) a person. */
+  readonly owner: string | null;
+  readonly dueAt: Date | null;
+  /** PostgreSQL's time when this was read: ages are differences to it, never to a gateway's clock. */
+  readonly readAt: Date;
+}
+
+/** As much of a call as an answer tells. */
+export type CallFace = Pick<
+  Call,
+  'txn' | 'agent' | 'tool' | 'identity' | 'state' | 'attempt' | 'answer' | 'outcome' | 'problem' | 'detail' | 'leaf'
+> & {
+  /** In doubt, but the gateway itself is still finding out. */
+  readonly pursued: boolean;
+};
+
+export function face(call: Call): CallFace {
+  return { ...call, pursued: call.owner !== null || call.dueAt !== null };
+}

@@ -1,0 +1,108 @@
+import type { Outcome } from './adapter.ts';
+import type { Kind } from './call.ts';
+import type { Retry, Tool } from './policy.ts';
+
+/**
+ * What an attempt's outcome does to its call, and what may be done next. Pure, and the only place where it is decided
+ * whether something may be sent again: a fresh call, a recovered one and one in doubt all ask here.
+ */
+
+export type Conclusion =
+  | { readonly state: 'succeeded' }
+  | { readonly state: 'failed' }
+  /** Not the end. `unknown`: this attempt may have had an effect. */
+  | { readonly state: 'open'; readonly unknown: boolean };
+
+/**
+ * `unresolved` counts earlier attempts that may have had an effect. While there is one, a refusal of a later attempt
+ * proves nothing about the earlier: a DELETE that happened answers 404 the second time.
+ */
+export function conclude(kind: Kind, outcome: Outcome, unresolved: number): Conclusion {
+  switch (outcome.kind) {
+    case 'ok':
+    case 'ok_body_lost':
+      return { state: 'succeeded' };
+    case 'refused':
+      if (kind === 'read' && outcome.answer.status === 429) return { state: 'open', unknown: false };
+      return unresolved === 0 ? { state: 'failed' } : { state: 'open', unknown: false };
+    case 'not_sent':
+      return { state: 'open', unknown: false };
+    case 'ambiguous':
+      return { state: 'open', unknown: kind !== 'read' };
+  }
+}
+
+export interface Facts {
+  readonly kind: Kind;
+  readonly attempt: number;
+  readonly roundFrom: number;
+  readonly unresolved: number;
+  readonly ownerDeaths: number;
+  /** Whether some attempt's outcome was ever unknown. */
+  readonly wasUnknown: boolean;
+  readonly msInRound: number;
+  readonly msSinceUnknown: number;
+  /** Time left in which the upstream still knows the key; Infinity for kinds without one. */
+  readonly msToResend: number;
+}
+
+export type Step =
+  | { readonly do: 'send'; readonly afterMs: number }
+  | { readonly do: 'probe' }
+  /** Say `in_doubt`; look again after `wakeMs`, or never (null): only a person can tell. */
+  | { readonly do: 'doubt'; readonly wakeMs: number | null; readonly why: string }
+  /** Nothing was ever sent and the attempts are used up: unbind the key. */
+  | { readonly do: 'release' }
+  /** It is known that nothing happened, and the attempts are used up. */
+  | { readonly do: 'fail' };
+
+/** A call whose owners keep dying under it may be what kills them. */
+export const MAX_OWNER_DEATHS = 5;
+
+export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken: boolean): Step {
+  const tries = facts.attempt - facts.roundFrom;
+  const inTime = facts.msInRound <= tool.retry.withinMs;
+  const exhausted = tries >= tool.retry.attempts || !inTime;
+  const wait = backoff(tool.retry, tries);
+
+  if (facts.ownerDeaths > MAX_OWNER_DEATHS) {
+    const why = `the gateway died ${facts.ownerDeaths} times while it held this call`;
+    return facts.attempt > 0 ? { do: 'doubt', wakeMs: null, why } : { do: 'release' };
+  }
+  if (facts.unresolved === 0) {
+    if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };
+    return facts.wasUnknown || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+  }
+  switch (facts.kind) {
+    case 'read':
+      return exhausted ? { do: 'fail' } : { do: 'send', afterMs: wait };
+    case 'key':
+      if (facts.msToResend <= wait) {
+        return { do: 'doubt', wakeMs: null, why: "the key's lifetime at the upstream is over: a re-send could act twice" };
+      }
+      return resend(exhausted, inTime, wait, woken);
+    case 'nature':
+      return resend(exhausted, inTime, wait, woken);
+    case 'probe': {
+      const settlesMs = tool.once.by === 'probe' ? tool.once.settlesMs : 0;
+      const left = settlesMs - facts.msSinceUnknown;
+      if (left > 0) return { do: 'doubt', wakeMs: left, why: 'waiting for the upstream to settle before probing' };
+      if (!inTime) return { do: 'doubt', wakeMs: null, why: 'the probe could not tell in time' };
+      return { do: 'probe' };
+    }
+    case 'none':
+      return { do: 'doubt', wakeMs: null, why: 'the tool has no way to repeat or to probe: a person must look' };
+  }
+}
+
+function resend(exhausted: boolean, inTime: boolean, wait: number, woken: boolean): Step {
+  if (woken && inTime) return { do: 'send', afterMs: 0 };
+  if (!exhausted) return { do: 'send', afterMs: wait };
+  if (inTime) return { do: 'doubt', wakeMs: wait, why: 'no clear answer yet: the same request is sent again later' };
+  return { do: 'doubt', wakeMs: null, why: 'no clear answer within the time for retries' };
+}
+
+export function backoff(retry: Retry, tries: number): number {
+  if (tries <= 0) return 0;
+  return Math.min(retry.maxMs, retry.baseMs * 2 ** Math.min(tries - 1, 30));
+}

@@ -1,0 +1,41 @@
+/**
+ * The life of a call.
+ *
+ *   held ──approve──▶ ready ──▶ sending ──▶ succeeded | failed
+ *    │                  │          │
+ *    │                  │          └──▶ in_doubt ──▶ succeeded | failed
+ *    └──▶ rejected | expired | cancelled ◀──┘ (cancelled only from ready)
+ *
+ * A state never goes backwards: a re-send from `in_doubt` stays `in_doubt` until it is answered. `sending` found without
+ * a living owner *means* unknown. The same table is enforced by a trigger in migrations/0001_ledger.sql; a test holds
+ * the two together.
+ */
+export const STATES = [
+  'held',
+  'ready',
+  'sending',
+  'in_doubt',
+  'succeeded',
+  'failed',
+  'rejected',
+  'expired',
+  'cancelled',
+] as const;
+
+export type CallState = (typeof STATES)[number];
+
+export const TRANSITIONS: Readonly<Record<CallState, readonly CallState[]>> = {
+  held: ['ready', 'sending', 'rejected', 'expired', 'cancelled'],
+  ready: ['sending', 'failed', 'cancelled', 'expired'],
+  sending: ['in_doubt', 'succeeded', 'failed'],
+  in_doubt: ['succeeded', 'failed'],
+  succeeded: [],
+  failed: [],
+  rejected: [],
+  expired: [],
+  cancelled: [],
+};
+
+export function isFinal(state: CallState): boolean {
+  return TRANSITIONS[state].length === 0;
+}

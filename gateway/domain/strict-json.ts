@@ -1,0 +1,351 @@
+import { isUtf8 } from 'node:buffer';
+import type { Json } from './json.ts';
+
+/**
+ * JSON that means one thing only. `JSON.parse` keeps the last of two equal keys, rounds 9007199254740993 and reads 1e400
+ * as Infinity (re-sent as null): then what the policy judged is not what the caller wrote, nor what another parser
+ * downstream will see. Whatever could be read in two ways is refused here, with the place and the remedy.
+ */
+export class StrictJsonError extends Error {
+  override readonly name = 'StrictJsonError';
+}
+
+const DEFAULT_DEPTH = 64;
+/** The parser recurses once a level; this is far from the end of the stack, also deep inside a request. */
+const MOST_DEPTH = 1000;
+
+/** `maxDepth` counts nested objects and arrays: `[[1]]` has two. */
+export function parseStrict(bytes: Buffer | string, limits: { maxDepth?: number } = {}): Json {
+  const maxDepth = limits.maxDepth ?? DEFAULT_DEPTH;
+  if (!(maxDepth >= 0 && maxDepth <= MOST_DEPTH)) throw new RangeError(`maxDepth must be 0 to ${MOST_DEPTH}`);
+  return new Parser(typeof bytes === 'string' ? wellFormed(bytes) : decode(bytes), maxDepth).document();
+}
+
+function decode(bytes: Buffer): string {
+  const text = bytes.toString('utf8');
+  if (isUtf8(bytes)) return text;
+  // The lenient decoding puts U+FFFD where the first fault is, so encoded again it differs from there on.
+  const again = Buffer.from(text, 'utf8');
+  let at = 0;
+  while (at < bytes.length && bytes[at] === again[at]) at++;
+  throw new StrictJsonError(`near byte ${at}: not UTF-8; JSON is sent as UTF-8`);
+}
+
+/** Lone surrogates cannot come out of UTF-8, but they can be in a string. */
+function wellFormed(text: string): string {
+  // In every Node we run on, in TypeScript's library from es2024 only.
+  if ((text as string & { isWellFormed(): boolean }).isWellFormed()) return text;
+  const at = text.search(/\p{Surrogate}/u);
+  throw new StrictJsonError(`${lineAndColumn(text, at)}: ${LONE_SURROGATE}`);
+}
+
+const LONE_SURROGATE = 'half a surrogate pair is no character; send both halves, high then low, or U+FFFD';
+const VALUES = 'an object, an array, a "double-quoted" string, a number, true, false or null';
+
+const TAB = 0x09;
+const LINE_FEED = 0x0a;
+const CARRIAGE_RETURN = 0x0d;
+const SPACE = 0x20;
+const QUOTE = 0x22;
+const PLUS = 0x2b;
+const COMMA = 0x2c;
+const MINUS = 0x2d;
+const POINT = 0x2e;
+const ZERO = 0x30;
+const NINE = 0x39;
+const COLON = 0x3a;
+const UPPER_E = 0x45;
+const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_BRACKET = 0x5d;
+const LOWER_E = 0x65;
+const LOWER_F = 0x66;
+const LOWER_N = 0x6e;
+const LOWER_T = 0x74;
+const LOWER_U = 0x75;
+const OPEN_BRACE = 0x7b;
+const CLOSE_BRACE = 0x7d;
+
+/** A decimal of at most 15 digits comes back from a double unharmed, and digits / 10^n is correctly rounded. */
+const SURE_DIGITS = 15;
+const POWERS_OF_TEN = Array.from({ length: SURE_DIGITS + 1 }, (_, n) => 10 ** n);
+
+/** Past the end `charCodeAt` gives NaN, which is no character: every test below fails on it by itself. */
+class Parser {
+  private readonly text: string;
+  private readonly maxDepth: number;
+  private at = 0;
+  private depth = 0;
+  /** The key or index being read at each level, for messages only; null before the first. */
+  private readonly path: (string | number | null)[] = [];
+
+  constructor(text: string, maxDepth: number) {
+    this.text = text;
+    this.maxDepth = maxDepth;
+  }
+
+  document(): Json {
+    if (this.text.charCodeAt(0) === 0xfeff) this.fail('a byte order mark; send the JSON without it', 0);
+    const value = this.value(this.next());
+    this.next();
+    if (this.at < this.text.length) this.fail(`${this.found()} after the end of the document; send one value only`);
+    return value;
+  }
+
+  /** Skips white space and looks at what follows, which stays unread. */
+  private next(): number {
+    const { text } = this;
+    let { at } = this;
+    let code = text.charCodeAt(at);
+    if (code > SPACE) return code;
+    while (code === SPACE || code === LINE_FEED || code === CARRIAGE_RETURN || code === TAB)
+      code = text.charCodeAt(++at);
+    this.at = at;
+    return code;
+  }
+
+  private value(code: number): Json {
+    if (code === QUOTE) return this.string();
+    if (code === OPEN_BRACE) return this.object();
+    if (code === OPEN_BRACKET) return this.array();
+    if (code === MINUS || (code >= ZERO && code <= NINE)) return this.number();
+    if (code === LOWER_T && this.word('true')) return true;
+    if (code === LOWER_F && this.word('false')) return false;
+    if (code === LOWER_N && this.word('null')) return null;
+    return this.fail(`${this.found()} where a value is expected: ${VALUES}`);
+  }
+
+  private word(word: string): boolean {
+    if (!this.text.startsWith(word, this.at)) return false;
+    this.at += word.length;
+    return true;
+  }
+
+  private object(): Json {
+    const object: Record<string, Json> = {};
+    const level = this.enter();
+    let code = this.next();
+    if (code === CLOSE_BRACE) return this.leave(object);
+    for (;;) {
+      if (code !== QUOTE) this.fail(`${this.found()} where a key is expected: a "double-quoted" string`);
+      const keyAt = this.at;
+      const key = this.string();
+      this.path[level] = key;
+      if (key === '__proto__') this.fail('the key "__proto__" is refused; choose another name', keyAt);
+      // Ordinary objects inherit a few names (toString, …), hence the second look.
+      if (object[key] !== undefined && Object.hasOwn(object, key)) {
+        this.fail(`the key ${quoted(key)} occurs twice; send each key once`, keyAt);
+      }
+      if (this.next() !== COLON) this.fail(`${this.found()} where ":" is expected after the key`);
+      this.at++;
+      object[key] = this.value(this.next());
+      code = this.next();
+      if (code === CLOSE_BRACE) return this.leave(object);
+      if (code !== COMMA) this.fail(`${this.found()} where "," or "}" is expected`);
+      this.at++;
+      code = this.next();
+      if (code === CLOSE_BRACE) this.fail('a comma before "}"; leave out the last comma');
+    }
+  }
+
+  private array(): Json {
+    const array: Json[] = [];
+    const level = this.enter();
+    let code = this.next();
+    if (code === CLOSE_BRACKET) return this.leave(array);
+    for (;;) {
+      this.path[level] = array.length;
+      array.push(this.value(code));
+      code = this.next();
+      if (code === CLOSE_BRACKET) return this.leave(array);
+      if (code !== COMMA) this.fail(`${this.found()} where "," or "]" is expected`);
+      this.at++;
+      code = this.next();
+      if (code === CLOSE_BRACKET) this.fail('a comma before "]"; leave out the last comma');
+    }
+  }
+
+  private enter(): number {
+    if (this.depth === this.maxDepth) this.fail(`nested deeper than ${this.maxDepth} levels; send a flatter value`);
+    this.at++;
+    this.path[this.depth] = null;
+    return this.depth++;
+  }
+
+  private leave(value: Json): Json {
+    this.at++;
+    this.depth--;
+    return value;
+  }
+
+  private string(): string {
+    const { text } = this;
+    const start = this.at + 1;
+    let at = start;
+    let code = text.charCodeAt(at);
+    while (code >= SPACE && code !== QUOTE && code !== BACKSLASH) code = text.charCodeAt(++at);
+    if (code === QUOTE) {
+      this.at = at + 1;
+      return text.slice(start, at);
+    }
+    return this.escapedString(start, at);
+  }
+
+  /** Checks the rest of a string in which something other than plain characters was found, and lets V8 unescape it. */
+  private escapedString(start: number, firstOdd: number): string {
+    const { text } = this;
+    let at = firstOdd;
+    for (;;) {
+      const code = text.charCodeAt(at);
+      if (code === QUOTE) break;
+      if (code === BACKSLASH) at = this.escape(at);
+      else if (code >= SPACE) at++;
+      else if (at >= text.length) this.fail('the string never ends; close it with a double quote', start - 1);
+      else this.fail(`a bare control character in a string; write it as ${unicodeEscape(code)}`, at);
+    }
+    this.at = at + 1;
+    return JSON.parse(text.slice(start - 1, at + 1)) as string;
+  }
+
+  /** Returns where the escape at `at` ends; of a surrogate pair, both halves. */
+  private escape(at: number): number {
+    const { text } = this;
+    if (text.charCodeAt(at + 1) !== LOWER_U) {
+      if (at + 1 < text.length && '"\\/bfnrt'.includes(text.charAt(at + 1))) return at + 2;
+      this.fail('an unknown escape; JSON has \\" \\\\ \\/ \\b \\f \\n \\r \\t and \\uXXXX', at);
+    }
+    const unit = this.hexUnit(at);
+    if (unit < 0xd800 || unit > 0xdfff) return at + 6;
+    if (unit <= 0xdbff && text.startsWith('\\u', at + 6)) {
+      const low = this.hexUnit(at + 6);
+      if (low >= 0xdc00 && low <= 0xdfff) return at + 12;
+    }
+    return this.fail(LONE_SURROGATE, at);
+  }
+
+  private hexUnit(at: number): number {
+    const digits = this.text.slice(at + 2, at + 6);
+    if (!/^[0-9a-fA-F]{4}$/.test(digits)) this.fail('an unfinished \\u escape; it takes four hexadecimal digits', at);
+    return Number.parseInt(digits, 16);
+  }
+
+  private number(): number {
+    const { text } = this;
+    const start = this.at;
+    const negative = text.charCodeAt(start) === MINUS;
+    const first = negative ? start + 1 : start;
+    let at = first;
+    let digits = 0;
+    let code = text.charCodeAt(at);
+    while (code >= ZERO && code <= NINE) {
+      digits = digits * 10 + (code - ZERO);
+      code = text.charCodeAt(++at);
+    }
+    let count = at - first;
+    if (count === 0) this.fail('a minus without a number; a digit must follow', at);
+    if (count > 1 && text.charCodeAt(first) === ZERO)
+      this.fail('a number with a leading zero; leave the zero out', first);
+    let fraction = 0;
+    if (code === POINT) {
+      const afterPoint = ++at;
+      code = text.charCodeAt(at);
+      while (code >= ZERO && code <= NINE) {
+        digits = digits * 10 + (code - ZERO);
+        code = text.charCodeAt(++at);
+      }
+      fraction = at - afterPoint;
+      if (fraction === 0) this.fail('a decimal point without digits; one must follow', at);
+      count += fraction;
+    }
+    if (code === LOWER_E || code === UPPER_E) return this.checkedNumber(start, this.exponentEnd(at));
+    if (count > SURE_DIGITS) return this.checkedNumber(start, at);
+    this.at = at;
+    const size = fraction === 0 ? digits : digits / (POWERS_OF_TEN[fraction] as number);
+    return negative && size !== 0 ? -size : size;
+  }
+
+  private exponentEnd(e: number): number {
+    let at = e + 1;
+    let code = this.text.charCodeAt(at);
+    if (code === PLUS || code === MINUS) code = this.text.charCodeAt(++at);
+    const first = at;
+    while (code >= ZERO && code <= NINE) code = this.text.charCodeAt(++at);
+    if (at === first) this.fail('an exponent without digits; one must follow', at);
+    return at;
+  }
+
+  /** A double is what we judge and what we send on: a literal that says something else than the double is refused. */
+  private checkedNumber(start: number, end: number): number {
+    const literal = this.text.slice(start, end);
+    const value = Number(literal);
+    const size = Math.abs(value);
+    const written = literal.startsWith('-') ? literal.slice(1) : literal;
+    if (size === Number.POSITIVE_INFINITY)
+      this.fail(`the number ${shortened(literal)} is too large; send a string`, start);
+    if (decimal(written) !== decimal(String(size))) {
+      const why = `the number ${shortened(literal)} would be read as ${value}`;
+      this.fail(`${why}; send at most ${SURE_DIGITS} significant digits, or a string`, start);
+    }
+    this.at = end;
+    return size === 0 ? 0 : value;
+  }
+
+  private found(): string {
+    const point = this.text.codePointAt(this.at);
+    return point === undefined ? 'the text ends' : `found ${quoted(String.fromCodePoint(point))}`;
+  }
+
+  private fail(what: string, at = this.at): never {
+    throw new StrictJsonError(`${pointer(this.path, this.depth)} (${lineAndColumn(this.text, at)}): ${what}`);
+  }
+}
+
+/**
+ * Significant digits and power of ten: equal decimals give equal strings. Plain loops, because `/0+$/` is quadratic on
+ * long runs of zeros.
+ */
+function decimal(unsigned: string): string {
+  const e = unsigned.search(/[eE]/);
+  const mantissa = e < 0 ? unsigned : unsigned.slice(0, e);
+  const point = mantissa.indexOf('.');
+  const digits = point < 0 ? mantissa : mantissa.slice(0, point) + mantissa.slice(point + 1);
+  let first = 0;
+  while (digits.charCodeAt(first) === ZERO) first++;
+  if (first === digits.length) return '0';
+  let end = digits.length;
+  while (digits.charCodeAt(end - 1) === ZERO) end--;
+  const power = (e < 0 ? 0 : Number(unsigned.slice(e + 1))) + (point < 0 ? digits.length : point) - end;
+  return `${digits.slice(first, end)}e${power}`;
+}
+
+function lineAndColumn(text: string, at: number): string {
+  let line = 1;
+  let start = 0;
+  for (let end = text.indexOf('\n'); end >= 0 && end < at; end = text.indexOf('\n', start)) {
+    line++;
+    start = end + 1;
+  }
+  return `line ${line}, column ${at - start + 1}`;
+}
+
+function pointer(path: readonly (string | number | null)[], depth: number): string {
+  let pointer = '$';
+  for (const step of path.slice(0, depth)) {
+    if (typeof step === 'number') pointer += `[${step}]`;
+    else if (step !== null) pointer += /^[A-Za-z_]\w{0,39}$/.test(step) ? `.${step}` : `[${quoted(step)}]`;
+  }
+  return pointer;
+}
+
+function unicodeEscape(code: number): string {
+  return `\\u${code.toString(16).padStart(4, '0')}`;
+}
+
+function quoted(text: string): string {
+  return JSON.stringify(shortened(text));
+}
+
+/** Messages go into answers and logs; what a stranger sent must not make them long. */
+function shortened(text: string): string {
+  return text.length <= 40 ? text : `${text.slice(0, 39)}…`;
+}

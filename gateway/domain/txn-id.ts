@@ -1,0 +1,74 @@
+import { hash } from 'node:crypto';
+
+/**
+ * The txn is a hash of who calls and how the call is told from others, not a random number: one random-access index is
+ * then both identity and dedupe, and every replica finds the same id for a retry, also after a restore, and even if the
+ * ledger was lost: the key sent downstream stays the same, so the upstream can still recognise the repeat.
+ *
+ * Every literal below is for ever. A changed encoding gives the retries of calls already made new ids, and they run twice.
+ */
+
+/** What tells this call from every other call of the same agent. */
+export type CallIdentity =
+  | { readonly by: 'key'; readonly key: string }
+  | { readonly by: 'business'; readonly tool: string; readonly key: string }
+  | {
+      readonly by: 'repeat';
+      readonly fingerprint: Buffer;
+      readonly saga: string | null;
+      readonly run: string | null;
+      /** Counts the identical calls that were not repeats of one another. */
+      readonly generation: number;
+    }
+  /** The compensation of a call, by that call's txn. */
+  | { readonly by: 'undo'; readonly of: string }
+  | { readonly by: 'random'; readonly nonce: string };
+
+/**
+ * What is asked for: SHA-256 of the RFC 8785 text of `[tool, arguments]`, so anybody can recompute it. A JSON string
+ * says itself where it ends: no tool and arguments can pass for another tool and other arguments.
+ */
+export function fingerprint(tool: string, canonicalArgs: string): Buffer {
+  return hash('sha256', `[${JSON.stringify(tool)},${canonicalArgs}]`, 'buffer');
+}
+
+export function txnId(deployment: string, agent: string, identity: CallIdentity): string {
+  return uuid(['oncegate.txn.1', deployment, agent, identity.by, ...distinguishing(identity)]);
+}
+
+/** Where the generation of identical unkeyed calls is kept: one slot for all that would be repeats of one another. */
+export function repeatSlot(
+  deployment: string,
+  agent: string,
+  fingerprint: Buffer,
+  saga: string | null,
+  run: string | null,
+): string {
+  return uuid(['oncegate.repeat-slot.1', deployment, agent, fingerprint.toString('hex'), saga, run]);
+}
+
+type Part = string | number | null;
+
+function distinguishing(identity: CallIdentity): Part[] {
+  switch (identity.by) {
+    case 'key':
+      return [identity.key];
+    case 'business':
+      return [identity.tool, identity.key];
+    case 'repeat':
+      // JSON writes NaN as null, and past 2^53 neighbours are one number.
+      if (!Number.isSafeInteger(identity.generation)) throw new RangeError(`generation ${identity.generation}`);
+      return [identity.fingerprint.toString('hex'), identity.saga, identity.run, identity.generation];
+    case 'undo':
+      return [identity.of];
+    case 'random':
+      return [identity.nonce];
+  }
+}
+
+/** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls has one reading only. */
+function uuid(parts: readonly Part[]): string {
+  const hex = hash('sha256', JSON.stringify(parts), 'hex');
+  const variant = '89ab'.charAt(Number.parseInt(hex.charAt(16), 16) & 3);
+  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-8${hex.slice(13, 16)}-${variant}${hex.slice(17, 20)}-${hex.slice(20, 32)}`;
+}

@@ -1,0 +1,134 @@
+import type { Logger } from 'pino';
+import { Registry } from '../adapters/registry.ts';
+import type { Config } from './config.ts';
+import type { Flow } from './flow/call-tool.ts';
+import { Claims } from './flow/claims.ts';
+import { Dispatch } from './flow/dispatch.ts';
+import { Recovery } from './flow/recover.ts';
+import { POINTS, type Point, type Station } from './flow/station.ts';
+import { Calls } from './ledger/calls.ts';
+import { handOver } from './ledger/custody.ts';
+import { Database } from './ledger/db.ts';
+import { deploymentId } from './ledger/deployment.ts';
+import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
+import { dropTombstones, erasePayloads } from './ledger/retention.ts';
+import type { PolicyKeeper } from './policy-keeper.ts';
+
+export interface EngineOptions {
+  readonly config: Pick<Config, 'database' | 'retention' | 'dieAt'>;
+  readonly url: string;
+  readonly policies: PolicyKeeper;
+  readonly sealingKey: Buffer;
+  readonly log: Logger;
+}
+
+/** Ledger, adapters and flow, wired: everything of a gateway but its front doors. */
+export class Engine {
+  readonly flow: Flow;
+  readonly #recovery: Recovery;
+  readonly #station: Station;
+  readonly #sweeper: NodeJS.Timeout;
+
+  private constructor(station: Station, sweeper: NodeJS.Timeout) {
+    this.#station = station;
+    this.#sweeper = sweeper;
+    const dispatch = new Dispatch(station);
+    const claims = new Claims(station, dispatch);
+    this.flow = { station, dispatch, claims };
+    this.#recovery = new Recovery(station, dispatch, claims);
+  }
+
+  static async start({ config, url, policies, sealingKey, log }: EngineOptions): Promise<Engine> {
+    const db = new Database(url, { max: config.database.pool, applicationName: 'oncegate' });
+    try {
+      const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
+      await lease.start();
+      const adapters = new Registry();
+      adapters.use(policies.current);
+      policies.onChange((changed) => adapters.use(changed));
+      const station: Station = {
+        db,
+        calls: new Calls(db),
+        lease,
+        adapters,
+        policies: () => policies.current,
+        deployment: await deploymentId(db),
+        sealingKey,
+        log,
+        reach: deathAt(config.dieAt),
+      };
+      return new Engine(station, sweep(db, config.retention, log));
+    } catch (error) {
+      await db.close();
+      throw error;
+    }
+  }
+
+  recover(): void {
+    this.#recovery.start();
+  }
+
+  async troubles(): Promise<string[]> {
+    const { db, lease } = this.#station;
+    try {
+      await db.run({ name: 'ping', text: 'select 1', values: [] });
+      return lease.holds(lease.id) ? [] : ['the lease on the ledger is being taken anew'];
+    } catch (error) {
+      return [error instanceof Error ? error.message : String(error)];
+    }
+  }
+
+  /** The end is near: nobody waits any longer for what this process will not finish. */
+  letGo(): void {
+    this.flow.dispatch.letGo();
+  }
+
+  /** In-flight calls are settled; what waits for its next attempt is handed to others; then everything is let go. */
+  async stop(drainMs: number): Promise<void> {
+    const { db, lease, adapters, log } = this.#station;
+    clearInterval(this.#sweeper);
+    await this.#recovery.stop();
+    await this.flow.dispatch.drain(drainMs);
+    try {
+      await handOver(db, lease.id);
+      await lease.end();
+    } catch (error) {
+      log.warn({ err: String(error) }, 'the ledger could not be told of the end; others wait for the lease');
+    }
+    await adapters.close();
+    await db.close();
+  }
+}
+
+function sweep(db: Database, retention: Config['retention'], log: Logger): NodeJS.Timeout {
+  const everyMs = Math.min(60_000, Math.max(250, retention.payloadsMs / 4));
+  let running = false;
+  const timer = setInterval(async () => {
+    if (running) return;
+    running = true;
+    try {
+      while ((await erasePayloads(db, retention.payloadsMs)) >= 500);
+      if (retention.keysMs !== null) while ((await dropTombstones(db, retention.keysMs)) >= 500);
+      await forgetEndedProcesses(db);
+    } catch (error) {
+      log.warn({ err: String(error) }, 'the retention sweep will try again');
+    } finally {
+      running = false;
+    }
+  }, everyMs);
+  timer.unref();
+  return timer;
+}
+
+/** `sending:2` kills this process the second time a call reaches that point. Only the fault tests ask for it. */
+function deathAt(dieAt: string | undefined): (point: Point) => void {
+  if (dieAt === undefined) return () => {};
+  const [name, nth = '1'] = dieAt.split(':');
+  if (!(POINTS as readonly string[]).includes(name ?? '')) throw new Error(`ONCEGATE_DIE_AT: ${name} is not one of ${POINTS.join(', ')}`);
+  let left = Number(nth);
+  return (point) => {
+    if (point !== name) return;
+    left -= 1;
+    if (left === 0) process.kill(process.pid, 'SIGKILL');
+  };
+}

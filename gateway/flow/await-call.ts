@@ -1,0 +1,61 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { type CallFace, face } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import { isFinal } from '../domain/states.ts';
+import type { Dispatch } from './dispatch.ts';
+import type { Station } from './station.ts';
+
+/** Another replica's call is looked at this often, rarer the longer it takes. */
+const POLL = { firstMs: 25, mostMs: 500 };
+
+/** Whether there is nothing more to wait for: final, waiting for a person, or unknown to all but a person. */
+function isAtRest(call: CallFace): boolean {
+  return isFinal(call.state) || (call.state === 'in_doubt' && !call.pursued);
+}
+
+/**
+ * Waits until a call comes to rest or the patience ends, and tells how it stands then. Undefined: there is no such call
+ * (any more): its claim was released. The caller's going away ends the waiting and nothing else.
+ */
+export async function awaitCall(
+  station: Station,
+  dispatch: Dispatch,
+  txn: string,
+  patienceMs: number,
+  signal?: AbortSignal,
+): Promise<CallFace | undefined> {
+  const until = performance.now() + patienceMs;
+  for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
+    const here = dispatch.carried(txn);
+    if (here !== undefined) {
+      const ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), signal);
+      if (ending === 'unrecorded') throw unrecorded(txn);
+      if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;
+      if (ending?.as === 'released') return undefined;
+    }
+    const call = await station.calls.read(txn);
+    if (call === undefined) return undefined;
+    const now = face(call);
+    const left = until - performance.now();
+    if (isAtRest(now) || left <= 0 || signal?.aborted === true || dispatch.stopping.aborted) return now;
+    const wake = signal === undefined ? dispatch.stopping : AbortSignal.any([signal, dispatch.stopping]);
+    await sleep(Math.min(poll, left), undefined, { signal: wake }).catch(() => {});
+  }
+}
+
+/** The outcome may be known here, but nobody is told what the ledger does not know. */
+function unrecorded(txn: string): GatewayError {
+  const detail = 'The ledger cannot be written just now. Ask again with the same key: it is not executed anew.';
+  return new GatewayError('unavailable', detail, { txn, retry: 'same_key', retryAfterSeconds: 1 });
+}
+
+async function withPatience<T>(promise: Promise<T>, ms: number, signal?: AbortSignal): Promise<T | undefined> {
+  if (ms <= 0 || signal?.aborted === true) return undefined;
+  const timer = new AbortController();
+  const signals = signal === undefined ? timer.signal : AbortSignal.any([timer.signal, signal]);
+  try {
+    return await Promise.race([promise, sleep(ms, undefined, { signal: signals }).catch(() => undefined)]);
+  } finally {
+    timer.abort();
+  }
+}

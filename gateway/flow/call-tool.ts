@@ -1,0 +1,215 @@
+import { auditEntry } from '../domain/audit.ts';
+import { type Call, type CallFace, face } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Agent, Approve, Decision, Policies, Tool } from '../domain/policy.ts';
+import { isFinal } from '../domain/states.ts';
+import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
+import { logEntry } from '../ledger/audit-queue.ts';
+import type { Intent } from '../ledger/calls.ts';
+import { coversByName, decide } from '../policy/decide.ts';
+import { awaitCall } from './await-call.ts';
+import type { Claims } from './claims.ts';
+import type { Dispatch } from './dispatch.ts';
+import { type Identified, identifyCall } from './identify-call.ts';
+import type { Job } from './job.ts';
+import { type Payload, store } from './payload.ts';
+import type { Station } from './station.ts';
+
+/** The station with what moves calls along it. */
+export interface Flow {
+  readonly station: Station;
+  readonly dispatch: Dispatch;
+  readonly claims: Claims;
+}
+
+export interface ToolCall {
+  readonly agent: Agent;
+  readonly tool: string;
+  readonly args: JsonObject;
+  readonly key: string | undefined;
+  /** How long the caller waits for a held or running call. */
+  readonly patienceMs: number;
+  /** The caller hung up. Ends the waiting, never the call. */
+  readonly signal?: AbortSignal;
+}
+
+export interface ToolAnswer {
+  readonly call: CallFace;
+  /** This caller did not start the call. */
+  readonly repeat: boolean;
+}
+
+/** A call that passed judgement: who asks for what, under which contract and rule. */
+interface Admitted {
+  readonly asked: ToolCall;
+  readonly tool: Tool;
+  readonly policies: Policies;
+  readonly rule: string;
+  readonly hold: Approve | undefined;
+  readonly args: string;
+  readonly fingerprint: Buffer;
+  readonly identified: Identified;
+}
+
+/** The way of a call: decide, identify, claim, send, settle, reply. */
+export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer> {
+  const { station } = flow;
+  const policies = station.policies();
+  const args = canonical(asked.args);
+  const fingerprint = fingerprintOf(asked.tool, args);
+  const decision = decide(policies, asked.agent, asked.tool, { args: asked.args, saga: null, run: null, now: Date.now() });
+  const tool = policies.tools.get(asked.tool);
+  const refusal = refusalOf(decision, tool, asked);
+  if (refusal !== undefined || tool === undefined || !decision.allowed) {
+    return refuse(flow, asked, tool, fingerprint, policies, refusal);
+  }
+
+  const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
+  const admitted: Admitted = { asked, tool, policies, rule: decision.rule.id, hold: decision.hold, args, fingerprint, identified };
+  const won = await claim(flow, admitted);
+  if (!won) return repeat(flow, identified.txn, fingerprint, asked);
+  return tell(flow, identified.txn, asked, false);
+}
+
+function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
+  const faults = tool?.faults(asked.args) ?? [];
+  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
+  if (faults.length > 0 && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool)))) {
+    return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
+  }
+  if (decision.allowed) return undefined;
+  return new GatewayError(decision.code, decision.reason, decision.rule === undefined ? {} : { members: { rule: decision.rule.id } });
+}
+
+/** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
+async function refuse(
+  flow: Flow,
+  asked: ToolCall,
+  tool: Tool | undefined,
+  fingerprint: Buffer,
+  policies: Policies,
+  refusal: GatewayError | undefined,
+): Promise<ToolAnswer> {
+  const { station } = flow;
+  if (tool !== undefined) {
+    const earlier = await earlierCall(station, asked, tool, fingerprint);
+    if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
+  }
+  const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
+  if (error.code === 'denied') {
+    const entry = auditEntry('denied', { agent: asked.agent.name, tool: asked.tool, policy: policies.version, reason: error.message });
+    await logEntry(station.db, entry);
+  }
+  throw error;
+}
+
+async function earlierCall(station: Station, asked: ToolCall, tool: Tool, fingerprint: Buffer): Promise<Call | undefined> {
+  try {
+    const { txn } = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
+    const call = await station.calls.read(txn);
+    return call?.fingerprint.equals(fingerprint) === true ? call : undefined;
+  } catch (error) {
+    if (error instanceof GatewayError) return undefined;
+    throw error;
+  }
+}
+
+/**
+ * T1. A crash before it leaves nothing; a crash after it leaves a call in `sending` whose owner is gone, which means
+ * unknown although nothing may have left.
+ */
+async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): Promise<boolean> {
+  const { asked, tool, identified } = admitted;
+  const { txn } = identified;
+  if (dispatch.carried(txn) !== undefined) return false;
+  const owner = station.lease.id;
+  const request = station.adapters.for(tool).prepare(tool, asked.args, txn);
+  const payload = { args: asked.args, request };
+  const held = admitted.hold !== undefined || identified.holdAsRepeat === true;
+  const kind = tool.effect === 'read' ? 'read' : tool.once.by;
+  const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
+  const intent: Intent = {
+    txn,
+    agent: asked.agent.name,
+    tool: tool.name,
+    key: identified.key,
+    identity: identified.identity,
+    fingerprint: admitted.fingerprint,
+    kind,
+    state: held ? 'held' : 'sending',
+    owner: held ? null : owner,
+    dueInMs: held ? (admitted.hold?.withinMs ?? DEFAULT_HOLD_MS) : null,
+    keyLifetimeMs,
+    policyVersion: admitted.policies.version,
+    rule: admitted.rule,
+    ...store(station.sealingKey, txn, tool, payload, admitted.args),
+    entry: auditEntry(held ? 'call_held' : 'call_claimed', {
+      txn,
+      agent: asked.agent.name,
+      tool: tool.name,
+      fingerprint: admitted.fingerprint.toString('hex'),
+      policy: admitted.policies.version,
+      rule: admitted.rule,
+    }),
+  };
+  if (!station.lease.holds(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
+  station.reach('claiming');
+  await identified.announce?.();
+  return claims.claim(intent, () => {
+    if (held) return;
+    station.reach('claimed');
+    void dispatch.carry(freshJob(intent, tool, owner, payload));
+  });
+}
+
+function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): Job {
+  return {
+    txn: intent.txn,
+    agent: intent.agent,
+    identity: intent.identity,
+    kind: intent.kind,
+    tool,
+    owner,
+    fence: 1,
+    ...payload,
+    state: 'sending',
+    attempt: 1,
+    attemptOpen: true,
+    unresolved: 0,
+    roundFrom: 0,
+    ownerDeaths: 0,
+    keyLifetimeMs: intent.keyLifetimeMs,
+    roundAt: performance.now(),
+    firstSentAt: performance.now(),
+    unknownSince: null,
+    woken: false,
+  };
+}
+
+const DEFAULT_HOLD_MS = 3_600_000;
+
+/** A call that was there before: another request, an answer to replay, or one to wait for. */
+async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
+  const call = await flow.station.calls.read(txn);
+  if (call === undefined) throw released(txn, 'the earlier call was given up before it was sent');
+  if (!call.fingerprint.equals(fingerprint)) {
+    throw new GatewayError('key_reused', `This key belongs to another call of ${call.tool}. Use a new key for a new call.`, { txn });
+  }
+  if (call.erasedAt !== null) {
+    throw new GatewayError('key_expired', 'This key is past its retention: what was answered is gone, and it is never executed anew.', { txn });
+  }
+  if (isFinal(call.state)) return { call: face(call), repeat: true };
+  return tell(flow, txn, asked, true);
+}
+
+async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {
+  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.signal);
+  if (call === undefined) throw released(txn, 'it was given up before it was sent');
+  return { call, repeat: isRepeat };
+}
+
+function released(txn: string, detail: string): GatewayError {
+  return new GatewayError('unavailable', `Nothing was sent: ${detail}. The key is free to be used again.`, { txn, retryAfterSeconds: 1 });
+}

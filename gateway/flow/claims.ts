@@ -1,0 +1,76 @@
+import { auditEntry } from '../domain/audit.ts';
+import { GatewayError, LedgerError } from '../domain/errors.ts';
+import type { Intent } from '../ledger/calls.ts';
+import { ownedBy, release } from '../ledger/custody.ts';
+import type { Dispatch } from './dispatch.ts';
+import type { Station } from './station.ts';
+
+/** A statement that PostgreSQL still had in hand when we gave up on it can commit this much later, and no more. */
+const LATE_COMMIT_MS = 60_000;
+
+interface Doubtful {
+  readonly owner: string;
+  readonly since: number;
+  /** The ledger was asked at least once and did not have it: a new claim may be tried. */
+  looked: boolean;
+}
+
+/**
+ * T1, and what becomes of a T1 whose commit is unknown: it is never sent; it is looked for until it cannot turn up any
+ * more, and unbound where it does. A crash before that leaves a `sending` call without an owner, as after any claim.
+ */
+export class Claims {
+  readonly #station: Station;
+  readonly #dispatch: Dispatch;
+  readonly #claiming = new Set<string>();
+  readonly #doubtful = new Map<string, Doubtful>();
+
+  constructor(station: Station, dispatch: Dispatch) {
+    this.#station = station;
+    this.#dispatch = dispatch;
+  }
+
+  /** True: ours to send. False: the txn was claimed before. `then` runs before anybody else may look at the claim. */
+  async claim(intent: Intent, then: () => void): Promise<boolean> {
+    const { txn } = intent;
+    if (this.#doubtful.get(txn)?.looked === false) throw unwritable(txn);
+    if (this.#claiming.has(txn) || this.#dispatch.carried(txn) !== undefined) return false;
+    this.#claiming.add(txn);
+    try {
+      const won = await this.#station.calls.claim(intent);
+      if (won) then();
+      return won;
+    } catch (error) {
+      if (!(error instanceof LedgerError)) throw error;
+      if (error.unknown && intent.owner !== null) {
+        this.#doubtful.set(txn, { owner: intent.owner, since: performance.now(), looked: false });
+      }
+      this.#station.log.warn({ txn, err: error.message }, 'a call could not be claimed; nothing was sent');
+      throw unwritable(txn);
+    } finally {
+      this.#claiming.delete(txn);
+    }
+  }
+
+  /** Looks for doubtful claims. Cheap when there are none. */
+  async sweep(): Promise<void> {
+    for (const [txn, claim] of this.#doubtful) {
+      if (this.#claiming.has(txn) || this.#dispatch.carried(txn) !== undefined) continue;
+      if (await ownedBy(this.#station.db, txn, claim.owner)) {
+        if (this.#claiming.has(txn) || this.#dispatch.carried(txn) !== undefined) continue;
+        const entry = auditEntry('call_released', { txn, detail: 'the claim could not be confirmed in time' });
+        await release(this.#station.db, txn, claim.owner, entry);
+        this.#doubtful.delete(txn);
+      } else if (performance.now() - claim.since > LATE_COMMIT_MS) {
+        this.#doubtful.delete(txn);
+      } else {
+        claim.looked = true;
+      }
+    }
+  }
+}
+
+function unwritable(txn: string): GatewayError {
+  const detail = 'The ledger cannot be written, so nothing was sent. Try again with the same key.';
+  return new GatewayError('unavailable', detail, { txn, retryAfterSeconds: 1 });
+}

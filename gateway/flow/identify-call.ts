@@ -1,0 +1,81 @@
+import { randomUUID } from 'node:crypto';
+import type { Call } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import { ExpressionError, type Tool } from '../domain/policy.ts';
+import { isFinal } from '../domain/states.ts';
+import { repeatSlot, txnId } from '../domain/txn-id.ts';
+import { newestRepeat, noteGeneration } from '../ledger/repeats.ts';
+import type { Station } from './station.ts';
+
+export interface Identified {
+  readonly txn: string;
+  readonly identity: Call['identity'];
+  readonly key: string | null;
+  /** To be done once the call is sure to be claimed, before it is: notes the generation of an unkeyed wish. */
+  readonly announce?: () => Promise<void>;
+  /** An identical call was answered a moment ago and the tool asks for a person before it runs again. */
+  readonly holdAsRepeat?: boolean;
+}
+
+/**
+ * Which transaction this call is. In this order: the key it brings, the tool's business key, and for a write without
+ * either the rule for repeats: an identical wish whose answer was never delivered, or was delivered a moment ago, is the
+ * same call. Two replicas that decide the same thing at once arrive at the same txn, and the claim decides between them.
+ */
+export async function identifyCall(
+  station: Station,
+  agent: string,
+  tool: Tool,
+  args: JsonObject,
+  fingerprint: Buffer,
+  key: string | undefined,
+): Promise<Identified> {
+  const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
+  if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
+  const business = businessKey(tool, args);
+  if (business !== undefined) {
+    return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: business };
+  }
+  if (tool.effect === 'read' || tool.repeats.policy === 'run') {
+    return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
+  }
+
+  const slot = repeatSlot(station.deployment, agent, fingerprint, null, null);
+  const newest = await newestRepeat(station.db, slot);
+  const generation = newest === undefined ? 0 : isSameWish(newest, tool) ? newest.generation : newest.generation + 1;
+  const txn = txnOf({ by: 'repeat', fingerprint, saga: null, run: null, generation });
+  const recent = generation > 0 && newest !== undefined && withinWindow(newest.msSinceDelivered, tool);
+  return {
+    txn,
+    identity: 'repeat',
+    key: null,
+    holdAsRepeat: tool.repeats.policy === 'hold' && recent,
+    ...(newest?.generation === generation ? {} : { announce: () => noteGeneration(station.db, slot, generation, txn) }),
+  };
+}
+
+function isSameWish(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
+  const { call, msSinceDelivered } = newest;
+  if (call === undefined || !isFinal(call.state) || msSinceDelivered === null) return true;
+  // Nothing happened and the caller knows it: asking again is a new wish, not a repeat to be protected from.
+  if (call.state !== 'succeeded') return false;
+  return tool.repeats.policy === 'replay' && withinWindow(msSinceDelivered, tool);
+}
+
+function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
+  return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
+}
+
+function businessKey(tool: Tool, args: JsonObject): string | undefined {
+  if (tool.key === undefined) return undefined;
+  try {
+    const value = tool.key({ args });
+    if (value === null || value === '') return undefined;
+    return typeof value === 'string' ? value : canonical(value);
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error;
+    throw new GatewayError('invalid_arguments', `The key of ${tool.name} cannot be read from these arguments: ${error.message}`);
+  }
+}

@@ -1,0 +1,81 @@
+import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Call, Kind } from '../domain/call.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Facts } from '../domain/next-step.ts';
+import type { Tool } from '../domain/policy.ts';
+import type { CallState } from '../domain/states.ts';
+
+/**
+ * An open call in the hands of this process: what the ledger said when it was claimed or taken over, and what happened
+ * since. Only the holder of the fence changes these, so they are the truth until an `advance` says otherwise.
+ */
+export interface Job {
+  readonly txn: string;
+  readonly agent: string;
+  readonly identity: Call['identity'];
+  readonly kind: Kind;
+  readonly tool: Tool;
+  readonly owner: string;
+  readonly fence: number;
+  readonly args: JsonObject;
+  readonly request: PreparedRequest;
+  state: CallState;
+  attempt: number;
+  attemptOpen: boolean;
+  unresolved: number;
+  readonly roundFrom: number;
+  readonly ownerDeaths: number;
+  readonly keyLifetimeMs: number | null;
+  /** Moments on this process's monotonic clock, set from ages that PostgreSQL measured. */
+  readonly roundAt: number;
+  firstSentAt: number | null;
+  unknownSince: number | null;
+  /** Its time had come: the next step may be taken at once. */
+  readonly woken: boolean;
+}
+
+export function jobOf(call: Call, tool: Tool, payload: { args: JsonObject; request: PreparedRequest }, owner: string): Job {
+  const moment = (at: Date | null) => (at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime()));
+  return {
+    txn: call.txn,
+    agent: call.agent,
+    identity: call.identity,
+    kind: call.kind,
+    tool,
+    owner,
+    fence: call.fence,
+    args: payload.args,
+    request: payload.request,
+    state: call.state,
+    attempt: call.attempt,
+    attemptOpen: call.attemptOpen,
+    unresolved: call.unresolved,
+    roundFrom: call.roundFrom,
+    ownerDeaths: call.ownerDeaths,
+    keyLifetimeMs: call.keyLifetimeMs,
+    roundAt: moment(call.roundAt) ?? performance.now(),
+    firstSentAt: moment(call.firstSentAt),
+    unknownSince: moment(call.unknownSince),
+    woken: true,
+  };
+}
+
+/** A re-send must not only start but arrive while the upstream still knows the key. */
+const LIFETIME_MARGIN = { share: 0.1, mostMs: 60_000 };
+
+export function factsOf(job: Job): Facts {
+  const now = performance.now();
+  const lifetime = job.keyLifetimeMs ?? Number.POSITIVE_INFINITY;
+  const margin = Math.min(lifetime * LIFETIME_MARGIN.share, LIFETIME_MARGIN.mostMs);
+  return {
+    kind: job.kind,
+    attempt: job.attempt,
+    roundFrom: job.roundFrom,
+    unresolved: job.unresolved,
+    ownerDeaths: job.ownerDeaths,
+    wasUnknown: job.unknownSince !== null,
+    msInRound: now - job.roundAt,
+    msSinceUnknown: job.unknownSince === null ? 0 : now - job.unknownSince,
+    msToResend: (job.firstSentAt ?? now) + lifetime - margin - now,
+  };
+}

@@ -1,0 +1,54 @@
+import { auditEntry } from '../domain/audit.ts';
+import { type Call, type CallFace, face } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/lists.ts';
+import { noteDelivered } from '../ledger/repeats.ts';
+import { cancelHeld } from '../ledger/verdicts.ts';
+import { awaitCall } from './await-call.ts';
+import type { Flow } from './call-tool.ts';
+
+export type { CallFilter, CallPage };
+
+const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+
+/** A call, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
+export async function readCall(flow: Flow, txn: string, agent: string | undefined, patienceMs = 0, signal?: AbortSignal): Promise<Call> {
+  const call = TXN.test(txn) ? await flow.station.calls.read(txn) : undefined;
+  if (call === undefined || (agent !== undefined && call.agent !== agent)) throw notFound(txn);
+  if (patienceMs === 0 || call.settledAt !== null) return call;
+  await awaitCall(flow.station, flow.dispatch, txn, patienceMs, signal);
+  return (await flow.station.calls.read(txn)) ?? call;
+}
+
+export async function findCalls(flow: Flow, filter: CallFilter): Promise<CallPage> {
+  if (filter.cursor !== undefined && !isCursor(filter.cursor)) {
+    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
+  }
+  return listCalls(flow.station.db, filter);
+}
+
+/** Withdraws a call that is still held. Again is fine; of a call that went ahead it is refused. */
+export async function cancelCall(flow: Flow, txn: string, agent: string): Promise<CallFace> {
+  const call = await readCall(flow, txn, agent);
+  if (call.state === 'held') {
+    const entry = auditEntry('call_cancelled', { txn, agent, tool: call.tool });
+    await cancelHeld(flow.station.db, txn, entry);
+  }
+  const now = await readCall(flow, txn, agent);
+  if (now.state !== 'cancelled') {
+    throw new GatewayError('conflict', `Only a held call can be withdrawn; this one is ${now.state}.`, { txn, state: now.state });
+  }
+  return face(now);
+}
+
+/** The answer was handed to the caller's connection. Only calls without a key need to know. */
+export function delivered(flow: Flow, call: Pick<CallFace, 'txn' | 'identity'>): void {
+  if (call.identity !== 'repeat') return;
+  noteDelivered(flow.station.db, call.txn).catch(() => {
+    // Not noted means not delivered: an identical call will be told the answer again, which is the safe side.
+  });
+}
+
+function notFound(txn: string): GatewayError {
+  return new GatewayError('not_found', `There is no call ${txn.slice(0, 64)}.`);
+}

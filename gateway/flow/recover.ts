@@ -1,0 +1,130 @@
+import { auditEntry } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { LedgerError } from '../domain/errors.ts';
+import type { Advance } from '../ledger/calls.ts';
+import { takeOver } from '../ledger/custody.ts';
+import { endDeadNeighbours } from '../ledger/processes.ts';
+import type { Claims } from './claims.ts';
+import type { Dispatch } from './dispatch.ts';
+import { jobOf } from './job.ts';
+import { load } from './payload.ts';
+import type { Station } from './station.ts';
+
+const LOOK_EVERY_MS = 400;
+/** More than this is not taken at once: other replicas help, and an upstream that just came back is not flooded. */
+const MOST_CARRIED = 512;
+
+/**
+ * The worker that picks up what others left: calls of dead owners, calls whose time has come. It has no way of its own to
+ * an upstream; it finds out what is known and lets `dispatch` carry the call on. A crash in here: somebody does it again.
+ */
+export class Recovery {
+  readonly #station: Station;
+  readonly #dispatch: Dispatch;
+  readonly #claims: Claims;
+  #timer: NodeJS.Timeout | undefined;
+  #running: Promise<void> | undefined;
+  #stopped = false;
+
+  constructor(station: Station, dispatch: Dispatch, claims: Claims) {
+    this.#station = station;
+    this.#dispatch = dispatch;
+    this.#claims = claims;
+  }
+
+  start(): void {
+    this.#timer = setInterval(() => this.wake(), LOOK_EVERY_MS);
+    this.#timer.unref();
+    this.wake();
+  }
+
+  /** Looks now, unless a look is under way. */
+  wake(): void {
+    if (this.#stopped) return;
+    this.#running ??= this.#look()
+      .catch((error: unknown) => {
+        const level = error instanceof LedgerError ? 'warn' : 'error';
+        this.#station.log[level]({ err: error instanceof Error ? error.message : error }, 'recovery will try again');
+      })
+      .finally(() => {
+        this.#running = undefined;
+      });
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    clearInterval(this.#timer);
+    await this.#running;
+  }
+
+  async #look(): Promise<void> {
+    await endDeadNeighbours(this.#station.db);
+    await this.#claims.sweep();
+    for (;;) {
+      const owner = this.#station.lease.id;
+      if (this.#stopped || this.#dispatch.size >= MOST_CARRIED || !this.#station.lease.holds(owner)) return;
+      const calls = await takeOver(this.#station.db, owner, (txn) => auditEntry('call_taken_over', { txn, owner }));
+      if (calls.length === 0) return;
+      this.#station.reach('taken');
+      for (const call of calls) this.#carry(call, owner);
+    }
+  }
+
+  #carry(call: Call, owner: string): void {
+    if (call.state === 'held') return this.#finish(call, 'expired', 'nobody answered in time');
+    const tool = this.#station.policies().tools.get(call.tool);
+    const payload = load(this.#station.sealingKey, call);
+    if (tool === undefined) return this.#doubt(call, `the tool ${call.tool} is no longer declared`);
+    if (typeof payload === 'string') return this.#doubt(call, payload);
+    void this.#dispatch.carry(jobOf(call, tool, payload, owner));
+  }
+
+  /** It cannot be carried on; if nothing was sent it ends here, else only a person can tell. */
+  #doubt(call: Call, why: string): void {
+    if (call.attempt === 0) return this.#finish(call, 'failed', why);
+    this.#advance(call, {
+      state: 'in_doubt',
+      custody: 'park',
+      detail: why,
+      event: { at: new Date().toISOString(), what: 'in_doubt', why },
+      entry: auditEntry('call_in_doubt', { txn: call.txn, agent: call.agent, tool: call.tool, why }),
+    });
+  }
+
+  #finish(call: Call, state: 'expired' | 'failed', why: string): void {
+    this.#advance(call, {
+      state,
+      custody: 'close',
+      detail: why,
+      outcome: state,
+      problem: state === 'expired' ? 'expired' : 'unavailable',
+      evidence: 'gateway',
+      entry: auditEntry(`call_${state}`, { txn: call.txn, agent: call.agent, tool: call.tool, why }),
+    });
+  }
+
+  #advance(call: Call, change: Partial<Advance> & Pick<Advance, 'state' | 'custody' | 'entry'>): void {
+    const unchanged = {
+      txn: call.txn,
+      fence: call.fence,
+      evident: false,
+      attempt: call.attempt,
+      attemptOpen: false,
+      unresolved: call.unresolved,
+      unknownSinceMs: null,
+      dueInMs: null,
+      outcome: null,
+      problem: null,
+      detail: null,
+      answer: null,
+      evidence: null,
+      resolvedBy: null,
+      leaf: null,
+      event: null,
+    };
+    // If this fails the call is still ours in the ledger, and is found again when this process ends or lapses.
+    this.#station.calls.advance({ ...unchanged, ...change }).catch((error: unknown) => {
+      this.#station.log.warn({ txn: call.txn, err: String(error) }, 'recovery could not write');
+    });
+  }
+}

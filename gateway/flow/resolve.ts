@@ -1,0 +1,76 @@
+import { auditEntry, digest } from '../domain/audit.ts';
+import type { Answer } from '../domain/adapter.ts';
+import type { Call } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Json } from '../domain/json.ts';
+import { applyVerdict, senderIsGone } from '../ledger/verdicts.ts';
+import type { Station } from './station.ts';
+
+export interface Verdict {
+  readonly txn: string;
+  readonly verdict: 'applied' | 'not_applied' | 'retry';
+  readonly result?: Json;
+  readonly reason: string;
+  readonly person: string;
+  /** The person vouches that the process which sent it last can send no more. */
+  readonly senderIsDead?: boolean;
+}
+
+/** A person answers a doubt. The same verdict again is fine; the opposite one, or one about no doubt at all, is refused. */
+export async function resolveDoubt(station: Station, verdict: Verdict): Promise<Call> {
+  const call = await station.calls.read(verdict.txn);
+  if (call === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
+  if (call.state !== 'in_doubt') return alreadyAnswered(call, verdict);
+  if (verdict.verdict !== 'applied') await refuseWhileInFlight(station, call, verdict);
+  if (verdict.verdict === 'retry') refuseLateRetry(call);
+
+  const answer: Answer | null =
+    verdict.verdict === 'applied'
+      ? { status: 200, contentType: 'application/json', body: verdict.result === undefined ? null : canonical(verdict.result), encoding: 'utf8' }
+      : null;
+  const entry = auditEntry('verdict', {
+    txn: call.txn,
+    agent: call.agent,
+    tool: call.tool,
+    person: verdict.person,
+    verdict: verdict.verdict,
+    reason: verdict.reason,
+    ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
+  });
+  const moved = await applyVerdict(station.db, call, { ...verdict, answer, entry });
+  const now = await station.calls.read(call.txn);
+  if (now === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
+  return moved ? now : alreadyAnswered(now, verdict);
+}
+
+function alreadyAnswered(call: Call, verdict: Verdict): Call {
+  const same =
+    (verdict.verdict === 'applied' && call.state === 'succeeded') || (verdict.verdict === 'not_applied' && call.state === 'failed');
+  if (same && call.evidence === 'person') return call;
+  const standing = call.settledAt === null ? `it is ${call.state}` : `it ${call.state} already`;
+  throw new GatewayError('conflict', `There is no doubt to answer: ${standing}.`, { txn: call.txn, state: call.state });
+}
+
+/** "Not applied" and "retry" are only true while nothing more can arrive from an earlier sender. */
+async function refuseWhileInFlight(station: Station, call: Call, verdict: Verdict): Promise<void> {
+  if (call.attemptOpen) {
+    throw new GatewayError('conflict', 'The same request is on its way again just now. Ask again when it is answered.', {
+      txn: call.txn,
+      retry: 'after_delay',
+    });
+  }
+  if (verdict.senderIsDead === true || (await senderIsGone(station.db, call.txn))) return;
+  throw new GatewayError(
+    'conflict',
+    'The process that sent this last is not known to be dead: paused, it might still send. Make sure that it is gone, then say so with "senderIsDead": true.',
+    { txn: call.txn },
+  );
+}
+
+function refuseLateRetry(call: Call): void {
+  if (call.kind !== 'key' || call.keyLifetimeMs === null || call.firstSentAt === null) return;
+  if (call.readAt.getTime() < call.firstSentAt.getTime() + call.keyLifetimeMs) return;
+  const detail = 'The upstream may have forgotten the key: sending again could act twice. Find out whether it happened and say applied or not_applied.';
+  throw new GatewayError('conflict', detail, { txn: call.txn });
+}

@@ -1,0 +1,33 @@
+import type { Registry } from '../../adapters/registry.ts';
+import type { Policies } from '../domain/policy.ts';
+import type { Calls } from '../ledger/calls.ts';
+import type { Database } from '../ledger/db.ts';
+import type { Lease } from '../ledger/processes.ts';
+
+export interface Log {
+  info(fields: object, message: string): void;
+  warn(fields: object, message: string): void;
+  error(fields: object, message: string): void;
+}
+
+/**
+ * Named points of a call's way at which the fault tests kill the process. What a crash at each leaves is written where
+ * it is reached.
+ */
+export const POINTS = ['claiming', 'claimed', 'sending', 'answered', 'settled', 'replying', 'taken', 'probed', 'parking', 'parked'] as const;
+export type Point = (typeof POINTS)[number];
+
+/** Everything the use cases stand on. */
+export interface Station {
+  readonly db: Database;
+  readonly calls: Calls;
+  readonly lease: Lease;
+  readonly adapters: Registry;
+  readonly policies: () => Policies;
+  /** Part of every txn id: two deployments never share one. */
+  readonly deployment: string;
+  /** Encrypts what a redacting tool's re-send needs; lives outside the database. */
+  readonly sealingKey: Buffer;
+  readonly log: Log;
+  readonly reach: (point: Point) => void;
+}

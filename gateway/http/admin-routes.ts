@@ -1,0 +1,52 @@
+import type { FastifyInstance } from 'fastify';
+import { z } from 'zod';
+import { face } from '../domain/call.ts';
+import type { Json } from '../domain/json.ts';
+import type { Flow } from '../flow/call-tool.ts';
+import { findCalls, readCall } from '../flow/own-calls.ts';
+import { resolveDoubt } from '../flow/resolve.ts';
+import { readBody } from './bodies.ts';
+import { pageText, readFilter, single } from './call-routes.ts';
+import { callView, timeline } from './encode.ts';
+import { identifyPerson } from './identify.ts';
+
+const verdictSchema = z.strictObject({
+  verdict: z.enum(['applied', 'not_applied', 'retry']),
+  result: z.custom<Json>((value) => value !== undefined).optional(),
+  reason: z.string().trim().min(1).max(2_000),
+  senderIsDead: z.boolean().optional(),
+});
+
+/** What people may see and do. Every action names its person and reason in the log. */
+export function adminRoutes(app: FastifyInstance, flow: Flow): void {
+  const policies = () => flow.station.policies();
+
+  app.get('/admin/calls', async (request, reply) => {
+    identifyPerson(request, policies(), 'viewer');
+    const query = request.query as Record<string, string>;
+    const page = await findCalls(flow, { ...readFilter(query), agent: single(query, 'agent') });
+    return reply.type('application/json').send(pageText(page, true));
+  });
+
+  app.get('/admin/calls/:txn', async (request, reply) => {
+    identifyPerson(request, policies(), 'viewer');
+    const call = await readCall(flow, (request.params as { txn: string }).txn, undefined);
+    const view = callView(call, face(call).pursued, true);
+    return reply.type('application/json').send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call))}}`);
+  });
+
+  app.post('/admin/calls/:txn/resolve', async (request, reply) => {
+    const person = identifyPerson(request, policies(), 'operator');
+    const { txn } = request.params as { txn: string };
+    const { result, senderIsDead, ...verdict } = readBody(request, verdictSchema);
+    await readCall(flow, txn, undefined);
+    const call = await resolveDoubt(flow.station, {
+      ...verdict,
+      txn,
+      person: person.name,
+      ...(result === undefined ? {} : { result }),
+      ...(senderIsDead === undefined ? {} : { senderIsDead }),
+    });
+    return reply.type('application/json').send(callView(call, face(call).pursued, true));
+  });
+}

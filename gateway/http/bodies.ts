@@ -1,0 +1,34 @@
+import type { FastifyRequest } from 'fastify';
+import type { z } from 'zod';
+import { GatewayError } from '../domain/errors.ts';
+import { isObject, type JsonObject } from '../domain/json.ts';
+import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
+
+/** The arguments of a call: a JSON object, read so that what is judged is exactly what is sent. */
+export function readArguments(request: FastifyRequest): JsonObject {
+  const body = request.body;
+  if (!Buffer.isBuffer(body) || body.length === 0) {
+    throw new GatewayError('malformed', 'The body is empty; send the arguments as a JSON object, {} for none.');
+  }
+  const value = strict(body);
+  if (!isObject(value)) throw new GatewayError('malformed', 'The body must be a JSON object: the arguments of the tool.');
+  return value;
+}
+
+/** The body of an admin action, against its schema; every fault is told. */
+export function readBody<T>(request: FastifyRequest, schema: z.ZodType<T>): T {
+  const value = Buffer.isBuffer(request.body) && request.body.length > 0 ? strict(request.body) : {};
+  const parsed = schema.safeParse(value);
+  if (parsed.success) return parsed.data;
+  const faults = parsed.error.issues.map((issue) => `${issue.path.join('.') || 'the body'}: ${issue.message}`);
+  throw new GatewayError('malformed', faults.join('; '), { members: { faults } });
+}
+
+function strict(body: Buffer) {
+  try {
+    return parseStrict(body);
+  } catch (error) {
+    if (error instanceof StrictJsonError) throw new GatewayError('malformed', error.message);
+    throw error;
+  }
+}

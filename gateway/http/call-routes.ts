@@ -1,0 +1,78 @@
+import type { FastifyInstance } from 'fastify';
+import { GatewayError } from '../domain/errors.ts';
+import { face } from '../domain/call.ts';
+import { type CallState, isFinal, STATES } from '../domain/states.ts';
+import type { Flow } from '../flow/call-tool.ts';
+import { type CallFilter, type CallPage, cancelCall, delivered, findCalls, readCall } from '../flow/own-calls.ts';
+import { callView } from './encode.ts';
+import { parseWait } from './headers.ts';
+import { identifyAgent } from './identify.ts';
+import { hangUp } from './tool-routes.ts';
+
+type Query = Readonly<Record<string, string | string[] | undefined>>;
+
+/** An agent's own calls. */
+export function callRoutes(app: FastifyInstance, flow: Flow): void {
+  const { station } = flow;
+
+  app.get('/v1/calls', async (request, reply) => {
+    const agent = identifyAgent(request, station.policies());
+    const page = await findCalls(flow, { ...readFilter(request.query as Query), agent: agent.name });
+    return reply.type('application/json').send(pageText(page, false));
+  });
+
+  app.get('/v1/calls/:txn', async (request, reply) => {
+    const agent = identifyAgent(request, station.policies());
+    const wait = single(request.query as Query, 'wait');
+    const patienceMs = wait === undefined ? 0 : parseWait('wait', wait) * 1000;
+    const { txn } = request.params as { txn: string };
+    const call = await readCall(flow, txn, agent.name, patienceMs, hangUp(request, reply));
+    if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
+    reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
+    return reply.type('application/json').send(callView(call, face(call).pursued, false));
+  });
+
+  app.post('/v1/calls/:txn/cancel', async (request, reply) => {
+    const agent = identifyAgent(request, station.policies());
+    const call = await cancelCall(flow, (request.params as { txn: string }).txn, agent.name);
+    reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
+    return { txn: call.txn, tool: call.tool, state: call.state };
+  });
+}
+
+const MOST_ITEMS = 200;
+const UNSUPPORTED = ['saga', 'run'];
+
+export function readFilter(query: Query): CallFilter {
+  for (const name of UNSUPPORTED) {
+    if (query[name] !== undefined) throw new GatewayError('malformed', `${name} is not supported by this version; leave it out`);
+  }
+  const state = single(query, 'state');
+  if (state !== undefined && !(STATES as readonly string[]).includes(state)) {
+    throw new GatewayError('malformed', `state must be one of ${STATES.join(', ')}.`);
+  }
+  const since = single(query, 'since');
+  if (since !== undefined && Number.isNaN(Date.parse(since))) {
+    throw new GatewayError('malformed', 'since must be a time such as 2026-01-31T12:00:00Z.');
+  }
+  const limit = single(query, 'limit') ?? '50';
+  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1) throw new GatewayError('malformed', 'limit must be a number from 1.');
+  return {
+    tool: single(query, 'tool'),
+    state: state as CallState | undefined,
+    since: since === undefined ? undefined : new Date(since),
+    cursor: single(query, 'cursor'),
+    limit: Math.min(Number(limit), MOST_ITEMS),
+  };
+}
+
+export function single(query: Query, name: string): string | undefined {
+  const value = query[name];
+  if (Array.isArray(value)) throw new GatewayError('malformed', `${name} is there twice.`);
+  return value;
+}
+
+export function pageText(page: CallPage, full: boolean): string {
+  const items = page.items.map((call) => callView(call, face(call).pursued, full));
+  return `{"items":[${items.join(',')}],"cursor":${JSON.stringify(page.cursor)}}`;
+}

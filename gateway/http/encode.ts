@@ -1,0 +1,158 @@
+import type { FastifyReply } from 'fastify';
+import type { Answer } from '../domain/adapter.ts';
+import type { Call, CallFace } from '../domain/call.ts';
+import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
+import type { Json } from '../domain/json.ts';
+
+/** RFC 9457. Where the error came from is not told; what to do about it is. */
+export function sendProblem(reply: FastifyReply, error: GatewayError, instance: string): FastifyReply {
+  const { status, title, retry } = ERRORS[error.code];
+  const { txn, state, retryAfterSeconds, members } = error.extras;
+  if (txn !== undefined) reply.header('oncegate-txn', txn);
+  if (state !== undefined) reply.header('oncegate-state', state);
+  const advice = error.extras.retry ?? retry;
+  const after = retryAfterSeconds ?? (advice === 'after_delay' || error.code === 'in_progress' || error.code === 'in_doubt' ? 1 : undefined);
+  if (after !== undefined) reply.header('retry-after', String(after));
+  if (error.code === 'unauthenticated') reply.header('www-authenticate', 'Bearer realm="oncegate"');
+  const body = {
+    type: `https://oncegate.dev/errors#${error.code}`,
+    title,
+    status,
+    detail: error.message,
+    instance: instance.split('?')[0],
+    code: error.code,
+    retry: advice,
+    ...(txn === undefined ? {} : { txn }),
+    ...(state === undefined ? {} : { state }),
+    ...members,
+  };
+  return reply.status(status).type('application/problem+json').send(JSON.stringify(body));
+}
+
+export function asGatewayError(error: unknown): GatewayError | undefined {
+  if (error instanceof GatewayError) return error;
+  if (error instanceof LedgerError) return new GatewayError('unavailable', 'The ledger cannot be reached; nothing was sent.', { retryAfterSeconds: 1 });
+  return undefined;
+}
+
+/** How a call stands, in the words of HTTP. */
+export function sendCall(reply: FastifyReply, call: CallFace, repeat: boolean, instance: string): FastifyReply {
+  reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
+  if (repeat) reply.header('idempotent-replayed', 'true');
+  const problem = problemOf(call, repeat);
+  if (problem !== undefined) return sendProblem(reply, problem, instance);
+  if (call.state === 'succeeded') return reply.status(200).type('application/json').send(callText(call, repeat));
+  return reply
+    .status(202)
+    .header('location', `/v1/calls/${call.txn}`)
+    .header('retry-after', '1')
+    .type('application/json')
+    .send(callText(call, repeat));
+}
+
+/** The problem a call ended in, or is in; undefined when there is none to tell. */
+export function problemOf(call: CallFace, repeat: boolean): GatewayError | undefined {
+  const { txn, state } = call;
+  switch (state) {
+    case 'succeeded':
+    case 'held':
+      return undefined;
+    case 'ready':
+    case 'sending':
+      return repeat ? new GatewayError('in_progress', 'The first request of this call is still being carried out.', { txn, state }) : undefined;
+    case 'in_doubt': {
+      const who = call.pursued ? 'The gateway is finding out; ask again with the same key.' : 'A person must find out and resolve it.';
+      return new GatewayError('in_doubt', `${sentence(call.detail)} ${who}`.trim(), { txn, state });
+    }
+    default: {
+      const upstream = call.answer === null ? {} : { upstream: { status: call.answer.status, body: resultJson(call.answer) } };
+      return new GatewayError(call.problem ?? 'internal', sentence(call.detail) || describeFailure(call), { txn, state, members: upstream });
+    }
+  }
+}
+
+function describeFailure(call: CallFace): string {
+  if (call.answer !== null) return `The tool answered ${call.answer.status}, and nothing happened.`;
+  return ERRORS[call.problem ?? 'internal'].title;
+}
+
+function sentence(text: string | null): string {
+  if (text === null || text === '') return '';
+  return `${text[0]?.toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
+}
+
+/** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
+function callText(call: CallFace, replayed: boolean): string {
+  const head = { txn: call.txn, tool: call.tool, state: call.state, replayed };
+  const tail = {
+    ...(call.outcome === 'body_unavailable' || call.outcome === 'already_satisfied' ? { outcome: call.outcome } : {}),
+    saga: null,
+    attempts: call.attempt,
+    receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
+  };
+  return `${JSON.stringify(head).slice(0, -1)},"result":${resultText(call.answer)},${JSON.stringify(tail).slice(1)}`;
+}
+
+function resultText(answer: Answer | null): string {
+  if (answer === null || answer.body === null) return 'null';
+  if (answer.encoding === 'base64') return JSON.stringify({ contentType: answer.contentType, base64: answer.body });
+  if (answer.contentType === null || /\bjson\b/i.test(answer.contentType)) {
+    try {
+      JSON.parse(answer.body);
+      return answer.body;
+    } catch {
+      // It said JSON and is not: then it is text.
+    }
+  }
+  return JSON.stringify(answer.body);
+}
+
+export function resultJson(answer: Answer | null): Json {
+  return JSON.parse(resultText(answer)) as Json;
+}
+
+/** A call as a resource: what `GET` shows its agent, and more of it to a person. */
+export function callView(call: Call, pursued: boolean, full: boolean): string {
+  const problem = problemOf({ ...call, pursued }, false);
+  const { txn, tool, state } = call;
+  const head = { txn, tool, state, replayed: false };
+  const tail = {
+    outcome: call.outcome,
+    problem: problem === undefined ? null : { code: problem.code, detail: problem.message, ...problem.extras.members },
+    saga: null,
+    attempts: call.attempt,
+    receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
+    key: call.key,
+    args: call.args === null ? null : (JSON.parse(call.args) as Json),
+    createdAt: call.createdAt.toISOString(),
+    settledAt: call.settledAt?.toISOString() ?? null,
+    erasedAt: call.erasedAt?.toISOString() ?? null,
+    ...(full ? personOnly(call) : {}),
+  };
+  const result = state === 'succeeded' ? resultText(call.answer) : 'null';
+  return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
+}
+
+function personOnly(call: Call) {
+  return {
+    agent: call.agent,
+    kind: call.kind,
+    policyVersion: call.policyVersion,
+    rule: call.rule,
+    evidence: call.evidence,
+    resolvedBy: call.resolvedBy,
+    contradiction: call.contradiction,
+    ownerDeaths: call.ownerDeaths,
+    unresolved: call.unresolved,
+  };
+}
+
+/** Everything known of how a call went, oldest first. */
+export function timeline(call: Call): Json[] {
+  const events: Json[] = [{ at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' }];
+  events.push(...call.events);
+  if (call.settledAt !== null) {
+    events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });
+  }
+  return events;
+}

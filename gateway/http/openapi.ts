@@ -1,0 +1,107 @@
+import { ERRORS } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Agent, Policies, Tool } from '../domain/policy.ts';
+import { STATES } from '../domain/states.ts';
+import { callable } from './catalogue.ts';
+
+/** OpenAPI 3.1 of the API; for a known agent with one operation per tool it may call. */
+export function openApi(policies: Policies, agent: Agent | undefined, version: string): JsonObject {
+  const tools = agent === undefined ? [] : callable(policies, agent);
+  return {
+    openapi: '3.1.0',
+    info: { title: 'Oncegate', version, description: 'Every tool call happens once, within policy.', license: { name: 'Apache-2.0' } },
+    security: [{ bearer: [] }],
+    paths: { ...BASE_PATHS, ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])) },
+    components: {
+      securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } },
+      parameters: PARAMETERS,
+      responses: { Problem: { description: 'What was wrong and whether asking again helps.', content: { 'application/problem+json': { schema: ref('Problem') } } } },
+      schemas: { Call: CALL, Problem: PROBLEM },
+    },
+  };
+}
+
+const ref = (name: string): JsonObject => ({ $ref: `#/components/schemas/${name}` });
+const json = (schema: JsonObject): JsonObject => ({ 'application/json': { schema } });
+const callAnswer = (description: string): JsonObject => ({ description, content: json(ref('Call')) });
+const path = (name: string): JsonObject => ({ name, in: 'path', required: true, schema: { type: 'string' } });
+const query = (name: string, schema: JsonObject = { type: 'string' }): JsonObject => ({ name, in: 'query', schema });
+const problem: JsonObject = { $ref: '#/components/responses/Problem' };
+
+const CALL: JsonObject = {
+  type: 'object',
+  required: ['txn', 'tool', 'state', 'replayed', 'result', 'attempts'],
+  properties: {
+    txn: { type: 'string', format: 'uuid' },
+    tool: { type: 'string' },
+    state: { type: 'string', enum: [...STATES] },
+    replayed: { type: 'boolean' },
+    result: {},
+    outcome: { type: ['string', 'null'] },
+    saga: { type: ['string', 'null'] },
+    attempts: { type: 'integer' },
+    receipt: { type: ['object', 'null'], properties: { leaf: { type: 'string' } } },
+  },
+};
+
+const PROBLEM: JsonObject = {
+  type: 'object',
+  required: ['type', 'title', 'status', 'detail', 'code', 'retry'],
+  properties: {
+    type: { type: 'string' },
+    title: { type: 'string' },
+    status: { type: 'integer' },
+    detail: { type: 'string' },
+    instance: { type: 'string' },
+    code: { type: 'string', enum: Object.keys(ERRORS) },
+    retry: { type: 'string', enum: ['never', 'same_key', 'new_key', 'after_delay'] },
+    txn: { type: 'string', format: 'uuid' },
+  },
+};
+
+const PARAMETERS: JsonObject = {
+  IdempotencyKey: { name: 'Idempotency-Key', in: 'header', schema: { type: 'string', minLength: 1, maxLength: 255 } },
+  Prefer: { name: 'Prefer', in: 'header', schema: { type: 'string' }, description: 'wait=N (at most 55) or respond-async' },
+  DryRun: { name: 'Oncegate-Dry-Run', in: 'header', schema: { type: 'string', enum: ['?0', '?1'] } },
+};
+
+const CALL_PARAMETERS = ['IdempotencyKey', 'Prefer', 'DryRun'].map((name) => ({ $ref: `#/components/parameters/${name}` }));
+const CALL_RESPONSES: JsonObject = { 200: callAnswer('Succeeded, now or before.'), 202: callAnswer('Held, or still under way.'), default: problem };
+const FILTERS = ['state', 'tool', 'since', 'cursor', 'limit'].map((name) => query(name));
+const PAGE = json({ type: 'object', properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } } });
+
+const BASE_PATHS: JsonObject = {
+  '/v1/tools': { get: { summary: 'What this agent may call', parameters: [query('format', { enum: ['openai', 'anthropic'] })], responses: { 200: { description: 'Tools with their JSON schemas.' }, default: problem } } },
+  '/v1/tools/{tool}': { post: { summary: 'Call a tool', parameters: [path('tool'), ...CALL_PARAMETERS], requestBody: { required: true, content: json({ type: 'object' }) }, responses: CALL_RESPONSES } },
+  '/v1/calls': { get: { summary: "The agent's own calls, newest first", parameters: FILTERS, responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem } } },
+  '/v1/calls/{txn}': { get: { summary: 'One call', parameters: [path('txn'), query('wait', { type: 'integer' })], responses: { 200: callAnswer('The call as it stands.'), default: problem } } },
+  '/v1/calls/{txn}/cancel': { post: { summary: 'Withdraw a held call', parameters: [path('txn')], responses: { 200: callAnswer('It is withdrawn.'), default: problem } } },
+  '/v1/proxy/{upstream}/{path}': { post: { summary: 'The same for tools that already speak HTTP: any method', parameters: [path('upstream'), path('path'), ...CALL_PARAMETERS], responses: { default: { description: "The upstream's own answer, or a problem." } } } },
+  '/admin/calls': { get: { summary: 'All calls, newest first', parameters: [query('agent'), ...FILTERS], responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem } } },
+  '/admin/calls/{txn}': { get: { summary: 'One call with its timeline', parameters: [path('txn')], responses: { 200: callAnswer('The call.'), default: problem } } },
+  '/admin/calls/{txn}/resolve': {
+    post: {
+      summary: 'Answer a doubt',
+      parameters: [path('txn')],
+      requestBody: {
+        required: true,
+        content: json({
+          type: 'object',
+          required: ['verdict', 'reason'],
+          properties: { verdict: { enum: ['applied', 'not_applied', 'retry'] }, result: {}, reason: { type: 'string' }, senderIsDead: { type: 'boolean' } },
+        }),
+      },
+      responses: { 200: callAnswer('The call after the verdict.'), default: problem },
+    },
+  },
+};
+
+function toolOperation(tool: Tool): JsonObject {
+  return {
+    operationId: tool.name.replaceAll('.', '__'),
+    summary: tool.description,
+    parameters: CALL_PARAMETERS,
+    requestBody: { required: true, content: json(tool.input) },
+    responses: CALL_RESPONSES,
+  };
+}

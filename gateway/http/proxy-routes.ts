@@ -1,0 +1,104 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { GatewayError } from '../domain/errors.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import type { Policies, Tool } from '../domain/policy.ts';
+import { callTool, type Flow, type ToolAnswer } from '../flow/call-tool.ts';
+import { dryRun } from '../flow/dry-run.ts';
+import { readArguments } from './bodies.ts';
+import { sendCall } from './encode.ts';
+import { readCallHeaders } from './headers.ts';
+import { identifyAgent } from './identify.ts';
+import { answered, hangUp } from './tool-routes.ts';
+
+/**
+ * For tools that already speak HTTP: the request is matched to the declared tool with that method and path, walks the
+ * same way as any call, and the upstream's own status and body come back.
+ */
+export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
+  app.all('/v1/proxy/:upstream/*', async (request, reply) => {
+    const policies = flow.station.policies();
+    const agent = identifyAgent(request, policies);
+    const headers = readCallHeaders(request);
+    const matched = match(policies, request);
+    const asked = { agent, ...matched, ...headers, signal: hangUp(request, reply) };
+    if (headers.dryRun) return dryRun(flow.station, asked);
+    const answer = await callTool(flow, asked);
+    return answered(flow, reply, answer, () => sendUpstream(reply, answer, request.url));
+  });
+}
+
+function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instance: string): FastifyReply {
+  const { answer } = call;
+  const told = call.state === 'succeeded' || call.state === 'failed';
+  if (!told || answer === null) return sendCall(reply, call, repeat, instance);
+  reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
+  if (repeat) reply.header('idempotent-replayed', 'true');
+  if (answer.contentType !== null) reply.type(answer.contentType);
+  const body = answer.body === null ? null : answer.encoding === 'base64' ? Buffer.from(answer.body, 'base64') : answer.body;
+  return reply.status(answer.status).send(body ?? '');
+}
+
+function match(policies: Policies, request: FastifyRequest): { tool: string; args: JsonObject } {
+  const { upstream, '*': rest } = request.params as { upstream: string; '*': string };
+  const segments = rawPath(request, upstream, rest);
+  for (const tool of policies.tools.values()) {
+    if (tool.upstream !== upstream || tool.request?.method !== request.method) continue;
+    const found = matchPath(tool, segments);
+    if (found !== undefined) return { tool: tool.name, args: collect(request, tool, found) };
+  }
+  throw new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} /${rest}.`);
+}
+
+/** The path as it was sent: decoded per segment, so that an encoded slash stays inside its segment. */
+function rawPath(request: FastifyRequest, upstream: string, rest: string): string[] {
+  const path = request.url.split('?')[0] ?? '';
+  const prefix = `/v1/proxy/${encodeURIComponent(upstream)}/`;
+  const raw = path.startsWith(prefix) ? path.slice(prefix.length) : rest;
+  try {
+    return raw.split('/').map(decodeURIComponent);
+  } catch {
+    throw new GatewayError('malformed', 'The path has a % that starts no escape.');
+  }
+}
+
+const VARIABLE = /^\$\{\s*args\.([A-Za-z_]\w*)\s*\}$/;
+
+function matchPath(tool: Tool, segments: readonly string[]): Record<string, string> | undefined {
+  const template = tool.request?.pathTemplate.replace(/^\//, '').split('/') ?? [];
+  if (template.length !== segments.length) return undefined;
+  const found: Record<string, string> = {};
+  for (const [i, part] of template.entries()) {
+    const [, name] = VARIABLE.exec(part) ?? [];
+    const segment = segments[i] ?? '';
+    if (name !== undefined && segment !== '') found[name] = segment;
+    else if (part !== segment) return undefined;
+  }
+  return found;
+}
+
+/** Body, then path and query parameters. A parameter that says otherwise than the body is refused. */
+function collect(request: FastifyRequest, tool: Tool, path: Record<string, string>): JsonObject {
+  const hasBody = Buffer.isBuffer(request.body) && request.body.length > 0;
+  const args: Record<string, Json> = hasBody ? { ...readArguments(request) } : {};
+  const query = request.query as Record<string, string | string[]>;
+  for (const [name, value] of [...Object.entries(path), ...Object.entries(query)]) {
+    if (name === '__proto__') throw new GatewayError('malformed', 'A parameter must not be called __proto__.');
+    const typed = Array.isArray(value) ? value.map((item) => coerce(tool, name, item, true)) : coerce(tool, name, value, false);
+    if (args[name] !== undefined && JSON.stringify(args[name]) !== JSON.stringify(typed)) {
+      throw new GatewayError('malformed', `${name} is given twice, with different values.`);
+    }
+    args[name] = typed;
+  }
+  return args;
+}
+
+/** A parameter is text on the wire; the tool's schema says what it means. */
+function coerce(tool: Tool, name: string, text: string, item: boolean): Json {
+  const properties = tool.input['properties'];
+  let schema = isObject(properties) ? properties[name] : undefined;
+  if (item && isObject(schema)) schema = schema['items'];
+  const type = isObject(schema) ? schema['type'] : undefined;
+  if ((type === 'integer' || type === 'number') && /^-?(0|[1-9]\d*)(\.\d+)?$/.test(text) && String(Number(text)) === text) return Number(text);
+  if (type === 'boolean' && (text === 'true' || text === 'false')) return text === 'true';
+  return type === 'array' && !item ? [coerce(tool, name, text, true)] : text;
+}

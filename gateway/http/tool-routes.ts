@@ -1,0 +1,45 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
+import { dryRun } from '../flow/dry-run.ts';
+import { delivered } from '../flow/own-calls.ts';
+import { isFinal } from '../domain/states.ts';
+import { readArguments } from './bodies.ts';
+import { catalogue, toolNamed } from './catalogue.ts';
+import { sendCall } from './encode.ts';
+import { readCallHeaders } from './headers.ts';
+import { identifyAgent } from './identify.ts';
+
+export function toolRoutes(app: FastifyInstance, flow: Flow): void {
+  const { station } = flow;
+
+  app.get('/v1/tools', (request) => {
+    const agent = identifyAgent(request, station.policies());
+    return catalogue(station.policies(), agent, (request.query as { format?: string }).format);
+  });
+
+  app.post('/v1/tools/:tool', async (request, reply) => {
+    const policies = station.policies();
+    const agent = identifyAgent(request, policies);
+    const headers = readCallHeaders(request);
+    const tool = toolNamed(policies, (request.params as { tool: string }).tool);
+    const asked: ToolCall = { agent, tool, args: readArguments(request), ...headers, signal: hangUp(request, reply) };
+    if (headers.dryRun) return dryRun(station, asked);
+    const answer = await callTool(flow, asked);
+    return answered(flow, reply, answer, () => sendCall(reply, answer.call, answer.repeat, request.url));
+  });
+}
+
+/** Sends an answer and, once it was handed to the connection, remembers that it was. */
+export function answered(flow: Flow, reply: FastifyReply, { call }: ToolAnswer, send: () => FastifyReply): FastifyReply {
+  flow.station.reach('replying');
+  if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
+  return send();
+}
+
+/** Aborts when the caller is gone. It ends the waiting for an answer, never the call. */
+export function hangUp(request: FastifyRequest, reply: FastifyReply): AbortSignal {
+  const gone = new AbortController();
+  reply.raw.once('close', () => gone.abort());
+  if (request.raw.destroyed) gone.abort();
+  return gone.signal;
+}

@@ -1,0 +1,100 @@
+import type { Answer, PreparedRequest } from '../domain/adapter.ts';
+import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
+import type { ErrorCode } from '../domain/errors.ts';
+import type { CallState } from '../domain/states.ts';
+
+/** A row of `calls` with who looks after it as pg hands it over; snake_case ends here. */
+export interface CallRow {
+  txn: string;
+  agent: string;
+  tool: string;
+  key: string | null;
+  identity: Call['identity'];
+  fingerprint: Buffer;
+  kind: Kind;
+  state: CallState;
+  fence: number;
+  attempt: number;
+  attempt_open: boolean;
+  unresolved: number;
+  round_from: number;
+  owner_deaths: number;
+  created_at: Date;
+  first_sent_at: Date | null;
+  round_at: Date;
+  unknown_since: Date | null;
+  key_lifetime_ms: number | null;
+  policy_version: string;
+  rule: string | null;
+  args: string | null;
+  request: string | null;
+  sealed: Buffer | null;
+  outcome: string | null;
+  problem: ErrorCode | null;
+  detail: string | null;
+  answer: string | null;
+  evidence: Evidence | null;
+  resolved_by: string | null;
+  settled_at: Date | null;
+  delivered_at: Date | null;
+  erased_at: Date | null;
+  leaf: Buffer | null;
+  contradiction: string | null;
+  events: CallEvent[];
+  owner: string | null;
+  due_at: Date | null;
+  read_at: Date;
+}
+
+/** For `from calls c left join open_calls o on o.txn = c.txn`. */
+export const CALL_COLUMNS = `
+  c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.attempt, c.attempt_open,
+  c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
+  c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
+  c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events, o.owner, o.due_at, now() as read_at`;
+
+export const CALLS = 'calls c left join open_calls o on o.txn = c.txn';
+
+export function toCall(row: CallRow): Call {
+  return {
+    txn: row.txn,
+    agent: row.agent,
+    tool: row.tool,
+    key: row.key,
+    identity: row.identity,
+    fingerprint: row.fingerprint,
+    kind: row.kind,
+    state: row.state,
+    fence: row.fence,
+    attempt: row.attempt,
+    attemptOpen: row.attempt_open,
+    unresolved: row.unresolved,
+    roundFrom: row.round_from,
+    ownerDeaths: row.owner_deaths,
+    createdAt: row.created_at,
+    firstSentAt: row.first_sent_at,
+    roundAt: row.round_at,
+    unknownSince: row.unknown_since,
+    keyLifetimeMs: row.key_lifetime_ms,
+    policyVersion: row.policy_version,
+    rule: row.rule,
+    args: row.args,
+    request: row.request === null ? null : (JSON.parse(row.request) as PreparedRequest),
+    sealed: row.sealed,
+    outcome: row.outcome,
+    problem: row.problem,
+    detail: row.detail,
+    answer: row.answer === null ? null : (JSON.parse(row.answer) as Answer),
+    evidence: row.evidence,
+    resolvedBy: row.resolved_by,
+    settledAt: row.settled_at,
+    deliveredAt: row.delivered_at,
+    erasedAt: row.erased_at,
+    leaf: row.leaf,
+    contradiction: row.contradiction,
+    events: row.events,
+    owner: row.owner,
+    dueAt: row.due_at,
+    readAt: row.read_at,
+  };
+}

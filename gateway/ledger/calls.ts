@@ -1,0 +1,219 @@
+import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
+import type { ErrorCode } from '../domain/errors.ts';
+import type { CallState } from '../domain/states.ts';
+import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
+import type { Database } from './db.ts';
+import { GroupCommit } from './group-commit.ts';
+
+const BATCH = { maxBatch: 64, maxInFlight: 4 };
+
+/** What T1 writes: the whole intent, committed before the first byte leaves. */
+export interface Intent {
+  readonly txn: string;
+  readonly agent: string;
+  readonly tool: string;
+  readonly key: string | null;
+  readonly identity: Call['identity'];
+  readonly fingerprint: Buffer;
+  readonly kind: Kind;
+  /** `sending` opens attempt 1 at once; `held` waits for a person until `dueInMs`. */
+  readonly state: 'held' | 'sending';
+  readonly owner: string | null;
+  readonly dueInMs: number | null;
+  readonly keyLifetimeMs: number | null;
+  readonly policyVersion: string;
+  readonly rule: string;
+  readonly args: string;
+  readonly request: PreparedRequest | null;
+  readonly sealed: Buffer | null;
+  readonly entry: string;
+}
+
+/** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
+export interface Advance {
+  readonly txn: string;
+  readonly fence: number;
+  /** An answer of the upstream or of a probe: the truth, whoever holds the call by now. */
+  readonly evident: boolean;
+  readonly state: CallState;
+  readonly attempt: number;
+  readonly attemptOpen: boolean;
+  readonly unresolved: number;
+  /** How long ago the newest unknown attempt became unknown. */
+  readonly unknownSinceMs: number | null;
+  /** Who is responsible now: the same owner, nobody because it is final, or the clock (`dueInMs`, null: a person). */
+  readonly custody: 'keep' | 'close' | 'park';
+  readonly dueInMs: number | null;
+  readonly outcome: string | null;
+  readonly problem: ErrorCode | null;
+  readonly detail: string | null;
+  /** The answer as JSON text. */
+  readonly answer: string | null;
+  readonly evidence: Evidence | null;
+  readonly resolvedBy: string | null;
+  readonly leaf: Buffer | null;
+  readonly event: CallEvent | null;
+  readonly entry: string;
+}
+
+export class Calls {
+  readonly #db: Database;
+  readonly #claims: GroupCommit<Intent, boolean>;
+  readonly #advances: GroupCommit<Advance, boolean>;
+  readonly #reads: GroupCommit<string, Call | undefined>;
+
+  constructor(db: Database) {
+    this.#db = db;
+    this.#claims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#advances = new GroupCommit({ ...BATCH, run: (changes) => this.#advanceAll(changes) });
+    this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
+  }
+
+  /** T1. True: the call is ours and may be sent. False: somebody claimed this txn before. */
+  claim(intent: Intent): Promise<boolean> {
+    return this.#claims.submit(intent);
+  }
+
+  /** T2 and everything between. False: the call is final, or in other hands. */
+  advance(change: Advance): Promise<boolean> {
+    return this.#advances.submit(change);
+  }
+
+  read(txn: string): Promise<Call | undefined> {
+    return this.#reads.submit(txn);
+  }
+
+  async #claimAll(intents: readonly Intent[]): Promise<boolean[]> {
+    // Sorted, so that two batches never wait for each other; a txn twice in one batch is claimed by its first only.
+    const first = new Map<string, Intent>();
+    for (const intent of intents) if (!first.has(intent.txn)) first.set(intent.txn, intent);
+    const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
+    const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
+    const claimed = await this.#db.run<{ txn: string }>({
+      name: 'claim',
+      text: CLAIM,
+      values: [
+        column((i) => i.txn),
+        column((i) => i.agent),
+        column((i) => i.tool),
+        column((i) => i.key),
+        column((i) => i.identity),
+        column((i) => i.fingerprint),
+        column((i) => i.kind),
+        column((i) => i.state),
+        column((i) => i.owner),
+        column((i) => i.dueInMs),
+        column((i) => i.keyLifetimeMs),
+        column((i) => i.policyVersion),
+        column((i) => i.rule),
+        column((i) => i.args),
+        column((i) => (i.request === null ? null : JSON.stringify(i.request))),
+        column((i) => i.sealed),
+        column((i) => i.entry),
+      ],
+    });
+    const won = new Set(claimed.map((row) => row.txn));
+    return intents.map((intent) => first.get(intent.txn) === intent && won.has(intent.txn));
+  }
+
+  async #advanceAll(changes: readonly Advance[]): Promise<boolean[]> {
+    const first = new Map<string, Advance>();
+    for (const change of changes) if (!first.has(change.txn)) first.set(change.txn, change);
+    const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
+    const column = <T>(pick: (change: Advance) => T) => rows.map(pick);
+    const moved = await this.#db.run<{ txn: string }>({
+      name: 'advance',
+      text: ADVANCE,
+      values: [
+        column((c) => c.txn),
+        column((c) => c.fence),
+        column((c) => c.evident),
+        column((c) => c.state),
+        column((c) => c.attempt),
+        column((c) => c.attemptOpen),
+        column((c) => c.unresolved),
+        column((c) => c.unknownSinceMs),
+        column((c) => c.custody),
+        column((c) => c.dueInMs),
+        column((c) => c.outcome),
+        column((c) => c.problem),
+        column((c) => c.detail),
+        column((c) => c.answer),
+        column((c) => c.evidence),
+        column((c) => c.resolvedBy),
+        column((c) => c.leaf),
+        column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
+        column((c) => c.entry),
+      ],
+    });
+    const done = new Set(moved.map((row) => row.txn));
+    return changes.map((change) => first.get(change.txn) === change && done.has(change.txn));
+  }
+
+  async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
+    const rows = await this.#db.run<CallRow>({
+      name: 'read-calls',
+      text: `select ${CALL_COLUMNS} from ${CALLS} where c.txn = any($1::uuid[])`,
+      values: [[...new Set(txns)]],
+    });
+    const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
+    return txns.map((txn) => found.get(txn));
+  }
+}
+
+const CLAIM = `
+with incoming as (
+  select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], $9::uuid[],
+    $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[])
+    as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry)
+), claimed as (
+  insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, attempt, attempt_open, first_sent_at, key_lifetime_ms,
+    policy_version, rule, args, request, sealed)
+  select txn, agent, tool, key, identity, fingerprint, kind, state, (state = 'sending')::int, state = 'sending',
+    case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed
+  from incoming
+  on conflict (txn) do nothing
+  returning txn
+), opened as (
+  insert into open_calls (txn, owner, due_at)
+  select i.txn, i.owner, now() + i.due_ms * interval '1 ms' from incoming i join claimed using (txn)
+), logged as (
+  insert into audit_queue (entry) select i.entry from incoming i join claimed using (txn)
+)
+select txn from claimed`;
+
+const ADVANCE = `
+with incoming as (
+  select * from unnest($1::uuid[], $2::int[], $3::bool[], $4::text[], $5::int[], $6::bool[], $7::int[], $8::float8[], $9::text[],
+    $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::text[])
+    as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail,
+      answer, evidence, resolved_by, leaf, event, entry)
+), moved as (
+  update calls c set
+    state = i.state,
+    attempt = case when i.evident then c.attempt else i.attempt end,
+    attempt_open = i.attempt_open,
+    unresolved = i.unresolved,
+    first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
+    unknown_since = coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since),
+    outcome = i.outcome,
+    problem = i.problem,
+    detail = i.detail,
+    answer = i.answer,
+    evidence = i.evidence,
+    resolved_by = i.resolved_by,
+    leaf = coalesce(i.leaf, c.leaf),
+    settled_at = case when i.custody = 'close' then now() end,
+    events = case when i.event is null then c.events else c.events || i.event::jsonb end
+  from incoming i
+  where c.txn = i.txn and c.settled_at is null and (i.evident or c.fence = i.fence)
+  returning c.txn, i.custody, i.due_ms, i.entry
+), closed as (
+  delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
+), parked as (
+  update open_calls o set owner = null, due_at = now() + m.due_ms * interval '1 ms' from moved m where m.txn = o.txn and m.custody = 'park'
+), logged as (
+  insert into audit_queue (entry) select entry from moved
+)
+select txn from moved`;

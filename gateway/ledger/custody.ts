@@ -1,0 +1,107 @@
+import type { Call } from '../domain/call.ts';
+import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
+import type { Database } from './db.ts';
+
+/** How many calls one sweep takes over: small enough that several replicas share the work. */
+const TAKE_AT_ONCE = 256;
+
+/**
+ * Takes over open calls that nobody looks after: their owner's lease lapsed, or their time has come. An attempt that its
+ * owner left open is closed as unknown here, once, whatever crashes afterwards: the fence grows, so the old owner can
+ * change nothing any more, and the next taker finds an ordinary closed attempt.
+ */
+export async function takeOver(db: Database, owner: string, entryOf: (txn: string) => string): Promise<readonly Call[]> {
+  return db.transaction(async (tx) => {
+    const taken = await tx.run<{ txn: string; from: string | null }>({
+      name: 'take-over',
+      text: `with free as (
+          select o.txn, o.owner as previous from open_calls o
+          where (o.owner is null and o.due_at <= now())
+             or (o.owner is not null and o.owner <> $1 and not exists (
+                  select 1 from processes p where p.id = o.owner and p.lease_until > now() and p.ended_at is null))
+          order by o.txn limit ${TAKE_AT_ONCE}
+          for update of o skip locked
+        )
+        update open_calls o set owner = $1, due_at = null from free f where f.txn = o.txn returning o.txn, f.previous as from`,
+      values: [owner],
+    });
+    if (taken.length === 0) return [];
+    await tx.run({
+      name: 'close-orphaned-attempts',
+      text: `update calls c set
+          fence = c.fence + 1,
+          unresolved = c.unresolved + (c.attempt_open and c.kind <> 'read')::int,
+          unknown_since = case when c.attempt_open and c.kind <> 'read' then now() else c.unknown_since end,
+          attempt_open = false,
+          owner_deaths = c.owner_deaths + (t.previous is not null)::int,
+          events = case when t.previous is null then c.events else c.events || jsonb_build_array(jsonb_build_object(
+            'at', now(), 'what', 'taken_over', 'attempt', c.attempt, 'from', t.previous)) end
+        from unnest($1::uuid[], $2::uuid[]) as t(txn, previous)
+        where c.txn = t.txn and c.settled_at is null`,
+      values: [taken.map((t) => t.txn), taken.map((t) => t.from)],
+    });
+    const rows = await tx.run<CallRow>({
+      name: 'read-taken',
+      text: `select ${CALL_COLUMNS} from ${CALLS} where c.txn = any($1::uuid[]) and c.settled_at is null`,
+      values: [taken.map((t) => t.txn)],
+    });
+    const orphans = taken.filter((t) => t.from !== null).map((t) => entryOf(t.txn));
+    if (orphans.length > 0) {
+      await tx.run({
+        name: 'log-entries',
+        text: `insert into audit_queue (entry) select unnest($1::text[])`,
+        values: [orphans],
+      });
+    }
+    return rows.map(toCall);
+  });
+}
+
+/** Hands the calls of a process that ends cleanly to whoever is there: they are due at once. */
+export async function handOver(db: Database, owner: string): Promise<void> {
+  await db.run({
+    name: 'hand-over',
+    text: `update open_calls o set owner = null, due_at = now() from calls c
+      where o.owner = $1 and c.txn = o.txn and not c.attempt_open`,
+    values: [owner],
+  });
+}
+
+/** Unbinds a claim of which it is certain that nothing was ever sent: the key may be used as if never seen. */
+export async function release(db: Database, txn: string, owner: string, entry: string): Promise<boolean> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'release',
+    text: `with gone as (
+        delete from open_calls where txn = $1 and owner = $2 returning txn
+      ), dropped as (
+        delete from calls c using gone g where c.txn = g.txn and c.settled_at is null and c.unresolved = 0 returning c.txn
+      ), logged as (
+        insert into audit_queue (entry) select $3 from dropped
+      )
+      select txn from dropped`,
+    values: [txn, owner, entry],
+  });
+  return rows.length === 1;
+}
+
+/** After a T1 whose commit is unknown: whether the claim is there and ours. */
+export async function ownedBy(db: Database, txn: string, owner: string): Promise<boolean> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'owned-by',
+    text: `select txn from open_calls where txn = $1 and owner = $2`,
+    values: [txn, owner],
+  });
+  return rows.length === 1;
+}
+
+/** An answer that says otherwise than the final state came too late: kept beside it, for a person to see. */
+export async function noteContradiction(db: Database, txn: string, text: string, entry: string): Promise<void> {
+  await db.run({
+    name: 'note-contradiction',
+    text: `with noted as (
+        update calls set contradiction = $2 where txn = $1 and contradiction is null returning txn
+      )
+      insert into audit_queue (entry) select $3 from noted`,
+    values: [txn, text, entry],
+  });
+}

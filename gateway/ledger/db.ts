@@ -1,0 +1,122 @@
+import pg from 'pg';
+import { GatewayError, LedgerError } from '../domain/errors.ts';
+
+/** An answer is owed within two seconds of a dead ledger (I34): no statement and no connection attempt may take longer. */
+const STATEMENT_TIMEOUT_MS = 1_500;
+
+/**
+ * SQLSTATE classes that only arise before a commit starts. Every other error, and every lost connection, leaves open
+ * whether the statement committed: an I/O error during COMMIT has been seen to be reported for a row that was there.
+ */
+const CERTAINLY_NOT_COMMITTED = new Set(['0A', '21', '22', '23', '25', '26', '2D', '34', '40', '42', '55', 'P0']);
+
+export interface Statement {
+  readonly name: string;
+  readonly text: string;
+  readonly values: readonly unknown[];
+}
+
+/** What a statement is run on: the pool, or the one open transaction. */
+export interface Queryable {
+  run<Row>(statement: Statement): Promise<readonly Row[]>;
+}
+
+/** A marker in the type of functions that write: they take the transaction they belong to. */
+export interface Tx extends Queryable {
+  readonly transaction: true;
+}
+
+export class Database implements Queryable {
+  readonly #pool: pg.Pool;
+
+  constructor(url: string, options: { readonly max: number; readonly applicationName: string }) {
+    this.#pool = new pg.Pool({
+      connectionString: url,
+      max: options.max,
+      connectionTimeoutMillis: STATEMENT_TIMEOUT_MS,
+      query_timeout: STATEMENT_TIMEOUT_MS,
+      idleTimeoutMillis: 30_000,
+      application_name: options.applicationName,
+      // Pinned plans: on a table that was never analysed a batched UPDATE would otherwise scan all of it.
+      options: '-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
+    });
+    // An idle connection that breaks is not an event: the next statement will notice and say so.
+    this.#pool.on('error', () => {});
+  }
+
+  async run<Row>(statement: Statement): Promise<readonly Row[]> {
+    const client = await this.#connect();
+    try {
+      const result = await client.query({ ...statement, values: [...statement.values] });
+      client.release();
+      return result.rows as Row[];
+    } catch (error) {
+      const failure = ledgerError(error);
+      client.release(failure.unknown ? true : undefined);
+      throw failure;
+    }
+  }
+
+  /**
+   * The one place that commits. A failed statement aborts the transaction and COMMIT then *resolves* with the tag
+   * ROLLBACK: the tag is the truth, not the absence of an error.
+   */
+  async transaction<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+    const client = await this.#connect();
+    let committing = false;
+    try {
+      await client.query('begin');
+      const tx: Tx = {
+        transaction: true,
+        run: async <Row>(statement: Statement) =>
+          (await client.query({ ...statement, values: [...statement.values] })).rows as Row[],
+      };
+      const value = await work(tx);
+      committing = true;
+      const { command } = await client.query('commit');
+      if (command !== 'COMMIT') throw new LedgerError(`the transaction ended in ${command}`, false);
+      client.release();
+      return value;
+    } catch (error) {
+      if (error instanceof GatewayError) {
+        // The work itself refused: undo it on a connection that is still good.
+        await client.query('rollback').then(
+          () => client.release(),
+          () => client.release(true),
+        );
+        throw error;
+      }
+      client.release(true);
+      throw ledgerError(error, committing);
+    }
+  }
+
+  /** For tests: how many connections are checked out right now. */
+  get busy(): number {
+    return this.#pool.totalCount - this.#pool.idleCount;
+  }
+
+  async close(): Promise<void> {
+    await this.#pool.end();
+  }
+
+  async #connect(): Promise<pg.PoolClient> {
+    try {
+      return await this.#pool.connect();
+    } catch (error) {
+      throw new LedgerError(`the ledger cannot be reached: ${message(error)}`, false, error);
+    }
+  }
+}
+
+/** Outside a COMMIT a connection error inside a transaction is harmless: what was not committed is rolled back. */
+function ledgerError(error: unknown, uncertain = true): LedgerError {
+  if (error instanceof LedgerError) return error;
+  const code = error instanceof pg.DatabaseError ? (error.code ?? '') : '';
+  const certain = CERTAINLY_NOT_COMMITTED.has(code.slice(0, 2));
+  return new LedgerError(`the ledger did not take it: ${message(error)}`, uncertain && !certain, error, certain);
+}
+
+function message(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

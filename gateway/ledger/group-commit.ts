@@ -1,0 +1,82 @@
+import { LedgerError } from '../domain/errors.ts';
+
+interface Waiting<Item, Result> {
+  readonly item: Item;
+  readonly resolve: (result: Result) => void;
+  readonly reject: (error: unknown) => void;
+}
+
+export interface GroupCommitOptions<Item, Result> {
+  readonly maxBatch: number;
+  readonly maxInFlight: number;
+  /** Runs one statement for all items, committed when it resolves; answers in the order of the items. */
+  readonly run: (items: readonly Item[]) => Promise<readonly Result[]>;
+}
+
+/**
+ * Group commit: what waits in this process goes to PostgreSQL as one statement and one fsync. There is no timer; a lone
+ * item leaves at the end of the tick it came in, and a batch grows only while earlier ones are in flight.
+ *
+ * One item that the database refuses must not refuse its neighbours, so a batch that certainly did not commit is run
+ * again one by one. A batch whose commit is unknown is unknown for each of its items.
+ */
+export class GroupCommit<Item, Result> {
+  readonly #options: GroupCommitOptions<Item, Result>;
+  #waiting: Waiting<Item, Result>[] = [];
+  #inFlight = 0;
+  #scheduled = false;
+
+  constructor(options: GroupCommitOptions<Item, Result>) {
+    this.#options = options;
+  }
+
+  submit(item: Item): Promise<Result> {
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ item, resolve, reject });
+      if (!this.#scheduled) {
+        this.#scheduled = true;
+        setImmediate(() => {
+          this.#scheduled = false;
+          this.#flush();
+        });
+      }
+    });
+  }
+
+  #flush(): void {
+    while (this.#waiting.length > 0 && this.#inFlight < this.#options.maxInFlight) {
+      const batch = this.#waiting.splice(0, this.#options.maxBatch);
+      this.#inFlight += 1;
+      void this.#commit(batch).finally(() => {
+        this.#inFlight -= 1;
+        this.#flush();
+      });
+    }
+  }
+
+  async #commit(batch: readonly Waiting<Item, Result>[]): Promise<void> {
+    try {
+      const results = await this.#options.run(batch.map((waiting) => waiting.item));
+      for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
+    } catch (error) {
+      if (batch.length > 1 && isRefusal(error)) {
+        for (const waiting of batch) await this.#commit([waiting]);
+      } else {
+        for (const waiting of batch) waiting.reject(error);
+        if (!isRefusal(error)) this.#refuseWaiting(error);
+      }
+    }
+  }
+
+  /** The server is gone: those that wait behind are owed an answer now, and nothing of theirs was sent to it. */
+  #refuseWaiting(error: unknown): void {
+    const waiting = this.#waiting.splice(0);
+    const text = error instanceof Error ? error.message : String(error);
+    for (const { reject } of waiting) reject(new LedgerError(text, false, error));
+  }
+}
+
+/** The server looked at the statement and said no: it lives, and nothing was committed. */
+function isRefusal(error: unknown): boolean {
+  return error instanceof LedgerError && !error.unknown && error.refused;
+}

@@ -1,0 +1,154 @@
+import { randomUUID } from 'node:crypto';
+import { readFileSync, readlinkSync } from 'node:fs';
+import { hostname } from 'node:os';
+import type { Database } from './db.ts';
+
+/** A process that has not renewed for this long is taken for dead; its calls go to others. */
+export const LEASE_MS = 6_000;
+const RENEW_EVERY_MS = 1_000;
+/** Stop sending this long before the lease ends, so that the first byte never leaves after it. */
+const SEND_MARGIN_MS = 500;
+
+/**
+ * The right of this process to send. It rests on a row in `processes` that is renewed every second; a process that was
+ * paused, or cut off from PostgreSQL, loses it and must send nothing more under that name. The check is local and
+ * asked right before the first byte: no statement, and no clock but this machine's own.
+ */
+export class Lease {
+  readonly #db: Database;
+  readonly #onError: (error: unknown) => void;
+  #id = '';
+  #goodUntil = { monotonic: 0, wall: 0 };
+  #timer: NodeJS.Timeout | undefined;
+  #renewing: Promise<void> | undefined;
+
+  constructor(db: Database, onError: (error: unknown) => void) {
+    this.#db = db;
+    this.#onError = onError;
+  }
+
+  /** The name under which calls are claimed now. Changes when a lapsed lease is taken anew. */
+  get id(): string {
+    return this.#id;
+  }
+
+  /** Whether a call claimed under `owner` may still be sent by this process at this instant. */
+  holds(owner: string): boolean {
+    if (owner !== this.#id) return false;
+    return performance.now() < this.#goodUntil.monotonic && Date.now() < this.#goodUntil.wall;
+  }
+
+  async start(): Promise<void> {
+    await this.#register();
+    this.#timer = setInterval(() => this.#tick(), RENEW_EVERY_MS);
+    this.#timer.unref();
+  }
+
+  #tick(): void {
+    this.#renewing ??= this.#renew()
+      .catch(this.#onError)
+      .finally(() => {
+        this.#renewing = undefined;
+      });
+  }
+
+  async #renew(): Promise<void> {
+    const asked = { monotonic: performance.now(), wall: Date.now() };
+    const rows = await this.#db.run<{ id: string }>({
+      name: 'renew-lease',
+      text: `update processes set lease_until = now() + $2 * interval '1 ms' where id = $1 and lease_until > now() and ended_at is null returning id`,
+      values: [this.#id, LEASE_MS],
+    });
+    if (rows.length === 1) this.#extend(asked);
+    else await this.#replaceLapsed();
+  }
+
+  /** Nothing is ever sent again under the old name (`holds` compares it), so it may be called dead. */
+  async #replaceLapsed(): Promise<void> {
+    const lapsed = this.#id;
+    this.#id = '';
+    await this.#register();
+    await endProcess(this.#db, lapsed);
+  }
+
+  async #register(): Promise<void> {
+    const id = randomUUID();
+    const asked = { monotonic: performance.now(), wall: Date.now() };
+    await this.#db.run({
+      name: 'register-process',
+      text: `insert into processes (id, host, pid, pid_started, lease_until) values ($1, $2, $3, $4, now() + $5 * interval '1 ms')`,
+      values: [id, hostIdentity(), process.pid, startTicks(process.pid) ?? '', LEASE_MS],
+    });
+    this.#extend(asked);
+    this.#id = id;
+  }
+
+  #extend(asked: { monotonic: number; wall: number }): void {
+    const good = LEASE_MS - SEND_MARGIN_MS;
+    this.#goodUntil = { monotonic: asked.monotonic + good, wall: asked.wall + good };
+  }
+
+  /** On a clean end: whatever is still ours goes to others at once. */
+  async end(): Promise<void> {
+    clearInterval(this.#timer);
+    await this.#renewing;
+    const id = this.#id;
+    this.#id = '';
+    await endProcess(this.#db, id);
+  }
+}
+
+async function endProcess(db: Database, id: string): Promise<void> {
+  await db.run({
+    name: 'end-process',
+    text: `update processes set ended_at = coalesce(ended_at, now()), lease_until = least(lease_until, now()) where id = $1`,
+    values: [id],
+  });
+}
+
+/**
+ * Marks processes of this very host that are gone: their pid is free or belongs to a later process. A restart after a
+ * kill then need not wait for the lease. Processes of other hosts are judged by their lease alone.
+ */
+export async function endDeadNeighbours(db: Database): Promise<void> {
+  const rows = await db.run<{ id: string; pid: number; pid_started: string }>({
+    name: 'neighbours',
+    text: `select id, pid, pid_started from processes where host = $1 and ended_at is null`,
+    values: [hostIdentity()],
+  });
+  for (const row of rows) {
+    if (row.pid_started !== '' && startTicks(row.pid) !== row.pid_started) await endProcess(db, row.id);
+  }
+}
+
+/** Forgets processes that ended long ago and own nothing. */
+export async function forgetEndedProcesses(db: Database): Promise<void> {
+  await db.run({
+    name: 'forget-processes',
+    text: `delete from processes p where ended_at < now() - interval '1 day'
+      and not exists (select 1 from open_calls o where o.owner = p.id)`,
+    values: [],
+  });
+}
+
+/** Boot and pid namespace: where a pid means the same thing. */
+function hostIdentity(): string {
+  try {
+    const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
+    return `${boot}/${readlinkSync('/proc/self/ns/pid')}`;
+  } catch {
+    return hostname();
+  }
+}
+
+/** When a process started, in the kernel's ticks: a reused pid differs. Undefined: no such process, or no /proc. */
+function startTicks(pid: number): string | undefined {
+  try {
+    const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+    const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+    // A zombie has ended; only its parent has not noticed yet.
+    return fields[0] === 'Z' || fields[0] === 'X' ? undefined : fields[19];
+  } catch {
+    return undefined;
+  }
+}

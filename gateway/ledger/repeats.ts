@@ -1,0 +1,45 @@
+import type { Call } from '../domain/call.ts';
+import { CALL_COLUMNS, type CallRow, toCall } from './call-row.ts';
+import type { Database } from './db.ts';
+
+export interface NewestRepeat {
+  readonly generation: number;
+  readonly txn: string;
+  /** Absent when a crash came between noting the generation and claiming the call, or the claim was released. */
+  readonly call: Call | undefined;
+  readonly msSinceDelivered: number | null;
+}
+
+/** The newest call of an identical wish without a key. */
+export async function newestRepeat(db: Database, slot: string): Promise<NewestRepeat | undefined> {
+  const rows = await db.run<{ generation: number; slot_txn: string; ms: number | null } & CallRow>({
+    name: 'newest-repeat',
+    text: `select r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
+        ${CALL_COLUMNS}
+      from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn where r.slot = $1`,
+    values: [slot],
+  });
+  const row = rows[0];
+  if (row === undefined) return undefined;
+  const call = row.state === null ? undefined : toCall({ ...row, txn: row.slot_txn });
+  return { generation: row.generation, txn: row.slot_txn, call, msSinceDelivered: row.ms };
+}
+
+/** Notes a generation before its call is claimed. Older news never overwrites newer. */
+export async function noteGeneration(db: Database, slot: string, generation: number, txn: string): Promise<void> {
+  await db.run({
+    name: 'note-generation',
+    text: `insert into repeats (slot, generation, txn) values ($1, $2, $3)
+      on conflict (slot) do update set generation = excluded.generation, txn = excluded.txn where repeats.generation < excluded.generation`,
+    values: [slot, generation, txn],
+  });
+}
+
+/** An answer was handed to the caller's connection. Until this is known, an identical call is taken for a retry. */
+export async function noteDelivered(db: Database, txn: string): Promise<void> {
+  await db.run({
+    name: 'note-delivered',
+    text: `update calls set delivered_at = now() where txn = $1 and delivered_at is null and settled_at is not null`,
+    values: [txn],
+  });
+}

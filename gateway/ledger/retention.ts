@@ -1,0 +1,61 @@
+import type { Database } from './db.ts';
+
+/** Small enough that a sweep never holds row locks for long beside live calls. */
+const SWEEP_AT_ONCE = 500;
+
+/**
+ * Erases the payloads of calls that were settled longer ago than `payloadsMs`; the row stays as a tombstone. The sweep
+ * walks calls in the order they came; those still open when it passes are remembered and looked at again. Returns how
+ * many calls it looked at: less than a full batch means it has caught up.
+ */
+export async function erasePayloads(db: Database, payloadsMs: number): Promise<number> {
+  return db.transaction(async (tx) => {
+    const passed = await tx.run<{ txn: string; created_at: Date }>({
+      name: 'sweep-window',
+      text: `select c.txn from calls c
+        where (c.created_at, c.txn) > (coalesce((select through_at from sweeps where name = 'payloads' for update), '-infinity'), '00000000-0000-0000-0000-000000000000')
+          and c.created_at < now() - $1 * interval '1 ms'
+        order by c.created_at, c.txn limit ${SWEEP_AT_ONCE}`,
+      values: [payloadsMs],
+    });
+    const txns = passed.map((row) => row.txn);
+    await tx.run({
+      name: 'sweep-erase',
+      text: `with candidates as (
+          select unnest($2::uuid[]) as txn union select txn from (select txn from sweep_later order by txn limit ${SWEEP_AT_ONCE}) l
+        ), ripe as (
+          select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms' as erase
+          from candidates join calls c using (txn)
+        ), erased as (
+          update calls c set args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]', erased_at = now()
+          from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
+        ), done as (
+          delete from sweep_later l using ripe r where r.txn = l.txn and r.erase
+        )
+        insert into sweep_later select txn from ripe where not erase on conflict do nothing`,
+      values: [payloadsMs, txns],
+    });
+    if (txns.length > 0) {
+      await tx.run({
+        name: 'sweep-mark',
+        text: `insert into sweeps (name, through_at) select 'payloads', created_at from calls where txn = $1
+          on conflict (name) do update set through_at = excluded.through_at where sweeps.through_at < excluded.through_at`,
+        values: [txns.at(-1)],
+      });
+    }
+    return txns.length;
+  });
+}
+
+/** Drops tombstones older than `keysMs`. Only if the operator set a limit: afterwards an old key is new again. */
+export async function dropTombstones(db: Database, keysMs: number): Promise<number> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'drop-tombstones',
+    text: `delete from calls where txn in (
+        select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
+        order by created_at limit ${SWEEP_AT_ONCE} for update skip locked)
+      returning txn`,
+    values: [keysMs],
+  });
+  return rows.length;
+}

@@ -1,0 +1,96 @@
+import type { Answer } from '../domain/adapter.ts';
+import { leafHash } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import type { Database } from './db.ts';
+
+export interface RecordedVerdict {
+  readonly verdict: 'applied' | 'not_applied' | 'retry';
+  readonly person: string;
+  readonly reason: string;
+  readonly answer: Answer | null;
+  readonly entry: string;
+}
+
+/**
+ * Writes a person's verdict. The fence grows, so whoever had the call in hand can change nothing more. False: the call is
+ * no longer in the doubt that the person saw.
+ */
+export async function applyVerdict(db: Database, call: Call, verdict: RecordedVerdict): Promise<boolean> {
+  const event = { at: new Date().toISOString(), what: 'verdict', verdict: verdict.verdict, person: verdict.person, reason: verdict.reason };
+  const state = verdict.verdict === 'applied' ? 'succeeded' : verdict.verdict === 'not_applied' ? 'failed' : 'in_doubt';
+  const final = state !== 'in_doubt';
+  const rows = await db.run<{ txn: string }>({
+    name: 'apply-verdict',
+    text: `with judged as (
+        update calls set
+          state = $3, fence = fence + 1,
+          -- A retry vouches that nothing happened so far, except where the upstream's own key makes that needless.
+          unresolved = case when $3 = 'in_doubt' and kind = 'key' then unresolved else 0 end,
+          round_from = case when $3 = 'in_doubt' then attempt else round_from end,
+          round_at = case when $3 = 'in_doubt' then now() else round_at end,
+          attempt_open = false,
+          settled_at = case when $4 then now() end,
+          outcome = case when $4 then 'verdict' end,
+          problem = case when $3 = 'failed' then 'tool_failed' end,
+          detail = $5, answer = $6,
+          evidence = case when $4 then 'person' end,
+          resolved_by = $7,
+          leaf = case when $4 then $8::bytea end,
+          events = events || $9::jsonb
+        where txn = $1 and fence = $2 and state = 'in_doubt'
+        returning txn
+      ), closed as (
+        delete from open_calls o using judged j where o.txn = j.txn and $4
+      ), due as (
+        update open_calls o set owner = null, due_at = now() from judged j where o.txn = j.txn and not $4
+      ), logged as (
+        insert into audit_queue (entry) select $10 from judged
+      )
+      select txn from judged`,
+    values: [
+      call.txn,
+      call.fence,
+      state,
+      final,
+      verdict.reason,
+      verdict.answer === null ? null : JSON.stringify(verdict.answer),
+      verdict.person,
+      leafHash(verdict.entry),
+      JSON.stringify([event]),
+      verdict.entry,
+    ],
+  });
+  return rows.length === 1;
+}
+
+/** Whether every process that ever held this call let go of it or is known to have ended. */
+export async function senderIsGone(db: Database, txn: string): Promise<boolean> {
+  const rows = await db.run<{ gone: boolean }>({
+    name: 'sender-is-gone',
+    text: `select coalesce(bool_and(p.ended_at is not null), true) as gone
+      from calls c cross join lateral jsonb_array_elements(c.events) e
+      join processes p on p.id = (e->>'from')::uuid
+      where c.txn = $1 and e->>'what' = 'taken_over'`,
+    values: [txn],
+  });
+  return rows[0]?.gone ?? true;
+}
+
+/** Withdraws a held call. False: it is no longer held. */
+export async function cancelHeld(db: Database, txn: string, entry: string): Promise<boolean> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'cancel-held',
+    text: `with cancelled as (
+        update calls set state = 'cancelled', fence = fence + 1, settled_at = now(), outcome = 'cancelled', problem = 'cancelled',
+          detail = 'it was withdrawn before it was sent', evidence = 'gateway', leaf = $2
+        where txn = $1 and state = 'held' returning txn
+      ), closed as (
+        delete from open_calls o using cancelled c where o.txn = c.txn
+      ), logged as (
+        insert into audit_queue (entry) select $3 from cancelled
+      )
+      select txn from cancelled`,
+    values: [txn, leafHash(entry), entry],
+  });
+  return rows.length === 1;
+}

@@ -1,0 +1,130 @@
+import type { JsonObject } from '../domain/json.ts';
+import type { Agent, Approve, Person, Rule } from '../domain/policy.ts';
+import { bare } from './compile-tool.ts';
+import type { Declared } from './declared.ts';
+import { compileCondition, compileNumber, type Site, type Variable } from './expressions.ts';
+import { at, didYouMean, keyOf, listed, locate, type Path, type Place, type Report } from './faults.ts';
+import { globMatcher } from './glob.ts';
+import { declaredArguments } from './input.ts';
+import { type AgentFile, milliseconds, type PersonFile, type RuleFile } from './schema.ts';
+import { type Env, resolveSecrets } from './secrets.ts';
+
+export const APPROVE_DEFAULTS = { by: [], quorum: 1, withinMs: 3_600_000 } as const;
+
+const SEES: readonly Variable[] = ['args', 'agent', 'tool', 'saga', 'run', 'now'];
+
+export function compileAgent(
+  declared: Declared<AgentFile>,
+  env: Env,
+  inputOf: (tool: string) => JsonObject | undefined,
+  report: Report,
+): Agent | undefined {
+  const { name, place, value } = declared;
+  if (value === undefined) return undefined;
+  return {
+    name,
+    keys: compileKeys(value.keys ?? [], at(place, 'keys'), env, report),
+    rules: (value.rules ?? []).flatMap((rule, index) => {
+      const compiled = compileRule(name, rule, index, at(place, 'rules', index), inputOf, report);
+      return compiled === undefined ? [] : [compiled];
+    }),
+  };
+}
+
+export function compilePerson(declared: Declared<PersonFile>, env: Env, report: Report): Person | undefined {
+  const { name, place, value } = declared;
+  if (value === undefined) return undefined;
+  return {
+    name,
+    keys: compileKeys(value.keys ?? [], at(place, 'keys'), env, report),
+    roles: value.roles ?? ['viewer'],
+    groups: value.groups ?? [],
+  };
+}
+
+/** Digests of bearer keys. An entry whose environment variable is empty is nobody's key. */
+function compileKeys(entries: readonly string[], place: Place, env: Env, report: Report): Buffer[] {
+  const keys: Buffer[] = [];
+  for (const [index, entry] of entries.entries()) {
+    let good = true;
+    const { text } = resolveSecrets(entry, env, { file: false }, (message, offset) => {
+      good = false;
+      report.fault(at(place, index), message, offset);
+    });
+    if (!good || text === '' || text === 'sha256:') continue;
+    const hex = /^sha256:([0-9a-f]{64})$/i.exec(text)?.[1];
+    if (hex === undefined) report.fault(at(place, index), 'a key is "sha256:" and the 64 hex digits of its SHA-256');
+    else keys.push(Buffer.from(hex, 'hex'));
+  }
+  return keys;
+}
+
+function compileRule(
+  agent: string,
+  rule: RuleFile,
+  index: number,
+  place: Place,
+  inputOf: (tool: string) => JsonObject | undefined,
+  report: Report,
+): Rule | undefined {
+  const pattern = rule.allow ?? rule.deny;
+  if (pattern === undefined || (rule.allow !== undefined && rule.deny !== undefined)) {
+    report.fault(place, 'a rule needs exactly one of allow and deny');
+    return undefined;
+  }
+  const verdict = rule.allow === undefined ? 'deny' : 'allow';
+  if (verdict === 'deny') {
+    for (const key of ['rate', 'budget', 'approve'] as const) {
+      if (rule[key] !== undefined) report.fault(keyOf(place, key), `a deny has no ${key}: it denies`);
+    }
+  }
+  const site = (...path: Path): Site => ruleSite(at(place, ...path), inputOf(pattern), report);
+  const { file, line } = locate(place);
+  return {
+    id: `${agent} rule ${index + 1} (${file}:${line})`,
+    verdict,
+    pattern,
+    covers: globMatcher(pattern),
+    ...(rule.effect !== undefined && { effect: rule.effect }),
+    ...(rule.when !== undefined && { when: compileCondition(bare(String(rule.when)), site('when')) }),
+    ...(rule.rate !== undefined && { rate: compileRate(rule.rate) }),
+    ...(rule.budget !== undefined && {
+      budget: {
+        sum: compileNumber(bare(String(rule.budget.sum)), site('budget', 'sum')),
+        max: rule.budget.max,
+        perMs: milliseconds(rule.budget.per),
+      },
+    }),
+    ...(rule.approve !== undefined && {
+      approve: rule.approve === 'never' ? 'never' : compileApprove(rule.approve, site('approve', 'when')),
+    }),
+  };
+}
+
+/** A rule for one tool whose schema is closed must not read what can never be there: it would deny every call. */
+function ruleSite(place: Place, input: JsonObject | undefined, report: Report): Site {
+  const declared = input === undefined ? undefined : declaredArguments(input);
+  return {
+    sees: SEES,
+    fault: (message, offset) => report.fault(place, message, offset),
+    reads: (argument, offset) => {
+      if (!declared?.closed || declared.names.has(argument)) return;
+      const has = `(it has: ${listed(declared.names) || 'nothing'})${didYouMean(argument, declared.names)}`;
+      report.fault(place, `args.${argument} is not in the tool's input schema ${has}`, offset);
+    },
+  };
+}
+
+function compileApprove(approve: Exclude<NonNullable<RuleFile['approve']>, string>, site: Site): Approve {
+  return {
+    ...(approve.when !== undefined && { when: compileCondition(bare(String(approve.when)), site) }),
+    by: approve.by ?? APPROVE_DEFAULTS.by,
+    quorum: approve.quorum ?? APPROVE_DEFAULTS.quorum,
+    withinMs: approve.within === undefined ? APPROVE_DEFAULTS.withinMs : milliseconds(approve.within),
+  };
+}
+
+function compileRate(rate: string): { limit: number; perMs: number } {
+  const [limit, unit] = rate.split('/');
+  return { limit: Number(limit), perMs: milliseconds(`1${unit}`) };
+}

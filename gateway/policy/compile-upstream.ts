@@ -1,0 +1,103 @@
+import type { Upstream } from '../domain/policy.ts';
+import type { Declared } from './declared.ts';
+import { at, type Report } from './faults.ts';
+import { milliseconds, type UpstreamFile } from './schema.ts';
+import { type Env, resolveSecrets } from './secrets.ts';
+
+export const UPSTREAM_DEFAULTS = {
+  timeoutMs: 10_000,
+  concurrency: 32,
+  breaker: { threshold: 0.5, minimum: 10, windowMs: 10_000, cooldownMs: 15_000 },
+} as const;
+
+/** Headers that describe the message itself: the adapter writes them, and a second one would smuggle. */
+export const MESSAGE_HEADERS = new Set([
+  'connection',
+  'content-length',
+  'expect',
+  'host',
+  'keep-alive',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+]);
+
+const LEAST_SECRET = 6;
+const MOST_TIMEOUT = 24 * 3_600_000;
+
+export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, report: Report): Upstream | undefined {
+  const { name, place, value } = declared;
+  if (value === undefined) return undefined;
+  const resolve = (template: string, file: boolean, ...path: (string | number)[]) =>
+    resolveSecrets(template, env, { file }, (message, offset) => report.fault(at(place, ...path), message, offset));
+
+  checkKind(declared, value, report);
+  const url = value.url === undefined ? undefined : resolve(value.url, false, 'url').text;
+  if (url) checkUrl(url, (message) => report.fault(at(place, 'url'), message));
+  const command = value.command?.map((word, index) => resolve(word, false, 'command', index).text);
+  const headers: Record<string, string> = {};
+  const secrets = new Set<string>();
+  for (const [header, template] of Object.entries(value.headers ?? {})) {
+    const fault = (message: string): void => report.fault(at(place, 'headers', header), message);
+    const { text, values } = resolve(template, true, 'headers', header);
+    const lower = header.toLowerCase();
+    if (MESSAGE_HEADERS.has(lower)) fault(`${header} is written by the gateway itself`);
+    if (lower in headers) fault(`${header} is there twice`);
+    if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text)) fault(`the value of ${header} holds characters no header may have`);
+    headers[lower] = text;
+    for (const secret of [...values, text]) if (secret.length >= LEAST_SECRET) secrets.add(secret);
+  }
+  const timeoutMs = value.timeout === undefined ? UPSTREAM_DEFAULTS.timeoutMs : milliseconds(value.timeout);
+  if (timeoutMs > MOST_TIMEOUT) report.fault(at(place, 'timeout'), 'a timeout is at most 24h');
+  return {
+    name,
+    adapter: value.adapter,
+    ...(url !== undefined && { url }),
+    ...(command !== undefined && { command }),
+    headers,
+    // The longest first: scrubbing a part must not leave the rest of the whole standing.
+    secrets: [...secrets].sort((a, b) => b.length - a.length),
+    timeoutMs,
+    concurrency: value.concurrency ?? UPSTREAM_DEFAULTS.concurrency,
+    breaker: compileBreaker(value.breaker ?? {}),
+    allowPrivate: value.allowPrivate ?? false,
+    ...(value.import !== undefined && { import: value.import }),
+    expose: value.expose ?? 'prefixed',
+  };
+}
+
+function compileBreaker(breaker: NonNullable<UpstreamFile['breaker']>): Upstream['breaker'] {
+  const { threshold, minimum, windowMs, cooldownMs } = UPSTREAM_DEFAULTS.breaker;
+  return {
+    threshold: breaker.threshold === undefined ? threshold : Number.parseInt(breaker.threshold, 10) / 100,
+    minimum: breaker.minimum ?? minimum,
+    windowMs: breaker.window === undefined ? windowMs : milliseconds(breaker.window),
+    cooldownMs: breaker.cooldown === undefined ? cooldownMs : milliseconds(breaker.cooldown),
+  };
+}
+
+function checkKind({ place }: Declared<UpstreamFile>, value: UpstreamFile, report: Report): void {
+  if (value.adapter === 'mcp') {
+    if ((value.url === undefined) === (value.command === undefined)) {
+      report.fault(place, 'an mcp upstream needs exactly one of url and command');
+    }
+    return;
+  }
+  if (value.url === undefined) report.fault(place, 'an http upstream needs a url');
+  for (const key of ['command', 'import', 'expose'] as const) {
+    if (value[key] !== undefined) report.fault({ ...at(place, key), key: true }, `${key} is only for mcp upstreams`);
+  }
+}
+
+/** Messages show no part of a resolved URL: it may hold what came from the environment. */
+function checkUrl(text: string, fault: (message: string) => void): void {
+  if (!URL.canParse(text)) {
+    fault('the url is not a URL: write https://host/path');
+    return;
+  }
+  const url = new URL(text);
+  if (url.protocol !== 'https:' && url.protocol !== 'http:') fault('the url must begin with https:// or http://');
+  if (url.username !== '' || url.password !== '') fault('no credentials in a url: put them in headers');
+  if (url.search !== '' || url.hash !== '') fault('a url ends with its path: no ? and no #');
+}

@@ -1,0 +1,205 @@
+import type { JsonObject } from '../domain/json.ts';
+import {
+  type Agent,
+  type Approve,
+  type Decision,
+  ExpressionError,
+  type Policies,
+  type Rule,
+  type Scope,
+  type Tool,
+} from '../domain/policy.ts';
+import { BUILT_IN } from './link.ts';
+
+/**
+ * May this agent call this tool with these arguments? Pure, and closed by default:
+ *
+ *   1. any matching deny wins (one whose condition cannot be evaluated matches);
+ *   2. else the first matching allow decides (one whose condition cannot be evaluated denies);
+ *   3. else nothing allows it.
+ */
+export interface CallScope {
+  readonly args: JsonObject;
+  readonly saga: string | null;
+  readonly run: string | null;
+  /** Unix milliseconds. */
+  readonly now: number;
+}
+
+/** One rule that was looked at. */
+export interface Tried {
+  readonly rule: Rule;
+  readonly matched: boolean;
+  readonly why: string;
+}
+
+export interface Explanation {
+  readonly decision: Decision;
+  /** Every rule of the agent in written order. */
+  readonly tried: readonly Tried[];
+}
+
+export type BuiltInDecision =
+  | { readonly allowed: true; readonly rule: Rule }
+  | { readonly allowed: false; readonly reason: string; readonly rule: Rule | undefined };
+
+/** The hold of a write that nothing makes repeatable, when its rule does not say otherwise. */
+export const DEFAULT_HOLD: Approve = Object.freeze({ by: Object.freeze([]), quorum: 1, withinMs: 3_600_000 });
+
+interface Candidates {
+  readonly denies: readonly Rule[];
+  readonly allows: readonly Rule[];
+}
+
+type Match = { readonly matched: boolean; readonly error?: string };
+
+export function decide(policies: Policies, agent: Agent, toolName: string, call: CallScope): Decision {
+  const tool = policies.tools.get(toolName);
+  const candidates = tool === undefined ? candidatesOf(agent, toolName) : cachedCandidates(agent, toolName);
+  const verdict = judge(agent, toolName, tool?.effect, candidates, scopeOf(agent, toolName, call));
+  if (tool === undefined) {
+    // Only whoever a rule lets near the name may learn that nothing has it.
+    const covered = candidates.allows.length > 0 && !(verdict.rule?.verdict === 'deny');
+    const reason = covered ? `there is no tool ${JSON.stringify(toolName)}` : verdict.reason;
+    return covered
+      ? { allowed: false, code: 'unknown_tool', reason, rule: candidates.allows[0] }
+      : { allowed: false, code: 'denied', reason, rule: verdict.rule };
+  }
+  if (!verdict.allowed) return { allowed: false, code: 'denied', reason: verdict.reason, rule: verdict.rule };
+  return { allowed: true, tool, rule: verdict.rule, hold: holdOf(tool, verdict.rule, scopeOf(agent, toolName, call)) };
+}
+
+/** The gateway's own tools have no contract and no upstream, only a rule that allows them or none. */
+export function decideBuiltIn(agent: Agent, toolName: string, call: CallScope): BuiltInDecision {
+  const scope = scopeOf(agent, toolName, call);
+  const verdict = judge(agent, toolName, BUILT_IN[toolName], candidatesOf(agent, toolName), scope);
+  return verdict.allowed
+    ? { allowed: true, rule: verdict.rule }
+    : { allowed: false, reason: verdict.reason, rule: verdict.rule };
+}
+
+/** Whether some rule could allow the tool for some arguments: what a list of tools shows. */
+export function coversByName(
+  agent: Agent,
+  tool: { readonly name: string; readonly effect: 'read' | 'write' },
+): boolean {
+  const { denies, allows } = candidatesOf(agent, tool.name);
+  const fits = (rule: Rule): boolean => rule.effect === undefined || rule.effect === tool.effect;
+  return !denies.some((rule) => fits(rule) && rule.when === undefined) && allows.some(fits);
+}
+
+export function explain(policies: Policies, agent: Agent, toolName: string, call: CallScope): Explanation {
+  const tool = policies.tools.get(toolName);
+  const scope = scopeOf(agent, toolName, call);
+  const effect = tool?.effect ?? BUILT_IN[toolName];
+  const decision = decide(policies, agent, toolName, call);
+  const tried = agent.rules.map((rule): Tried => {
+    if (!rule.covers(toolName)) return { rule, matched: false, why: `${rule.pattern} does not cover ${toolName}` };
+    if (rule.effect !== undefined && effect !== undefined && rule.effect !== effect) {
+      return { rule, matched: false, why: `it is for ${rule.effect}s, and ${toolName} is a ${effect}` };
+    }
+    const { matched, error } = evaluate(rule, scope);
+    if (error !== undefined) return { rule, matched, why: `its condition cannot be evaluated: ${error}` };
+    if (!matched) return { rule, matched, why: 'its condition is false' };
+    const decided = decision.rule === rule;
+    return { rule, matched, why: decided ? 'it matches, and decides' : 'it matches, but another rule decides' };
+  });
+  return { decision, tried };
+}
+
+type Verdict =
+  | { readonly allowed: true; readonly rule: Rule; readonly reason: string }
+  | { readonly allowed: false; readonly rule: Rule | undefined; readonly reason: string };
+
+function judge(
+  agent: Agent,
+  toolName: string,
+  effect: Tool['effect'] | undefined,
+  { denies, allows }: Candidates,
+  scope: Scope,
+): Verdict {
+  for (const rule of denies) {
+    if (!fits(rule, effect)) continue;
+    const { matched, error } = evaluate(rule, scope);
+    if (!matched) continue;
+    const why = error === undefined ? '' : `: its condition cannot be evaluated (${error}), so it counts`;
+    return { allowed: false, rule, reason: `denied by ${rule.id}${why}` };
+  }
+  for (const rule of allows) {
+    if (!fits(rule, effect)) continue;
+    const { matched, error } = evaluate(rule, scope);
+    if (error !== undefined) {
+      return { allowed: false, rule, reason: `${rule.id} cannot tell whether it allows this: ${error}` };
+    }
+    if (matched) return { allowed: true, rule, reason: '' };
+  }
+  const reason =
+    allows.length === 0
+      ? `no rule of ${agent.name} allows ${toolName}`
+      : `no rule of ${agent.name} allows ${toolName} with these arguments; tried ${allows.map((rule) => rule.id).join(', ')}`;
+  return { allowed: false, rule: undefined, reason };
+}
+
+/** Of an unknown tool nobody knows the effect: a rule for reads may be meant. */
+function fits(rule: Rule, effect: Tool['effect'] | undefined): boolean {
+  return rule.effect === undefined || effect === undefined || rule.effect === effect;
+}
+
+function evaluate(rule: Rule, scope: Scope): Match {
+  if (rule.when === undefined) return MATCHED;
+  try {
+    return rule.when(scope) ? MATCHED : NOT_MATCHED;
+  } catch (error) {
+    return { matched: rule.verdict === 'deny', error: messageOf(error) };
+  }
+}
+
+const MATCHED: Match = { matched: true };
+const NOT_MATCHED: Match = { matched: false };
+
+function messageOf(error: unknown): string {
+  return error instanceof ExpressionError ? error.message : 'unexpected error';
+}
+
+/** A rule's approval, asked for when its condition says so or cannot say; and always for a write that nothing repeats. */
+function holdOf(tool: Tool, rule: Rule, scope: Scope): Approve | undefined {
+  const { approve } = rule;
+  if (approve === 'never') return undefined;
+  const unrepeatable = tool.effect === 'write' && tool.once.by === 'none';
+  if (approve === undefined) return unrepeatable ? DEFAULT_HOLD : undefined;
+  if (unrepeatable || approve.when === undefined) return approve;
+  try {
+    return approve.when(scope) ? approve : undefined;
+  } catch {
+    return approve;
+  }
+}
+
+function scopeOf(agent: Agent, tool: string, call: CallScope): Scope {
+  return { args: call.args, agent: agent.name, tool, saga: call.saga, run: call.run, now: call.now };
+}
+
+const cache = new WeakMap<Agent, Map<string, Candidates>>();
+
+/** For tools that exist only: a name that an agent invents must not fill memory. */
+function cachedCandidates(agent: Agent, toolName: string): Candidates {
+  let byTool = cache.get(agent);
+  if (byTool === undefined) {
+    byTool = new Map();
+    cache.set(agent, byTool);
+  }
+  let candidates = byTool.get(toolName);
+  if (candidates === undefined) {
+    candidates = candidatesOf(agent, toolName);
+    byTool.set(toolName, candidates);
+  }
+  return candidates;
+}
+
+function candidatesOf(agent: Agent, toolName: string): Candidates {
+  const covering = agent.rules.filter((rule) => rule.covers(toolName));
+  return {
+    denies: covering.filter((rule) => rule.verdict === 'deny'),
+    allows: covering.filter((rule) => rule.verdict === 'allow'),
+  };
+}

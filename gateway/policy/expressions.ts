@@ -1,0 +1,254 @@
+import type { ASTNode, ParseResult } from '@marcbachmann/cel-js';
+import { Environment } from '@marcbachmann/cel-js';
+import { isObject, type Json } from '../domain/json.ts';
+import { type Expression, ExpressionError, type Scope } from '../domain/policy.ts';
+import { didYouMean, listed } from './faults.ts';
+import { boundCost, childrenOf, toJson } from './metering.ts';
+
+/**
+ * CEL as policies may use it: parsed and type-checked at load, and bounded in cost. JSON numbers are doubles, literals
+ * such as `5` are ints; arithmetic between the two works and never loses precision silently.
+ */
+export type Variable = keyof Scope;
+
+/** Where an expression stands: what it may look at, and whom to tell about it. */
+export interface Site {
+  readonly sees: readonly Variable[];
+  /** `offset` is a position inside the expression or string. */
+  fault(message: string, offset?: number): void;
+  /** An argument that the expression reads without asking `has(args.…)` for it first. */
+  reads?(argument: string, offset: number): void;
+}
+
+const LIMITS = { maxAstNodes: 400, maxDepth: 40, maxListElements: 200, maxMapEntries: 100, maxCallArguments: 8 };
+const MOST_CHARACTERS = 4096;
+
+const TYPES: Readonly<Record<Variable, string>> = {
+  args: 'map',
+  result: 'dyn',
+  before: 'dyn',
+  observed: 'dyn',
+  agent: 'string',
+  tool: 'string',
+  saga: 'dyn',
+  run: 'dyn',
+  now: 'google.protobuf.Timestamp',
+};
+
+/** Which values a compiled expression may turn out to have. */
+const BOOLEAN = new Set(['bool', 'dyn']);
+const NUMBER = new Set(['int', 'uint', 'double', 'dyn']);
+
+const base = withMixedArithmetic(new Environment({ homogeneousAggregateLiterals: false, limits: LIMITS }));
+const environments = new Map<string, Environment>();
+
+function environment(sees: readonly Variable[]): Environment {
+  const id = [...sees].sort().join();
+  let env = environments.get(id);
+  if (env === undefined) {
+    env = base.clone();
+    for (const name of sees) env.registerVariable(name, TYPES[name]);
+    environments.set(id, env);
+  }
+  return env;
+}
+
+function withMixedArithmetic(env: Environment): Environment {
+  const operations: Record<string, (a: number, b: number) => number> = {
+    '+': (a, b) => a + b,
+    '-': (a, b) => a - b,
+    '*': (a, b) => a * b,
+    '/': (a, b) => a / b,
+    '%': (a, b) => a % b,
+  };
+  for (const [operator, apply] of Object.entries(operations)) {
+    env.registerOperator(`double ${operator} int: double`, (a: number, b: bigint) => apply(a, exact(b)));
+    env.registerOperator(`int ${operator} double: double`, (a: bigint, b: number) => apply(exact(a), b));
+  }
+  env.registerOperator('double % double: double', (a: number, b: number) => a % b);
+  return env;
+}
+
+function exact(value: bigint): number {
+  const number = Number(value);
+  if (!Number.isSafeInteger(number)) throw new ExpressionError('an integer is too large to be exact');
+  return number;
+}
+
+/** Any value. */
+export function compileExpression(source: string, site: Site): Expression {
+  return compile(source, site, undefined, '');
+}
+
+/** A condition: what it yields must be true or false, nothing that merely looks like it. */
+export function compileCondition(source: string, site: Site): Expression<boolean> {
+  const evaluate = compile(source, site, BOOLEAN, 'true or false');
+  return (scope) => {
+    const value = evaluate(scope);
+    if (typeof value !== 'boolean') throw new ExpressionError(`neither true nor false: \`${short(source)}\``);
+    return value;
+  };
+}
+
+export function compileNumber(source: string, site: Site): Expression<number> {
+  const evaluate = compile(source, site, NUMBER, 'a number');
+  return (scope) => {
+    const value = evaluate(scope);
+    if (typeof value !== 'number') throw new ExpressionError(`not a number: \`${short(source)}\``);
+    return value;
+  };
+}
+
+function compile(source: string, site: Site, wanted: ReadonlySet<string> | undefined, as: string): Expression {
+  const parsed = parse(source, site);
+  if (parsed === undefined || !survey(parsed.ast, site)) return broken;
+  const checked = parsed.check();
+  if (!checked.valid) {
+    const error = checked.error as CelError;
+    site.fault(celFault(error, site), error.range?.start ?? 0);
+    return broken;
+  }
+  if (wanted !== undefined && !wanted.has(checked.type ?? 'dyn')) {
+    site.fault(`the expression must yield ${as}, but yields ${checked.type}`, 0);
+    return broken;
+  }
+  return plainPath(source) ?? evaluator(parsed, source);
+}
+
+/** Stands in for what could not be compiled, so that loading goes on and finds the next fault. */
+const broken: Expression = () => {
+  throw new ExpressionError('this expression did not compile');
+};
+
+interface CelError extends Error {
+  readonly code: string;
+  readonly summary: string;
+  readonly range?: { readonly start: number };
+  readonly node?: { readonly op?: string; readonly args?: unknown };
+}
+
+function parse(source: string, site: Site): ParseResult | undefined {
+  if (source.length > MOST_CHARACTERS) {
+    site.fault(`the expression is longer than ${MOST_CHARACTERS} characters`);
+    return undefined;
+  }
+  if (source.trim() === '') {
+    site.fault('the expression is empty');
+    return undefined;
+  }
+  try {
+    return environment(site.sees).parse(source);
+  } catch (error) {
+    const { summary, message, range } = error as CelError;
+    site.fault(`not an expression: ${summary ?? message}`, range?.start ?? 0);
+    return undefined;
+  }
+}
+
+function celFault(error: CelError, site: Site): string {
+  if (error.code !== 'unknown_variable') return `not an expression: ${error.summary ?? error.message}`;
+  const name = String(error.node?.args);
+  if (name === 'env' || name === 'file') {
+    return `${name} is known only in url, headers and command of an upstream and in keys`;
+  }
+  return `${JSON.stringify(name)} is not known here (known: ${listed(site.sees)})${didYouMean(name, site.sees)}`;
+}
+
+const MACROS = new Set(['all', 'exists', 'exists_one', 'map', 'filter']);
+/** Keys that the CEL library drops from a map literal without a word. */
+const DROPPED = new Set(['__proto__', 'constructor', 'prototype']);
+
+/** Reads the tree once: refuses what cannot be bounded or trusted, tells which arguments are read. */
+function survey(root: ASTNode, site: Site): boolean {
+  let good = true;
+  const guarded = new Set<string>();
+  const reads: [string, number][] = [];
+  const refuse = (message: string, node: ASTNode): void => {
+    good = false;
+    site.fault(message, node.start);
+  };
+  const walk = (node: ASTNode, inMacro: boolean, inHas: boolean): void => {
+    const argument = argumentRead(node);
+    if (argument !== undefined) {
+      if (inHas) guarded.add(argument);
+      else reads.push([argument, node.start]);
+    }
+    if (node.op === 'rcall') {
+      const [name, receiver, args] = node.args;
+      if (name === 'matches') refuse('matches() is refused: a regular expression can stall the gateway', node);
+      walk(receiver, inMacro, false);
+      if (!MACROS.has(name)) {
+        for (const arg of args) walk(arg, inMacro, false);
+        return;
+      }
+      if (inMacro) refuse(`${name}() inside another list macro is refused: its cost has no bound`, node);
+      const [variable, ...bodies] = args;
+      if (variable?.op === 'id' && variable.args in TYPES) refuse(`${variable.args} is already a variable`, variable);
+      for (const body of bodies) walk(body, true, false);
+      return;
+    }
+    if (node.op === 'call' && node.args[0] === 'matches') refuse('matches() is refused', node);
+    if (node.op === 'map') {
+      for (const [key] of node.args) {
+        if (key.op !== 'value' || typeof key.args !== 'string') refuse('a map key must be a string literal', key);
+        else if (DROPPED.has(key.args)) refuse(`a map key must not be ${JSON.stringify(key.args)}`, key);
+      }
+    }
+    const has = node.op === 'call' && node.args[0] === 'has';
+    for (const each of childrenOf(node)) walk(each, inMacro, has || (inHas && node.op === '.'));
+  };
+  walk(root, false, false);
+  for (const [name, offset] of reads) if (!guarded.has(name)) site.reads?.(name, offset);
+  return good;
+}
+
+function argumentRead(node: ASTNode): string | undefined {
+  if (node.op !== '.' && node.op !== '[]') return undefined;
+  const [left, right] = node.args;
+  if (left.op !== 'id' || left.args !== 'args') return undefined;
+  if (typeof right === 'string') return right;
+  return right.op === 'value' && typeof right.args === 'string' ? right.args : undefined;
+}
+
+function evaluator(parsed: ParseResult, source: string): Expression {
+  const meter = boundCost(parsed.ast);
+  const readsNow = /\bnow\b/.test(source);
+  return (scope) => {
+    try {
+      meter.refill();
+      const context = readsNow && scope.now !== undefined ? { ...scope, now: new Date(scope.now) } : scope;
+      return toJson(parsed(context), meter);
+    } catch (error) {
+      throw new ExpressionError(`${explain(error)}: \`${short(source)}\``);
+    }
+  };
+}
+
+/** A message never quotes a value: an argument may be one that is redacted everywhere else. */
+function explain(error: unknown): string {
+  if (error instanceof ExpressionError) return error.message;
+  const { code, node, summary } = error as CelError;
+  if (code === 'no_such_key' && node?.op === '.' && Array.isArray(node.args)) return `no ${String(node.args[1])}`;
+  if (code === 'unknown_variable' || code === 'no_such_overload' || code === 'no_matching_overload') return summary;
+  if (typeof code === 'string') return code.replaceAll('_', ' ');
+  return error instanceof RangeError ? 'out of bounds' : 'cannot be evaluated';
+}
+
+function short(source: string): string {
+  return source.length <= 120 ? source : `${source.slice(0, 117)}...`;
+}
+
+/** `args`, `result.id`: the commonest templates need no interpreter, and hand on exactly the value that is there. */
+function plainPath(source: string): Expression | undefined {
+  if (!/^(?:args|result|before|observed|agent|tool|saga|run)(?:\.[A-Za-z_]\w*)*$/.test(source)) return undefined;
+  const [root, ...rest] = source.split('.') as [Exclude<Variable, 'now'>, ...string[]];
+  return (scope) => {
+    let value: Json | undefined = scope[root];
+    if (value === undefined) throw new ExpressionError(`Unknown variable: ${root}: \`${source}\``);
+    for (const segment of rest) {
+      if (!isObject(value) || !Object.hasOwn(value, segment)) throw new ExpressionError(`no ${segment}: \`${source}\``);
+      value = value[segment] as Json;
+    }
+    return value;
+  };
+}

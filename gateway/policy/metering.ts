@@ -1,0 +1,236 @@
+import type { ASTNode } from '@marcbachmann/cel-js';
+import { isObject, type Json } from '../domain/json.ts';
+import { ExpressionError } from '../domain/policy.ts';
+
+/**
+ * The run-time bound of an expression. CEL always ends, but not soon: over a body of 1 MiB, `args.list.exists(x,
+ * args.text.contains(x))` is 10^11 steps. So every node pays for being evaluated, and for the size of what it is
+ * evaluated over, out of a budget that is worth some tens of milliseconds.
+ */
+const BUDGET = 1_000_000;
+const PER_NODE = 4;
+const PER_ELEMENT = 20;
+const PER_ZONE_LOOKUP = 5_000;
+/** `exists` and `||` swallow errors, and making one costs microseconds. */
+const PER_ERROR = 250;
+
+/** Made once: a macro over a long list may throw it for every element that is left. */
+const TOO_COSTLY = new ExpressionError('too costly for arguments of this size');
+
+export class Meter {
+  #left = BUDGET;
+
+  refill(): void {
+    this.#left = BUDGET;
+  }
+
+  spend(cost: number): void {
+    this.#left -= cost;
+    if (this.#left < 0) throw TOO_COSTLY;
+  }
+
+  /** Pays for reading a value through and through; stops as soon as that is more than is left. */
+  weigh(value: unknown): void {
+    if (typeof value === 'string') this.spend(1 + (value.length >> 6));
+    else if (Array.isArray(value)) {
+      this.spend(1);
+      for (const item of value) this.weigh(item);
+    } else if (isObject(value)) {
+      this.spend(1);
+      for (const key in value) this.weigh(value[key]);
+    } else this.spend(1);
+  }
+}
+
+/** What the CEL library's nodes have beyond their published type; a test notices if that changes. */
+interface Evaluable {
+  readonly meta: { evaluate: Evaluate };
+  setMeta(key: 'evaluate', value: Evaluate): void;
+}
+type Evaluate = (evaluator: unknown, node: unknown, context: unknown) => unknown;
+
+const ARITHMETIC = new Set(['+', '-', '*', '/', '%']);
+const COMPARES_DEEPLY = new Set(['==', '!=', 'in', '+']);
+/** Functions whose worst case is the product of the lengths of the two strings. */
+const SEARCHES = new Set(['contains', 'indexOf', 'lastIndexOf', 'split']);
+
+/** Call after the type check (which replaces some evaluators) and before the first evaluation. */
+export function boundCost(root: ASTNode): Meter {
+  const meter = new Meter();
+  const metered = !isCheap(root);
+  const visit = (node: ASTNode): void => {
+    if (ARITHMETIC.has(node.op)) wrap(node, (run) => (e, n, c) => finite(run(e, n, c)));
+    if (metered) {
+      wrap(node, (run) => (e, n, c) => {
+        meter.spend(PER_NODE);
+        try {
+          return run(e, n, c);
+        } catch (error) {
+          meter.spend(PER_ERROR);
+          throw error;
+        }
+      });
+      for (const [operand, pay] of operandsThatCost(node, meter)) {
+        wrap(operand, (run) => (e, n, c) => {
+          const value = run(e, n, c);
+          pay(value);
+          return value;
+        });
+      }
+    }
+    for (const each of childrenOf(node)) visit(each);
+  };
+  visit(root);
+  return meter;
+}
+
+function wrap(node: ASTNode, around: (run: Evaluate) => Evaluate): void {
+  const evaluable = node as unknown as Evaluable;
+  evaluable.setMeta('evaluate', around(evaluable.meta.evaluate));
+}
+
+/** Nothing but looking at fields and comparing them with literals: linear in the expression, whatever the arguments. */
+function isCheap(node: ASTNode): boolean {
+  switch (node.op) {
+    case 'value':
+    case 'id':
+      return true;
+    case '==':
+    case '!=':
+      return node.args.some((side) => side.op === 'value') && node.args.every(isCheap);
+    case 'in':
+      return (
+        node.args[1].op === 'list' && node.args[1].args.every((item) => item.op === 'value') && isCheap(node.args[0])
+      );
+    case '.':
+    case '!_':
+    case '-_':
+    case '&&':
+    case '||':
+    case '?:':
+    case '<':
+    case '<=':
+    case '>':
+    case '>=':
+    case '-':
+    case '*':
+    case '/':
+    case '%':
+      return childrenOf(node).every(isCheap);
+    case 'call':
+      return node.args[0] === 'has';
+    default:
+      return false;
+  }
+}
+
+function operandsThatCost(node: ASTNode, meter: Meter): [ASTNode, (value: unknown) => void][] {
+  const deep = (value: unknown): void => meter.weigh(value);
+  if (COMPARES_DEEPLY.has(node.op)) return childrenOf(node).map((child) => [child, deep]);
+  if (node.op === 'call') {
+    const [name, args] = node.args;
+    if (name === 'size' || name === 'has') return [];
+    // The library's duration parser backtracks: the square of the length.
+    if (name === 'duration') return args.map((arg) => [arg, (value) => meter.spend(lengthOf(value) ** 2)]);
+    return args.map((arg) => [arg, deep]);
+  }
+  if (node.op !== 'rcall') return [];
+  const [name, receiver, args] = node.args;
+  if (name === 'size') return [];
+  if (SEARCHES.has(name) && args[0] !== undefined) return search(name, receiver, args[0], meter);
+  if (name.startsWith('get') && args.length > 0) return [[receiver, () => meter.spend(PER_ZONE_LOOKUP)]];
+  if (name === 'join') return [[receiver, deep]];
+  if (name === 'bind') return [];
+  // Paid before the loop starts: nothing stops `exists` from trying every element that is left.
+  if (LOOPS.has(name)) return [[receiver, (value) => meter.spend(PER_ELEMENT * countOf(value))]];
+  return [receiver, ...args].map((each) => [each, deep]);
+}
+
+const LOOPS = new Set(['all', 'exists', 'exists_one', 'map', 'filter']);
+
+/** Receiver and argument are evaluated just before the search itself; the second of them pays for the product. */
+function search(name: string, receiver: ASTNode, needle: ASTNode, meter: Meter): [ASTNode, (value: unknown) => void][] {
+  let first: number | undefined;
+  const pay = (value: unknown): void => {
+    const length = lengthOf(value);
+    meter.spend(name === 'split' ? length : length >> 6);
+    if (first === undefined) first = length;
+    else {
+      meter.spend((first * length) / 64);
+      first = undefined;
+    }
+  };
+  return [
+    [receiver, pay],
+    [needle, pay],
+  ];
+}
+
+function countOf(value: unknown): number {
+  if (Array.isArray(value)) return value.length;
+  return isObject(value) ? Object.keys(value).length : 1;
+}
+
+function lengthOf(value: unknown): number {
+  return typeof value === 'string' ? value.length : 1;
+}
+
+/** The nodes right below one, as they were written (macros not expanded). */
+export function childrenOf(node: ASTNode): ASTNode[] {
+  const nodes: ASTNode[] = [];
+  const collect = (value: unknown): void => {
+    if (Array.isArray(value)) for (const each of value) collect(each);
+    else if (typeof value === 'object' && value !== null && 'op' in value) nodes.push(value as ASTNode);
+  };
+  collect(node.args);
+  return nodes;
+}
+
+function finite(value: unknown): unknown {
+  if (typeof value !== 'number') return value;
+  if (!Number.isFinite(value)) throw new ExpressionError('not a finite number');
+  if (Number.isInteger(value) && !Number.isSafeInteger(value)) throw new ExpressionError('loses precision');
+  return value;
+}
+
+/** A CEL value as JSON: ints become numbers if they are exact, times become ISO strings. */
+export function toJson(value: unknown, meter: Meter): Json {
+  switch (typeof value) {
+    case 'boolean':
+    case 'string':
+      return value;
+    case 'number':
+      if (!Number.isFinite(value)) throw new ExpressionError('not a finite number');
+      return value;
+    case 'bigint': {
+      const number = Number(value);
+      if (!Number.isSafeInteger(number)) throw new ExpressionError('an integer is too large to be exact');
+      return number;
+    }
+    case 'object':
+      return objectToJson(value, meter);
+    default:
+      throw new ExpressionError('not a JSON value');
+  }
+}
+
+function objectToJson(value: object | null, meter: Meter): Json {
+  if (value === null) return null;
+  meter.spend(1);
+  if (Array.isArray(value)) {
+    meter.spend(value.length);
+    return value.map((item) => toJson(item, meter));
+  }
+  // CEL's uint is an object around a bigint.
+  const inner: unknown = value.valueOf();
+  if (typeof inner === 'bigint') return toJson(inner, meter);
+  if (value instanceof Date) return value.toISOString();
+  const prototype: unknown = Object.getPrototypeOf(value);
+  if (prototype !== Object.prototype && prototype !== null) throw new ExpressionError('not a JSON value');
+  const result: Record<string, Json> = {};
+  for (const [key, item] of Object.entries(value)) {
+    meter.spend(1);
+    result[key] = toJson(item, meter);
+  }
+  return result;
+}

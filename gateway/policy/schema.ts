@@ -1,0 +1,205 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: descriptions show templates
+import { z } from 'zod';
+
+/**
+ * The file format of policies, the one place where it is written down: types, strict checks and the editors' JSON
+ * Schema come from here. Messages continue a sentence that begins with the value: `"10 s" is not a duration: …`.
+ */
+const duration = z
+  .string()
+  .regex(/^[1-9]\d{0,8}(?:ms|s|m|h|d)$/, 'is not a duration: write 500ms, 10s, 5m, 24h or 30d')
+  .meta({ description: 'A duration: 500ms, 10s, 5m, 24h, 30d' });
+const durationOrZero = z
+  .string()
+  .regex(/^(?:0|[1-9]\d{0,8})(?:ms|s|m|h|d)$/, 'is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d')
+  .meta({ description: 'A duration, or 0s' });
+const percent = z
+  .string()
+  .regex(/^(?:100|[1-9]\d?)%$/, 'is not a percentage: write 1% to 100%')
+  .meta({ description: 'A percentage: 50%' });
+const rate = z
+  .string()
+  .regex(/^[1-9]\d{0,8}\/[smhd]$/, 'is not a rate: write 20/m (per s, m, h or d)')
+  .meta({ description: 'A rate: 20/m; per s, m, h or d' });
+
+const toolName = z
+  .string()
+  .max(128)
+  .regex(
+    /^[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*$/,
+    'is not a tool name: letters, digits, _ and -, in parts joined by dots',
+  );
+const name = z
+  .string()
+  .max(64)
+  .regex(/^[A-Za-z0-9_-]+$/, 'is not a name: letters, digits, _ and -');
+const glob = z
+  .string()
+  .max(128)
+  .regex(/^[A-Za-z0-9_.*-]+$/, 'is not a tool name or glob: letters, digits, _ - . and *');
+const headerName = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/, 'is not a header name');
+
+const condition = z.union([z.string(), z.boolean()]).meta({ description: 'CEL that yields true or false' });
+const text = z.string().meta({ description: 'Text with ${CEL}' });
+const template = z
+  .union([z.string(), z.record(z.string(), z.unknown())])
+  .meta({ description: 'Arguments; every string may hold ${CEL}' });
+const keys = z
+  .array(z.string().meta({ description: '"sha256:<hex of the bearer key>", or "${env.NAME}" that holds it' }))
+  .max(16);
+
+export const upstreamSchema = z.strictObject({
+  adapter: z.enum(['http', 'mcp']),
+  url: z.string().optional(),
+  command: z.array(z.string()).min(1).optional(),
+  headers: z.record(headerName, z.string()).optional(),
+  timeout: duration.optional(),
+  concurrency: z.int().min(1).max(10_000).optional(),
+  breaker: z
+    .strictObject({
+      threshold: percent.optional(),
+      minimum: z.int().min(1).max(1_000_000).optional(),
+      window: duration.optional(),
+      cooldown: duration.optional(),
+    })
+    .optional(),
+  allowPrivate: z.boolean().optional(),
+  import: glob.optional(),
+  expose: z.enum(['prefixed', 'bare']).optional(),
+});
+
+const once = z.discriminatedUnion('by', [
+  z.strictObject({
+    by: z.literal('key'),
+    header: headerName.optional(),
+    field: z
+      .string()
+      .regex(/^[^.\s]+(?:\.[^.\s]+)*$/, 'is not a path: write path.in.body')
+      .optional(),
+    lifetime: duration.optional(),
+  }),
+  z.strictObject({ by: z.literal('nature') }),
+  z.strictObject({
+    by: z.literal('probe'),
+    probe: z.strictObject({ tool: toolName, args: template.optional(), applied: condition }),
+    settles: durationOrZero.optional(),
+  }),
+  z.strictObject({ by: z.literal('none') }),
+]);
+
+export const toolSchema = z.strictObject({
+  upstream: name,
+  description: z.string().max(8192).optional(),
+  input: z.record(z.string(), z.unknown()).meta({ description: 'JSON Schema of the arguments' }).optional(),
+  effect: z.enum(['read', 'write']).optional(),
+  request: z
+    .strictObject({
+      method: z.enum(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE']).optional(),
+      path: text.optional(),
+      query: z.record(z.string(), z.union([z.string(), z.number(), z.boolean()])).optional(),
+      headers: z.record(headerName, z.string()).optional(),
+      body: z.unknown().meta({ description: 'Any JSON; every string may hold ${CEL}' }).optional(),
+    })
+    .optional(),
+  once: once.optional(),
+  key: text.optional(),
+  undo: z
+    .strictObject({
+      kind: z.enum(['reversible', 'compensable', 'irreversible', 'none']),
+      tool: toolName.optional(),
+      args: template.optional(),
+    })
+    .optional(),
+  observe: z.strictObject({ tool: toolName, args: template.optional(), satisfied: condition }).optional(),
+  locks: z.array(text).max(16).optional(),
+  timeout: duration.optional(),
+  retry: z
+    .strictObject({
+      attempts: z.int().min(1).max(100).optional(),
+      base: duration.optional(),
+      max: duration.optional(),
+      within: duration.optional(),
+    })
+    .optional(),
+  noEffect: z.array(z.int().min(300).max(599)).optional(),
+  redact: z
+    .array(z.string().regex(/^(?:args|result)(?:\.[^.\s]+)+$/, 'is not a path: write args.card or result.token'))
+    .optional(),
+  result: z.strictObject({ maxBytes: z.int().min(0).max(67_108_864).optional() }).optional(),
+  repeats: z
+    .strictObject({ policy: z.enum(['replay', 'hold', 'run']).optional(), window: durationOrZero.optional() })
+    .optional(),
+});
+
+const ruleSchema = z.strictObject({
+  allow: glob.optional(),
+  deny: glob.optional(),
+  effect: z.enum(['read', 'write']).optional(),
+  when: condition.optional(),
+  rate: rate.optional(),
+  budget: z.strictObject({ sum: z.union([z.string(), z.number()]), max: z.number().min(0), per: duration }).optional(),
+  approve: z
+    .union([
+      z.literal('never'),
+      z.strictObject({
+        when: condition.optional(),
+        by: z.array(name).optional(),
+        quorum: z.int().min(1).max(100).optional(),
+        within: duration.optional(),
+      }),
+    ])
+    .optional(),
+});
+
+export const agentSchema = z.strictObject({ keys: keys.optional(), rules: z.array(ruleSchema).optional() });
+
+export const personSchema = z.strictObject({
+  keys: keys.optional(),
+  roles: z.array(z.enum(['viewer', 'approver', 'operator', 'admin'])).optional(),
+  groups: z.array(name).optional(),
+});
+
+export const names = { upstreams: name, tools: toolName, agents: name, people: name } as const;
+
+export const policyFileSchema = z.strictObject({
+  upstreams: z.record(name, upstreamSchema).nullish(),
+  tools: z.record(toolName, toolSchema).nullish(),
+  agents: z.record(name, agentSchema).nullish(),
+  people: z.record(name, personSchema).nullish(),
+});
+
+export const testFileSchema = z.strictObject({
+  tests: z.array(
+    z.strictObject({
+      name: z.string().min(1),
+      agent: name,
+      tool: toolName,
+      args: z.record(z.string(), z.unknown()).optional(),
+      saga: z.string().optional(),
+      run: z.string().optional(),
+      now: z.iso.datetime({ offset: true }).optional(),
+      expect: z.enum(['allow', 'deny', 'hold']),
+      rule: z.string().optional(),
+      code: z.enum(['denied', 'unknown_tool']).optional(),
+    }),
+  ),
+});
+
+export type UpstreamFile = z.infer<typeof upstreamSchema>;
+export type ToolFile = z.infer<typeof toolSchema>;
+export type RuleFile = z.infer<typeof ruleSchema>;
+export type AgentFile = z.infer<typeof agentSchema>;
+export type PersonFile = z.infer<typeof personSchema>;
+export type TestFile = z.infer<typeof testFileSchema>;
+
+/** For editors: `# yaml-language-server: $schema=./schema.json` at the top of a policy file. */
+export function policyJsonSchema(): object {
+  return { ...z.toJSONSchema(policyFileSchema, { io: 'input' }), title: 'Oncegate policies' };
+}
+
+const UNITS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as const;
+
+export function milliseconds(text: string): number {
+  const [, digits, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text) ?? [];
+  return Number(digits) * UNITS[unit as keyof typeof UNITS];
+}

@@ -1,0 +1,93 @@
+import { type FSWatcher, watch } from 'node:fs';
+import { readdir, stat } from 'node:fs/promises';
+import path from 'node:path';
+import { type Loaded, type LoadOptions, loadPolicies } from './load.ts';
+
+/**
+ * Notices that policies changed on disk, loads them and hands over what came of it; whether to apply it is the
+ * caller's business. Make the first load with `reload()` too: then no change falls between loading and watching.
+ */
+export interface PolicyWatch {
+  /** Loads now, whether something changed or not; one load at a time. `onChange` hears of it as well. */
+  reload(): Promise<Loaded>;
+  close(): Promise<void>;
+}
+
+export interface WatchOptions extends LoadOptions {
+  readonly onChange: (loaded: Loaded) => void;
+  readonly debounceMs?: number;
+  readonly pollMs?: number;
+}
+
+export function watchPolicies(options: WatchOptions): PolicyWatch {
+  const { dir, env, onChange, debounceMs = 100, pollMs = 1_000 } = options;
+  let seen: string | undefined;
+  let closed = false;
+  let queue: Promise<unknown> = Promise.resolve();
+  let settling: NodeJS.Timeout | undefined;
+
+  const inTurn = <T>(work: () => Promise<T>): Promise<T> => {
+    const turn = queue.then(work, work);
+    queue = turn.catch(() => undefined);
+    return turn;
+  };
+  const load = async (): Promise<Loaded> => {
+    // Taken before reading: what changes while we read is seen as a change the next time.
+    seen = await fingerprint(dir);
+    const loaded = await loadPolicies({ dir, env });
+    if (!closed) onChange(loaded);
+    return loaded;
+  };
+  const look = (): Promise<void> =>
+    inTurn(async () => {
+      if (closed || seen === undefined || (await fingerprint(dir)) === seen) return;
+      await load();
+    });
+  const soon = (): void => {
+    clearTimeout(settling);
+    if (!closed) settling = setTimeout(() => void look().catch(() => undefined), debounceMs).unref();
+  };
+
+  const watcher = tryWatch(dir, soon);
+  // fs.watch misses changes on network mounts, in directories made later, and where inotify is used up.
+  const poll = setInterval(() => void look().catch(() => undefined), pollMs).unref();
+
+  return {
+    reload: () => inTurn(load),
+    close: async () => {
+      closed = true;
+      clearInterval(poll);
+      clearTimeout(settling);
+      watcher?.close();
+      await queue;
+    },
+  };
+}
+
+function tryWatch(dir: string, changed: () => void): FSWatcher | undefined {
+  try {
+    const watcher = watch(dir, { recursive: true, persistent: false }, changed);
+    watcher.on('error', () => watcher.close());
+    return watcher;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Names, sizes and times of all YAML below; links are followed, as Kubernetes swaps a link to change a file. */
+async function fingerprint(dir: string): Promise<string> {
+  const parts: string[] = [];
+  const visit = async (below: string, depth: number): Promise<void> => {
+    const entries = await readdir(path.join(dir, below), { withFileTypes: true }).catch(() => []);
+    for (const entry of entries) {
+      const name = path.join(below, entry.name);
+      if (entry.isDirectory() && depth < 8 && !entry.name.startsWith('.')) await visit(name, depth + 1);
+      else if (/\.ya?ml$/.test(entry.name)) {
+        const found = await stat(path.join(dir, name), { bigint: true }).catch(() => undefined);
+        parts.push(`${name} ${found?.ino} ${found?.size} ${found?.mtimeNs} ${found?.ctimeNs}`);
+      }
+    }
+  };
+  await visit('', 0);
+  return parts.sort().join('\n');
+}

@@ -1,0 +1,50 @@
+import { randomBytes } from 'node:crypto';
+import { link, mkdir, readFile, unlink, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+
+export interface DemoKeys {
+  readonly agentKey: string;
+  readonly adminKey: string;
+  /** What the demo services ask of the gateway. */
+  readonly token: string;
+}
+
+/** Encrypts what a redacting tool's re-send needs. Lost, those calls can no longer be re-sent; nothing else is. */
+export async function sealingKey(dataDir: string): Promise<Buffer> {
+  const text = await readOrCreate(dataDir, 'encryption.key', () => randomBytes(32).toString('hex'));
+  if (!/^[0-9a-f]{64}\s*$/.test(text)) throw new Error(`${join(dataDir, 'encryption.key')} is not 64 hex digits`);
+  return Buffer.from(text.trim(), 'hex');
+}
+
+/** Keys of the demo agent and its administrator: made on the first start, the same ever after. */
+export async function demoKeys(dataDir: string): Promise<DemoKeys> {
+  const fresh = (): DemoKeys => ({
+    agentKey: `og_demo_${randomBytes(18).toString('base64url')}`,
+    adminKey: `og_admin_${randomBytes(18).toString('base64url')}`,
+    token: randomBytes(18).toString('base64url'),
+  });
+  return JSON.parse(await readOrCreate(dataDir, 'demo-keys.json', () => JSON.stringify(fresh(), null, 2))) as DemoKeys;
+}
+
+export async function readDemoKeys(dataDir: string): Promise<DemoKeys | undefined> {
+  try {
+    return JSON.parse(await readFile(join(dataDir, 'demo-keys.json'), 'utf8')) as DemoKeys;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Whole or not at all, and one winner when replicas that share the directory start together. */
+async function readOrCreate(dataDir: string, name: string, make: () => string): Promise<string> {
+  const path = join(dataDir, name);
+  const existing = await readFile(path, 'utf8').catch(() => undefined);
+  if (existing !== undefined) return existing;
+  await mkdir(dataDir, { recursive: true });
+  const draft = `${path}.${process.pid}.${randomBytes(4).toString('hex')}`;
+  await writeFile(draft, make(), { mode: 0o600, flag: 'wx', flush: true });
+  await link(draft, path).catch((error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EEXIST') throw error;
+  });
+  await unlink(draft);
+  return readFile(path, 'utf8');
+}

@@ -1,0 +1,128 @@
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { type AddressInfo, createServer } from 'node:net';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import pino from 'pino';
+import { buildApp } from './app.ts';
+import { banner } from './banner.ts';
+import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
+import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
+import { migrate, SchemaError } from './ledger/migrate.ts';
+import { Engine } from './engine.ts';
+import { PolicyKeeper } from './policy-keeper.ts';
+import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
+
+const ROOT = new URL('../../', import.meta.url).pathname;
+const DRAIN_MS = 25_000;
+
+/** The process: everything is started here in order, and stopped in the opposite one. */
+export async function main(): Promise<void> {
+  try {
+    await start();
+  } catch (error) {
+    process.stderr.write(`${explainFailure(error)}\n`);
+    process.exit(1);
+  }
+}
+
+async function start(): Promise<void> {
+  const config = await withFreePort(await readConfig(process.env, process.cwd()));
+  const { version } = JSON.parse(await readFile(join(ROOT, 'package.json'), 'utf8')) as { version: string };
+  const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
+  const stops: (() => Promise<void>)[] = [];
+  const stop = stopper(stops, log);
+  let letGo = () => {};
+  let reload = () => {};
+
+  try {
+    const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
+    const policies = await PolicyKeeper.start(config.policiesDir, { ...config.env, ...demoEnv(config.listen, keys) }, log);
+    stops.push(() => policies.close());
+    reload = () => void policies.reload();
+
+    const url = await database(config, stops);
+    await migrate(url, join(ROOT, 'migrations'));
+    const engine = await Engine.start({ config, url, policies, sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)), log });
+    stops.push(() => engine.stop(DRAIN_MS));
+
+    const app = await buildApp({
+      flow: engine.flow,
+      health: { troubles: () => engine.troubles(), warnings: () => policies.warnings() },
+      log,
+      version,
+      bodyBytes: config.limits.bodyBytes,
+      inflight: config.limits.inflight,
+      demo: keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
+    });
+    await app.listen({ ...config.listen, backlog: 1024 });
+    stops.push(() => within(DRAIN_MS, app.close()));
+    letGo = () => engine.letGo();
+    engine.recover();
+    announce(config, keys, policies.has('demo'));
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+  process.on('SIGHUP', () => reload());
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    process.once(signal, () => {
+      letGo();
+      void stop().then(() => process.exit(0));
+    });
+  }
+}
+
+/** Port 0 means any: chosen before the policies are read, because the demo's own URL stands in them. */
+async function withFreePort(config: Config): Promise<Config> {
+  if (config.listen.port !== 0) return config;
+  const finder = createServer().listen(0, config.listen.host);
+  await once(finder, 'listening');
+  const { port } = finder.address() as AddressInfo;
+  finder.close();
+  await once(finder, 'close');
+  return { ...config, listen: { ...config.listen, port } };
+}
+
+async function within(ms: number, work: PromiseLike<unknown>): Promise<void> {
+  await Promise.race([work, sleep(ms, undefined, { ref: false })]);
+}
+
+async function database(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
+  if (config.database.url !== undefined) return config.database.url;
+  const embedded: EmbeddedPostgres = await startEmbedded({ dataDir: config.dataDir, log: (message) => process.stderr.write(`${message}\n`) });
+  stops.push(() => embedded.stop());
+  return embedded.url;
+}
+
+/** Stops in reverse order, once; a part that fails to stop does not keep the others from it. */
+function stopper(stops: (() => Promise<void>)[], log: pino.Logger): () => Promise<void> {
+  let stopping: Promise<void> | undefined;
+  return () => {
+    stopping ??= (async () => {
+      for (const part of stops.reverse()) {
+        await part().catch((error: unknown) => log.error({ err: error }, 'a part did not stop cleanly'));
+      }
+    })();
+    return stopping;
+  };
+}
+
+function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: boolean): void {
+  const shown = { ...config.listen, policiesDir: config.policiesDir, dataDir: config.dataDir, external: config.database.url !== undefined };
+  process.stdout.write(`${banner(shown, demoPolicies ? keys : undefined)}\n`);
+}
+
+function explainFailure(error: unknown): string {
+  if (error instanceof ConfigError) return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
+  if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;
+  const { code, port, address } = error as NodeJS.ErrnoException & { port?: number; address?: string };
+  if (code === 'EADDRINUSE') {
+    return `oncegate did not start: port ${port} of ${address} is taken. Stop what listens there (another gateway?), or choose another: PORT=8081 npm start`;
+  }
+  if (code === 'EACCES' && port !== undefined) return `oncegate did not start: port ${port} needs rights that this user lacks; choose one above 1023 with PORT=…`;
+  if (code === 'ECONNREFUSED' || code === 'ENOTFOUND' || code === '28P01' || code === '3D000') {
+    return `oncegate did not start: the database of DATABASE_URL cannot be used: ${(error as Error).message}`;
+  }
+  return `oncegate did not start: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`;
+}

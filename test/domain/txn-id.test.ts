@@ -1,0 +1,169 @@
+import { isDeepStrictEqual } from 'node:util';
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { canonical } from '../../gateway/domain/canonical.ts';
+import { type CallIdentity, fingerprint, repeatSlot, txnId } from '../../gateway/domain/txn-id.ts';
+
+const UUID_V8 = /^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
+const CHARGE = '67d8b0051156f3788af41871ab5a5127ccf614f842058c1361e8180ea36fb988';
+
+/** Short words of few letters, so that two of them often run together to the same text; and the characters of JSON. */
+const word = fc.oneof(
+  fc.string({ unit: fc.constantFrom('a', 'b', '"', ',', ':', '[', ']', '\\', '0', '1'), maxLength: 3 }),
+  fc.constantFrom('key', 'business', 'null', 'é', '\ufffd', '\ud83d', '\u0000'),
+);
+const maybe = fc.option(word, { nil: null });
+const print = fc.uint8Array({ maxLength: 2 }).map((bytes) => Buffer.from(bytes));
+const identity: fc.Arbitrary<CallIdentity> = fc.oneof(
+  fc.record({ by: fc.constant('key' as const), key: word }),
+  fc.record({ by: fc.constant('business' as const), tool: word, key: word }),
+  fc.record({
+    by: fc.constant('repeat' as const),
+    fingerprint: print,
+    saga: maybe,
+    run: maybe,
+    generation: fc.nat(11),
+  }),
+  fc.record({ by: fc.constant('undo' as const), of: word }),
+  fc.record({ by: fc.constant('random' as const), nonce: word }),
+);
+
+describe('txnId', () => {
+  // Computed by other code (Python's hashlib and json). They change never: a retry of a call made before must find it.
+  it.each<[CallIdentity, string]>([
+    [{ by: 'key', key: 'order-1' }, '2315d206-23e4-866c-98a0-e0c6f5eaf55d'],
+    [{ by: 'business', tool: 'payments.charge', key: 'order-1' }, '5b39794f-b2b8-8283-aedc-f7894405e68d'],
+    [
+      { by: 'repeat', fingerprint: Buffer.from(CHARGE, 'hex'), saga: null, run: 'run-1', generation: 0 },
+      'f39ce585-04c8-807d-9395-771b66d6de00',
+    ],
+    [{ by: 'undo', of: '7c0e0000-0000-8000-8000-000000000000' }, 'd88a5678-5eaf-8035-ba9f-04d61f5bb4cc'],
+    [{ by: 'random', nonce: 'n-1' }, '7d6d4ae3-1484-85c5-b020-fa8c32d3faa1'],
+  ])('is for ever: %j', (identity, id) => {
+    expect(txnId('dep', 'agent-é', identity)).toBe(id);
+  });
+
+  it('is a lowercase UUIDv8', () => {
+    fc.assert(
+      fc.property(word, word, identity, (deployment, agent, identity) => {
+        expect(txnId(deployment, agent, identity)).toMatch(UUID_V8);
+      }),
+      { numRuns: 1000 },
+    );
+  });
+
+  it('uses every variant and leaves the other bits to the hash', () => {
+    const ids = Array.from({ length: 500 }, (_, n) => txnId('d', 'a', { by: 'key', key: String(n) }));
+    expect(new Set(ids.map((id) => id.charAt(19)))).toEqual(new Set(['8', '9', 'a', 'b']));
+    for (const place of [0, 15, 20, 35]) expect(new Set(ids.map((id) => id.charAt(place))).size).toBe(16);
+  });
+
+  it('is equal for equal calls and differs for different ones', () => {
+    const call = fc.tuple(word, word, identity);
+    fc.assert(
+      fc.property(call, call, (one, other) => {
+        expect(txnId(...one) === txnId(...other)).toBe(isDeepStrictEqual(one, other));
+        expect(txnId(...structuredCloneOf(one))).toBe(txnId(...one));
+      }),
+      { numRuns: 5000 },
+    );
+  });
+
+  it('does not let parts run into one another', () => {
+    const print = Buffer.from('00ff', 'hex');
+    const repeat = { by: 'repeat', fingerprint: print, saga: null, run: null, generation: 0 } as const;
+    const ids = [
+      txnId('d', 'a', { by: 'key', key: 'k' }),
+      txnId('da', '', { by: 'key', key: 'k' }),
+      txnId('', 'da', { by: 'key', key: 'k' }),
+      txnId('d', 'a', { by: 'undo', of: 'k' }),
+      txnId('d', 'a', { by: 'random', nonce: 'k' }),
+      txnId('d', 'a', { by: 'business', tool: 'k', key: '' }),
+      txnId('d', 'a', { by: 'business', tool: '', key: 'k' }),
+      txnId('d', 'a', { by: 'key', key: '","k' }),
+      txnId('d', 'a', repeat),
+      txnId('d', 'a', { ...repeat, generation: 1 }),
+      txnId('d', 'a', { ...repeat, saga: 'null' }),
+      txnId('d', 'a', { ...repeat, saga: '' }),
+      txnId('d', 'a', { ...repeat, saga: 's' }),
+      txnId('d', 'a', { ...repeat, run: 's' }),
+      txnId('d', 'a', { ...repeat, fingerprint: Buffer.from('00fe', 'hex') }),
+      txnId('d', 'a', { by: 'key', key: '\ud83d' }),
+      txnId('d', 'a', { by: 'key', key: '\ufffd' }),
+      repeatSlot('d', 'a', print, null, null),
+    ];
+    expect(new Set(ids).size).toBe(ids.length);
+  });
+
+  it('refuses a generation that JSON cannot tell from another', () => {
+    for (const generation of [Number.NaN, Number.POSITIVE_INFINITY, 0.5, 2 ** 53]) {
+      const identity = { by: 'repeat', fingerprint: Buffer.alloc(32), saga: null, run: null, generation } as const;
+      expect(() => txnId('d', 'a', identity)).toThrow(RangeError);
+    }
+  });
+});
+
+describe('repeatSlot', () => {
+  it('is for ever', () => {
+    const slot = repeatSlot('dep', 'agent-é', Buffer.from(CHARGE, 'hex'), null, 'run-1');
+    expect(slot).toBe('2aef9c90-b1a6-84e5-b724-6f23d26db792');
+    expect(slot).toMatch(UUID_V8);
+  });
+
+  it('is equal for equal parts and differs for different ones', () => {
+    const parts = fc.tuple(word, word, print, maybe, maybe);
+    fc.assert(
+      fc.property(parts, parts, (one, other) => {
+        expect(repeatSlot(...one) === repeatSlot(...other)).toBe(isDeepStrictEqual(one, other));
+      }),
+      { numRuns: 5000 },
+    );
+  });
+
+  it('tells saga from run, and absent from empty', () => {
+    const slots = [
+      [null, null],
+      ['', null],
+      [null, ''],
+      ['x', null],
+      [null, 'x'],
+      ['null', null],
+    ].map(([saga, run]) => repeatSlot('d', 'a', Buffer.alloc(32), saga ?? null, run ?? null));
+    expect(new Set(slots).size).toBe(slots.length);
+  });
+});
+
+describe('fingerprint', () => {
+  it('is SHA-256 over the canonical text of [tool, arguments]', () => {
+    const print = fingerprint('payments.charge', canonical({ amount: 5 }));
+    expect(print).toBeInstanceOf(Buffer);
+    expect(print.toString('hex')).toBe(CHARGE);
+  });
+
+  it('is equal for equal calls and differs for different ones', () => {
+    // The arguments need not be JSON for this: the tool alone must say where it ends. They are well-formed, as canonical's are.
+    const call = fc.tuple(
+      word,
+      word.filter((text) => text !== '\ud83d'),
+    );
+    fc.assert(
+      fc.property(call, call, (one, other) => {
+        expect(fingerprint(...one).equals(fingerprint(...other))).toBe(isDeepStrictEqual(one, other));
+      }),
+      { numRuns: 5000 },
+    );
+    expect(fingerprint('a', '"b"]')).not.toEqual(fingerprint('a","b"', ']'));
+    expect(fingerprint('ab', '{}')).not.toEqual(fingerprint('a', 'b{}'));
+  });
+});
+
+/** The same call from other objects: nothing but the values may count. */
+function structuredCloneOf([deployment, agent, identity]: [string, string, CallIdentity]): [
+  string,
+  string,
+  CallIdentity,
+] {
+  const copy =
+    identity.by === 'repeat' ? { ...identity, fingerprint: Buffer.from(identity.fingerprint) } : { ...identity };
+  return [`${deployment}`, `${agent}`, copy];
+}

@@ -1,0 +1,207 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import http from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+const PROGRAM = fileURLToPath(new URL('./upstream.mjs', import.meta.url));
+
+/** One request as the upstream got it. `complete` is false when the sender went away before the end of the body. */
+export type UpstreamRequest = {
+  n: number;
+  method: string;
+  url: string;
+  headers: Record<string, string | string[]>;
+  id: string | null;
+  key: string | null;
+  /** `POST /probed/orders` and the like: method and path without what varies. */
+  route: string;
+  complete: boolean;
+  bodySha256: string | null;
+  body: string | null;
+  at: number;
+  socket: number;
+  connectionSerial: number;
+};
+
+/** One line of the journal: something that happened. `request` is the `n` of the request that caused it. */
+export type Effect = {
+  n: number;
+  id: string | null;
+  route: string;
+  method: string;
+  key: string | null;
+  target: string | null;
+  bodySha256: string;
+  body?: unknown;
+  response: { id: string; t: string | null; [field: string]: unknown };
+  request: number;
+  at: number;
+};
+
+export type Step =
+  | 'apply'
+  | 'drop'
+  | 'reset'
+  | 'partial'
+  | 'garbage'
+  | 'hang'
+  | { delay: number }
+  | { reply: number; body?: unknown; headers?: Record<string, string> }
+  | { redirect: string }
+  | { 'late-apply': number }
+  | { kill: number; signal?: NodeJS.Signals }
+  | { 'kill-all': number[] }
+  | { stop: number }
+  | { lie: number }
+  | { big: number }
+  | { event: string }
+  | { wait: string };
+
+/** `path` may end in `*`; `nth` counts, from 1, what fits the rest of `match` since the plan was made. `times` is 1 unless told. */
+export type Plan = {
+  match?: { id?: string; path?: string; method?: string; nth?: number };
+  do: Step[];
+  times?: number | 'always';
+};
+
+export type EffectReport = {
+  count: number;
+  entries: Effect[];
+  mismatches: { id: string | null; key: string; request: number }[];
+  reads: number;
+  probes: number;
+};
+export type Connections = {
+  open: number;
+  total: number;
+  concurrent: number;
+  maxConcurrent: number;
+  unreadable: number;
+};
+
+export type Upstream = {
+  readonly url: string;
+  readonly port: number;
+  readonly pid: number;
+  readonly journal: string;
+  effects(id?: string): Promise<Effect[]>;
+  /** Effects with what was counted beside them: key mismatches, reads, probes. */
+  report(id?: string): Promise<EffectReport>;
+  requests(id?: string): Promise<UpstreamRequest[]>;
+  connections(): Promise<Connections>;
+  plan(plan: Plan): Promise<void>;
+  release(name: string): Promise<void>;
+  /**
+   * Resolves when `name` has been seen `count` times since the last reset. Beside the names of `{event}` steps there are
+   * `received`, `applied`, `closed` (the caller left before the answer), `cut` (in the middle of its request), `mismatch`
+   * and `error`, each also as `applied:<id>`.
+   */
+  awaitEvent(name: string, count?: number, timeoutMs?: number): Promise<void>;
+  /** Forgets everything: plans, effects, requests, events; what is under way is cut off and has no effect any more. */
+  reset(): Promise<void>;
+  /** SIGKILL. Effects and requests outlive it, plans and events do not. */
+  kill(): Promise<void>;
+  restart(): Promise<void>;
+  stop(): Promise<void>;
+};
+
+export async function startUpstream(options: { journal?: string; port?: number } = {}): Promise<Upstream> {
+  const directory = options.journal === undefined ? await mkdtemp(join(tmpdir(), 'oncegate-upstream-')) : undefined;
+  const journal = options.journal ?? join(directory ?? '', 'effects.jsonl');
+  let { child, port } = await launch(journal, options.port ?? 0);
+
+  const kill = async () => {
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    const gone = once(child, 'exit');
+    child.kill('SIGKILL');
+    await gone;
+  };
+  const ask = (method: string, path: string, body?: unknown) => askUpstream(port, method, path, body);
+  const about = (id: string | undefined) => (id === undefined ? '' : `?${new URLSearchParams({ id })}`);
+  const report = async (id?: string) => (await ask('GET', `/_effects${about(id)}`)) as EffectReport;
+
+  return {
+    get url() {
+      return `http://127.0.0.1:${port}`;
+    },
+    get port() {
+      return port;
+    },
+    get pid() {
+      return child.pid ?? -1;
+    },
+    journal,
+    report,
+    effects: async (id) => (await report(id)).entries,
+    requests: async (id) => ((await ask('GET', `/_requests${about(id)}`)) as { entries: UpstreamRequest[] }).entries,
+    connections: async () => (await ask('GET', '/_connections')) as Connections,
+    plan: async (plan) => void (await ask('POST', '/_plan', plan)),
+    release: async (name) => void (await ask('POST', '/_release', { name })),
+    awaitEvent: async (name, count = 1, timeoutMs = 30_000) => {
+      const query = new URLSearchParams({ event: name, count: String(count), timeout: String(timeoutMs) });
+      await ask('GET', `/_await?${query}`);
+    },
+    reset: async () => void (await ask('POST', '/_reset')),
+    kill,
+    restart: async () => {
+      await kill();
+      ({ child, port } = await relaunch(journal, port));
+    },
+    stop: async () => {
+      await kill();
+      if (directory !== undefined) await rm(directory, { recursive: true, force: true });
+    },
+  };
+}
+
+/** Tethered by its stdin: a test worker that dies, however it dies, takes its upstream along. */
+async function launch(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
+  const args = [PROGRAM, '--port', String(port), '--journal', journal, '--tether'];
+  const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
+  const lines = createInterface({ input: child.stdout });
+  child.stdin.on('error', () => {});
+  return new Promise((resolve, reject) => {
+    child.once('error', reject);
+    child.once('exit', (code, signal) => reject(new Error(`the upstream ended with ${code ?? signal}`)));
+    lines.on('line', (line) => {
+      const said = /^listening (\d+)$/.exec(line)?.[1];
+      if (said !== undefined) resolve({ child, port: Number(said) });
+    });
+  });
+}
+
+/** A client that keeps trying a dead loopback port may for a moment be connected to itself, and then holds the port. */
+async function relaunch(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
+  for (let left = 40; ; left--) {
+    try {
+      return await launch(journal, port);
+    } catch (error) {
+      if (left === 0) throw error;
+      await sleep(50);
+    }
+  }
+}
+
+/** A connection of its own each time: the control channel never rides on a socket the test is about to break. */
+function askUpstream(port: number, method: string, path: string, body?: unknown): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    const fail = (why: unknown) => reject(new Error(`${method} ${path}: ${why instanceof Error ? why.message : why}`));
+    const request = http.request({ host: '127.0.0.1', port, method, path, agent: false }, (response) => {
+      const chunks: Buffer[] = [];
+      response.on('error', fail);
+      response.on('data', (chunk: Buffer) => chunks.push(chunk));
+      response.on('end', () => {
+        const text = Buffer.concat(chunks).toString('utf8');
+        if (response.statusCode === 200) resolve(JSON.parse(text));
+        else fail(`${response.statusCode} ${text}`);
+      });
+    });
+    request.on('error', fail);
+    request.end(body === undefined ? undefined : JSON.stringify(body));
+  });
+}

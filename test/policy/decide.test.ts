@@ -1,0 +1,273 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import type { JsonObject } from '../../gateway/domain/json.ts';
+import type { Decision } from '../../gateway/domain/policy.ts';
+import { coversByName, DEFAULT_HOLD, decide, decideBuiltIn, explain } from '../../gateway/policy/decide.ts';
+import { agentOf, CONTRACT, call, good, UPSTREAM } from './example.ts';
+
+const TOOLS = `${UPSTREAM}tools:
+  a.get: { upstream: u, effect: read }
+  a.put: { upstream: u, once: { by: nature } }
+  a.send: { upstream: u }
+  b.get: { upstream: u, effect: read, request: { path: /b } }
+people:
+  alice: { roles: [approver], groups: [finance] }
+`;
+
+function withRules(...rules: string[]): string {
+  if (rules.length === 0) return `${TOOLS}agents:\n  bot: { rules: [] }\n`;
+  return `${TOOLS}agents:\n  bot:\n    rules:\n${rules.map((rule) => `      - { ${rule} }\n`).join('')}`;
+}
+
+function told(decision: Decision): string {
+  if (!decision.allowed) return `${decision.code}: ${decision.reason}`;
+  const { hold } = decision;
+  const held =
+    hold === undefined ? '' : ` held for ${hold.quorum} of ${hold.by.join() || 'any'} within ${hold.withinMs}`;
+  return `allowed by ${decision.rule.id}${held}`;
+}
+
+const R = (n: number): string => `bot rule ${n} (policies/p.yaml:${12 + n})`;
+
+describe('table', () => {
+  test.each<[string, string[], string, JsonObject, string]>([
+    ['nothing allows', [], 'a.get', {}, 'denied: no rule of bot allows a.get'],
+    ['exact', ['allow: a.get'], 'a.get', {}, `allowed by ${R(1)}`],
+    ['exact is exact', ['allow: a.get'], 'b.get', {}, 'denied: no rule of bot allows b.get'],
+    ['glob', ['allow: "*.get"'], 'b.get', {}, `allowed by ${R(1)}`],
+    ['any deny wins', ['allow: "*"', 'deny: a.*'], 'a.get', {}, `denied: denied by ${R(2)}`],
+    [
+      'a deny that does not match',
+      ['allow: "*"', 'deny: a.*, when: args.x == 1'],
+      'a.get',
+      { x: 2 },
+      `allowed by ${R(1)}`,
+    ],
+    [
+      'a deny that cannot tell counts',
+      ['allow: "*"', 'deny: a.*, when: args.x == 1'],
+      'a.get',
+      {},
+      `denied: denied by ${R(2)}: its condition cannot be evaluated (no x: \`args.x == 1\`), so it counts`,
+    ],
+    [
+      'the first allow decides',
+      ['allow: a.*, when: args.x > 5', 'allow: a.get'],
+      'a.get',
+      { x: 9 },
+      `allowed by ${R(1)}`,
+    ],
+    ['else the next', ['allow: a.*, when: args.x > 5', 'allow: a.get'], 'a.get', { x: 1 }, `allowed by ${R(2)}`],
+    [
+      'an allow that cannot tell denies',
+      ['allow: a.*, when: args.x > 5', 'allow: a.get'],
+      'a.get',
+      {},
+      `denied: ${R(1)} cannot tell whether it allows this: no x: \`args.x > 5\``,
+    ],
+    [
+      'no allow fits',
+      ['allow: a.*, when: args.x > 5'],
+      'a.get',
+      { x: 1 },
+      `denied: no rule of bot allows a.get with these arguments; tried ${R(1)}`,
+    ],
+    [
+      'effect narrows',
+      ['allow: a.*, effect: read'],
+      'a.put',
+      {},
+      `denied: no rule of bot allows a.put with these arguments; tried ${R(1)}`,
+    ],
+    ['effect fits', ['allow: a.*, effect: read'], 'a.get', {}, `allowed by ${R(1)}`],
+    ['deny by effect', ['allow: "*"', 'deny: "*", effect: write'], 'a.put', {}, `denied: denied by ${R(2)}`],
+    ['unknown', ['allow: a.get'], 'a.nope', {}, 'denied: no rule of bot allows a.nope'],
+    ['unknown but covered', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: there is no tool "a.nope"'],
+    ['unknown, covered and denied', ['allow: a.*', 'deny: "*.nope*"'], 'a.nope', {}, `denied: denied by ${R(2)}`],
+    ['unknown, only denied', ['deny: a.*'], 'a.nope', {}, `denied: denied by ${R(1)}`],
+    ['a write by nature is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
+    ['a none write is held', ['allow: a.send'], 'a.send', {}, `allowed by ${R(1)} held for 1 of any within 3600000`],
+    ['unless waived', ['allow: a.send, approve: never'], 'a.send', {}, `allowed by ${R(1)}`],
+    [
+      'a none write is held although its condition is false',
+      ['allow: a.send, approve: { when: "false", by: [finance], within: 1m }'],
+      'a.send',
+      {},
+      `allowed by ${R(1)} held for 1 of finance within 60000`,
+    ],
+    [
+      'approve always',
+      ['allow: a.put, approve: {}'],
+      'a.put',
+      {},
+      `allowed by ${R(1)} held for 1 of any within 3600000`,
+    ],
+    [
+      'approve when',
+      ['allow: a.put, approve: { when: args.x > 5 }'],
+      'a.put',
+      { x: 6 },
+      `allowed by ${R(1)} held for 1 of any within 3600000`,
+    ],
+    ['approve when not', ['allow: a.put, approve: { when: args.x > 5 }'], 'a.put', { x: 5 }, `allowed by ${R(1)}`],
+    [
+      'approve when it cannot tell',
+      ['allow: a.put, approve: { when: args.x > 5 }'],
+      'a.put',
+      {},
+      `allowed by ${R(1)} held for 1 of any within 3600000`,
+    ],
+    [
+      'sees agent, tool, now',
+      [`allow: "*", when: 'agent == "bot" && tool == "a.get" && saga == null && now.getFullYear() == 2026'`],
+      'a.get',
+      {},
+      `allowed by ${R(1)}`,
+    ],
+  ])('%s', (_name, rules, tool, args, expected) => {
+    const policies = good(withRules(...rules));
+    expect(told(decide(policies, agentOf(policies), tool, call(args)))).toBe(expected);
+  });
+
+  test("the contract's example", () => {
+    const policies = good(CONTRACT, { PAYMENTS_TOKEN: 'x' });
+    const agent = agentOf(policies, 'billing-bot');
+    const charge = (args: JsonObject) => decide(policies, agent, 'payments.charge', call(args));
+    expect(charge({ amount: 100, currency: 'usd' })).toMatchObject({ allowed: true, hold: undefined });
+    expect(charge({ amount: 10001, currency: 'usd' })).toMatchObject({
+      allowed: true,
+      hold: { by: ['finance'], quorum: 1 },
+    });
+    expect(charge({ amount: 50001, currency: 'usd' })).toMatchObject({ allowed: false, code: 'denied' });
+    expect(charge({ amount: 100, currency: 'eur' })).toMatchObject({ allowed: false, code: 'denied' });
+    expect(decide(policies, agent, 'crm.delete_all', call())).toMatchObject({ allowed: false, code: 'denied' });
+  });
+
+  test('built-in tools', () => {
+    const policies = good(withRules('allow: oncegate.*, effect: read', 'allow: oncegate.begin_saga'));
+    const may = (tool: string) => decideBuiltIn(agentOf(policies), tool, call()).allowed;
+    expect(may('oncegate.get_call')).toBe(true);
+    expect(may('oncegate.begin_saga')).toBe(true);
+    expect(may('oncegate.commit_saga')).toBe(false);
+  });
+
+  test('what a list of tools shows', () => {
+    const policies = good(
+      withRules('allow: "*.get"', 'allow: a.put, when: "false"', 'deny: b.*', 'deny: a.get, when: "false"'),
+    );
+    const shown = [...policies.tools.values()]
+      .filter((tool) => coversByName(agentOf(policies), tool))
+      .map((tool) => tool.name);
+    expect(shown).toEqual(['a.get', 'a.put']);
+  });
+
+  test('explain tells of every rule', () => {
+    const policies = good(
+      withRules(
+        'allow: b.*',
+        'allow: a.*, effect: write',
+        'allow: a.get, when: args.x > 5',
+        'deny: a.get, when: args.y',
+        'allow: a.*',
+      ),
+    );
+    const { decision, tried } = explain(policies, agentOf(policies), 'a.get', call({ x: 1, y: false }));
+    expect(told(decision)).toBe(`allowed by ${R(5)}`);
+    expect(tried.map(({ matched, why }) => `${matched}: ${why}`)).toEqual([
+      'false: b.* does not cover a.get',
+      'false: it is for writes, and a.get is a read',
+      'false: its condition is false',
+      'false: its condition is false',
+      'true: it matches, and decides',
+    ]);
+    const errors = explain(policies, agentOf(policies), 'a.get', call()).tried.map(
+      ({ matched, why }) => `${matched}: ${why}`,
+    );
+    expect(errors.slice(2)).toEqual([
+      'false: its condition cannot be evaluated: no x: `args.x > 5`',
+      'true: its condition cannot be evaluated: no y: `args.y`',
+      'true: it matches, but another rule decides',
+    ]);
+  });
+
+  test('the default hold cannot be changed by anybody', () => {
+    expect(Object.isFrozen(DEFAULT_HOLD) && Object.isFrozen(DEFAULT_HOLD.by)).toBe(true);
+  });
+});
+
+const pattern = fc.constantFrom('*', 'a.*', '*.get', '*.put', 'a.get', 'a.put', 'a.send', 'b.get', '*e*');
+const condition = fc.constantFrom(
+  '',
+  ', when: "true"',
+  ', when: "false"',
+  ', when: args.x > 1',
+  ', when: args.y',
+  ', effect: read',
+  ', effect: write',
+);
+const fitting = (rule: string): boolean => !/a\.(put|send).*effect: read|: (a|b)\.get.*effect: write/.test(rule);
+const ruleText = (verdict: string) =>
+  fc
+    .tuple(pattern, condition)
+    .map(([p, c]) => `${verdict}: "${p}"${c}`)
+    .filter((rule) => fitting(rule.replaceAll('"', '')));
+const rules = fc.array(fc.oneof(ruleText('allow'), ruleText('deny')), { maxLength: 6 });
+const args = fc.record({ x: fc.constantFrom(0, 2, 'z'), y: fc.constantFrom(true, false, 1) }, { requiredKeys: [] });
+const name = fc.constantFrom('a.get', 'a.put', 'a.send', 'b.get', 'a.nope', 'zzz');
+
+describe('properties', () => {
+  test('a deny that holds for everything beats every allow', () => {
+    fc.assert(
+      fc.property(rules, fc.nat(6), name, args, (some, at, tool, given) => {
+        const policies = good(withRules(...some.slice(0, at), 'deny: "*"', ...some.slice(at)));
+        expect(decide(policies, agentOf(policies), tool, call(given)).allowed).toBe(false);
+      }),
+      { numRuns: 150 },
+    );
+  });
+
+  test('adding a deny never allows more', () => {
+    fc.assert(
+      fc.property(rules, ruleText('deny'), fc.nat(6), name, args, (some, deny, at, tool, given) => {
+        const before = good(withRules(...some));
+        const after = good(withRules(...some.slice(0, at), deny, ...some.slice(at)));
+        const was = decide(before, agentOf(before), tool, call(given)).allowed;
+        expect(was || !decide(after, agentOf(after), tool, call(given)).allowed).toBe(true);
+      }),
+      { numRuns: 150 },
+    );
+  });
+
+  test('unknown is denied, allowed names its rule, and explain agrees with decide', () => {
+    fc.assert(
+      fc.property(rules, name, args, (some, tool, given) => {
+        const policies = good(withRules(...some));
+        const decision = decide(policies, agentOf(policies), tool, call(given));
+        if (!policies.tools.has(tool)) expect(decision.allowed).toBe(false);
+        if (decision.allowed) expect(decision.rule.verdict).toBe('allow');
+        else expect(decision.reason).toMatch(/rule|there is no tool/);
+        expect(explain(policies, agentOf(policies), tool, call(given)).decision).toEqual(decision);
+      }),
+      { numRuns: 150 },
+    );
+  });
+});
+
+test('a decision over 200 rules takes less than 50 µs', () => {
+  const many = Array.from({ length: 199 }, (_, index) =>
+    index % 4 === 0 ? `deny: "a.*", when: args.x == ${index + 10}` : `allow: "x${index}.*", when: args.x <= ${index}`,
+  );
+  const policies = good(withRules(...many, 'allow: a.get, when: args.x <= 50000 && args.c == "usd"'));
+  const agent = agentOf(policies);
+  const given = call({ x: 5, c: 'usd' });
+  const best = Math.min(
+    ...Array.from({ length: 20 }, () => {
+      const started = performance.now();
+      for (let index = 0; index < 500; index++) decide(policies, agent, 'a.get', given);
+      return (performance.now() - started) / 500;
+    }),
+  );
+  console.log(`a decision over 200 rules: ${(best * 1000).toFixed(1)} µs`);
+  expect(decide(policies, agent, 'a.get', given).allowed).toBe(true);
+  expect(best).toBeLessThan(0.05);
+});

@@ -1,0 +1,220 @@
+import { describe, expect, test } from 'vitest';
+import type { Json } from '../../gateway/domain/json.ts';
+import { ExpressionError, type Scope } from '../../gateway/domain/policy.ts';
+import { compileCondition, compileExpression, compileNumber, type Variable } from '../../gateway/policy/expressions.ts';
+
+const ALL: Variable[] = ['args', 'result', 'agent', 'tool', 'saga', 'run', 'now'];
+const scope: Scope = {
+  args: {
+    amount: 5,
+    half: 0.5,
+    list: [1, 2, 3],
+    text: 'abc',
+    none: null,
+    deep: { a: { b: 'c' } },
+    big: 9007199254740991,
+  },
+  result: { id: 'r1' },
+  agent: 'bot',
+  tool: 't.x',
+  saga: null,
+  run: 'run-1',
+  now: Date.UTC(2026, 0, 2, 3, 4, 5),
+};
+
+function faultsOf(
+  source: string,
+  sees = ALL,
+  compile: typeof compileExpression | typeof compileCondition = compileExpression,
+) {
+  const faults: string[] = [];
+  compile(source, { sees, fault: (message, offset) => faults.push(`${offset}: ${message}`) });
+  return faults;
+}
+
+function value(source: string, over: Scope = {}): Json {
+  const evaluate = compileExpression(source, {
+    sees: ALL,
+    fault: (message) => {
+      throw new Error(message);
+    },
+  });
+  return evaluate({ ...scope, ...over });
+}
+
+describe('values', () => {
+  test.each<[string, Json]>([
+    ['args.amount * 2', 10],
+    ['2 * args.amount', 10],
+    ['args.amount / 2', 2.5],
+    ['7 / 2', 3],
+    ['args.amount % 2', 1],
+    ['args.amount % args.amount', 0],
+    ['args.amount - 1 + args.half', 4.5],
+    ['2 + 3', 5],
+    ['size(args.list) * 2', 6],
+    ['args.amount == 5', true],
+    ['args.amount in [1, 5]', true],
+    ['2 in args.list', true],
+    ['"z" in args', false],
+    ['args.text + "!"', 'abc!'],
+    ['args.none', null],
+    ['args.none == null', true],
+    ['args.text == 5', false],
+    ['args.deep.a.b', 'c'],
+    ['args["text"]', 'abc'],
+    ['args', scope.args as Json],
+    ['has(args.nothing)', false],
+    ['has(args.nothing) ? args.nothing : "default"', 'default'],
+    ['saga == null', true],
+    ['run != null', true],
+    ['agent + "/" + tool', 'bot/t.x'],
+    ['args.list.map(x, x * 2)', [2, 4, 6]],
+    ['args.list.filter(x, x > 1).size()', 2],
+    ['args.list.all(x, x > 0) && args.list.exists(x, x == 3)', true],
+    ['{"a": 1, "b": [args.text, null]}', { a: 1, b: ['abc', null] }],
+    ['now > timestamp("2026-01-01T00:00:00Z")', true],
+    ['now', '2026-01-02T03:04:05.000Z'],
+    ['now.getHours()', 3],
+    ['3u', 3],
+    ['cel.bind(x, args.amount, x + x)', 10],
+  ])('%s', (source, expected) => {
+    expect(value(source)).toEqual(expected);
+  });
+
+  test('a plain path hands on the very value, whatever its keys are called', () => {
+    const args = { constructor: 1, deep: { constructor: 'x' } };
+    expect(value('args', { args })).toBe(args);
+    expect(value('args.deep', { args })).toBe(args.deep);
+  });
+});
+
+describe('what cannot be evaluated', () => {
+  test.each([
+    ['args.missing', 'no missing: `args.missing`'],
+    ['args.missing == 1', 'no missing: `args.missing == 1`'],
+    ['args.text.missing', 'no missing: `args.text.missing`'],
+    ['args.amount + args.text', 'no such overload: dyn<double> + dyn<string>: `args.amount + args.text`'],
+    ['args.amount / 0', 'not a finite number: `args.amount / 0`'],
+    ['1 / 0', 'division by zero: `1 / 0`'],
+    ['args.big + 1', 'loses precision: `args.big + 1`'],
+    ['9223372036854775807', 'an integer is too large to be exact: `9223372036854775807`'],
+    ['args.list[7]', 'index out of bounds: `args.list[7]`'],
+    ['duration("1s")', 'not a JSON value: `duration("1s")`'],
+    ['now.getHours("Nowhere/Here")', 'out of bounds: `now.getHours("Nowhere/Here")`'],
+  ])('%s', (source, message) => {
+    expect(() => value(source)).toThrow(new ExpressionError(message));
+  });
+
+  test('a message never quotes an argument', () => {
+    const args = { card: '4242424242424242' };
+    for (const source of ['bool(args.card)', 'duration(args.card)', '{"a": 1}[args.card]', 'timestamp(args.card)']) {
+      expect(() => value(source, { args })).toThrow(ExpressionError);
+      try {
+        value(source, { args });
+      } catch (error) {
+        expect((error as Error).message).not.toContain('4242');
+      }
+    }
+  });
+
+  test('an absent variable is unknown, not null', () => {
+    const evaluate = compileExpression('result.id', { sees: ['result'], fault: () => undefined });
+    expect(() => evaluate({})).toThrow(ExpressionError);
+  });
+});
+
+describe('faults at load', () => {
+  test.each<[string, string[]]>([
+    ['', ['undefined: the expression is empty']],
+    ['args.amount >', ['13: not an expression: Unexpected token: EOF']],
+    ['amount > 5', ['0: "amount" is not known here (known: args, result, agent, tool, saga, run and now)']],
+    [
+      '1 + arg.x',
+      ['4: "arg" is not known here (known: args, result, agent, tool, saga, run and now); did you mean "args"?'],
+    ],
+    ['before.x', ['0: "before" is not known here (known: args, result, agent, tool, saga, run and now)']],
+    ['env.TOKEN', ['0: env is known only in url, headers and command of an upstream and in keys']],
+    ['args.text.matches("a+")', ['0: matches() is refused: a regular expression can stall the gateway']],
+    [
+      'args.list.all(x, args.list.exists(y, x == y))',
+      ['17: exists() inside another list macro is refused: its cost has no bound'],
+    ],
+    ['args.list.all(args, true)', ['14: args is already a variable']],
+    ['{"constructor": 1}', ['1: a map key must not be "constructor"']],
+    ['{args.text: 1}', ['1: a map key must be a string literal']],
+    ['"a" + 1', ['0: not an expression: no such overload: string + int']],
+    ['nope(1)', ["0: not an expression: found no matching overload for 'nope(int)'"]],
+    [`${'('.repeat(60)}1${')'.repeat(60)}`, ['40: not an expression: Exceeded maxDepth (40)']],
+    [`1${'+1'.repeat(500)}`, ['0: not an expression: Exceeded maxAstNodes (400)']],
+    [`"${'x'.repeat(5000)}"`, ['undefined: the expression is longer than 4096 characters']],
+  ])('%s', (source, faults) => {
+    expect(faultsOf(source)).toEqual(faults);
+  });
+
+  test('a condition must be able to be true or false', () => {
+    expect(faultsOf('args.amount > 5', ALL, compileCondition)).toEqual([]);
+    expect(faultsOf('args.flag', ALL, compileCondition)).toEqual([]);
+    expect(faultsOf('"yes"', ALL, compileCondition)).toEqual([
+      '0: the expression must yield true or false, but yields string',
+    ]);
+    const flag = compileCondition('args.flag', { sees: ALL, fault: () => undefined });
+    expect(flag({ args: { flag: true } })).toBe(true);
+    expect(() => flag({ args: { flag: 'true' } })).toThrow(new ExpressionError('neither true nor false: `args.flag`'));
+  });
+
+  test('a sum must be a number', () => {
+    const sum = compileNumber('args.amount', { sees: ALL, fault: () => undefined });
+    expect(sum({ args: { amount: 3 } })).toBe(3);
+    expect(() => sum({ args: { amount: '3' } })).toThrow(ExpressionError);
+  });
+
+  test('tells which arguments are read, except those it asks for first', () => {
+    const reads: string[] = [];
+    compileExpression('args.a + args["b"] + (has(args.c) ? args.c : 0) + size(args.list.map(x, x.d + args.e))', {
+      sees: ALL,
+      fault: () => undefined,
+      reads: (name) => reads.push(name),
+    });
+    expect(reads).toEqual(['a', 'b', 'list', 'e']);
+  });
+});
+
+describe('cost', () => {
+  const large = {
+    list: Array.from({ length: 120_000 }, (_, index) => `x${index}`),
+    numbers: Array.from({ length: 200_000 }, (_, index) => index),
+    text: 'a'.repeat(500_000),
+    needle: `b${'a'.repeat(200_000)}`,
+    digits: '1'.repeat(500_000),
+    deep: JSON.parse(`${'['.repeat(3000)}${']'.repeat(3000)}`) as Json,
+  };
+
+  test.each([
+    'args.list.exists(x, args.text.contains(x))',
+    'args.list.exists(x, args.list == args.numbers)',
+    'args.list.exists(x, x in args.numbers)',
+    'args.numbers.exists(x, x.kind == "a")',
+    'args.numbers.all(x, x.a || x.b)',
+    'args.list.map(x, args.list + args.list)',
+    'args.list.map(x, args.text).join(",")',
+    'args.list.map(x, args.list)',
+    'args.text.lastIndexOf(args.needle)',
+    'args.needle in args.text.split("")',
+    'duration(args.digits) == duration("1s")',
+    'args.numbers.filter(x, now.getHours("Europe/Berlin") == 1)',
+    'cel.bind(a, args.list + args.list, cel.bind(b, a + a, cel.bind(c, b + b, cel.bind(d, c + c, size(d + d)))))',
+    '[args, args, args, args, args, args, args, args]',
+  ])('%s', (source) => {
+    const started = performance.now();
+    expect(() => value(source, { args: large })).toThrow(ExpressionError);
+    expect(performance.now() - started).toBeLessThan(250);
+  });
+
+  test('what is merely large goes through', () => {
+    expect(value('size(args.list)', { args: large })).toBe(120_000);
+    expect(value('args.text.startsWith("aaa") && args.text.contains("aab")', { args: large })).toBe(false);
+    expect(value('args.numbers.exists(x, x == 77)', { args: { numbers: large.numbers.slice(0, 40_000) } })).toBe(true);
+    expect(value('"x7" in args.list', { args: large })).toBe(true);
+  });
+});

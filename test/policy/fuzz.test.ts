@@ -1,0 +1,280 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import fc from 'fast-check';
+import { expect, test } from 'vitest';
+import { ExpressionError } from '../../gateway/domain/policy.ts';
+import { compileExpression } from '../../gateway/policy/expressions.ts';
+import { compilePolicies, formatFault, type Loaded } from '../../gateway/policy/load.ts';
+import { compilePattern } from '../../gateway/policy/pattern.ts';
+import { compileTemplate } from '../../gateway/policy/template.ts';
+import { CONTRACT } from './example.ts';
+
+const RUNS = Number(process.env['FUZZ_RUNS'] ?? 2_500);
+const SLOW_MS = 250;
+
+/** Loads bytes; it must neither throw nor take long, and every fault must say where and what. */
+function survive(bytes: Buffer): Loaded {
+  const started = performance.now();
+  const loaded = compilePolicies([{ name: 'f.yaml', file: 'policies/f.yaml', bytes }], {
+    PAYMENTS_TOKEN: 'tok-123456',
+  });
+  expect(performance.now() - started).toBeLessThan(SLOW_MS);
+  if (!loaded.ok) {
+    expect(loaded.faults.length).toBeGreaterThan(0);
+    for (const fault of loaded.faults) {
+      expect(formatFault(fault)).toMatch(/^policies\/f\.yaml:\d+:\d+: ./);
+      expect(fault.message).not.toMatch(/undefined|\[object [A-Z]|could not be loaded|tok-123456/);
+    }
+  }
+  return loaded;
+}
+
+const PIECES = [
+  ...[
+    '{',
+    '}',
+    '[',
+    ']',
+    ':',
+    ',',
+    '- ',
+    '"',
+    "'",
+    '|\n',
+    '>',
+    '&a ',
+    '*a',
+    '<<: ',
+    '!!',
+    '%',
+    '---\n',
+    '#',
+    '\n',
+    '\t',
+    '  ',
+  ],
+  ...[
+    'null',
+    'true',
+    '~',
+    '.nan',
+    '0x1F',
+    '1e999',
+    '__proto__',
+    'constructor',
+    'toString',
+    '\u0000',
+    '\ufeff',
+    '\u2028',
+    '\ud83d\ude00',
+  ],
+  ...[
+    '${',
+    '}',
+    '$${',
+    '${args}',
+    '${env.PAYMENTS_TOKEN}',
+    '${file("/dev/stdin")}',
+    '${args.a.b}',
+    '(',
+    ')',
+    '&&',
+    'has(',
+    '.map(x,',
+  ],
+  ...[
+    'pattern: "(a|a)*"',
+    '$ref: "#"',
+    '$id: x',
+    'allOf: [{$ref: "#"}]',
+    'type: [object]',
+    'properties: 5',
+    'once: ',
+    'undo: ',
+    'tools:',
+  ],
+];
+
+interface Mutation {
+  readonly kind: 'insert' | 'delete' | 'flip' | 'copy' | 'swap';
+  readonly at: number;
+  readonly to: number;
+  readonly piece: string;
+}
+
+const mutation: fc.Arbitrary<Mutation> = fc.record({
+  kind: fc.constantFrom('insert', 'delete', 'flip', 'copy', 'swap'),
+  at: fc.double({ min: 0, max: 1, noNaN: true }),
+  to: fc.double({ min: 0, max: 1, noNaN: true }),
+  piece: fc.constantFrom(...PIECES),
+});
+
+function mutate(bytes: Buffer, { kind, at, to, piece }: Mutation): Buffer {
+  const start = Math.floor(at * bytes.length);
+  const length = Math.floor(to * 40);
+  const rest = bytes.subarray(start);
+  const before = bytes.subarray(0, start);
+  if (kind === 'insert') return Buffer.concat([before, Buffer.from(piece), rest]);
+  if (kind === 'delete') return Buffer.concat([before, rest.subarray(length)]);
+  if (kind === 'swap') return Buffer.concat([before, Buffer.from(piece), rest.subarray(length)]);
+  if (kind === 'copy') {
+    const from = Math.floor(to * bytes.length);
+    return Buffer.concat([before, bytes.subarray(from, from + 60), rest]);
+  }
+  const flipped = Buffer.from(bytes);
+  if (flipped.length > 0) flipped[start % flipped.length] = Math.floor(to * 255);
+  return flipped;
+}
+
+test('mutated policies are loaded or refused, never thrown at', () => {
+  let loadedWell = 0;
+  fc.assert(
+    fc.property(fc.array(mutation, { minLength: 1, maxLength: 6 }), (mutations) => {
+      if (survive(mutations.reduce(mutate, Buffer.from(CONTRACT))).ok) loadedWell += 1;
+    }),
+    { numRuns: RUNS },
+  );
+  // The fuzz is worth something only if it reaches beyond the YAML parser now and then.
+  expect(loadedWell).toBeGreaterThan(RUNS / 100);
+});
+
+test('arbitrary bytes and arbitrary JSON', () => {
+  fc.assert(
+    fc.property(fc.uint8Array({ maxLength: 200 }), (bytes) => void survive(Buffer.from(bytes))),
+    { numRuns: 500 },
+  );
+  const section = fc.constantFrom('upstreams', 'tools', 'agents', 'people');
+  fc.assert(
+    fc.property(
+      fc.dictionary(section, fc.dictionary(fc.string({ maxLength: 8 }), fc.jsonValue({ maxDepth: 4 }))),
+      (value) => {
+        survive(Buffer.from(JSON.stringify(value)));
+      },
+    ),
+    { numRuns: 500 },
+  );
+});
+
+test.each([
+  ['deep flow lists', `tools: ${'['.repeat(20_000)}`],
+  ['deep closed lists', `tools: ${'['.repeat(3_000)}${']'.repeat(3_000)}`],
+  [
+    'deep schema',
+    `upstreams: { u: { adapter: http, url: "http://x" } }\ntools: { t: { upstream: u, input: ${'{ not: '.repeat(300)}{}${' }'.repeat(300)} } }`,
+  ],
+  ['many keys', `tools:\n${Array.from({ length: 3_000 }, (_, index) => `  t${index}: 1\n`).join('')}`],
+  ['long key', `? ${'a'.repeat(100_000)}\n: 1`],
+  ['long line', `tools: "${'a'.repeat(500_000)}"`],
+  ['open quotes', `tools: "${'\\"'.repeat(50_000)}`],
+  ['many documents', '---\n'.repeat(5_000)],
+])('%s', (_name, yaml) => {
+  const started = performance.now();
+  compilePolicies([{ name: 'f.yaml', file: 'f.yaml', bytes: Buffer.from(yaml) }], {});
+  expect(performance.now() - started).toBeLessThan(3_000);
+});
+
+test('expressions and templates compile or are faults; evaluated they answer or throw ExpressionError', () => {
+  const word = fc.constantFrom(
+    ...[
+      'args',
+      'args.a',
+      'args.list',
+      '.map(x, x)',
+      '.exists(x, x == 1)',
+      '.size()',
+      '+',
+      '-',
+      '*',
+      '/',
+      '%',
+      '==',
+      '<',
+      '&&',
+      '||',
+      '!',
+    ],
+    ...[
+      '(',
+      ')',
+      '[',
+      ']',
+      '{',
+      '}',
+      ':',
+      '?',
+      ',',
+      '1',
+      '2.5',
+      '"s"',
+      "'q'",
+      'null',
+      'true',
+      'in',
+      'has(args.a)',
+      'now',
+      'string(',
+      'b"x"',
+      '3u',
+      'type(',
+    ],
+  );
+  fc.assert(
+    fc.property(fc.array(word, { maxLength: 9 }), fc.jsonValue(), (words, json) => {
+      const source = words.join(' ');
+      const scope = { args: { a: json as never, list: [1, 'x', null, { constructor: 1 }] }, now: 0 };
+      const faults: string[] = [];
+      const site = { sees: ['args', 'now'] as const, fault: (message: string) => void faults.push(message) };
+      for (const evaluate of [compileExpression(source, site), compileTemplate(`x \${${source}}`, site)]) {
+        try {
+          JSON.stringify(evaluate(scope));
+        } catch (error) {
+          expect(error).toBeInstanceOf(ExpressionError);
+        }
+      }
+    }),
+    { numRuns: 3_000 },
+  );
+});
+
+test('whatever pattern is let through does not stall', () => {
+  const piece = fc.constantFrom(
+    'a',
+    'b',
+    '[ab]',
+    '.',
+    '\\d',
+    '(a|b)',
+    '(a)',
+    '(?:ab)',
+    '*',
+    '+',
+    '?',
+    '{2}',
+    '{1,3}',
+    '{2,}',
+    '{0,40}',
+    '^',
+    '$',
+    '|',
+    '(',
+    ')',
+  );
+  let let_through = 0;
+  fc.assert(
+    fc.property(
+      fc.array(piece, { minLength: 1, maxLength: 9 }),
+      fc.constantFrom('a', 'ab', 'aab', '1'),
+      (pieces, unit) => {
+        const pattern = compilePattern(pieces.join(''));
+        if ('fault' in pattern) return;
+        let_through += 1;
+        const length = Math.min(pattern.longest, 1_000_000);
+        const text = `${unit.repeat(Math.ceil(length / unit.length)).slice(0, Math.max(length - 1, 0))}!`;
+        const started = performance.now();
+        pattern.test(text);
+        expect(performance.now() - started, `${pieces.join('')} over ${length} characters`).toBeLessThan(1_000);
+      },
+    ),
+    { numRuns: 1_500 },
+  );
+  expect(let_through).toBeGreaterThan(200);
+});

@@ -1,0 +1,53 @@
+import { expect, test } from 'vitest';
+import { runSuite } from '../../gateway/policy/suite.ts';
+import { CONTRACT, faultsOf, load } from './example.ts';
+
+const TESTS = `tests:
+  - name: a small charge goes through
+    agent: billing-bot
+    tool: payments.charge
+    args: { amount: 100, card: c, currency: usd }
+    expect: allow
+    rule: billing-bot rule 1
+  - { name: a large one is held, agent: billing-bot, tool: payments.charge, args: { amount: 20000, card: c, currency: usd }, expect: hold }
+  - { name: nobody deletes, agent: billing-bot, tool: crm.delete_all, expect: deny, code: denied, rule: rule 3 }
+  - { name: unknown, agent: billing-bot, tool: crm.find, expect: deny, code: unknown_tool }
+  - { name: wrong hope, agent: billing-bot, tool: payments.charge, args: { amount: 1, card: c, currency: eur }, expect: allow }
+  - { name: wrong rule, agent: billing-bot, tool: crm.delete_all, expect: deny, rule: rule 1 }
+  - { name: nobody, agent: ghost, tool: crm.find, expect: deny }
+  - { name: not its arguments, agent: billing-bot, tool: payments.charge, args: { amount: 1, currency: usd }, expect: allow, now: 2026-01-01T00:00:00Z }
+`;
+
+test('tests beside policies', () => {
+  const loaded = load({ 'p.yaml': CONTRACT, 'p_test.yaml': TESTS }, { PAYMENTS_TOKEN: 'x' });
+  if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
+  const results = runSuite(loaded.policies, loaded.tests);
+  expect(results.map(({ test: { name, line }, got, passed }) => `${line} ${name}: ${got} ${passed}`)).toEqual([
+    '2 a small charge goes through: allow true',
+    '8 a large one is held: hold true',
+    '9 nobody deletes: deny true',
+    '10 unknown: deny true',
+    '11 wrong hope: deny false',
+    '12 wrong rule: deny false',
+    '13 nobody: deny false',
+    '14 not its arguments: allow false',
+  ]);
+  expect(results.slice(4).map(({ faults }) => faults)).toEqual([
+    [
+      'expected allow, got deny: no rule of billing-bot allows payments.charge with these arguments; tried billing-bot rule 1 (policies/p.yaml:38)',
+    ],
+    ['expected "rule 1" to decide, but it was: denied by billing-bot rule 3 (policies/p.yaml:45)'],
+    ['there is no agent "ghost"'],
+    ['not arguments of payments.charge: args must have "card"'],
+  ]);
+});
+
+test('a test file has faults like any other', () => {
+  expect(faultsOf({ 'a_test.yaml': 'tests:\n  - { name: x, agent: a, tool: t, expect: alow }\n' })).toEqual([
+    'policies/a_test.yaml:2:43: "alow" is not one of allow, deny, hold; did you mean "allow"?',
+  ]);
+  expect(faultsOf({ 'a_test.yaml': 'test: []\n' })).toEqual([
+    'policies/a_test.yaml:1:1: "test" is not a key here (known: tests); did you mean "tests"?',
+    'policies/a_test.yaml:1:1: "tests" is missing',
+  ]);
+});

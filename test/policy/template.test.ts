@@ -1,0 +1,97 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is tested
+import { describe, expect, test } from 'vitest';
+import type { Json } from '../../gateway/domain/json.ts';
+import { ExpressionError, type Scope } from '../../gateway/domain/policy.ts';
+import { compilePath, compileTemplate, compileText, type TemplateSite } from '../../gateway/policy/template.ts';
+
+const scope: Scope = {
+  args: { id: 'a b', n: 5, yes: true, nothing: null, list: [1], empty: '', up: '..' },
+  result: { id: 'r' },
+};
+
+function site(faults: string[] = []): TemplateSite {
+  return {
+    sees: ['args', 'result'],
+    fault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),
+  };
+}
+
+describe('typing', () => {
+  test.each<[unknown, Json]>([
+    ['${args.n}', 5],
+    ['${args.yes}', true],
+    ['${args.nothing}', null],
+    ['${args.list}', [1]],
+    ['${ args.n }', 5],
+    ['n=${args.n}', 'n=5'],
+    ['${args.n}${args.yes}', '5true'],
+    ['${args.id}!', 'a b!'],
+    ['', ''],
+    ['plain', 'plain'],
+    ['$5 {x}', '$5 {x}'],
+    ['$${args.n}', '${args.n}'],
+    ['a $${b} ${args.n}', 'a ${b} 5'],
+    ['${"}"}', '}'],
+    ['${"a\\"}" + \'}\'}x', 'a"}}x'],
+    ['${"""}"}"""}', '}"}'],
+    ['${{"a": {"b": args.n}}}', { a: { b: 5 } }],
+    ['${{"a": 1}.a}/x', '1/x'],
+    [
+      { a: '${args.n}', b: ['${result.id}', 7, null, false], c: { d: 'x-${args.n}' } },
+      { a: 5, b: ['r', 7, null, false], c: { d: 'x-5' } },
+    ],
+    [12, 12],
+  ])('%j', (template, expected) => {
+    const faults: string[] = [];
+    const evaluate = compileTemplate(template, site(faults));
+    expect(faults).toEqual([]);
+    expect(evaluate(scope)).toEqual(expected);
+  });
+
+  test.each(['x${args.nothing}', 'x${args.list}', 'x${args}', '${args.n}${args.list}'])(
+    '%s has no text',
+    (template) => {
+      expect(() => compileTemplate(template, site())(scope)).toThrow(ExpressionError);
+    },
+  );
+
+  test('text is always text', () => {
+    expect(compileText('${args.n}', site())(scope)).toBe('5');
+    expect(() => compileText('${args.nothing}', site())(scope)).toThrow(ExpressionError);
+  });
+});
+
+describe('paths', () => {
+  test.each([
+    ['/charges', '/charges'],
+    ['/c/${args.id}', '/c/a%20b'],
+    ['/c/${args.n}/x-${args.id}.json', '/c/5/x-a%20b.json'],
+  ])('%s', (template, expected) => {
+    expect(compilePath(template, site())(scope)).toBe(expected);
+  });
+
+  test('a value never leaves its segment', () => {
+    const path = compilePath('/c/${args.id}', site());
+    expect(path({ args: { id: '../admin?x=1#y' } })).toBe('/c/..%2Fadmin%3Fx%3D1%23y');
+    expect(path({ args: { id: '\\..\\' } })).toBe('/c/%5C..%5C');
+    for (const id of ['', '.', '..', null, ['a'], '\ud800'])
+      expect(() => path({ args: { id } })).toThrow(ExpressionError);
+  });
+});
+
+describe('faults', () => {
+  test.each<[unknown, string[]]>([
+    ['x ${args.n', ['@2: this ${ has no closing }']],
+    ['${"}', ['@0: this ${ has no closing }']],
+    ['x ${}', ['@4: the expression is empty']],
+    ['x ${arg.n}', ['@4: "arg" is not known here (known: args and result); did you mean "args"?']],
+    [
+      { a: ['${before.x}'], b: '${1 +}' },
+      ['a.0@2: "before" is not known here (known: args and result)', 'b@5: not an expression: Unexpected token: EOF'],
+    ],
+  ])('%j', (template, expected) => {
+    const faults: string[] = [];
+    compileTemplate(template, site(faults));
+    expect(faults.map((fault) => fault.replace('@undefined', '@4'))).toEqual(expected);
+  });
+});

@@ -1,0 +1,81 @@
+import { mkdir, mkdtemp, rename, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import type { Loaded } from '../../gateway/policy/load.ts';
+import { watchPolicies } from '../../gateway/policy/watch.ts';
+import { UPSTREAM } from './example.ts';
+
+/** A watched directory, and what was handed over, one by one. */
+async function watched(pollMs?: number) {
+  const dir = await mkdtemp(path.join(tmpdir(), 'oncegate-watch-'));
+  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM);
+  const heard: Loaded[] = [];
+  const waiting: ((loaded: Loaded) => void)[] = [];
+  const watch = watchPolicies({
+    dir,
+    env: {},
+    ...(pollMs !== undefined && { pollMs }),
+    onChange: (loaded) => {
+      const next = waiting.shift();
+      if (next === undefined) heard.push(loaded);
+      else next(loaded);
+    },
+  });
+  onTestFinished(async () => {
+    await watch.close();
+    await rm(dir, { recursive: true });
+  });
+  const next = (): Promise<Loaded> => {
+    const already = heard.shift();
+    return already === undefined ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve(already);
+  };
+  return { dir, watch, next, heard };
+}
+
+const toolNames = (loaded: Loaded): string[] => (loaded.ok ? [...loaded.policies.tools.keys()] : ['faults']);
+const TOOL = 'tools:\n  t: { upstream: u }\n';
+
+test('a change on disk is loaded and handed over, good or bad', async () => {
+  const { dir, watch, next } = await watched();
+  expect(toolNames(await watch.reload())).toEqual([]);
+  expect(toolNames(await next())).toEqual([]);
+
+  await writeFile(path.join(dir, 'b.yaml'), TOOL);
+  expect(toolNames(await next())).toEqual(['t']);
+
+  await writeFile(path.join(dir, 'b.yaml'), 'tools: [');
+  expect(toolNames(await next())).toEqual(['faults']);
+
+  await rm(path.join(dir, 'b.yaml'));
+  expect(toolNames(await next())).toEqual([]);
+});
+
+test('directories made later, files moved in and links swapped are seen', async () => {
+  const { dir, watch, next } = await watched(200);
+  await watch.reload();
+  await next();
+  await mkdir(path.join(dir, 'later'));
+  await writeFile(path.join(dir, 'later', 'b.yaml.tmp'), TOOL);
+  await rename(path.join(dir, 'later', 'b.yaml.tmp'), path.join(dir, 'later', 'b.yaml'));
+  expect(toolNames(await next())).toEqual(['t']);
+
+  await writeFile(path.join(dir, 'other'), TOOL.replace('t:', 'x:'));
+  await symlink(path.join(dir, 'other'), path.join(dir, 'link'));
+  await rm(path.join(dir, 'later', 'b.yaml'));
+  await rename(path.join(dir, 'link'), path.join(dir, 'linked.yaml'));
+  let names = toolNames(await next());
+  if (names.length === 0) names = toolNames(await next());
+  expect(names).toEqual(['x']);
+});
+
+test('reloads take their turn, and after close nothing is heard', async () => {
+  const { dir, watch, heard } = await watched();
+  const loads = await Promise.all(Array.from({ length: 10 }, () => watch.reload()));
+  expect(loads.every((loaded) => loaded.ok)).toBe(true);
+  expect(heard).toHaveLength(10);
+  await watch.close();
+  await writeFile(path.join(dir, 'b.yaml'), TOOL);
+  await watch.reload();
+  expect(heard).toHaveLength(10);
+});

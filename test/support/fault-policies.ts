@@ -1,0 +1,77 @@
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
+
+/** Tools of every kind against the effect-counting upstream (test/faults/upstream.mjs). */
+export function faultPolicies(upstreamUrl: string, tuning: { retry?: string; settles?: string; lifetime?: string; timeout?: string } = {}): Record<string, string> {
+  const retry = tuning.retry ?? '{ attempts: 4, base: 50ms, max: 500ms, within: 1h }';
+  const timeout = tuning.timeout ?? '2s';
+  const input = 'input: { type: object, properties: { id: { type: string }, n: { type: integer } }, required: [id] }';
+  return {
+    'faults.yaml': `
+upstreams:
+  world: { adapter: http, url: "${upstreamUrl}", allowPrivate: true, timeout: ${timeout} }
+tools:
+  world.keyed:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key, lifetime: ${tuning.lifetime ?? '24h'} }
+    retry: ${retry}
+  world.keyed_field:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /keyed-field/charge, body: "\${args}" }
+    once: { by: key, field: meta.key }
+    retry: ${retry}
+  world.put:
+    upstream: world
+    ${input}
+    request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }
+    once: { by: nature }
+    retry: ${retry}
+  world.delete:
+    upstream: world
+    ${input}
+    request: { method: DELETE, path: "/nature/objects/\${args.id}" }
+    once: { by: nature }
+    retry: ${retry}
+  world.probed:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /probed/orders, body: "\${args}" }
+    once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: ${tuning.settles ?? '300ms'} }
+    retry: ${retry}
+  world.find:
+    upstream: world
+    effect: read
+    ${input}
+    request: { method: GET, path: /probed/orders, query: { id: "\${args.id}" } }
+  world.none:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /none/mail, body: "\${args}" }
+    once: { by: none }
+    retry: ${retry}
+  world.held:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /none/mail2, body: "\${args}" }
+  world.read:
+    upstream: world
+    effect: read
+    ${input}
+    request: { method: GET, path: "/read/items/\${args.id}" }
+    retry: ${retry}
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - allow: world.held
+      - allow: world.*
+        approve: never
+  other:
+    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    rules:
+      - allow: world.keyed
+${PEOPLE}`,
+  };
+}

@@ -20,7 +20,9 @@ export function connector(allowPrivate: boolean, timeoutMs: number): buildConnec
       if (inside !== undefined) return callback(refusal(hostname, inside.address), '');
       if (options.all === true) return callback(null, addresses);
       const first = addresses[0];
-      return first === undefined ? callback(new Error(`no address for ${hostname}`), '') : callback(null, first.address, first.family);
+      return first === undefined
+        ? callback(new Error(`no address for ${hostname}`), '')
+        : callback(null, first.address, first.family);
     });
   };
   const connect = buildConnector({ timeout: timeoutMs, ...(allowPrivate ? {} : { lookup: guardedLookup }) });
@@ -47,5 +49,7 @@ export function connector(allowPrivate: boolean, timeoutMs: number): buildConnec
 
 function refusal(host: string, address: string): PrivateAddressError {
   const resolved = host === address ? '' : ` (${address})`;
-  return new PrivateAddressError(`${host}${resolved} is a private address; allow it with allowPrivate: true on the upstream`);
+  return new PrivateAddressError(
+    `${host}${resolved} is a private address; allow it with allowPrivate: true on the upstream`,
+  );
 }

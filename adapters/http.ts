@@ -106,7 +106,11 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#controller = controller;
   }
 
-  onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: Record<string, string | string[] | undefined>): void {
+  onResponseStart(
+    _controller: Dispatcher.DispatchController,
+    status: number,
+    headers: Record<string, string | string[] | undefined>,
+  ): void {
     this.#status = status;
     const type = headers['content-type'];
     this.#contentType = (Array.isArray(type) ? type[0] : type) ?? null;
@@ -114,7 +118,8 @@ class Exchange implements Dispatcher.DispatchHandler {
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
     this.#size += chunk.length;
-    if (this.#size > this.#tool.maxResultBytes) return this.#fail(`the answer is larger than ${this.#tool.maxResultBytes} bytes`);
+    if (this.#size > this.#tool.maxResultBytes)
+      return this.#fail(`the answer is larger than ${this.#tool.maxResultBytes} bytes`);
     this.#chunks.push(chunk);
   }
 
@@ -155,7 +160,12 @@ class Exchange implements Dispatcher.DispatchHandler {
 }
 
 /** What a status proves. `answer` is absent when the body did not arrive whole. */
-export function classify(status: number, noEffect: ReadonlySet<number>, answer: Answer | undefined, detail = ''): Outcome {
+export function classify(
+  status: number,
+  noEffect: ReadonlySet<number>,
+  answer: Answer | undefined,
+  detail = '',
+): Outcome {
   const whole = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
   if (noEffect.has(status)) return { kind: 'refused', answer: whole };
   if (status >= 200 && status < 300) {

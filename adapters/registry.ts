@@ -13,7 +13,9 @@ export class Registry {
       const same = current !== undefined && JSON.stringify(current.upstream) === JSON.stringify(upstream);
       next.set(upstream.name, same ? current : { upstream, adapter: new HttpAdapter(upstream) });
     }
-    const retired = [...this.#adapters.values()].filter(({ upstream, adapter }) => next.get(upstream.name)?.adapter !== adapter);
+    const retired = [...this.#adapters.values()].filter(
+      ({ upstream, adapter }) => next.get(upstream.name)?.adapter !== adapter,
+    );
     this.#adapters = next;
     for (const { upstream, adapter } of retired) closeLater(upstream, adapter);
   }

@@ -11,8 +11,13 @@ const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
 export function render(tool: Tool, template: RequestTemplate, args: JsonObject, txn: string): PreparedRequest {
   try {
-    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': 'oncegate', 'oncegate-txn': txn };
-    for (const [name, value] of Object.entries(template.headers)) headers[name.toLowerCase()] = headerValue(name, value({ args }));
+    const headers: Record<string, string> = {
+      accept: 'application/json',
+      'user-agent': 'oncegate',
+      'oncegate-txn': txn,
+    };
+    for (const [name, value] of Object.entries(template.headers))
+      headers[name.toLowerCase()] = headerValue(name, value({ args }));
 
     let body = template.body?.({ args });
     if (tool.once.by === 'key' && tool.effect === 'write') {
@@ -25,7 +30,10 @@ export function render(tool: Tool, template: RequestTemplate, args: JsonObject, 
     return { method: template.method, path: path + query, headers, body: body === undefined ? null : canonical(body) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
-    throw new GatewayError('invalid_arguments', `The request of ${tool.name} cannot be built from these arguments: ${error.message}`);
+    throw new GatewayError(
+      'invalid_arguments',
+      `The request of ${tool.name} cannot be built from these arguments: ${error.message}`,
+    );
   }
 }
 
@@ -43,7 +51,8 @@ function renderQuery(template: RequestTemplate, args: JsonObject): string {
 
 function headerValue(name: string, value: Json): string {
   const text = typeof value === 'string' ? value : canonical(value);
-  if (UNSAFE_HEADER_VALUE.test(text)) throw new ExpressionError(`the value of header ${name} has characters that no header may have`);
+  if (UNSAFE_HEADER_VALUE.test(text))
+    throw new ExpressionError(`the value of header ${name} has characters that no header may have`);
   return text;
 }
 

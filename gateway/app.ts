@@ -24,8 +24,7 @@ export interface AppOptions {
 /** The HTTP application: plugins and routes in the order in which they are written here. */
 export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   const app = Fastify({
-    loggerInstance: options.log,
-    disableRequestLogging: true,
+    logger: false,
     bodyLimit: options.bodyBytes,
     requestTimeout: 60_000,
     keepAliveTimeout: 72_000,
@@ -38,15 +37,23 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
       const status = error.code === 'HPE_HEADER_OVERFLOW' ? '431 Request Header Fields Too Large' : '400 Bad Request';
       socket.end(`HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n`);
     },
-  }) as unknown as FastifyInstance;
+  });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
     const told = asGatewayError(error) ?? protocolError(error);
     if (told === undefined) options.log.error({ err: error, url: request.url }, 'unexpected failure');
-    return sendProblem(reply, told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'), request.url);
+    return sendProblem(
+      reply,
+      told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'),
+      request.url,
+    );
   });
   app.setNotFoundHandler((request, reply) =>
-    sendProblem(reply, new GatewayError('not_found', `There is no ${request.method} ${request.url.split('?')[0]}.`), request.url),
+    sendProblem(
+      reply,
+      new GatewayError('not_found', `There is no ${request.method} ${request.url.split('?')[0]}.`),
+      request.url,
+    ),
   );
 
   if (options.demo !== undefined) {
@@ -54,7 +61,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     await app.register((scope) => demoServices(scope, demo), { prefix: '/demo' });
   }
   await app.register((scope) => gatewayRoutes(scope, options));
-  return app as FastifyInstance;
+  return app;
 }
 
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
@@ -75,7 +82,9 @@ function limitInflight(app: FastifyInstance, most: number): void {
   let inflight = 0;
   app.addHook('onRequest', (request, reply, done) => {
     if (inflight >= most && request.url.startsWith('/v1/')) {
-      return done(new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }));
+      return done(
+        new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }),
+      );
     }
     inflight += 1;
     reply.raw.once('close', () => {
@@ -95,6 +104,7 @@ const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = 
 function protocolError(error: FastifyError): GatewayError | undefined {
   const known = PROTOCOL_ERRORS[error.code];
   if (known !== undefined) return new GatewayError(...known);
-  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500) return new GatewayError('malformed', error.message);
+  if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500)
+    return new GatewayError('malformed', error.message);
   return undefined;
 }

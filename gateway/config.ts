@@ -36,12 +36,12 @@ export class ConfigError extends Error {
   }
 }
 
-const duration = z
-  .string()
-  .regex(/^\d+(ms|s|m|h|d)$/, 'is not a duration such as 500ms, 10s, 5m, 24h or 30d');
+const duration = z.string().regex(/^\d+(ms|s|m|h|d)$/, 'is not a duration such as 500ms, 10s, 5m, 24h or 30d');
 
 const fileSchema = z.strictObject({
-  listen: z.strictObject({ host: z.string().min(1).optional(), port: z.int().min(0).max(65_535).optional() }).optional(),
+  listen: z
+    .strictObject({ host: z.string().min(1).optional(), port: z.int().min(0).max(65_535).optional() })
+    .optional(),
   database: z.strictObject({ url: z.string().min(1).optional(), pool: z.int().min(2).max(500).optional() }).optional(),
   policies: z.string().min(1).optional(),
   dataDir: z.string().min(1).optional(),
@@ -95,7 +95,10 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
 /** What `${env.…}` of the demo policies sees. Without keys the demo agent exists, and nobody can be it. */
 export function demoEnv(listen: Config['listen'], keys: DemoKeys | undefined): NodeJS.ProcessEnv {
   const host = listen.host === '0.0.0.0' || listen.host === '::' ? '127.0.0.1' : listen.host;
-  const hashed = (key: string | undefined) => createHash('sha256').update(key ?? randomBytes(32)).digest('hex');
+  const hashed = (key: string | undefined) =>
+    createHash('sha256')
+      .update(key ?? randomBytes(32))
+      .digest('hex');
   return {
     ONCEGATE_DEMO_URL: `http://${host.includes(':') ? `[${host}]` : host}:${listen.port}/demo`,
     ONCEGATE_DEMO_TOKEN: keys?.token ?? 'no-demo-here',
@@ -111,7 +114,8 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
   try {
     bytes = await readFile(resolve(cwd, file));
   } catch (error) {
-    if (named) faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
+    if (named)
+      faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
     return {};
   }
   const parsed = parseSource({ name: file, file, bytes });

@@ -124,7 +124,8 @@ function sweep(db: Database, retention: Config['retention'], log: Logger): NodeJ
 function deathAt(dieAt: string | undefined): (point: Point) => void {
   if (dieAt === undefined) return () => {};
   const [name, nth = '1'] = dieAt.split(':');
-  if (!(POINTS as readonly string[]).includes(name ?? '')) throw new Error(`ONCEGATE_DIE_AT: ${name} is not one of ${POINTS.join(', ')}`);
+  if (!(POINTS as readonly string[]).includes(name ?? ''))
+    throw new Error(`ONCEGATE_DIE_AT: ${name} is not one of ${POINTS.join(', ')}`);
   let left = Number(nth);
   return (point) => {
     if (point !== name) return;

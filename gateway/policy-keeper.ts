@@ -56,7 +56,8 @@ export class PolicyKeeper {
   apply(loaded: Loaded): void {
     this.#faults = loaded.ok ? unenforced(loaded.policies) : loaded.faults.map(formatFault);
     if (!loaded.ok || this.#faults.length > 0) {
-      for (const fault of this.#faults) this.#log.error(`policy change refused, the old policies stay in force: ${fault}`);
+      for (const fault of this.#faults)
+        this.#log.error(`policy change refused, the old policies stay in force: ${fault}`);
       return;
     }
     if (loaded.policies.version === this.#current.version) return;
@@ -75,8 +76,10 @@ function unenforced(policies: Policies): string[] {
   const faults: string[] = [];
   for (const { name, rules } of policies.agents.values()) {
     for (const rule of rules) {
-      if (rule.rate !== undefined || rule.budget !== undefined) faults.push(`${rule.id}: rate and budget of ${name} are not enforced by this version`);
-      if (rule.approve !== undefined && rule.approve !== 'never') faults.push(`${rule.id}: approve is not enforced by this version`);
+      if (rule.rate !== undefined || rule.budget !== undefined)
+        faults.push(`${rule.id}: rate and budget of ${name} are not enforced by this version`);
+      if (rule.approve !== undefined && rule.approve !== 'never')
+        faults.push(`${rule.id}: approve is not enforced by this version`);
     }
   }
   for (const tool of policies.tools.values()) {
@@ -84,7 +87,8 @@ function unenforced(policies: Policies): string[] {
     if (tool.observe !== undefined) faults.push(`tool ${tool.name}: observe is not enforced by this version`);
   }
   for (const upstream of policies.upstreams.values()) {
-    if (upstream.adapter === 'mcp') faults.push(`upstream ${upstream.name}: the mcp adapter is not part of this version`);
+    if (upstream.adapter === 'mcp')
+      faults.push(`upstream ${upstream.name}: the mcp adapter is not part of this version`);
   }
   return faults;
 }

@@ -7,9 +7,9 @@ import pino from 'pino';
 import { buildApp } from './app.ts';
 import { banner } from './banner.ts';
 import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
+import { Engine } from './engine.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
 import { migrate, SchemaError } from './ledger/migrate.ts';
-import { Engine } from './engine.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
 import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
 
@@ -37,13 +37,23 @@ async function start(): Promise<void> {
 
   try {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
-    const policies = await PolicyKeeper.start(config.policiesDir, { ...config.env, ...demoEnv(config.listen, keys) }, log);
+    const policies = await PolicyKeeper.start(
+      config.policiesDir,
+      { ...config.env, ...demoEnv(config.listen, keys) },
+      log,
+    );
     stops.push(() => policies.close());
     reload = () => void policies.reload();
 
     const url = await database(config, stops);
     await migrate(url, join(ROOT, 'migrations'));
-    const engine = await Engine.start({ config, url, policies, sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)), log });
+    const engine = await Engine.start({
+      config,
+      url,
+      policies,
+      sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)),
+      log,
+    });
     stops.push(() => engine.stop(DRAIN_MS));
 
     const app = await buildApp({
@@ -53,7 +63,8 @@ async function start(): Promise<void> {
       version,
       bodyBytes: config.limits.bodyBytes,
       inflight: config.limits.inflight,
-      demo: keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
+      demo:
+        keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
     });
     await app.listen({ ...config.listen, backlog: 1024 });
     stops.push(() => within(DRAIN_MS, app.close()));
@@ -90,7 +101,10 @@ async function within(ms: number, work: PromiseLike<unknown>): Promise<void> {
 
 async function database(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
   if (config.database.url !== undefined) return config.database.url;
-  const embedded: EmbeddedPostgres = await startEmbedded({ dataDir: config.dataDir, log: (message) => process.stderr.write(`${message}\n`) });
+  const embedded: EmbeddedPostgres = await startEmbedded({
+    dataDir: config.dataDir,
+    log: (message) => process.stderr.write(`${message}\n`),
+  });
   stops.push(() => embedded.stop());
   return embedded.url;
 }
@@ -109,18 +123,25 @@ function stopper(stops: (() => Promise<void>)[], log: pino.Logger): () => Promis
 }
 
 function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: boolean): void {
-  const shown = { ...config.listen, policiesDir: config.policiesDir, dataDir: config.dataDir, external: config.database.url !== undefined };
+  const shown = {
+    ...config.listen,
+    policiesDir: config.policiesDir,
+    dataDir: config.dataDir,
+    external: config.database.url !== undefined,
+  };
   process.stdout.write(`${banner(shown, demoPolicies ? keys : undefined)}\n`);
 }
 
 function explainFailure(error: unknown): string {
-  if (error instanceof ConfigError) return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
+  if (error instanceof ConfigError)
+    return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
   if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;
   const { code, port, address } = error as NodeJS.ErrnoException & { port?: number; address?: string };
   if (code === 'EADDRINUSE') {
     return `oncegate did not start: port ${port} of ${address} is taken. Stop what listens there (another gateway?), or choose another: PORT=8081 npm start`;
   }
-  if (code === 'EACCES' && port !== undefined) return `oncegate did not start: port ${port} needs rights that this user lacks; choose one above 1023 with PORT=…`;
+  if (code === 'EACCES' && port !== undefined)
+    return `oncegate did not start: port ${port} needs rights that this user lacks; choose one above 1023 with PORT=…`;
   if (code === 'ECONNREFUSED' || code === 'ENOTFOUND' || code === '28P01' || code === '3D000') {
     return `oncegate did not start: the database of DATABASE_URL cannot be used: ${(error as Error).message}`;
   }

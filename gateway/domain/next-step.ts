@@ -78,7 +78,11 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
       return exhausted ? { do: 'fail' } : { do: 'send', afterMs: wait };
     case 'key':
       if (facts.msToResend <= wait) {
-        return { do: 'doubt', wakeMs: null, why: "the key's lifetime at the upstream is over: a re-send could act twice" };
+        return {
+          do: 'doubt',
+          wakeMs: null,
+          why: "the key's lifetime at the upstream is over: a re-send could act twice",
+        };
       }
       return resend(exhausted, inTime, wait, woken);
     case 'nature':

@@ -8,6 +8,9 @@ import type { Station } from './station.ts';
 /** Another replica's call is looked at this often, rarer the longer it takes. */
 const POLL = { firstMs: 25, mostMs: 500 };
 
+/** A ledger that stumbles for no longer than this is not worth telling a caller about, who is owed an answer in two seconds. */
+const TROUBLE_MS = 400;
+
 /** Whether there is nothing more to wait for: final, waiting for a person, or unknown to all but a person. */
 function isAtRest(call: CallFace): boolean {
   return isFinal(call.state) || (call.state === 'in_doubt' && !call.pursued);
@@ -28,8 +31,11 @@ export async function awaitCall(
   for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
     const here = dispatch.carried(txn);
     if (here !== undefined) {
-      const ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), signal);
-      if (ending === 'unrecorded') throw unrecorded(txn);
+      let ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), signal);
+      if (ending === 'unrecorded') {
+        ending = await withPatience(here, TROUBLE_MS, signal);
+        if (ending === undefined) throw unrecorded(txn);
+      }
       if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;
       if (ending?.as === 'released') return undefined;
     }

@@ -59,7 +59,12 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   const policies = station.policies();
   const args = canonical(asked.args);
   const fingerprint = fingerprintOf(asked.tool, args);
-  const decision = decide(policies, asked.agent, asked.tool, { args: asked.args, saga: null, run: null, now: Date.now() });
+  const decision = decide(policies, asked.agent, asked.tool, {
+    args: asked.args,
+    saga: null,
+    run: null,
+    now: Date.now(),
+  });
   const tool = policies.tools.get(asked.tool);
   const refusal = refusalOf(decision, tool, asked);
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
@@ -67,7 +72,16 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   }
 
   const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
-  const admitted: Admitted = { asked, tool, policies, rule: decision.rule.id, hold: decision.hold, args, fingerprint, identified };
+  const admitted: Admitted = {
+    asked,
+    tool,
+    policies,
+    rule: decision.rule.id,
+    hold: decision.hold,
+    args,
+    fingerprint,
+    identified,
+  };
   const won = await claim(flow, admitted);
   if (!won) return repeat(flow, identified.txn, fingerprint, asked);
   return tell(flow, identified.txn, asked, false);
@@ -80,7 +94,11 @@ function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall):
     return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
   }
   if (decision.allowed) return undefined;
-  return new GatewayError(decision.code, decision.reason, decision.rule === undefined ? {} : { members: { rule: decision.rule.id } });
+  return new GatewayError(
+    decision.code,
+    decision.reason,
+    decision.rule === undefined ? {} : { members: { rule: decision.rule.id } },
+  );
 }
 
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
@@ -98,14 +116,24 @@ async function refuse(
     if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
   }
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
-  if (error.code === 'denied') {
-    const entry = auditEntry('denied', { agent: asked.agent.name, tool: asked.tool, policy: policies.version, reason: error.message });
+  if (error.code !== 'invalid_arguments') {
+    const entry = auditEntry(error.code, {
+      agent: asked.agent.name,
+      tool: asked.tool,
+      policy: policies.version,
+      reason: error.message,
+    });
     await logEntry(station.db, entry);
   }
   throw error;
 }
 
-async function earlierCall(station: Station, asked: ToolCall, tool: Tool, fingerprint: Buffer): Promise<Call | undefined> {
+async function earlierCall(
+  station: Station,
+  asked: ToolCall,
+  tool: Tool,
+  fingerprint: Buffer,
+): Promise<Call | undefined> {
   try {
     const { txn } = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
     const call = await station.calls.read(txn);
@@ -195,10 +223,18 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
   const call = await flow.station.calls.read(txn);
   if (call === undefined) throw released(txn, 'the earlier call was given up before it was sent');
   if (!call.fingerprint.equals(fingerprint)) {
-    throw new GatewayError('key_reused', `This key belongs to another call of ${call.tool}. Use a new key for a new call.`, { txn });
+    throw new GatewayError(
+      'key_reused',
+      `This key belongs to another call of ${call.tool}. Use a new key for a new call.`,
+      { txn },
+    );
   }
   if (call.erasedAt !== null) {
-    throw new GatewayError('key_expired', 'This key is past its retention: what was answered is gone, and it is never executed anew.', { txn });
+    throw new GatewayError(
+      'key_expired',
+      'This key is past its retention: what was answered is gone, and it is never executed anew.',
+      { txn },
+    );
   }
   if (isFinal(call.state)) return { call: face(call), repeat: true };
   return tell(flow, txn, asked, true);
@@ -211,5 +247,8 @@ async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, i
 }
 
 function released(txn: string, detail: string): GatewayError {
-  return new GatewayError('unavailable', `Nothing was sent: ${detail}. The key is free to be used again.`, { txn, retryAfterSeconds: 1 });
+  return new GatewayError('unavailable', `Nothing was sent: ${detail}. The key is free to be used again.`, {
+    txn,
+    retryAfterSeconds: 1,
+  });
 }

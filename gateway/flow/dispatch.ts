@@ -119,13 +119,15 @@ export class Dispatch {
         case 'probe': {
           const probed = await this.#probe(job);
           this.#station.reach('probed');
-          if (probed.applied === true) return this.#settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
+          if (probed.applied === true)
+            return this.#settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
           if (probed.applied === undefined) {
             step = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
             break;
           }
           job.unresolved = 0;
-          if (!(await this.#record(job, event('probe_not_applied', { attempt: job.attempt })))) return { as: 'elsewhere' };
+          if (!(await this.#record(job, event('probe_not_applied', { attempt: job.attempt }))))
+            return { as: 'elsewhere' };
           step = nextStep(factsOf(job), job.tool, true);
           break;
         }
@@ -167,12 +169,15 @@ export class Dispatch {
         return lease.holds(job.owner);
       },
     });
-    return 'answer' in outcome && outcome.answer !== undefined ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer) } : outcome;
+    return 'answer' in outcome && outcome.answer !== undefined
+      ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer) }
+      : outcome;
   }
 
   #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome): Promise<Ending> {
     const answer = 'answer' in outcome ? outcome.answer : undefined;
-    if (state === 'failed') return this.#settle(job, 'failed', answer, { outcome: 'refused', evidence: 'answer', problem: 'tool_failed' });
+    if (state === 'failed')
+      return this.#settle(job, 'failed', answer, { outcome: 'refused', evidence: 'answer', problem: 'tool_failed' });
     return this.#settle(job, 'succeeded', answer, {
       outcome: outcome.kind === 'ok_body_lost' ? 'body_unavailable' : 'answered',
       evidence: job.unresolved > 0 ? 'same_key' : 'answer',
@@ -184,7 +189,12 @@ export class Dispatch {
   #settleFailure(job: Job, last: Outcome | undefined): Promise<Ending> {
     const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
     job.unresolved = 0;
-    return this.#settle(job, 'failed', answer, { outcome: 'no_effect', evidence: 'gateway', problem: 'tool_failed', detail: describe(last) });
+    return this.#settle(job, 'failed', answer, {
+      outcome: 'no_effect',
+      evidence: 'gateway',
+      problem: 'tool_failed',
+      detail: describe(last),
+    });
   }
 
   /**
@@ -217,7 +227,14 @@ export class Dispatch {
     const settled = await this.#insist(job, () => this.#station.calls.advance(change));
     this.#station.reach('settled');
     if (!settled) return this.#contradict(job, state);
-    const told = { state, answer: answer ?? null, outcome: end.outcome, problem: end.problem ?? null, detail: end.detail ?? null, leaf };
+    const told = {
+      state,
+      answer: answer ?? null,
+      outcome: end.outcome,
+      problem: end.problem ?? null,
+      detail: end.detail ?? null,
+      leaf,
+    };
     return { as: 'told', face: { ...identityOf(job), ...told, pursued: false } };
   }
 
@@ -235,8 +252,13 @@ export class Dispatch {
 
   /** Writes where the call stands between attempts. False: it is final or in other hands. */
   async #record(job: Job, happened: CallEvent | null): Promise<boolean> {
-    const entry = auditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', { ...subject(job), unresolved: job.unresolved });
-    const moved = await this.#insist(job, () => this.#station.calls.advance({ ...unchanged(job), event: happened, entry }));
+    const entry = auditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
+      ...subject(job),
+      unresolved: job.unresolved,
+    });
+    const moved = await this.#insist(job, () =>
+      this.#station.calls.advance({ ...unchanged(job), event: happened, entry }),
+    );
     return moved;
   }
 
@@ -270,7 +292,9 @@ export class Dispatch {
   /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
   async #handBack(job: Job): Promise<Ending> {
     const entry = auditEntry('call_handed_back', subject(job));
-    await this.#insist(job, () => this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs: 0, entry }));
+    await this.#insist(job, () =>
+      this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs: 0, entry }),
+    );
     return { as: 'elsewhere' };
   }
 
@@ -281,13 +305,17 @@ export class Dispatch {
     if (probe === undefined) return { applied: undefined, detail: `the probe ${once.tool} no longer exists` };
     try {
       const args = once.args({ args: job.args });
-      if (!isObject(args)) return { applied: undefined, detail: `the arguments of the probe ${probe.name} are no object` };
+      if (!isObject(args))
+        return { applied: undefined, detail: `the arguments of the probe ${probe.name} are no object` };
       const adapter = this.#station.adapters.for(probe);
       const maySend = () => this.#station.lease.holds(job.owner);
       const options = { timeoutMs: probe.timeoutMs, freshConnection: false, maySend };
       const outcome = await adapter.send(probe, adapter.prepare(probe, args, job.txn), options);
       if (outcome.kind !== 'ok') return { applied: undefined, detail: describe(outcome) };
-      return { applied: once.applied({ args: job.args, result: resultOf(outcome.answer) }), answer: redactAnswer(probe, outcome.answer) };
+      return {
+        applied: once.applied({ args: job.args, result: resultOf(outcome.answer) }),
+        answer: redactAnswer(probe, outcome.answer),
+      };
     } catch (error) {
       if (error instanceof ExpressionError) return { applied: undefined, detail: error.message };
       throw error;

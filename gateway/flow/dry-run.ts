@@ -13,7 +13,12 @@ import type { Station } from './station.ts';
 /** Decides and explains everything that the call would meet, sends nothing and binds nothing. */
 export async function dryRun(station: Station, asked: ToolCall): Promise<JsonObject> {
   const policies = station.policies();
-  const { decision, tried } = explain(policies, asked.agent, asked.tool, { args: asked.args, saga: null, run: null, now: Date.now() });
+  const { decision, tried } = explain(policies, asked.agent, asked.tool, {
+    args: asked.args,
+    saga: null,
+    run: null,
+    now: Date.now(),
+  });
   const tool = policies.tools.get(asked.tool);
   const explained: JsonObject = {
     dryRun: true,
@@ -53,7 +58,12 @@ async function whatWouldHappen(station: Station, asked: ToolCall, tool: Tool, ho
     hold: held,
     request: shownRequest(station, asked, tool, identified.txn),
   };
-  if (earlier === undefined) return { ...plan, earlier: null, wouldAnswer: held ? { status: 202, state: 'held' } : { status: 200, sends: true } };
+  if (earlier === undefined)
+    return {
+      ...plan,
+      earlier: null,
+      wouldAnswer: held ? { status: 202, state: 'held' } : { status: 200, sends: true },
+    };
   if (!earlier.fingerprint.equals(fingerprint)) return { ...plan, wouldAnswer: refusal('key_reused') };
   if (earlier.erasedAt !== null) return { ...plan, wouldAnswer: refusal('key_expired') };
   const status = isFinal(earlier.state) && earlier.problem !== null ? ERRORS[earlier.problem].status : 200;

@@ -1,7 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
-import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
@@ -68,6 +67,7 @@ function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
   return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
 }
 
+/** A key that cannot be read from these arguments (an optional one is absent) is no key: the rule for repeats applies. */
 function businessKey(tool: Tool, args: JsonObject): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
@@ -75,7 +75,7 @@ function businessKey(tool: Tool, args: JsonObject): string | undefined {
     if (value === null || value === '') return undefined;
     return typeof value === 'string' ? value : canonical(value);
   } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error;
-    throw new GatewayError('invalid_arguments', `The key of ${tool.name} cannot be read from these arguments: ${error.message}`);
+    if (error instanceof ExpressionError) return undefined;
+    throw error;
   }
 }

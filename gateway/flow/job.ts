@@ -34,7 +34,12 @@ export interface Job {
   readonly woken: boolean;
 }
 
-export function jobOf(call: Call, tool: Tool, payload: { args: JsonObject; request: PreparedRequest }, owner: string): Job {
+export function jobOf(
+  call: Call,
+  tool: Tool,
+  payload: { args: JsonObject; request: PreparedRequest },
+  owner: string,
+): Job {
   const moment = (at: Date | null) => (at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime()));
   return {
     txn: call.txn,

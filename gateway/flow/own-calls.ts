@@ -12,7 +12,13 @@ export type { CallFilter, CallPage };
 const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
 /** A call, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
-export async function readCall(flow: Flow, txn: string, agent: string | undefined, patienceMs = 0, signal?: AbortSignal): Promise<Call> {
+export async function readCall(
+  flow: Flow,
+  txn: string,
+  agent: string | undefined,
+  patienceMs = 0,
+  signal?: AbortSignal,
+): Promise<Call> {
   const call = TXN.test(txn) ? await flow.station.calls.read(txn) : undefined;
   if (call === undefined || (agent !== undefined && call.agent !== agent)) throw notFound(txn);
   if (patienceMs === 0 || call.settledAt !== null) return call;
@@ -36,7 +42,10 @@ export async function cancelCall(flow: Flow, txn: string, agent: string): Promis
   }
   const now = await readCall(flow, txn, agent);
   if (now.state !== 'cancelled') {
-    throw new GatewayError('conflict', `Only a held call can be withdrawn; this one is ${now.state}.`, { txn, state: now.state });
+    throw new GatewayError('conflict', `Only a held call can be withdrawn; this one is ${now.state}.`, {
+      txn,
+      state: now.state,
+    });
   }
   return face(now);
 }

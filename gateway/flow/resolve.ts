@@ -1,5 +1,5 @@
-import { auditEntry, digest } from '../domain/audit.ts';
 import type { Answer } from '../domain/adapter.ts';
+import { auditEntry, digest } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -27,7 +27,12 @@ export async function resolveDoubt(station: Station, verdict: Verdict): Promise<
 
   const answer: Answer | null =
     verdict.verdict === 'applied'
-      ? { status: 200, contentType: 'application/json', body: verdict.result === undefined ? null : canonical(verdict.result), encoding: 'utf8' }
+      ? {
+          status: 200,
+          contentType: 'application/json',
+          body: verdict.result === undefined ? null : canonical(verdict.result),
+          encoding: 'utf8',
+        }
       : null;
   const entry = auditEntry('verdict', {
     txn: call.txn,
@@ -46,7 +51,8 @@ export async function resolveDoubt(station: Station, verdict: Verdict): Promise<
 
 function alreadyAnswered(call: Call, verdict: Verdict): Call {
   const same =
-    (verdict.verdict === 'applied' && call.state === 'succeeded') || (verdict.verdict === 'not_applied' && call.state === 'failed');
+    (verdict.verdict === 'applied' && call.state === 'succeeded') ||
+    (verdict.verdict === 'not_applied' && call.state === 'failed');
   if (same && call.evidence === 'person') return call;
   const standing = call.settledAt === null ? `it is ${call.state}` : `it ${call.state} already`;
   throw new GatewayError('conflict', `There is no doubt to answer: ${standing}.`, { txn: call.txn, state: call.state });
@@ -55,10 +61,14 @@ function alreadyAnswered(call: Call, verdict: Verdict): Call {
 /** "Not applied" and "retry" are only true while nothing more can arrive from an earlier sender. */
 async function refuseWhileInFlight(station: Station, call: Call, verdict: Verdict): Promise<void> {
   if (call.attemptOpen) {
-    throw new GatewayError('conflict', 'The same request is on its way again just now. Ask again when it is answered.', {
-      txn: call.txn,
-      retry: 'after_delay',
-    });
+    throw new GatewayError(
+      'conflict',
+      'The same request is on its way again just now. Ask again when it is answered.',
+      {
+        txn: call.txn,
+        retry: 'after_delay',
+      },
+    );
   }
   if (verdict.senderIsDead === true || (await senderIsGone(station.db, call.txn))) return;
   throw new GatewayError(
@@ -71,6 +81,7 @@ async function refuseWhileInFlight(station: Station, call: Call, verdict: Verdic
 function refuseLateRetry(call: Call): void {
   if (call.kind !== 'key' || call.keyLifetimeMs === null || call.firstSentAt === null) return;
   if (call.readAt.getTime() < call.firstSentAt.getTime() + call.keyLifetimeMs) return;
-  const detail = 'The upstream may have forgotten the key: sending again could act twice. Find out whether it happened and say applied or not_applied.';
+  const detail =
+    'The upstream may have forgotten the key: sending again could act twice. Find out whether it happened and say applied or not_applied.';
   throw new GatewayError('conflict', detail, { txn: call.txn });
 }

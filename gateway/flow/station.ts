@@ -14,7 +14,18 @@ export interface Log {
  * Named points of a call's way at which the fault tests kill the process. What a crash at each leaves is written where
  * it is reached.
  */
-export const POINTS = ['claiming', 'claimed', 'sending', 'answered', 'settled', 'replying', 'taken', 'probed', 'parking', 'parked'] as const;
+export const POINTS = [
+  'claiming',
+  'claimed',
+  'sending',
+  'answered',
+  'settled',
+  'replying',
+  'taken',
+  'probed',
+  'parking',
+  'parked',
+] as const;
 export type Point = (typeof POINTS)[number];
 
 /** Everything the use cases stand on. */

@@ -11,7 +11,8 @@ export function readArguments(request: FastifyRequest): JsonObject {
     throw new GatewayError('malformed', 'The body is empty; send the arguments as a JSON object, {} for none.');
   }
   const value = strict(body);
-  if (!isObject(value)) throw new GatewayError('malformed', 'The body must be a JSON object: the arguments of the tool.');
+  if (!isObject(value))
+    throw new GatewayError('malformed', 'The body must be a JSON object: the arguments of the tool.');
   return value;
 }
 

@@ -1,6 +1,6 @@
 import type { FastifyInstance } from 'fastify';
-import { GatewayError } from '../domain/errors.ts';
 import { face } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
 import { type CallState, isFinal, STATES } from '../domain/states.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { type CallFilter, type CallPage, cancelCall, delivered, findCalls, readCall } from '../flow/own-calls.ts';
@@ -45,7 +45,8 @@ const UNSUPPORTED = ['saga', 'run'];
 
 export function readFilter(query: Query): CallFilter {
   for (const name of UNSUPPORTED) {
-    if (query[name] !== undefined) throw new GatewayError('malformed', `${name} is not supported by this version; leave it out`);
+    if (query[name] !== undefined)
+      throw new GatewayError('malformed', `${name} is not supported by this version; leave it out`);
   }
   const state = single(query, 'state');
   if (state !== undefined && !(STATES as readonly string[]).includes(state)) {
@@ -56,7 +57,8 @@ export function readFilter(query: Query): CallFilter {
     throw new GatewayError('malformed', 'since must be a time such as 2026-01-31T12:00:00Z.');
   }
   const limit = single(query, 'limit') ?? '50';
-  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1) throw new GatewayError('malformed', 'limit must be a number from 1.');
+  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1)
+    throw new GatewayError('malformed', 'limit must be a number from 1.');
   return {
     tool: single(query, 'tool'),
     state: state as CallState | undefined,

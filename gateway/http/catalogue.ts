@@ -6,7 +6,8 @@ import { coversByName } from '../policy/decide.ts';
 /** What an agent may call, in our own shape or a model vendor's. */
 export function catalogue(policies: Policies, agent: Agent, format: string | undefined): { tools: JsonObject[] } {
   const shape = SHAPES[format ?? 'oncegate'];
-  if (shape === undefined) throw new GatewayError('malformed', `format must be one of ${Object.keys(SHAPES).join(', ')}.`);
+  if (shape === undefined)
+    throw new GatewayError('malformed', `format must be one of ${Object.keys(SHAPES).join(', ')}.`);
   return { tools: callable(policies, agent).map(shape) };
 }
 

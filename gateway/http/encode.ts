@@ -11,7 +11,9 @@ export function sendProblem(reply: FastifyReply, error: GatewayError, instance: 
   if (txn !== undefined) reply.header('oncegate-txn', txn);
   if (state !== undefined) reply.header('oncegate-state', state);
   const advice = error.extras.retry ?? retry;
-  const after = retryAfterSeconds ?? (advice === 'after_delay' || error.code === 'in_progress' || error.code === 'in_doubt' ? 1 : undefined);
+  const after =
+    retryAfterSeconds ??
+    (advice === 'after_delay' || error.code === 'in_progress' || error.code === 'in_doubt' ? 1 : undefined);
   if (after !== undefined) reply.header('retry-after', String(after));
   if (error.code === 'unauthenticated') reply.header('www-authenticate', 'Bearer realm="oncegate"');
   const body = {
@@ -31,7 +33,8 @@ export function sendProblem(reply: FastifyReply, error: GatewayError, instance: 
 
 export function asGatewayError(error: unknown): GatewayError | undefined {
   if (error instanceof GatewayError) return error;
-  if (error instanceof LedgerError) return new GatewayError('unavailable', 'The ledger cannot be reached; nothing was sent.', { retryAfterSeconds: 1 });
+  if (error instanceof LedgerError)
+    return new GatewayError('unavailable', 'The ledger cannot be reached; nothing was sent.', { retryAfterSeconds: 1 });
   return undefined;
 }
 
@@ -59,14 +62,23 @@ export function problemOf(call: CallFace, repeat: boolean): GatewayError | undef
       return undefined;
     case 'ready':
     case 'sending':
-      return repeat ? new GatewayError('in_progress', 'The first request of this call is still being carried out.', { txn, state }) : undefined;
+      return repeat
+        ? new GatewayError('in_progress', 'The first request of this call is still being carried out.', { txn, state })
+        : undefined;
     case 'in_doubt': {
-      const who = call.pursued ? 'The gateway is finding out; ask again with the same key.' : 'A person must find out and resolve it.';
+      const who = call.pursued
+        ? 'The gateway is finding out; ask again with the same key.'
+        : 'A person must find out and resolve it.';
       return new GatewayError('in_doubt', `${sentence(call.detail)} ${who}`.trim(), { txn, state });
     }
     default: {
-      const upstream = call.answer === null ? {} : { upstream: { status: call.answer.status, body: resultJson(call.answer) } };
-      return new GatewayError(call.problem ?? 'internal', sentence(call.detail) || describeFailure(call), { txn, state, members: upstream });
+      const upstream =
+        call.answer === null ? {} : { upstream: { status: call.answer.status, body: resultJson(call.answer) } };
+      return new GatewayError(call.problem ?? 'internal', sentence(call.detail) || describeFailure(call), {
+        txn,
+        state,
+        members: upstream,
+      });
     }
   }
 }
@@ -149,7 +161,9 @@ function personOnly(call: Call) {
 
 /** Everything known of how a call went, oldest first. */
 export function timeline(call: Call): Json[] {
-  const events: Json[] = [{ at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' }];
+  const events: Json[] = [
+    { at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' },
+  ];
   events.push(...call.events);
   if (call.settledAt !== null) {
     events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });

@@ -1,5 +1,6 @@
 /** What stands at `/` until the console does: what this is and how to make the first call. */
-export function frontPage(version: string): string {
+export function frontPage(version: string, origin: string): string {
+  const url = origin.replaceAll(/[^\w.:/[\]-]/g, '');
   return `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -19,7 +20,7 @@ export function frontPage(version: string): string {
 crashes; an agent can do only what its policy allows; and what is not known is said to be unknown.</p>
 <h2>The first call</h2>
 <p>The terminal in which the gateway runs shows the key of the demo agent. With it:</p>
-<pre><code>curl -X POST \${location}/v1/tools/payments.charge \\
+<pre><code>curl -X POST ${url}/v1/tools/payments.charge \\
   -H "Authorization: Bearer &lt;agent key&gt;" \\
   -H "Idempotency-Key: order-1001" \\
   -H "Content-Type: application/json" \\
@@ -33,5 +34,5 @@ crashes; an agent can do only what its policy allows; and what is not known is s
   <li><code>npx oncegate help</code>: calls, doubts and policies from the command line</li>
 </ul>
 </html>
-`.replace('${location}', 'http://127.0.0.1:8080');
+`;
 }

@@ -37,7 +37,8 @@ export function identifyPerson(request: FastifyRequest, policies: Policies, role
   const person = find(keyring.people, digest);
   if (person === undefined) {
     const agent = find(keyring.agents, digest);
-    if (agent !== undefined) throw new GatewayError('forbidden', 'This is the key of an agent; the admin API is for people.');
+    if (agent !== undefined)
+      throw new GatewayError('forbidden', 'This is the key of an agent; the admin API is for people.');
     throw new GatewayError('unauthenticated', 'This bearer key belongs to no person.');
   }
   if (!person.roles.some((has) => IMPLIED[role].includes(has))) {
@@ -69,7 +70,11 @@ function keyringOf(policies: Policies): Keyring {
   return keyring;
 }
 
-function index<T extends { readonly keys: readonly Buffer[] }>(owners: Iterable<T>): ReadonlyMap<string, readonly [Buffer, T]> {
-  const entries = [...owners].flatMap((owner) => owner.keys.map((key) => [key.toString('base64'), [key, owner]] as const));
+function index<T extends { readonly keys: readonly Buffer[] }>(
+  owners: Iterable<T>,
+): ReadonlyMap<string, readonly [Buffer, T]> {
+  const entries = [...owners].flatMap((owner) =>
+    owner.keys.map((key) => [key.toString('base64'), [key, owner]] as const),
+  );
   return new Map(entries);
 }

@@ -9,13 +9,26 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
   const tools = agent === undefined ? [] : callable(policies, agent);
   return {
     openapi: '3.1.0',
-    info: { title: 'Oncegate', version, description: 'Every tool call happens once, within policy.', license: { name: 'Apache-2.0' } },
+    info: {
+      title: 'Oncegate',
+      version,
+      description: 'Every tool call happens once, within policy.',
+      license: { name: 'Apache-2.0' },
+    },
     security: [{ bearer: [] }],
-    paths: { ...BASE_PATHS, ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])) },
+    paths: {
+      ...BASE_PATHS,
+      ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
+    },
     components: {
       securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } },
       parameters: PARAMETERS,
-      responses: { Problem: { description: 'What was wrong and whether asking again helps.', content: { 'application/problem+json': { schema: ref('Problem') } } } },
+      responses: {
+        Problem: {
+          description: 'What was wrong and whether asking again helps.',
+          content: { 'application/problem+json': { schema: ref('Problem') } },
+        },
+      },
       schemas: { Call: CALL, Problem: PROBLEM },
     },
   };
@@ -61,24 +74,87 @@ const PROBLEM: JsonObject = {
 
 const PARAMETERS: JsonObject = {
   IdempotencyKey: { name: 'Idempotency-Key', in: 'header', schema: { type: 'string', minLength: 1, maxLength: 255 } },
-  Prefer: { name: 'Prefer', in: 'header', schema: { type: 'string' }, description: 'wait=N (at most 55) or respond-async' },
+  Prefer: {
+    name: 'Prefer',
+    in: 'header',
+    schema: { type: 'string' },
+    description: 'wait=N (at most 55) or respond-async',
+  },
   DryRun: { name: 'Oncegate-Dry-Run', in: 'header', schema: { type: 'string', enum: ['?0', '?1'] } },
 };
 
-const CALL_PARAMETERS = ['IdempotencyKey', 'Prefer', 'DryRun'].map((name) => ({ $ref: `#/components/parameters/${name}` }));
-const CALL_RESPONSES: JsonObject = { 200: callAnswer('Succeeded, now or before.'), 202: callAnswer('Held, or still under way.'), default: problem };
+const CALL_PARAMETERS = ['IdempotencyKey', 'Prefer', 'DryRun'].map((name) => ({
+  $ref: `#/components/parameters/${name}`,
+}));
+const CALL_RESPONSES: JsonObject = {
+  200: callAnswer('Succeeded, now or before.'),
+  202: callAnswer('Held, or still under way.'),
+  default: problem,
+};
 const FILTERS = ['state', 'tool', 'since', 'cursor', 'limit'].map((name) => query(name));
-const PAGE = json({ type: 'object', properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } } });
+const PAGE = json({
+  type: 'object',
+  properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } },
+});
 
 const BASE_PATHS: JsonObject = {
-  '/v1/tools': { get: { summary: 'What this agent may call', parameters: [query('format', { enum: ['openai', 'anthropic'] })], responses: { 200: { description: 'Tools with their JSON schemas.' }, default: problem } } },
-  '/v1/tools/{tool}': { post: { summary: 'Call a tool', parameters: [path('tool'), ...CALL_PARAMETERS], requestBody: { required: true, content: json({ type: 'object' }) }, responses: CALL_RESPONSES } },
-  '/v1/calls': { get: { summary: "The agent's own calls, newest first", parameters: FILTERS, responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem } } },
-  '/v1/calls/{txn}': { get: { summary: 'One call', parameters: [path('txn'), query('wait', { type: 'integer' })], responses: { 200: callAnswer('The call as it stands.'), default: problem } } },
-  '/v1/calls/{txn}/cancel': { post: { summary: 'Withdraw a held call', parameters: [path('txn')], responses: { 200: callAnswer('It is withdrawn.'), default: problem } } },
-  '/v1/proxy/{upstream}/{path}': { post: { summary: 'The same for tools that already speak HTTP: any method', parameters: [path('upstream'), path('path'), ...CALL_PARAMETERS], responses: { default: { description: "The upstream's own answer, or a problem." } } } },
-  '/admin/calls': { get: { summary: 'All calls, newest first', parameters: [query('agent'), ...FILTERS], responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem } } },
-  '/admin/calls/{txn}': { get: { summary: 'One call with its timeline', parameters: [path('txn')], responses: { 200: callAnswer('The call.'), default: problem } } },
+  '/v1/tools': {
+    get: {
+      summary: 'What this agent may call',
+      parameters: [query('format', { enum: ['openai', 'anthropic'] })],
+      responses: { 200: { description: 'Tools with their JSON schemas.' }, default: problem },
+    },
+  },
+  '/v1/tools/{tool}': {
+    post: {
+      summary: 'Call a tool',
+      parameters: [path('tool'), ...CALL_PARAMETERS],
+      requestBody: { required: true, content: json({ type: 'object' }) },
+      responses: CALL_RESPONSES,
+    },
+  },
+  '/v1/calls': {
+    get: {
+      summary: "The agent's own calls, newest first",
+      parameters: FILTERS,
+      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+    },
+  },
+  '/v1/calls/{txn}': {
+    get: {
+      summary: 'One call',
+      parameters: [path('txn'), query('wait', { type: 'integer' })],
+      responses: { 200: callAnswer('The call as it stands.'), default: problem },
+    },
+  },
+  '/v1/calls/{txn}/cancel': {
+    post: {
+      summary: 'Withdraw a held call',
+      parameters: [path('txn')],
+      responses: { 200: callAnswer('It is withdrawn.'), default: problem },
+    },
+  },
+  '/v1/proxy/{upstream}/{path}': {
+    post: {
+      summary: 'The same for tools that already speak HTTP: any method',
+      parameters: [path('upstream'), path('path'), ...CALL_PARAMETERS],
+      responses: { default: { description: "The upstream's own answer, or a problem." } },
+    },
+  },
+  '/admin/calls': {
+    get: {
+      summary: 'All calls, newest first',
+      parameters: [query('agent'), ...FILTERS],
+      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+    },
+  },
+  '/admin/calls/{txn}': {
+    get: {
+      summary: 'One call with its timeline',
+      parameters: [path('txn')],
+      responses: { 200: callAnswer('The call.'), default: problem },
+    },
+  },
   '/admin/calls/{txn}/resolve': {
     post: {
       summary: 'Answer a doubt',
@@ -88,7 +164,12 @@ const BASE_PATHS: JsonObject = {
         content: json({
           type: 'object',
           required: ['verdict', 'reason'],
-          properties: { verdict: { enum: ['applied', 'not_applied', 'retry'] }, result: {}, reason: { type: 'string' }, senderIsDead: { type: 'boolean' } },
+          properties: {
+            verdict: { enum: ['applied', 'not_applied', 'retry'] },
+            result: {},
+            reason: { type: 'string' },
+            senderIsDead: { type: 'boolean' },
+          },
         }),
       },
       responses: { 200: callAnswer('The call after the verdict.'), default: problem },

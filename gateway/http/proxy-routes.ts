@@ -34,7 +34,8 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
   if (answer.contentType !== null) reply.type(answer.contentType);
-  const body = answer.body === null ? null : answer.encoding === 'base64' ? Buffer.from(answer.body, 'base64') : answer.body;
+  const body =
+    answer.body === null ? null : answer.encoding === 'base64' ? Buffer.from(answer.body, 'base64') : answer.body;
   return reply.status(answer.status).send(body ?? '');
 }
 
@@ -83,7 +84,9 @@ function collect(request: FastifyRequest, tool: Tool, path: Record<string, strin
   const query = request.query as Record<string, string | string[]>;
   for (const [name, value] of [...Object.entries(path), ...Object.entries(query)]) {
     if (name === '__proto__') throw new GatewayError('malformed', 'A parameter must not be called __proto__.');
-    const typed = Array.isArray(value) ? value.map((item) => coerce(tool, name, item, true)) : coerce(tool, name, value, false);
+    const typed = Array.isArray(value)
+      ? value.map((item) => coerce(tool, name, item, true))
+      : coerce(tool, name, value, false);
     if (args[name] !== undefined && JSON.stringify(args[name]) !== JSON.stringify(typed)) {
       throw new GatewayError('malformed', `${name} is given twice, with different values.`);
     }
@@ -98,7 +101,12 @@ function coerce(tool: Tool, name: string, text: string, item: boolean): Json {
   let schema = isObject(properties) ? properties[name] : undefined;
   if (item && isObject(schema)) schema = schema['items'];
   const type = isObject(schema) ? schema['type'] : undefined;
-  if ((type === 'integer' || type === 'number') && /^-?(0|[1-9]\d*)(\.\d+)?$/.test(text) && String(Number(text)) === text) return Number(text);
+  if (
+    (type === 'integer' || type === 'number') &&
+    /^-?(0|[1-9]\d*)(\.\d+)?$/.test(text) &&
+    String(Number(text)) === text
+  )
+    return Number(text);
   if (type === 'boolean' && (text === 'true' || text === 'false')) return text === 'true';
   return type === 'array' && !item ? [coerce(tool, name, text, true)] : text;
 }

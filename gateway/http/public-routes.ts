@@ -14,12 +14,20 @@ export interface Health {
 export function publicRoutes(app: FastifyInstance, flow: Flow, health: Health, version: string): void {
   const policies = () => flow.station.policies();
 
-  app.get('/', (_request, reply) => reply.type('text/html; charset=utf-8').send(frontPage(version)));
+  app.get('/', (request, reply) => {
+    const page = frontPage(version, `${request.protocol}://${request.host}`);
+    return reply.type('text/html; charset=utf-8').send(page);
+  });
   app.get('/openapi.json', (request) => openApi(policies(), maybeAgent(request, policies()), version));
   app.get('/healthz', () => ({ status: 'alive' }));
   app.get('/readyz', async (_request, reply) => {
     const troubles = await health.troubles();
-    const body = { status: troubles.length === 0 ? 'ready' : 'not ready', troubles, warnings: health.warnings(), policyVersion: policies().version };
+    const body = {
+      status: troubles.length === 0 ? 'ready' : 'not ready',
+      troubles,
+      warnings: health.warnings(),
+      policyVersion: policies().version,
+    };
     return reply.status(troubles.length === 0 ? 200 : 503).send(body);
   });
 }

@@ -1,8 +1,8 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { isFinal } from '../domain/states.ts';
 import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
 import { dryRun } from '../flow/dry-run.ts';
 import { delivered } from '../flow/own-calls.ts';
-import { isFinal } from '../domain/states.ts';
 import { readArguments } from './bodies.ts';
 import { catalogue, toolNamed } from './catalogue.ts';
 import { sendCall } from './encode.ts';
@@ -30,7 +30,12 @@ export function toolRoutes(app: FastifyInstance, flow: Flow): void {
 }
 
 /** Sends an answer and, once it was handed to the connection, remembers that it was. */
-export function answered(flow: Flow, reply: FastifyReply, { call }: ToolAnswer, send: () => FastifyReply): FastifyReply {
+export function answered(
+  flow: Flow,
+  reply: FastifyReply,
+  { call }: ToolAnswer,
+  send: () => FastifyReply,
+): FastifyReply {
   flow.station.reach('replying');
   if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
   return send();

@@ -10,7 +10,11 @@ const TAKE_AT_ONCE = 256;
  * owner left open is closed as unknown here, once, whatever crashes afterwards: the fence grows, so the old owner can
  * change nothing any more, and the next taker finds an ordinary closed attempt.
  */
-export async function takeOver(db: Database, owner: string, entryOf: (txn: string) => string): Promise<readonly Call[]> {
+export async function takeOver(
+  db: Database,
+  owner: string,
+  entryOf: (txn: string) => string,
+): Promise<readonly Call[]> {
   return db.transaction(async (tx) => {
     const taken = await tx.run<{ txn: string; from: string | null }>({
       name: 'take-over',

@@ -38,10 +38,13 @@ export class Database implements Queryable {
       idleTimeoutMillis: 30_000,
       application_name: options.applicationName,
       // Pinned plans: on a table that was never analysed a batched UPDATE would otherwise scan all of it.
-      options: '-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
+      options:
+        '-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
     });
     // An idle connection that breaks is not an event: the next statement will notice and say so.
     this.#pool.on('error', () => {});
+    // One that breaks in use rejects its statement *and* raises this event, which without a listener ends the process.
+    this.#pool.on('connect', (client) => client.on('error', () => {}));
   }
 
   async run<Row>(statement: Statement): Promise<readonly Row[]> {

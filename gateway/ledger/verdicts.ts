@@ -16,7 +16,13 @@ export interface RecordedVerdict {
  * no longer in the doubt that the person saw.
  */
 export async function applyVerdict(db: Database, call: Call, verdict: RecordedVerdict): Promise<boolean> {
-  const event = { at: new Date().toISOString(), what: 'verdict', verdict: verdict.verdict, person: verdict.person, reason: verdict.reason };
+  const event = {
+    at: new Date().toISOString(),
+    what: 'verdict',
+    verdict: verdict.verdict,
+    person: verdict.person,
+    reason: verdict.reason,
+  };
   const state = verdict.verdict === 'applied' ? 'succeeded' : verdict.verdict === 'not_applied' ? 'failed' : 'in_doubt';
   const final = state !== 'in_doubt';
   const rows = await db.run<{ txn: string }>({

@@ -1,6 +1,7 @@
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Person, Rule } from '../domain/policy.ts';
 import { bare } from './compile-tool.ts';
+import { DEFAULT_HOLD } from './decide.ts';
 import type { Declared } from './declared.ts';
 import { compileCondition, compileNumber, type Site, type Variable } from './expressions.ts';
 import { at, didYouMean, keyOf, listed, locate, type Path, type Place, type Report } from './faults.ts';
@@ -8,8 +9,6 @@ import { globMatcher } from './glob.ts';
 import { declaredArguments } from './input.ts';
 import { type AgentFile, milliseconds, type PersonFile, type RuleFile } from './schema.ts';
 import { type Env, resolveSecrets } from './secrets.ts';
-
-export const APPROVE_DEFAULTS = { by: [], quorum: 1, withinMs: 3_600_000 } as const;
 
 const SEES: readonly Variable[] = ['args', 'agent', 'tool', 'saga', 'run', 'now'];
 
@@ -79,9 +78,8 @@ function compileRule(
     }
   }
   const site = (...path: Path): Site => ruleSite(at(place, ...path), inputOf(pattern), report);
-  const { file, line } = locate(place);
   return {
-    id: `${agent} rule ${index + 1} (${file}:${line})`,
+    id: ruleId(agent, index, place),
     verdict,
     pattern,
     covers: globMatcher(pattern),
@@ -101,6 +99,12 @@ function compileRule(
   };
 }
 
+/** How every decision names a rule. */
+export function ruleId(agent: string, index: number, place: Place): string {
+  const { file, line } = locate(place);
+  return `${agent} rule ${index + 1} (${file}:${line})`;
+}
+
 /** A rule for one tool whose schema is closed must not read what can never be there: it would deny every call. */
 function ruleSite(place: Place, input: JsonObject | undefined, report: Report): Site {
   const declared = input === undefined ? undefined : declaredArguments(input);
@@ -118,9 +122,9 @@ function ruleSite(place: Place, input: JsonObject | undefined, report: Report): 
 function compileApprove(approve: Exclude<NonNullable<RuleFile['approve']>, string>, site: Site): Approve {
   return {
     ...(approve.when !== undefined && { when: compileCondition(bare(String(approve.when)), site) }),
-    by: approve.by ?? APPROVE_DEFAULTS.by,
-    quorum: approve.quorum ?? APPROVE_DEFAULTS.quorum,
-    withinMs: approve.within === undefined ? APPROVE_DEFAULTS.withinMs : milliseconds(approve.within),
+    by: approve.by ?? DEFAULT_HOLD.by,
+    quorum: approve.quorum ?? DEFAULT_HOLD.quorum,
+    withinMs: approve.within === undefined ? DEFAULT_HOLD.withinMs : milliseconds(approve.within),
   };
 }
 

@@ -9,7 +9,7 @@ import {
   type Scope,
   type Tool,
 } from '../domain/policy.ts';
-import { BUILT_IN } from './link.ts';
+import { BUILT_IN } from './built-in.ts';
 
 /**
  * May this agent call this tool with these arguments? Pure, and closed by default:

@@ -1,17 +1,13 @@
 import type { Agent, Person, Policies, Rule, Tool } from '../domain/policy.ts';
+import { BUILT_IN } from './built-in.ts';
+import { ruleId } from './compile-agent.ts';
 import { shapeOf } from './compile-request.ts';
 import type { Declarations, Declared } from './declared.ts';
-import { at, didYouMean, keyOf, listed, locate, type Place, type Report } from './faults.ts';
+import { at, didYouMean, keyOf, listed, type Place, type Report } from './faults.ts';
 import { globMatcher, isGlob } from './glob.ts';
+import type { ToolFile } from './schema.ts';
 
-/** The gateway's own tools, which an agent may be allowed. */
-export const BUILT_IN: Readonly<Record<string, 'read' | 'write'>> = {
-  'oncegate.begin_saga': 'write',
-  'oncegate.commit_saga': 'write',
-  'oncegate.rollback_saga': 'write',
-  'oncegate.get_call': 'read',
-  'oncegate.list_calls': 'read',
-};
+export { BUILT_IN };
 
 const MOST_MODEL_NAME = 64;
 
@@ -36,10 +32,7 @@ interface Context {
   readonly report: Report;
 }
 
-function linkTool(
-  { declared, report }: Context,
-  { name, place, value }: Declarations['tools'] extends ReadonlyMap<string, infer D> ? D : never,
-): void {
+function linkTool({ declared, policies, report }: Context, { name, place, value }: Declared<ToolFile>): void {
   if (name.startsWith('oncegate.'))
     report.fault({ ...place, key: true }, 'oncegate.* are the tools of the gateway itself');
   if (value === undefined) return;
@@ -57,10 +50,14 @@ function linkTool(
       `a tool of the mcp upstream ${value.upstream} is named ${value.upstream}.<name>`,
     );
   }
+  if (upstream?.value?.command !== undefined && value.once?.by === 'key' && value.once.header !== undefined) {
+    report.fault(at(place, 'once', 'header'), 'a command takes no headers, so no key would arrive: use field');
+  }
   const refer = (tool: string | undefined, where: Place, mustRead: boolean): void => {
     if (tool === undefined) return;
     const target = declared.tools.get(tool);
     if (target === undefined) {
+      if (!mustRead && mayBeImported(policies, tool)) return;
       report.fault(where, `there is no tool ${JSON.stringify(tool)}${didYouMean(tool, declared.tools.keys())}`);
     } else if (mustRead && target.value !== undefined && target.value.effect !== 'read') {
       report.fault(where, `${tool} is not a read: give it effect: read`);
@@ -123,13 +120,12 @@ function linkRules(
   context: Context,
   { name, place, value }: Declared<{ rules?: readonly object[] | undefined }>,
 ): void {
-  const { policies, report, declared } = context;
-  const byLine = new Map(policies.agents.get(name)?.rules.map((rule) => [rule.id, rule]));
+  const { policies, report } = context;
+  const compiled = new Map(policies.agents.get(name)?.rules.map((rule) => [rule.id, rule]));
   const earlier: Rule[] = [];
   for (const index of (value?.rules ?? []).keys()) {
     const where = at(place, 'rules', index);
-    const { file, line } = locate(where);
-    const rule = byLine.get(`${name} rule ${index + 1} (${file}:${line})`);
+    const rule = compiled.get(ruleId(name, index, where));
     if (rule === undefined) continue;
     checkReach(context, rule, keyOf(where, rule.verdict));
     const above = earlier.find((other) => swallows(other, rule));
@@ -138,7 +134,7 @@ function linkRules(
     if (rule.approve !== undefined && rule.approve !== 'never') checkApprovers(context, rule, at(where, 'approve'));
     earlier.push(rule);
   }
-  if (declared.agents.size > 0 && value !== undefined && earlier.length === 0 && !value.rules?.length) {
+  if (value !== undefined && !value.rules?.length) {
     report.warn({ ...place, key: true }, `${name} has no rules: it may call nothing`);
   }
 }

@@ -148,21 +148,20 @@ function operandsThatCost(node: ASTNode, meter: Meter): [ASTNode, (value: unknow
 
 const LOOPS = new Set(['all', 'exists', 'exists_one', 'map', 'filter']);
 
-/** Receiver and argument are evaluated just before the search itself; the second of them pays for the product. */
+/** The library evaluates operands from the last to the first, so the receiver is the one that knows both lengths. */
 function search(name: string, receiver: ASTNode, needle: ASTNode, meter: Meter): [ASTNode, (value: unknown) => void][] {
-  let first: number | undefined;
-  const pay = (value: unknown): void => {
+  let needed = 0;
+  const payForNeedle = (value: unknown): void => {
+    needed = lengthOf(value);
+  };
+  const payForBoth = (value: unknown): void => {
     const length = lengthOf(value);
     meter.spend(name === 'split' ? length : length >> 6);
-    if (first === undefined) first = length;
-    else {
-      meter.spend((first * length) / 64);
-      first = undefined;
-    }
+    meter.spend((length * needed) / 64);
   };
   return [
-    [receiver, pay],
-    [needle, pay],
+    [needle, payForNeedle],
+    [receiver, payForBoth],
   ];
 }
 

@@ -12,15 +12,18 @@ export interface Pattern {
 const MOST_STEPS = 20_000_000;
 const MOST_DEGREE = 3;
 const MOST_FACTOR = 2_000;
+const MOST_SIZE = 5_000;
 
 interface Cost {
   readonly degree: number;
   readonly factor: number;
   /** Whether it may match in more than one way. */
   readonly varies: boolean;
+  /** How long it is with its repetitions written out: V8 throws on what is too large, when it first runs. */
+  readonly size: number;
 }
 
-const FIXED: Cost = { degree: 0, factor: 1, varies: false };
+const FIXED: Cost = { degree: 0, factor: 1, varies: false, size: 1 };
 
 export function compilePattern(pattern: string): Pattern | { readonly fault: string } {
   if (pattern.length > 1_000) return { fault: 'the pattern is longer than 1000 characters' };
@@ -32,6 +35,7 @@ export function compilePattern(pattern: string): Pattern | { readonly fault: str
   }
   const cost = new Estimate(pattern).whole();
   if (typeof cost === 'string') return { fault: `the pattern could stall the gateway: it has ${cost}` };
+  if (cost.size > MOST_SIZE) return { fault: 'the pattern is too large: use smaller numbers in {n,m}' };
   const anchored = pattern.startsWith('^') && !pattern.includes('|');
   const degree = cost.degree + (anchored ? 0 : 1);
   if (degree > MOST_DEGREE || cost.factor > MOST_FACTOR) {
@@ -60,7 +64,12 @@ class Estimate {
       this.#at += 1;
       const next = this.#sequence();
       if (typeof next === 'string') return next;
-      sum = { degree: Math.max(sum.degree, next.degree), factor: sum.factor + next.factor, varies: true };
+      sum = {
+        degree: Math.max(sum.degree, next.degree),
+        factor: sum.factor + next.factor,
+        varies: true,
+        size: sum.size + next.size,
+      };
     }
     return sum;
   }
@@ -76,6 +85,7 @@ class Estimate {
         degree: product.degree + next.degree,
         factor: Math.min(product.factor * next.factor, Number.MAX_SAFE_INTEGER),
         varies: product.varies || next.varies,
+        size: product.size + next.size,
       };
     }
     return product;
@@ -112,10 +122,11 @@ class Estimate {
     if (mark === '?') return { ...atom, factor: atom.factor + 1, varies: true };
     const least = Number(from ?? 0);
     const most = mark !== undefined || (comma === ',' && to === '') ? Number.POSITIVE_INFINITY : Number(to || from);
+    const size = atom.size * Math.max(least, Number.isFinite(most) ? most : 1, 1);
     if (atom.varies && most > 4) return 'a repetition inside a repetition';
     if (atom.varies)
-      return { degree: atom.degree * most, factor: atom.factor ** most * (most - least + 1), varies: true };
-    if (most - least > 16) return { degree: 1, factor: 1, varies: true };
-    return { degree: 0, factor: most - least + 1, varies: most !== least };
+      return { degree: atom.degree * most, factor: atom.factor ** most * (most - least + 1), varies: true, size };
+    if (most - least > 16) return { degree: 1, factor: 1, varies: true, size };
+    return { degree: 0, factor: most - least + 1, varies: most !== least, size };
   }
 }

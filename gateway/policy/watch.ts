@@ -5,7 +5,7 @@ import { type Loaded, type LoadOptions, loadPolicies } from './load.ts';
 
 /**
  * Notices that policies changed on disk, loads them and hands over what came of it; whether to apply it is the
- * caller's business. Make the first load with `reload()` too: then no change falls between loading and watching.
+ * caller's business. With the first load made by `reload()` too, no change falls between loading and watching.
  */
 export interface PolicyWatch {
   /** Loads now, whether something changed or not; one load at a time. `onChange` hears of it as well. */
@@ -40,7 +40,7 @@ export function watchPolicies(options: WatchOptions): PolicyWatch {
   };
   const look = (): Promise<void> =>
     inTurn(async () => {
-      if (closed || seen === undefined || (await fingerprint(dir)) === seen) return;
+      if (closed || (await fingerprint(dir)) === seen) return;
       await load();
     });
   const soon = (): void => {
@@ -48,6 +48,9 @@ export function watchPolicies(options: WatchOptions): PolicyWatch {
     if (!closed) settling = setTimeout(() => void look().catch(() => undefined), debounceMs).unref();
   };
 
+  void inTurn(async () => {
+    seen ??= await fingerprint(dir);
+  });
   const watcher = tryWatch(dir, soon);
   // fs.watch misses changes on network mounts, in directories made later, and where inotify is used up.
   const poll = setInterval(() => void look().catch(() => undefined), pollMs).unref();

@@ -31,7 +31,13 @@ describe('a call', () => {
   it('succeeds, says so, and is replayed under its key', async () => {
     const first = await gateway.call('world.keyed', { id }, { key: id });
     expect(first.status).toBe(200);
-    expect(first.body).toMatchObject({ tool: 'world.keyed', state: 'succeeded', replayed: false, saga: null, attempts: 1 });
+    expect(first.body).toMatchObject({
+      tool: 'world.keyed',
+      state: 'succeeded',
+      replayed: false,
+      saga: null,
+      attempts: 1,
+    });
     expect(first.body.txn).toMatch(/^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/);
     expect(first.body.receipt.leaf).toMatch(/^[0-9a-f]{64}$/);
     expect(first.headers.get('oncegate-txn')).toBe(first.body.txn);
@@ -145,7 +151,11 @@ describe('an answer that is lost', () => {
 
     const { txn } = answer.body;
     const verdict = effects === 1 ? 'applied' : 'not_applied';
-    const resolved = await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'looked', ...(effects === 1 ? { result: { ok: 1 } } : {}) });
+    const resolved = await gateway.admin('POST', `/admin/calls/${txn}/resolve`, {
+      verdict,
+      reason: 'looked',
+      ...(effects === 1 ? { result: { ok: 1 } } : {}),
+    });
     expect(resolved.status).toBe(200);
     expect(resolved.body.state).toBe(effects === 1 ? 'succeeded' : 'failed');
     const told = await gateway.call('world.none', { id }, { key: id });
@@ -153,14 +163,19 @@ describe('an answer that is lost', () => {
     if (effects === 1) expect(told.body.result).toEqual({ ok: 1 });
     expect((await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'again' })).status).toBe(200);
     const opposite = verdict === 'applied' ? 'not_applied' : 'applied';
-    expect((await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict: opposite, reason: 'no' })).status).toBe(409);
+    expect(
+      (await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict: opposite, reason: 'no' })).status,
+    ).toBe(409);
   });
 
   it('of a none tool is sent again when a person says retry', async () => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     const answer = await gateway.call('world.none', { id }, { key: id });
     expect(answer.status).toBe(504);
-    const retried = await gateway.admin('POST', `/admin/calls/${answer.body.txn}/resolve`, { verdict: 'retry', reason: 'it is not there' });
+    const retried = await gateway.admin('POST', `/admin/calls/${answer.body.txn}/resolve`, {
+      verdict: 'retry',
+      reason: 'it is not there',
+    });
     expect(retried.status).toBe(200);
     const told = await gateway.call('world.none', { id }, { key: id });
     expect(told.status).toBe(200);

@@ -93,3 +93,11 @@ export function agentOf(policies: Policies, name = 'bot'): Agent {
 export function call(args: JsonObject = {}): { args: JsonObject; saga: null; run: null; now: number } {
   return { args, saga: null, run: null, now: Date.UTC(2026, 0, 2) };
 }
+
+/** Milliseconds of processor time: what a busy machine adds by waiting does not count. */
+export function cpuMs(work: () => void): number {
+  const started = process.cpuUsage();
+  work();
+  const { user, system } = process.cpuUsage(started);
+  return (user + system) / 1000;
+}

@@ -257,6 +257,14 @@ describe('across', () => {
       'upstreams:\n  crm: { adapter: mcp, command: [x] }\ntools:\n  other.x: { upstream: crm }\n',
       [`${at}:4:3: a tool of the mcp upstream crm is named crm.<name>`],
     ],
+    [
+      'upstreams:\n  c: { adapter: mcp, command: [x] }\ntools:\n  c.x: { upstream: c, once: { by: key, header: K } }\n',
+      [`${at}:4:48: a command takes no headers, so no key would arrive: use field`],
+    ],
+    [
+      'upstreams:\n  c: { adapter: mcp, command: [x], import: "*" }\ntools:\n  c.x: { upstream: c, undo: { kind: compensable, tool: c.y } }\n',
+      [],
+    ],
     [rule('allow: tt'), [`${at}:9:11: this rule can never match: there is no tool "tt"; did you mean "t"?`]],
     [
       rule('allow: oncegate.begin_sagas'),

@@ -6,18 +6,19 @@ import { compileExpression } from '../../gateway/policy/expressions.ts';
 import { compilePolicies, formatFault, type Loaded } from '../../gateway/policy/load.ts';
 import { compilePattern } from '../../gateway/policy/pattern.ts';
 import { compileTemplate } from '../../gateway/policy/template.ts';
-import { CONTRACT } from './example.ts';
+import { CONTRACT, cpuMs } from './example.ts';
 
-const RUNS = Number(process.env['FUZZ_RUNS'] ?? 2_500);
+const RUNS = Number(process.env['FUZZ_RUNS'] ?? 2_000);
 const SLOW_MS = 250;
 
 /** Loads bytes; it must neither throw nor take long, and every fault must say where and what. */
 function survive(bytes: Buffer): Loaded {
-  const started = performance.now();
-  const loaded = compilePolicies([{ name: 'f.yaml', file: 'policies/f.yaml', bytes }], {
-    PAYMENTS_TOKEN: 'tok-123456',
+  let loaded: Loaded = { ok: false, faults: [], warnings: [] };
+  const spent = cpuMs(() => {
+    const file = { name: 'f.yaml', file: 'policies/f.yaml', bytes };
+    loaded = compilePolicies([file], { PAYMENTS_TOKEN: 'tok-123456' });
   });
-  expect(performance.now() - started).toBeLessThan(SLOW_MS);
+  expect(spent).toBeLessThan(SLOW_MS);
   if (!loaded.ok) {
     expect(loaded.faults.length).toBeGreaterThan(0);
     for (const fault of loaded.faults) {
@@ -167,9 +168,8 @@ test.each([
   ['open quotes', `tools: "${'\\"'.repeat(50_000)}`],
   ['many documents', '---\n'.repeat(5_000)],
 ])('%s', (_name, yaml) => {
-  const started = performance.now();
-  compilePolicies([{ name: 'f.yaml', file: 'f.yaml', bytes: Buffer.from(yaml) }], {});
-  expect(performance.now() - started).toBeLessThan(3_000);
+  const file = { name: 'f.yaml', file: 'f.yaml', bytes: Buffer.from(yaml) };
+  expect(cpuMs(() => void compilePolicies([file], {}))).toBeLessThan(3_000);
 });
 
 test('expressions and templates compile or are faults; evaluated they answer or throw ExpressionError', () => {
@@ -258,7 +258,7 @@ test('whatever pattern is let through does not stall', () => {
     '(',
     ')',
   );
-  let let_through = 0;
+  let admitted = 0;
   fc.assert(
     fc.property(
       fc.array(piece, { minLength: 1, maxLength: 9 }),
@@ -266,15 +266,14 @@ test('whatever pattern is let through does not stall', () => {
       (pieces, unit) => {
         const pattern = compilePattern(pieces.join(''));
         if ('fault' in pattern) return;
-        let_through += 1;
+        admitted += 1;
         const length = Math.min(pattern.longest, 1_000_000);
         const text = `${unit.repeat(Math.ceil(length / unit.length)).slice(0, Math.max(length - 1, 0))}!`;
-        const started = performance.now();
-        pattern.test(text);
-        expect(performance.now() - started, `${pieces.join('')} over ${length} characters`).toBeLessThan(1_000);
+        const spent = cpuMs(() => void pattern.test(text));
+        expect(spent, `${pieces.join('')} over ${length} characters`).toBeLessThan(1_000);
       },
     ),
     { numRuns: 1_500 },
   );
-  expect(let_through).toBeGreaterThan(200);
+  expect(admitted).toBeGreaterThan(200);
 });

@@ -189,7 +189,7 @@ test('policies are frozen through and through', () => {
   const policies = good(CONTRACT, { PAYMENTS_TOKEN: 'x' });
   const tool = policies.tools.get('payments.charge');
   expect(() => (policies.tools as Map<string, unknown>).set('x', 1)).toThrow(TypeError);
-  expect(() => (tool?.noEffect as Set<number>).add(500)).toThrow(TypeError);
+  expect(() => (tool as { noEffect: Set<number> } | undefined)?.noEffect.add(500)).toThrow(TypeError);
   expect(() => Object.assign(tool?.retry ?? {}, { attempts: 9 })).toThrow(TypeError);
   expect(() => Object.assign(tool?.input ?? {}, { type: 'x' })).toThrow(TypeError);
 });

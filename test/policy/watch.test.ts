@@ -69,6 +69,14 @@ test('directories made later, files moved in and links swapped are seen', async 
   expect(names).toEqual(['x']);
 });
 
+test('watching alone is enough', async () => {
+  const { dir, next } = await watched(100);
+  let count = 0;
+  const writing = setInterval(() => void writeFile(path.join(dir, 'b.yaml'), `${TOOL}# ${count++}\n`), 150);
+  expect(toolNames(await next())).toEqual(['t']);
+  clearInterval(writing);
+});
+
 test('reloads take their turn, and after close nothing is heard', async () => {
   const { dir, watch, heard } = await watched();
   const loads = await Promise.all(Array.from({ length: 10 }, () => watch.reload()));

@@ -19,7 +19,8 @@ export async function freshDatabase(): Promise<TestDatabase> {
   pool.on('error', () => {});
   return {
     url: url.href,
-    query: async <Row extends pg.QueryResultRow>(text: string, values: unknown[] = []) => (await pool.query<Row>(text, values)).rows,
+    query: async <Row extends pg.QueryResultRow>(text: string, values: unknown[] = []) =>
+      (await pool.query<Row>(text, values)).rows,
     drop: async () => {
       await pool.end();
       await onServer(server, (admin) => admin.query(`drop database if exists ${name} with (force)`));

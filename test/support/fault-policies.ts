@@ -1,7 +1,10 @@
 import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
 
 /** Tools of every kind against the effect-counting upstream (test/faults/upstream.mjs). */
-export function faultPolicies(upstreamUrl: string, tuning: { retry?: string; settles?: string; lifetime?: string; timeout?: string } = {}): Record<string, string> {
+export function faultPolicies(
+  upstreamUrl: string,
+  tuning: { retry?: string; settles?: string; lifetime?: string; timeout?: string } = {},
+): Record<string, string> {
   const retry = tuning.retry ?? '{ attempts: 4, base: 50ms, max: 500ms, within: 1h }';
   const timeout = tuning.timeout ?? '2s';
   const input = 'input: { type: object, properties: { id: { type: string }, n: { type: integer } }, required: [id] }';

@@ -182,7 +182,9 @@ export class Gateway {
       if (last?.status === 200 && condition(last.body)) return last.body;
       await sleep(30);
     }
-    throw new Error(`call ${txn} did not get there within ${withinMs} ms; last seen: ${JSON.stringify(last?.body)}\n${this.output}`);
+    throw new Error(
+      `call ${txn} did not get there within ${withinMs} ms; last seen: ${JSON.stringify(last?.body)}\n${this.output}`,
+    );
   }
 }
 

@@ -1,0 +1,97 @@
+/** What an agent needs to call tools through the gateway: `fetch`, a bearer key, and a key for each call. */
+export class Client {
+  readonly #url: string;
+  readonly #key: string;
+
+  constructor(url: string, key: string) {
+    this.#url = url;
+    this.#key = key;
+  }
+
+  call(tool: string, args: object, options: { key?: string; wait?: number } = {}): Promise<Answer> {
+    return this.send('POST', `/v1/tools/${tool}`, args, {
+      ...(options.key !== undefined && { 'idempotency-key': options.key }),
+      ...(options.wait !== undefined && { prefer: `wait=${options.wait}` }),
+    });
+  }
+
+  /** A read that must work: its result. */
+  async read<T>(tool: string, args: object): Promise<T> {
+    const answer = await this.call(tool, args);
+    if (answer.status !== 200) throw new Surprise(`${tool} was expected to answer, but: ${inWords(answer)}`);
+    return answer.body.result as T;
+  }
+
+  async send(
+    method: 'GET' | 'POST',
+    path: string,
+    body?: object,
+    headers: Record<string, string> = {},
+  ): Promise<Answer> {
+    const { response, text } = await this.#fetch(path, {
+      method,
+      headers: {
+        authorization: `Bearer ${this.#key}`,
+        ...(body !== undefined && { 'content-type': 'application/json' }),
+        ...headers,
+      },
+      ...(body !== undefined && { body: JSON.stringify(body) }),
+      signal: AbortSignal.timeout(70_000),
+    });
+    return {
+      status: response.status,
+      txn: response.headers.get('oncegate-txn'),
+      state: response.headers.get('oncegate-state'),
+      replayed: response.headers.get('idempotent-replayed') === 'true',
+      body: bodyOf(text),
+    };
+  }
+
+  async #fetch(path: string, init: RequestInit): Promise<{ response: Response; text: string }> {
+    try {
+      const response = await fetch(this.#url + path, init);
+      return { response, text: await response.text() };
+    } catch (error) {
+      const cause = error instanceof Error && error.cause instanceof Error ? error.cause : error;
+      throw new Surprise(
+        `No gateway answers at ${this.#url} (${String(cause)}). Start one in another terminal with: npm start`,
+      );
+    }
+  }
+}
+
+export interface Answer {
+  readonly status: number;
+  readonly txn: string | null;
+  readonly state: string | null;
+  readonly replayed: boolean;
+  readonly body: Body;
+}
+
+/** What the stories look at of an answer or a problem. */
+interface Body {
+  readonly result?: unknown;
+  readonly state?: string;
+  readonly attempts?: number;
+  readonly code?: string;
+  readonly detail?: string;
+  readonly tools?: readonly { readonly name: string }[];
+}
+
+/** The world is not as the story has it. */
+export class Surprise extends Error {
+  override readonly name = 'Surprise';
+}
+
+export function inWords({ status, body, state, replayed }: Answer): string {
+  if (status >= 400) return `${status} ${body.code ?? ''}: ${body.detail ?? 'no reason given'}`;
+  return `${status} ${state ?? body.state ?? ''}${replayed ? ', replayed' : ''}`;
+}
+
+function bodyOf(text: string): Body {
+  try {
+    return JSON.parse(text) as Body;
+  } catch {
+    return { detail: text.slice(0, 200) };
+  }
+}

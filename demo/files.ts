@@ -1,0 +1,35 @@
+import type { FastifyInstance } from 'fastify';
+import { z } from 'zod';
+import { Refusal } from './answers.ts';
+import type { Journal } from './journal.ts';
+
+const fileBody = z.object({ content: z.string() });
+const byName = z.object({ name: z.string() });
+
+/** A file store: putting or deleting the same thing twice leaves what once would have left. */
+export function files(app: FastifyInstance, journal: Journal): void {
+  app.put('/:name', async (request) => {
+    const { name } = byName.parse(request.params);
+    const { content } = fileBody.parse(request.body);
+    await journal.record(() => ({ did: 'put_file', name, content }));
+    return { name, size: Buffer.byteLength(content) };
+  });
+
+  app.get('/:name', async (request) => {
+    const { name } = byName.parse(request.params);
+    const content = (await journal.now()).files.get(name);
+    if (content === undefined) throw new Refusal(404, 'no_such_file', `There is no file ${name}.`);
+    return { name, content };
+  });
+
+  app.get('/', async () => {
+    const all = [...(await journal.now()).files];
+    return { files: all.map(([name, content]) => ({ name, size: Buffer.byteLength(content) })) };
+  });
+
+  app.delete('/:name', async (request) => {
+    const { name } = byName.parse(request.params);
+    await journal.record((world) => (world.files.has(name) ? { did: 'delete_file', name } : undefined));
+    return { name, exists: false };
+  });
+}

@@ -1,0 +1,66 @@
+const WIDTH = 80;
+
+const STYLES = { bold: 1, red: 31, green: 32, cyan: 36 } as const;
+
+/** Tells the stories on a terminal or into a file: 80 columns, colour only where somebody sees it. */
+export class Narrator {
+  readonly #write: (text: string) => void;
+  readonly #colour: boolean;
+
+  constructor(out: { write(text: string): unknown; readonly isTTY?: boolean }, env: NodeJS.ProcessEnv) {
+    this.#write = (text) => void out.write(`${text}\n`);
+    this.#colour = out.isTTY === true && !env['NO_COLOR'];
+  }
+
+  title(text: string): void {
+    this.#write(this.#paint('bold', text));
+  }
+
+  story(number: number, title: string): void {
+    this.#write('');
+    this.#write(this.#paint('bold', `${number}. ${title}`));
+  }
+
+  say(text: string): void {
+    this.#write(wrap(text, '   ').join('\n'));
+  }
+
+  asks(text: string): void {
+    this.#marked('>', 'cyan', text);
+  }
+
+  answers(text: string): void {
+    this.#marked('<', 'cyan', text);
+  }
+
+  proves(text: string): void {
+    this.#marked('✓', 'green', text);
+  }
+
+  fails(text: string): void {
+    this.#marked('✗', 'red', text);
+  }
+
+  #marked(mark: string, style: keyof typeof STYLES, text: string): void {
+    const [first = '', ...rest] = wrap(text, '     ');
+    this.#write([`   ${this.#paint(style, mark)} ${first.trimStart()}`, ...rest].join('\n'));
+  }
+
+  #paint(style: keyof typeof STYLES, text: string): string {
+    return this.#colour ? `\u001b[${STYLES[style]}m${text}\u001b[0m` : text;
+  }
+}
+
+/** Lines of at most 80 columns; a longer word stands alone. */
+function wrap(text: string, indent: string): string[] {
+  const lines: string[] = [];
+  let line = indent;
+  for (const word of text.split(/\s+/)) {
+    const longer = line === indent ? line + word : `${line} ${word}`;
+    if (longer.length > WIDTH && line !== indent) {
+      lines.push(line);
+      line = indent + word;
+    } else line = longer;
+  }
+  return [...lines, line];
+}

@@ -1,0 +1,67 @@
+import { createHash, timingSafeEqual } from 'node:crypto';
+import type { FastifyInstance } from 'fastify';
+import { ZodError } from 'zod';
+import { Refusal } from './answers.ts';
+import { files } from './files.ts';
+import { Journal } from './journal.ts';
+import { mail } from './mail.ts';
+import { payments } from './payments.ts';
+import { tickets } from './tickets.ts';
+
+/**
+ * The demo upstream: payments, tickets, files and mail, somebody else's services as far as the gateway knows. They share
+ * no code with it, ask for a credential that no agent has, and misbehave when a reserved value tells them to:
+ *
+ *     card     card_lost_answer   charged, then the connection breaks; a repeat under the same key is answered
+ *     card     card_declined      422, nothing happened
+ *     title    lost answer        the ticket is opened, then the connection breaks
+ *     subject  lost answer        the mail is sent, then the connection breaks
+ *
+ * `GET /effects` counts what really happened.
+ */
+export async function demoServices(
+  app: FastifyInstance,
+  options: { readonly stateFile: string; readonly token: string },
+): Promise<void> {
+  const journal = await Journal.open(options.stateFile);
+  standAlone(app);
+  const isBearer = bearerCheck(options.token);
+  app.addHook('onRequest', async (request) => {
+    if (!isBearer(request.headers.authorization)) {
+      throw new Refusal(401, 'unauthenticated', 'These services want the credential that only the gateway has.');
+    }
+  });
+  app.get('/effects', async () => (await journal.now()).effects());
+  for (const [prefix, service] of Object.entries({ payments, tickets, files, mail })) {
+    app.register(async (scope) => service(scope, journal), { prefix: `/${prefix}` });
+  }
+}
+
+/** Mounted in the gateway's process, but with its own way to read a body and to say no. */
+function standAlone(app: FastifyInstance): void {
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', { parseAs: 'string' }, app.getDefaultJsonParser('error', 'error'));
+  app.setNotFoundHandler((_request, reply) => reply.code(404).send(problem('not_found', 'There is nothing here.')));
+  app.setErrorHandler((error: Error & { statusCode?: number }, request, reply) => {
+    if (error instanceof Refusal) return reply.code(error.status).send(problem(error.code, error.message));
+    if (error instanceof ZodError) {
+      const faults = error.issues.map(({ path, message }) => `${path.join('.') || 'body'}: ${message}`);
+      return reply.code(422).send(problem('invalid', faults.join('; ')));
+    }
+    if (error.statusCode !== undefined && error.statusCode < 500) {
+      return reply.code(error.statusCode).send(problem('bad_request', error.message));
+    }
+    request.log.error(error);
+    return reply.code(500).send(problem('internal', 'The demo service failed.'));
+  });
+}
+
+function problem(code: string, message: string): object {
+  return { error: { code, message } };
+}
+
+function bearerCheck(token: string): (header: string | undefined) => boolean {
+  const digest = (text: string): Buffer => createHash('sha256').update(text).digest();
+  const expected = digest(`Bearer ${token}`);
+  return (header) => timingSafeEqual(digest(header ?? ''), expected);
+}

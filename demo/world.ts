@@ -1,0 +1,113 @@
+/** One thing that happened, one line of the journal. */
+export type Entry =
+  | { readonly did: 'charge'; readonly id: string; readonly key: string; readonly asked: ChargeWish }
+  | { readonly did: 'refund'; readonly id: string; readonly key: string; readonly charge: string }
+  | { readonly did: 'open_ticket'; readonly id: string; readonly asked: TicketWish }
+  | { readonly did: 'close_ticket'; readonly id: string }
+  | { readonly did: 'put_file'; readonly name: string; readonly content: string }
+  | { readonly did: 'delete_file'; readonly name: string }
+  | { readonly did: 'send_mail'; readonly id: string; readonly to: string; readonly subject: string };
+
+export interface ChargeWish {
+  readonly amount: number;
+  readonly currency: string;
+  readonly card: string;
+  readonly order?: string | undefined;
+}
+
+export interface TicketWish {
+  readonly title: string;
+  readonly body?: string | undefined;
+  readonly reference: string;
+}
+
+export interface Charge {
+  readonly id: string;
+  readonly asked: ChargeWish;
+  refunded: boolean;
+}
+
+export interface Refund {
+  readonly id: string;
+  readonly charge: string;
+  readonly amount: number;
+}
+
+export interface Ticket extends TicketWish {
+  readonly id: string;
+  state: 'open' | 'closed';
+}
+
+/**
+ * Everything that is true in the demo services, as the journal's lines tell it in their order. Of two lines that two
+ * processes wrote at once for one key, the first is the effect and the second never was one.
+ */
+export class World {
+  readonly charges = new Map<string, Charge>();
+  readonly chargeOfKey = new Map<string, Charge>();
+  readonly refundOfKey = new Map<string, Refund>();
+  readonly tickets = new Map<string, Ticket>();
+  readonly files = new Map<string, string>();
+  readonly #counts = {
+    payments: { charges: 0, refunds: 0 },
+    tickets: { opened: 0, closed: 0 },
+    files: { puts: 0, deletes: 0 },
+    mail: { sent: 0 },
+  };
+
+  /** How often something really happened: the number every promise of the gateway is measured by. */
+  effects(): object {
+    return structuredClone(this.#counts);
+  }
+
+  apply(entry: Entry): void {
+    switch (entry.did) {
+      case 'charge':
+        this.#charge(entry);
+        return;
+      case 'refund':
+        this.#refund(entry);
+        return;
+      case 'open_ticket':
+        this.tickets.set(entry.id, { id: entry.id, ...entry.asked, state: 'open' });
+        this.#counts.tickets.opened += 1;
+        return;
+      case 'close_ticket':
+        this.#close(entry.id);
+        return;
+      case 'put_file':
+        this.files.set(entry.name, entry.content);
+        this.#counts.files.puts += 1;
+        return;
+      case 'delete_file':
+        if (this.files.delete(entry.name)) this.#counts.files.deletes += 1;
+        return;
+      case 'send_mail':
+        this.#counts.mail.sent += 1;
+        return;
+    }
+  }
+
+  #charge({ id, key, asked }: Extract<Entry, { did: 'charge' }>): void {
+    if (this.chargeOfKey.has(key)) return;
+    const charge: Charge = { id, asked, refunded: false };
+    this.charges.set(id, charge);
+    this.chargeOfKey.set(key, charge);
+    this.#counts.payments.charges += 1;
+  }
+
+  #refund({ id, key, charge: of }: Extract<Entry, { did: 'refund' }>): void {
+    const charge = this.charges.get(of);
+    if (charge === undefined || charge.refunded) return;
+    charge.refunded = true;
+    this.refundOfKey.set(key, { id, charge: of, amount: charge.asked.amount });
+    this.#counts.payments.refunds += 1;
+  }
+
+  #close(id: string): void {
+    const ticket = this.tickets.get(id);
+    if (ticket === undefined || ticket.state === 'closed') return;
+    ticket.state = 'closed';
+    this.#counts.tickets.closed += 1;
+  }
+}

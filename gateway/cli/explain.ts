@@ -1,0 +1,127 @@
+import { isObject, type JsonObject } from '../domain/json.ts';
+import type { Agent, Approve, Decision, Policies, Rule } from '../domain/policy.ts';
+import type { BuiltInDecision } from '../policy/decide.ts';
+import { jsonOption } from './json-option.ts';
+import { near } from './near.ts';
+import { type Output, paint, type Style } from './output.ts';
+import { readGoodPolicies } from './policies.ts';
+import { NotGood, UsageError, type Verb } from './verb.ts';
+import { counted, span } from './words.ts';
+
+export const explain: Verb = {
+  name: 'explain',
+  summary: 'what the policies say of one call, and which rule says it',
+  operands: [{ name: 'dir', optional: true }],
+  options: {
+    agent: { value: 'AGENT', required: true, help: 'who calls' },
+    tool: { value: 'TOOL', required: true, help: 'what is called' },
+    args: { value: 'JSON', help: 'with which arguments (default {})' },
+  },
+  run: async (invocation) => {
+    const { out, text } = invocation;
+    const args = jsonOption('args', text('args') ?? '{}');
+    if (!isObject(args)) throw new UsageError('--args must be a JSON object, such as {"amount": 100}');
+    const { policies } = await readGoodPolicies(invocation);
+    const name = text('agent') ?? '';
+    const agent = policies.agents.get(name);
+    if (agent === undefined) {
+      const message = `there is no agent ${JSON.stringify(name)}${await near(name, policies.agents.keys())}`;
+      throw new NotGood('unknown_agent', message, { agents: [...policies.agents.keys()] });
+    }
+    const explained = await explanationOf(policies, agent, text('tool') ?? '', args);
+    tell(out, explained);
+    out.json(explained);
+    return explained.outcome === 'deny' || explained.argumentFaults.length > 0 ? 1 : 0;
+  },
+};
+
+interface Explained {
+  readonly agent: string;
+  readonly tool: string;
+  readonly args: JsonObject;
+  readonly outcome: 'allow' | 'hold' | 'deny';
+  readonly code: 'denied' | 'unknown_tool' | null;
+  readonly reason: string;
+  readonly rule: string | null;
+  readonly hold: Pick<Approve, 'by' | 'quorum' | 'withinMs'> | null;
+  /** The policies allow it, and the tool's schema does not. */
+  readonly argumentFaults: readonly string[];
+  readonly tried: readonly TriedRule[];
+  readonly policyVersion: string;
+}
+
+interface TriedRule extends Pick<Rule, 'verdict' | 'pattern'> {
+  readonly rule: string;
+  readonly matched: boolean;
+  readonly decides: boolean;
+  readonly why: string;
+}
+
+async function explanationOf(policies: Policies, agent: Agent, tool: string, args: JsonObject): Promise<Explained> {
+  const { decideBuiltIn, explain: explainCall } = await import('../policy/decide.ts');
+  const { BUILT_IN } = await import('../policy/built-in.ts');
+  const call = { args, saga: null, run: null, now: Date.now() };
+  const { decision, tried } = explainCall(policies, agent, tool, call);
+  const isOwn = !policies.tools.has(tool) && Object.hasOwn(BUILT_IN, tool);
+  const { decider, ...verdict } = isOwn ? ownVerdict(decideBuiltIn(agent, tool, call)) : verdictOf(decision, args);
+  const rules = tried.map(({ rule, matched, why }): TriedRule => {
+    const { id, verdict, pattern } = rule;
+    return { rule: id, verdict, pattern, matched, decides: rule === decider, why };
+  });
+  const { version: policyVersion } = policies;
+  return { agent: agent.name, tool, args, ...verdict, rule: decider?.id ?? null, tried: rules, policyVersion };
+}
+
+type Verdict = Pick<Explained, 'outcome' | 'code' | 'reason' | 'hold' | 'argumentFaults'> & {
+  readonly decider: Rule | undefined;
+};
+
+function verdictOf(decision: Decision, args: JsonObject): Verdict {
+  const { rule: decider } = decision;
+  if (!decision.allowed) {
+    return { outcome: 'deny', code: decision.code, reason: decision.reason, hold: null, argumentFaults: [], decider };
+  }
+  const { tool, rule, hold } = decision;
+  return {
+    outcome: hold === undefined ? 'allow' : 'hold',
+    code: null,
+    reason: `allowed by ${rule.id}`,
+    hold: hold === undefined ? null : { by: hold.by, quorum: hold.quorum, withinMs: hold.withinMs },
+    argumentFaults: tool.faults(args),
+    decider,
+  };
+}
+
+/** Of a tool of the gateway itself, which has no contract. */
+function ownVerdict(decision: BuiltInDecision): Verdict {
+  const { allowed, rule: decider } = decision;
+  const common = { hold: null, argumentFaults: [], decider };
+  return allowed
+    ? { ...common, outcome: 'allow', code: null, reason: `allowed by ${decision.rule.id}` }
+    : { ...common, outcome: 'deny', code: 'denied', reason: decision.reason };
+}
+
+const STYLE: Readonly<Record<Explained['outcome'], Style>> = { allow: 'green', hold: 'yellow', deny: 'red' };
+
+function tell(out: Output, { outcome, reason, code, hold, argumentFaults, tried }: Explained): void {
+  out.line(paint(STYLE[outcome], outcome), out.terminal ? `: ${reason}` : `\t${reason}`);
+  if (code === 'unknown_tool') out.line('a rule covers the name, so the agent hears 404 unknown_tool');
+  if (hold !== null) {
+    const who = hold.by.length === 0 ? 'any approver' : hold.by.join(', ');
+    out.line(`it is held for ${counted(hold.quorum, 'approval')} by ${who} within ${span(hold.withinMs)}`);
+  }
+  for (const fault of argumentFaults) out.line(paint('red', `but the arguments do not fit the tool: ${fault}`));
+  if (!out.terminal) {
+    for (const { rule, verdict, pattern, decides, why } of tried) {
+      out.line([decides ? 'decides' : 'tried', `${verdict} ${pattern}`, rule, why].join('\t'));
+    }
+    return;
+  }
+  if (tried.length === 0) out.line('the agent has no rules');
+  for (const { rule, verdict, pattern, decides, why } of tried) {
+    out.line('');
+    out.line(decides ? paint('bold', '→ ') : '  ', paint(decides ? 'bold' : undefined, `${verdict} ${pattern}`));
+    out.line('    ', paint('dim', rule));
+    out.line('    ', why);
+  }
+}

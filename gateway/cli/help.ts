@@ -1,0 +1,71 @@
+import { near } from './near.ts';
+import { wrap } from './output.ts';
+import { headOf, optionText, UsageError, usageOf, type Verb } from './verb.ts';
+
+const ENVIRONMENT = [
+  ['ONCEGATE_URL', 'the gateway to ask (default http://127.0.0.1:8080)'],
+  ['ONCEGATE_KEY', 'the bearer key of a person, to ask it with'],
+] as const;
+
+/** Made from the table that it is itself a line of, so it gets the table when it runs. */
+export function helpOf(table: () => readonly Verb[]): Verb {
+  return {
+    name: 'help',
+    summary: 'this list, or everything about one verb',
+    operands: [{ name: 'verb', optional: true, many: true }],
+    run: async ({ out, operands }) => {
+      const verbs = table();
+      const name = operands.join(' ');
+      const chosen =
+        name === '' ? verbs : verbs.filter((verb) => verb.name === name || verb.name.startsWith(`${name} `));
+      if (chosen.length === 0) {
+        const names = verbs.map((verb) => verb.name);
+        throw new UsageError(`there is no verb ${JSON.stringify(name)}${await near(name, names)}`);
+      }
+      out.json({ verbs: chosen.map(describe) });
+      const lines = name === '' ? overview(verbs) : chosen.flatMap(details);
+      for (const line of lines) out.line(line);
+      return 0;
+    },
+  };
+}
+
+export function overview(verbs: readonly Verb[]): string[] {
+  const heads = verbs.map(headOf);
+  const width = Math.max(...heads.map((head) => head.length), ...ENVIRONMENT.map(([name]) => name.length));
+  return [
+    'oncegate: every tool call of every agent, once and within policy',
+    '',
+    'usage: oncegate <verb> [options]',
+    '',
+    ...verbs.map((verb, index) => `  ${heads[index]?.padEnd(width)}  ${verb.summary}`),
+    '',
+    ...ENVIRONMENT.map(([name, what]) => `  ${name.padEnd(width)}  ${what}`),
+    '',
+    'Every verb takes --json and --help.',
+    'Exit codes: 0 good, 1 what was asked about is not good, 2 wrong usage.',
+  ];
+}
+
+function details(verb: Verb): string[] {
+  const options = Object.entries(verb.options ?? {}).map(
+    ([name, option]) => [optionText(name, option), option] as const,
+  );
+  const width = Math.max(0, ...options.map(([text]) => text.length));
+  const choices = (all: readonly string[] | undefined) =>
+    all === undefined || all.length <= 3
+      ? []
+      : wrap(`(${all.join(', ')})`, 76 - width).map((line) => ' '.repeat(width + 4) + line);
+  return [
+    `usage: ${usageOf(verb)}`,
+    '',
+    `  ${verb.summary}`,
+    ...(options.length === 0 ? [] : ['']),
+    ...options.flatMap(([text, option]) => [`  ${text.padEnd(width)}  ${option.help}`, ...choices(option.choices)]),
+  ];
+}
+
+function describe(verb: Verb): object {
+  const { name, summary, operands = [], options = {} } = verb;
+  return { name, summary, usage: usageOf(verb), operands, options };
+}

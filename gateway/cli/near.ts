@@ -1,0 +1,16 @@
+/** `; did you mean "x"?`, or nothing. Loaded when somebody mistyped: no other start of the program waits for it. */
+export async function near(word: string, candidates: Iterable<string>): Promise<string> {
+  const all = [...candidates];
+  // Two neighbours swapped is the commonest slip of all, and counts as two letters wrong.
+  const swapped = all.find((candidate) => isSwapped(word, candidate));
+  if (swapped !== undefined) return `; did you mean ${JSON.stringify(swapped)}?`;
+  const { didYouMean } = await import('../policy/faults.ts');
+  return didYouMean(word, all);
+}
+
+function isSwapped(word: string, candidate: string): boolean {
+  if (word.length !== candidate.length || word === candidate) return false;
+  const at = [...word].findIndex((letter, index) => letter !== candidate[index]);
+  const mended = word.slice(0, at) + (word[at + 1] ?? '') + word[at] + word.slice(at + 2);
+  return mended === candidate;
+}

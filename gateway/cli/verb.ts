@@ -1,0 +1,95 @@
+import type { Output } from './output.ts';
+
+/**
+ * A verb of the command line: one file that exports one of these, and one line in the table of main.ts. Help, usage
+ * lines and the checking of arguments are made from what it declares.
+ */
+export interface Verb {
+  /** One word or two: `calls`, `key new`. */
+  readonly name: string;
+  /** What it does, in half a line. */
+  readonly summary: string;
+  readonly operands?: readonly Operand[];
+  readonly options?: Readonly<Record<string, Option>>;
+  /** Resolves with the exit code: 0 good, 1 what was asked about is not good. */
+  readonly run: (invocation: Invocation) => Promise<number>;
+}
+
+export interface Operand {
+  readonly name: string;
+  readonly optional?: boolean;
+  /** The last one may take every word that is left. */
+  readonly many?: boolean;
+}
+
+export interface Option {
+  readonly help: string;
+  /** What stands for its value in help, `TEXT`; absent: a flag. */
+  readonly value?: string;
+  readonly required?: boolean;
+  readonly choices?: readonly string[];
+}
+
+/** Everything a verb touches of the process it runs in. */
+export interface Io {
+  readonly stdout: Sink;
+  readonly stderr: Sink;
+  readonly env: NodeJS.ProcessEnv;
+  readonly cwd: string;
+  readonly isTty: boolean;
+}
+
+export interface Sink {
+  readonly write: (text: string) => unknown;
+  /** The width of a terminal. */
+  readonly columns?: number | undefined;
+}
+
+export interface Invocation {
+  readonly io: Io;
+  readonly out: Output;
+  readonly json: boolean;
+  readonly operands: readonly string[];
+  /** The value of an option that takes one. */
+  readonly text: (option: string) => string | undefined;
+  readonly flag: (option: string) => boolean;
+}
+
+/** Wrong usage: exit code 2 and the verb's usage line. */
+export class UsageError extends Error {
+  override readonly name = 'UsageError';
+}
+
+/** What was asked about is not good: exit code 1. The message stands by itself, as one or more lines. */
+export class NotGood extends Error {
+  override readonly name = 'NotGood';
+  readonly code: string;
+  /** Further members of the error object that `--json` prints. */
+  readonly members: Readonly<Record<string, unknown>>;
+
+  constructor(code: string, message: string, members: Readonly<Record<string, unknown>> = {}) {
+    super(message);
+    this.code = code;
+    this.members = members;
+  }
+}
+
+/** `oncegate resolve <txn> --verdict applied|not_applied|retry --reason TEXT [--result JSON] [--json]` */
+export function usageOf(verb: Verb): string {
+  const options = Object.entries(verb.options ?? {}).map(([name, option]) => {
+    const text = optionText(name, option);
+    return option.required ? text : `[${text}]`;
+  });
+  return ['oncegate', headOf(verb), ...options, '[--json]'].join(' ');
+}
+
+/** `call <txn>` */
+export function headOf({ name, operands = [] }: Verb): string {
+  return [name, ...operands.map((operand) => (operand.optional ? `[${operand.name}]` : `<${operand.name}>`))].join(' ');
+}
+
+export function optionText(name: string, { value, choices }: Option): string {
+  // Nine states in a usage line would bury the rest of it.
+  const shown = choices !== undefined && choices.length <= 3 ? choices.join('|') : value;
+  return shown === undefined ? `--${name}` : `--${name} ${shown}`;
+}

@@ -1,0 +1,248 @@
+import { describe, expect, it } from 'vitest';
+import { type Canned, canned, deserted, oncegate } from './terminal.ts';
+
+const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
+
+const CALL = {
+  txn: TXN,
+  agent: 'billing-bot-of-the-northern-region',
+  tool: 'payments.charge_with_a_very_long_name',
+  kind: 'key',
+  state: 'in_doubt',
+  attempts: 2,
+  key: 'order-1',
+  args: { amount: 100, note: 'word '.repeat(40).trim() },
+  result: null,
+  problem: { code: 'in_doubt', detail: 'no clear answer' },
+  outcome: null,
+  evidence: null,
+  resolvedBy: null,
+  contradiction: null,
+  policyVersion: 'abc',
+  rule: 'billing-bot rule 1 (policies/billing.yaml:12)',
+  createdAt: '2026-01-01T00:00:00.000Z',
+  settledAt: null,
+  saga: null,
+  receipt: { leaf: 'a'.repeat(64) },
+  timeline: [
+    { at: '2026-01-01T00:00:00.000Z', what: 'claimed' },
+    { at: '2026-01-01T00:00:01.000Z', what: 'doubt', why: 'reset after the first byte', attempt: 1 },
+  ],
+};
+
+function problem(status: number, code: string, members: object = {}): Canned {
+  const body = { title: 'A title', detail: 'a detail', status, code, retry: 'never', ...members };
+  return { status, type: 'application/problem+json', body };
+}
+
+/** `count` calls in pages as large as they are asked for. */
+function pages(count: number) {
+  return canned(({ url }) => {
+    const from = Number(url.searchParams.get('cursor') ?? 0);
+    const to = Math.min(count, from + Number(url.searchParams.get('limit')));
+    const items = Array.from({ length: to - from }, (_, index) => ({ ...CALL, key: `order-${from + index}` }));
+    return { body: { items, cursor: to < count ? String(to) : null } };
+  });
+}
+
+describe('calls', () => {
+  it('asks with the key and the filters', async () => {
+    const { env, asked } = await pages(1);
+    await oncegate(['calls', '--state', 'in_doubt', '--agent', 'a b', '--tool', 't', '--since', '2026-01-31'], { env });
+    expect(asked[0]?.authorization).toBe('Bearer og_person');
+    expect(asked[0]?.url.pathname).toBe('/admin/calls');
+    expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
+      state: 'in_doubt',
+      agent: 'a b',
+      tool: 't',
+      since: '2026-01-31T00:00:00.000Z',
+      limit: '50',
+    });
+  });
+
+  it('understands an age', async () => {
+    const { env, asked } = await pages(0);
+    await oncegate(['calls', '--since', '24h'], { env });
+    const age = Date.now() - Date.parse(asked[0]?.url.searchParams.get('since') ?? '');
+    expect(Math.abs(age - 86_400_000)).toBeLessThan(60_000);
+  });
+
+  it('is tab-separated and whole where nobody looks', async () => {
+    const { env } = await pages(2);
+    const { code, out, err } = await oncegate(['calls'], { env });
+    const row = [TXN, 'in_doubt', CALL.agent, CALL.tool, CALL.createdAt].join('\t');
+    expect(out).toBe(`${row}\n${row}\n`);
+    expect([code, err]).toEqual([0, '']);
+  });
+
+  it.each([80, 100, undefined])('fits a terminal of %s columns without cutting a txn', async (columns) => {
+    const { env } = await pages(3);
+    const setting = { env: { ...env, NO_COLOR: '1' }, isTty: true, ...(columns === undefined ? {} : { columns }) };
+    const lines = (await oncegate(['calls'], setting)).out.trimEnd().split('\n');
+    expect(lines).toHaveLength(4);
+    for (const line of lines) expect(line.length).toBeLessThanOrEqual(columns ?? 80);
+    expect(lines[1]).toContain(`${TXN}  in_doubt  `);
+    expect(lines[1]).toContain('…');
+  });
+
+  it.each([
+    [[], 50, 1],
+    [['--limit', '150'], 150, 2],
+    [['--all'], 230, 3],
+  ])('%j gives %i calls in %i pages', async (options, count, questions) => {
+    const { env, asked } = await pages(230);
+    const { out } = await oncegate(['calls', ...options, '--json'], { env });
+    const { items, cursor } = JSON.parse(out) as { items: object[]; cursor: string | null };
+    expect([items.length, asked.length]).toEqual([count, questions]);
+    expect(cursor).toBe(count === 230 ? null : String(count));
+  });
+
+  it('says on a terminal that there are more, or none', async () => {
+    const more = await pages(51);
+    expect((await oncegate(['calls'], { env: more.env, isTty: true })).err).toContain('--all');
+    const none = await pages(0);
+    expect((await oncegate(['calls'], { env: none.env, isTty: true })).out).toBe('no calls yet\n');
+    expect((await oncegate(['calls'], { env: none.env })).out).toBe('');
+  });
+
+  it('lets nobody who named an agent or a tool write to the screen', async () => {
+    const nasty = { ...CALL, agent: 'a\u001b[2Jb\tc\nd\u202e', tool: '\u009b31m' };
+    const { env } = await canned(() => ({ body: { items: [nasty], cursor: null } }));
+    for (const isTty of [true, false]) {
+      const { out } = await oncegate(['calls'], { env: { ...env, NO_COLOR: '1' }, isTty });
+      for (const character of '\u001b\u009b\u202e') expect(out).not.toContain(character);
+      expect(out.trimEnd().split('\n')).toHaveLength(isTty ? 2 : 1);
+      if (!isTty) expect(out.split('\t')).toHaveLength(5);
+    }
+  });
+});
+
+describe('call', () => {
+  it('tells everything, with the timeline and what to do about a doubt, in 80 columns', async () => {
+    const { env, asked } = await canned(() => ({ body: CALL }));
+    const { code, out } = await oncegate(['call', TXN.toUpperCase()], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    expect(asked[0]?.url.pathname).toBe(`/admin/calls/${TXN}`);
+    expect(code).toBe(0);
+    for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
+    expect(out).toMatch(/^state +in_doubt$/m);
+    expect(out).toMatch(/^problem +in_doubt: no clear answer$/m);
+    expect(out).toMatch(/^2026-01-01T00:00:01.000Z +doubt why=reset after the first byte attempt=1$/m);
+    expect(out).toContain(`oncegate resolve ${TXN}`);
+  });
+
+  it('is one name and value a line where nobody looks', async () => {
+    const { env } = await canned(() => ({ body: CALL }));
+    const { out } = await oncegate(['call', TXN], { env });
+    for (const line of out.trimEnd().split('\n')) expect(line.split('\t')).toHaveLength(2);
+    expect(out).toContain(`args\t${JSON.stringify(CALL.args)}\n`);
+  });
+
+  it('keeps numbers as the upstream wrote them', async () => {
+    const text = JSON.stringify({ ...CALL, state: 'succeeded' }).replace(
+      '"result":null',
+      '"result":{"id":9007199254740993,"price":1.10,"text":"9007199254740993","top":1e400}',
+    );
+    const { env } = await canned(() => ({ body: text }));
+    const { out: json } = await oncegate(['call', TXN, '--json'], { env });
+    expect(json).toContain('"id": 9007199254740993,');
+    expect(json).toContain('"price": 1.10,');
+    expect(json).toContain('"text": "9007199254740993"');
+    const { out } = await oncegate(['call', TXN], { env });
+    expect(out).toContain('result\t{"id":9007199254740993,"price":1.10,"text":"9007199254740993","top":1e400}\n');
+  });
+
+  it('exits 1 for a call that is not there, and makes no path of what is no txn', async () => {
+    const { env, asked } = await canned(() => problem(404, 'not_found'));
+    const { code, err } = await oncegate(['call', TXN], { env });
+    expect(err).toBe('A title. a detail. (not_found)\n"oncegate calls" lists the calls that there are.\n');
+    expect(code).toBe(1);
+    for (const txn of ['../policies', '..', 'x']) expect((await oncegate(['call', txn], { env })).code).toBe(1);
+    expect(asked).toHaveLength(1);
+  });
+});
+
+describe('resolve', () => {
+  it('sends the verdict with its reason', async () => {
+    const { env, asked } = await canned(() => ({ body: { ...CALL, state: 'succeeded' } }));
+    const argv = ['resolve', TXN, '--verdict', 'applied', '--reason', 'seen in the books', '--result', '{"id":"ch_1"}'];
+    const { code, out } = await oncegate([...argv, '--sender-is-dead'], { env });
+    expect(asked[0]).toMatchObject({ method: 'POST', authorization: 'Bearer og_person' });
+    expect(asked[0]?.url.pathname).toBe(`/admin/calls/${TXN}/resolve`);
+    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({
+      verdict: 'applied',
+      reason: 'seen in the books',
+      result: { id: 'ch_1' },
+      senderIsDead: true,
+    });
+    expect(out).toBe(`${TXN}\tsucceeded\n`);
+    expect(code).toBe(0);
+    const { out: json } = await oncegate([...argv, '--json'], { env });
+    expect(JSON.parse(json)).toMatchObject({ txn: TXN, state: 'succeeded' });
+  });
+
+  it('names the flag that a refusal may ask for', async () => {
+    const argv = ['resolve', TXN, '--verdict', 'retry', '--reason', 'x'];
+    const alive = await canned(() => problem(409, 'conflict', { detail: 'Say so with "senderIsDead": true.' }));
+    const { code, err } = await oncegate(argv, { env: alive.env });
+    expect(err).toContain('that is --sender-is-dead');
+    expect(code).toBe(1);
+    const settled = await canned(() => problem(409, 'conflict'));
+    expect((await oncegate(argv, { env: settled.env })).err).not.toContain('--sender-is-dead');
+  });
+});
+
+describe('a gateway that does not answer as hoped', () => {
+  it.each([
+    [problem(401, 'unauthenticated'), 'Set ONCEGATE_KEY'],
+    [problem(403, 'forbidden'), 'roles'],
+    [problem(400, 'malformed', { faults: ['limit: too large'] }), '  limit: too large'],
+    [
+      { ...problem(429, 'rate_limited', { retry: 'after_delay' }), headers: { 'retry-after': '7' } },
+      'Ask again in 7 s.',
+    ],
+    [{ status: 502, type: 'text/html', body: '<h1>Bad gateway</h1>' }, 'look at ONCEGATE_URL'],
+    [{ status: 200, type: 'text/html', body: '<h1>Hello</h1>' }, 'look at ONCEGATE_URL'],
+    [{ status: 302, headers: { location: 'http://elsewhere.example/' }, body: {} }, 'look at ONCEGATE_URL'],
+    [{ status: 200, body: { hello: 'world' } }, 'gives no list of calls'],
+  ] as [Canned, string][])('%j', async (answer, sentence) => {
+    const { env } = await canned(() => answer);
+    const { code, out, err } = await oncegate(['calls'], { env });
+    expect([code, out]).toEqual([1, '']);
+    expect(err).toContain(sentence);
+    const { out: json } = await oncegate(['calls', '--json'], { env });
+    expect(JSON.parse(json)).toHaveProperty('error.message');
+  });
+
+  it('is not there', async () => {
+    const url = await deserted();
+    const { code, err } = await oncegate(['calls'], { env: { ONCEGATE_URL: url, ONCEGATE_KEY: 'k' } });
+    expect(err).toBe(`no gateway at ${url}; start one with npm start, or set ONCEGATE_URL\n`);
+    expect(code).toBe(1);
+  });
+
+  it('is not asked without a key, with an odd one, or at no address', async () => {
+    expect((await oncegate(['calls'])).err).toContain('oncegate key new');
+    expect((await oncegate(['calls'], { env: { ONCEGATE_KEY: 'a\nb' } })).code).toBe(1);
+    expect((await oncegate(['calls'], { env: { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'localhost:8080' } })).code).toBe(2);
+  });
+});
+
+it('openapi needs no key, and is JSON with and without --json', async () => {
+  const { env, asked } = await canned(() => ({ body: { openapi: '3.1.0' } }));
+  const { ONCEGATE_URL } = env;
+  const { code, out } = await oncegate(['openapi'], { env: { ONCEGATE_URL } });
+  expect(JSON.parse(out)).toEqual({ openapi: '3.1.0' });
+  expect([code, asked[0]?.authorization, asked[0]?.url.pathname]).toEqual([0, undefined, '/openapi.json']);
+  expect((await oncegate(['openapi', '--json'], { env })).out).toBe(out);
+  expect(asked[1]?.authorization).toBe('Bearer og_person');
+});
+
+it("openapi falls back to what everybody may see when the key is not an agent's", async () => {
+  const { env } = await canned(({ authorization }) =>
+    authorization === undefined ? { body: { openapi: '3.1.0' } } : problem(401, 'unauthenticated'),
+  );
+  const { code, out, err } = await oncegate(['openapi'], { env });
+  expect(JSON.parse(out)).toEqual({ openapi: '3.1.0' });
+  expect(err).toContain('for everybody');
+  expect(code).toBe(0);
+});

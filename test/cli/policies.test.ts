@@ -1,0 +1,184 @@
+import { describe, expect, it } from 'vitest';
+import { CONTRACT } from '../policy/example.ts';
+import { directory, oncegate } from './terminal.ts';
+
+const env = { PAYMENTS_TOKEN: 'secret' };
+const SMALL = '{"amount": 100, "card": "c", "currency": "usd"}';
+
+const TESTS = `tests:
+  - { name: small, agent: billing-bot, tool: payments.charge, args: { amount: 1, card: c, currency: usd }, expect: allow }
+  - { name: large, agent: billing-bot, tool: payments.charge, args: { amount: 20000, card: c, currency: usd }, expect: hold }
+`;
+
+function explain(tool: string, args: string, ...more: string[]): string[] {
+  return ['explain', '--agent', 'billing-bot', '--tool', tool, '--args', args, ...more];
+}
+
+describe('check', () => {
+  it('counts what is good', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': TESTS });
+    const { code, out, err } = await oncegate(['check', '.'], { cwd, env });
+    expect(out.split('\n').at(-2)).toBe('2 files, 2 tools, 1 agent: good');
+    expect([code, err]).toEqual([0, '']);
+    const { out: json } = await oncegate(['check', '.', '--json'], { cwd, env });
+    expect(JSON.parse(json)).toMatchObject({
+      good: true,
+      files: 2,
+      tools: 2,
+      agents: 1,
+      people: 1,
+      tests: 2,
+      faults: [],
+    });
+  });
+
+  it('shows every fault at its place, and exits 1', async () => {
+    const cwd = await directory({
+      'a.yaml': 'tools:\n  x: { upstraem: u }\n',
+      'b.yaml': 'agents:\n  bot: { rules: [{ allow: nothing.here }] }\n',
+    });
+    const { code, out } = await oncegate(['check', '.'], { cwd });
+    expect(code).toBe(1);
+    expect(out).toMatch(/^a\.yaml:2:\d+: .*upstraem/m);
+    expect(out).toMatch(/^b\.yaml:2:\d+: /m);
+    expect(out).toMatch(/\n2 files: \d+ faults\n$/);
+    const { code: jsonCode, out: json } = await oncegate(['check', '.', '--json'], { cwd });
+    const told = JSON.parse(json) as { good: boolean; faults: { file: string; line: number; column: number }[] };
+    expect([jsonCode, told.good]).toEqual([1, false]);
+    expect(told.faults[0]).toMatchObject({ file: 'a.yaml', line: 2 });
+  });
+
+  it('marks warnings, which do not make it bad', async () => {
+    const cwd = await directory({
+      'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example" } }\ntools: { t.x: { upstream: u } }\n',
+      'b.yaml': 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: "nothing.*" }]\n',
+    });
+    const { code, out } = await oncegate(['check', '.'], { cwd });
+    expect(out).toMatch(/^b\.yaml:4:\d+: warning: .*matches no tool/m);
+    expect(code).toBe(0);
+  });
+
+  it('takes the directory of the configuration when none is named', async () => {
+    const dir = await directory({ 'billing.yaml': CONTRACT });
+    expect((await oncegate(['check'], { env: { ...env, ONCEGATE_POLICIES: dir } })).code).toBe(0);
+    const { code, out } = await oncegate(['check'], { env: { ONCEGATE_POLICIES: `${dir}/none` }, cwd: '/dev' });
+    expect(code).toBe(1);
+    expect(out).toContain(`${dir}/none:1:1: cannot be read: ENOENT`);
+  });
+
+  it('accepts the policies that the project ships', async () => {
+    const { code, out } = await oncegate(['check', 'policies'], { cwd: process.cwd() });
+    expect(out).toMatch(/: good\n$/);
+    expect(code).toBe(0);
+  });
+});
+
+describe('test', () => {
+  it('ends with how many passed', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': TESTS });
+    const { code, out } = await oncegate(['test', '.'], { cwd, env });
+    expect(out).toBe('pass billing_test.yaml:2: small\npass billing_test.yaml:3: large\n2 passed, 0 failed\n');
+    expect(code).toBe(0);
+  });
+
+  it('says what was expected and what came, and exits 1', async () => {
+    const wrong = TESTS.replace('expect: hold', 'expect: deny');
+    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': wrong });
+    const { code, out } = await oncegate(['test', '.'], { cwd, env });
+    expect(out).toContain('FAIL billing_test.yaml:3: large\n     expected deny, got hold: billing-bot rule 1');
+    expect(out).toMatch(/\n1 passed, 1 failed\n$/);
+    expect(code).toBe(1);
+    const { out: json } = await oncegate(['test', '.', '--json'], { cwd, env });
+    const told = JSON.parse(json) as { results: object[] };
+    expect(told).toMatchObject({ good: false, passed: 1, failed: 1 });
+    expect(told.results[1]).toMatchObject({ name: 'large', passed: false, expect: 'deny', got: 'hold' });
+  });
+
+  it('tests nothing when the policies are bad', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': 'tests: [{}]\n' });
+    const { code, out, err } = await oncegate(['test', '.'], { cwd, env });
+    expect([code, out]).toEqual([1, '']);
+    expect(err).toMatch(/^billing_test\.yaml:1:\d+: /);
+  });
+
+  it('says that there are none', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { out, err } = await oncegate(['test', '.'], { cwd, env });
+    expect(out).toBe('0 passed, 0 failed\n');
+    expect(err).toContain('there are no tests');
+  });
+});
+
+describe('explain', () => {
+  it('shows every rule that was tried, and which one decided', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { code, out } = await oncegate(explain('payments.charge', SMALL, '.'), { cwd, env });
+    const lines = out.trimEnd().split('\n');
+    expect(lines[0]).toMatch(/^allow\tallowed by billing-bot rule 1 \(billing\.yaml:\d+\)$/);
+    expect(lines.slice(1).map((line) => line.split('\t').slice(0, 2))).toEqual([
+      ['decides', 'allow payments.charge'],
+      ['tried', 'allow crm.*'],
+      ['tried', 'deny *.delete_*'],
+    ]);
+    expect(code).toBe(0);
+  });
+
+  it.each([
+    ['payments.charge', '{"amount": 20000, "card": "c", "currency": "usd"}', 0, 'hold'],
+    ['payments.charge', '{"amount": 90000, "card": "c", "currency": "usd"}', 1, 'deny'],
+    ['payments.refund', '{}', 1, 'deny'],
+    ['payments.delete_all', '{}', 1, 'deny'],
+    ['oncegate.get_call', '{}', 1, 'deny'],
+  ])('%s %s', async (tool, args, expected, outcome) => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { code, out, err } = await oncegate(explain(tool, args, '.', '--json'), { cwd, env });
+    expect([code, err]).toEqual([expected, '']);
+    expect(JSON.parse(out)).toMatchObject({ agent: 'billing-bot', tool, outcome });
+  });
+
+  it('tells who may release what is held', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { out } = await oncegate(explain('payments.charge', SMALL.replace('100', '20000'), '.'), { cwd, env });
+    expect(out).toContain('it is held for 1 approval by finance within 1h');
+  });
+
+  it('does not call good what the schema would refuse', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { code, out } = await oncegate(explain('payments.charge', '{"amount": 1, "currency": "usd"}', '.'), {
+      cwd,
+      env,
+    });
+    expect(out).toContain('but the arguments do not fit the tool: ');
+    expect(code).toBe(1);
+  });
+
+  it("knows the gateway's own tools", async () => {
+    const own = 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: oncegate.get_call }]\n';
+    const cwd = await directory({ 'own.yaml': own });
+    const { code, out } = await oncegate(['explain', '--agent', 'bot', '--tool', 'oncegate.get_call', '.', '--json'], {
+      cwd,
+    });
+    expect(JSON.parse(out)).toMatchObject({
+      outcome: 'allow',
+      tried: [{ decides: true, why: 'it matches, and decides' }],
+    });
+    expect(code).toBe(0);
+  });
+
+  it('knows no such agent, but perhaps one like it', async () => {
+    const cwd = await directory({ 'billing.yaml': CONTRACT });
+    const { code, err } = await oncegate(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });
+    expect(err).toBe('there is no agent "biling-bot"; did you mean "billing-bot"?\n');
+    expect(code).toBe(1);
+  });
+});
+
+it('colours on a terminal only, and not where NO_COLOR says so', async () => {
+  const cwd = await directory({ 'billing.yaml': CONTRACT });
+  const colour = '\u001b[';
+  const argv = explain('payments.charge', SMALL, '.');
+  expect((await oncegate(argv, { cwd, env, isTty: true })).out).toContain(colour);
+  expect((await oncegate(argv, { cwd, env: { ...env, NO_COLOR: '1' }, isTty: true })).out).not.toContain(colour);
+  expect((await oncegate([...argv, '--json'], { cwd, env, isTty: true })).out).not.toContain(colour);
+  expect((await oncegate(argv, { cwd, env })).out).not.toContain(colour);
+});

@@ -1,0 +1,162 @@
+import { createHash } from 'node:crypto';
+import { describe, expect, it } from 'vitest';
+import { oncegate } from './terminal.ts';
+
+const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
+
+describe('wrong usage is exit code 2, a sentence and a usage line', () => {
+  it.each([
+    [['chekc'], 'there is no verb "chekc"; did you mean "check"?'],
+    [['cals'], 'there is no verb "cals"; did you mean "calls"?'],
+    [['zzzzzz'], 'there is no verb "zzzzzz"\n'],
+    [['key'], 'key what? There is: key new'],
+    [['key', 'old'], 'there is no verb "key old"; there is: key new'],
+    [['calls', '--stat', 'held'], 'there is no --stat here; did you mean "--state"?'],
+    [['calls', '--jsno'], 'there is no --jsno here; did you mean "--json"?'],
+    [['calls', '-x'], 'there is no -x here'],
+    [['calls', '--state', 'heldd'], '--state "heldd" is not one of held, ready'],
+    [['calls', '--limit', '0'], '--limit "0" is not a number from 1 on'],
+    [['calls', '--limit', '5', '--all'], '--limit and --all exclude one another'],
+    [['calls', '--limit', '--all'], '--limit N: the value is missing'],
+    [['calls', '--all=yes'], '--all takes no value'],
+    [['calls', '--agent', 'a', '--agent', 'b'], '--agent is there twice'],
+    [['calls', '--since', 'yesterday'], '--since "yesterday" is neither an age such as 24h nor a time'],
+    [['calls', '--since', '2026-99-99'], '--since "2026-99-99" is neither'],
+    [['calls', 'surplus'], '"surplus" is one argument too many'],
+    [['call'], '<txn> is missing'],
+    [['resolve', TXN, '--reason', 'I looked'], '--verdict applied|not_applied|retry is missing'],
+    [['resolve', TXN, '--verdict', 'applied'], '--reason TEXT is missing'],
+    [['resolve', TXN, '--verdict', 'applied', '--reason', ' '], '--reason is empty'],
+    [
+      ['resolve', TXN, '--verdict', 'maybe', '--reason', 'x'],
+      '--verdict "maybe" is not one of applied, not_applied, retry',
+    ],
+    [
+      ['resolve', TXN, '--verdict', 'retry', '--reason', 'x', '--result', '1'],
+      '--result goes with --verdict applied only',
+    ],
+    [['resolve', TXN, '--verdict', 'applied', '--reason', 'x', '--result', '{'], '--result is not good JSON'],
+    [['explain', '--tool', 't'], '--agent AGENT is missing'],
+    [['explain', '--agent', 'a', '--tool', 't', '--args', '{"a":1,"a":2}'], '"a" occurs twice'],
+    [['explain', '--agent', 'a', '--tool', 't', '--args', '[]'], '--args must be a JSON object'],
+    [['--verbose', 'calls'], '--verbose before the verb'],
+    [['--json'], 'which verb?'],
+    [['help', 'chekc'], 'did you mean "check"?'],
+  ])('%j', async (argv, sentence) => {
+    const env = { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'http://127.0.0.1:1' };
+    const { code, out, err } = await oncegate(argv, { env });
+    expect(err).toContain(sentence);
+    expect(err).toMatch(/^oncegate: .*\nusage: oncegate .*\n$/);
+    expect(code).toBe(2);
+    if (!argv.includes('--json')) expect(out).toBe('');
+  });
+
+  it('also says so as JSON when asked to', async () => {
+    const { code, out } = await oncegate(['calls', '--json', '--stat', 'held']);
+    expect(code).toBe(2);
+    expect(JSON.parse(out)).toMatchObject({ error: { code: 'usage' } });
+  });
+
+  it('shows the verbs to whoever says none', async () => {
+    const { code, out, err } = await oncegate([]);
+    expect([code, out]).toEqual([2, '']);
+    expect(err).toContain('usage: oncegate <verb>');
+  });
+});
+
+describe('help', () => {
+  it('has a line for every verb, within 80 columns', async () => {
+    const { code, out } = await oncegate(['help']);
+    const { out: json } = await oncegate(['help', '--json']);
+    const { verbs } = JSON.parse(json) as { verbs: { name: string; summary: string }[] };
+    expect(code).toBe(0);
+    expect(verbs.map(({ name }) => name)).toEqual(
+      expect.arrayContaining([
+        'start',
+        'migrate',
+        'check',
+        'test',
+        'explain',
+        'key new',
+        'calls',
+        'call',
+        'resolve',
+        'openapi',
+      ]),
+    );
+    for (const { name, summary } of verbs) {
+      expect(out).toContain(`  ${name}`);
+      expect(out).toContain(summary);
+    }
+    for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
+  });
+
+  it.each([
+    [['help', 'key', 'new']],
+    [['help', 'key']],
+    [['key', 'new', '--help']],
+    [['key', '-h']],
+    [['-h', 'key', 'new']],
+  ])('%j tells of one verb', async (argv) => {
+    const { code, out } = await oncegate(argv);
+    expect(out).toMatch(/^usage: oncegate key new \[--json\]\n/);
+    expect(code).toBe(0);
+  });
+
+  it('is what --help alone means, and needs nothing that the verb needs', async () => {
+    expect(await oncegate(['--help'])).toEqual(await oncegate(['help']));
+    expect((await oncegate(['resolve', '--help'])).code).toBe(0);
+  });
+});
+
+describe('key new', () => {
+  it('prints a key and the line that knows it', async () => {
+    const { code, out, err } = await oncegate(['key', 'new']);
+    const [, key = '', digest] = /^(og_[\w-]{43})\nkeys: \["sha256:([0-9a-f]{64})"\]\n$/.exec(out) ?? [];
+    expect(code).toBe(0);
+    expect(createHash('sha256').update(key).digest('hex')).toBe(digest);
+    expect(err).toContain('not shown again');
+    expect((await oncegate(['key', 'new'])).out).not.toBe(out);
+  });
+
+  it('is nothing but JSON with --json, wherever that stands', async () => {
+    for (const argv of [
+      ['key', 'new', '--json'],
+      ['--json', 'key', 'new'],
+      ['key', '--json', 'new'],
+    ]) {
+      const { out, err } = await oncegate(argv);
+      expect(Object.keys(JSON.parse(out))).toEqual(['key', 'digest']);
+      expect(err).toBe('');
+    }
+  });
+});
+
+describe('version and migrate', () => {
+  it('tells the version of the package', async () => {
+    expect((await oncegate(['version'])).out).toMatch(/^oncegate \d+\.\d+\.\d+\n$/);
+    expect(await oncegate(['--version'])).toEqual(await oncegate(['version']));
+    expect(JSON.parse((await oncegate(['version', '--json'])).out)).toHaveProperty('version');
+  });
+
+  it('has nothing to migrate without a DATABASE_URL', async () => {
+    const { code, out } = await oncegate(['migrate']);
+    expect(code).toBe(0);
+    expect(out).toContain('the embedded PostgreSQL migrates itself at start');
+  });
+
+  it('says which database it could not migrate, and not its password', async () => {
+    const env = { DATABASE_URL: 'postgres://me:secret@127.0.0.1:1/ledger' };
+    const { code, out, err } = await oncegate(['migrate', '--json'], { env });
+    expect(code).toBe(1);
+    expect(err).toContain('127.0.0.1:1/ledger');
+    expect(out + err).not.toContain('secret');
+    expect(JSON.parse(out)).toMatchObject({ error: { code: 'not_migrated' } });
+  });
+
+  it('tells what is wrong with the configuration', async () => {
+    const { code, err } = await oncegate(['check'], { env: { PORT: 'none', LOG_LEVEL: 'loud' } });
+    expect(code).toBe(1);
+    expect(err).toMatch(/^PORT: .*\nLOG_LEVEL: .*\n$/);
+  });
+});

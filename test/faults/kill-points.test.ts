@@ -1,0 +1,79 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { type CrashKind, crashRound, type PlannedCall } from './crash-round.ts';
+import { startUpstream, type Upstream } from './upstream.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await makeGateway({ policies: faultPolicies(upstream.url, { timeout: '1s' }), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+const KINDS: readonly CrashKind[] = ['key', 'nature', 'probe', 'none', 'read'];
+const LOST_ANSWER: PlannedCall['plans'] = [{ do: ['apply', 'drop'] }];
+const NEVER_ARRIVED: PlannedCall['plans'] = [{ do: ['drop'] }];
+const die = (at: string) => ({ ONCEGATE_DIE_AT: at });
+
+async function round(name: string, kind: CrashKind, deaths: string[], plans?: PlannedCall['plans']): Promise<void> {
+  const calls = [{ id: `${kind}-${name}`, kind, ...(plans === undefined ? {} : { plans }) }];
+  expect(await crashRound({ gateway, upstream, calls, deaths: deaths.map(die) })).toEqual([]);
+  await gateway.kill();
+}
+
+describe('kill -9 at a named point', () => {
+  for (const kind of KINDS) {
+    for (const point of ['claiming', 'claimed', 'sending', 'answered', 'settled', 'replying']) {
+      it(`${point}, ${kind}`, () => round(point, kind, [point]));
+    }
+  }
+  it.each(['parking', 'parked', 'probed'])('%s, probe whose answer was lost', (point) =>
+    round(`lost-${point}`, 'probe', [point], LOST_ANSWER),
+  );
+  it.each(['parking', 'parked', 'probed', 'sending:2', 'answered:2'])('%s, probe that never arrived', (point) =>
+    round(`gone-${point}`, 'probe', [point], NEVER_ARRIVED),
+  );
+  it.each(['parking', 'parked'])('%s, none whose answer was lost', (point) =>
+    round(`lost-${point}`, 'none', [point], LOST_ANSWER),
+  );
+  it.each(['answered', 'sending:2', 'answered:2'])('%s, key whose answer was lost', (point) =>
+    round(`lost-${point}`, 'key', [point], LOST_ANSWER),
+  );
+});
+
+describe('kill -9 again in recovery', () => {
+  for (const kind of ['key', 'nature', 'probe', 'none'] as const) {
+    it(`taken, ${kind}`, () => round('again-taken', kind, ['answered', 'taken']));
+    it(`taken twice, then on the way, ${kind}`, () =>
+      round('again-way', kind, [
+        'sending',
+        'taken',
+        'taken',
+        kind === 'none' || kind === 'probe' ? 'parking' : 'answered',
+      ]));
+  }
+  it('probed, probe', () => round('again-probed', 'probe', ['answered', 'probed', 'probed']));
+});
+
+describe('kill -9 from the upstream, while it handles the request', () => {
+  it.each(KINDS.filter((kind) => kind !== 'read'))('before and after the effect, many at once: %s', async (kind) => {
+    await gateway.start();
+    const { pid } = gateway;
+    await gateway.kill();
+    const calls = Array.from({ length: 24 }, (_, i): PlannedCall => ({ id: `many-${kind}-${i}`, kind }));
+    // The pid is only known once the gateway runs, so the plan kills by the round's own timer instead.
+    expect(pid).toBeGreaterThan(0);
+    expect(await crashRound({ gateway, upstream, calls, deaths: [{}], killAfterMs: 15 })).toEqual([]);
+    await gateway.kill();
+  });
+});

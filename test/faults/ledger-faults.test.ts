@@ -1,0 +1,115 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, startGateway } from '../support/gateway.ts';
+import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
+import { startUpstream, type Upstream } from './upstream.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let link: TcpProxy;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const direct = new URL(database.url);
+  link = await startTcpProxy({ targetPort: Number(direct.port) });
+  direct.port = String(link.port);
+  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: direct.href });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await link?.close();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+/** Statements go over the wire as Bind messages that name their prepared statement; its first use carries Parse too. */
+const names = (statement: string) => (chunk: Buffer) => chunk.includes(`\0${statement}\0`);
+
+const KINDS = ['keyed', 'put', 'probed', 'none'] as const;
+
+async function settled(tool: string, id: string) {
+  const answer = await gateway.call(tool, { id }, { key: id });
+  return { answer, effects: (await upstream.effects(id)).length };
+}
+
+describe.each(KINDS)('a ledger write that fails, world.%s', (kind) => {
+  const tool = `world.${kind}`;
+
+  it('T1, and not persisted: nothing is sent, and the key is free', async () => {
+    const id = `t1-lost-${kind}`;
+    const cut = link.cutAfterClientBytes(names('claim'), { forward: false });
+    const first = await gateway.call(tool, { id }, { key: id });
+    expect(await cut).toBe(true);
+    expect(first.status).toBe(503);
+    expect(first.body.code).toBe('unavailable');
+    expect(await upstream.requests(id)).toEqual([]);
+    await expect.poll(() => settled(tool, id).then(({ answer }) => answer.status), { timeout: 10_000 }).toBe(200);
+    expect(await upstream.effects(id)).toHaveLength(1);
+  });
+
+  it('T1, but persisted: nothing is sent, the claim is found and unbound', async () => {
+    const id = `t1-kept-${kind}`;
+    const cut = link.cutAfterClientBytes(names('claim'), { forward: true });
+    const first = await gateway.call(tool, { id }, { key: id });
+    expect(await cut).toBe(true);
+    expect(first.status).toBe(503);
+    expect(await upstream.requests(id)).toEqual([]);
+    await expect.poll(() => settled(tool, id).then(({ answer }) => answer.status), { timeout: 10_000 }).toBe(200);
+    expect(await upstream.effects(id)).toHaveLength(1);
+  });
+
+  it.each([
+    ['and not persisted', false],
+    ['but persisted', true],
+  ] as const)('T2, %s: the caller is told to ask again, and gets the one answer', async (name, forward) => {
+    const id = `t2-${name.replaceAll(' ', '-')}-${kind}`;
+    const cut = link.cutAfterClientBytes(names('advance'), { forward });
+    const first = await gateway.call(tool, { id }, { key: id });
+    expect(await cut).toBe(true);
+    expect([200, 503]).toContain(first.status);
+    if (first.status === 503) expect(first.body).toMatchObject({ code: 'unavailable', retry: 'same_key' });
+    const again = await gateway.call(tool, { id }, { key: id });
+    expect(again.status).toBe(200);
+    expect(await upstream.effects(id)).toHaveLength(1);
+    expect((await upstream.requests(id)).filter((request) => request.method !== 'GET')).toHaveLength(1);
+  });
+});
+
+describe('PostgreSQL that does not answer', () => {
+  it('is said within two seconds, nothing is sent, and it heals by itself', async () => {
+    link.stall();
+    const started = performance.now();
+    const answers = await Promise.all(
+      Array.from({ length: 100 }, (_, i) => gateway.call('world.keyed', { id: `stall-${i}` }, { key: `stall-${i}` })),
+    );
+    const took = performance.now() - started;
+    expect(answers.map((answer) => answer.status)).toEqual(answers.map(() => 503));
+    expect(took).toBeLessThan(10_000);
+    expect((await gateway.get('/readyz')).status).toBe(503);
+    link.cut();
+    await link.pass();
+    await gateway.ready();
+    for (let i = 0; i < 100; i += 1) {
+      const id = `stall-${i}`;
+      await expect
+        .poll(() => settled('world.keyed', id).then(({ answer }) => answer.status), { timeout: 15_000 })
+        .toBe(200);
+    }
+    const effects = await upstream.effects();
+    expect(effects.filter((effect) => effect.id?.startsWith('stall-'))).toHaveLength(100);
+  });
+
+  it('leaves reads and refusals unanswered too, with 503, and keeps the process alive', async () => {
+    await link.refuse();
+    expect((await gateway.call('world.read', { id: 'r' })).status).toBe(503);
+    expect((await gateway.call('nothing.like_it', { id: 'r' })).status).toBe(503);
+    expect((await gateway.get('/v1/calls')).status).toBe(503);
+    expect((await gateway.get('/healthz')).status).toBe(200);
+    await link.pass();
+    await gateway.ready();
+    expect((await gateway.call('world.read', { id: 'r' })).status).toBe(200);
+  });
+});

@@ -30,6 +30,12 @@ export interface Round {
   readonly restWithinMs?: number;
 }
 
+export interface Verdict {
+  readonly violations: readonly string[];
+  /** Calls whose caller heard nothing because the gateway died under it. */
+  readonly killedInFlight: number;
+}
+
 interface Seen {
   readonly planned: PlannedCall;
   readonly states: string[];
@@ -39,9 +45,9 @@ interface Seen {
 
 /**
  * One crash: the calls go out, the gateway dies (again and again), comes back, and every call must come to rest by
- * itself; then the agent asks again with the same keys. Returns the invariants that did not hold, as sentences.
+ * itself; then the agent asks again with the same keys. Tells the invariants that did not hold, as sentences.
  */
-export async function crashRound(round: Round): Promise<string[]> {
+export async function crashRound(round: Round): Promise<Verdict> {
   const { gateway, upstream, calls } = round;
   const seen = calls.map((planned): Seen => ({ planned, states: [], answers: [], txn: '' }));
   for (const { id, kind, plans } of calls) {
@@ -59,6 +65,7 @@ export async function crashRound(round: Round): Promise<string[]> {
   await Promise.race([gateway.exited(), asked]);
   if (gateway.alive) await gateway.kill();
   await asked;
+  const killedInFlight = seen.filter((call) => call.answers.length === 0).length;
   for (const life of later) {
     gateway.launch(life);
     await Promise.race([gateway.exited(), sleep(8_000, undefined, { ref: false })]);
@@ -67,9 +74,9 @@ export async function crashRound(round: Round): Promise<string[]> {
 
   await gateway.start();
   await comeToRest(gateway, seen, round.restWithinMs ?? 15_000);
-  for (const call of seen) await ask(gateway, call);
-  for (const call of seen) await ask(gateway, call);
-  return violations(round, seen);
+  await Promise.all(seen.map((call) => ask(gateway, call)));
+  await Promise.all(seen.map((call) => ask(gateway, call)));
+  return { violations: await violations(round, seen), killedInFlight };
 }
 
 async function ask(gateway: Gateway, seen: Seen): Promise<void> {

@@ -1,0 +1,300 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, type Reply, startGateway } from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+const LIMIT = 65_536;
+
+/** Rules and schemas that a refusal can name. */
+const STRICT = `
+tools:
+  strict.many:
+    upstream: world
+    input:
+      type: object
+      additionalProperties: false
+      properties: { id: { type: string, maxLength: 40 }, amount: { type: integer, minimum: 1 }, when: { type: string } }
+      required: [id, amount]
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+  strict.hidden:
+    upstream: world
+    request: { method: POST, path: /none/hidden, body: "\${args}" }
+  strict.forbidden:
+    upstream: world
+    request: { method: POST, path: /none/forbidden, body: "\${args}" }
+`;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  gateway = await startGateway({
+    policies: {
+      'faults.yaml': faults.replace(
+        '      - allow: world.held\n',
+        '      - allow: world.held\n      - allow: strict.many\n        when: args.amount <= 100\n      - deny: strict.forbidden\n      - deny: "*.delete_*"\n      - allow: "ghost.*"\n',
+      ),
+      'strict.yaml': STRICT,
+    },
+    databaseUrl: database.url,
+    config: `limits: { body: ${LIMIT} }\n`,
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `strict-${n}`;
+});
+
+/** Bytes as they are: `fetch` with a string would repair what must stay broken. */
+async function post(path: string, body: Buffer | string, headers: Record<string, string> = {}): Promise<Reply> {
+  const response = await fetch(gateway.url + path, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json', ...headers },
+    body: typeof body === 'string' ? body : new Uint8Array(body),
+  });
+  return { status: response.status, headers: response.headers, body: await response.json() };
+}
+
+function expectProblem(reply: Reply, status: number, code: string, retry = 'never'): void {
+  expect(reply.headers.get('content-type')).toMatch(/^application\/problem\+json/);
+  expect(reply.body).toMatchObject({ status, code, retry });
+  expect(reply.status).toBe(status);
+  expect(reply.body.type).toMatch(new RegExp(`#${code}$`));
+  for (const member of ['title', 'detail', 'instance']) {
+    expect(reply.body[member], member).toBeTypeOf('string');
+    expect(reply.body[member], member).not.toBe('');
+  }
+}
+
+const nested = (depth: number) => `{"id":${'['.repeat(depth)}${']'.repeat(depth)}}`;
+
+describe('a body that is not exactly one JSON object', () => {
+  it.each<[string, (id: string) => string | Buffer]>([
+    ['nothing', () => ''],
+    ['white space only', () => ' \n'],
+    ['a duplicate key', (id) => `{"id":"${id}","id":"${id}"}`],
+    ['a duplicate key written with an escape', (id) => `{"id":"${id}","\\u0069d":"other"}`],
+    ['a duplicate key further down', (id) => `{"id":"${id}","x":{"a":1,"a":1}}`],
+    ['a number past 2^53', (id) => `{"id":"${id}","n":9007199254740993}`],
+    ['a fraction that loses digits', (id) => `{"id":"${id}","n":0.12345678901234567890}`],
+    ['a number that is infinite', (id) => `{"id":"${id}","n":1e400}`],
+    ['NaN', (id) => `{"id":"${id}","n":NaN}`],
+    ['half a surrogate pair, escaped', (id) => `{"id":"${id}","x":"\\ud800"}`],
+    ['half a surrogate pair as a key', (id) => `{"id":"${id}","\\udc00":1}`],
+    ['half a surrogate pair, as bytes', (id) => Buffer.from(`{"id":"${id}","x":"\xed\xa0\x80"}`, 'latin1')],
+    ['__proto__', (id) => `{"id":"${id}","__proto__":{"admin":true}}`],
+    ['__proto__ written with an escape', (id) => `{"id":"${id}","\\u005f_proto__":1}`],
+    ['bytes that are no UTF-8', (id) => Buffer.from(`{"id":"${id}","x":"\xff"}`, 'latin1')],
+    ['an overlong encoding', (id) => Buffer.from(`{"id":"${id}","x":"\xc0\xaf"}`, 'latin1')],
+    ['a byte order mark', (id) => Buffer.from(`\ufeff{"id":"${id}"}`)],
+    ['UTF-16', (id) => Buffer.from(`{"id":"${id}"}`, 'utf16le')],
+    ['too many levels', () => nested(20_000)],
+    ['a list', () => '[]'],
+    ['a string', () => '"x"'],
+    ['null', () => 'null'],
+    ['something after the end', (id) => `{"id":"${id}"}{}`],
+    ['a NUL after the end', (id) => `{"id":"${id}"}\0`],
+    ['a comma too many', (id) => `{"id":"${id}",}`],
+    ['a comment', (id) => `{"id":"${id}"/* */}`],
+    ['single quotes', (id) => `{'id':'${id}'}`],
+    ['a bare line break in a string', (id) => `{"id":"${id}","x":"\n"}`],
+    ['a cut-off end', (id) => `{"id":"${id}"`],
+  ])('is malformed, sends nothing and binds no key: %s', async (_name, body) => {
+    const refused = await post('/v1/tools/world.keyed', body(id), { 'idempotency-key': id });
+    expectProblem(refused, 400, 'malformed');
+    expect(refused.body.instance).toBe('/v1/tools/world.keyed');
+    expect(refused.headers.get('oncegate-txn')).toBeNull();
+    expect(await upstream.requests(id)).toEqual([]);
+
+    const good = await gateway.call('world.keyed', { id }, { key: id });
+    expect(good.status).toBe(200);
+    expect(good.body.replayed).toBe(false);
+  });
+
+  it('says where the fault is', async () => {
+    const refused = await post('/v1/tools/world.keyed', '{"id":"a",\n "x":{"y":9007199254740993}}');
+    expect(refused.body.detail).toMatch(/x.*y/);
+    expect(refused.body.detail).toMatch(/line 2/);
+  });
+
+  it('carries what is unusual and right to the upstream unchanged', async () => {
+    const body = `{"id":"${id}","t":"\\ud83d\\ude00 \\u0000 \\u2028","n":9007199254740991,"constructor":1,"toString":{"x":-0.5}}`;
+    const answer = await post('/v1/tools/world.keyed', body, { 'idempotency-key': id });
+    expect(answer.status).toBe(200);
+    const [sent] = await upstream.requests(id);
+    expect(JSON.parse(sent?.body ?? '')).toEqual(JSON.parse(body));
+  });
+});
+
+describe('arguments that do not fit the schema', () => {
+  it('are refused with every fault, and the key stays free', async () => {
+    const refused = await gateway.call(
+      'strict.many',
+      { id: 7, amount: 0.5, whn: 'x', extra: null },
+      { key: id },
+    );
+    expectProblem(refused, 400, 'invalid_arguments');
+    expect(refused.body.faults).toHaveLength(4);
+    for (const name of ['id', 'amount', 'whn', 'extra'])
+      expect(refused.body.faults.some((fault: string) => fault.includes(name)), name).toBe(true);
+    expect((await gateway.call('strict.many', { id, amount: 5 }, { key: id })).status).toBe(200);
+    expect(await upstream.effects(id)).toHaveLength(1);
+  });
+
+  it('are told before the rule is: a rule cannot judge what is missing', async () => {
+    const refused = await gateway.call('strict.many', {});
+    expectProblem(refused, 400, 'invalid_arguments');
+    expect(refused.body.faults).toHaveLength(2);
+  });
+
+  it('tell nothing about a tool that the agent may not call', async () => {
+    expectProblem(await gateway.call('strict.forbidden', { wrong: 1 }), 403, 'denied');
+  });
+});
+
+describe('a request that is too large or no JSON', () => {
+  it('is 413, whether its length is told or not', async () => {
+    const long = JSON.stringify({ id, pad: 'x'.repeat(LIMIT) });
+    expectProblem(await post('/v1/tools/world.keyed', long, { 'idempotency-key': id }), 413, 'too_large');
+    const stream = new ReadableStream({
+      start(controller) {
+        for (let i = 0; i < 3; i++) controller.enqueue(Buffer.from(long.slice(i * 30_000, (i + 1) * 30_000)));
+        controller.close();
+      },
+    });
+    const chunked = await fetch(`${gateway.url}/v1/tools/world.keyed`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json' },
+      body: stream,
+      duplex: 'half',
+    } as RequestInit);
+    expect(chunked.status).toBe(413);
+    await chunked.arrayBuffer();
+    expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
+  });
+
+  it('is taken at exactly the limit', async () => {
+    const frame = JSON.stringify({ id, pad: '' }).length;
+    const body = JSON.stringify({ id, pad: 'x'.repeat(LIMIT - frame) });
+    expect(Buffer.byteLength(body)).toBe(LIMIT);
+    expect((await post('/v1/tools/world.keyed', body)).status).toBe(200);
+  });
+
+  it.each(['text/plain', 'application/x-www-form-urlencoded', 'application/json-patch+json', 'application/jsonx', '/'])(
+    'is 415 as %s',
+    async (type) => {
+      const refused = await post('/v1/tools/world.keyed', JSON.stringify({ id }), {
+        'content-type': type,
+        'idempotency-key': id,
+      });
+      expectProblem(refused, 415, 'unsupported_media');
+    },
+  );
+
+  it.each(['application/json; charset=utf-8', 'Application/JSON', 'application/json;charset="UTF-8"'])(
+    'is taken as %s',
+    async (type) => {
+      const answer = await post('/v1/tools/world.keyed', JSON.stringify({ id }), { 'content-type': type });
+      expect(answer.status).toBe(200);
+    },
+  );
+});
+
+describe('a caller who is not known', () => {
+  it.each<[string, Record<string, string>]>([
+    ['no key', {}],
+    ['another scheme', { authorization: `Basic ${Buffer.from(`a:${AGENT_KEY}`).toString('base64')}` }],
+    ['the bare key', { authorization: AGENT_KEY }],
+    ['an empty bearer', { authorization: 'Bearer ' }],
+    ['an unknown key', { authorization: 'Bearer no-such-key' }],
+    ['two words', { authorization: `Bearer ${AGENT_KEY} ${AGENT_KEY}` }],
+    ['the digest of a key', { authorization: `Bearer sha256:${AGENT_KEY}` }],
+  ])('is 401 with %s', async (_name, headers) => {
+    const refused = await gateway.request('POST', '/v1/tools/world.keyed', {
+      body: JSON.stringify({ id }),
+      headers: { 'content-type': 'application/json', ...headers },
+    });
+    expectProblem(refused, 401, 'unauthenticated');
+    expect(refused.headers.get('www-authenticate')).toMatch(/^Bearer/);
+    for (const path of ['/v1/tools', '/v1/calls', '/v1/calls/x', '/admin/calls'])
+      expectProblem(await gateway.request('GET', path, { headers }), 401, 'unauthenticated');
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+
+  it('may write the scheme in any case', async () => {
+    const answer = await gateway.request('POST', '/v1/tools/world.keyed', {
+      body: JSON.stringify({ id }),
+      headers: { 'content-type': 'application/json', authorization: `bEARER ${AGENT_KEY}` },
+    });
+    expect(answer.status).toBe(200);
+  });
+});
+
+describe('a call that policy does not allow', () => {
+  it('names the rule that denies it', async () => {
+    const denied = await gateway.call('strict.forbidden', { id }, { key: id });
+    expectProblem(denied, 403, 'denied');
+    expect(denied.body.detail).toMatch(/tester rule \d+ \(.*faults\.yaml:\d+/);
+    expect(denied.body.rule).toMatch(/^tester rule \d+/);
+    expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
+  });
+
+  it('says that there is no rule', async () => {
+    const denied = await gateway.call('strict.hidden', { id });
+    expectProblem(denied, 403, 'denied');
+    expect(denied.body.detail).toMatch(/no rule/);
+    expect(denied.body).not.toHaveProperty('rule');
+  });
+
+  it('names the rules whose condition did not hold', async () => {
+    const denied = await gateway.call('strict.many', { id, amount: 101 }, { key: id });
+    expectProblem(denied, 403, 'denied');
+    expect(denied.body.detail).toMatch(/tester rule \d+/);
+    expect((await gateway.call('strict.many', { id, amount: 100 }, { key: id })).status).toBe(200);
+  });
+
+  it('is told of a missing tool only where a rule covers its name', async () => {
+    expectProblem(await gateway.call('ghost.walk', {}, { key: id }), 404, 'unknown_tool');
+    expectProblem(await gateway.call('nowhere.walk', {}, { key: id }), 403, 'denied');
+    expectProblem(await gateway.call('ghost.delete_all', {}, { key: id }), 403, 'denied');
+    expectProblem(await gateway.call('ghost.walk', {}, { agentKey: OTHER_AGENT_KEY }), 403, 'denied');
+    expectProblem(await gateway.call('constructor', {}), 403, 'denied');
+    expectProblem(await gateway.call('%00', {}), 403, 'denied');
+    expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
+  });
+
+  it('leaves one audit entry per denial', async () => {
+    const count = async () =>
+      Number(
+        (
+          await database.query<{ n: string }>(
+            `select count(*) as n from audit_queue where entry::jsonb->>'what' = 'denied' and entry::jsonb->>'tool' = 'strict.hidden'`,
+          )
+        )[0]?.n,
+      );
+    const before = await count();
+    await gateway.call('strict.hidden', { id });
+    expect(await count()).toBe(before + 1);
+  });
+});
+
+describe('a place that does not exist', () => {
+  it('is a problem too', async () => {
+    expectProblem(await gateway.get('/v2/tools'), 404, 'not_found');
+    expectProblem(await gateway.get('/v1/tools/a/b'), 404, 'not_found');
+    expectProblem(await gateway.get(`/v1/calls/${'x'.repeat(600)}`), 404, 'not_found');
+  });
+});

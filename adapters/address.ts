@@ -24,6 +24,7 @@ const PRIVATE_V4: readonly (readonly [string, number])[] = [
 
 const PRIVATE_V6: readonly (readonly [string, number])[] = [
   ['::', 96], // unspecified, loopback and the deprecated IPv4-compatible form
+  ['::ffff:0:0:0', 96], // IPv4-translated (SIIT)
   ['64:ff9b:1::', 48],
   ['100::', 64],
   ['2001::', 32], // Teredo

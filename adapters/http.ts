@@ -1,8 +1,8 @@
 import { Client, type Dispatcher, Pool } from 'undici';
-import type { Adapter, Answer, Outcome, PreparedRequest, SendOptions } from '../gateway/domain/adapter.ts';
-import type { JsonObject } from '../gateway/domain/json.ts';
+import type { Adapter, Answer, Outcome, PreparedRequest, SendOptions, Wish } from '../gateway/domain/adapter.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
-import { connector } from './connect.ts';
+import { scrub } from '../gateway/domain/redact.ts';
+import { connector, PrivateAddressError } from './connect.ts';
 import { render } from './render.ts';
 
 /** The only module that opens sockets to HTTP upstreams. Redirects are never followed. */
@@ -26,9 +26,9 @@ export class HttpAdapter implements Adapter {
     this.#pool = new Pool(this.#base.origin, { ...this.#clientOptions, connections: upstream.concurrency });
   }
 
-  prepare(tool: Tool, args: JsonObject, txn: string): PreparedRequest {
+  prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest {
     if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
-    return render(tool, tool.request, args, txn);
+    return render(tool, tool.request, wish, txn);
   }
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
@@ -128,11 +128,11 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {
-    this.#fail(error.message || error.name);
+    this.#fail(error.message || error.name, error instanceof PrivateAddressError);
   }
 
-  #fail(detail: string): void {
-    if (this.#controller === undefined) return this.#finish({ kind: 'not_sent', detail });
+  #fail(detail: string, refusedHere = false): void {
+    if (this.#controller === undefined) return this.#finish({ kind: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
     if (this.#status === 0) this.#finish({ kind: 'ambiguous', detail });
     else this.#finish(classify(this.#status, this.#tool.noEffect, undefined, detail));
     this.#controller.abort(new Error(detail));
@@ -146,6 +146,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#resolve(outcome);
   }
 
+  /** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
   #answer(): Answer {
     const bytes = Buffer.concat(this.#chunks);
     const answer = { status: this.#status, contentType: this.#contentType };
@@ -154,7 +155,8 @@ class Exchange implements Dispatcher.DispatchHandler {
       const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
       return { ...answer, body: scrub(text, this.#secrets), encoding: 'utf8' };
     } catch {
-      return { ...answer, body: bytes.toString('base64'), encoding: 'base64' };
+      const clean = Buffer.from(scrub(bytes.toString('latin1'), this.#secrets), 'latin1');
+      return { ...answer, body: clean.toString('base64'), encoding: 'base64' };
     }
   }
 }
@@ -172,9 +174,4 @@ export function classify(
     return answer === undefined ? { kind: 'ok_body_lost', answer: whole, detail } : { kind: 'ok', answer };
   }
   return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: whole };
-}
-
-/** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
-export function scrub(text: string, secrets: readonly string[]): string {
-  return secrets.reduce((clean, secret) => clean.replaceAll(secret, '[redacted]'), text);
 }

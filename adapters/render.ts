@@ -1,15 +1,16 @@
-import type { PreparedRequest } from '../gateway/domain/adapter.ts';
+import type { PreparedRequest, Wish } from '../gateway/domain/adapter.ts';
 import { canonical } from '../gateway/domain/canonical.ts';
 import { GatewayError } from '../gateway/domain/errors.ts';
-import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
-import { ExpressionError, type RequestTemplate, type Tool } from '../gateway/domain/policy.ts';
+import { isObject, type Json } from '../gateway/domain/json.ts';
+import { ExpressionError, type RequestTemplate, type Scope, type Tool } from '../gateway/domain/policy.ts';
 
 /** Header values that a server could read as something else: control characters and anything beyond Latin-1. */
 // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
 const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]/;
 
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
-export function render(tool: Tool, template: RequestTemplate, args: JsonObject, txn: string): PreparedRequest {
+export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string): PreparedRequest {
+  const scope: Scope = { ...wish, saga: null, run: null };
   try {
     const headers: Record<string, string> = {
       accept: 'application/json',
@@ -17,16 +18,16 @@ export function render(tool: Tool, template: RequestTemplate, args: JsonObject, 
       'oncegate-txn': txn,
     };
     for (const [name, value] of Object.entries(template.headers))
-      headers[name.toLowerCase()] = headerValue(name, value({ args }));
+      headers[name.toLowerCase()] = headerValue(name, value(scope));
 
-    let body = template.body?.({ args });
+    let body = template.body?.(scope);
     if (tool.once.by === 'key' && tool.effect === 'write') {
       if (tool.once.header !== undefined) headers[tool.once.header.toLowerCase()] = txn;
       else if (tool.once.field !== undefined) body = withField(body ?? {}, tool.once.field, txn);
     }
     if (body !== undefined) headers['content-type'] ??= 'application/json';
-    const query = renderQuery(template, args);
-    const path = template.path({ args });
+    const query = renderQuery(template, scope);
+    const path = template.path(scope);
     return { method: template.method, path: path + query, headers, body: body === undefined ? null : canonical(body) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
@@ -37,10 +38,10 @@ export function render(tool: Tool, template: RequestTemplate, args: JsonObject, 
   }
 }
 
-function renderQuery(template: RequestTemplate, args: JsonObject): string {
+function renderQuery(template: RequestTemplate, scope: Scope): string {
   const query = new URLSearchParams();
   for (const [name, expression] of Object.entries(template.query)) {
-    const value = expression({ args });
+    const value = expression(scope);
     for (const item of Array.isArray(value) ? value : [value]) {
       if (item !== null) query.append(name, typeof item === 'string' ? item : canonical(item as Json));
     }

@@ -46,7 +46,7 @@ export class Journal {
   }
 
   async #record(decide: (world: World) => Entry | undefined): Promise<World> {
-    const handle = await open(this.#file, 'a+');
+    const handle = await open(this.#file, 'a+', 0o600);
     try {
       await this.#catchUp(handle);
       const entry = decide(this.#world);

@@ -1,7 +1,7 @@
-import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
+import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
 import type { Logger } from 'pino';
 import { demoServices } from '../demo/services.ts';
-import { type ErrorCode, GatewayError } from './domain/errors.ts';
+import { ERRORS, type ErrorCode, GatewayError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
@@ -31,11 +31,16 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     routerOptions: { maxParamLength: 512, ignoreTrailingSlash: false },
+    // A path that the router itself cannot read: a broken escape, a segment that is too long.
+    frameworkErrors: (error, request, reply) =>
+      sendProblem(reply as FastifyReply, new GatewayError('malformed', error.message), request.url),
     // A request that node itself cannot read deserves the same kind of answer as any other.
     clientErrorHandler: (error, socket) => {
       if (!socket.writable) return;
       const status = error.code === 'HPE_HEADER_OVERFLOW' ? '431 Request Header Fields Too Large' : '400 Bad Request';
-      socket.end(`HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n`);
+      const body = unreadable(Number.parseInt(status, 10));
+      const head = ['connection: close', 'content-type: application/problem+json', `content-length: ${body.length}`];
+      socket.end(`HTTP/1.1 ${status}\r\n${head.join('\r\n')}\r\n\r\n${body}`);
     },
   });
 
@@ -64,12 +69,25 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   return app;
 }
 
+/** The problem of a request that never became one: there is no path to name as its instance. */
+function unreadable(status: number): string {
+  const { title, retry } = ERRORS.malformed;
+  const detail = status === 431 ? 'The headers are too large.' : 'This is not a valid HTTP request.';
+  const type = 'https://oncegate.dev/errors#malformed';
+  return JSON.stringify({ type, title, status, detail, instance: '/', code: 'malformed', retry });
+}
+
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
   // Bodies stay bytes until the strict parser reads them: fastify's own would keep the last of two equal keys.
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
 
   limitInflight(app, options.inflight);
+  // A connection that is kept alive would keep a process that is about to end waiting for it.
+  app.addHook('onSend', (_request, reply, _payload, done) => {
+    if (options.flow.dispatch.stopping.aborted) reply.header('connection', 'close');
+    done();
+  });
   publicRoutes(app, options.flow, options.health, options.version);
   toolRoutes(app, options.flow);
   callRoutes(app, options.flow);

@@ -43,7 +43,7 @@ export class Engine {
     try {
       const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
       await lease.start();
-      const adapters = new Registry();
+      const adapters = new Registry(() => false);
       adapters.use(policies.current);
       policies.onChange((changed) => adapters.use(changed));
       const station: Station = {

@@ -39,7 +39,8 @@ async function readOrCreate(dataDir: string, name: string, make: () => string): 
   const path = join(dataDir, name);
   const existing = await readFile(path, 'utf8').catch(() => undefined);
   if (existing !== undefined) return existing;
-  await mkdir(dataDir, { recursive: true });
+  // As root PostgreSQL runs as somebody else, who must be able to pass through.
+  await mkdir(dataDir, { recursive: true, mode: process.getuid?.() === 0 ? 0o711 : 0o700 });
   const draft = `${path}.${process.pid}.${randomBytes(4).toString('hex')}`;
   await writeFile(draft, make(), { mode: 0o600, flag: 'wx', flush: true });
   await link(draft, path).catch((error: NodeJS.ErrnoException) => {

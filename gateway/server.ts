@@ -33,6 +33,8 @@ async function start(): Promise<void> {
   const stops: (() => Promise<void>)[] = [];
   const stop = stopper(stops, log);
   let letGo = () => {};
+  let endBy = Number.POSITIVE_INFINITY;
+  const timeLeft = () => Math.max(0, Math.min(DRAIN_MS, endBy - performance.now()));
   let reload = () => {};
 
   try {
@@ -54,7 +56,7 @@ async function start(): Promise<void> {
       sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)),
       log,
     });
-    stops.push(() => engine.stop(DRAIN_MS));
+    stops.push(() => engine.stop(timeLeft()));
 
     const app = await buildApp({
       flow: engine.flow,
@@ -67,7 +69,7 @@ async function start(): Promise<void> {
         keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
     });
     await app.listen({ ...config.listen, backlog: 1024 });
-    stops.push(() => within(DRAIN_MS, app.close()));
+    stops.push(() => within(timeLeft(), app.close()));
     letGo = () => engine.letGo();
     engine.recover();
     announce(config, keys, policies.has('demo'));
@@ -78,6 +80,7 @@ async function start(): Promise<void> {
   process.on('SIGHUP', () => reload());
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.once(signal, () => {
+      endBy = performance.now() + DRAIN_MS;
       letGo();
       void stop().then(() => process.exit(0));
     });

@@ -25,7 +25,16 @@ export interface Answer {
  * absence; everything else is `ambiguous` and must never be rounded to either side.
  */
 export type Outcome =
-  | { readonly kind: 'not_sent'; readonly detail: string; readonly abandoned?: boolean }
+  | {
+      readonly kind: 'not_sent';
+      readonly detail: string;
+      /** `maySend` said no: this process must not send it. */
+      readonly abandoned?: boolean;
+      /** An open breaker kept it back. */
+      readonly heldBack?: boolean;
+      /** Refused by our own rules about addresses: nothing the upstream did. */
+      readonly refusedHere?: boolean;
+    }
   | { readonly kind: 'ok'; readonly answer: Answer }
   | { readonly kind: 'ok_body_lost'; readonly answer: Answer; readonly detail: string }
   | { readonly kind: 'refused'; readonly answer: Answer }
@@ -39,9 +48,15 @@ export interface SendOptions {
   readonly freshConnection: boolean;
 }
 
+/** What a request is rendered from. */
+export interface Wish {
+  readonly args: JsonObject;
+  readonly agent: string;
+}
+
 /** The port that `adapters/` implements, one per kind of upstream. It throws nothing: every ending is an Outcome. */
 export interface Adapter {
-  prepare(tool: Tool, args: JsonObject, txn: string): PreparedRequest;
+  prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest;
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome>;
   close(): Promise<void>;
 }

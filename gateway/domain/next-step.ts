@@ -86,7 +86,9 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
       }
       return resend(exhausted, inTime, wait, woken);
     case 'nature':
-      return resend(exhausted, inTime, wait, woken);
+      // Not later: by then somebody may have written something newer that a repeat would overwrite.
+      if (!exhausted) return { do: 'send', afterMs: wait };
+      return { do: 'doubt', wakeMs: null, why: 'no clear answer, and the attempts are used up' };
     case 'probe': {
       const settlesMs = tool.once.by === 'probe' ? tool.once.settlesMs : 0;
       const left = settlesMs - facts.msSinceUnknown;

@@ -31,3 +31,50 @@ function replaceAt(value: Json, path: readonly string[]): Json {
     ]),
   );
 }
+
+/** The strings and numbers that stand at the paths, however deep below them. */
+export function leavesAt(value: Json, paths: readonly (readonly string[])[]): (string | number)[] {
+  return paths.flatMap((path) => leaves(value, path));
+}
+
+function leaves(value: Json, path: readonly string[]): (string | number)[] {
+  const [head, ...rest] = path;
+  if (typeof value === 'string' || typeof value === 'number') return head === undefined ? [value] : [];
+  if (typeof value !== 'object' || value === null) return [];
+  return Object.entries(value)
+    .filter(([name]) => head === undefined || head === '*' || head === name)
+    .flatMap(([, member]) => leaves(member as Json, rest));
+}
+
+/**
+ * Takes secrets out of a text, the longest first, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes
+ * to whoever parses it).
+ */
+export function scrub(text: string, secrets: readonly string[]): string {
+  const escaped = text.includes('\\');
+  return secrets.reduce(
+    (clean, secret) => (escaped || clean.includes(secret) ? clean.replace(asWritten(secret), REDACTED) : clean),
+    text,
+  );
+}
+
+const SHORT_ESCAPES: Readonly<Record<string, string>> = {
+  '"': '"',
+  '\\': '\\\\',
+  '/': '/',
+  '\b': 'b',
+  '\f': 'f',
+  '\n': 'n',
+  '\r': 'r',
+  '\t': 't',
+};
+
+function asWritten(secret: string): RegExp {
+  const units = Array.from({ length: secret.length }, (_, i) => {
+    const hex = secret.charCodeAt(i).toString(16).padStart(4, '0');
+    const anyCase = hex.replaceAll(/[a-f]/g, (digit) => `[${digit}${digit.toUpperCase()}]`);
+    const short = SHORT_ESCAPES[secret.charAt(i)];
+    return `(?:\\u${hex}|\\\\u${anyCase}${short === undefined ? '' : `|\\\\${short}`})`;
+  });
+  return new RegExp(units.join(''), 'g');
+}

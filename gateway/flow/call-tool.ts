@@ -1,3 +1,4 @@
+import type { PreparedRequest } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { type Call, type CallFace, face } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
@@ -5,7 +6,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Decision, Policies, Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
-import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
+import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { Intent } from '../ledger/calls.ts';
 import { coversByName, decide } from '../policy/decide.ts';
@@ -51,6 +52,7 @@ interface Admitted {
   readonly args: string;
   readonly fingerprint: Buffer;
   readonly identified: Identified;
+  readonly request: PreparedRequest;
 }
 
 /** The way of a call: decide, identify, claim, send, settle, reply. */
@@ -71,20 +73,21 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     return refuse(flow, asked, tool, fingerprint, policies, refusal);
   }
 
-  const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
-  const admitted: Admitted = {
-    asked,
-    tool,
-    policies,
-    rule: decision.rule.id,
-    hold: decision.hold,
-    args,
-    fingerprint,
-    identified,
-  };
-  const won = await claim(flow, admitted);
-  if (!won) return repeat(flow, identified.txn, fingerprint, asked);
-  return tell(flow, identified.txn, asked, false);
+  let admitted: Admitted;
+  try {
+    const agent = asked.agent.name;
+    const identified = await identifyCall(station, agent, tool, asked.args, fingerprint, asked.key);
+    const request = station.adapters.for(tool).prepare(tool, { args: asked.args, agent }, identified.txn);
+    const { rule, hold } = decision;
+    admitted = { asked, tool, policies, rule: rule.id, hold, args, fingerprint, identified, request };
+  } catch (error) {
+    // No key or no request can be made of these arguments under today's contract; under an earlier one it could.
+    if (!(error instanceof GatewayError)) throw error;
+    return refuse(flow, asked, tool, fingerprint, policies, error);
+  }
+  const { txn } = admitted.identified;
+  if (!(await claim(flow, admitted))) return repeat(flow, txn, fingerprint, asked);
+  return tell(flow, txn, asked, false);
 }
 
 function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
@@ -111,10 +114,8 @@ async function refuse(
   refusal: GatewayError | undefined,
 ): Promise<ToolAnswer> {
   const { station } = flow;
-  if (tool !== undefined) {
-    const earlier = await earlierCall(station, asked, tool, fingerprint);
-    if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
-  }
+  const earlier = await earlierCall(station, asked, tool, fingerprint);
+  if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
   if (error.code !== 'invalid_arguments') {
     const entry = auditEntry(error.code, {
@@ -128,14 +129,20 @@ async function refuse(
   throw error;
 }
 
-async function earlierCall(
+/** The same request made before. Without a tool, because it is no longer declared, only a key still finds it. */
+export async function earlierCall(
   station: Station,
   asked: ToolCall,
-  tool: Tool,
+  tool: Tool | undefined,
   fingerprint: Buffer,
 ): Promise<Call | undefined> {
+  const agent = asked.agent.name;
+  if (tool === undefined && asked.key === undefined) return undefined;
   try {
-    const { txn } = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
+    const txn =
+      tool === undefined
+        ? txnId(station.deployment, agent, { by: 'key', key: asked.key ?? '' })
+        : (await identifyCall(station, agent, tool, asked.args, fingerprint, asked.key)).txn;
     const call = await station.calls.read(txn);
     return call?.fingerprint.equals(fingerprint) === true ? call : undefined;
   } catch (error) {
@@ -153,8 +160,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   const { txn } = identified;
   if (dispatch.carried(txn) !== undefined) return false;
   const owner = station.lease.id;
-  const request = station.adapters.for(tool).prepare(tool, asked.args, txn);
-  const payload = { args: asked.args, request };
+  const payload = { args: asked.args, request: admitted.request };
   const held = admitted.hold !== undefined || identified.holdAsRepeat === true;
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;

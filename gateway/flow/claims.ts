@@ -22,7 +22,7 @@ interface Doubtful {
 export class Claims {
   readonly #station: Station;
   readonly #dispatch: Dispatch;
-  readonly #claiming = new Set<string>();
+  readonly #claiming = new Map<string, Promise<boolean>>();
   readonly #doubtful = new Map<string, Doubtful>();
 
   constructor(station: Station, dispatch: Dispatch) {
@@ -33,12 +33,19 @@ export class Claims {
   /** True: ours to send. False: the txn was claimed before. `then` runs before anybody else may look at the claim. */
   async claim(intent: Intent, then: () => void): Promise<boolean> {
     const { txn } = intent;
+    // Whoever comes while another claims the same txn must wait: before that commits, the call cannot be read either. If it
+    // fails, so does this one: to try in turn on a dead ledger would keep the last of them waiting for ever.
+    for (let other = this.#claiming.get(txn); other !== undefined; other = this.#claiming.get(txn)) {
+      if (!(await other)) throw unwritable(txn);
+    }
     if (this.#doubtful.get(txn)?.looked === false) throw unwritable(txn);
-    if (this.#claiming.has(txn) || this.#dispatch.carried(txn) !== undefined) return false;
-    this.#claiming.add(txn);
+    if (this.#dispatch.carried(txn) !== undefined) return false;
+    let written = (_: boolean) => {};
+    this.#claiming.set(txn, new Promise<boolean>((resolve) => (written = resolve)));
     try {
       const won = await this.#station.calls.claim(intent);
       if (won) then();
+      written(true);
       return won;
     } catch (error) {
       if (!(error instanceof LedgerError)) throw error;
@@ -49,6 +56,7 @@ export class Claims {
       throw unwritable(txn);
     } finally {
       this.#claiming.delete(txn);
+      written(false);
     }
   }
 

@@ -40,8 +40,12 @@ export class Dispatch {
   /** Starts to carry a call that this process holds. Never rejects. */
   carry(job: Job): Promise<Ending> {
     const ending = this.#walk(job)
+      .catch((error: unknown) => {
+        this.#station.log.error({ err: error, txn: job.txn }, 'a call could not be carried on');
+        return this.#stumble(job);
+      })
       .catch((error: unknown): Ending => {
-        this.#station.log.error({ err: error, txn: job.txn }, 'a call was dropped; recovery will pick it up');
+        this.#station.log.error({ err: error, txn: job.txn }, 'a call was dropped; it is found when this process ends');
         return { as: 'elsewhere' };
       })
       .finally(() => {
@@ -74,8 +78,9 @@ export class Dispatch {
     return trouble;
   }
 
-  get size(): number {
-    return this.#carried.size;
+  /** Resolves when fewer than `most` calls are carried, or the process is about to end. */
+  async roomFor(most: number): Promise<void> {
+    while (this.#carried.size >= most && !this.#stopping.signal.aborted) await Promise.race(this.#carried.values());
   }
 
   /** Aborted when this process is about to end. */
@@ -170,7 +175,7 @@ export class Dispatch {
       },
     });
     return 'answer' in outcome && outcome.answer !== undefined
-      ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer) }
+      ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) }
       : outcome;
   }
 
@@ -283,6 +288,18 @@ export class Dispatch {
     return { as: 'told', face: { ...identityOf(job), ...told, pursued: wakeMs !== null } };
   }
 
+  /**
+   * A fault of ours in the middle of a call, or its upstream vanished from the policies. While this process lives nobody
+   * else looks at its calls, so it must not keep this one: what was open is unknown, and recovery looks again later.
+   */
+  #stumble(job: Job): Promise<Ending> {
+    const why = 'the gateway itself failed while it carried this call';
+    if (job.kind === 'read') return this.#settleFailure(job, { kind: 'ambiguous', detail: why });
+    if (job.attempt === 0) return this.#handBack(job);
+    closeAttempt(job, job.attemptOpen);
+    return this.#park(job, job.tool.retry.maxMs, why, undefined);
+  }
+
   async #release(job: Job, last: Outcome | undefined): Promise<Ending> {
     const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
     const gone = await this.#insist(job, () => release(this.#station.db, job.txn, job.owner, entry));
@@ -304,17 +321,17 @@ export class Dispatch {
     const probe = this.#station.policies().tools.get(once.tool);
     if (probe === undefined) return { applied: undefined, detail: `the probe ${once.tool} no longer exists` };
     try {
-      const args = once.args({ args: job.args });
+      const args = once.args({ args: job.args, agent: job.agent });
       if (!isObject(args))
         return { applied: undefined, detail: `the arguments of the probe ${probe.name} are no object` };
       const adapter = this.#station.adapters.for(probe);
       const maySend = () => this.#station.lease.holds(job.owner);
       const options = { timeoutMs: probe.timeoutMs, freshConnection: false, maySend };
-      const outcome = await adapter.send(probe, adapter.prepare(probe, args, job.txn), options);
+      const outcome = await adapter.send(probe, adapter.prepare(probe, { args, agent: job.agent }, job.txn), options);
       if (outcome.kind !== 'ok') return { applied: undefined, detail: describe(outcome) };
       return {
         applied: once.applied({ args: job.args, result: resultOf(outcome.answer) }),
-        answer: redactAnswer(probe, outcome.answer),
+        answer: redactAnswer(job.tool, redactAnswer(probe, outcome.answer, args), job.args),
       };
     } catch (error) {
       if (error instanceof ExpressionError) return { applied: undefined, detail: error.message };

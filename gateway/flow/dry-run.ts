@@ -1,17 +1,29 @@
+import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { ERRORS, type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
-import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { coversByName, explain } from '../policy/decide.ts';
-import type { ToolCall } from './call-tool.ts';
+import { earlierCall, type ToolCall } from './call-tool.ts';
 import { identifyCall } from './identify-call.ts';
 import type { Station } from './station.ts';
 
-/** Decides and explains everything that the call would meet, sends nothing and binds nothing. */
-export async function dryRun(station: Station, asked: ToolCall): Promise<JsonObject> {
+/**
+ * Decides and explains everything that the call would meet, sends nothing and binds nothing. What is wrong before there is
+ * a call to decide about (`ask` throws) is told in the same way.
+ */
+export async function dryRun(station: Station, ask: () => ToolCall): Promise<JsonObject> {
+  try {
+    return await explainCall(station, ask());
+  } catch (error) {
+    if (!(error instanceof GatewayError)) throw error;
+    return { dryRun: true, detail: error.message, ...error.extras.members, wouldAnswer: refusal(error.code) };
+  }
+}
+
+async function explainCall(station: Station, asked: ToolCall): Promise<JsonObject> {
   const policies = station.policies();
   const { decision, tried } = explain(policies, asked.agent, asked.tool, {
     args: asked.args,
@@ -20,6 +32,7 @@ export async function dryRun(station: Station, asked: ToolCall): Promise<JsonObj
     now: Date.now(),
   });
   const tool = policies.tools.get(asked.tool);
+  const fingerprint = fingerprintOf(asked.tool, canonical(asked.args));
   const explained: JsonObject = {
     dryRun: true,
     tool: asked.tool,
@@ -31,21 +44,31 @@ export async function dryRun(station: Station, asked: ToolCall): Promise<JsonObj
       tried: tried.map(({ rule, matched, why }) => ({ rule: rule.id, verdict: rule.verdict, matched, why })),
     },
   };
+  const refused = async (code: ErrorCode, why: JsonObject): Promise<JsonObject> => {
+    const earlier = await earlierCall(station, asked, tool, fingerprint);
+    return { ...explained, ...why, wouldAnswer: earlier === undefined ? refusal(code) : answerOf(earlier) };
+  };
   const faults = tool !== undefined && coversByName(asked.agent, tool) ? tool.faults(asked.args) : [];
-  if (faults.length > 0) return { ...explained, faults: [...faults], wouldAnswer: refusal('invalid_arguments') };
-  if (tool === undefined || !decision.allowed) {
-    return { ...explained, wouldAnswer: refusal(decision.allowed ? 'unknown_tool' : decision.code) };
-  }
+  if (faults.length > 0) return refused('invalid_arguments', { faults: [...faults] });
+  if (!decision.allowed) return refused(decision.code, {});
   try {
-    return { ...explained, ...(await whatWouldHappen(station, asked, tool, decision.hold !== undefined)) };
+    return {
+      ...explained,
+      ...(await whatWouldHappen(station, asked, decision.tool, fingerprint, decision.hold !== undefined)),
+    };
   } catch (error) {
     if (!(error instanceof GatewayError)) throw error;
-    return { ...explained, detail: error.message, wouldAnswer: refusal(error.code) };
+    return refused(error.code, { detail: error.message });
   }
 }
 
-async function whatWouldHappen(station: Station, asked: ToolCall, tool: Tool, hold: boolean): Promise<JsonObject> {
-  const fingerprint = fingerprintOf(asked.tool, canonical(asked.args));
+async function whatWouldHappen(
+  station: Station,
+  asked: ToolCall,
+  tool: Tool,
+  fingerprint: Buffer,
+  hold: boolean,
+): Promise<JsonObject> {
   const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
   const earlier = await station.calls.read(identified.txn);
   const held = hold || identified.holdAsRepeat === true;
@@ -62,17 +85,36 @@ async function whatWouldHappen(station: Station, asked: ToolCall, tool: Tool, ho
     return {
       ...plan,
       earlier: null,
-      wouldAnswer: held ? { status: 202, state: 'held' } : { status: 200, sends: true },
+      wouldAnswer: held ? { status: 202, state: 'held', sends: false } : { status: 200, sends: true },
     };
   if (!earlier.fingerprint.equals(fingerprint)) return { ...plan, wouldAnswer: refusal('key_reused') };
-  if (earlier.erasedAt !== null) return { ...plan, wouldAnswer: refusal('key_expired') };
-  const status = isFinal(earlier.state) && earlier.problem !== null ? ERRORS[earlier.problem].status : 200;
-  return { ...plan, earlier: { state: earlier.state }, wouldAnswer: { status, replayed: true, sends: false } };
+  return { ...plan, earlier: { state: earlier.state }, wouldAnswer: answerOf(earlier) };
 }
 
+/** What a repeat of this call is answered; of one still under way, if it stays so while the caller waits. */
+function answerOf(call: Call): JsonObject {
+  if (call.erasedAt !== null) return refusal('key_expired');
+  if (call.problem !== null) return { ...refusal(call.problem), replayed: true };
+  if (call.state === 'succeeded') return { status: 200, replayed: true, sends: false };
+  if (call.state === 'held') return { status: 202, state: 'held', replayed: true, sends: false };
+  return { ...refusal(call.state === 'in_doubt' ? 'in_doubt' : 'in_progress'), replayed: true };
+}
+
+/** What would be sent, without what the tool redacts. The real arguments are tried first: their faults are the caller's. */
 function shownRequest(station: Station, asked: ToolCall, tool: Tool, txn: string): Json {
-  const shown = redact(asked.args, pathsUnder('args', tool.redact)) as JsonObject;
-  const { method, path, body } = station.adapters.for(tool).prepare(tool, shown, txn);
+  const adapter = station.adapters.for(tool);
+  const agent = asked.agent.name;
+  let request = adapter.prepare(tool, { args: asked.args, agent }, txn);
+  const paths = pathsUnder('args', tool.redact);
+  if (paths.length > 0) {
+    try {
+      request = adapter.prepare(tool, { args: redact(asked.args, paths) as JsonObject, agent }, txn);
+    } catch (error) {
+      if (error instanceof GatewayError) return null;
+      throw error;
+    }
+  }
+  const { method, path, body } = request;
   return { upstream: tool.upstream, method, path, body };
 }
 

@@ -1,8 +1,10 @@
 import { randomUUID } from 'node:crypto';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
+import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import { isFinal } from '../domain/states.ts';
 import { repeatSlot, txnId } from '../domain/txn-id.ts';
 import { newestRepeat, noteGeneration } from '../ledger/repeats.ts';
@@ -33,9 +35,10 @@ export async function identifyCall(
 ): Promise<Identified> {
   const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
   if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  const business = businessKey(tool, args);
+  const business = businessKey(tool, args, agent);
   if (business !== undefined) {
-    return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: business };
+    const shown = shownKey(tool, args, agent, business);
+    return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
   }
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
     return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
@@ -67,15 +70,24 @@ function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
   return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
 }
 
+/** The business key as it may be stored: not when it tells what the tool redacts. */
+function shownKey(tool: Tool, args: JsonObject, agent: string, key: string): string {
+  const paths = pathsUnder('args', tool.redact);
+  if (paths.length === 0) return key;
+  return businessKey(tool, redact(args, paths) as JsonObject, agent) === key ? key : REDACTED;
+}
+
 /** A key that cannot be read from these arguments (an optional one is absent) is no key: the rule for repeats applies. */
-function businessKey(tool: Tool, args: JsonObject): string | undefined {
+function businessKey(tool: Tool, args: JsonObject, agent: string): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
-    const value = tool.key({ args });
+    const value = tool.key({ args, agent, saga: null, run: null });
     if (value === null || value === '') return undefined;
-    return typeof value === 'string' ? value : canonical(value);
+    const text = typeof value === 'string' ? value : canonical(value);
+    if (!text.includes('\0')) return text;
   } catch (error) {
     if (error instanceof ExpressionError) return undefined;
     throw error;
   }
+  throw new GatewayError('invalid_arguments', `The key of ${tool.name} holds a NUL character, which cannot be stored.`);
 }

@@ -3,7 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
-import { pathsUnder, redact } from '../domain/redact.ts';
+import { leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
 import { seal, unseal } from '../domain/seal.ts';
 
 export interface Payload {
@@ -40,12 +40,49 @@ export function load(key: Buffer, call: Call): Payload | string {
   return { args: JSON.parse(call.args) as JsonObject, request: call.request };
 }
 
-/** An answer as it may be kept and told: what the tool redacts of its result is gone for the first caller too. */
-export function redactAnswer(tool: Tool, answer: Answer): Answer {
+/**
+ * An answer as it may be kept and told: what the tool redacts of its result, and what the upstream echoes of redacted
+ * arguments, is gone for the first caller too.
+ */
+export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject): Answer {
+  if (tool.redact.length === 0 || answer.body === null) return answer;
+  const silent = withoutEchoes(answer, leavesAt(args, pathsUnder('args', tool.redact)));
   const paths = pathsUnder('result', tool.redact);
-  if (paths.length === 0 || answer.body === null) return answer;
-  const parsed = parseJson(answer);
-  return parsed === undefined ? { ...answer, body: null } : { ...answer, body: JSON.stringify(redact(parsed, paths)) };
+  if (paths.length === 0) return silent;
+  const parsed = parseJson(silent);
+  if (parsed === undefined) return { ...silent, body: null };
+  try {
+    return { ...silent, body: JSON.stringify(redact(parsed, paths)) };
+  } catch (error) {
+    // Nested so deeply that it cannot be written again: what cannot be redacted is not kept.
+    if (error instanceof RangeError) return { ...silent, body: null };
+    throw error;
+  }
+}
+
+/** Shorter ones stand in too many places by chance: a text is then only taken out where it is a whole JSON string. */
+const LEAST_ECHO = 4;
+
+function withoutEchoes(answer: Answer, values: readonly (string | number)[]): Answer {
+  if (answer.body === null || values.length === 0) return answer;
+  const texts = values.filter((value) => typeof value === 'string' && value !== '').sort(longestFirst) as string[];
+  const long = texts.filter((text) => text.length >= LEAST_ECHO);
+  if (answer.encoding === 'base64') {
+    const bytes = Buffer.from(answer.body, 'base64').toString('latin1');
+    return { ...answer, body: Buffer.from(scrub(bytes, long), 'latin1').toString('base64') };
+  }
+  let body = scrub(answer.body, long);
+  for (const text of texts.slice(long.length)) body = body.replaceAll(JSON.stringify(text), JSON.stringify(REDACTED));
+  for (const value of values) {
+    const digits = String(value);
+    if (typeof value !== 'number' || digits.length < LEAST_ECHO) continue;
+    body = body.replaceAll(new RegExp(`(?<![\\w.+-])${digits.replaceAll('.', '\\.')}(?![\\w.])`, 'g'), 'null');
+  }
+  return { ...answer, body };
+}
+
+function longestFirst(a: string | number, b: string | number): number {
+  return String(b).length - String(a).length;
 }
 
 /** The result an expression sees: JSON if it is JSON, else the text. */

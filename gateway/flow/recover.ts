@@ -62,11 +62,12 @@ export class Recovery {
     await this.#claims.sweep();
     for (;;) {
       const owner = this.#station.lease.id;
-      if (this.#stopped || this.#dispatch.size >= MOST_CARRIED || !this.#station.lease.holds(owner)) return;
+      if (this.#stopped || !this.#station.lease.holds(owner)) return;
       const calls = await takeOver(this.#station.db, owner, (txn) => auditEntry('call_taken_over', { txn, owner }));
       if (calls.length === 0) return;
       this.#station.reach('taken');
       for (const call of calls) this.#carry(call, owner);
+      await this.#dispatch.roomFor(MOST_CARRIED);
     }
   }
 

@@ -13,7 +13,13 @@ import { identifyPerson } from './identify.ts';
 const verdictSchema = z.strictObject({
   verdict: z.enum(['applied', 'not_applied', 'retry']),
   result: z.custom<Json>((value) => value !== undefined).optional(),
-  reason: z.string().trim().min(1).max(2_000),
+  // PostgreSQL stores no NUL in a text.
+  reason: z
+    .string()
+    .trim()
+    .min(1)
+    .max(2_000)
+    .refine((text) => !text.includes('\0'), 'holds a NUL character'),
   senderIsDead: z.boolean().optional(),
 });
 

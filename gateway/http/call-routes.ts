@@ -71,6 +71,7 @@ export function readFilter(query: Query): CallFilter {
 export function single(query: Query, name: string): string | undefined {
   const value = query[name];
   if (Array.isArray(value)) throw new GatewayError('malformed', `${name} is there twice.`);
+  if (value?.includes('\0') === true) throw new GatewayError('malformed', `${name} holds a NUL character.`);
   return value;
 }
 

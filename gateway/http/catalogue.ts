@@ -5,7 +5,8 @@ import { coversByName } from '../policy/decide.ts';
 
 /** What an agent may call, in our own shape or a model vendor's. */
 export function catalogue(policies: Policies, agent: Agent, format: string | undefined): { tools: JsonObject[] } {
-  const shape = SHAPES[format ?? 'oncegate'];
+  const name = format ?? 'oncegate';
+  const shape = Object.hasOwn(SHAPES, name) ? SHAPES[name] : undefined;
   if (shape === undefined)
     throw new GatewayError('malformed', `format must be one of ${Object.keys(SHAPES).join(', ')}.`);
   return { tools: callable(policies, agent).map(shape) };

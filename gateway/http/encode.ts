@@ -119,8 +119,15 @@ function resultText(answer: Answer | null): string {
   return JSON.stringify(answer.body);
 }
 
+/** As a value, to be written into a problem; what is nested too deeply to be written again stays text. */
 export function resultJson(answer: Answer | null): Json {
-  return JSON.parse(resultText(answer)) as Json;
+  const value = JSON.parse(resultText(answer)) as Json;
+  try {
+    JSON.stringify(value);
+    return value;
+  } catch {
+    return answer?.body ?? null;
+  }
 }
 
 /** A call as a resource: what `GET` shows its agent, and more of it to a person. */

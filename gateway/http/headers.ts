@@ -38,15 +38,20 @@ export function parseKey(text: string | undefined): string | undefined {
   return key;
 }
 
-/** Seconds to wait. Preferences that are not ours are ignored, as RFC 7240 asks. */
+/**
+ * Seconds to wait. As RFC 7240 asks, preferences that are not ours are ignored, of two equal ones the first counts, and
+ * `respond-async, wait=10`, in either order, means: wait that long, then answer 202.
+ */
 export function parsePrefer(text: string | undefined): number {
-  let wait = DEFAULT_WAIT_S;
+  let wait: number | undefined;
+  let fallback = DEFAULT_WAIT_S;
   for (const preference of text?.split(',') ?? []) {
     const [name, value] = preference.split(';')[0]?.split('=') ?? [];
-    if (name?.trim().toLowerCase() === 'respond-async') wait = 0;
-    if (name?.trim().toLowerCase() === 'wait') wait = parseWait('Prefer: wait', value?.trim() ?? '');
+    if (name?.trim().toLowerCase() === 'respond-async') fallback = 0;
+    if (name?.trim().toLowerCase() === 'wait')
+      wait ??= parseWait('Prefer: wait', value?.trim().replace(/^"(.*)"$/, '$1') ?? '');
   }
-  return wait;
+  return wait ?? fallback;
 }
 
 export function parseWait(where: string, text: string): number {

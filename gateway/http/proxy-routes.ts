@@ -19,10 +19,9 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
     const policies = flow.station.policies();
     const agent = identifyAgent(request, policies);
     const headers = readCallHeaders(request);
-    const matched = match(policies, request);
-    const asked = { agent, ...matched, ...headers, signal: hangUp(request, reply) };
-    if (headers.dryRun) return dryRun(flow.station, asked);
-    const answer = await callTool(flow, asked);
+    const ask = () => ({ agent, ...match(policies, request), ...headers });
+    if (headers.dryRun) return dryRun(flow.station, ask);
+    const answer = await callTool(flow, { ...ask(), signal: hangUp(request, reply) });
     return answered(flow, reply, answer, () => sendUpstream(reply, answer, request.url));
   });
 }
@@ -40,23 +39,26 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
 }
 
 function match(policies: Policies, request: FastifyRequest): { tool: string; args: JsonObject } {
-  const { upstream, '*': rest } = request.params as { upstream: string; '*': string };
-  const segments = rawPath(request, upstream, rest);
+  const { upstream } = request.params as { upstream: string };
+  const segments = pathBelow(request);
+  let best: { readonly tool: Tool; readonly found: PathMatch } | undefined;
   for (const tool of policies.tools.values()) {
     if (tool.upstream !== upstream || tool.request?.method !== request.method) continue;
     const found = matchPath(tool, segments);
-    if (found !== undefined) return { tool: tool.name, args: collect(request, tool, found) };
+    if (found !== undefined && (best === undefined || found.shape < best.found.shape)) best = { tool, found };
   }
-  throw new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} /${rest}.`);
+  if (best !== undefined) return { tool: best.tool.name, args: collect(request, best.tool, best.found.values) };
+  throw new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} /${segments.join('/')}.`);
 }
 
-/** The path as it was sent: decoded per segment, so that an encoded slash stays inside its segment. */
-function rawPath(request: FastifyRequest, upstream: string, rest: string): string[] {
-  const path = request.url.split('?')[0] ?? '';
-  const prefix = `/v1/proxy/${encodeURIComponent(upstream)}/`;
-  const raw = path.startsWith(prefix) ? path.slice(prefix.length) : rest;
+/**
+ * What follows `/v1/proxy/{upstream}/`, as it was sent: split first and decoded once per segment, so that an encoded slash
+ * stays inside its segment.
+ */
+function pathBelow(request: FastifyRequest): string[] {
+  const path = request.url.replace(/^https?:\/\/[^/?#]*/i, '').replace(/[?#].*$/s, '');
   try {
-    return raw.split('/').map(decodeURIComponent);
+    return path.split('/').slice(4).map(decodeURIComponent);
   } catch {
     throw new GatewayError('malformed', 'The path has a % that starts no escape.');
   }
@@ -64,21 +66,30 @@ function rawPath(request: FastifyRequest, upstream: string, rest: string): strin
 
 const VARIABLE = /^\$\{\s*args\.([A-Za-z_]\w*)\s*\}$/;
 
-function matchPath(tool: Tool, segments: readonly string[]): Record<string, string> | undefined {
+interface PathMatch {
+  readonly values: Readonly<Record<string, string>>;
+  /** `0` for a segment met literally, `1` for one that fills a variable: the smallest is the most specific. */
+  readonly shape: string;
+}
+
+function matchPath(tool: Tool, segments: readonly string[]): PathMatch | undefined {
   const template = tool.request?.pathTemplate.replace(/^\//, '').split('/') ?? [];
   if (template.length !== segments.length) return undefined;
-  const found: Record<string, string> = {};
+  const values: Record<string, string> = {};
+  let shape = '';
   for (const [i, part] of template.entries()) {
     const [, name] = VARIABLE.exec(part) ?? [];
     const segment = segments[i] ?? '';
-    if (name !== undefined && segment !== '') found[name] = segment;
-    else if (part !== segment) return undefined;
+    if (name === undefined && part !== segment) return undefined;
+    if (name !== undefined && segment === '') return undefined;
+    if (name !== undefined) values[name] = segment;
+    shape += name === undefined ? '0' : '1';
   }
-  return found;
+  return { values, shape };
 }
 
 /** Body, then path and query parameters. A parameter that says otherwise than the body is refused. */
-function collect(request: FastifyRequest, tool: Tool, path: Record<string, string>): JsonObject {
+function collect(request: FastifyRequest, tool: Tool, path: PathMatch['values']): JsonObject {
   const hasBody = Buffer.isBuffer(request.body) && request.body.length > 0;
   const args: Record<string, Json> = hasBody ? { ...readArguments(request) } : {};
   const query = request.query as Record<string, string | string[]>;
@@ -87,7 +98,7 @@ function collect(request: FastifyRequest, tool: Tool, path: Record<string, strin
     const typed = Array.isArray(value)
       ? value.map((item) => coerce(tool, name, item, true))
       : coerce(tool, name, value, false);
-    if (args[name] !== undefined && JSON.stringify(args[name]) !== JSON.stringify(typed)) {
+    if (Object.hasOwn(args, name) && JSON.stringify(args[name]) !== JSON.stringify(typed)) {
       throw new GatewayError('malformed', `${name} is given twice, with different values.`);
     }
     args[name] = typed;

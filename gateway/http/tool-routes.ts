@@ -22,9 +22,9 @@ export function toolRoutes(app: FastifyInstance, flow: Flow): void {
     const agent = identifyAgent(request, policies);
     const headers = readCallHeaders(request);
     const tool = toolNamed(policies, (request.params as { tool: string }).tool);
-    const asked: ToolCall = { agent, tool, args: readArguments(request), ...headers, signal: hangUp(request, reply) };
-    if (headers.dryRun) return dryRun(station, asked);
-    const answer = await callTool(flow, asked);
+    const ask = (): ToolCall => ({ agent, tool, args: readArguments(request), ...headers });
+    if (headers.dryRun) return dryRun(station, ask);
+    const answer = await callTool(flow, { ...ask(), signal: hangUp(request, reply) });
     return answered(flow, reply, answer, () => sendCall(reply, answer.call, answer.repeat, request.url));
   });
 }

@@ -201,7 +201,7 @@ with incoming as (
     problem = i.problem,
     detail = i.detail,
     answer = i.answer,
-    evidence = i.evidence,
+    evidence = case when i.evident and c.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end,
     resolved_by = i.resolved_by,
     leaf = coalesce(i.leaf, c.leaf),
     settled_at = case when i.custody = 'close' then now() end,

@@ -75,10 +75,12 @@ export async function handOver(db: Database, owner: string): Promise<void> {
 export async function release(db: Database, txn: string, owner: string, entry: string): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'release',
-    text: `with gone as (
-        delete from open_calls where txn = $1 and owner = $2 returning txn
-      ), dropped as (
-        delete from calls c using gone g where c.txn = g.txn and c.settled_at is null and c.unresolved = 0 returning c.txn
+    text: `with dropped as (
+        delete from calls c using open_calls o
+        where c.txn = $1 and o.txn = c.txn and o.owner = $2 and c.settled_at is null and c.unresolved = 0
+        returning c.txn
+      ), closed as (
+        delete from open_calls o using dropped d where o.txn = d.txn
       ), logged as (
         insert into audit_queue (entry) select $3 from dropped
       )

@@ -1,3 +1,4 @@
+import path from 'node:path';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Person, Rule } from '../domain/policy.ts';
 import { bare } from './compile-tool.ts';
@@ -99,10 +100,11 @@ function compileRule(
   };
 }
 
-/** How every decision names a rule. */
+/** How every decision names a rule. Agents read it: where on this machine the policies are is not for them. */
 export function ruleId(agent: string, index: number, place: Place): string {
   const { file, line } = locate(place);
-  return `${agent} rule ${index + 1} (${file}:${line})`;
+  const named = path.isAbsolute(file) ? path.join(path.basename(path.dirname(file)), path.basename(file)) : file;
+  return `${agent} rule ${index + 1} (${named}:${line})`;
 }
 
 /** A rule for one tool whose schema is closed must not read what can never be there: it would deny every call. */

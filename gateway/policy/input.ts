@@ -61,6 +61,8 @@ function compileSchema(schema: JsonObject, allErrors: boolean): ValidateFunction
       validateFormats: false,
       logger: false,
       addUsedSchema: false,
+      // A property called `constructor` or `toString` is there only if the caller sent it.
+      ownProperties: true,
       code: { regExp },
     };
     compiler = old ? new Ajv(options) : (new Ajv2020(options) as unknown as Ajv);

@@ -287,7 +287,7 @@ describe('policies/demo.yaml', () => {
       const adapter = new HttpAdapter(upstream);
       adapters.push(adapter);
       const options = { timeoutMs: tool.timeoutMs, freshConnection: false, maySend: () => true };
-      return adapter.send(tool, adapter.prepare(tool, args, txn), options);
+      return adapter.send(tool, adapter.prepare(tool, { args, agent: 'demo' }, txn), options);
     }
 
     async function result(name: string, args: JsonObject, txn?: string) {

@@ -68,10 +68,13 @@ describe('kill -9 again in recovery', () => {
 
 describe('kill -9 from outside', () => {
   it.each(KINDS)('with many in flight, before and after their effects: %s', async (kind) => {
-    const plans = [[{ do: [{ delay: 150 }] }], [{ do: ['apply', { delay: 150 }] }]] as const;
+    const plans: NonNullable<PlannedCall['plans']>[] = [
+      [{ do: [{ delay: 150 }] }],
+      [{ do: ['apply', { delay: 150 }] }],
+    ];
     const calls = Array.from(
       { length: 40 },
-      (_, i): PlannedCall => ({ id: `many-${kind}-${i}`, kind, plans: plans[i % 2] as PlannedCall['plans'] }),
+      (_, i): PlannedCall => ({ id: `many-${kind}-${i}`, kind, plans: plans[i % 2] ?? [] }),
     );
     const { violations, killedInFlight } = await crashRound({
       gateway,

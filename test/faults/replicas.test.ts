@@ -57,6 +57,19 @@ describe('two replicas', () => {
     },
   );
 
+  it('leave each other’s calls alone however long they take: time never makes a call retryable', async () => {
+    await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'arrived' }, { wait: 'go' }] });
+    const asked = one.call('world.none', { id: 'slow' }, { key: 'slow' });
+    await upstream.awaitEvent('arrived');
+    // Longer than a lease, while its owner renews.
+    await sleep(7_000);
+    const [row] = await database.query('select state, fence, owner_deaths from calls');
+    expect(row).toEqual({ state: 'sending', fence: 1, owner_deaths: 0 });
+    await upstream.release('go');
+    expect((await asked).status).toBe(200);
+    expect(await upstream.requests('slow')).toHaveLength(1);
+  });
+
   it('finish each other’s calls: the survivor carries on what a killed one had in flight', async () => {
     for (const kind of ['keyed', 'put', 'probed', 'none']) {
       await upstream.plan({ match: { id: `dead-${kind}` }, do: [{ event: 'arrived' }, 'apply', { wait: 'never' }] });

@@ -93,7 +93,6 @@ describe('Idempotency-Key', () => {
     ['a space in quotes', '"a b"'],
     ['a tab', 'a\tb'],
     ['an umlaut', 'schl\u00fcssel'],
-    ['DEL', 'a\x7fb'],
     ['nothing', ''],
     ['empty quotes', '""'],
     ['one quote', '"'],
@@ -153,16 +152,21 @@ describe('Prefer', () => {
     },
   );
 
-  it.each(['wait=20', 'respond-async, wait=20', 'wait=20, respond-async', 'wait=20, wait=0', 'wait=99999', 'foo=bar', ''])(
-    '%j waits for the answer',
-    async (prefer) => {
-      await slow();
-      const answer = gateway.call('world.keyed', { id }, { key: id, headers: { prefer } });
-      await upstream.awaitEvent(`received:${id}`);
-      await upstream.release(id);
-      expect((await answer).status).toBe(200);
-    },
-  );
+  it.each([
+    'wait=20',
+    'respond-async, wait=20',
+    'wait=20, respond-async',
+    'wait=20, wait=0',
+    'wait=99999',
+    'foo=bar',
+    '',
+  ])('%j waits for the answer', async (prefer) => {
+    await slow();
+    const answer = gateway.call('world.keyed', { id }, { key: id, headers: { prefer } });
+    await upstream.awaitEvent(`received:${id}`);
+    await upstream.release(id);
+    expect((await answer).status).toBe(200);
+  });
 
   it('wait=1 waits that long and no longer', async () => {
     await slow();
@@ -186,7 +190,8 @@ describe('Prefer', () => {
 
   it('has the same rules as ?wait', async () => {
     const { txn } = (await gateway.call('world.keyed', { id }, { key: id })).body;
-    for (const wait of ['', 'x', '-1', '1.5']) expect((await gateway.get(`/v1/calls/${txn}?wait=${wait}`)).status).toBe(400);
+    for (const wait of ['', 'x', '-1', '1.5'])
+      expect((await gateway.get(`/v1/calls/${txn}?wait=${wait}`)).status).toBe(400);
     expect((await gateway.get(`/v1/calls/${txn}?wait=1&wait=2`)).status).toBe(400);
     expect((await gateway.get(`/v1/calls/${txn}?wait=0`)).status).toBe(200);
   });
@@ -219,7 +224,7 @@ describe('what this version does not do', () => {
 
 describe('a request that node itself cannot read', () => {
   it('is a problem too', async () => {
-    const refused = await raw(['Bad Header: x']);
+    const refused = await raw(['Idempotency-Key: a\x7fb']);
     expect(refused.status).toBe(400);
     expect(refused.head).toMatch(/content-type: application\/problem\+json/i);
     expect(refused.body).toMatchObject({ code: 'malformed', status: 400, retry: 'never' });

@@ -39,6 +39,12 @@ export interface Reply {
   readonly body: any;
 }
 
+/** Whatever a failing test forgets ends with the tests. */
+const children = new Set<ChildProcess>();
+process.on('exit', () => {
+  for (const child of children) child.kill('SIGKILL');
+});
+
 /** A real gateway process, as a user starts it. */
 export class Gateway {
   readonly home: string;
@@ -67,6 +73,7 @@ export class Gateway {
 
   /** Starts the process without waiting until it is ready. */
   launch(env: Readonly<Record<string, string>> = {}): void {
+    if (this.alive) throw new Error('this gateway is running already');
     const { DATABASE_URL: _, PORT: __, HOST: ___, ...inherited } = process.env;
     this.#child = spawn(process.execPath, [resolve('bin/oncegate.js'), 'start'], {
       cwd: this.home,
@@ -83,6 +90,9 @@ export class Gateway {
       },
       stdio: ['ignore', 'pipe', 'pipe'],
     });
+    const child = this.#child;
+    children.add(child);
+    child.once('exit', () => children.delete(child));
     for (const stream of [this.#child.stdout, this.#child.stderr]) {
       stream?.on('data', (chunk: Buffer) => {
         this.output = (this.output + chunk.toString()).slice(-20_000);

@@ -1,0 +1,118 @@
+import CircuitBreaker from 'opossum';
+import type { Adapter, Outcome, PreparedRequest, SendOptions, Wish } from '../gateway/domain/adapter.ts';
+import type { Tool, Upstream } from '../gateway/domain/policy.ts';
+import { Turnstile } from './turnstile.ts';
+
+export type BreakerState = 'closed' | 'open' | 'half_open';
+
+/** Thrown inside the breaker so that it counts; unwrapped again right outside. */
+class SickUpstream extends Error {
+  readonly outcome: Outcome;
+
+  constructor(outcome: Outcome) {
+    super('the upstream failed');
+    this.outcome = outcome;
+  }
+}
+
+/**
+ * Stands before an upstream: so many requests at once, and none while it is sick. Only what the upstream itself did wrong
+ * counts (no answer, a 5xx, garbage), so that one agent's bad arguments cannot shut a tool for all. An open breaker sends
+ * nothing; its trials are only ever calls that may be repeated. It says "not sent" of what it holds back, and nothing of
+ * what is already on its way: opening never turns unknown into failed.
+ */
+export class Guard implements Adapter {
+  readonly #adapter: Adapter;
+  readonly #upstream: Upstream;
+  readonly #turnstile: Turnstile;
+  readonly #breaker: CircuitBreaker<[() => Promise<Outcome>], Outcome>;
+  readonly #openedByHand: () => boolean;
+  #openedAt = 0;
+
+  constructor(upstream: Upstream, adapter: Adapter, openedByHand: () => boolean) {
+    this.#adapter = adapter;
+    this.#upstream = upstream;
+    this.#openedByHand = openedByHand;
+    this.#turnstile = new Turnstile(upstream.concurrency);
+    const { threshold, minimum, windowMs, cooldownMs } = upstream.breaker;
+    this.#breaker = new CircuitBreaker(
+      async (send: () => Promise<Outcome>) => {
+        const outcome = await send();
+        if (isSick(outcome)) throw new SickUpstream(outcome);
+        return outcome;
+      },
+      {
+        // Its own timeout aborts every call in flight; ours are per call, in the adapter.
+        timeout: false,
+        errorThresholdPercentage: threshold * 100,
+        volumeThreshold: minimum,
+        rollingCountTimeout: windowMs,
+        rollingCountBuckets: 10,
+        resetTimeout: cooldownMs,
+        enableSnapshots: false,
+      },
+    );
+    this.#breaker.on('open', () => {
+      this.#openedAt = performance.now();
+    });
+  }
+
+  get state(): BreakerState {
+    if (this.#openedByHand() || this.#breaker.opened) return 'open';
+    return this.#breaker.halfOpen ? 'half_open' : 'closed';
+  }
+
+  /** How long a call of this tool must wait before it may be sent; zero: it may be now. */
+  heldBackMs(tool: Tool): number {
+    const state = this.state;
+    if (state === 'closed' || (state === 'half_open' && mayTry(tool))) return 0;
+    const left = this.#upstream.breaker.cooldownMs - (performance.now() - this.#openedAt);
+    return Math.max(left, 1_000);
+  }
+
+  /** By hand: whatever was counted is forgotten. */
+  reset(): void {
+    this.#breaker.close();
+  }
+
+  prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest {
+    return this.#adapter.prepare(tool, wish, txn);
+  }
+
+  async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (this.heldBackMs(tool) > 0) return this.#heldBack();
+    const asked = performance.now();
+    const leave = await this.#turnstile.enter(options.timeoutMs);
+    if (leave === undefined) return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
+    try {
+      const left = options.timeoutMs - (performance.now() - asked);
+      return await this.#breaker.fire(() => this.#adapter.send(tool, request, { ...options, timeoutMs: left }));
+    } catch (error) {
+      if (error instanceof SickUpstream) return error.outcome;
+      if ((error as NodeJS.ErrnoException).code === 'EOPENBREAKER') return this.#heldBack();
+      throw error;
+    } finally {
+      leave();
+    }
+  }
+
+  async close(): Promise<void> {
+    this.#breaker.shutdown();
+    await this.#adapter.close();
+  }
+
+  #heldBack(): Outcome {
+    return { kind: 'not_sent', detail: `the breaker of ${this.#upstream.name} is open`, heldBack: true };
+  }
+}
+
+/** A trial may end without an answer, so it must be one that can be repeated. */
+function mayTry(tool: Tool): boolean {
+  return tool.effect === 'read' || tool.once.by === 'key' || tool.once.by === 'nature';
+}
+
+function isSick(outcome: Outcome): boolean {
+  if (outcome.kind === 'not_sent') return outcome.abandoned !== true && outcome.refusedHere !== true;
+  if (outcome.kind !== 'ambiguous') return false;
+  return outcome.answer === undefined || outcome.answer.status >= 500;
+}

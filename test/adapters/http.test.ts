@@ -1,0 +1,521 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { once } from 'node:events';
+import { createServer as createHttp, type RequestListener, type Server } from 'node:http';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
+import fc from 'fast-check';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { classify, HttpAdapter } from '../../adapters/http.ts';
+import { render } from '../../adapters/render.ts';
+import type { Answer, Outcome, SendOptions } from '../../gateway/domain/adapter.ts';
+import { GatewayError } from '../../gateway/domain/errors.ts';
+import type { Json } from '../../gateway/domain/json.ts';
+import { ExpressionError, type RequestTemplate, type Tool, type Upstream } from '../../gateway/domain/policy.ts';
+import { scrub } from '../../gateway/domain/redact.ts';
+import { startUpstream, type Upstream as World } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+
+const DEFAULT_NO_EFFECT = new Set([400, 401, 403, 404, 422, 429]);
+
+describe('what a status proves', () => {
+  const answer = (status: number): Answer => ({ status, contentType: null, body: 'x', encoding: 'utf8' });
+
+  it.each<[number, Outcome['kind']]>([
+    [200, 'ok'],
+    [201, 'ok'],
+    [204, 'ok'],
+    [299, 'ok'],
+    [400, 'refused'],
+    [401, 'refused'],
+    [403, 'refused'],
+    [404, 'refused'],
+    [422, 'refused'],
+    [429, 'refused'],
+    [100, 'ambiguous'],
+    [199, 'ambiguous'],
+    [301, 'ambiguous'],
+    [302, 'ambiguous'],
+    [304, 'ambiguous'],
+    [402, 'ambiguous'],
+    [405, 'ambiguous'],
+    [408, 'ambiguous'],
+    [409, 'ambiguous'],
+    [410, 'ambiguous'],
+    [423, 'ambiguous'],
+    [425, 'ambiguous'],
+    [499, 'ambiguous'],
+    [500, 'ambiguous'],
+    [502, 'ambiguous'],
+    [503, 'ambiguous'],
+    [504, 'ambiguous'],
+    [599, 'ambiguous'],
+  ])('%i is %s', (status, kind) => {
+    expect(classify(status, DEFAULT_NO_EFFECT, answer(status)).kind).toBe(kind);
+    const cut = classify(status, DEFAULT_NO_EFFECT, undefined, 'cut');
+    expect(cut.kind).toBe(kind === 'ok' ? 'ok_body_lost' : kind);
+    if (kind !== 'ambiguous') expect('answer' in cut && cut.answer?.body).toBeNull();
+  });
+
+  it('is said by the tool where it says so', () => {
+    expect(classify(503, new Set([503]), answer(503)).kind).toBe('refused');
+    expect(classify(404, new Set([503]), answer(404)).kind).toBe('ambiguous');
+    expect(classify(202, new Set([202]), answer(202)).kind).toBe('refused');
+  });
+});
+
+describe('scrub', () => {
+  it('finds a secret in whatever way JSON may write it', () => {
+    fc.assert(
+      fc.property(fc.string({ unit: 'binary', minLength: 6, maxLength: 30 }), fc.string(), (secret, around) => {
+        const hex = Array.from({ length: secret.length }, (_, i) => secret.charCodeAt(i).toString(16).padStart(4, '0'));
+        const writings = [
+          secret,
+          JSON.stringify(secret).slice(1, -1),
+          JSON.stringify(secret).slice(1, -1).replaceAll('/', '\\/'),
+          hex.map((digits) => `\\u${digits}`).join(''),
+          hex.map((digits) => `\\u${digits.toUpperCase()}`).join(''),
+        ];
+        for (const writing of writings) {
+          expect(scrub(`${around}<${writing}>`, [secret])).toContain('<[redacted]>');
+        }
+      }),
+    );
+  });
+
+  it('leaves everything else as it is', () => {
+    for (const text of ['', '{"a":"b\\/c"}', 'secre', '\\u0073ecre']) expect(scrub(text, ['secret'])).toBe(text);
+    expect(scrub('$& aXb', ['X'])).toBe('$& a[redacted]b');
+    expect(scrub('aa.c abc', ['a.c'])).toBe('a[redacted] abc');
+  });
+});
+
+describe('one exchange', () => {
+  let server: Server;
+  let port = 0;
+  let listener: RequestListener = (_request, response) => response.end('{}');
+  let seen = 0;
+  const adapters: HttpAdapter[] = [];
+
+  beforeAll(async () => {
+    server = createHttp((request, response) => {
+      seen += 1;
+      listener(request, response);
+    }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    ({ port } = server.address() as AddressInfo);
+  });
+  afterAll(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  beforeEach(() => {
+    seen = 0;
+  });
+  afterEach(async () => {
+    await Promise.all(adapters.splice(0).map((adapter) => adapter.close()));
+  });
+
+  const upstream = (more: Partial<Upstream> = {}): Upstream => ({
+    name: 'u',
+    adapter: 'http',
+    url: `http://127.0.0.1:${port}/base/`,
+    headers: { authorization: 'Bearer abcdef' },
+    secrets: ['Bearer abcdef', 'abcdef'],
+    timeoutMs: 2_000,
+    concurrency: 1,
+    breaker: { threshold: 0.5, minimum: 10, windowMs: 1_000, cooldownMs: 1_000 },
+    allowPrivate: true,
+    expose: 'prefixed',
+    ...more,
+  });
+  const tool = { name: 't', upstream: 'u', noEffect: DEFAULT_NO_EFFECT, maxResultBytes: 1_000 } as unknown as Tool;
+  const make = (more: Partial<Upstream> = {}) => {
+    const adapter = new HttpAdapter(upstream(more));
+    adapters.push(adapter);
+    return adapter;
+  };
+  const REQUEST = { method: 'POST', path: '/x?y=1', headers: { 'content-type': 'application/json' }, body: '{"a":1}' };
+  const send = (options: Partial<SendOptions> = {}, adapter = make(), request = REQUEST) =>
+    adapter.send(tool, request, { timeoutMs: 1_000, maySend: () => true, freshConnection: false, ...options });
+
+  it('sends method, path below the base, headers, credentials and body, and reads the answer', async () => {
+    const got: unknown[] = [];
+    listener = (request, response) => {
+      let body = '';
+      request.on('data', (chunk) => {
+        body += chunk;
+      });
+      request.on('end', () => {
+        got.push([request.method, request.url, request.headers['authorization'], body]);
+        response.writeHead(201, { 'content-type': 'application/json' }).end('{"n":12345678901234567890}');
+      });
+    };
+    for (const freshConnection of [false, true]) {
+      expect(await send({ freshConnection })).toEqual({
+        kind: 'ok',
+        answer: {
+          status: 201,
+          contentType: 'application/json',
+          body: '{"n":12345678901234567890}',
+          encoding: 'utf8',
+        },
+      });
+    }
+    expect(got).toEqual(Array(2).fill(['POST', '/base/x?y=1', 'Bearer abcdef', '{"a":1}']));
+  });
+
+  it('keeps bytes that are no text, without the credential in them', async () => {
+    const bytes = Buffer.concat([Buffer.from([0xff, 0xfe, 0]), Buffer.from('Bearer abcdef!')]);
+    listener = (_request, response) => response.writeHead(200, { 'content-type': 'image/png' }).end(bytes);
+    const outcome = await send();
+    if (outcome.kind !== 'ok') throw new Error(outcome.kind);
+    expect(outcome.answer.encoding).toBe('base64');
+    const kept = Buffer.from(outcome.answer.body ?? '', 'base64');
+    expect(kept.subarray(0, 3)).toEqual(bytes.subarray(0, 3));
+    expect(kept.toString('latin1')).not.toContain('abcdef');
+  });
+
+  it('does not follow a redirect', async () => {
+    listener = (_request, response) =>
+      response.writeHead(307, { location: `http://127.0.0.1:${port}/elsewhere` }).end();
+    expect((await send()).kind).toBe('ambiguous');
+    expect(seen).toBe(1);
+  });
+
+  it('times out after sending: ambiguous, and the connection is cut', async () => {
+    let closed: Promise<unknown> = Promise.resolve();
+    listener = (request) => {
+      closed = once(request.socket, 'close');
+    };
+    const outcome = await send({ timeoutMs: 60 });
+    expect(outcome).toMatchObject({ kind: 'ambiguous', detail: 'no answer within 60 ms' });
+    await closed;
+    expect(seen).toBe(1);
+  });
+
+  it('times out in the middle of a body: the status is known, the body is not', async () => {
+    for (const [status, kind] of [
+      [200, 'ok_body_lost'],
+      [404, 'refused'],
+      [500, 'ambiguous'],
+    ] as const) {
+      listener = (_request, response) => {
+        response.writeHead(status, { 'content-type': 'application/json' });
+        response.write('{"half":');
+      };
+      expect((await send({ timeoutMs: 80 })).kind).toBe(kind);
+    }
+  });
+
+  it('times out before sending, behind a busy connection: nothing left', async () => {
+    listener = (_request, response) => setTimeout(() => response.end('{}'), 200);
+    const adapter = make();
+    const first = send({}, adapter);
+    const second = await send({ timeoutMs: 50 }, adapter);
+    expect(second).toMatchObject({ kind: 'not_sent' });
+    expect((await first).kind).toBe('ok');
+    listener = (_request, response) => response.end('{}');
+    expect((await send({}, adapter)).kind).toBe('ok');
+    expect(seen).toBe(2);
+  });
+
+  it('does not send when nobody listens, when the name is unknown, or when it may not', async () => {
+    const gone = createServer().listen(0, '127.0.0.1');
+    await once(gone, 'listening');
+    const { port: free } = gone.address() as AddressInfo;
+    gone.close();
+    await once(gone, 'close');
+    expect((await send({}, make({ url: `http://127.0.0.1:${free}` }))).kind).toBe('not_sent');
+    expect((await send({}, make({ url: 'http://no-such-host.invalid' }))).kind).toBe('not_sent');
+    for (const freshConnection of [false, true]) {
+      expect(await send({ maySend: () => false, freshConnection })).toMatchObject({
+        kind: 'not_sent',
+        abandoned: true,
+      });
+    }
+    expect(seen).toBe(0);
+  });
+
+  it('asks for leave once per send, right before the first byte', async () => {
+    listener = (_request, response) => response.end('{}');
+    let asked = 0;
+    const adapter = make();
+    const maySend = () => {
+      asked += 1;
+      expect(seen).toBe(asked - 1);
+      return true;
+    };
+    await send({ maySend }, adapter);
+    await send({ maySend }, adapter);
+    expect(asked).toBe(2);
+  });
+
+  it('takes no more than the tool says', async () => {
+    const answerWith = (length: number, status = 200) => {
+      listener = (_request, response) => response.writeHead(status).end('x'.repeat(length));
+    };
+    answerWith(1_000);
+    expect((await send()).kind).toBe('ok');
+    answerWith(1_001);
+    expect(await send()).toMatchObject({ kind: 'ok_body_lost', answer: { status: 200, body: null } });
+    answerWith(1_001, 422);
+    expect(await send()).toMatchObject({ kind: 'refused', answer: { status: 422, body: null } });
+    answerWith(1_001, 500);
+    expect((await send()).kind).toBe('ambiguous');
+    listener = (_request, response) => {
+      const more = () => {
+        while (!response.destroyed && response.write('x'.repeat(65_536)));
+      };
+      response.on('drain', more);
+      more();
+    };
+    expect((await send()).kind).toBe('ok_body_lost');
+  });
+
+  it.each<[string, string | null, Outcome['kind']]>([
+    ['silence and a cut', null, 'ambiguous'],
+    ['half a status line', 'HTTP/1.1 2', 'ambiguous'],
+    ['garbage', '\x00\x01 nonsense\r\n\r\n', 'ambiguous'],
+    ['headers only', 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n', 'ok_body_lost'],
+    ['half a body', 'HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab', 'ok_body_lost'],
+    ['half a refusal', 'HTTP/1.1 404 Not Found\r\ncontent-length: 5\r\n\r\nab', 'refused'],
+    ['half a failure', 'HTTP/1.1 500 Oh\r\ncontent-length: 5\r\n\r\nab', 'ambiguous'],
+    ['a broken chunk', 'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n', 'ok_body_lost'],
+    ['early hints and a cut', 'HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n', 'ambiguous'],
+    [
+      'an upgrade nobody asked for',
+      'HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n',
+      'ambiguous',
+    ],
+    [
+      'early hints, then an answer',
+      'HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}',
+      'ok',
+    ],
+    ['an empty answer', 'HTTP/1.1 204 No Content\r\n\r\n', 'ok'],
+    ['an answer until the end of the connection', 'HTTP/1.0 200 OK\r\n\r\nabc', 'ok'],
+  ])('that ends in %s is told apart', async (_name, text, kind) => {
+    const sockets = new Set<Socket>();
+    const wire = createServer((socket) => {
+      sockets.add(socket);
+      socket.on('error', () => {});
+      socket.once('data', () => (text === null ? socket.destroy() : socket.end(text, 'latin1')));
+    }).listen(0, '127.0.0.1');
+    await once(wire, 'listening');
+    try {
+      const url = `http://127.0.0.1:${(wire.address() as AddressInfo).port}`;
+      for (const freshConnection of [false, true])
+        expect((await send({ freshConnection }, make({ url }))).kind).toBe(kind);
+    } finally {
+      for (const socket of sockets) socket.destroy();
+      wire.close();
+    }
+  });
+
+  it('opens a connection of its own when asked to, and leaves none behind', async () => {
+    const sockets = new Set<unknown>();
+    listener = (request, response) => {
+      sockets.add(request.socket);
+      response.end('{}');
+    };
+    const adapter = make();
+    for (let i = 0; i < 3; i++) await send({ freshConnection: true }, adapter);
+    expect(sockets.size).toBe(3);
+    sockets.clear();
+    for (let i = 0; i < 3; i++) await send({}, adapter);
+    expect(sockets.size).toBe(1);
+  });
+});
+
+describe('a rendered request', () => {
+  const template = (more: Partial<RequestTemplate> = {}): RequestTemplate => ({
+    method: 'POST',
+    pathTemplate: '/x',
+    path: () => '/x',
+    query: {},
+    headers: {},
+    ...more,
+  });
+  const tool = (once: Tool['once']) => ({ name: 't', effect: 'write', once }) as Tool;
+  const wish = { args: { a: 1 }, agent: 'me' };
+
+  it('is the same bytes for the same wish', () => {
+    const body = template({ body: ({ args }) => ({ z: 1, a: args as Json }), query: { q: () => ['1', 2, null, 'ü'] } });
+    const first = render(tool({ by: 'nature' }), body, wish, 'txn');
+    expect(render(tool({ by: 'nature' }), body, { ...wish }, 'txn')).toEqual(first);
+    expect(first.body).toBe('{"a":{"a":1},"z":1}');
+    expect(first.path).toBe('/x?q=1&q=2&q=%C3%BC');
+    expect(first.headers['oncegate-txn']).toBe('txn');
+  });
+
+  it('carries the key in the header or field the tool names, whatever the arguments say', () => {
+    const header = render(
+      tool({ by: 'key', header: 'X-Key', lifetimeMs: 1 }),
+      template({ headers: { 'x-key': () => 'mine' } }),
+      wish,
+      'txn',
+    );
+    expect(header.headers['x-key']).toBe('txn');
+    const field = render(
+      tool({ by: 'key', field: ['meta', 'key'], lifetimeMs: 1 }),
+      template({ body: () => ({ meta: { key: 'mine', other: 1 } }) }),
+      wish,
+      'txn',
+    );
+    expect(JSON.parse(field.body ?? '')).toEqual({ meta: { key: 'txn', other: 1 } });
+  });
+
+  it.each(['a\r\nx: y', 'a\nb', 'a\0', '\u20ac', '\x7f'])('refuses the header value %j', (value) => {
+    const act = () => render(tool({ by: 'nature' }), template({ headers: { x: () => value } }), wish, 'txn');
+    expect(act).toThrow(GatewayError);
+  });
+
+  it('that cannot be built is the arguments’ fault, and no other', () => {
+    const failing = template({
+      path: () => {
+        throw new ExpressionError('no');
+      },
+    });
+    expect(() => render(tool({ by: 'nature' }), failing, wish, 'txn')).toThrow(/cannot be built/);
+  });
+});
+
+describe('through the gateway', () => {
+  let world: World;
+  let database: TestDatabase;
+  let gateway: Gateway;
+  /** Answers with what breaks whoever walks it recursively. */
+  const hostile = createHttp((request, response) => {
+    const body = `${'['.repeat(200_000)}${']'.repeat(200_000)}`;
+    response.writeHead(Number(request.url?.slice(1)), { 'content-type': 'application/json' }).end(body);
+  });
+
+  beforeAll(async () => {
+    hostile.listen(0, '127.0.0.1');
+    await once(hostile, 'listening');
+    world = await startUpstream();
+    database = await freshDatabase();
+    gateway = await startGateway({
+      databaseUrl: database.url,
+      policies: {
+        'adapters.yaml': `
+upstreams:
+  world: { adapter: http, url: "${world.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  inside: { adapter: http, url: "http://localhost:${world.port}", timeout: 2s }
+  hostile: { adapter: http, url: "http://127.0.0.1:${(hostile.address() as AddressInfo).port}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+tools:
+  world.keyed:
+    upstream: world
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    retry: { attempts: 2, base: 20ms, max: 50ms }
+  world.lenient:
+    upstream: world
+    request: { method: POST, path: /none/mail, body: "\${args}" }
+    once: { by: nature }
+    noEffect: [409, 503]
+    retry: { attempts: 1, base: 10s, max: 10s }
+  world.small:
+    upstream: world
+    request: { method: POST, path: /echo, body: "\${args}" }
+    once: { by: nature }
+    result: { maxBytes: 100 }
+  hostile.write:
+    upstream: hostile
+    request: { method: POST, path: "/\${args.status}", body: {} }
+    once: { by: none }
+  hostile.redacted:
+    upstream: hostile
+    request: { method: PUT, path: "/\${args.status}", body: {} }
+    once: { by: none }
+    redact: [result.secret]
+  inside.keyed:
+    upstream: inside
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    retry: { attempts: 2, base: 10ms, max: 10ms }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE}`,
+      },
+    });
+  });
+  afterAll(async () => {
+    await gateway?.dispose();
+    await database?.drop();
+    await world?.stop();
+    hostile.closeAllConnections();
+    hostile.close();
+  });
+
+  it('a private address is refused, nothing is heard, and the key is free', async () => {
+    const refused = await gateway.call('inside.keyed', { id: 'inside' }, { key: 'inside' });
+    expect(refused.status).toBe(503);
+    expect(refused.body).toMatchObject({ code: 'unavailable', retry: 'after_delay' });
+    expect(refused.headers.get('retry-after')).toMatch(/^\d+$/);
+    expect(await world.requests('inside')).toEqual([]);
+    expect((await gateway.call('world.keyed', { id: 'inside' }, { key: 'inside' })).status).toBe(200);
+  });
+
+  it('an upstream that is down is 503, and the same key works when it is up', async () => {
+    await world.kill();
+    const down = await gateway.call('world.keyed', { id: 'down' }, { key: 'down' });
+    expect(down.status).toBe(503);
+    expect(down.body).toMatchObject({ code: 'unavailable', retry: 'after_delay' });
+    expect(await database.query('select 1 from calls where tool = $1 and key = $2', ['world.keyed', 'down'])).toEqual(
+      [],
+    );
+    await world.restart();
+    const up = await gateway.call('world.keyed', { id: 'down' }, { key: 'down' });
+    expect(up.status).toBe(200);
+    expect(up.body).toMatchObject({ replayed: false, txn: down.body.txn });
+    expect(await world.effects('down')).toHaveLength(1);
+  });
+
+  it('its own list of harmless answers replaces the usual one', async () => {
+    for (const status of [409, 503]) {
+      await world.plan({ match: { id: `n${status}` }, do: [{ reply: status }] });
+      const failed = await gateway.call('world.lenient', { id: `n${status}` });
+      expect(failed.status).toBe(502);
+      expect(failed.body.upstream.status).toBe(status);
+    }
+    await world.plan({ match: { id: 'n404' }, do: [{ reply: 404 }] });
+    expect((await gateway.call('world.lenient', { id: 'n404' }, { headers: { prefer: 'wait=1' } })).status).toBe(504);
+  });
+
+  it('an answer that is too large is a success without a body', async () => {
+    await world.plan({ match: { id: 'big' }, do: ['apply', { big: 5_000_000 }] });
+    const answer = await gateway.call('world.small', { id: 'big' }, { key: 'big' });
+    expect(answer.status).toBe(200);
+    expect(answer.body).toMatchObject({ state: 'succeeded', result: null, outcome: 'body_unavailable' });
+    expect((await gateway.call('world.small', { id: 'big' }, { key: 'big' })).body).toEqual({
+      ...answer.body,
+      replayed: true,
+    });
+  });
+
+  it.each([
+    ['hostile.write', 200],
+    ['hostile.write', 422],
+    ['hostile.redacted', 200],
+    ['hostile.redacted', 422],
+  ])('an answer nested without end breaks nothing: %s, %i', async (tool, status) => {
+    for (const replayed of [false, true]) {
+      const response = await fetch(`${gateway.url}/v1/tools/${tool}`, {
+        method: 'POST',
+        headers: {
+          authorization: `Bearer ${AGENT_KEY}`,
+          'content-type': 'application/json',
+          'idempotency-key': `${tool}-${status}`,
+        },
+        body: JSON.stringify({ status }),
+      });
+      expect(response.status).toBe(status === 200 ? 200 : 502);
+      expect(response.headers.get('oncegate-state')).toBe(status === 200 ? 'succeeded' : 'failed');
+      expect(response.headers.get('idempotent-replayed')).toBe(replayed ? 'true' : null);
+      await response.arrayBuffer();
+    }
+    const { body } = await gateway.get(`/v1/calls?tool=${tool}&limit=1`);
+    expect(body.items).toHaveLength(1);
+  });
+});

@@ -1,0 +1,89 @@
+import { readFile } from 'node:fs/promises';
+import { describe, expect, it } from 'vitest';
+import { ERRORS, type ErrorCode, GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
+
+/** The contract's table by its letters: whoever changes one of these changes what clients rely on. */
+const CONTRACT: readonly [code: string, status: number, retry: string][] = [
+  ['malformed', 400, 'never'],
+  ['invalid_arguments', 400, 'never'],
+  ['unauthenticated', 401, 'never'],
+  ['denied', 403, 'never'],
+  ['unknown_tool', 404, 'never'],
+  ['in_progress', 409, 'same_key'],
+  ['fenced', 409, 'never'],
+  ['locked', 409, 'after_delay'],
+  ['saga_closed', 409, 'never'],
+  ['key_expired', 410, 'new_key'],
+  ['too_large', 413, 'never'],
+  ['unsupported_media', 415, 'never'],
+  ['key_reused', 422, 'new_key'],
+  ['rejected', 422, 'new_key'],
+  ['expired', 422, 'new_key'],
+  ['cancelled', 422, 'new_key'],
+  ['rate_limited', 429, 'after_delay'],
+  ['over_budget', 429, 'after_delay'],
+  ['tool_failed', 502, 'new_key'],
+  ['breaker_open', 503, 'after_delay'],
+  ['unavailable', 503, 'after_delay'],
+  ['frozen', 503, 'after_delay'],
+  ['in_doubt', 504, 'same_key'],
+];
+
+/** Beside the contract: what HTTP itself and the admin API need. */
+const BESIDE: typeof CONTRACT = [
+  ['forbidden', 403, 'never'],
+  ['not_found', 404, 'never'],
+  ['method_not_allowed', 405, 'never'],
+  ['conflict', 409, 'never'],
+  ['internal', 500, 'same_key'],
+];
+
+describe('the error table', () => {
+  it.each([...CONTRACT, ...BESIDE])('%s is %i, retry %s', (code, status, retry) => {
+    expect(ERRORS[code as ErrorCode]).toMatchObject({ status, retry });
+  });
+
+  it('has nothing else', () => {
+    expect(Object.keys(ERRORS).sort()).toEqual([...CONTRACT, ...BESIDE].map(([code]) => code).sort());
+  });
+
+  it('has a title of its own for each', () => {
+    const titles = Object.values(ERRORS).map(({ title }) => title);
+    expect(new Set(titles).size).toBe(titles.length);
+    for (const title of titles) expect(title).toMatch(/^[A-Z].*[^.]$/);
+  });
+});
+
+describe('docs/errors.md', () => {
+  it('holds the same table, in the same order, and tells of each when and what to do', async () => {
+    const text = await readFile('docs/errors.md', 'utf8');
+    const rows = [...text.matchAll(/^\| `(\w+)` +\| (\d{3}) +\| `(\w+)` +\| (.*?) +\| (.*?) +\|$/gm)];
+    expect(rows.map(([, code, status, retry]) => [code, Number(status), retry])).toEqual(
+      Object.entries(ERRORS).map(([code, { status, retry }]) => [code, status, retry]),
+    );
+    for (const [row, , , , when = '', advice = ''] of rows) {
+      expect(when.length, row).toBeGreaterThan(10);
+      expect(advice.length, row).toBeGreaterThan(8);
+    }
+  });
+
+  it('explains every kind of advice', async () => {
+    const text = await readFile('docs/errors.md', 'utf8');
+    for (const advice of new Set(Object.values(ERRORS).map(({ retry }) => retry)))
+      expect(text).toMatch(new RegExp(`^\\| \`${advice}\` +\\| .+ \\|$`, 'm'));
+  });
+});
+
+describe('an error', () => {
+  it('keeps its code, detail and what it says more', () => {
+    const error = new GatewayError('denied', 'because', { txn: 't', members: { rule: 'r' } });
+    expect(error).toMatchObject({ code: 'denied', message: 'because', extras: { txn: 't', members: { rule: 'r' } } });
+    expect(error).toBeInstanceOf(Error);
+  });
+
+  it('of the ledger tells whether it may have committed', () => {
+    const cause = new Error('x');
+    expect(new LedgerError('lost', true, cause)).toMatchObject({ unknown: true, refused: false, cause });
+    expect(new LedgerError('no', false, cause, true)).toMatchObject({ unknown: false, refused: true });
+  });
+});

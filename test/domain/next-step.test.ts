@@ -1,0 +1,263 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import type { Answer, Outcome } from '../../gateway/domain/adapter.ts';
+import type { Kind } from '../../gateway/domain/call.ts';
+import {
+  backoff,
+  conclude,
+  type Facts,
+  MAX_OWNER_DEATHS,
+  nextStep,
+  type Step,
+} from '../../gateway/domain/next-step.ts';
+import type { Retry, Tool } from '../../gateway/domain/policy.ts';
+
+const KINDS: readonly Kind[] = ['read', 'key', 'nature', 'probe', 'none'];
+const RETRY: Retry = { attempts: 3, baseMs: 100, maxMs: 1_000, withinMs: 60_000 };
+const SETTLES = 5_000;
+
+const onceOf = (kind: Kind): Tool['once'] => {
+  if (kind === 'key') return { by: 'key', header: 'k', lifetimeMs: 1_000 };
+  if (kind === 'probe') return { by: 'probe', tool: 'p', args: () => ({}), applied: () => true, settlesMs: SETTLES };
+  return kind === 'nature' ? { by: 'nature' } : { by: 'none' };
+};
+const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
+
+const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
+  attempt: 1,
+  roundFrom: 0,
+  unresolved: 0,
+  ownerDeaths: 0,
+  wasUnknown: (more.unresolved ?? 0) > 0,
+  msInRound: 0,
+  msSinceUnknown: 0,
+  msToResend: Number.POSITIVE_INFINITY,
+  ...more,
+});
+const step = (more: Partial<Facts> & Pick<Facts, 'kind'>, woken = false): Step =>
+  nextStep(facts(more), toolOf(more.kind), woken);
+
+const answerOf = (status: number): Answer => ({ status, contentType: null, body: null, encoding: 'utf8' });
+const OUTCOMES: readonly Outcome[] = [
+  { kind: 'ok', answer: answerOf(200) },
+  { kind: 'ok_body_lost', answer: answerOf(200), detail: 'cut' },
+  { kind: 'refused', answer: answerOf(404) },
+  { kind: 'refused', answer: answerOf(429) },
+  { kind: 'not_sent', detail: 'down' },
+  { kind: 'not_sent', detail: 'lease', abandoned: true },
+  { kind: 'ambiguous', detail: 'reset' },
+  { kind: 'ambiguous', detail: '500', answer: answerOf(500) },
+];
+
+describe('what an outcome concludes', () => {
+  it.each<[Kind, Outcome['kind'], number, string]>([
+    ['none', 'ok', 0, 'succeeded'],
+    ['none', 'ok_body_lost', 0, 'succeeded'],
+    ['none', 'refused', 0, 'failed'],
+    ['none', 'not_sent', 0, 'open'],
+    ['none', 'ambiguous', 0, 'open, unknown'],
+    ['key', 'ok', 1, 'succeeded'],
+    ['key', 'refused', 1, 'open'],
+    ['nature', 'refused', 2, 'open'],
+    ['probe', 'not_sent', 1, 'open'],
+    ['read', 'ambiguous', 0, 'open'],
+    ['read', 'refused', 0, 'failed'],
+  ])('%s, %s, %i unresolved: %s', (kind, outcome, unresolved, expected) => {
+    const [state, unknown] = expected.split(', ');
+    const found = OUTCOMES.find((each) => each.kind === outcome) as Outcome;
+    expect(conclude(kind, found, unresolved)).toEqual(
+      state === 'open' ? { state, unknown: unknown === 'unknown' } : { state },
+    );
+  });
+
+  it('lets a read try again when it is told to slow down, and nothing else', () => {
+    const slow: Outcome = { kind: 'refused', answer: answerOf(429) };
+    expect(conclude('read', slow, 0)).toEqual({ state: 'open', unknown: false });
+    for (const kind of KINDS.filter((each) => each !== 'read')) expect(conclude(kind, slow, 0).state).toBe('failed');
+  });
+
+  it('never fails while an earlier attempt may have had an effect', () => {
+    fc.assert(
+      fc.property(
+        fc.constantFrom(...KINDS),
+        fc.constantFrom(...OUTCOMES),
+        fc.integer({ min: 1 }),
+        (kind, outcome, n) => {
+          expect(conclude(kind, outcome, n).state).not.toBe('failed');
+        },
+      ),
+    );
+  });
+
+  it('succeeds only on a success, fails only on a refusal, and is unknown only when it is', () => {
+    fc.assert(
+      fc.property(fc.constantFrom(...KINDS), fc.constantFrom(...OUTCOMES), fc.nat(), (kind, outcome, n) => {
+        const conclusion = conclude(kind, outcome, n);
+        expect(conclusion.state === 'succeeded').toBe(outcome.kind === 'ok' || outcome.kind === 'ok_body_lost');
+        if (conclusion.state === 'failed') expect(outcome.kind).toBe('refused');
+        if (conclusion.state === 'open')
+          expect(conclusion.unknown).toBe(outcome.kind === 'ambiguous' && kind !== 'read');
+      }),
+    );
+  });
+});
+
+describe('what comes next', () => {
+  it.each<[string, Step['do'], Step]>([
+    ['first not sent: again after a pause', 'send', step({ kind: 'none' })],
+    ['not sent, attempts used up: the key is free', 'release', step({ kind: 'none', attempt: 3 })],
+    ['not sent, time used up: the key is free', 'release', step({ kind: 'key', msInRound: 60_001 })],
+    ['read, attempts used up: it failed', 'fail', step({ kind: 'read', attempt: 3 })],
+    ['probed "not applied", attempts left: again', 'send', step({ kind: 'probe', wasUnknown: true })],
+    ['probed "not applied", none left: it failed', 'fail', step({ kind: 'probe', wasUnknown: true, attempt: 3 })],
+    ['none in doubt: a person', 'doubt', step({ kind: 'none', unresolved: 1 })],
+    ['probe not settled: doubt', 'doubt', step({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES - 1 })],
+    ['probe settled: probe', 'probe', step({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES })],
+    [
+      'probe out of time: a person',
+      'doubt',
+      step({ kind: 'probe', unresolved: 1, msSinceUnknown: 70_000, msInRound: 60_001 }),
+    ],
+    ['key in doubt: again', 'send', step({ kind: 'key', unresolved: 1 })],
+    ['key in doubt, lifetime over: a person', 'doubt', step({ kind: 'key', unresolved: 1, msToResend: 0 })],
+    [
+      'key in doubt, lifetime over when the pause is: a person',
+      'doubt',
+      step({ kind: 'key', unresolved: 1, msToResend: 100 }),
+    ],
+    ['nature in doubt: again', 'send', step({ kind: 'nature', unresolved: 1 })],
+    ['key in doubt, attempts used up: later', 'doubt', step({ kind: 'key', unresolved: 1, attempt: 3 })],
+    ['nature in doubt, attempts used up: a person', 'doubt', step({ kind: 'nature', unresolved: 1, attempt: 3 })],
+    ['key in doubt, woken: again', 'send', step({ kind: 'key', unresolved: 1, attempt: 9 }, true)],
+    ['nature in doubt, woken too late: a person', 'doubt', step({ kind: 'nature', unresolved: 1, attempt: 9 }, true)],
+    ['a new round has new attempts', 'send', step({ kind: 'none', attempt: 9, roundFrom: 9 })],
+    ['owners keep dying: a person', 'doubt', step({ kind: 'key', ownerDeaths: MAX_OWNER_DEATHS + 1 })],
+    ['owners keep dying, nothing sent: the key is free', 'release', step({ kind: 'key', attempt: 0, ownerDeaths: 9 })],
+  ])('%s', (_name, expected, actual) => {
+    expect(actual.do).toBe(expected);
+  });
+
+  it('looks again by itself exactly where looking can help', () => {
+    expect(step({ kind: 'none', unresolved: 1 })).toMatchObject({ wakeMs: null });
+    expect(step({ kind: 'key', unresolved: 1, msToResend: -1 })).toMatchObject({ wakeMs: null });
+    expect(step({ kind: 'probe', unresolved: 1, msSinceUnknown: 1_000 })).toMatchObject({ wakeMs: SETTLES - 1_000 });
+    expect(step({ kind: 'key', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: 400 });
+    expect(step({ kind: 'key', unresolved: 1, attempt: 3, msInRound: 60_001 })).toMatchObject({ wakeMs: null });
+    // Later somebody may have written something newer that a repeat would overwrite.
+    expect(step({ kind: 'nature', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: null });
+  });
+});
+
+const anyRetry = fc.record({
+  attempts: fc.integer({ min: 1, max: 20 }),
+  baseMs: fc.integer({ min: 1, max: 10_000 }),
+  maxMs: fc.integer({ min: 1, max: 600_000 }),
+  withinMs: fc.integer({ min: 1, max: 86_400_000 }),
+});
+const ms = fc.oneof(fc.integer({ min: 0, max: 100_000_000 }), fc.constant(0));
+const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbitrary<Facts> =>
+  fc
+    .record({
+      kind,
+      attempt: fc.nat({ max: 30 }),
+      roundFrom: fc.nat({ max: 30 }),
+      unresolved: fc.nat({ max: 30 }),
+      ownerDeaths: fc.nat({ max: 8 }),
+      wasUnknown: fc.boolean(),
+      msInRound: ms,
+      msSinceUnknown: ms,
+      msToResend: fc.oneof(fc.integer({ min: -100_000, max: 100_000 }), fc.constant(Number.POSITIVE_INFINITY)),
+    })
+    // What the ledger's own constraints guarantee.
+    .map((each) => {
+      const unresolved = Math.min(each.unresolved, each.attempt);
+      return {
+        ...each,
+        roundFrom: Math.min(each.roundFrom, each.attempt),
+        unresolved,
+        wasUnknown: each.wasUnknown || unresolved > 0,
+      };
+    });
+const anyCase = (kind?: fc.Arbitrary<Kind>) => fc.tuple(anyFacts(kind), anyRetry, fc.boolean());
+
+describe('whatever the facts', () => {
+  const always = (kind: fc.Arbitrary<Kind> | undefined, check: (facts: Facts, step: Step, retry: Retry) => void) =>
+    fc.assert(
+      fc.property(anyCase(kind), ([given, retry, woken]) =>
+        check(given, nextStep(given, toolOf(given.kind, retry), woken), retry),
+      ),
+      { numRuns: 2_000 },
+    );
+
+  it('a probe or none tool is never sent again while an attempt is unresolved (I1)', () => {
+    always(fc.constantFrom<Kind>('probe', 'none'), (given, next) => {
+      if (given.unresolved > 0) expect(next.do).not.toBe('send');
+    });
+  });
+
+  it('a key tool with an unresolved attempt is never sent when the key’s time is over, nor after a pause that ends it (I2)', () => {
+    always(fc.constant<Kind>('key'), (given, next) => {
+      if (given.unresolved > 0 && next.do === 'send') expect(given.msToResend).toBeGreaterThan(next.afterMs);
+      if (given.unresolved > 0 && given.msToResend <= 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
+    });
+  });
+
+  it('nothing unresolved is failed or released, but a read (I5)', () => {
+    always(fc.constantFrom<Kind>('key', 'nature', 'probe', 'none'), (given, next) => {
+      if (given.unresolved > 0) expect(['send', 'probe', 'doubt']).toContain(next.do);
+    });
+  });
+
+  it('a call that was ever unknown is not released, unless nothing was ever sent', () => {
+    always(undefined, (given, next) => {
+      if (given.wasUnknown && given.attempt > 0) expect(next.do).not.toBe('release');
+    });
+  });
+
+  it('only what has a probe is probed, and not before it has settled', () => {
+    always(undefined, (given, next) => {
+      if (next.do !== 'probe') return;
+      expect(given.kind).toBe('probe');
+      expect(given.unresolved).toBeGreaterThan(0);
+      expect(given.msSinceUnknown).toBeGreaterThanOrEqual(SETTLES);
+    });
+  });
+
+  it('a read is never in doubt, unless its owners keep dying', () => {
+    always(fc.constant<Kind>('read'), (given, next) => {
+      if (given.ownerDeaths <= MAX_OWNER_DEATHS) expect(['send', 'fail']).toContain(next.do);
+    });
+  });
+
+  it('a pause is between nothing and the longest that the tool allows', () => {
+    always(undefined, (_given, next, retry) => {
+      if (next.do === 'send') {
+        expect(next.afterMs).toBeGreaterThanOrEqual(0);
+        expect(next.afterMs).toBeLessThanOrEqual(retry.maxMs);
+      }
+      if (next.do === 'doubt' && next.wakeMs !== null) expect(next.wakeMs).toBeGreaterThan(0);
+    });
+  });
+
+  it('it ends: past its time nothing is sent and nothing wakes, but a probe that has yet to settle', () => {
+    always(undefined, (given, next, retry) => {
+      if (given.msInRound <= retry.withinMs) return;
+      expect(['send', 'probe']).not.toContain(next.do);
+      if (next.do === 'doubt' && given.kind !== 'probe') expect(next.wakeMs).toBeNull();
+    });
+  });
+
+  it('owners that keep dying end it', () => {
+    always(undefined, (given, next) => {
+      if (given.ownerDeaths > MAX_OWNER_DEATHS)
+        expect(next).toMatchObject(given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: 'release' });
+    });
+  });
+});
+
+describe('the pause between attempts', () => {
+  it('doubles from the base to the longest', () => {
+    expect([0, 1, 2, 3, 4, 5, 6].map((tries) => backoff(RETRY, tries))).toEqual([0, 100, 200, 400, 800, 1_000, 1_000]);
+    expect(backoff(RETRY, 5_000)).toBe(1_000);
+  });
+});

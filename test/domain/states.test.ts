@@ -1,0 +1,152 @@
+import { randomBytes, randomUUID } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type CallState, isFinal, STATES, TRANSITIONS } from '../../gateway/domain/states.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+});
+afterAll(async () => {
+  await database?.drop();
+});
+
+/** Columns that let a row stand in a state as far as its CHECKs go: what is left to refuse a move is the trigger. */
+function columns(state: CallState) {
+  const final = isFinal(state);
+  return {
+    attempt: ['held', 'ready', 'rejected'].includes(state) ? 0 : 1,
+    settled_at: final ? '2026-01-01T00:00:00Z' : null,
+    problem: final && state !== 'succeeded' ? 'tool_failed' : null,
+    evidence: final ? 'answer' : null,
+    outcome: final ? state : null,
+  };
+}
+
+async function callIn(state: CallState, more: Record<string, unknown> = {}): Promise<string> {
+  const txn = randomUUID();
+  const row = { ...columns(state), ...more };
+  await database.query(
+    `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, problem, evidence, outcome)
+     values ($1, 'a', 't', 'random', $2, 'none', $3, 'v', $4, $5, $6, $7, $8)`,
+    [txn, randomBytes(32), state, row.attempt, row.settled_at, row.problem, row.evidence, row.outcome],
+  );
+  return txn;
+}
+
+const move = (txn: string, state: CallState) => {
+  const row = columns(state);
+  return database.query(
+    'update calls set state = $2, attempt = greatest(attempt, $3), settled_at = $4, problem = $5, evidence = $6, outcome = $7 where txn = $1 returning txn',
+    [txn, state, row.attempt, row.settled_at, row.problem, row.evidence, row.outcome],
+  );
+};
+
+const pairs = STATES.flatMap((from) => STATES.map((to) => [from, to] as const));
+
+describe('the life of a call', () => {
+  it.each(pairs)('from %s to %s: table and database agree', async (from, to) => {
+    // A call that was sent cannot become held again by its CHECK; here it must be the trigger that says no.
+    const sent = ['held', 'ready', 'rejected'].includes(to) ? { attempt: 0 } : {};
+    const possible = !(sent.attempt === 0 && ['sending', 'in_doubt'].includes(from));
+    const txn = await callIn(from, possible ? sent : {});
+    const allowed = from === to || TRANSITIONS[from].includes(to);
+    if (allowed) {
+      await expect(move(txn, to)).resolves.toHaveLength(1);
+    } else {
+      await expect(move(txn, to)).rejects.toThrow(/may not go from|is final|violates check/);
+      const [row] = await database.query<{ state: string }>('select state from calls where txn = $1', [txn]);
+      expect(row?.state).toBe(from);
+      if (possible)
+        await expect(move(txn, to)).rejects.toThrow(new RegExp(`may not go from ${from} to ${to}|is final`));
+    }
+  });
+
+  it('has no way out of a final state and one out of every other', () => {
+    for (const state of STATES) expect(isFinal(state)).toBe(TRANSITIONS[state].length === 0);
+    expect(STATES.filter(isFinal)).toEqual(['succeeded', 'failed', 'rejected', 'expired', 'cancelled']);
+  });
+
+  it('never goes backwards', () => {
+    const reach = (from: CallState): Set<CallState> => {
+      const found = new Set<CallState>();
+      const walk = (state: CallState) => {
+        for (const next of TRANSITIONS[state]) {
+          if (found.has(next)) continue;
+          found.add(next);
+          walk(next);
+        }
+      };
+      walk(from);
+      return found;
+    };
+    for (const state of STATES) expect(reach(state).has(state), state).toBe(false);
+  });
+
+  it('once sent can only succeed or fail', () => {
+    for (const state of ['sending', 'in_doubt'] as const)
+      for (const next of TRANSITIONS[state]) expect(['in_doubt', 'succeeded', 'failed']).toContain(next);
+  });
+});
+
+describe('the database', () => {
+  it.each([
+    ['outcome', "'other'"],
+    ['problem', "'internal'"],
+    ['evidence', "'person'"],
+    ['answer', "'{}'"],
+    ['settled_at', 'now()'],
+    ['leaf', "'\\x00'"],
+    ['attempt', 'attempt + 1'],
+  ])('lets nobody change %s of a final call', async (column, value) => {
+    const txn = await callIn('failed');
+    await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow(
+      /is final/,
+    );
+  });
+
+  it.each([
+    ['txn', 'gen_random_uuid()'],
+    ['agent', "'b'"],
+    ['tool', "'u'"],
+    ['fingerprint', "decode(repeat('00', 32), 'hex')"],
+    ['kind', "'key'"],
+    ['created_at', "now() + interval '1 s'"],
+    ['fence', 'fence - 1'],
+  ])('lets nobody change %s of any call', async (column, value) => {
+    const txn = await callIn('sending');
+    await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow();
+  });
+
+  it('lets the answer of a final call be erased, and only that', async () => {
+    const txn = await callIn('succeeded');
+    const erase = 'update calls set args = null, answer = null, erased_at = now() where txn = $1 returning txn';
+    await expect(database.query(erase, [txn])).resolves.toHaveLength(1);
+  });
+
+  it.each<[string, CallState, string]>([
+    [
+      'a failure with something unresolved',
+      'sending',
+      "state = 'failed', settled_at = now(), problem = 'tool_failed', evidence = 'answer', unresolved = 1",
+    ],
+    ['a success without evidence', 'sending', "state = 'succeeded', settled_at = now()"],
+    ['a final state that is not settled', 'sending', "state = 'succeeded', evidence = 'answer'"],
+    [
+      'a success with a problem',
+      'sending',
+      "state = 'succeeded', settled_at = now(), evidence = 'answer', problem = 'internal'",
+    ],
+    ['a failure without one', 'sending', "state = 'failed', settled_at = now(), evidence = 'answer'"],
+    ['more unresolved than attempts', 'sending', 'unresolved = 2'],
+    ['a send without an attempt', 'held', "state = 'sending'"],
+    ['an attempt while held', 'held', 'attempt = 1'],
+    ['a state of its own', 'held', "state = 'lost'"],
+  ])('refuses %s', async (_name, state, change) => {
+    const txn = await callIn(state);
+    await expect(database.query(`update calls set ${change} where txn = $1`, [txn])).rejects.toThrow(
+      /violates check|may not go/,
+    );
+  });
+});

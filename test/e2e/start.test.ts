@@ -1,0 +1,204 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { join, resolve } from 'node:path';
+import { promisify } from 'node:util';
+import { afterEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, makeGateway, PEOPLE } from '../support/gateway.ts';
+
+const run = promisify(execFile);
+const cleanups: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
+});
+
+async function gatewayWith(options: Parameters<typeof makeGateway>[0]): Promise<Gateway> {
+  const gateway = await makeGateway(options);
+  cleanups.push(() => gateway.dispose());
+  return gateway;
+}
+
+async function upstreamServer(): Promise<Upstream> {
+  const upstream = await startUpstream();
+  cleanups.push(() => upstream.stop());
+  return upstream;
+}
+
+const postmaster = async (gateway: Gateway) =>
+  Number((await readFile(join(gateway.home, 'data/postgres/postmaster.pid'), 'utf8')).split('\n')[0]);
+/** A zombie has ended; only its parent has not noticed yet. */
+const isAlive = (pid: number) => {
+  try {
+    process.kill(pid, 0);
+    return !/^State:\s+Z/m.test(readFileSync(`/proc/${pid}/status`, 'utf8'));
+  } catch {
+    return false;
+  }
+};
+
+describe('the embedded ledger', () => {
+  it('survives kill -9 of the gateway, is found again, and ends with a clean stop', async () => {
+    const upstream = await upstreamServer();
+    const gateway = await gatewayWith({ policies: faultPolicies(upstream.url) });
+    await gateway.start();
+    const first = await gateway.call('world.keyed', { id: 'a' }, { key: 'a' });
+    expect(first.status).toBe(200);
+    const pid = await postmaster(gateway);
+    await gateway.kill();
+    expect(isAlive(pid)).toBe(true);
+
+    await gateway.start();
+    expect(await postmaster(gateway)).toBe(pid);
+    const again = await gateway.call('world.keyed', { id: 'a' }, { key: 'a' });
+    expect(again.body).toEqual({ ...first.body, replayed: true });
+    expect(await gateway.stop()).toEqual({ code: 0, signal: null });
+    expect(isAlive(pid)).toBe(false);
+
+    await gateway.start();
+    expect((await gateway.call('world.keyed', { id: 'a' }, { key: 'a' })).body.replayed).toBe(true);
+    expect(await upstream.effects('a')).toHaveLength(1);
+  });
+
+  it('is shared by a second replica with the same data directory, and the last one out stops it', async () => {
+    const upstream = await upstreamServer();
+    const one = await gatewayWith({ policies: faultPolicies(upstream.url) });
+    const two = await gatewayWith({ policies: faultPolicies(upstream.url), beside: one });
+    await Promise.all([one.start(), two.start()]);
+    const pid = await postmaster(one);
+    const first = await one.call('world.keyed', { id: 'b' }, { key: 'b' });
+    const second = await two.call('world.keyed', { id: 'b' }, { key: 'b' });
+    expect(second.body).toEqual({ ...first.body, replayed: true });
+    await one.stop();
+    expect(isAlive(pid)).toBe(true);
+    expect((await two.call('world.keyed', { id: 'c' }, { key: 'c' })).status).toBe(200);
+    await two.stop();
+    expect(isAlive(pid)).toBe(false);
+  });
+});
+
+describe('the end', () => {
+  it('on SIGTERM settles what is in flight, answers its caller, and exits 0', async () => {
+    const upstream = await upstreamServer();
+    const database = await freshDatabase();
+    cleanups.push(() => database.drop());
+    const gateway = await gatewayWith({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+    await gateway.start();
+    await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'arrived' }, { wait: 'go' }] });
+    const inFlight = gateway.call('world.none', { id: 'slow' }, { key: 'slow' });
+    const held = gateway.call('world.held', { id: 'held' }, { key: 'held' });
+    await upstream.awaitEvent('arrived');
+    await expect
+      .poll(() => database.query(`select 1 from calls where state = 'held'`).then((rows) => rows.length))
+      .toBe(1);
+    gateway.signal('SIGTERM');
+    expect((await held).status).toBe(202);
+    await upstream.release('go');
+    expect((await inFlight).status).toBe(200);
+    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(await database.query(`select 1 from processes where ended_at is null`)).toEqual([]);
+  });
+
+  it('through npm start, too, with nothing left running', async () => {
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const npm = spawn('npm', ['start', '--ignore-scripts'], {
+      env: {
+        ...process.env,
+        PORT: String(gateway.port),
+        ONCEGATE_DATA_DIR: join(gateway.home, 'data'),
+        LOG_LEVEL: 'warn',
+      },
+      stdio: 'ignore',
+    });
+    await expect
+      .poll(
+        () =>
+          fetch(`${gateway.url}/readyz`).then(
+            (r) => r.status,
+            () => 0,
+          ),
+        { timeout: 30_000 },
+      )
+      .toBe(200);
+    const pid = await postmaster(gateway);
+    npm.kill('SIGTERM');
+    const [code] = await once(npm, 'exit');
+    expect(code).toBe(0);
+    await expect.poll(() => isAlive(pid), { timeout: 5_000 }).toBe(false);
+    expect(
+      await fetch(`${gateway.url}/healthz`).then(
+        () => 'up',
+        () => 'down',
+      ),
+    ).toBe('down');
+  });
+});
+
+describe('a start that cannot be', () => {
+  it('tells every fault of configuration and policies at once, as file:line, and exits 1', async () => {
+    const gateway = await gatewayWith({
+      policies: {
+        'bad.yaml':
+          'tools:\n  x.y:\n    upstream: nowhere\n    efect: read\nagents:\n  a:\n    rules:\n      - alow: x.y\n',
+      },
+    });
+    gateway.launch();
+    expect((await gateway.exited()).code).toBe(1);
+    expect(gateway.output).toMatch(/bad\.yaml:4:5: "efect" is not a key here.*did you mean "effect"/);
+    expect(gateway.output).toMatch(/bad\.yaml:8:9: "alow" is not a key here/);
+
+    await writeFile(
+      join(gateway.home, 'oncegate.yaml'),
+      'listen: { port: 99999999 }\nretention: { payloads: soon }\nfoo: 1\n',
+    );
+    gateway.launch();
+    expect((await gateway.exited()).code).toBe(1);
+    expect(gateway.output).toMatch(/oncegate\.yaml:1:\d+: 99999999 is too large/);
+    expect(gateway.output).toMatch(/oncegate\.yaml:2:\d+: "soon"/);
+    expect(gateway.output).toMatch(/oncegate\.yaml:3:1: "foo" is not a key here/);
+  });
+
+  it('says what to do when the port is taken', async () => {
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const squatter = createServer().listen(gateway.port, '127.0.0.1');
+    await once(squatter, 'listening');
+    cleanups.push(async () => squatter.close());
+    gateway.launch();
+    expect((await gateway.exited()).code).toBe(1);
+    expect(gateway.output).toMatch(/port \d+ of 127\.0\.0\.1 is taken.*PORT=/s);
+  });
+
+  it('says what to do when the data directory is unusable or the database is away', async () => {
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    await mkdir(gateway.home, { recursive: true });
+    await writeFile(join(gateway.home, 'a-file'), '');
+    gateway.launch({ ONCEGATE_DATA_DIR: join(gateway.home, 'a-file') });
+    expect((await gateway.exited()).code).toBe(1);
+    expect(gateway.output).toMatch(/a-file/);
+    gateway.launch({ DATABASE_URL: 'postgres://x:y@127.0.0.1:1/none' });
+    expect((await gateway.exited()).code).toBe(1);
+    expect(gateway.output).toMatch(/DATABASE_URL/);
+  });
+});
+
+it('the demo tells its stories against a running gateway, and they are true', async () => {
+  const gateway = await gatewayWith({ policies: {} });
+  await gateway.start({ ONCEGATE_POLICIES: resolve('policies') });
+  expect(gateway.output).toMatch(/agent key {3}og_demo_/);
+  const curls = gateway.output.split('\n').filter((line) => line.startsWith('curl '));
+  expect(curls).toHaveLength(3);
+  const answers: string[] = [];
+  for (const line of curls) answers.push((await run('bash', ['-c', line])).stdout);
+  expect(JSON.parse(answers[0] ?? '').tools.length).toBeGreaterThan(5);
+  expect(JSON.parse(answers[1] ?? '')).toMatchObject({ state: 'succeeded', replayed: false });
+  expect(JSON.parse(answers[2] ?? '')).toEqual({ ...JSON.parse(answers[1] ?? ''), replayed: true });
+
+  const { stdout } = await run(process.execPath, ['dist/demo/walkthrough.js'], {
+    env: { ...process.env, ONCEGATE_URL: gateway.url, ONCEGATE_DATA_DIR: join(gateway.home, 'data') },
+  });
+  expect(stdout).toMatch(/1\./);
+});

@@ -1,0 +1,221 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import {
+  ADMIN_KEY,
+  AGENT_KEY,
+  type Gateway,
+  OTHER_AGENT_KEY,
+  sha256,
+  startGateway,
+  VIEWER_KEY,
+} from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+const OPERATOR_KEY = 'test-operator-key';
+const APPROVER_KEY = 'test-approver-key';
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  // Every doubt here is a failure of the upstream: enough of them would open its breaker.
+  const calm = 'allowPrivate: true, breaker: { minimum: 1000 },';
+  const faults = (faultPolicies(upstream.url)['faults.yaml'] ?? '').replace('allowPrivate: true,', calm);
+  const people = `people:
+  omar: { keys: ["sha256:${sha256(OPERATOR_KEY)}"], roles: [operator] }
+  ada: { keys: ["sha256:${sha256(APPROVER_KEY)}"], roles: [approver] }
+`;
+  gateway = await startGateway({
+    policies: { 'faults.yaml': faults.replace('people:\n', people) },
+    databaseUrl: database.url,
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `admin-${n}`;
+});
+
+async function doubt(): Promise<string> {
+  await upstream.plan({ match: { id }, do: ['drop'] });
+  const answer = await gateway.call('world.none', { id }, { key: id });
+  expect(answer.status).toBe(504);
+  return answer.body.txn;
+}
+
+const resolve = (txn: string, body: unknown, key = ADMIN_KEY) =>
+  gateway.request('POST', `/admin/calls/${txn}/resolve`, {
+    key,
+    headers: { 'content-type': 'application/json' },
+    body: typeof body === 'string' ? body : JSON.stringify(body),
+  });
+
+const verdict = { verdict: 'not_applied', reason: 'looked' } as const;
+
+describe('who may', () => {
+  it.each<[string, string | undefined, number, number]>([
+    ['nobody', undefined, 401, 401],
+    ['a stranger', 'no-such-key', 401, 401],
+    ['an agent', AGENT_KEY, 403, 403],
+    ['another agent', OTHER_AGENT_KEY, 403, 403],
+    ['a viewer', VIEWER_KEY, 200, 403],
+    ['an approver', APPROVER_KEY, 200, 403],
+    ['an operator', OPERATOR_KEY, 200, 200],
+    ['an admin', ADMIN_KEY, 200, 200],
+  ])('%s: look and resolve', async (_who, key, look, act) => {
+    const txn = await doubt();
+    const asking = key === undefined ? {} : { key };
+    expect((await gateway.request('GET', '/admin/calls', asking)).status).toBe(look);
+    expect((await gateway.request('GET', `/admin/calls/${txn}`, asking)).status).toBe(look);
+    const resolved = await gateway.request('POST', `/admin/calls/${txn}/resolve`, {
+      ...asking,
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(verdict),
+    });
+    expect(resolved.status).toBe(act);
+    if (act !== 200) {
+      expect(resolved.body).toMatchObject({ code: act === 401 ? 'unauthenticated' : 'forbidden', retry: 'never' });
+      expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('in_doubt');
+    }
+  });
+
+  it('a person is no agent', async () => {
+    expect((await gateway.call('world.keyed', { id }, { agentKey: ADMIN_KEY })).status).toBe(401);
+    expect((await gateway.get('/v1/calls', ADMIN_KEY)).status).toBe(401);
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+});
+
+describe('POST /admin/calls/{txn}/resolve', () => {
+  it.each<[string, unknown, RegExp]>([
+    ['no body', '', /verdict/],
+    ['no verdict', { reason: 'x' }, /verdict/],
+    ['another verdict', { verdict: 'maybe', reason: 'x' }, /verdict/],
+    ['no reason', { verdict: 'applied' }, /reason/],
+    ['an empty reason', { verdict: 'applied', reason: '  ' }, /reason/],
+    ['a reason too long', { verdict: 'applied', reason: 'x'.repeat(2_001) }, /reason/],
+    ['a reason that is no text', { verdict: 'applied', reason: 7 }, /reason/],
+    ['a reason with a NUL', { verdict: 'applied', reason: 'a\u0000b' }, /reason/],
+    ['a word too many', { verdict: 'applied', reason: 'x', force: true }, /force/],
+    ['a list', '[]', /body/],
+    ['bad JSON', '{"verdict":"applied","verdict":"applied","reason":"x"}', /twice/],
+  ])('refuses %s and changes nothing', async (_name, body, says) => {
+    const txn = await doubt();
+    const refused = await resolve(txn, body);
+    expect(refused.status).toBe(400);
+    expect(refused.body.code).toBe('malformed');
+    expect(refused.body.detail).toMatch(says);
+    expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('in_doubt');
+  });
+
+  it('tells every fault at once', async () => {
+    const refused = await resolve(await doubt(), { verdict: 'maybe', force: 1 });
+    expect(refused.body.faults).toHaveLength(3);
+  });
+
+  it.each(['00000000-0000-8000-8000-000000000000', 'nonsense', '%00'])('is 404 for no call: %s', async (txn) => {
+    expect((await resolve(txn, verdict)).status).toBe(404);
+    expect((await gateway.admin('GET', `/admin/calls/${txn}`)).status).toBe(404);
+  });
+
+  it('is refused for a call that is in no doubt', async () => {
+    const done = await gateway.call('world.keyed', { id }, { key: id });
+    for (const word of ['applied', 'not_applied', 'retry']) {
+      const refused = await resolve(done.body.txn, { verdict: word, reason: 'x' });
+      expect(refused.status).toBe(409);
+      expect(refused.body.code).toBe('conflict');
+    }
+    const held = await gateway.call('world.held', { id }, { key: `${id}-h`, headers: { prefer: 'wait=0' } });
+    expect((await resolve(held.body.txn, { verdict: 'applied', reason: 'x' })).status).toBe(409);
+    expect((await gateway.call('world.keyed', { id }, { key: id })).body).toEqual({ ...done.body, replayed: true });
+  });
+
+  it('gives the agent what the person gave, exactly', async () => {
+    const txn = await doubt();
+    const given = { id: 'ch_1', list: [1, null, { deep: '\ud83d\ude00 \u0000' }] };
+    expect((await resolve(txn, { verdict: 'applied', reason: 'seen in the console', result: given })).status).toBe(200);
+    const told = await gateway.call('world.none', { id }, { key: id });
+    expect(told.status).toBe(200);
+    expect(told.body).toMatchObject({ state: 'succeeded', replayed: true, result: given });
+    expect(told.body.receipt.leaf).toMatch(/^[0-9a-f]{64}$/);
+  });
+
+  it('without a result gives null; with null too', async () => {
+    const txn = await doubt();
+    expect((await resolve(txn, { verdict: 'applied', reason: 'x', result: null })).status).toBe(200);
+    expect((await gateway.call('world.none', { id }, { key: id })).body.result).toBeNull();
+  });
+
+  it('by many at once with opposite words ends in one of them', async () => {
+    const txn = await doubt();
+    const answers = await Promise.all(
+      Array.from({ length: 8 }, (_, i) =>
+        resolve(txn, { verdict: i % 2 === 0 ? 'applied' : 'not_applied', reason: `vote ${i}` }),
+      ),
+    );
+    expect(answers.filter((answer) => answer.status === 200)).toHaveLength(4);
+    expect(answers.filter((answer) => answer.status === 409)).toHaveLength(4);
+    const entries = await database.query('select 1 from audit_queue where entry like $1 and entry like $2', [
+      `%${txn}%`,
+      '%"what":"verdict"%',
+    ]);
+    expect(entries).toHaveLength(1);
+  });
+});
+
+describe('GET /admin/calls', () => {
+  it('shows all agents’ calls, and filters them', async () => {
+    await gateway.call('world.keyed', { id }, { key: id });
+    await gateway.call('world.keyed', { id }, { key: id, agentKey: OTHER_AGENT_KEY });
+    const agents = async (query: string) =>
+      (await gateway.admin('GET', `/admin/calls?tool=world.keyed&limit=2${query}`)).body.items.map(
+        (item: { agent: string }) => item.agent,
+      );
+    expect(await agents('')).toEqual(['other', 'tester']);
+    expect(new Set(await agents('&agent=other'))).toEqual(new Set(['other']));
+    expect(await agents('&agent=nobody')).toEqual([]);
+    for (const query of ['state=x', 'cursor=x', 'agent=a&agent=b', 'agent=%00'])
+      expect((await gateway.admin('GET', `/admin/calls?${query}`)).status, query).toBe(400);
+  });
+
+  it('shows one call with its whole timeline', async () => {
+    const txn = await doubt();
+    await resolve(txn, { verdict: 'retry', reason: 'not there' }, OPERATOR_KEY);
+    await gateway.callWhen(txn, (call) => call.state === 'succeeded');
+    const { body } = await gateway.admin('GET', `/admin/calls/${txn}`);
+    expect(body).toMatchObject({
+      agent: 'tester',
+      kind: 'none',
+      state: 'succeeded',
+      evidence: 'answer',
+      attempts: 2,
+      contradiction: null,
+    });
+    expect(body.rule).toMatch(/^tester rule/);
+    expect(body.policyVersion).toMatch(/^[0-9a-f]{16}$/);
+    const steps = body.timeline.map((event: { what: string }) => event.what);
+    expect(steps[0]).toBe('claimed');
+    expect(steps.at(-1)).toBe('succeeded');
+    expect(steps).toContain('in_doubt');
+    const said = body.timeline.find((event: { what: string }) => event.what === 'verdict');
+    expect(said).toMatchObject({ verdict: 'retry', person: 'omar', reason: 'not there' });
+    const times = body.timeline.map((event: { at: string }) => Date.parse(event.at));
+    for (const at of times) expect(at).toBeGreaterThan(Date.now() - 60_000);
+  });
+
+  it('shows a held call as held', async () => {
+    const held = await gateway.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
+    const { body } = await gateway.admin('GET', `/admin/calls/${held.body.txn}`);
+    expect(body.timeline).toEqual([{ at: body.createdAt, what: 'held' }]);
+  });
+});

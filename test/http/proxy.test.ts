@@ -1,0 +1,385 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { request } from 'node:http';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+const policies = (url: string) => `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  empty: { adapter: http, url: "${url}", allowPrivate: true }
+tools:
+  world.keyed:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, n: { type: integer } }, required: [id] }
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+  world.put:
+    upstream: world
+    input:
+      type: object
+      additionalProperties: false
+      properties: { id: { type: string }, n: { type: integer }, r: { type: number }, on: { type: boolean }, tags: { type: array, items: { type: integer } }, s: { type: string } }
+      required: [id]
+    request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }
+    once: { by: nature }
+  world.put_special:
+    upstream: world
+    request: { method: PUT, path: /nature/objects/special, body: "\${args}" }
+    once: { by: nature }
+  world.read:
+    upstream: world
+    effect: read
+    input: { type: object, properties: { id: { type: string }, page: { type: integer }, constructor: { type: string } } }
+    request: { method: GET, path: "/read/items/\${args.id}" }
+    retry: { attempts: 1 }
+  world.secret:
+    upstream: world
+    request: { method: POST, path: /none/mail, body: "\${args}" }
+  world.status:
+    upstream: world
+    input: { type: object, properties: { status: { type: integer } } }
+    request: { method: POST, path: "/status/\${args.status}" }
+    once: { by: nature }
+    noEffect: [409, 418]
+    retry: { attempts: 1, base: 30s, max: 30s }
+  world.held:
+    upstream: world
+    request: { method: POST, path: /none/held, body: "\${args}" }
+  world.whoami:
+    upstream: world
+    input: { type: object, properties: { id: { type: string } } }
+    key: "\${agent}/\${args.id}"
+    request: { method: POST, path: /echo, query: { by: "\${agent}" }, headers: { x-agent: "\${agent}" }, body: { id: "\${args.id}", agent: "\${agent}" } }
+    once: { by: nature }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - deny: world.secret
+      - allow: world.*
+${PEOPLE}`;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await startGateway({ policies: { 'proxy.yaml': policies(upstream.url) }, databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `proxy-${n}`;
+});
+
+interface Answer {
+  readonly status: number;
+  readonly headers: Record<string, string | string[] | undefined>;
+  readonly text: string;
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
+  readonly body: any;
+}
+
+/** The path byte for byte: `fetch` would resolve dots and repair escapes. */
+function proxy(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): Promise<Answer> {
+  return raw(method, `/v1/proxy/${path}`, body, headers);
+}
+
+function raw(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): Promise<Answer> {
+  return new Promise((resolve, reject) => {
+    const text = body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body);
+    const asked = request(
+      {
+        host: '127.0.0.1',
+        port: gateway.port,
+        method,
+        path,
+        agent: false,
+        headers: {
+          authorization: `Bearer ${AGENT_KEY}`,
+          ...(text === undefined
+            ? {}
+            : { 'content-type': 'application/json', 'content-length': String(Buffer.byteLength(text)) }),
+          ...headers,
+        },
+      },
+      (response) => {
+        const chunks: Buffer[] = [];
+        response.on('data', (chunk: Buffer) => chunks.push(chunk));
+        response.on('end', () => {
+          const all = Buffer.concat(chunks).toString('utf8');
+          const json = /json/.test(response.headers['content-type'] ?? '') && all !== '';
+          resolve({
+            status: response.statusCode ?? 0,
+            headers: response.headers,
+            text: all,
+            body: json ? JSON.parse(all) : all,
+          });
+        });
+      },
+    );
+    asked.on('error', reject);
+    asked.end(text);
+  });
+}
+
+describe('a proxied call', () => {
+  it('answers as the upstream did, and is replayed under its key', async () => {
+    const first = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    expect(first.status).toBe(200);
+    expect(first.body).toMatchObject({ t: id });
+    expect(first.body.id).toMatch(/^eff_/);
+    expect(first.headers['oncegate-state']).toBe('succeeded');
+    expect(first.headers['idempotent-replayed']).toBeUndefined();
+    const again = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    expect(again.text).toBe(first.text);
+    expect(again.headers['idempotent-replayed']).toBe('true');
+    expect(again.headers['content-type']).toBe(first.headers['content-type']);
+    expect(await upstream.effects(id)).toHaveLength(1);
+  });
+
+  it('is the same call as at /v1/tools under the same key, whichever came first', async () => {
+    const tool = await gateway.call('world.keyed', { id }, { key: id });
+    const proxied = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    expect(proxied.headers['oncegate-txn']).toBe(tool.body.txn);
+    expect(proxied.headers['idempotent-replayed']).toBe('true');
+    expect(proxied.body).toEqual(tool.body.result);
+
+    const put = await proxy('PUT', `world/nature/objects/${id}`, { n: 1 }, { 'idempotency-key': `${id}-put` });
+    const same = await gateway.call('world.put', { id, n: 1 }, { key: `${id}-put` });
+    expect(same.body).toMatchObject({ txn: put.headers['oncegate-txn'], replayed: true });
+    expect(await upstream.requests(id)).toHaveLength(2);
+  });
+
+  it('under a used key with another request is refused as anywhere', async () => {
+    await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    const other = await proxy('POST', 'world/keyed/charge', { id, n: 2 }, { 'idempotency-key': id });
+    expect(other.status).toBe(422);
+    expect(other.body).toMatchObject({ code: 'key_reused' });
+  });
+
+  it.each([
+    [201, { made: 1 }],
+    [202, 'text'],
+    [400, { error: 'no' }],
+    [404, [1, 2]],
+    [422, null],
+    [429, { slow: 'down' }],
+  ])('passes %i and its body through', async (status, body) => {
+    await upstream.plan({ match: { id }, do: [{ reply: status, body }] });
+    const first = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    expect(first.status).toBe(status);
+    if (body !== null) expect(JSON.parse(first.text)).toEqual(body);
+    expect(first.headers['oncegate-state']).toBe(status < 300 ? 'succeeded' : 'failed');
+    const again = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
+    expect([again.status, again.text]).toEqual([first.status, first.text]);
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+
+  it('passes 204 and bodies that are no JSON through', async () => {
+    await upstream.plan({ match: { id }, do: [{ reply: 204 }] });
+    const none = await proxy('POST', 'world/keyed/charge', { id });
+    expect([none.status, none.text]).toEqual([204, '']);
+  });
+
+  it('keeps the upstream’s numbers as they were written', async () => {
+    await upstream.plan({ match: { id }, do: [{ reply: 200, body: { n: 1 } }] });
+    expect((await proxy('POST', 'world/keyed/charge', { id })).text).toBe('{"n":1}');
+  });
+
+  it('in doubt is a problem, not an answer of the upstream', async () => {
+    const doubt = await proxy('POST', 'world/status/503', undefined, { 'idempotency-key': id, prefer: 'wait=0' });
+    expect([202, 504]).toContain(doubt.status);
+    const after = await gateway.callWhen(String(doubt.headers['oncegate-txn']), (call) => call.state === 'in_doubt');
+    expect(after.problem.code).toBe('in_doubt');
+    const again = await proxy('POST', 'world/status/503', undefined, { 'idempotency-key': id, prefer: 'wait=0' });
+    expect(again.status).toBe(504);
+    expect(again.headers['content-type']).toMatch(/problem\+json/);
+  });
+
+  it('held is 202 with where to ask', async () => {
+    const held = await proxy('POST', 'world/none/held', { id }, { prefer: 'wait=0' });
+    expect(held.status).toBe(202);
+    expect(held.headers['location']).toBe(`/v1/calls/${held.body.txn}`);
+    expect(held.body.state).toBe('held');
+  });
+
+  it('of a tool with its own list of harmless answers fails on those only', async () => {
+    expect((await proxy('POST', 'world/status/418', undefined, { 'idempotency-key': id })).status).toBe(418);
+    const doubt = await proxy('POST', 'world/status/404', undefined, { 'idempotency-key': `${id}b`, prefer: 'wait=1' });
+    expect([202, 504]).toContain(doubt.status);
+  });
+});
+
+describe('the path', () => {
+  it.each<[string, string, string]>([
+    ['no such path', 'POST', 'world/nowhere'],
+    ['a longer path', 'POST', 'world/keyed/charge/x'],
+    ['a trailing slash', 'POST', 'world/keyed/charge/'],
+    ['a double slash', 'POST', 'world//keyed/charge'],
+    ['another method', 'PATCH', 'world/keyed/charge'],
+    ['HEAD of a GET tool', 'HEAD', 'world/read/items/x'],
+    ['an empty segment', 'GET', 'world/read/items/'],
+    ['dots', 'POST', 'world/nowhere/../keyed/charge'],
+    ['a dot', 'POST', 'world/./keyed/charge'],
+    ['encoded dots', 'POST', 'world/nowhere/%2e%2e/keyed/charge'],
+    ['an encoded slash instead of one', 'POST', 'world/keyed%2Fcharge'],
+    ['another case', 'POST', 'world/Keyed/charge'],
+    ['an unknown upstream', 'POST', 'nowhere/keyed/charge'],
+    ['an upstream without tools', 'POST', 'empty/keyed/charge'],
+    ['a prototype as upstream', 'POST', 'constructor/keyed/charge'],
+    ['an upstream by its address', 'POST', 'http%3A%2F%2F127.0.0.1/keyed/charge'],
+    ['a tool that a rule denies', 'POST', 'world/none/mail'],
+  ])('that fits no tool is denied: %s', async (_name, method, path) => {
+    const before = (await upstream.requests()).length;
+    const denied = await proxy(method, path, method === 'POST' || method === 'PATCH' ? { id } : undefined);
+    expect(denied.status).toBe(403);
+    if (method !== 'HEAD') expect(denied.body).toMatchObject({ code: 'denied', retry: 'never', status: 403 });
+    expect(await upstream.requests()).toHaveLength(before);
+  });
+
+  it.each<[string, string, string]>([
+    ['an encoded slash', 'a%2Fb', 'a/b'],
+    ['an encoded percent', 'a%252Fb', 'a%2Fb'],
+    ['a space and an umlaut', 'a%20%C3%BC', 'a \u00fc'],
+    ['a question mark and a hash', 'a%3Fb%23c', 'a?b#c'],
+    ['a dot inside', 'a..b', 'a..b'],
+    ['a semicolon', 'a;b=c', 'a;b=c'],
+    ['a plus', 'a+b', 'a+b'],
+    ['a variable’s own name', '$%7Bargs.id%7D', '${args.id}'],
+  ])('carries %s to the upstream as one segment', async (_name, segment, value) => {
+    const answer = await proxy('GET', `world/read/items/${segment}`);
+    expect(answer.status).toBe(200);
+    expect(answer.body.id).toBe(value);
+    const sent = (await upstream.requests()).at(-1);
+    expect(sent?.url).toBe(`/read/items/${encodeURIComponent(value)}`);
+  });
+
+  it('is decoded once only, also when the upstream’s name is written with escapes or the URL is absolute', async () => {
+    for (const start of ['/v1/proxy/w%6Frld', `http://127.0.0.1:${gateway.port}/v1/proxy/world`]) {
+      const answer = await raw('GET', `${start}/read/items/a%252Fb%2Fc`);
+      expect(answer.status).toBe(200);
+      expect(answer.body.id).toBe('a%2Fb/c');
+    }
+  });
+
+  it.each(['%2e%2e', '..', '.', '%2E'])('never lets %s through as a segment', async (segment) => {
+    const before = (await upstream.requests()).length;
+    const refused = await proxy('GET', `world/read/items/${segment}`);
+    expect(refused.status).toBe(400);
+    expect(refused.body.code).toBe('invalid_arguments');
+    expect(await upstream.requests()).toHaveLength(before);
+  });
+
+  it.each(['%', '%zz', '%ff', '%c0%af', '%ed%a0%80'])('with the escape %s is malformed', async (broken) => {
+    const refused = await proxy('GET', `world/read/items/${broken}`);
+    expect(refused.status).toBe(400);
+    expect(refused.body).toMatchObject({ code: 'malformed' });
+  });
+
+  it('prefers the tool that says it literally', async () => {
+    const special = await proxy('PUT', 'world/nature/objects/special', { x: 1 });
+    expect((await gateway.get(`/v1/calls/${special.headers['oncegate-txn']}`)).body.tool).toBe('world.put_special');
+    const other = await proxy('PUT', `world/nature/objects/${id}`, {});
+    expect((await gateway.get(`/v1/calls/${other.headers['oncegate-txn']}`)).body.tool).toBe('world.put');
+  });
+});
+
+describe('parameters', () => {
+  const argsOf = async (answer: Answer) => (await gateway.get(`/v1/calls/${answer.headers['oncegate-txn']}`)).body.args;
+
+  it('become arguments of the type that the schema says', async () => {
+    const answer = await proxy('PUT', `world/nature/objects/${id}?n=-7&r=1.5&on=false&tags=1&s=007`, {});
+    expect(answer.status).toBe(200);
+    expect(await argsOf(answer)).toEqual({ id, n: -7, r: 1.5, on: false, tags: [1], s: '007' });
+    const more = await proxy('PUT', `world/nature/objects/${id}?tags=1&tags=2`);
+    expect(await argsOf(more)).toEqual({ id, tags: [1, 2] });
+  });
+
+  it.each([
+    'n=1.5',
+    'n=01',
+    'n=1e3',
+    'n=',
+    'n=0x10',
+    'n=9007199254740993',
+    'on=yes',
+    'on=1',
+    'r=NaN',
+    'tags=x',
+    's=1&s=2',
+    'zz=1',
+  ])('that do not fit are invalid arguments, never guessed: %s', async (query) => {
+    const refused = await proxy('PUT', `world/nature/objects/${id}?${query}`, {});
+    expect(refused.status).toBe(400);
+    expect(refused.body.code).toBe('invalid_arguments');
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+
+  it('may repeat what the body says, and never contradict it', async () => {
+    expect((await proxy('PUT', `world/nature/objects/${id}?n=1`, { id, n: 1 })).status).toBe(200);
+    const before = (await upstream.requests(id)).length;
+    for (const [query, body] of [
+      ['', { id: 'other' }],
+      ['?n=1', { n: 2 }],
+      ['?n=1', { n: '1' }],
+      ['?n=1', { n: null }],
+      [`?id=other`, {}],
+    ] as const) {
+      const refused = await proxy('PUT', `world/nature/objects/${id}${query}`, body);
+      expect(refused.status, JSON.stringify([query, body])).toBe(400);
+      expect(refused.body.code).toBe('malformed');
+    }
+    expect(await upstream.requests(id)).toHaveLength(before);
+  });
+
+  it('named like what every object has are arguments like others', async () => {
+    const answer = await proxy('GET', `world/read/items/${id}?constructor=x&page=2`);
+    expect(answer.status).toBe(200);
+    expect(await argsOf(answer)).toEqual({ id, constructor: 'x', page: 2 });
+    expect((await proxy('GET', `world/read/items/${id}?__proto__=x`)).status).toBe(400);
+  });
+
+  it('come with a strict body', async () => {
+    for (const body of ['[]', '{"n":1,"n":1}', '"x"', '{'])
+      expect((await proxy('PUT', `world/nature/objects/${id}`, body)).body.code, body).toBe('malformed');
+    const form = await proxy('PUT', `world/nature/objects/${id}`, 'n=1', {
+      'content-type': 'application/x-www-form-urlencoded',
+    });
+    expect(form.status).toBe(415);
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+
+  it('of the agent’s own name reach the request and the business key', async () => {
+    const first = await proxy('POST', 'world/echo', { id });
+    expect(first.status).toBe(200);
+    expect(first.body).toMatchObject({ url: '/echo?by=tester', body: { id, agent: 'tester' } });
+    expect(first.body.headers['x-agent']).toBe('tester');
+    expect((await proxy('POST', 'world/echo', { id })).headers['idempotent-replayed']).toBe('true');
+  });
+});
+
+describe('a caller', () => {
+  it('without a key is told nothing', async () => {
+    expect((await proxy('POST', 'world/keyed/charge', { id }, { authorization: '' })).status).toBe(401);
+    expect((await proxy('POST', 'nowhere/x', { id }, { authorization: 'Bearer x' })).status).toBe(401);
+  });
+
+  it('cannot pass headers of its own to the upstream', async () => {
+    await proxy('POST', 'world/keyed/charge', { id }, { 'x-mine': '1', cookie: 'a=b', 'idempotency-key': id });
+    const [sent] = await upstream.requests(id);
+    expect(Object.keys(sent?.headers ?? {})).not.toContain('x-mine');
+    expect(Object.keys(sent?.headers ?? {})).not.toContain('cookie');
+    expect(sent?.headers['authorization']).toBeUndefined();
+  });
+});

@@ -1,0 +1,247 @@
+import { randomUUID } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type Advance, Calls, type Intent } from '../../gateway/ledger/calls.ts';
+import { release, takeOver } from '../../gateway/ledger/custody.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { endDeadNeighbours, Lease } from '../../gateway/ledger/processes.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+let db: Database;
+let calls: Calls;
+let lease: Lease;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  db = new Database(database.url, { max: 8, applicationName: 'test' });
+  calls = new Calls(db);
+  lease = new Lease(db, () => {});
+  await lease.start();
+});
+afterAll(async () => {
+  await lease?.end();
+  await db?.close();
+  await database?.drop();
+});
+
+function intent(changes: Partial<Intent> = {}): Intent {
+  return {
+    txn: randomUUID(),
+    agent: 'a',
+    tool: 't',
+    key: 'k',
+    identity: 'key',
+    fingerprint: Buffer.alloc(32, 1),
+    kind: 'none',
+    state: 'sending',
+    owner: lease.id,
+    dueInMs: null,
+    keyLifetimeMs: null,
+    policyVersion: 'v',
+    rule: 'r',
+    args: '{}',
+    request: null,
+    sealed: null,
+    entry: '{}',
+    ...changes,
+  };
+}
+
+function change(txn: string, changes: Partial<Advance> = {}): Advance {
+  return {
+    txn,
+    fence: 1,
+    evident: false,
+    state: 'sending',
+    attempt: 1,
+    attemptOpen: false,
+    unresolved: 0,
+    unknownSinceMs: null,
+    custody: 'keep',
+    dueInMs: null,
+    outcome: null,
+    problem: null,
+    detail: null,
+    answer: null,
+    evidence: null,
+    resolvedBy: null,
+    leaf: null,
+    event: null,
+    entry: '{}',
+    ...changes,
+  };
+}
+
+const succeeded = (txn: string, changes: Partial<Advance> = {}) =>
+  change(txn, {
+    state: 'succeeded',
+    custody: 'close',
+    outcome: 'answered',
+    evidence: 'answer',
+    leaf: Buffer.alloc(32),
+    ...changes,
+  });
+
+describe('a claim', () => {
+  it('is won by one of many, in one batch and across processes', async () => {
+    const one = intent();
+    const elsewhere = new Calls(db);
+    const won = await Promise.all(
+      [one, { ...one }, { ...one }].map((same, i) => (i === 2 ? elsewhere : calls).claim(same)),
+    );
+    expect(won.filter(Boolean)).toHaveLength(1);
+    const rows = await database.query('select * from open_calls where txn = $1', [one.txn]);
+    expect(rows).toHaveLength(1);
+  });
+
+  it('writes its audit leaf in the same commit, and none when it is lost', async () => {
+    const one = intent({ entry: '{"once":1}' });
+    await calls.claim(one);
+    await calls.claim({ ...one });
+    expect(await database.query(`select * from audit_queue where entry = '{"once":1}'`)).toHaveLength(1);
+  });
+
+  it('can be unbound while nothing was sent, and then be claimed anew', async () => {
+    const one = intent();
+    await calls.claim(one);
+    expect(await release(db, one.txn, lease.id, '{}')).toBe(true);
+    expect(await calls.read(one.txn)).toBeUndefined();
+    expect(await calls.claim(one)).toBe(true);
+  });
+
+  it('of another owner cannot be unbound', async () => {
+    const one = intent();
+    await calls.claim(one);
+    expect(await release(db, one.txn, randomUUID(), '{}')).toBe(false);
+    expect(await calls.read(one.txn)).toBeDefined();
+  });
+});
+
+describe('a settlement', () => {
+  it('closes the call once; a second one changes nothing', async () => {
+    const one = intent();
+    await calls.claim(one);
+    expect(await calls.advance(succeeded(one.txn, { answer: '{"status":200}' }))).toBe(true);
+    expect(await calls.advance(succeeded(one.txn, { answer: '{"status":201}', evident: true }))).toBe(false);
+    const call = await calls.read(one.txn);
+    expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
+  });
+
+  it('with an old fence is refused, unless it is evidence', async () => {
+    const one = intent({ owner: randomUUID() });
+    await calls.claim(one);
+    const taken = await takeOver(db, lease.id, () => '{}');
+    const mine = taken.find((call) => call.txn === one.txn);
+    expect(mine).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
+    expect(await calls.advance(change(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect(await calls.advance(succeeded(one.txn, { evident: true, evidence: 'late_answer' }))).toBe(true);
+  });
+
+  it('that is illegal is refused by the database, and its neighbours are not', async () => {
+    const [good, bad] = [intent(), intent()];
+    await Promise.all([calls.claim(good), calls.claim(bad)]);
+    const settled = await Promise.allSettled([
+      calls.advance(succeeded(good.txn)),
+      calls.advance(
+        change(bad.txn, {
+          state: 'failed',
+          custody: 'close',
+          unresolved: 1,
+          problem: 'tool_failed',
+          evidence: 'answer',
+        }),
+      ),
+    ]);
+    expect(settled.map((one) => one.status)).toEqual(['fulfilled', 'rejected']);
+    expect(await calls.read(good.txn)).toMatchObject({ state: 'succeeded' });
+    expect(await calls.read(bad.txn)).toMatchObject({ state: 'sending' });
+  });
+
+  it('of a final call may be erased but never changed', async () => {
+    const one = intent();
+    await calls.claim(one);
+    await calls.advance(succeeded(one.txn, { answer: '{"status":200}' }));
+    const forbidden = [
+      `state = 'in_doubt', settled_at = null`,
+      `answer = '{}'`,
+      `outcome = 'other'`,
+      `leaf = '\\x00'`,
+      `agent = 'b'`,
+      `fence = 0`,
+      `evidence = 'person'`,
+    ];
+    for (const set of forbidden)
+      await expect(database.query(`update calls set ${set} where txn = $1`, [one.txn]), set).rejects.toThrow(/call /);
+    await database.query(`update calls set answer = null, args = null, erased_at = now() where txn = $1`, [one.txn]);
+  });
+});
+
+describe('taking over', () => {
+  it('leaves the calls of the living alone, however old', async () => {
+    const one = intent();
+    await calls.claim(one);
+    await database.query(`update open_calls set due_at = now() - interval '1 day' where txn = $1`, [one.txn]);
+    const taken = await takeOver(db, randomUUID(), () => '{}');
+    expect(taken.map((call) => call.txn)).not.toContain(one.txn);
+  });
+
+  it('takes each call for one of several takers', async () => {
+    const dead = randomUUID();
+    const lost = Array.from({ length: 50 }, () => intent({ owner: dead }));
+    await Promise.all(lost.map((one) => calls.claim(one)));
+    const takers = await Promise.all(Array.from({ length: 4 }, () => takeOver(db, lease.id, () => '{}')));
+    const taken = takers.flat().map((call) => call.txn);
+    expect(taken.sort()).toEqual(lost.map((one) => one.txn).sort());
+  });
+
+  it('of a call that waits for its time happens when it comes, without calling anybody dead', async () => {
+    const one = intent({ state: 'held', owner: null, dueInMs: 0 });
+    await calls.claim(one);
+    const taken = await takeOver(db, lease.id, () => '{}');
+    expect(taken.find((call) => call.txn === one.txn)).toMatchObject({ state: 'held', ownerDeaths: 0, unresolved: 0 });
+  });
+});
+
+describe('a lease', () => {
+  it('is the right to send under one name only', async () => {
+    expect(lease.holds(lease.id)).toBe(true);
+    expect(lease.holds(randomUUID())).toBe(false);
+    expect(lease.holds('')).toBe(false);
+  });
+
+  it('that lapsed is taken anew under another name, and the old one is known to be dead', async () => {
+    const own = new Lease(db, () => {});
+    await own.start();
+    const old = own.id;
+    await database.query(`update processes set lease_until = now() - interval '1 second' where id = $1`, [old]);
+    await expect.poll(() => own.id !== old && own.id !== '' && own.holds(own.id), { timeout: 5_000 }).toBe(true);
+    expect(own.holds(old)).toBe(false);
+    await expect
+      .poll(() =>
+        database
+          .query<{ ended_at: Date }>('select ended_at from processes where id = $1', [old])
+          .then(([row]) => row?.ended_at),
+      )
+      .not.toBeNull();
+    await own.end();
+  });
+
+  it('of a process of this host that is gone ends at once', async () => {
+    const gone = randomUUID();
+    await database.query(
+      `insert into processes (id, host, pid, pid_started, lease_until) select $1, host, pid, '1', now() + interval '1 hour' from processes where id = $2`,
+      [gone, lease.id],
+    );
+    await endDeadNeighbours(db);
+    const rows = await database.query<{ id: string; dead: boolean }>(
+      'select id, ended_at is not null as dead from processes where id = any($1)',
+      [[gone, lease.id]],
+    );
+    expect(new Map(rows.map((row) => [row.id, row.dead]))).toEqual(
+      new Map([
+        [gone, true],
+        [lease.id, false],
+      ]),
+    );
+  });
+});

@@ -83,7 +83,8 @@ export class Guard implements Adapter {
     if (this.heldBackMs(tool) > 0) return this.#heldBack();
     const asked = performance.now();
     const leave = await this.#turnstile.enter(options.timeoutMs);
-    if (leave === undefined) return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
+    if (leave === undefined)
+      return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
     try {
       const left = options.timeoutMs - (performance.now() - asked);
       return await this.#breaker.fire(() => this.#adapter.send(tool, request, { ...options, timeoutMs: left }));

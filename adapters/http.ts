@@ -132,7 +132,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   #fail(detail: string, refusedHere = false): void {
-    if (this.#controller === undefined) return this.#finish({ kind: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
+    if (this.#controller === undefined)
+      return this.#finish({ kind: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
     if (this.#status === 0) this.#finish({ kind: 'ambiguous', detail });
     else this.#finish(classify(this.#status, this.#tool.noEffect, undefined, detail));
     this.#controller.abort(new Error(detail));

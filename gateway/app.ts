@@ -4,6 +4,7 @@ import { demoServices } from '../demo/services.ts';
 import { ERRORS, type ErrorCode, GatewayError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
+import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -13,6 +14,7 @@ import { toolRoutes } from './http/tool-routes.ts';
 export interface AppOptions {
   readonly flow: Flow;
   readonly health: Health;
+  readonly control: PolicyControl;
   readonly log: Logger;
   readonly version: string;
   readonly bodyBytes: number;
@@ -93,6 +95,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   callRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
   adminRoutes(app, options.flow);
+  authorityRoutes(app, options.flow, options.control);
 }
 
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */

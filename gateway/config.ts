@@ -16,7 +16,7 @@ export interface Config {
   readonly policiesDir: string;
   readonly dataDir: string;
   readonly retention: { readonly payloadsMs: number; readonly keysMs: number | null };
-  readonly limits: { readonly bodyBytes: number; readonly inflight: number };
+  readonly limits: { readonly bodyBytes: number; readonly inflight: number; readonly pendingApprovals: number };
   readonly demo: boolean;
   readonly logLevel: string;
   /** 32 bytes that encrypt what redacting tools store; absent: kept in the data directory. */
@@ -49,7 +49,11 @@ const fileSchema = z.strictObject({
     .strictObject({ payloads: duration.optional(), keys: z.union([z.literal('forever'), duration]).optional() })
     .optional(),
   limits: z
-    .strictObject({ body: z.int().min(1).max(67_108_864).optional(), inflight: z.int().min(1).max(100_000).optional() })
+    .strictObject({
+      body: z.int().min(1).max(67_108_864).optional(),
+      inflight: z.int().min(1).max(100_000).optional(),
+      pendingApprovals: z.int().min(0).max(100_000).optional(),
+    })
     .optional(),
 });
 
@@ -83,7 +87,11 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
       payloadsMs: milliseconds(file.retention?.payloads ?? '30d'),
       keysMs: keys === undefined || keys === 'forever' ? null : milliseconds(keys),
     },
-    limits: { bodyBytes: file.limits?.body ?? 1_048_576, inflight: file.limits?.inflight ?? 1_000 },
+    limits: {
+      bodyBytes: file.limits?.body ?? 1_048_576,
+      inflight: file.limits?.inflight ?? 1_000,
+      pendingApprovals: file.limits?.pendingApprovals ?? 100,
+    },
     demo,
     logLevel,
     encryptionKey,

@@ -12,10 +12,11 @@ import { Database } from './ledger/db.ts';
 import { deploymentId } from './ledger/deployment.ts';
 import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
 import { dropTombstones, erasePayloads } from './ledger/retention.ts';
+import { Switches } from './ledger/switches.ts';
 import type { PolicyKeeper } from './policy-keeper.ts';
 
 export interface EngineOptions {
-  readonly config: Pick<Config, 'database' | 'retention' | 'dieAt'>;
+  readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'dieAt'>;
   readonly url: string;
   readonly policies: PolicyKeeper;
   readonly sealingKey: Buffer;
@@ -34,8 +35,8 @@ export class Engine {
     this.#sweeper = sweeper;
     const dispatch = new Dispatch(station);
     const claims = new Claims(station, dispatch);
-    this.flow = { station, dispatch, claims };
     this.#recovery = new Recovery(station, dispatch, claims);
+    this.flow = { station, dispatch, claims, recovery: this.#recovery };
   }
 
   static async start({ config, url, policies, sealingKey, log }: EngineOptions): Promise<Engine> {
@@ -43,17 +44,24 @@ export class Engine {
     try {
       const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
       await lease.start();
-      const adapters = new Registry(() => false);
+      const switches = new Switches(db, lease, (error) =>
+        log.warn({ err: String(error) }, 'the switches could not be read'),
+      );
+      const adapters = new Registry((upstream) => switches.get(`breaker:${upstream}`) !== undefined);
+      switches.onClosed((upstream) => adapters.reset(upstream));
+      await switches.start();
       adapters.use(policies.current);
       policies.onChange((changed) => adapters.use(changed));
       const station: Station = {
         db,
         calls: new Calls(db),
         lease,
+        switches,
         adapters,
         policies: () => policies.current,
         deployment: await deploymentId(db),
         sealingKey,
+        mostPending: config.limits.pendingApprovals,
         log,
         reach: deathAt(config.dieAt),
       };
@@ -88,6 +96,7 @@ export class Engine {
     const { db, lease, adapters, log } = this.#station;
     clearInterval(this.#sweeper);
     await this.#recovery.stop();
+    await this.#station.switches.stop();
     await this.flow.dispatch.drain(drainMs);
     try {
       await handOver(db, lease.id);

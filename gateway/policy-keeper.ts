@@ -48,9 +48,10 @@ export class PolicyKeeper {
     return this.#faults.map((fault) => `a policy change was refused: ${fault}`);
   }
 
-  async reload(): Promise<Loaded> {
-    if (this.#watch === undefined) throw new Error('not started');
-    return this.#watch.reload();
+  /** Loads now; the faults, if what is on disk was refused. */
+  async reload(): Promise<readonly string[]> {
+    await this.#watch?.reload();
+    return this.#faults;
   }
 
   apply(loaded: Loaded): void {
@@ -74,14 +75,6 @@ export class PolicyKeeper {
 /** What the language can say and this version cannot enforce yet is refused, never ignored. */
 function unenforced(policies: Policies): string[] {
   const faults: string[] = [];
-  for (const { name, rules } of policies.agents.values()) {
-    for (const rule of rules) {
-      if (rule.rate !== undefined || rule.budget !== undefined)
-        faults.push(`${rule.id}: rate and budget of ${name} are not enforced by this version`);
-      if (rule.approve !== undefined && rule.approve !== 'never')
-        faults.push(`${rule.id}: approve is not enforced by this version`);
-    }
-  }
   for (const tool of policies.tools.values()) {
     if (tool.locks.length > 0) faults.push(`tool ${tool.name}: locks are not enforced by this version`);
     if (tool.observe !== undefined) faults.push(`tool ${tool.name}: observe is not enforced by this version`);

@@ -60,6 +60,7 @@ async function start(): Promise<void> {
 
     const app = await buildApp({
       flow: engine.flow,
+      control: { reload: () => policies.reload() },
       health: { troubles: () => engine.troubles(), warnings: () => policies.warnings() },
       log,
       version,

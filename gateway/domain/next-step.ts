@@ -38,6 +38,8 @@ export interface Facts {
   readonly roundFrom: number;
   readonly unresolved: number;
   readonly ownerDeaths: number;
+  /** A person approved it: when nothing could be sent it fails, and the key stays bound. */
+  readonly bound: boolean;
   /** Whether some attempt's outcome was ever unknown. */
   readonly wasUnknown: boolean;
   readonly msInRound: number;
@@ -71,7 +73,7 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
   }
   if (facts.unresolved === 0) {
     if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };
-    return facts.wasUnknown || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+    return facts.wasUnknown || facts.bound || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
   }
   switch (facts.kind) {
     case 'read':

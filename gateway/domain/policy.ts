@@ -156,6 +156,8 @@ export interface Approve {
 export interface Rule {
   /** `billing-bot rule 1 (policies/billing.yaml:12)`: how every decision names it. */
   readonly id: string;
+  /** Names its limits: the same across reloads as long as its place among the rules with this pattern is. */
+  readonly bucket: string;
   readonly verdict: 'allow' | 'deny';
   readonly pattern: string;
   /** Whether the pattern (exact or glob) covers this tool name. */

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type CallFace, face } from '../domain/call.ts';
-import { GatewayError } from '../domain/errors.ts';
+import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import { isFinal } from '../domain/states.ts';
 import type { Dispatch } from './dispatch.ts';
 import type { Station } from './station.ts';
@@ -37,7 +37,7 @@ export async function awaitCall(
         if (ending === undefined) throw unrecorded(txn);
       }
       if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;
-      if (ending?.as === 'released') return undefined;
+      if (ending?.as === 'released') throw released(txn, ending.code, ending.detail);
     }
     const call = await station.calls.read(txn);
     if (call === undefined) return undefined;
@@ -47,6 +47,13 @@ export async function awaitCall(
     const wake = signal === undefined ? dispatch.stopping : AbortSignal.any([signal, dispatch.stopping]);
     await sleep(Math.min(poll, left), undefined, { signal: wake }).catch(() => {});
   }
+}
+
+export function released(txn: string, code: ErrorCode, detail: string): GatewayError {
+  return new GatewayError(code, `Nothing was sent: ${detail}. The key is free to be used again.`, {
+    txn,
+    retryAfterSeconds: 1,
+  });
 }
 
 /** The outcome may be known here, but nobody is told what the ledger does not know. */

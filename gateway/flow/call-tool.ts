@@ -4,18 +4,21 @@ import { type Call, type CallFace, face } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Decision, Policies, Tool } from '../domain/policy.ts';
+import type { Agent, Approve, Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
-import type { Intent } from '../ledger/calls.ts';
-import { coversByName, decide } from '../policy/decide.ts';
-import { awaitCall } from './await-call.ts';
+import type { Guards, Intent } from '../ledger/calls.ts';
+import { coversByName, DEFAULT_HOLD, decide } from '../policy/decide.ts';
+import { awaitCall, released } from './await-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
+import { whatIsShown } from './hold.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
 import type { Job } from './job.ts';
 import { type Payload, store } from './payload.ts';
+import type { Recovery } from './recover.ts';
+import { exceeded, spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
 
 /** The station with what moves calls along it. */
@@ -23,6 +26,7 @@ export interface Flow {
   readonly station: Station;
   readonly dispatch: Dispatch;
   readonly claims: Claims;
+  readonly recovery: Recovery;
 }
 
 export interface ToolCall {
@@ -47,7 +51,7 @@ interface Admitted {
   readonly asked: ToolCall;
   readonly tool: Tool;
   readonly policies: Policies;
-  readonly rule: string;
+  readonly rule: Rule;
   readonly hold: Approve | undefined;
   readonly args: string;
   readonly fingerprint: Buffer;
@@ -78,10 +82,13 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     const agent = asked.agent.name;
     const identified = await identifyCall(station, agent, tool, asked.args, fingerprint, asked.key);
     const request = station.adapters.for(tool).prepare(tool, { args: asked.args, agent }, identified.txn);
-    const { rule, hold } = decision;
-    admitted = { asked, tool, policies, rule: rule.id, hold, args, fingerprint, identified, request };
+    const { rule } = decision;
+    const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
+    refuseWhatIsOff(station, agent, tool, hold !== undefined);
+    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request };
   } catch (error) {
-    // No key or no request can be made of these arguments under today's contract; under an earlier one it could.
+    // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
+    // done before is told all the same.
     if (!(error instanceof GatewayError)) throw error;
     return refuse(flow, asked, tool, fingerprint, policies, error);
   }
@@ -117,7 +124,7 @@ async function refuse(
   const earlier = await earlierCall(station, asked, tool, fingerprint);
   if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
-  if (error.code !== 'invalid_arguments') {
+  if (error.code === 'denied' || error.code === 'unknown_tool') {
     const entry = auditEntry(error.code, {
       agent: asked.agent.name,
       tool: asked.tool,
@@ -161,7 +168,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   if (dispatch.carried(txn) !== undefined) return false;
   const owner = station.lease.id;
   const payload = { args: asked.args, request: admitted.request };
-  const held = admitted.hold !== undefined || identified.holdAsRepeat === true;
+  const held = admitted.hold !== undefined;
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
   const intent: Intent = {
@@ -174,10 +181,10 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     kind,
     state: held ? 'held' : 'sending',
     owner: held ? null : owner,
-    dueInMs: held ? (admitted.hold?.withinMs ?? DEFAULT_HOLD_MS) : null,
+    dueInMs: admitted.hold?.withinMs ?? null,
     keyLifetimeMs,
     policyVersion: admitted.policies.version,
-    rule: admitted.rule,
+    rule: admitted.rule.id,
     ...store(station.sealingKey, txn, tool, payload, admitted.args),
     entry: auditEntry(held ? 'call_held' : 'call_claimed', {
       txn,
@@ -185,17 +192,53 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
       tool: tool.name,
       fingerprint: admitted.fingerprint.toString('hex'),
       policy: admitted.policies.version,
-      rule: admitted.rule,
+      rule: admitted.rule.id,
     }),
   };
   if (!station.lease.holds(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
   station.reach('claiming');
   await identified.announce?.();
-  return claims.claim(intent, () => {
+  const claimed = await claims.claim(intent, guardsOf(station, admitted), () => {
     if (held) return;
     station.reach('claimed');
     void dispatch.carry(freshJob(intent, tool, owner, payload));
   });
+  if (typeof claimed === 'object') throw exceeded(claimed, admitted.rule.id);
+  return claimed === 'won';
+}
+
+/** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
+function guardsOf(station: Station, admitted: Admitted): Guards | undefined {
+  const { asked, tool, rule, hold, policies, request, fingerprint } = admitted;
+  const agent = asked.agent.name;
+  const spends = spendsOf(rule, { args: asked.args, agent, tool: tool.name, saga: null, run: null, now: Date.now() });
+  if (spends.length === 0 && hold === undefined) return undefined;
+  if (hold === undefined) return { spends, approval: undefined };
+  const shown = whatIsShown({ agent, args: asked.args, fingerprint, rule: rule.id }, tool, request, policies);
+  return {
+    spends,
+    approval: {
+      shown,
+      groups: hold.by,
+      quorum: hold.quorum,
+      withinMs: hold.withinMs,
+      mostPending: station.mostPending,
+    },
+  };
+}
+
+/** Switched off by people or sick: nothing is sent, and the key is not bound. A held call is not sent now anyway. */
+function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: boolean): void {
+  const frozen = station.switches.frozen(agent, tool.name);
+  if (frozen !== undefined) {
+    throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
+  }
+  const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
+  if (waitMs > 0) {
+    throw new GatewayError('breaker_open', `${tool.upstream} fails too often and is left alone for a while.`, {
+      retryAfterSeconds: Math.ceil(waitMs / 1000),
+    });
+  }
 }
 
 function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): Job {
@@ -218,16 +261,15 @@ function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): 
     roundAt: performance.now(),
     firstSentAt: performance.now(),
     unknownSince: null,
+    bound: false,
     woken: false,
   };
 }
 
-const DEFAULT_HOLD_MS = 3_600_000;
-
 /** A call that was there before: another request, an answer to replay, or one to wait for. */
 async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
   const call = await flow.station.calls.read(txn);
-  if (call === undefined) throw released(txn, 'the earlier call was given up before it was sent');
+  if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
   if (!call.fingerprint.equals(fingerprint)) {
     throw new GatewayError(
       'key_reused',
@@ -248,13 +290,6 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
 
 async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {
   const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.signal);
-  if (call === undefined) throw released(txn, 'it was given up before it was sent');
+  if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
   return { call, repeat: isRepeat };
-}
-
-function released(txn: string, detail: string): GatewayError {
-  return new GatewayError('unavailable', `Nothing was sent: ${detail}. The key is free to be used again.`, {
-    txn,
-    retryAfterSeconds: 1,
-  });
 }

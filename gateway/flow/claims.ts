@@ -1,6 +1,6 @@
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
-import type { Intent } from '../ledger/calls.ts';
+import type { Claimed, Guards, Intent } from '../ledger/calls.ts';
 import { ownedBy, release } from '../ledger/custody.ts';
 import type { Dispatch } from './dispatch.ts';
 import type { Station } from './station.ts';
@@ -30,8 +30,8 @@ export class Claims {
     this.#dispatch = dispatch;
   }
 
-  /** True: ours to send. False: the txn was claimed before. `then` runs before anybody else may look at the claim. */
-  async claim(intent: Intent, then: () => void): Promise<boolean> {
+  /** `won` is ours to send: `then` runs before anybody else may look at the claim. */
+  async claim(intent: Intent, guards: Guards | undefined, then: () => void): Promise<Claimed> {
     const { txn } = intent;
     // Whoever comes while another claims the same txn must wait: before that commits, the call cannot be read either. If it
     // fails, so does this one: to try in turn on a dead ledger would keep the last of them waiting for ever.
@@ -39,14 +39,14 @@ export class Claims {
       if (!(await other)) throw unwritable(txn);
     }
     if (this.#doubtful.get(txn)?.looked === false) throw unwritable(txn);
-    if (this.#dispatch.carried(txn) !== undefined) return false;
+    if (this.#dispatch.carried(txn) !== undefined) return 'taken';
     let written = (_: boolean) => {};
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (written = resolve)));
     try {
-      const won = await this.#station.calls.claim(intent);
-      if (won) then();
+      const claimed = await this.#station.calls.claim(intent, guards);
+      if (claimed === 'won') then();
       written(true);
-      return won;
+      return claimed;
     } catch (error) {
       if (!(error instanceof LedgerError)) throw error;
       if (error.unknown && intent.owner !== null) {

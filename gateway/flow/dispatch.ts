@@ -18,7 +18,7 @@ export type Ending =
   /** Final, or in doubt and parked. */
   | { readonly as: 'told'; readonly face: CallFace }
   /** Nothing was sent and the key is free again. */
-  | { readonly as: 'released'; readonly detail: string }
+  | { readonly as: 'released'; readonly code: ErrorCode; readonly detail: string }
   /** Another process has it now, or the ledger must be asked. */
   | { readonly as: 'elsewhere' };
 
@@ -109,10 +109,7 @@ export class Dispatch {
           if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#handBack(job);
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
           last = await this.#send(job);
-          if (last.kind === 'not_sent' && last.abandoned === true) {
-            closeAttempt(job, false);
-            return this.#handBack(job);
-          }
+          if (last.kind === 'not_sent' && last.abandoned === true) return this.#abandon(job, last);
           this.#station.reach('answered');
           const conclusion = conclude(job.kind, last, job.unresolved);
           if (conclusion.state !== 'open') return this.#settleAnswer(job, conclusion.state, last);
@@ -165,13 +162,13 @@ export class Dispatch {
   }
 
   async #send(job: Job): Promise<Outcome> {
-    const { lease, adapters, reach } = this.#station;
+    const { lease, switches, adapters, reach } = this.#station;
     const outcome = await adapters.for(job.tool).send(job.tool, job.request, {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
       maySend: () => {
         reach('sending');
-        return lease.holds(job.owner);
+        return lease.holds(job.owner) && switches.frozen(job.agent, job.tool.name) === undefined;
       },
     });
     return 'answer' in outcome && outcome.answer !== undefined
@@ -197,7 +194,7 @@ export class Dispatch {
     return this.#settle(job, 'failed', answer, {
       outcome: 'no_effect',
       evidence: 'gateway',
-      problem: 'tool_failed',
+      problem: last?.kind === 'not_sent' ? 'unavailable' : 'tool_failed',
       detail: describe(last),
     });
   }
@@ -300,18 +297,30 @@ export class Dispatch {
     return this.#park(job, job.tool.retry.maxMs, why, undefined);
   }
 
-  async #release(job: Job, last: Outcome | undefined): Promise<Ending> {
+  async #release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
     const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
     const gone = await this.#insist(job, () => release(this.#station.db, job.txn, job.owner, entry));
-    return gone ? { as: 'released', detail: describe(last) } : { as: 'elsewhere' };
+    const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
+    return gone
+      ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
+      : { as: 'elsewhere' };
+  }
+
+  /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
+  #abandon(job: Job, last: Outcome): Promise<Ending> {
+    closeAttempt(job, false);
+    const frozen = this.#station.switches.frozen(job.agent, job.tool.name);
+    if (frozen === undefined) return this.#handBack(job);
+    const why: Outcome = { ...last, kind: 'not_sent', detail: `${frozen.by} froze ${frozen.scope}` };
+    return job.unresolved === 0 && !job.bound
+      ? this.#release(job, why, 'frozen')
+      : this.#handBack(job, FROZEN_RECHECK_MS);
   }
 
   /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
-  async #handBack(job: Job): Promise<Ending> {
+  async #handBack(job: Job, dueInMs = 0): Promise<Ending> {
     const entry = auditEntry('call_handed_back', subject(job));
-    await this.#insist(job, () =>
-      this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs: 0, entry }),
-    );
+    await this.#insist(job, () => this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs, entry }));
     return { as: 'elsewhere' };
   }
 
@@ -353,6 +362,9 @@ export class Dispatch {
     }
   }
 }
+
+/** How often a call that may not be sent because it is frozen is looked at again. */
+const FROZEN_RECHECK_MS = 1_000;
 
 interface Trouble {
   readonly promise: Promise<'unrecorded'>;

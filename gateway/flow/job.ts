@@ -30,6 +30,8 @@ export interface Job {
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
+  /** A person approved it: the key stays bound even if nothing can be sent. */
+  readonly bound: boolean;
   /** Its time had come: the next step may be taken at once. */
   readonly woken: boolean;
 }
@@ -61,6 +63,7 @@ export function jobOf(
     roundAt: moment(call.roundAt) ?? performance.now(),
     firstSentAt: moment(call.firstSentAt),
     unknownSince: moment(call.unknownSince),
+    bound: call.events.some((event) => event.what === 'approved'),
     woken: true,
   };
 }
@@ -78,6 +81,7 @@ export function factsOf(job: Job): Facts {
     roundFrom: job.roundFrom,
     unresolved: job.unresolved,
     ownerDeaths: job.ownerDeaths,
+    bound: job.bound,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,
     msSinceUnknown: job.unknownSince === null ? 0 : now - job.unknownSince,

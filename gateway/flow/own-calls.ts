@@ -1,9 +1,9 @@
 import { auditEntry } from '../domain/audit.ts';
 import { type Call, type CallFace, face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
+import { endHeld } from '../ledger/approvals.ts';
 import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/lists.ts';
 import { noteDelivered } from '../ledger/repeats.ts';
-import { cancelHeld } from '../ledger/verdicts.ts';
 import { awaitCall } from './await-call.ts';
 import type { Flow } from './call-tool.ts';
 
@@ -38,7 +38,7 @@ export async function cancelCall(flow: Flow, txn: string, agent: string): Promis
   const call = await readCall(flow, txn, agent);
   if (call.state === 'held') {
     const entry = auditEntry('call_cancelled', { txn, agent, tool: call.tool });
-    await cancelHeld(flow.station.db, txn, entry);
+    await endHeld(flow.station.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);
   }
   const now = await readCall(flow, txn, agent);
   if (now.state !== 'cancelled') {

@@ -1,16 +1,20 @@
-import { auditEntry } from '../domain/audit.ts';
+import { auditEntry, leafHash } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
-import { LedgerError } from '../domain/errors.ts';
+import { type ErrorCode, LedgerError } from '../domain/errors.ts';
+import { endHeld } from '../ledger/approvals.ts';
 import type { Advance } from '../ledger/calls.ts';
-import { takeOver } from '../ledger/custody.ts';
+import { postpone, takeOver } from '../ledger/custody.ts';
 import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
+import { whyNotApproved } from './decide-approval.ts';
 import type { Dispatch } from './dispatch.ts';
 import { jobOf } from './job.ts';
 import { load } from './payload.ts';
 import type { Station } from './station.ts';
 
 const LOOK_EVERY_MS = 400;
+/** A call that is due but frozen is looked at again this much later. */
+const FROZEN_RECHECK_MS = 1_000;
 /** More than this is not taken at once: other replicas help, and an upstream that just came back is not flooded. */
 const MOST_CARRIED = 512;
 
@@ -66,24 +70,37 @@ export class Recovery {
       const calls = await takeOver(this.#station.db, owner, (txn) => auditEntry('call_taken_over', { txn, owner }));
       if (calls.length === 0) return;
       this.#station.reach('taken');
-      for (const call of calls) this.#carry(call, owner);
+      for (const call of calls) {
+        // If this fails the call is still ours in the ledger, and is found again when this process ends or lapses.
+        this.#carry(call, owner).catch((error: unknown) => {
+          this.#station.log.warn({ txn: call.txn, err: String(error) }, 'recovery could not go on with a call');
+        });
+      }
       await this.#dispatch.roomFor(MOST_CARRIED);
     }
   }
 
-  #carry(call: Call, owner: string): void {
-    if (call.state === 'held') return this.#finish(call, 'expired', 'nobody answered in time');
+  async #carry(call: Call, owner: string): Promise<void> {
+    const { db, switches } = this.#station;
+    if (call.state === 'held') {
+      const entry = auditEntry('call_expired', { txn: call.txn, agent: call.agent, tool: call.tool });
+      await endHeld(db, call.txn, 'expired', 'nobody answered in time', entry);
+      return;
+    }
+    if (switches.frozen(call.agent, call.tool) !== undefined) return postpone(db, call.txn, owner, FROZEN_RECHECK_MS);
     const tool = this.#station.policies().tools.get(call.tool);
     const payload = load(this.#station.sealingKey, call);
     if (tool === undefined) return this.#doubt(call, `the tool ${call.tool} is no longer declared`);
     if (typeof payload === 'string') return this.#doubt(call, payload);
+    const why = call.state === 'ready' ? await whyNotApproved(this.#station, call, payload.args) : undefined;
+    if (why !== undefined) return this.#fail(call, 'denied', `approved, but ${why}`);
     void this.#dispatch.carry(jobOf(call, tool, payload, owner));
   }
 
   /** It cannot be carried on; if nothing was sent it ends here, else only a person can tell. */
-  #doubt(call: Call, why: string): void {
-    if (call.attempt === 0) return this.#finish(call, 'failed', why);
-    this.#advance(call, {
+  #doubt(call: Call, why: string): Promise<void> {
+    if (call.attempt === 0) return this.#fail(call, 'unavailable', why);
+    return this.#advance(call, {
       state: 'in_doubt',
       custody: 'park',
       detail: why,
@@ -92,19 +109,21 @@ export class Recovery {
     });
   }
 
-  #finish(call: Call, state: 'expired' | 'failed', why: string): void {
-    this.#advance(call, {
-      state,
+  #fail(call: Call, problem: ErrorCode, why: string): Promise<void> {
+    const entry = auditEntry('call_failed', { txn: call.txn, agent: call.agent, tool: call.tool, why });
+    return this.#advance(call, {
+      state: 'failed',
       custody: 'close',
       detail: why,
-      outcome: state,
-      problem: state === 'expired' ? 'expired' : 'unavailable',
+      outcome: 'no_effect',
+      problem,
       evidence: 'gateway',
-      entry: auditEntry(`call_${state}`, { txn: call.txn, agent: call.agent, tool: call.tool, why }),
+      leaf: leafHash(entry),
+      entry,
     });
   }
 
-  #advance(call: Call, change: Partial<Advance> & Pick<Advance, 'state' | 'custody' | 'entry'>): void {
+  async #advance(call: Call, change: Partial<Advance> & Pick<Advance, 'state' | 'custody' | 'entry'>): Promise<void> {
     const unchanged = {
       txn: call.txn,
       fence: call.fence,
@@ -123,9 +142,6 @@ export class Recovery {
       leaf: null,
       event: null,
     };
-    // If this fails the call is still ours in the ledger, and is found again when this process ends or lapses.
-    this.#station.calls.advance({ ...unchanged, ...change }).catch((error: unknown) => {
-      this.#station.log.warn({ txn: call.txn, err: String(error) }, 'recovery could not write');
-    });
+    await this.#station.calls.advance({ ...unchanged, ...change });
   }
 }

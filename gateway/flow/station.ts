@@ -3,6 +3,7 @@ import type { Policies } from '../domain/policy.ts';
 import type { Calls } from '../ledger/calls.ts';
 import type { Database } from '../ledger/db.ts';
 import type { Lease } from '../ledger/processes.ts';
+import type { Switches } from '../ledger/switches.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -33,12 +34,15 @@ export interface Station {
   readonly db: Database;
   readonly calls: Calls;
   readonly lease: Lease;
+  readonly switches: Switches;
   readonly adapters: Registry;
   readonly policies: () => Policies;
   /** Part of every txn id: two deployments never share one. */
   readonly deployment: string;
   /** Encrypts what a redacting tool's re-send needs; lives outside the database. */
   readonly sealingKey: Buffer;
+  /** How many calls of one agent may wait for people at once. */
+  readonly mostPending: number;
   readonly log: Log;
   readonly reach: (point: Point) => void;
 }

@@ -5,6 +5,7 @@ import type { Json } from '../domain/json.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { findCalls, readCall } from '../flow/own-calls.ts';
 import { resolveDoubt } from '../flow/resolve.ts';
+import { reason } from './authority-routes.ts';
 import { readBody } from './bodies.ts';
 import { pageText, readFilter, single } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
@@ -13,13 +14,7 @@ import { identifyPerson } from './identify.ts';
 const verdictSchema = z.strictObject({
   verdict: z.enum(['applied', 'not_applied', 'retry']),
   result: z.custom<Json>((value) => value !== undefined).optional(),
-  // PostgreSQL stores no NUL in a text.
-  reason: z
-    .string()
-    .trim()
-    .min(1)
-    .max(2_000)
-    .refine((text) => !text.includes('\0'), 'holds a NUL character'),
+  reason,
   senderIsDead: z.boolean().optional(),
 });
 

@@ -1,10 +1,12 @@
 import type { PreparedRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
-import type { ErrorCode } from '../domain/errors.ts';
+import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { CallState } from '../domain/states.ts';
+import { type ApprovalRequest, requestApproval } from './approvals.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
-import type { Database } from './db.ts';
+import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
+import { type Exceeded, type Spend, spendAll } from './limits.ts';
 
 const BATCH = { maxBatch: 64, maxInFlight: 4 };
 
@@ -29,6 +31,15 @@ export interface Intent {
   readonly sealed: Buffer | null;
   readonly entry: string;
 }
+
+/** What else must hold for a claim, in the same transaction. */
+export interface Guards {
+  readonly spends: readonly Spend[];
+  readonly approval: ApprovalRequest | undefined;
+}
+
+/** Ours; somebody's before; or a limit is used up and nothing was written. */
+export type Claimed = 'won' | 'taken' | Exceeded;
 
 /** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
 export interface Advance {
@@ -70,9 +81,13 @@ export class Calls {
     this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
   }
 
-  /** T1. True: the call is ours and may be sent. False: somebody claimed this txn before. */
-  claim(intent: Intent): Promise<boolean> {
-    return this.#claims.submit(intent);
+  /**
+   * T1. A call without guards goes with others in one statement. Guards lock rows of their own (a limit's bucket) and
+   * may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share its refusal.
+   */
+  async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
+    if (guards === undefined) return (await this.#claims.submit(intent)) ? 'won' : 'taken';
+    return this.#claimGuarded(intent, guards);
   }
 
   /** T2 and everything between. False: the call is final, or in other hands. */
@@ -84,13 +99,31 @@ export class Calls {
     return this.#reads.submit(txn);
   }
 
-  async #claimAll(intents: readonly Intent[]): Promise<boolean[]> {
+  async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed> {
+    try {
+      return await this.#db.transaction(async (tx) => {
+        // First: of two claims at once the other waits here, and what is not won costs no limit.
+        const [won] = await this.#claimAll([intent], tx);
+        if (won !== true) return 'taken';
+        const exceeded = await spendAll(tx, intent.txn, guards.spends);
+        if (exceeded !== undefined) throw new Refused(exceeded);
+        if (guards.approval !== undefined)
+          await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
+        return 'won';
+      });
+    } catch (error) {
+      if (error instanceof Refused) return error.exceeded;
+      throw error;
+    }
+  }
+
+  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
     // Sorted, so that two batches never wait for each other; a txn twice in one batch is claimed by its first only.
     const first = new Map<string, Intent>();
     for (const intent of intents) if (!first.has(intent.txn)) first.set(intent.txn, intent);
     const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
     const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
-    const claimed = await this.#db.run<{ txn: string }>({
+    const claimed = await on.run<{ txn: string }>({
       name: 'claim',
       text: CLAIM,
       values: [
@@ -159,6 +192,16 @@ export class Calls {
     });
     const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
     return txns.map((txn) => found.get(txn));
+  }
+}
+
+/** Ends the transaction of a claim that a limit refuses. */
+class Refused extends GatewayError {
+  readonly exceeded: Exceeded;
+
+  constructor(exceeded: Exceeded) {
+    super(exceeded.spend.kind === 'rate' ? 'rate_limited' : 'over_budget', 'a limit is used up');
+    this.exceeded = exceeded;
   }
 }
 

@@ -81,6 +81,10 @@ export async function release(db: Database, txn: string, owner: string, entry: s
         returning c.txn
       ), closed as (
         delete from open_calls o using dropped d where o.txn = d.txn
+      ), refunded as (
+        delete from spends s using dropped d where s.txn = d.txn
+      ), undecided as (
+        delete from approvals a using dropped d where a.txn = d.txn
       ), logged as (
         insert into audit_queue (entry) select $3 from dropped
       )
@@ -88,6 +92,15 @@ export async function release(db: Database, txn: string, owner: string, entry: s
     values: [txn, owner, entry],
   });
   return rows.length === 1;
+}
+
+/** Looks at a call again later. Nothing about it changed, so nothing is logged. */
+export async function postpone(db: Database, txn: string, owner: string, ms: number): Promise<void> {
+  await db.run({
+    name: 'postpone',
+    text: `update open_calls set owner = null, due_at = now() + $3 * interval '1 ms' where txn = $1 and owner = $2`,
+    values: [txn, owner, ms],
+  });
 }
 
 /** After a T1 whose commit is unknown: whether the claim is there and ours. */

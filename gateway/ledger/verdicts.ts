@@ -81,22 +81,3 @@ export async function senderIsGone(db: Database, txn: string): Promise<boolean> 
   });
   return rows[0]?.gone ?? true;
 }
-
-/** Withdraws a held call. False: it is no longer held. */
-export async function cancelHeld(db: Database, txn: string, entry: string): Promise<boolean> {
-  const rows = await db.run<{ txn: string }>({
-    name: 'cancel-held',
-    text: `with cancelled as (
-        update calls set state = 'cancelled', fence = fence + 1, settled_at = now(), outcome = 'cancelled', problem = 'cancelled',
-          detail = 'it was withdrawn before it was sent', evidence = 'gateway', leaf = $2
-        where txn = $1 and state = 'held' returning txn
-      ), closed as (
-        delete from open_calls o using cancelled c where o.txn = c.txn
-      ), logged as (
-        insert into audit_queue (entry) select $3 from cancelled
-      )
-      select txn from cancelled`,
-    values: [txn, leafHash(entry), entry],
-  });
-  return rows.length === 1;
-}

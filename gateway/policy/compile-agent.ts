@@ -25,7 +25,8 @@ export function compileAgent(
     name,
     keys: compileKeys(value.keys ?? [], at(place, 'keys'), env, report),
     rules: (value.rules ?? []).flatMap((rule, index) => {
-      const compiled = compileRule(name, rule, index, at(place, 'rules', index), inputOf, report);
+      const twins = (value.rules ?? []).slice(0, index).filter((earlier) => earlier.allow === rule.allow).length;
+      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), inputOf, report);
       return compiled === undefined ? [] : [compiled];
     }),
   };
@@ -60,9 +61,8 @@ function compileKeys(entries: readonly string[], place: Place, env: Env, report:
 }
 
 function compileRule(
-  agent: string,
+  { agent, index, twins }: { agent: string; index: number; twins: number },
   rule: RuleFile,
-  index: number,
   place: Place,
   inputOf: (tool: string) => JsonObject | undefined,
   report: Report,
@@ -81,6 +81,7 @@ function compileRule(
   const site = (...path: Path): Site => ruleSite(at(place, ...path), inputOf(pattern), report);
   return {
     id: ruleId(agent, index, place),
+    bucket: `${agent}/${pattern}#${twins}`,
     verdict,
     pattern,
     covers: globMatcher(pattern),

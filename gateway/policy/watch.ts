@@ -1,6 +1,7 @@
 import { type FSWatcher, watch } from 'node:fs';
 import { readdir, stat } from 'node:fs/promises';
 import path from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { type Loaded, type LoadOptions, loadPolicies } from './load.ts';
 
 /**
@@ -40,8 +41,12 @@ export function watchPolicies(options: WatchOptions): PolicyWatch {
   };
   const look = (): Promise<void> =>
     inTurn(async () => {
-      if (closed || (await fingerprint(dir)) === seen) return;
-      await load();
+      const found = await fingerprint(dir);
+      if (closed || found === seen) return;
+      // A half-written file must not take force: only what has stood still for a moment is loaded.
+      await sleep(debounceMs, undefined, { ref: false });
+      if ((await fingerprint(dir)) === found) await load();
+      else soon();
     });
   const soon = (): void => {
     clearTimeout(settling);

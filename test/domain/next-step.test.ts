@@ -24,6 +24,7 @@ const onceOf = (kind: Kind): Tool['once'] => {
 const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
 
 const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
+  bound: false,
   attempt: 1,
   roundFrom: 0,
   unresolved: 0,
@@ -163,6 +164,7 @@ const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbi
       roundFrom: fc.nat({ max: 30 }),
       unresolved: fc.nat({ max: 30 }),
       ownerDeaths: fc.nat({ max: 8 }),
+      bound: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
       msSinceUnknown: ms,

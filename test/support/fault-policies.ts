@@ -11,7 +11,7 @@ export function faultPolicies(
   return {
     'faults.yaml': `
 upstreams:
-  world: { adapter: http, url: "${upstreamUrl}", allowPrivate: true, timeout: ${timeout} }
+  world: { adapter: http, url: "${upstreamUrl}", allowPrivate: true, timeout: ${timeout}, breaker: { minimum: 1000 } }
 tools:
   world.keyed:
     upstream: world

@@ -1,0 +1,45 @@
+import type { PreparedRequest } from '../domain/adapter.ts';
+import { digest } from '../domain/audit.ts';
+import { canonical } from '../domain/canonical.ts';
+import type { Json, JsonObject } from '../domain/json.ts';
+import type { Policies, Tool } from '../domain/policy.ts';
+import { pathsUnder, redact } from '../domain/redact.ts';
+
+/** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
+export interface Shown {
+  readonly agent: string;
+  readonly tool: string;
+  readonly contract: string;
+  readonly fingerprint: string;
+  readonly rule: string;
+  readonly args: Json;
+  readonly target: { readonly upstream: string; readonly method: string; readonly url: string };
+  readonly undo: { readonly kind: string; readonly tool: string | null };
+}
+
+export function whatIsShown(
+  call: { agent: string; args: JsonObject; fingerprint: Buffer; rule: string },
+  tool: Tool,
+  request: PreparedRequest,
+  policies: Policies,
+): string {
+  const base = policies.upstreams.get(tool.upstream)?.url ?? '';
+  // A path may carry redacted arguments: then only the template is shown.
+  const path = tool.redact.length === 0 ? request.path : (tool.request?.pathTemplate ?? '');
+  const shown: Shown = {
+    agent: call.agent,
+    tool: tool.name,
+    contract: tool.digest,
+    fingerprint: call.fingerprint.toString('hex'),
+    rule: call.rule,
+    args: redact(call.args, pathsUnder('args', tool.redact)),
+    target: { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path },
+    undo: { kind: tool.undo.kind, tool: tool.undo.tool ?? null },
+  };
+  return canonical(shown as unknown as JsonObject);
+}
+
+/** What a decision names: everything that was shown, under the policies in force. A change of either is another digest. */
+export function digestOf(shown: string, policyVersion: string): string {
+  return digest(`${policyVersion}\n${shown}`);
+}

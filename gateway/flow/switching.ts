@@ -1,0 +1,51 @@
+import { auditEntry } from '../domain/audit.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Scope } from '../ledger/switches.ts';
+import type { Station } from './station.ts';
+
+export interface Hand {
+  readonly person: string;
+  readonly reason: string;
+}
+
+/** The kill switch: when this returns, nothing new is sent in its scope by any replica. */
+export async function freeze(station: Station, scope: Scope, { person, reason }: Hand): Promise<void> {
+  await station.switches.throwSwitch(scope, person, reason, auditEntry('frozen', { scope, person, reason }));
+}
+
+export async function unfreeze(station: Station, scope: Scope, { person, reason }: Hand): Promise<void> {
+  await station.switches.release(scope, auditEntry('unfrozen', { scope, person, reason }));
+}
+
+export interface BreakerView {
+  readonly upstream: string;
+  readonly state: 'closed' | 'open' | 'half_open';
+  /** Who put it there: the failures it counted, or a person. */
+  readonly by: string;
+  readonly reason: string | null;
+}
+
+/** As this process sees them: those opened by hand are the same everywhere, the others are counted by each process. */
+export function breakers(station: Station): BreakerView[] {
+  return station.adapters.breakers().map(({ upstream, state }) => {
+    const hand = station.switches.get(`breaker:${upstream}`);
+    return { upstream, state, by: hand?.by ?? 'auto', reason: hand?.reason ?? null };
+  });
+}
+
+/** One opened by hand stays open until it is closed by hand. */
+export async function setBreaker(
+  station: Station,
+  upstream: string,
+  to: 'open' | 'close',
+  { person, reason }: Hand,
+): Promise<BreakerView> {
+  if (!station.policies().upstreams.has(upstream))
+    throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
+  const entry = auditEntry(`breaker_${to}`, { upstream, person, reason });
+  if (to === 'open') await station.switches.throwSwitch(`breaker:${upstream}`, person, reason, entry);
+  else await station.switches.closeBreaker(upstream, person, reason, entry);
+  const view = breakers(station).find((breaker) => breaker.upstream === upstream);
+  if (view === undefined) throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
+  return view;
+}

@@ -1,0 +1,171 @@
+import type { FastifyInstance, FastifyRequest } from 'fastify';
+import { z } from 'zod';
+import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Role } from '../domain/policy.ts';
+import type { Flow } from '../flow/call-tool.ts';
+import { type ApprovalView, decideApproval, findApprovals } from '../flow/decide-approval.ts';
+import { dryRun } from '../flow/dry-run.ts';
+import { breakers, freeze, setBreaker, unfreeze } from '../flow/switching.ts';
+import { readBody } from './bodies.ts';
+import { single } from './call-routes.ts';
+import { toolNamed } from './catalogue.ts';
+import { identifyPerson } from './identify.ts';
+
+/** A person's reason, as every action wants one. PostgreSQL stores no NUL in a text. */
+export const reason = z
+  .string()
+  .trim()
+  .min(1)
+  .max(2_000)
+  .refine((text) => !text.includes('\0'), 'holds a NUL character');
+
+const reasonSchema = z.strictObject({ reason });
+const freezeSchema = z.strictObject({ reason, tool: z.string().min(1).max(128).optional() });
+const decisionSchema = z.strictObject({
+  reason,
+  digest: z.string().regex(/^[0-9a-f]{64}$/, 'is not the digest of an approval'),
+});
+const explainSchema = z.strictObject({
+  agent: z.string(),
+  tool: z.string(),
+  args: z.custom<JsonObject>((v) => typeof v === 'object' && v !== null && !Array.isArray(v), 'must be an object'),
+});
+const APPROVAL_STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled'] as const;
+const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+
+export interface PolicyControl {
+  /** Loads the policies again; the faults, if they were refused. */
+  reload(): Promise<readonly string[]>;
+}
+
+/** Who may still do what: approvals, the kill switch, breakers, policies. */
+export function authorityRoutes(app: FastifyInstance, flow: Flow, control: PolicyControl): void {
+  const { station } = flow;
+  const as = (request: FastifyRequest, role: Role) => identifyPerson(request, station.policies(), role);
+  const param = (request: FastifyRequest, name: string) => (request.params as Record<string, string>)[name] ?? '';
+
+  app.get('/admin/approvals', async (request) => {
+    as(request, 'viewer');
+    const query = request.query as Record<string, string>;
+    const state = single(query, 'state');
+    const known = APPROVAL_STATES.find((name) => name === state);
+    if (state !== undefined && known === undefined)
+      throw new GatewayError('malformed', `state must be one of ${APPROVAL_STATES.join(', ')}.`);
+    const page = await findApprovals(station, known, single(query, 'cursor'), 50);
+    return { items: page.items.map(approvalJson), cursor: page.cursor };
+  });
+
+  for (const verdict of ['approve', 'reject'] as const) {
+    app.post(`/admin/approvals/:txn/${verdict}`, async (request) => {
+      const person = as(request, 'approver');
+      const txn = param(request, 'txn');
+      if (!TXN.test(txn)) throw new GatewayError('not_found', 'Nothing waits for a decision here.');
+      return approvalJson(await decideApproval(flow, { ...readBody(request, decisionSchema), txn, verdict, person }));
+    });
+  }
+
+  app.get('/admin/breakers', (request) => {
+    as(request, 'viewer');
+    return { items: breakers(station), cursor: null };
+  });
+  for (const to of ['open', 'close'] as const) {
+    app.post(`/admin/breakers/:upstream/${to}`, async (request) => {
+      const person = as(request, 'operator');
+      return setBreaker(station, param(request, 'upstream'), to, {
+        person: person.name,
+        ...readBody(request, reasonSchema),
+      });
+    });
+  }
+
+  app.get('/admin/agents', (request) => {
+    as(request, 'viewer');
+    const items = [...station.policies().agents.values()].map(({ name, rules }) => ({
+      agent: name,
+      rules: rules.map((rule) => ({ rule: rule.id, [rule.verdict]: rule.pattern })),
+      frozen: frozenJson(flow, name),
+    }));
+    return { items, cursor: null };
+  });
+
+  for (const [verb, act] of [
+    ['freeze', freeze],
+    ['unfreeze', unfreeze],
+  ] as const) {
+    app.post(`/admin/agents/:agent/${verb}`, async (request) => {
+      const person = as(request, 'operator');
+      const agent = param(request, 'agent');
+      if (!station.policies().agents.has(agent))
+        throw new GatewayError('not_found', `There is no agent ${agent.slice(0, 128)}.`);
+      await act(station, `agent:${agent}`, { person: person.name, ...readBody(request, reasonSchema) });
+      return { agent, frozen: frozenJson(flow, agent) };
+    });
+    app.post(`/admin/${verb}`, async (request) => {
+      const person = as(request, 'operator');
+      const { tool, ...hand } = readBody(request, freezeSchema);
+      if (tool !== undefined && !station.policies().tools.has(tool))
+        throw new GatewayError('not_found', `There is no tool ${tool}.`);
+      const scope = tool === undefined ? 'all' : (`tool:${tool}` as const);
+      await act(station, scope, { person: person.name, ...hand });
+      return { scope, frozen: station.switches.get(scope) !== undefined };
+    });
+  }
+
+  app.get('/admin/policies', (request) => {
+    as(request, 'viewer');
+    const { version, upstreams, tools, agents, people } = station.policies();
+    return {
+      version,
+      upstreams: [...upstreams.keys()],
+      tools: [...tools.keys()],
+      agents: [...agents.keys()],
+      people: [...people.keys()],
+    };
+  });
+  app.post('/admin/policies/reload', async (request) => {
+    as(request, 'operator');
+    const faults = await control.reload();
+    if (faults.length > 0)
+      throw new GatewayError('conflict', 'The policies on disk are bad; the old ones stay in force.', {
+        members: { faults: [...faults] },
+      });
+    return { version: station.policies().version };
+  });
+  app.post('/admin/explain', async (request) => {
+    as(request, 'viewer');
+    const { agent: name, tool, args } = readBody(request, explainSchema);
+    const policies = station.policies();
+    const agent = policies.agents.get(name);
+    if (agent === undefined) throw new GatewayError('not_found', `There is no agent ${name.slice(0, 128)}.`);
+    return dryRun(station, () => ({ agent, tool: toolNamed(policies, tool), args, key: undefined, patienceMs: 0 }));
+  });
+}
+
+function frozenJson(flow: Flow, agent: string): JsonObject | null {
+  const frozen = flow.station.switches.get('all') ?? flow.station.switches.get(`agent:${agent}`);
+  return frozen === undefined
+    ? null
+    : { scope: frozen.scope, by: frozen.by, reason: frozen.reason, at: frozen.at.toISOString() };
+}
+
+function approvalJson({ approval, shown, policyVersion, digest }: ApprovalView): JsonObject {
+  return {
+    txn: approval.txn,
+    agent: approval.agent,
+    tool: approval.tool,
+    state: approval.state,
+    args: shown?.args ?? null,
+    target: shown?.target ?? null,
+    undo: shown?.undo ?? null,
+    rule: shown?.rule ?? null,
+    policyVersion,
+    digest,
+    groups: approval.groups,
+    quorum: approval.quorum,
+    requestedAt: approval.requestedAt.toISOString(),
+    expiresAt: approval.expiresAt.toISOString(),
+    decidedAt: approval.decidedAt?.toISOString() ?? null,
+    votes: approval.votes.map(({ person, verdict, reason: why, at }) => ({ person, verdict, reason: why, at })),
+  };
+}

@@ -1,0 +1,214 @@
+import { leafHash } from '../domain/audit.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Database, Tx } from './db.ts';
+
+export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled';
+
+/** What a held call waits for. */
+export interface ApprovalRequest {
+  /** Everything a person is shown, as canonical JSON. */
+  readonly shown: string;
+  readonly groups: readonly string[];
+  readonly quorum: number;
+  readonly withinMs: number;
+  /** How many of the agent's calls may wait at once. */
+  readonly mostPending: number;
+}
+
+export interface Vote {
+  readonly person: string;
+  readonly verdict: 'approve' | 'reject';
+  readonly digest: string;
+  readonly reason: string;
+  readonly at: string;
+}
+
+export interface Approval {
+  readonly txn: string;
+  readonly agent: string;
+  readonly tool: string;
+  readonly state: ApprovalState;
+  readonly shown: string | null;
+  readonly groups: readonly string[];
+  readonly quorum: number;
+  readonly approvedDigest: string | null;
+  readonly requestedAt: Date;
+  readonly expiresAt: Date;
+  readonly decidedAt: Date | null;
+  readonly votes: readonly Vote[];
+}
+
+/** Written with the claim of the held call. */
+export async function requestApproval(
+  tx: Tx,
+  txn: string,
+  agent: string,
+  tool: string,
+  request: ApprovalRequest,
+): Promise<void> {
+  const [pending] = await tx.run<{ n: number }>({
+    name: 'count-pending',
+    text: `select count(*)::int as n from approvals where agent = $1 and state = 'pending'`,
+    values: [agent],
+  });
+  if ((pending?.n ?? 0) >= request.mostPending) {
+    throw new GatewayError('rate_limited', `${request.mostPending} calls of ${agent} wait for people already.`, {
+      retryAfterSeconds: 60,
+    });
+  }
+  await tx.run({
+    name: 'request-approval',
+    text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at)
+      values ($1, $2, $3, $4, $5, $6, now() + $7 * interval '1 ms')`,
+    values: [txn, agent, tool, request.shown, request.groups, request.quorum, request.withinMs],
+  });
+}
+
+const COLUMNS = `a.txn, a.agent, a.tool, a.state, a.shown, a.groups, a.quorum, encode(a.approved_digest, 'hex') as "approvedDigest",
+  a.requested_at as "requestedAt", a.expires_at as "expiresAt", a.decided_at as "decidedAt",
+  coalesce((select jsonb_agg(jsonb_build_object('person', v.person, 'verdict', v.verdict, 'digest', encode(v.digest, 'hex'),
+    'reason', v.reason, 'at', v.at) order by v.at) from votes v where v.txn = a.txn), '[]') as votes`;
+
+export async function readApproval(db: { run: Tx['run'] }, txn: string): Promise<Approval | undefined> {
+  const rows = await db.run<Approval>({
+    name: 'read-approval',
+    text: `select ${COLUMNS} from approvals a where a.txn = $1`,
+    values: [txn],
+  });
+  return rows[0];
+}
+
+/** Newest first; the cursor is the position of the last row seen. */
+export async function listApprovals(
+  db: Database,
+  state: ApprovalState | undefined,
+  cursor: string | undefined,
+  limit: number,
+): Promise<{ items: readonly Approval[]; cursor: string | null }> {
+  const [micros, txn] = cursor?.split('.') ?? [];
+  const rows = await db.run<Approval & { position: string }>({
+    name: 'list-approvals',
+    text: `select ${COLUMNS}, (extract(epoch from a.requested_at) * 1000000)::bigint || '.' || a.txn as position from approvals a
+      where ($1::text is null or a.state = $1)
+        and ($2::bigint is null or (a.requested_at, a.txn) < (to_timestamp($2::bigint / 1000000) + ($2::bigint % 1000000) * interval '1 microsecond', $3::uuid))
+      order by a.requested_at desc, a.txn desc limit $4`,
+    values: [state ?? null, micros ?? null, txn ?? null, limit + 1],
+  });
+  const items = rows.slice(0, limit);
+  return {
+    items: items.map(({ position: _, ...item }) => item),
+    cursor: rows.length > limit ? (items.at(-1)?.position ?? null) : null,
+  };
+}
+
+export interface CastVote {
+  readonly txn: string;
+  readonly person: string;
+  readonly verdict: 'approve' | 'reject';
+  /** Of what the person saw, in hex; the caller has made sure that it is what would run. */
+  readonly digest: string;
+  readonly reason: string;
+  readonly entry: string;
+}
+
+/**
+ * Writes a vote and, when it decides, the decision: the row's lock makes one of two voters at once the deciding one. An
+ * approved call is due at once, for whichever process looks first; a crash right after leaves it due.
+ */
+export async function castVote(db: Database, vote: CastVote): Promise<Approval> {
+  return db.transaction(async (tx) => {
+    const [locked] = await tx.run<{ state: ApprovalState; lapsed: boolean; quorum: number }>({
+      name: 'lock-approval',
+      text: `select state, expires_at <= now() as lapsed, quorum from approvals where txn = $1 for update`,
+      values: [vote.txn],
+    });
+    if (locked === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
+    if (locked.state === 'pending') {
+      if (locked.lapsed) throw new GatewayError('conflict', 'The time to decide is over.', { txn: vote.txn });
+      await tx.run({
+        name: 'vote',
+        text: `insert into votes (txn, person, verdict, digest, reason) values ($1, $2, $3, decode($4, 'hex'), $5)
+          on conflict (txn, person) do update set verdict = excluded.verdict, digest = excluded.digest, reason = excluded.reason, at = now()`,
+        values: [vote.txn, vote.person, vote.verdict, vote.digest, vote.reason],
+      });
+      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [vote.entry] });
+      if (vote.verdict === 'reject') await reject(tx, vote);
+      else if ((await approvalsFor(tx, vote)) >= locked.quorum) await approve(tx, vote);
+    }
+    const now = await readApproval(tx, vote.txn);
+    if (now === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
+    return now;
+  });
+}
+
+/** Only votes for what is shown now count: whoever approved something else approved something else. */
+async function approvalsFor(tx: Tx, { txn, digest }: CastVote): Promise<number> {
+  const [row] = await tx.run<{ n: number }>({
+    name: 'count-votes',
+    text: `select count(*)::int as n from votes where txn = $1 and verdict = 'approve' and digest = decode($2, 'hex')`,
+    values: [txn, digest],
+  });
+  return row?.n ?? 0;
+}
+
+async function approve(tx: Tx, { txn, digest, person, reason }: CastVote): Promise<void> {
+  await tx.run({
+    name: 'approve',
+    text: `update approvals set state = 'approved', approved_digest = decode($2, 'hex'), decided_at = now() where txn = $1`,
+    values: [txn, digest],
+  });
+  await tx.run({
+    name: 'make-ready',
+    text: `with ready as (
+        update calls set state = 'ready', fence = fence + 1, round_at = now(), events = events || jsonb_build_array(jsonb_build_object(
+          'at', now(), 'what', 'approved', 'person', $2::text, 'reason', $3::text))
+        where txn = $1 and state = 'held' returning txn
+      )
+      update open_calls o set owner = null, due_at = now() from ready r where o.txn = r.txn`,
+    values: [txn, person, reason],
+  });
+}
+
+async function reject(tx: Tx, { txn, person, reason, entry }: CastVote): Promise<void> {
+  await tx.run({
+    name: 'reject',
+    text: `update approvals set state = 'rejected', decided_at = now() where txn = $1`,
+    values: [txn],
+  });
+  await tx.run({
+    name: 'end-rejected',
+    text: `with ended as (
+        update calls set state = 'rejected', fence = fence + 1, settled_at = now(), outcome = 'rejected', problem = 'rejected', detail = $3,
+          evidence = 'person', resolved_by = $2, leaf = $4
+        where txn = $1 and state = 'held' returning txn
+      )
+      delete from open_calls o using ended e where o.txn = e.txn`,
+    values: [txn, person, `${person} said no: ${reason}`, leafHash(entry)],
+  });
+}
+
+/** Withdrawn by its agent, or nobody answered in time. False: it is no longer held. */
+export async function endHeld(
+  db: Database,
+  txn: string,
+  as: 'cancelled' | 'expired',
+  detail: string,
+  entry: string,
+): Promise<boolean> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'end-held',
+    text: `with ended as (
+        update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = $2, problem = $2, detail = $3, evidence = 'gateway', leaf = $4
+        where txn = $1 and state = 'held' returning txn
+      ), closed as (
+        delete from open_calls o using ended e where o.txn = e.txn
+      ), decided as (
+        update approvals a set state = $2, decided_at = now() from ended e where a.txn = e.txn
+      ), logged as (
+        insert into audit_queue (entry) select $5 from ended
+      )
+      select txn from ended`,
+    values: [txn, as, detail, leafHash(entry), entry],
+  });
+  return rows.length === 1;
+}

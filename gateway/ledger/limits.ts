@@ -1,0 +1,97 @@
+import type { Tx } from './db.ts';
+
+/** One thing a call uses up: one of so many calls, or an amount of a budget, within a sliding window. */
+export interface Spend {
+  readonly kind: 'rate' | 'budget';
+  /** Whose limit it is: the same for every replica and across restarts. */
+  readonly bucket: string;
+  readonly amount: number;
+  readonly max: number;
+  readonly perMs: number;
+}
+
+export interface Exceeded {
+  readonly spend: Spend;
+  readonly used: number;
+  /** When enough of the window will have passed; null: never, the amount alone is too much. */
+  readonly waitMs: number | null;
+}
+
+/**
+ * Counts a call against its limits, in the transaction of its claim. The buckets' rows are locked in one order, so the
+ * count is exact whatever the number of replicas and no two calls wait for each other in a circle. What is counted and
+ * then not claimed is rolled back with the claim.
+ */
+export async function spendAll(tx: Tx, txn: string, spends: readonly Spend[]): Promise<Exceeded | undefined> {
+  const inOrder = [...spends].sort((a, b) => (a.bucket < b.bucket ? -1 : 1));
+  for (const spend of inOrder) {
+    await lockBucket(tx, spend.bucket);
+    await forgetOld(tx, spend);
+    const used = await usedOf(tx, spend);
+    if (used + spend.amount > spend.max) return { spend, used, waitMs: await waitOf(tx, spend) };
+    await tx.run({
+      name: 'spend',
+      text: 'insert into spends (bucket, txn, amount) values ($1, $2, $3)',
+      values: [spend.bucket, txn, spend.amount],
+    });
+  }
+  return undefined;
+}
+
+async function lockBucket(tx: Tx, bucket: string): Promise<void> {
+  const lock = {
+    name: 'lock-bucket',
+    text: 'select bucket from limit_buckets where bucket = $1 for update',
+    values: [bucket],
+  };
+  if ((await tx.run(lock)).length > 0) return;
+  await tx.run({
+    name: 'make-bucket',
+    text: 'insert into limit_buckets values ($1) on conflict do nothing',
+    values: [bucket],
+  });
+  await tx.run(lock);
+}
+
+async function forgetOld(tx: Tx, { bucket, perMs }: Spend): Promise<void> {
+  await tx.run({
+    name: 'forget-spends',
+    text: `delete from spends where bucket = $1 and at <= clock_timestamp() - $2 * interval '1 ms'`,
+    values: [bucket, perMs],
+  });
+}
+
+async function usedOf(tx: Tx, { bucket }: Spend): Promise<number> {
+  const rows = await tx.run<{ used: number }>({
+    name: 'used',
+    text: 'select coalesce(sum(amount), 0)::float8 as used from spends where bucket = $1',
+    values: [bucket],
+  });
+  return rows[0]?.used ?? 0;
+}
+
+/** The oldest spends leave the window first: how long until enough of them have. */
+async function waitOf(tx: Tx, { bucket, amount, max, perMs }: Spend): Promise<number | null> {
+  if (amount > max) return null;
+  const rows = await tx.run<{ wait: number }>({
+    name: 'limit-wait',
+    text: `select extract(epoch from at + $4 * interval '1 ms' - clock_timestamp())::float8 * 1000 as wait
+      from (select at, sum(amount) over () - sum(amount) over (order by at, txn) as left_over from spends where bucket = $1) s
+      where left_over + $2 <= $3 order by at limit 1`,
+    values: [bucket, amount, max, perMs],
+  });
+  return Math.max(0, rows[0]?.wait ?? perMs);
+}
+
+/** What is left of a limit, without counting anything: for explanations. */
+export async function usedNow(
+  db: { run: Tx['run'] },
+  { bucket, perMs }: Pick<Spend, 'bucket' | 'perMs'>,
+): Promise<number> {
+  const rows = await db.run<{ used: number }>({
+    name: 'used-now',
+    text: `select coalesce(sum(amount), 0)::float8 as used from spends where bucket = $1 and at > clock_timestamp() - $2 * interval '1 ms'`,
+    values: [bucket, perMs],
+  });
+  return rows[0]?.used ?? 0;
+}

@@ -1,0 +1,175 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { GatewayError } from '../domain/errors.ts';
+import type { Database } from './db.ts';
+import type { Lease } from './processes.ts';
+
+/**
+ * `all`, `agent:<name>`, `tool:<name>` are frozen; `breaker:<upstream>` is opened by hand, and `closed:<upstream>` keeps when
+ * it was last closed by hand, so that every process forgets what it had counted.
+ */
+export type Scope = 'all' | `agent:${string}` | `tool:${string}` | `breaker:${string}` | `closed:${string}`;
+
+export interface Switch {
+  readonly scope: Scope;
+  readonly by: string;
+  readonly reason: string;
+  readonly at: Date;
+}
+
+const LOOK_EVERY_MS = 150;
+const LOOK_AGAIN_MS = 25;
+/** Longer than a lease: by then a process that still has not looked has lost its right to send. */
+const GIVE_UP_MS = 10_000;
+
+/**
+ * The switches that people throw. Each process keeps them in memory and looks for a new version several times a second;
+ * whoever throws one is answered when every process that may still send has said that it saw it. Checking costs a call
+ * nothing, and no process can have missed it: one that cannot look loses its lease, and with it the right to send.
+ */
+export class Switches {
+  readonly #db: Database;
+  readonly #lease: Lease;
+  readonly #onError: (error: unknown) => void;
+  #thrown: ReadonlyMap<string, Switch> = new Map();
+  #seen = { version: '', lease: '' };
+  #timer: NodeJS.Timeout | undefined;
+  #looking: Promise<void> | undefined;
+  #whenClosed: (upstream: string) => void = () => {};
+
+  constructor(db: Database, lease: Lease, onError: (error: unknown) => void) {
+    this.#db = db;
+    this.#lease = lease;
+    this.#onError = onError;
+  }
+
+  async start(): Promise<void> {
+    await this.#look();
+    this.#timer = setInterval(() => {
+      this.#looking ??= this.#look()
+        .catch(this.#onError)
+        .finally(() => {
+          this.#looking = undefined;
+        });
+    }, LOOK_EVERY_MS);
+    this.#timer.unref();
+  }
+
+  async stop(): Promise<void> {
+    clearInterval(this.#timer);
+    await this.#looking;
+  }
+
+  onClosed(listener: (upstream: string) => void): void {
+    this.#whenClosed = listener;
+  }
+
+  get(scope: Scope): Switch | undefined {
+    return this.#thrown.get(scope);
+  }
+
+  list(): readonly Switch[] {
+    return [...this.#thrown.values()];
+  }
+
+  /** What freezes a call of this agent and tool, if anything does. */
+  frozen(agent: string, tool: string): Switch | undefined {
+    if (this.#thrown.size === 0) return undefined;
+    return this.#thrown.get('all') ?? this.#thrown.get(`agent:${agent}`) ?? this.#thrown.get(`tool:${tool}`);
+  }
+
+  /** On, and every process knows. Again is fine and keeps the first reason. */
+  async throwSwitch(scope: Scope, by: string, reason: string, entry: string): Promise<void> {
+    await this.#change(
+      {
+        name: 'throw-switch',
+        text: 'insert into switches (scope, by, reason) values ($1, $2, $3) on conflict do nothing returning scope',
+        values: [scope, by, reason],
+      },
+      entry,
+    );
+  }
+
+  /** A breaker is closed by hand: no longer held open, and what was counted is forgotten everywhere. */
+  async closeBreaker(upstream: string, by: string, reason: string, entry: string): Promise<void> {
+    await this.#change(
+      {
+        name: 'close-breaker',
+        text: `with opened as (delete from switches where scope = 'breaker:' || $1)
+          insert into switches (scope, by, reason) values ('closed:' || $1, $2, $3)
+          on conflict (scope) do update set by = excluded.by, reason = excluded.reason, at = clock_timestamp()`,
+        values: [upstream, by, reason],
+      },
+      entry,
+    );
+  }
+
+  /** Off again. */
+  async release(scope: Scope, entry: string): Promise<void> {
+    await this.#change(
+      { name: 'release-switch', text: 'delete from switches where scope = $1 returning scope', values: [scope] },
+      entry,
+    );
+  }
+
+  async #change(statement: { name: string; text: string; values: unknown[] }, entry: string): Promise<void> {
+    const version = await this.#db.transaction(async (tx) => {
+      const [now] = await tx.run<{ version: string }>({
+        name: 'bump-switches',
+        text: 'update switch_version set version = version + 1 returning version',
+        values: [],
+      });
+      await tx.run(statement);
+      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
+      return now?.version ?? '0';
+    });
+    await this.#look();
+    await this.#everybodySaw(version);
+  }
+
+  async #everybodySaw(version: string): Promise<void> {
+    const until = performance.now() + GIVE_UP_MS;
+    for (;;) {
+      const behind = await this.#db.run({
+        name: 'who-has-not-seen',
+        text: 'select id from processes where switches_seen < $1 and lease_until > now() and ended_at is null limit 1',
+        values: [version],
+      });
+      if (behind.length === 0) return;
+      if (performance.now() > until)
+        throw new GatewayError(
+          'internal',
+          'The switch is thrown, but not every replica has said that it saw it. Ask again.',
+        );
+      await sleep(LOOK_AGAIN_MS);
+    }
+  }
+
+  async #look(): Promise<void> {
+    const lease = this.#lease.id;
+    const [current] = await this.#db.run<{ version: string }>({
+      name: 'switch-version',
+      text: 'select version from switch_version',
+      values: [],
+    });
+    const version = current?.version ?? '0';
+    if (lease === '' || (version === this.#seen.version && lease === this.#seen.lease)) return;
+    const rows = await this.#db.run<Switch>({
+      name: 'switches',
+      text: 'select scope, by, reason, at from switches',
+      values: [],
+    });
+    const before = this.#thrown;
+    this.#thrown = new Map(rows.map((row) => [row.scope, row]));
+    for (const { scope, at } of rows) {
+      const isNews = this.#seen.version !== '' && before.get(scope)?.at.getTime() !== at.getTime();
+      if (scope.startsWith('closed:') && isNews) this.#whenClosed(scope.slice('closed:'.length));
+    }
+    // Said only after it is in force here. A version read before the switches can only be too old, never too new.
+    await this.#db.run({
+      name: 'saw-switches',
+      text: 'update processes set switches_seen = greatest(switches_seen, $2) where id = $1',
+      values: [lease, version],
+    });
+    this.#seen = { version, lease };
+  }
+}

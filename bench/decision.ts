@@ -1,0 +1,36 @@
+import { decide } from '../gateway/policy/decide.ts';
+import { compilePolicies } from '../gateway/policy/load.ts';
+
+/** One decision for an agent with 200 rules, most of which must be looked at, in microseconds. */
+export function decisionMicros(rounds: number): number {
+  const rules = Array.from(
+    { length: 199 },
+    (_, i) => `      - deny: "*.charge"\n        when: args.amount == ${1_000_000 + i}`,
+  );
+  const text = `
+upstreams: { u: { adapter: http, url: "http://127.0.0.1:1", allowPrivate: true } }
+tools:
+  u.charge: { upstream: u, input: { type: object, properties: { amount: { type: integer } } }, once: { by: nature } }
+agents:
+  bot:
+    keys: []
+    rules:
+${rules.join('\n')}
+      - allow: u.charge
+        when: args.amount <= 50000
+`;
+  const loaded = compilePolicies([{ name: 'bench.yaml', file: 'bench.yaml', bytes: Buffer.from(text) }], {});
+  if (!loaded.ok) throw new Error(loaded.faults.map((fault) => fault.message).join('\n'));
+  const agent = loaded.policies.agents.get('bot');
+  if (agent === undefined) throw new Error('no agent');
+  const call = { args: { amount: 100 }, saga: null, run: null, now: Date.now() };
+  const round = () => {
+    const started = performance.now();
+    for (let i = 0; i < rounds; i += 1) {
+      if (!decide(loaded.policies, agent, 'u.charge', call).allowed) throw new Error('denied');
+    }
+    return ((performance.now() - started) * 1000) / rounds;
+  };
+  round();
+  return Math.min(round(), round(), round());
+}

@@ -1,0 +1,47 @@
+import { Pool } from 'undici';
+
+export interface Sample {
+  readonly perSecond: number;
+  readonly p50: number;
+  readonly p99: number;
+}
+
+export interface Shot {
+  readonly path: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly body: string;
+}
+
+/** So many requests, so many at once, over kept connections; every answer must be a 200. */
+export async function fire(url: string, total: number, atOnce: number, shot: (i: number) => Shot): Promise<Sample> {
+  const pool = new Pool(url, { connections: atOnce, pipelining: 1 });
+  const times: number[] = [];
+  let next = 0;
+  const started = performance.now();
+  const worker = async () => {
+    for (let i = next++; i < total; i = next++) {
+      const { path, headers, body } = shot(i);
+      const asked = performance.now();
+      const answer = await pool.request({
+        path,
+        method: 'POST',
+        headers: { 'content-type': 'application/json', ...headers },
+        body,
+      });
+      const text = await answer.body.text();
+      if (answer.statusCode !== 200) throw new Error(`${answer.statusCode} ${text.slice(0, 300)}`);
+      times.push(performance.now() - asked);
+    }
+  };
+  await Promise.all(Array.from({ length: atOnce }, worker));
+  const seconds = (performance.now() - started) / 1000;
+  await pool.close();
+  times.sort((a, b) => a - b);
+  const at = (share: number) => times[Math.min(times.length - 1, Math.floor(times.length * share))] ?? 0;
+  return { perSecond: total / seconds, p50: at(0.5), p99: at(0.99) };
+}
+
+export function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted[Math.floor(sorted.length / 2)] ?? 0;
+}

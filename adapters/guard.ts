@@ -5,6 +5,8 @@ import { Turnstile } from './turnstile.ts';
 
 export type BreakerState = 'closed' | 'open' | 'half_open';
 
+type Breaker = CircuitBreaker<[(isTrial: boolean) => Promise<Outcome>], Outcome>;
+
 /** Thrown inside the breaker so that it counts; unwrapped again right outside. */
 class SickUpstream extends Error {
   readonly outcome: Outcome;
@@ -25,8 +27,8 @@ export class Guard implements Adapter {
   readonly #adapter: Adapter;
   readonly #upstream: Upstream;
   readonly #turnstile: Turnstile;
-  readonly #breaker: CircuitBreaker<[() => Promise<Outcome>], Outcome>;
   readonly #openedByHand: () => boolean;
+  #breaker: Breaker;
   #openedAt = 0;
 
   constructor(upstream: Upstream, adapter: Adapter, openedByHand: () => boolean) {
@@ -34,11 +36,17 @@ export class Guard implements Adapter {
     this.#upstream = upstream;
     this.#openedByHand = openedByHand;
     this.#turnstile = new Turnstile(upstream.concurrency);
-    const { threshold, minimum, windowMs, cooldownMs } = upstream.breaker;
-    this.#breaker = new CircuitBreaker(
-      async (send: () => Promise<Outcome>) => {
-        const outcome = await send();
-        if (isSick(outcome)) throw new SickUpstream(outcome);
+    this.#breaker = this.#newBreaker();
+  }
+
+  #newBreaker(): Breaker {
+    const { threshold, minimum, windowMs, cooldownMs } = this.#upstream.breaker;
+    const breaker: Breaker = new CircuitBreaker(
+      async (send: (isTrial: boolean) => Promise<Outcome>) => {
+        const isTrial = breaker.halfOpen;
+        const outcome = await send(isTrial);
+        // A trial that never left has shown nothing: it must not close the breaker.
+        if (isSick(outcome) || (isTrial && outcome.kind === 'not_sent')) throw new SickUpstream(outcome);
         return outcome;
       },
       {
@@ -52,9 +60,10 @@ export class Guard implements Adapter {
         enableSnapshots: false,
       },
     );
-    this.#breaker.on('open', () => {
+    breaker.on('open', () => {
       this.#openedAt = performance.now();
     });
+    return breaker;
   }
 
   get state(): BreakerState {
@@ -72,7 +81,10 @@ export class Guard implements Adapter {
 
   /** By hand: whatever was counted is forgotten. */
   reset(): void {
-    this.#breaker.close();
+    const old = this.#breaker;
+    this.#breaker = this.#newBreaker();
+    // What it has in flight still ends as it ends; it only no longer counts.
+    old.shutdown();
   }
 
   prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest {
@@ -81,13 +93,13 @@ export class Guard implements Adapter {
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (this.heldBackMs(tool) > 0) return this.#heldBack();
-    const asked = performance.now();
     const leave = await this.#turnstile.enter(options.timeoutMs);
     if (leave === undefined)
       return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
     try {
-      const left = options.timeoutMs - (performance.now() - asked);
-      return await this.#breaker.fire(() => this.#adapter.send(tool, request, { ...options, timeoutMs: left }));
+      // Asked again: the breaker may have opened while this one queued. The time it queued is not the upstream's.
+      if (this.heldBackMs(tool) > 0) return this.#heldBack();
+      return await this.#breaker.fire((isTrial) => this.#sendUnlessOpened(tool, request, options, isTrial));
     } catch (error) {
       if (error instanceof SickUpstream) return error.outcome;
       if ((error as NodeJS.ErrnoException).code === 'EOPENBREAKER') return this.#heldBack();
@@ -95,6 +107,22 @@ export class Guard implements Adapter {
     } finally {
       leave();
     }
+  }
+
+  /** Connecting takes time too: the breaker has its word until right before the first byte. */
+  async #sendUnlessOpened(
+    tool: Tool,
+    request: PreparedRequest,
+    options: SendOptions,
+    isTrial: boolean,
+  ): Promise<Outcome> {
+    let opened = false;
+    const maySend = () => {
+      opened = isTrial ? this.#openedByHand() : this.state !== 'closed';
+      return !opened && options.maySend();
+    };
+    const outcome = await this.#adapter.send(tool, request, { ...options, maySend });
+    return opened && outcome.kind === 'not_sent' ? this.#heldBack() : outcome;
   }
 
   async close(): Promise<void> {
@@ -113,7 +141,8 @@ function mayTry(tool: Tool): boolean {
 }
 
 function isSick(outcome: Outcome): boolean {
-  if (outcome.kind === 'not_sent') return outcome.abandoned !== true && outcome.refusedHere !== true;
+  if (outcome.kind === 'not_sent')
+    return outcome.abandoned !== true && outcome.refusedHere !== true && outcome.heldBack !== true;
   if (outcome.kind !== 'ambiguous') return false;
   return outcome.answer === undefined || outcome.answer.status >= 500;
 }

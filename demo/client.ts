@@ -43,6 +43,7 @@ export class Client {
       txn: response.headers.get('oncegate-txn'),
       state: response.headers.get('oncegate-state'),
       replayed: response.headers.get('idempotent-replayed') === 'true',
+      retryAfter: Number(response.headers.get('retry-after') ?? Number.NaN),
       body: bodyOf(text),
     };
   }
@@ -65,6 +66,8 @@ export interface Answer {
   readonly txn: string | null;
   readonly state: string | null;
   readonly replayed: boolean;
+  /** In seconds; NaN where the gateway did not say. */
+  readonly retryAfter: number;
   readonly body: Body;
 }
 
@@ -76,6 +79,18 @@ interface Body {
   readonly code?: string;
   readonly detail?: string;
   readonly tools?: readonly { readonly name: string }[];
+  readonly items?: readonly Approval[];
+}
+
+/** What a person is shown of a held call, as far as the stories tell of it. */
+export interface Approval {
+  readonly txn: string;
+  readonly agent: string;
+  readonly tool: string;
+  readonly args: { readonly to?: string; readonly subject?: string };
+  readonly target: { readonly method: string; readonly url: string };
+  readonly undo: { readonly kind: string };
+  readonly digest: string;
 }
 
 /** The world is not as the story has it. */

@@ -1,20 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
-import { type Answer, type Client, inWords, Surprise } from './client.ts';
-import type { Narrator } from './narrator.ts';
-
-/** What a story is told with. Names that hold `run` are new each time, so that the stories can be told again. */
-export interface Stage {
-  readonly agent: Client;
-  /** Holds the key of `demo-admin`. */
-  readonly person: Client;
-  readonly narrator: Narrator;
-  readonly run: string;
-}
-
-export interface Story {
-  readonly title: string;
-  tell(stage: Stage): Promise<void>;
-}
+import { denied, frozen, held, tooMuch } from './authority-stories.ts';
+import { inWords } from './client.ts';
+import { expect, idOf, isProblem, provesCharges, type Stage, type Story } from './stage.ts';
 
 /** In the order they are told. A further story is a further function. */
 export const STORIES: readonly Story[] = [
@@ -22,8 +9,10 @@ export const STORIES: readonly Story[] = [
   { title: 'The answer gets lost on the way', tell: lostAnswer },
   { title: 'A service that cannot tell a repeat', tell: probed },
   { title: 'What the rules do not allow', tell: denied },
-  { title: 'What nobody could take back waits for a person', tell: held },
   { title: 'One key, two different wishes', tell: keyReused },
+  { title: 'What nobody could take back waits for a person', tell: held },
+  { title: 'Too much at once', tell: tooMuch },
+  { title: 'The kill switch', tell: frozen },
 ];
 
 async function sentTwice({ agent, narrator, run }: Stage): Promise<void> {
@@ -74,57 +63,6 @@ async function probed({ agent, narrator, run }: Stage): Promise<void> {
   narrator.proves('The tracker has one ticket with this reference.');
 }
 
-async function denied({ agent, narrator, run }: Stage): Promise<void> {
-  const file = { name: `${run}.txt`, content: 'Please keep me.' };
-  const charge = { amount: 99_900_00, currency: 'usd', card: 'card_visa_4242', order: `${run}-3` };
-  narrator.say('The rules are in policies/demo.yaml. This agent may write files but never delete one.');
-  const put = await agent.call('files.put', file, { key: `${run}-put` });
-  expect(put.status === 200, 'the file to be written', inWords(put));
-  narrator.asks(`files.delete ${file.name}`);
-  const deletion = await agent.call('files.delete', { name: file.name }, { key: `${run}-delete` });
-  narrator.answers(inWords(deletion));
-  expect(isProblem(deletion, 403, 'denied'), 'a denial', inWords(deletion));
-  const kept = await agent.read<{ content: string }>('files.get', { name: file.name });
-  expect(kept.content === file.content, 'the file to be there', JSON.stringify(kept));
-  narrator.proves('The file is still there.');
-
-  narrator.say('It may charge cards too, but only small amounts:');
-  narrator.asks('payments.charge 99,900.00 usd');
-  const large = await agent.call('payments.charge', charge, { key: `${run}-large` });
-  narrator.answers(inWords(large));
-  expect(isProblem(large, 403, 'denied'), 'a denial', inWords(large));
-  await provesCharges(agent, narrator, charge.order, 0);
-}
-
-async function held({ agent, person, narrator, run }: Stage): Promise<void> {
-  const mail = { to: 'ann@example.com', subject: `Hello from ${run}`, body: 'Shall we meet at noon?' };
-  const before = await mailsSent(agent);
-  narrator.say(
-    `A mail cannot be taken back, and the mail server could not even tell whether it went out. So the gateway holds the
-    call until a person approves it. The agent need not wait: it says so with Prefer: wait=0.`,
-  );
-  narrator.asks(`mail.send to ${mail.to}`);
-  const answer = await agent.call('mail.send', mail, { key: `${run}-mail`, wait: 0 });
-  narrator.answers(`${inWords(answer)}, transaction ${answer.txn}`);
-  expect(answer.status === 202 && answer.state === 'held' && answer.txn !== null, 'a held call', inWords(answer));
-  expect((await mailsSent(agent)) === before, 'no mail to be sent', 'one was');
-  narrator.proves('No mail was sent.');
-
-  const seen = await person.send('GET', `/admin/calls/${answer.txn}`);
-  expect(seen.body.state === 'held', 'a person to see the held call', inWords(seen));
-  narrator.proves('A person with the admin key sees it waiting.');
-  narrator.say(
-    'To approve it takes the key of a person, which no agent has. This time the agent changes its mind before that.',
-  );
-  narrator.asks('cancel that call');
-  const cancelled = await agent.send('POST', `/v1/calls/${answer.txn}/cancel`);
-  const now = await agent.send('GET', `/v1/calls/${answer.txn}`);
-  expect(now.body.state === 'cancelled', 'the call to be cancelled', `${inWords(cancelled)}, then ${inWords(now)}`);
-  narrator.answers(`the call is ${now.body.state}`);
-  expect((await mailsSent(agent)) === before, 'no mail to be sent', 'one was');
-  narrator.proves('And none will be: withdrawn is final.');
-}
-
 async function keyReused({ agent, narrator, run }: Stage): Promise<void> {
   const key = `${run}-reused`;
   const charge = { amount: 1000, currency: 'usd', card: 'card_visa_4242', order: `${run}-4` };
@@ -138,31 +76,6 @@ async function keyReused({ agent, narrator, run }: Stage): Promise<void> {
   narrator.answers(inWords(second));
   expect(isProblem(second, 422, 'key_reused'), 'a refusal', inWords(second));
   await provesCharges(agent, narrator, charge.order, 1);
-}
-
-/** Not what the gateway says but what the payments service has. */
-async function provesCharges(agent: Client, narrator: Narrator, order: string, wanted: 0 | 1): Promise<void> {
-  const { charges } = await agent.read<{ charges: unknown[] }>('payments.list', { order });
-  expect(charges.length === wanted, `${wanted} charge(s) for order ${order}`, `${charges.length}`);
-  narrator.proves(`The payments service has ${wanted === 0 ? 'no charge' : 'one charge'} for this order.`);
-}
-
-async function mailsSent(agent: Client): Promise<number> {
-  const { mail } = await agent.read<{ mail: { sent: number } }>('demo.effects', {});
-  return mail.sent;
-}
-
-function expect(truth: boolean, wanted: string, got: string): void {
-  if (!truth) throw new Surprise(`Expected ${wanted}, but got: ${got}`);
-}
-
-function isProblem({ status, body }: Answer, wanted: number, code: string): boolean {
-  return status === wanted && body.code === code;
-}
-
-function idOf({ body }: Answer): string {
-  const result = body.result as { id?: string } | null | undefined;
-  return result?.id ?? 'no result';
 }
 
 function times(count: number): string {

@@ -7,19 +7,23 @@ import { adminRoutes } from './http/admin-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
+import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
-import { type Health, publicRoutes } from './http/public-routes.ts';
+import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
 
 export interface AppOptions {
   readonly flow: Flow;
   readonly health: Health;
   readonly control: PolicyControl;
+  readonly tokens: TokenCheck;
+  readonly metrics: MetricsPage;
   readonly log: Logger;
   readonly version: string;
   readonly bodyBytes: number;
   /** More calls at once than this are turned away before any work is done. */
   readonly inflight: number;
+  readonly doorLimits: DoorLimits;
   readonly demo: { readonly stateFile: string; readonly token: string } | undefined;
 }
 
@@ -85,12 +89,13 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
 
   limitInflight(app, options.inflight);
+  await frontDoor(app, () => options.flow.station.policies(), options.tokens, options.doorLimits);
   // A connection that is kept alive would keep a process that is about to end waiting for it.
   app.addHook('onSend', (_request, reply, _payload, done) => {
     if (options.flow.dispatch.stopping.aborted) reply.header('connection', 'close');
     done();
   });
-  publicRoutes(app, options.flow, options.health, options.version);
+  publicRoutes(app, options.flow, options.health, options.metrics, options.version);
   toolRoutes(app, options.flow);
   callRoutes(app, options.flow);
   proxyRoutes(app, options.flow);

@@ -2,10 +2,12 @@ import { createHash, randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { z } from 'zod';
-import { formatFault, Report } from './policy/faults.ts';
+import type { Rate } from './domain/policy.ts';
+import { formatFault, Report, type Source } from './policy/faults.ts';
 import { reportIssues } from './policy/issues.ts';
 import { parseSource } from './policy/read.ts';
-import { milliseconds } from './policy/schema.ts';
+import { milliseconds, rate, rateOf } from './policy/schema.ts';
+import { resolveSecrets } from './policy/secrets.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
 
 /** The process: where it listens, where its ledger and policies are. The only reader of the environment. */
@@ -16,7 +18,16 @@ export interface Config {
   readonly policiesDir: string;
   readonly dataDir: string;
   readonly retention: { readonly payloadsMs: number; readonly keysMs: number | null };
-  readonly limits: { readonly bodyBytes: number; readonly inflight: number; readonly pendingApprovals: number };
+  readonly limits: {
+    readonly bodyBytes: number;
+    readonly inflight: number;
+    readonly pendingApprovals: number;
+    /** At this process's front door, against floods. */
+    readonly perAgent: Rate;
+    readonly perAddress: Rate;
+  };
+  /** Where people are told that a call waits for them. */
+  readonly webhook: Webhook | undefined;
   readonly demo: boolean;
   readonly logLevel: string;
   /** 32 bytes that encrypt what redacting tools store; absent: kept in the data directory. */
@@ -24,6 +35,13 @@ export interface Config {
   /** `point` or `point:n`: for the fault tests, die at a named point of a call's way. */
   readonly dieAt: string | undefined;
   readonly env: NodeJS.ProcessEnv;
+}
+
+export interface Webhook {
+  readonly url: string;
+  /** Signs what is sent. Never stored, logged or shown. */
+  readonly secret: string;
+  readonly allowPrivate: boolean;
 }
 
 export class ConfigError extends Error {
@@ -53,17 +71,27 @@ const fileSchema = z.strictObject({
       body: z.int().min(1).max(67_108_864).optional(),
       inflight: z.int().min(1).max(100_000).optional(),
       pendingApprovals: z.int().min(0).max(100_000).optional(),
+      perAgent: rate.optional(),
+      perAddress: rate.optional(),
+    })
+    .optional(),
+  approvals: z
+    .strictObject({
+      webhook: z
+        .strictObject({ url: z.string().min(1), secret: z.string().min(1), allowPrivate: z.boolean().optional() })
+        .optional(),
     })
     .optional(),
 });
 
 type ConfigFile = z.infer<typeof fileSchema>;
 
+const LEAST_SECRET = 16;
 const LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'];
 
 export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<Config> {
   const faults: string[] = [];
-  const file = await readConfigFile(env, cwd, faults);
+  const { file, webhook } = await readConfigFile(env, cwd, faults);
   const port = portOf(env, file, faults);
   const host = env['HOST'] || file.listen?.host || '127.0.0.1';
   const url = env['DATABASE_URL'] || file.database?.url;
@@ -91,7 +119,10 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
       bodyBytes: file.limits?.body ?? 1_048_576,
       inflight: file.limits?.inflight ?? 1_000,
       pendingApprovals: file.limits?.pendingApprovals ?? 100,
+      perAgent: rateOf(file.limits?.perAgent ?? '20000/s'),
+      perAddress: rateOf(file.limits?.perAddress ?? '100/s'),
     },
+    webhook,
     demo,
     logLevel,
     encryptionKey,
@@ -115,7 +146,13 @@ export function demoEnv(listen: Config['listen'], keys: DemoKeys | undefined): N
   };
 }
 
-async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<ConfigFile> {
+interface Read {
+  readonly file: ConfigFile;
+  readonly webhook: Webhook | undefined;
+}
+
+async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<Read> {
+  const nothing: Read = { file: {}, webhook: undefined };
   const named = env['ONCEGATE_CONFIG'];
   const file = named || 'oncegate.yaml';
   let bytes: Buffer;
@@ -124,20 +161,48 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
   } catch (error) {
     if (named)
       faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
-    return {};
+    return nothing;
   }
   const parsed = parseSource({ name: file, file, bytes });
   if ('faults' in parsed) {
     faults.push(...parsed.faults.map(formatFault));
-    return {};
+    return nothing;
   }
   const value = parsed.source.value ?? {};
   const checked = fileSchema.safeParse(value);
-  if (checked.success) return checked.data;
   const report = new Report();
+  if (checked.success) {
+    const webhook = webhookOf(checked.data, env, parsed.source, report);
+    faults.push(...report.faults.map(formatFault));
+    return { file: checked.data, webhook };
+  }
   reportIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
   faults.push(...report.faults.map(formatFault));
-  return {};
+  return nothing;
+}
+
+/** Messages show no part of what the environment or a file filled in. */
+function webhookOf(
+  { approvals }: ConfigFile,
+  env: NodeJS.ProcessEnv,
+  source: Source,
+  report: Report,
+): Webhook | undefined {
+  const webhook = approvals?.webhook;
+  if (webhook === undefined) return undefined;
+  const at = (key: string) => ({ source, path: ['approvals', 'webhook', key] });
+  const resolve = (key: 'url' | 'secret') =>
+    resolveSecrets(webhook[key], env, { file: key === 'secret' }, (message, offset) =>
+      report.fault(at(key), message, offset),
+    ).text;
+  const [url, secret, allowPrivate] = [resolve('url'), resolve('secret'), webhook.allowPrivate ?? false];
+  if (report.faults.length > 0) return undefined;
+  const protocol = URL.canParse(url) ? new URL(url).protocol : '';
+  if (protocol !== 'https:' && !(protocol === 'http:' && allowPrivate))
+    report.fault(at('url'), 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)');
+  if (secret.length < LEAST_SECRET)
+    report.fault(at('secret'), `is shorter than ${LEAST_SECRET} characters: whoever guesses it can forge notices`);
+  return { url, secret, allowPrivate };
 }
 
 function portOf(env: NodeJS.ProcessEnv, file: ConfigFile, faults: string[]): number {

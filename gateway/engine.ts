@@ -10,13 +10,14 @@ import { Calls } from './ledger/calls.ts';
 import { handOver } from './ledger/custody.ts';
 import { Database } from './ledger/db.ts';
 import { deploymentId } from './ledger/deployment.ts';
+import { forgetNotices } from './ledger/notices.ts';
 import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
 import { dropTombstones, erasePayloads } from './ledger/retention.ts';
 import { Switches } from './ledger/switches.ts';
 import type { PolicyKeeper } from './policy-keeper.ts';
 
 export interface EngineOptions {
-  readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'dieAt'>;
+  readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'webhook' | 'dieAt'>;
   readonly url: string;
   readonly policies: PolicyKeeper;
   readonly sealingKey: Buffer;
@@ -65,7 +66,7 @@ export class Engine {
         log,
         reach: deathAt(config.dieAt),
       };
-      return new Engine(station, sweep(db, config.retention, log));
+      return new Engine(station, sweep(db, config, log));
     } catch (error) {
       await db.close();
       throw error;
@@ -77,10 +78,10 @@ export class Engine {
   }
 
   async troubles(): Promise<string[]> {
-    const { db, lease } = this.#station;
+    const { db, lease, switches } = this.#station;
     try {
       await db.run({ name: 'ping', text: 'select 1', values: [] });
-      return lease.holds(lease.id) ? [] : ['the lease on the ledger is being taken anew'];
+      return switches.inForce(lease.id) ? [] : ['the lease on the ledger is being taken anew'];
     } catch (error) {
       return [error instanceof Error ? error.message : String(error)];
     }
@@ -109,7 +110,11 @@ export class Engine {
   }
 }
 
-function sweep(db: Database, retention: Config['retention'], log: Logger): NodeJS.Timeout {
+function sweep(
+  db: Database,
+  { retention, webhook }: Pick<Config, 'retention' | 'webhook'>,
+  log: Logger,
+): NodeJS.Timeout {
   const everyMs = Math.min(60_000, Math.max(250, retention.payloadsMs / 4));
   let running = false;
   const timer = setInterval(async () => {
@@ -118,6 +123,7 @@ function sweep(db: Database, retention: Config['retention'], log: Logger): NodeJ
     try {
       while ((await erasePayloads(db, retention.payloadsMs)) >= 500);
       if (retention.keysMs !== null) while ((await dropTombstones(db, retention.keysMs)) >= 500);
+      while ((await forgetNotices(db, retention.payloadsMs, webhook === undefined)) >= 500);
       await forgetEndedProcesses(db);
     } catch (error) {
       log.warn({ err: String(error) }, 'the retention sweep will try again');

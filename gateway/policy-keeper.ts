@@ -4,10 +4,21 @@ import type { Policies } from './domain/policy.ts';
 import { formatFault, type Loaded } from './policy/load.ts';
 import { type PolicyWatch, watchPolicies } from './policy/watch.ts';
 
+/** What came of reading the policies again. */
+export interface Reading {
+  /** The version in force afterwards. */
+  readonly version: string;
+  /** Why what is on disk was refused; empty when it is in force. */
+  readonly faults: readonly string[];
+  /** `person <name>`, `SIGHUP`, or `file change`. */
+  readonly askedBy: string;
+}
+
 /** The policies in force. A change on disk replaces them whole; a bad one leaves the old in force and is loud. */
 export class PolicyKeeper {
   readonly #log: Logger;
   readonly #listeners: ((policies: Policies) => void)[] = [];
+  readonly #readers: ((reading: Reading) => void)[] = [];
   #watch: PolicyWatch | undefined;
   #current: Policies;
   #faults: readonly string[] = [];
@@ -19,7 +30,7 @@ export class PolicyKeeper {
 
   static async start(dir: string, env: NodeJS.ProcessEnv, log: Logger): Promise<PolicyKeeper> {
     let keeper: PolicyKeeper | undefined;
-    const watch = watchPolicies({ dir, env, onChange: (loaded) => keeper?.apply(loaded) });
+    const watch = watchPolicies({ dir, env, onChange: (loaded, askedBy) => keeper?.apply(loaded, askedBy) });
     const loaded = await watch.reload();
     const faults = loaded.ok ? unenforced(loaded.policies) : loaded.faults.map(formatFault);
     if (!loaded.ok || faults.length > 0) {
@@ -44,27 +55,35 @@ export class PolicyKeeper {
     this.#listeners.push(listener);
   }
 
+  /** Hears of every reading, good or refused. */
+  onReading(listener: (reading: Reading) => void): void {
+    this.#readers.push(listener);
+  }
+
   warnings(): string[] {
     return this.#faults.map((fault) => `a policy change was refused: ${fault}`);
   }
 
-  /** Loads now; the faults, if what is on disk was refused. */
-  async reload(): Promise<readonly string[]> {
-    await this.#watch?.reload();
+  /** Loads now, credentials too; the faults, if what is on disk was refused. */
+  async reload(askedBy: string): Promise<readonly string[]> {
+    await this.#watch?.reload(askedBy);
     return this.#faults;
   }
 
-  apply(loaded: Loaded): void {
+  apply(loaded: Loaded, askedBy = 'file change'): void {
     this.#faults = loaded.ok ? unenforced(loaded.policies) : loaded.faults.map(formatFault);
-    if (!loaded.ok || this.#faults.length > 0) {
-      for (const fault of this.#faults)
-        this.#log.error(`policy change refused, the old policies stay in force: ${fault}`);
-      return;
-    }
-    if (loaded.policies.version === this.#current.version) return;
-    this.#current = loaded.policies;
-    for (const listener of this.#listeners) listener(loaded.policies);
-    this.#log.info({ version: loaded.policies.version }, 'policies changed');
+    if (loaded.ok && this.#faults.length === 0) this.#takeForce(loaded.policies);
+    for (const fault of this.#faults)
+      this.#log.error({ askedBy }, `policy change refused, the old policies stay in force: ${fault}`);
+    for (const listener of this.#readers) listener({ version: this.#current.version, faults: this.#faults, askedBy });
+  }
+
+  /** Also when the version is the same: it says nothing about credentials, which may have been rotated. */
+  #takeForce(policies: Policies): void {
+    const changed = policies.version !== this.#current.version;
+    this.#current = policies;
+    for (const listener of this.#listeners) listener(policies);
+    this.#log.info({ version: policies.version }, changed ? 'policies changed' : 'policies were read again');
   }
 
   async close(): Promise<void> {

@@ -1,20 +1,29 @@
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { type AddressInfo, createServer } from 'node:net';
+import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pino from 'pino';
 import { buildApp } from './app.ts';
 import { banner } from './banner.ts';
 import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
+import { auditEntry } from './domain/audit.ts';
 import { Engine } from './engine.ts';
+import { Journal } from './journal.ts';
+import { logEntry } from './ledger/audit-queue.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
 import { migrate, SchemaError } from './ledger/migrate.ts';
+import { Messenger } from './messenger.ts';
+import { Metrics } from './metrics.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
 import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
+import { Tokens } from './tokens.ts';
 
 const ROOT = new URL('../../', import.meta.url).pathname;
 const DRAIN_MS = 25_000;
+const JOURNAL_MS = 2_000;
+const MOST_FAULTS = 20;
 
 /** The process: everything is started here in order, and stopped in the opposite one. */
 export async function main(): Promise<void> {
@@ -45,7 +54,7 @@ async function start(): Promise<void> {
       log,
     );
     stops.push(() => policies.close());
-    reload = () => void policies.reload();
+    reload = () => void policies.reload('SIGHUP');
 
     const url = await database(config, stops);
     await migrate(url, join(ROOT, 'migrations'));
@@ -58,14 +67,30 @@ async function start(): Promise<void> {
     });
     stops.push(() => engine.stop(timeLeft()));
 
+    const { metrics, journal } = await keepRecords(engine, policies, version, log, stops);
+    if (config.webhook !== undefined) {
+      const messenger = new Messenger(engine.flow.station.db, config.webhook, log);
+      stops.push(() => messenger.stop());
+    }
+
     const app = await buildApp({
       flow: engine.flow,
-      control: { reload: () => policies.reload() },
+      control: {
+        reload: async (askedBy) => {
+          const faults = await policies.reload(askedBy);
+          // Whoever asked is answered when it is in the log, or when the ledger is plainly not there.
+          await within(JOURNAL_MS, journal.written());
+          return faults;
+        },
+      },
+      tokens: new Tokens(),
+      metrics,
       health: { troubles: () => engine.troubles(), warnings: () => policies.warnings() },
       log,
       version,
       bodyBytes: config.limits.bodyBytes,
       inflight: config.limits.inflight,
+      doorLimits: config.limits,
       demo:
         keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
     });
@@ -86,6 +111,36 @@ async function start(): Promise<void> {
       void stop().then(() => process.exit(0));
     });
   }
+}
+
+/** Boots and policies are counted and logged; a gateway that cannot log that it booted does not start. */
+async function keepRecords(
+  engine: Engine,
+  policies: PolicyKeeper,
+  gateway: string,
+  log: pino.Logger,
+  stops: (() => Promise<void>)[],
+): Promise<{ metrics: Metrics; journal: Journal }> {
+  const metrics = new Metrics();
+  const { db, lease } = engine.flow.station;
+  const journal = new Journal(db, log);
+  stops.push(() => journal.stop());
+  await logEntry(
+    db,
+    auditEntry('booted', { process: lease.id, host: hostname(), gateway, policyVersion: policies.current.version }),
+  );
+  policies.onReading(({ version, faults, askedBy }) => {
+    const refused = faults.length > 0;
+    metrics.policies(version, refused);
+    journal.write(refused ? 'policies_refused' : 'policies_loaded', {
+      process: lease.id,
+      policyVersion: version,
+      askedBy,
+      ...(refused ? { faults: faults.slice(0, MOST_FAULTS) } : {}),
+    });
+  });
+  metrics.policies(policies.current.version, policies.warnings().length > 0);
+  return { metrics, journal };
 }
 
 /** Port 0 means any: chosen before the policies are read, because the demo's own URL stands in them. */

@@ -125,7 +125,7 @@ create trigger calls_final before update on calls for each row
     new.settled_at is distinct from old.settled_at or new.outcome is distinct from old.outcome
     or new.problem is distinct from old.problem or new.evidence is distinct from old.evidence
     or new.leaf is distinct from old.leaf or new.attempt <> old.attempt
-    or (new.answer is distinct from old.answer and new.erased_at is null)))
+    or (new.answer is distinct from old.answer and (new.erased_at is null or new.answer is not null))))
   execute function refuse_rewrite();
 
 create trigger calls_identity before update on calls for each row

@@ -26,7 +26,7 @@ export async function parseArguments(argv: readonly string[], verbs: readonly Ve
   const { values, operands } = parsed;
   if (values['help'] === true) return helpFor(verb, values, verbs);
 
-  const missing = missingOf(verb, parsed);
+  const missing = await missingOf(verb, parsed);
   return missing === undefined ? { verb, operands, values } : { verb, fault: missing };
 }
 
@@ -135,13 +135,18 @@ async function optionFault(
   return `${rawName} ${JSON.stringify(value)} is not one of ${choices.join(', ')}${await near(value, choices)}`;
 }
 
-function missingOf(verb: Verb, { operands, values }: Parsed): string | undefined {
+async function missingOf(verb: Verb, { operands, values }: Parsed): Promise<string | undefined> {
   const expected = verb.operands ?? [];
   const absent = expected.find(({ optional }, index) => !optional && !operands[index]);
-  if (absent !== undefined) return `<${absent.name}> is missing`;
+  if (absent !== undefined) return `${absent.choices?.join(' or ') ?? `<${absent.name}>`} is missing`;
   if (operands.some((operand) => operand === '')) return 'an argument is empty';
   const surplus = expected.at(-1)?.many ? undefined : operands[expected.length];
   if (surplus !== undefined) return `${JSON.stringify(surplus)} is one argument too many`;
+  for (const [index, { choices }] of expected.entries()) {
+    const word = operands[index];
+    if (choices === undefined || word === undefined || choices.includes(word)) continue;
+    return `${JSON.stringify(word)} is not one of ${choices.join(', ')}${await near(word, choices)}`;
+  }
   const needed = Object.entries(verb.options ?? {}).find(
     ([name, { required }]) => required && values[name] === undefined,
   );

@@ -1,13 +1,10 @@
 import type { JsonObject } from '../domain/json.ts';
 import { STATES } from '../domain/states.ts';
-import { askGateway } from './ask-gateway.ts';
 import { member, stateStyle } from './call-text.ts';
 import { type Column, type Output, paint } from './output.ts';
-import { type Invocation, NotGood, UsageError, type Verb } from './verb.ts';
+import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
+import { UsageError, type Verb } from './verb.ts';
 import { span } from './words.ts';
-
-const DEFAULT_LIMIT = 50;
-const PAGE = 100;
 
 export const calls: Verb = {
   name: 'calls',
@@ -17,8 +14,7 @@ export const calls: Verb = {
     agent: { value: 'AGENT', help: 'only those of this agent' },
     tool: { value: 'TOOL', help: 'only those of this tool' },
     since: { value: 'TIME', help: 'not older than 90s, 15m, 24h, 7d or an ISO 8601 time' },
-    limit: { value: 'N', help: `at most so many (default ${DEFAULT_LIMIT})` },
-    all: { help: 'every one' },
+    ...LIST_OPTIONS,
   },
   run: async (invocation) => {
     const { io, out, text, flag } = invocation;
@@ -29,34 +25,15 @@ export const calls: Verb = {
       tool: text('tool'),
       since: await sinceOf(text('since')),
     };
-    const items: JsonObject[] = [];
-    let cursor: string | undefined;
-    do {
-      const page = String(Math.min(PAGE, limit - items.length));
-      const answer = await askGateway(io, '/admin/calls', { query: { ...query, cursor, limit: page } });
-      const next = pageOf(answer);
-      // A gateway that gives the same place again would be asked for ever.
-      cursor = next.cursor === cursor ? undefined : next.cursor;
-      items.push(...next.items);
-    } while (cursor !== undefined && items.length < limit);
-
-    out.json({ items, cursor: cursor ?? null });
+    const { items, cursor } = await readList(io, '/admin/calls', query, limit);
+    out.json({ items, cursor });
     tell(out, items);
     if (out.terminal && items.length === 0)
       out.line(Object.values(query).some(Boolean) ? 'no such calls' : 'no calls yet');
-    if (out.terminal && cursor !== undefined && !flag('all')) out.note('There are more: --limit N, or --all.');
+    if (out.terminal && cursor !== null && !flag('all')) out.note('There are more: --limit N, or --all.');
     return 0;
   },
 };
-
-function limitOf({ text, flag }: Invocation): number {
-  const limit = text('limit');
-  if (limit !== undefined && flag('all')) throw new UsageError('--limit and --all exclude one another');
-  if (flag('all')) return Number.POSITIVE_INFINITY;
-  if (limit === undefined) return DEFAULT_LIMIT;
-  if (!/^[1-9]\d{0,6}$/.test(limit)) throw new UsageError(`--limit ${JSON.stringify(limit)} is not a number from 1 on`);
-  return Number(limit);
-}
 
 async function sinceOf(text: string | undefined): Promise<string | undefined> {
   if (text === undefined) return undefined;
@@ -79,11 +56,6 @@ function badSince(text: string): UsageError {
   return new UsageError(
     `--since ${JSON.stringify(text)} is neither an age such as 24h nor a time such as 2026-01-31T08:00Z`,
   );
-}
-
-function pageOf({ items, cursor }: JsonObject): { items: readonly JsonObject[]; cursor: string | undefined } {
-  if (!Array.isArray(items)) throw new NotGood('not_a_gateway', 'what answers at ONCEGATE_URL gives no list of calls');
-  return { items: items as readonly JsonObject[], cursor: typeof cursor === 'string' ? cursor : undefined };
 }
 
 const COLUMNS: readonly Column[] = [

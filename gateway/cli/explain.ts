@@ -1,6 +1,7 @@
 import { isObject, type JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Decision, Policies, Rule } from '../domain/policy.ts';
 import type { BuiltInDecision } from '../policy/decide.ts';
+import { explainRemotely } from './explain-remotely.ts';
 import { jsonOption } from './json-option.ts';
 import { near } from './near.ts';
 import { type Output, paint, type Style } from './output.ts';
@@ -16,13 +17,18 @@ export const explain: Verb = {
     agent: { value: 'AGENT', required: true, help: 'who calls' },
     tool: { value: 'TOOL', required: true, help: 'what is called' },
     args: { value: 'JSON', help: 'with which arguments (default {})' },
+    remote: { help: 'ask the running gateway: also what it did before, and what is left of limits' },
   },
   run: async (invocation) => {
-    const { out, text } = invocation;
+    const { out, operands, text, flag } = invocation;
     const args = jsonOption('args', text('args') ?? '{}');
     if (!isObject(args)) throw new UsageError('--args must be a JSON object, such as {"amount": 100}');
-    const { policies } = await readGoodPolicies(invocation);
     const name = text('agent') ?? '';
+    if (flag('remote')) {
+      if (operands.length > 0) throw new UsageError('--remote goes without a directory: the gateway has its own');
+      return explainRemotely(invocation, { agent: name, tool: text('tool') ?? '', args });
+    }
+    const { policies } = await readGoodPolicies(invocation);
     const agent = policies.agents.get(name);
     if (agent === undefined) {
       const message = `there is no agent ${JSON.stringify(name)}${await near(name, policies.agents.keys())}`;

@@ -7,6 +7,9 @@ const ENVIRONMENT = [
   ['ONCEGATE_KEY', 'the bearer key of a person, to ask it with'],
 ] as const;
 
+/** What is longer stands on a line of its own in the overview. */
+const LONGEST_BESIDE = 16;
+
 /** Made from the table that it is itself a line of, so it gets the table when it runs. */
 export function helpOf(table: () => readonly Verb[]): Verb {
   return {
@@ -32,13 +35,18 @@ export function helpOf(table: () => readonly Verb[]): Verb {
 
 export function overview(verbs: readonly Verb[]): string[] {
   const heads = verbs.map(headOf);
-  const width = Math.max(...heads.map((head) => head.length), ...ENVIRONMENT.map(([name]) => name.length));
+  const short = heads.map((head) => head.length).filter((length) => length <= LONGEST_BESIDE);
+  const width = Math.max(...short, ...ENVIRONMENT.map(([name]) => name.length));
+  const entry = (head: string, summary: string): string[] =>
+    head.length <= width
+      ? [`  ${head.padEnd(width)}  ${summary}`]
+      : [`  ${head}`, `  ${' '.repeat(width)}  ${summary}`];
   return [
     'oncegate: every tool call of every agent, once and within policy',
     '',
     'usage: oncegate <verb> [options]',
     '',
-    ...verbs.map((verb, index) => `  ${heads[index]?.padEnd(width)}  ${verb.summary}`),
+    ...verbs.flatMap((verb, index) => entry(heads[index] ?? '', verb.summary)),
     '',
     ...ENVIRONMENT.map(([name, what]) => `  ${name.padEnd(width)}  ${what}`),
     '',

@@ -1,15 +1,22 @@
+import { agents } from './agents.ts';
+import { approvals } from './approvals.ts';
 import { type Arguments, parseArguments } from './arguments.ts';
+import { breaker, breakers } from './breakers.ts';
 import { call } from './call.ts';
 import { calls } from './calls.ts';
 import { check } from './check.ts';
+import { approve, reject } from './decide.ts';
 import { explain } from './explain.ts';
+import { freeze, unfreeze } from './freeze.ts';
 import { helpOf, overview } from './help.ts';
 import { keyNew } from './key-new.ts';
 import { migrate } from './migrate.ts';
 import { openapi } from './openapi.ts';
 import { Output } from './output.ts';
+import { reload } from './reload.ts';
 import { resolve } from './resolve.ts';
 import { start } from './start.ts';
+import { askAt } from './terminal.ts';
 import { test } from './test.ts';
 import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
 import { version } from './version.ts';
@@ -25,6 +32,15 @@ const VERBS: readonly Verb[] = [
   calls,
   call,
   resolve,
+  approvals,
+  approve,
+  reject,
+  agents,
+  freeze,
+  unfreeze,
+  breakers,
+  breaker,
+  reload,
   openapi,
   version,
   helpOf(() => VERBS),
@@ -79,12 +95,14 @@ export async function main(): Promise<void> {
       if (error.code !== 'EPIPE') throw error;
     });
   }
-  const { stdout, stderr, env } = process;
+  const { stdin, stdout, stderr, env } = process;
   process.exitCode = await run(process.argv.slice(2), {
     stdout,
     stderr,
     env,
     cwd: process.cwd(),
     isTty: stdout.isTTY === true,
+    // Whoever is asked must see the question and be able to answer it.
+    ...(stdin.isTTY === true && stdout.isTTY === true ? { ask: askAt(stdin, stdout) } : {}),
   });
 }

@@ -20,6 +20,8 @@ export interface Operand {
   readonly optional?: boolean;
   /** The last one may take every word that is left. */
   readonly many?: boolean;
+  /** It is one of these words, which stand for it in help. */
+  readonly choices?: readonly string[];
 }
 
 export interface Option {
@@ -37,6 +39,8 @@ export interface Io {
   readonly env: NodeJS.ProcessEnv;
   readonly cwd: string;
   readonly isTty: boolean;
+  /** Asks whoever sits at the terminal for a line; absent where nobody does. */
+  readonly ask?: (question: string) => Promise<string>;
 }
 
 export interface Sink {
@@ -85,7 +89,11 @@ export function usageOf(verb: Verb): string {
 
 /** `call <txn>` */
 export function headOf({ name, operands = [] }: Verb): string {
-  return [name, ...operands.map((operand) => (operand.optional ? `[${operand.name}]` : `<${operand.name}>`))].join(' ');
+  const shown = operands.map(({ name: of, optional, choices }) => {
+    if (choices !== undefined) return choices.join('|');
+    return optional ? `[${of}]` : `<${of}>`;
+  });
+  return [name, ...shown].join(' ');
 }
 
 export function optionText(name: string, { value, choices }: Option): string {

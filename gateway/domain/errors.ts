@@ -18,7 +18,6 @@ export const ERRORS = {
   forbidden: { status: 403, title: 'Your role does not allow this', retry: 'never' },
   not_found: { status: 404, title: 'There is nothing here', retry: 'never' },
   unknown_tool: { status: 404, title: 'There is no such tool', retry: 'never' },
-  method_not_allowed: { status: 405, title: 'This method is not allowed here', retry: 'never' },
   in_progress: { status: 409, title: 'The call is still under way', retry: 'same_key' },
   fenced: { status: 409, title: 'The epoch is not current', retry: 'never' },
   locked: { status: 409, title: 'A resource is held by another call', retry: 'after_delay' },

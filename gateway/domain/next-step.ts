@@ -69,7 +69,8 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
 
   if (facts.ownerDeaths > MAX_OWNER_DEATHS) {
     const why = `the gateway died ${facts.ownerDeaths} times while it held this call`;
-    return facts.attempt > 0 ? { do: 'doubt', wakeMs: null, why } : { do: 'release' };
+    if (facts.attempt > 0) return { do: 'doubt', wakeMs: null, why };
+    return facts.bound ? { do: 'fail' } : { do: 'release' };
   }
   if (facts.unresolved === 0) {
     if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };

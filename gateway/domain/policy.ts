@@ -170,10 +170,21 @@ export interface Rule {
   readonly approve?: Approve | 'never';
 }
 
+/** Which tokens of an OIDC issuer make their bearer an agent. */
+export interface JwtSpec {
+  readonly issuer: string;
+  readonly audience: string;
+  /** All of them must be in the token, with exactly these values. */
+  readonly claims: Readonly<Record<string, string | number | boolean>>;
+  /** The issuer may be at a private address, and then without TLS. */
+  readonly allowPrivate: boolean;
+}
+
 export interface Agent {
   readonly name: string;
   /** SHA-256 digests (32 bytes) of the bearer keys. */
   readonly keys: readonly Buffer[];
+  readonly jwt?: JwtSpec;
   readonly rules: readonly Rule[];
 }
 

@@ -195,7 +195,8 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
       rule: admitted.rule.id,
     }),
   };
-  if (!station.lease.holds(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
+  if (!station.switches.inForce(owner))
+    throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
   station.reach('claiming');
   await identified.announce?.();
   const claimed = await claims.claim(intent, guardsOf(station, admitted), () => {

@@ -48,7 +48,11 @@ export class Claims {
       written(true);
       return claimed;
     } catch (error) {
-      if (!(error instanceof LedgerError)) throw error;
+      if (!(error instanceof LedgerError)) {
+        // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.
+        written(true);
+        throw error;
+      }
       if (error.unknown && intent.owner !== null) {
         this.#doubtful.set(txn, { owner: intent.owner, since: performance.now(), looked: false });
       }

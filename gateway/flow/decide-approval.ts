@@ -1,13 +1,13 @@
 import { auditEntry } from '../domain/audit.ts';
-import type { Call } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Person } from '../domain/policy.ts';
+import type { Approve, Person } from '../domain/policy.ts';
 import { type Approval, type ApprovalState, castVote, listApprovals, readApproval } from '../ledger/approvals.ts';
 import { isCursor } from '../ledger/lists.ts';
 import { decide } from '../policy/decide.ts';
 import type { Flow } from './call-tool.ts';
-import { digestOf, type Shown } from './hold.ts';
+import { digestOf, type Shown, targetOf } from './hold.ts';
+import type { Payload } from './payload.ts';
 import type { Station } from './station.ts';
 
 /** An approval with the digest that a decision about it must name now. */
@@ -89,7 +89,7 @@ function refuseOutsiders(approval: Approval, person: Person): void {
 
 /** An approval adds to what policy allows; it never goes beyond. */
 function refuseWhatPolicyForbids(station: Station, approval: Approval, shown: Shown | null): void {
-  const why = whyNotNow(station, approval.agent, approval.tool, shown, undefined);
+  const why = whyNotNow(station, approval, shown, undefined);
   if (why !== undefined)
     throw new GatewayError('conflict', `It cannot run any more: ${why}. The agent must ask anew.`, {
       txn: approval.txn,
@@ -97,32 +97,48 @@ function refuseWhatPolicyForbids(station: Station, approval: Approval, shown: Sh
 }
 
 /** Why an approved call must not run under the policies in force; undefined when it may. */
-export async function whyNotApproved(station: Station, call: Call, args: JsonObject): Promise<string | undefined> {
+export async function whyNotApproved(
+  station: Station,
+  call: { readonly txn: string; readonly agent: string; readonly tool: string },
+  payload: Payload,
+): Promise<string | undefined> {
   const approval = await readApproval(station.db, call.txn);
   if (approval?.shown == null || approval.state !== 'approved') return 'it was not approved';
   if (approval.approvedDigest !== digestOf(approval.shown, station.policies().version))
     return 'the policies changed after it was approved';
-  return whyNotNow(station, call.agent, call.tool, JSON.parse(approval.shown) as Shown, args);
+  return whyNotNow(station, approval, JSON.parse(approval.shown) as Shown, payload);
 }
 
 /** Without the exact arguments, which a person may not see where they are redacted, the rules are asked when it runs. */
 function whyNotNow(
   station: Station,
-  agentName: string,
-  toolName: string,
+  approval: Approval,
   shown: Shown | null,
-  exact: JsonObject | undefined,
+  exact: Payload | undefined,
 ): string | undefined {
   const policies = station.policies();
+  const { agent: agentName, tool: toolName } = approval;
   const agent = policies.agents.get(agentName);
   const tool = policies.tools.get(toolName);
   if (agent === undefined) return `there is no agent ${agentName} any more`;
   if (tool === undefined) return `there is no tool ${toolName} any more`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
+  // The version covers what is written in the policies, not what the environment fills in.
+  if (exact !== undefined && targetOf(tool, exact.request, policies).url !== shown.target.url)
+    return `${tool.upstream} is somewhere else now`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
-  const args = exact ?? (shown.args as JsonObject);
+  const args = exact?.args ?? (shown.args as JsonObject);
   const decision = decide(policies, agent, toolName, { args, saga: null, run: null, now: Date.now() });
-  return decision.allowed ? undefined : decision.reason;
+  if (!decision.allowed) return decision.reason;
+  return decision.hold === undefined || suffices(approval, decision.hold)
+    ? undefined
+    : `${decision.rule.id} now asks for other people`;
+}
+
+/** Whether those who may decide about this approval are enough for what the policies ask for today. */
+function suffices({ groups, quorum }: Approval, hold: Approve): boolean {
+  if (quorum < hold.quorum) return false;
+  return hold.by.length === 0 || (groups.length > 0 && groups.every((group) => hold.by.includes(group)));
 }
 
 function viewOf(station: Station, approval: Approval): ApprovalView {

@@ -9,6 +9,7 @@ import { ExpressionError } from '../domain/policy.ts';
 import type { CallState } from '../domain/states.ts';
 import type { Advance } from '../ledger/calls.ts';
 import { noteContradiction, release } from '../ledger/custody.ts';
+import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
 import { redactAnswer, resultOf } from './payload.ts';
 import type { Station } from './station.ts';
@@ -107,8 +108,10 @@ export class Dispatch {
       switch (step.do) {
         case 'send': {
           if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#handBack(job);
+          const approved = job.bound && job.unresolved === 0 ? await this.#askApproval(job) : {};
+          if (approved.why !== undefined) return this.#deny(job, `approved, but ${approved.why}`);
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
-          last = await this.#send(job);
+          last = await this.#send(job, approved.under);
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#abandon(job, last);
           this.#station.reach('answered');
           const conclusion = conclude(job.kind, last, job.unresolved);
@@ -161,14 +164,26 @@ export class Dispatch {
     return this.#record(job, null);
   }
 
-  async #send(job: Job): Promise<Outcome> {
-    const { lease, switches, adapters, reach } = this.#station;
+  /**
+   * Nothing of an approved call has left so far: before each attempt it is made sure that what was approved is still what
+   * would run. The policies it was asked under must then stand until the first byte.
+   */
+  async #askApproval(job: Job): Promise<{ why?: string; under?: string }> {
+    const under = this.#station.policies().version;
+    const asked = { txn: job.txn, agent: job.agent, tool: job.tool.name };
+    const why = await this.#insist(job, () => whyNotApproved(this.#station, asked, job));
+    return why === undefined ? { under } : { why };
+  }
+
+  async #send(job: Job, under: string | undefined): Promise<Outcome> {
+    const { switches, adapters, policies, reach } = this.#station;
     const outcome = await adapters.for(job.tool).send(job.tool, job.request, {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
       maySend: () => {
         reach('sending');
-        return lease.holds(job.owner) && switches.frozen(job.agent, job.tool.name) === undefined;
+        if (under !== undefined && policies().version !== under) return false;
+        return switches.inForce(job.owner) && switches.frozen(job.agent, job.tool.name) === undefined;
       },
     });
     return 'answer' in outcome && outcome.answer !== undefined
@@ -187,6 +202,11 @@ export class Dispatch {
     });
   }
 
+  #deny(job: Job, detail: string): Promise<Ending> {
+    const end = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
+    return this.#settle(job, 'failed', undefined, end);
+  }
+
   /** Known not to have happened, and no attempt left. */
   #settleFailure(job: Job, last: Outcome | undefined): Promise<Ending> {
     const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
@@ -194,8 +214,8 @@ export class Dispatch {
     return this.#settle(job, 'failed', answer, {
       outcome: 'no_effect',
       evidence: 'gateway',
-      problem: last?.kind === 'not_sent' ? 'unavailable' : 'tool_failed',
-      detail: describe(last),
+      problem: job.attempt === 0 || last?.kind === 'not_sent' ? 'unavailable' : 'tool_failed',
+      detail: job.attempt === 0 ? 'it could not be sent in time' : describe(last),
     });
   }
 
@@ -334,7 +354,9 @@ export class Dispatch {
       if (!isObject(args))
         return { applied: undefined, detail: `the arguments of the probe ${probe.name} are no object` };
       const adapter = this.#station.adapters.for(probe);
-      const maySend = () => this.#station.lease.holds(job.owner);
+      const { switches } = this.#station;
+      const isFrozen = () => [job.tool, probe].some(({ name }) => switches.frozen(job.agent, name) !== undefined);
+      const maySend = () => switches.inForce(job.owner) && !isFrozen();
       const options = { timeoutMs: probe.timeoutMs, freshConnection: false, maySend };
       const outcome = await adapter.send(probe, adapter.prepare(probe, { args, agent: job.agent }, job.txn), options);
       if (outcome.kind !== 'ok') return { applied: undefined, detail: describe(outcome) };

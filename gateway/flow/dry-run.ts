@@ -2,13 +2,17 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { ERRORS, type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Tool } from '../domain/policy.ts';
+import type { Decision, Rule, Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
+import { usedNow } from '../ledger/limits.ts';
 import { coversByName, explain } from '../policy/decide.ts';
 import { earlierCall, type ToolCall } from './call-tool.ts';
 import { identifyCall } from './identify-call.ts';
+import { spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
+
+type Allowed = Extract<Decision, { allowed: true }>;
 
 /**
  * Decides and explains everything that the call would meet, sends nothing and binds nothing. What is wrong before there is
@@ -54,7 +58,7 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
   try {
     return {
       ...explained,
-      ...(await whatWouldHappen(station, asked, decision.tool, fingerprint, decision.hold !== undefined)),
+      ...(await whatWouldHappen(station, asked, decision, fingerprint)),
     };
   } catch (error) {
     if (!(error instanceof GatewayError)) throw error;
@@ -65,13 +69,13 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
 async function whatWouldHappen(
   station: Station,
   asked: ToolCall,
-  tool: Tool,
+  { tool, rule, hold }: Allowed,
   fingerprint: Buffer,
-  hold: boolean,
 ): Promise<JsonObject> {
   const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
   const earlier = await station.calls.read(identified.txn);
-  const held = hold || identified.holdAsRepeat === true;
+  const held = hold !== undefined || identified.holdAsRepeat === true;
+  const limits = await limitsOf(station, asked, rule);
   const plan: JsonObject = {
     txn: identified.txn,
     identifiedBy: identified.identity,
@@ -79,16 +83,43 @@ async function whatWouldHappen(
     once: tool.effect === 'read' ? null : tool.once.by,
     undo: { kind: tool.undo.kind, tool: tool.undo.tool ?? null },
     hold: held,
+    limits: limits.map(({ spend, used }) => ({
+      kind: spend.kind,
+      max: spend.max,
+      perSeconds: spend.perMs / 1000,
+      used,
+      costs: spend.amount,
+    })),
     request: shownRequest(station, asked, tool, identified.txn),
   };
-  if (earlier === undefined)
+  if (earlier === undefined) {
+    const code = whatIsOff(station, asked.agent.name, tool, held) ?? limits.find(({ fits }) => !fits)?.code;
+    if (code !== undefined) return { ...plan, earlier: null, wouldAnswer: refusal(code) };
     return {
       ...plan,
       earlier: null,
       wouldAnswer: held ? { status: 202, state: 'held', sends: false } : { status: 200, sends: true },
     };
+  }
   if (!earlier.fingerprint.equals(fingerprint)) return { ...plan, wouldAnswer: refusal('key_reused') };
   return { ...plan, earlier: { state: earlier.state }, wouldAnswer: answerOf(earlier) };
+}
+
+function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {
+  if (station.switches.frozen(agent, tool.name) !== undefined) return 'frozen';
+  return !held && station.adapters.for(tool).heldBackMs(tool) > 0 ? 'breaker_open' : undefined;
+}
+
+/** What is used of the rule's limits now, and whether this call would fit; counted when it is really made. */
+async function limitsOf(station: Station, asked: ToolCall, rule: Rule) {
+  const scope = { args: asked.args, agent: asked.agent.name, tool: asked.tool, saga: null, run: null, now: Date.now() };
+  return Promise.all(
+    spendsOf(rule, scope).map(async (spend) => {
+      const used = await usedNow(station.db, spend);
+      const code: ErrorCode = spend.kind === 'rate' ? 'rate_limited' : 'over_budget';
+      return { spend, used, fits: used + spend.amount <= spend.max, code };
+    }),
+  );
 }
 
 /** What a repeat of this call is answered; of one still under way, if it stays so while the caller waits. */

@@ -23,9 +23,6 @@ export function whatIsShown(
   request: PreparedRequest,
   policies: Policies,
 ): string {
-  const base = policies.upstreams.get(tool.upstream)?.url ?? '';
-  // A path may carry redacted arguments: then only the template is shown.
-  const path = tool.redact.length === 0 ? request.path : (tool.request?.pathTemplate ?? '');
   const shown: Shown = {
     agent: call.agent,
     tool: tool.name,
@@ -33,10 +30,17 @@ export function whatIsShown(
     fingerprint: call.fingerprint.toString('hex'),
     rule: call.rule,
     args: redact(call.args, pathsUnder('args', tool.redact)),
-    target: { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path },
+    target: targetOf(tool, request, policies),
     undo: { kind: tool.undo.kind, tool: tool.undo.tool ?? null },
   };
   return canonical(shown as unknown as JsonObject);
+}
+
+/** Where a request goes under these policies. A path may carry redacted arguments: then only its template is shown. */
+export function targetOf(tool: Tool, request: PreparedRequest, policies: Policies): Shown['target'] {
+  const base = policies.upstreams.get(tool.upstream)?.url ?? '';
+  const path = tool.redact.length === 0 ? request.path : (tool.request?.pathTemplate ?? '');
+  return { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path };
 }
 
 /** What a decision names: everything that was shown, under the policies in force. A change of either is another digest. */

@@ -60,7 +60,10 @@ export async function identifyCall(
 
 function isSameWish(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
-  if (call === undefined || !isFinal(call.state) || msSinceDelivered === null) return true;
+  if (call === undefined || !isFinal(call.state)) return true;
+  // Its answer is past retention: nobody can be told it any more, so this is a new wish.
+  if (call.erasedAt !== null) return false;
+  if (msSinceDelivered === null) return true;
   // Nothing happened and the caller knows it: asking again is a new wish, not a repeat to be protected from.
   if (call.state !== 'succeeded') return false;
   return tool.repeats.policy === 'replay' && withinWindow(msSinceDelivered, tool);

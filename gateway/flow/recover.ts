@@ -6,7 +6,6 @@ import type { Advance } from '../ledger/calls.ts';
 import { postpone, takeOver } from '../ledger/custody.ts';
 import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
-import { whyNotApproved } from './decide-approval.ts';
 import type { Dispatch } from './dispatch.ts';
 import { jobOf } from './job.ts';
 import { load } from './payload.ts';
@@ -66,7 +65,7 @@ export class Recovery {
     await this.#claims.sweep();
     for (;;) {
       const owner = this.#station.lease.id;
-      if (this.#stopped || !this.#station.lease.holds(owner)) return;
+      if (this.#stopped || !this.#station.switches.inForce(owner)) return;
       const calls = await takeOver(this.#station.db, owner, (txn) => auditEntry('call_taken_over', { txn, owner }));
       if (calls.length === 0) return;
       this.#station.reach('taken');
@@ -92,8 +91,6 @@ export class Recovery {
     const payload = load(this.#station.sealingKey, call);
     if (tool === undefined) return this.#doubt(call, `the tool ${call.tool} is no longer declared`);
     if (typeof payload === 'string') return this.#doubt(call, payload);
-    const why = call.state === 'ready' ? await whyNotApproved(this.#station, call, payload.args) : undefined;
-    if (why !== undefined) return this.#fail(call, 'denied', `approved, but ${why}`);
     void this.#dispatch.carry(jobOf(call, tool, payload, owner));
   }
 

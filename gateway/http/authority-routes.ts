@@ -36,7 +36,7 @@ const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
 export interface PolicyControl {
   /** Loads the policies again; the faults, if they were refused. */
-  reload(): Promise<readonly string[]>;
+  reload(askedBy: string): Promise<readonly string[]>;
 }
 
 /** Who may still do what: approvals, the kill switch, breakers, policies. */
@@ -96,7 +96,7 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
     app.post(`/admin/agents/:agent/${verb}`, async (request) => {
       const person = as(request, 'operator');
       const agent = param(request, 'agent');
-      if (!station.policies().agents.has(agent))
+      if (verb === 'freeze' && !station.policies().agents.has(agent))
         throw new GatewayError('not_found', `There is no agent ${agent.slice(0, 128)}.`);
       await act(station, `agent:${agent}`, { person: person.name, ...readBody(request, reasonSchema) });
       return { agent, frozen: frozenJson(flow, agent) };
@@ -104,13 +104,19 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
     app.post(`/admin/${verb}`, async (request) => {
       const person = as(request, 'operator');
       const { tool, ...hand } = readBody(request, freezeSchema);
-      if (tool !== undefined && !station.policies().tools.has(tool))
+      if (verb === 'freeze' && tool !== undefined && !station.policies().tools.has(tool))
         throw new GatewayError('not_found', `There is no tool ${tool}.`);
       const scope = tool === undefined ? 'all' : (`tool:${tool}` as const);
       await act(station, scope, { person: person.name, ...hand });
       return { scope, frozen: station.switches.get(scope) !== undefined };
     });
   }
+
+  app.get('/admin/freezes', (request) => {
+    as(request, 'viewer');
+    const items = station.switches.list().filter(({ scope }) => !/^(breaker|closed):/.test(scope));
+    return { items: items.map(({ at, ...frozen }) => ({ ...frozen, at: at.toISOString() })), cursor: null };
+  });
 
   app.get('/admin/policies', (request) => {
     as(request, 'viewer');
@@ -124,8 +130,8 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
     };
   });
   app.post('/admin/policies/reload', async (request) => {
-    as(request, 'operator');
-    const faults = await control.reload();
+    const person = as(request, 'operator');
+    const faults = await control.reload(`person ${person.name}`);
     if (faults.length > 0)
       throw new GatewayError('conflict', 'The policies on disk are bad; the old ones stay in force.', {
         members: { faults: [...faults] },

@@ -32,6 +32,7 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
   if (!told || answer === null) return sendCall(reply, call, repeat, instance);
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
+  if (call.outcome === 'body_unavailable') reply.header('oncegate-outcome', call.outcome);
   if (answer.contentType !== null) reply.type(answer.contentType);
   const body =
     answer.body === null ? null : answer.encoding === 'base64' ? Buffer.from(answer.body, 'base64') : answer.body;

@@ -1,7 +1,7 @@
-import type { FastifyInstance } from 'fastify';
+import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Flow } from '../flow/call-tool.ts';
 import { frontPage } from './front-page.ts';
-import { maybeAgent } from './identify.ts';
+import { identifyPerson, maybeAgent } from './identify.ts';
 import { openApi } from './openapi.ts';
 
 export interface Health {
@@ -11,7 +11,19 @@ export interface Health {
   readonly warnings: () => readonly string[];
 }
 
-export function publicRoutes(app: FastifyInstance, flow: Flow, health: Health, version: string): void {
+/** The metrics of this process, as Prometheus reads them. */
+export interface MetricsPage {
+  readonly contentType: string;
+  text(): Promise<string>;
+}
+
+export function publicRoutes(
+  app: FastifyInstance,
+  flow: Flow,
+  health: Health,
+  metrics: MetricsPage,
+  version: string,
+): void {
   const policies = () => flow.station.policies();
 
   app.get('/', (request, reply) => {
@@ -30,4 +42,14 @@ export function publicRoutes(app: FastifyInstance, flow: Flow, health: Health, v
     };
     return reply.status(troubles.length === 0 ? 200 : 503).send(body);
   });
+  app.get('/metrics', async (request, reply) => {
+    if (!fromThisMachine(request)) identifyPerson(request, policies(), 'viewer');
+    return reply.type(metrics.contentType).send(await metrics.text());
+  });
+}
+
+/** A proxy on this machine connects from loopback too, and says that it speaks for somebody else. */
+function fromThisMachine({ headers, socket }: FastifyRequest): boolean {
+  if (headers.forwarded !== undefined || headers['x-forwarded-for'] !== undefined) return false;
+  return /^(?:::ffff:)?127\.|^::1$/.test(socket.remoteAddress ?? '');
 }

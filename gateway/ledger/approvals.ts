@@ -1,6 +1,7 @@
 import { leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Database, Tx } from './db.ts';
+import { lockBucket } from './limits.ts';
 
 export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled';
 
@@ -46,6 +47,8 @@ export async function requestApproval(
   tool: string,
   request: ApprovalRequest,
 ): Promise<void> {
+  // Locked like a limit, so that the cap is exact.
+  await lockBucket(tx, `pending:${agent}`);
   const [pending] = await tx.run<{ n: number }>({
     name: 'count-pending',
     text: `select count(*)::int as n from approvals where agent = $1 and state = 'pending'`,
@@ -125,6 +128,12 @@ export async function castVote(db: Database, vote: CastVote): Promise<Approval> 
     if (locked === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
     if (locked.state === 'pending') {
       if (locked.lapsed) throw new GatewayError('conflict', 'The time to decide is over.', { txn: vote.txn });
+      // Before the call itself, as whoever takes calls over does it.
+      await tx.run({
+        name: 'lock-open-call',
+        text: 'select txn from open_calls where txn = $1 for update',
+        values: [vote.txn],
+      });
       await tx.run({
         name: 'vote',
         text: `insert into votes (txn, person, verdict, digest, reason) values ($1, $2, $3, decode($4, 'hex'), $5)
@@ -187,7 +196,10 @@ async function reject(tx: Tx, { txn, person, reason, entry }: CastVote): Promise
   });
 }
 
-/** Withdrawn by its agent, or nobody answered in time. False: it is no longer held. */
+/**
+ * Withdrawn by its agent, or nobody answered in time. False: it is no longer held. Locked in the order of a vote (the
+ * approval, who looks after the call, the call): in another they would wait for each other.
+ */
 export async function endHeld(
   db: Database,
   txn: string,
@@ -197,9 +209,13 @@ export async function endHeld(
 ): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'end-held',
-    text: `with ended as (
+    text: `with locked as materialized (
+        select txn from approvals where txn = $1 for update
+      ), looked_after as materialized (
+        select txn from open_calls where txn = $1 and (select count(*) from locked) >= 0 for update
+      ), ended as (
         update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = $2, problem = $2, detail = $3, evidence = 'gateway', leaf = $4
-        where txn = $1 and state = 'held' returning txn
+        where txn = $1 and state = 'held' and (select count(*) from looked_after) >= 0 returning txn
       ), closed as (
         delete from open_calls o using ended e where o.txn = e.txn
       ), decided as (

@@ -9,6 +9,13 @@ import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 
 const BATCH = { maxBatch: 64, maxInFlight: 4 };
+/** Claims that count against the same limit wait for each other anyway: here, and not each on a connection of its own. */
+const LANE = { maxBatch: 1, maxInFlight: 2 };
+
+interface Guarded {
+  readonly intent: Intent;
+  readonly guards: Guards;
+}
 
 /** What T1 writes: the whole intent, committed before the first byte leaves. */
 export interface Intent {
@@ -73,6 +80,8 @@ export class Calls {
   readonly #claims: GroupCommit<Intent, boolean>;
   readonly #advances: GroupCommit<Advance, boolean>;
   readonly #reads: GroupCommit<string, Call | undefined>;
+  /** By limit; there are as many as the policies ever named. */
+  readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
 
   constructor(db: Database) {
     this.#db = db;
@@ -87,7 +96,22 @@ export class Calls {
    */
   async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
     if (guards === undefined) return (await this.#claims.submit(intent)) ? 'won' : 'taken';
-    return this.#claimGuarded(intent, guards);
+    const claimed = await this.#laneOf(intent, guards).submit({ intent, guards });
+    if (claimed instanceof GatewayError) throw claimed;
+    return claimed;
+  }
+
+  /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
+  #laneOf(intent: Intent, guards: Guards): GroupCommit<Guarded, Claimed | GatewayError> {
+    const name = guards.spends[0]?.bucket ?? `pending:${intent.agent}`;
+    let lane = this.#lanes.get(name);
+    if (lane === undefined) {
+      const run = (items: readonly Guarded[]) =>
+        Promise.all(items.map((item) => this.#claimGuarded(item.intent, item.guards)));
+      lane = new GroupCommit({ ...LANE, run });
+      this.#lanes.set(name, lane);
+    }
+    return lane;
   }
 
   /** T2 and everything between. False: the call is final, or in other hands. */
@@ -99,7 +123,7 @@ export class Calls {
     return this.#reads.submit(txn);
   }
 
-  async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed> {
+  async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed | GatewayError> {
     try {
       return await this.#db.transaction(async (tx) => {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
@@ -113,6 +137,7 @@ export class Calls {
       });
     } catch (error) {
       if (error instanceof Refused) return error.exceeded;
+      if (error instanceof GatewayError) return error;
       throw error;
     }
   }

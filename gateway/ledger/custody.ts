@@ -85,6 +85,8 @@ export async function release(db: Database, txn: string, owner: string, entry: s
         delete from spends s using dropped d where s.txn = d.txn
       ), undecided as (
         delete from approvals a using dropped d where a.txn = d.txn
+      ), unvoted as (
+        delete from votes v using dropped d where v.txn = d.txn
       ), logged as (
         insert into audit_queue (entry) select $3 from dropped
       )

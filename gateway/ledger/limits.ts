@@ -24,21 +24,31 @@ export interface Exceeded {
  */
 export async function spendAll(tx: Tx, txn: string, spends: readonly Spend[]): Promise<Exceeded | undefined> {
   const inOrder = [...spends].sort((a, b) => (a.bucket < b.bucket ? -1 : 1));
+  let exceeded: Exceeded | undefined;
   for (const spend of inOrder) {
     await lockBucket(tx, spend.bucket);
     await forgetOld(tx, spend);
-    const used = await usedOf(tx, spend);
-    if (used + spend.amount > spend.max) return { spend, used, waitMs: await waitOf(tx, spend) };
+    const { used, fits } = await usedOf(tx, spend);
+    if (!fits) {
+      // Of several, the one that lasts longest: whoever comes back after that finds none in the way.
+      const waitMs = await waitOf(tx, spend);
+      if (exceeded === undefined || lasting(waitMs) > lasting(exceeded.waitMs)) exceeded = { spend, used, waitMs };
+      continue;
+    }
     await tx.run({
       name: 'spend',
       text: 'insert into spends (bucket, txn, amount) values ($1, $2, $3)',
       values: [spend.bucket, txn, spend.amount],
     });
   }
-  return undefined;
+  return exceeded;
 }
 
-async function lockBucket(tx: Tx, bucket: string): Promise<void> {
+function lasting(waitMs: number | null): number {
+  return waitMs ?? Number.POSITIVE_INFINITY;
+}
+
+export async function lockBucket(tx: Tx, bucket: string): Promise<void> {
   const lock = {
     name: 'lock-bucket',
     text: 'select bucket from limit_buckets where bucket = $1 for update',
@@ -61,13 +71,15 @@ async function forgetOld(tx: Tx, { bucket, perMs }: Spend): Promise<void> {
   });
 }
 
-async function usedOf(tx: Tx, { bucket }: Spend): Promise<number> {
-  const rows = await tx.run<{ used: number }>({
+/** Added up as the decimals they were written as: three times 0.1 fits into 0.3. */
+async function usedOf(tx: Tx, { bucket, amount, max }: Spend): Promise<{ used: number; fits: boolean }> {
+  const rows = await tx.run<{ used: number; fits: boolean }>({
     name: 'used',
-    text: 'select coalesce(sum(amount), 0)::float8 as used from spends where bucket = $1',
-    values: [bucket],
+    text: `select used::float8 as used, used + $2::text::numeric <= $3::text::numeric as fits
+      from (select coalesce(sum(amount::text::numeric), 0) as used from spends where bucket = $1) s`,
+    values: [bucket, String(amount), String(max)],
   });
-  return rows[0]?.used ?? 0;
+  return rows[0] ?? { used: 0, fits: false };
 }
 
 /** The oldest spends leave the window first: how long until enough of them have. */
@@ -76,9 +88,10 @@ async function waitOf(tx: Tx, { bucket, amount, max, perMs }: Spend): Promise<nu
   const rows = await tx.run<{ wait: number }>({
     name: 'limit-wait',
     text: `select extract(epoch from at + $4 * interval '1 ms' - clock_timestamp())::float8 * 1000 as wait
-      from (select at, sum(amount) over () - sum(amount) over (order by at, txn) as left_over from spends where bucket = $1) s
-      where left_over + $2 <= $3 order by at limit 1`,
-    values: [bucket, amount, max, perMs],
+      from (select at, sum(exact) over () - sum(exact) over (order by at, txn) as left_over
+        from (select at, txn, amount::text::numeric as exact from spends where bucket = $1) e) s
+      where left_over + $2::text::numeric <= $3::text::numeric order by at limit 1`,
+    values: [bucket, String(amount), String(max), perMs],
   });
   return Math.max(0, rows[0]?.wait ?? perMs);
 }

@@ -29,6 +29,8 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
         ), erased as (
           update calls c set args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]', erased_at = now()
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
+        ), forgotten as (
+          update approvals a set shown = null from ripe r where r.txn = a.txn and r.erase
         ), done as (
           delete from sweep_later l using ripe r where r.txn = l.txn and r.erase
         )
@@ -51,10 +53,17 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
 export async function dropTombstones(db: Database, keysMs: number): Promise<number> {
   const rows = await db.run<{ txn: string }>({
     name: 'drop-tombstones',
-    text: `delete from calls where txn in (
-        select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
-        order by created_at limit ${SWEEP_AT_ONCE} for update skip locked)
-      returning txn`,
+    text: `with dropped as (
+        delete from calls where txn in (
+          select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
+          order by created_at limit ${SWEEP_AT_ONCE} for update skip locked)
+        returning txn
+      ), approvals_too as (
+        delete from approvals a using dropped d where a.txn = d.txn
+      ), votes_too as (
+        delete from votes v using dropped d where v.txn = d.txn
+      )
+      select txn from dropped`,
     values: [keysMs],
   });
   return rows.length;

@@ -45,18 +45,14 @@ export class Switches {
   async start(): Promise<void> {
     await this.#look();
     this.#timer = setInterval(() => {
-      this.#looking ??= this.#look()
-        .catch(this.#onError)
-        .finally(() => {
-          this.#looking = undefined;
-        });
+      this.#lookOnce().catch(this.#onError);
     }, LOOK_EVERY_MS);
     this.#timer.unref();
   }
 
   async stop(): Promise<void> {
     clearInterval(this.#timer);
-    await this.#looking;
+    await this.#looking?.catch(() => {});
   }
 
   onClosed(listener: (upstream: string) => void): void {
@@ -69,6 +65,14 @@ export class Switches {
 
   list(): readonly Switch[] {
     return [...this.#thrown.values()];
+  }
+
+  /**
+   * Whether this process may send under that lease at all: it holds it, and has looked at the switches since it took it.
+   * A process that slept through a freeze takes a new lease when it wakes, and must not use it before it has looked.
+   */
+  inForce(owner: string): boolean {
+    return this.#seen.lease === owner && this.#lease.holds(owner);
   }
 
   /** What freezes a call of this agent and tool, if anything does. */
@@ -122,7 +126,9 @@ export class Switches {
       await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
       return now?.version ?? '0';
     });
-    await this.#look();
+    // One that began before the change may not have seen it.
+    await this.#looking?.catch(() => {});
+    await this.#lookOnce();
     await this.#everybodySaw(version);
   }
 
@@ -142,6 +148,14 @@ export class Switches {
         );
       await sleep(LOOK_AGAIN_MS);
     }
+  }
+
+  /** One at a time: an older look that ends later must not undo what a newer one saw. */
+  #lookOnce(): Promise<void> {
+    this.#looking ??= this.#look().finally(() => {
+      this.#looking = undefined;
+    });
+    return this.#looking;
   }
 
   async #look(): Promise<void> {

@@ -1,6 +1,6 @@
 import path from 'node:path';
 import type { JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Person, Rule } from '../domain/policy.ts';
+import type { Agent, Approve, JwtSpec, Person, Rule } from '../domain/policy.ts';
 import { bare } from './compile-tool.ts';
 import { DEFAULT_HOLD } from './decide.ts';
 import type { Declared } from './declared.ts';
@@ -8,7 +8,7 @@ import { compileCondition, compileNumber, type Site, type Variable } from './exp
 import { at, didYouMean, keyOf, listed, locate, type Path, type Place, type Report } from './faults.ts';
 import { globMatcher } from './glob.ts';
 import { declaredArguments } from './input.ts';
-import { type AgentFile, milliseconds, type PersonFile, type RuleFile } from './schema.ts';
+import { type AgentFile, milliseconds, type PersonFile, type RuleFile, rateOf } from './schema.ts';
 import { type Env, resolveSecrets } from './secrets.ts';
 
 const SEES: readonly Variable[] = ['args', 'agent', 'tool', 'saga', 'run', 'now'];
@@ -24,6 +24,7 @@ export function compileAgent(
   return {
     name,
     keys: compileKeys(value.keys ?? [], at(place, 'keys'), env, report),
+    ...compileJwt(value.jwt, at(place, 'jwt'), env, report),
     rules: (value.rules ?? []).flatMap((rule, index) => {
       const twins = (value.rules ?? []).slice(0, index).filter((earlier) => earlier.allow === rule.allow).length;
       const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), inputOf, report);
@@ -60,6 +61,30 @@ function compileKeys(entries: readonly string[], place: Place, env: Env, report:
   return keys;
 }
 
+/** The issuer's keys are only as good as the way they come by. An issuer or audience that is empty is nobody's. */
+function compileJwt(jwt: AgentFile['jwt'], place: Place, env: Env, report: Report): { jwt?: JwtSpec } {
+  if (jwt === undefined) return {};
+  const resolve = (template: string, key: string): string =>
+    resolveSecrets(template, env, { file: false }, (message, offset) => report.fault(at(place, key), message, offset))
+      .text;
+  const issuer = resolve(jwt.issuer, 'issuer');
+  const allowPrivate = jwt.allowPrivate ?? false;
+  if (issuer !== '') checkIssuer(issuer, allowPrivate, (message) => report.fault(at(place, 'issuer'), message));
+  const audience = resolve(jwt.audience, 'audience');
+  if (issuer === '' || audience === '') return {};
+  return { jwt: { issuer, audience, claims: jwt.claims ?? {}, allowPrivate } };
+}
+
+function checkIssuer(issuer: string, allowPrivate: boolean, fault: (message: string) => void): void {
+  if (!URL.canParse(issuer)) return fault('the issuer is not a URL: write https://host/path');
+  const { protocol, username, password, search, hash } = new URL(issuer);
+  if (protocol === 'http:' && !allowPrivate)
+    fault('the issuer must begin with https://; http:// is for a private address, with allowPrivate: true');
+  else if (protocol !== 'https:' && protocol !== 'http:') fault('the issuer must begin with https://');
+  if (username !== '' || password !== '') fault('no credentials in an issuer');
+  if (search !== '' || hash !== '') fault('an issuer ends with its path: no ? and no #');
+}
+
 function compileRule(
   { agent, index, twins }: { agent: string; index: number; twins: number },
   rule: RuleFile,
@@ -87,7 +112,7 @@ function compileRule(
     covers: globMatcher(pattern),
     ...(rule.effect !== undefined && { effect: rule.effect }),
     ...(rule.when !== undefined && { when: compileCondition(bare(String(rule.when)), site('when')) }),
-    ...(rule.rate !== undefined && { rate: compileRate(rule.rate) }),
+    ...(rule.rate !== undefined && { rate: rateOf(rule.rate) }),
     ...(rule.budget !== undefined && {
       budget: {
         sum: compileNumber(bare(String(rule.budget.sum)), site('budget', 'sum')),
@@ -129,9 +154,4 @@ function compileApprove(approve: Exclude<NonNullable<RuleFile['approve']>, strin
     quorum: approve.quorum ?? DEFAULT_HOLD.quorum,
     withinMs: approve.within === undefined ? DEFAULT_HOLD.withinMs : milliseconds(approve.within),
   };
-}
-
-function compileRate(rate: string): { limit: number; perMs: number } {
-  const [limit, unit] = rate.split('/');
-  return { limit: Number(limit), perMs: milliseconds(`1${unit}`) };
 }

@@ -1,4 +1,4 @@
-import type { Agent, Person, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { Agent, JwtSpec, Person, Policies, Rule, Tool } from '../domain/policy.ts';
 import { BUILT_IN } from './built-in.ts';
 import { ruleId } from './compile-agent.ts';
 import { shapeOf } from './compile-request.ts';
@@ -22,6 +22,7 @@ export function link(declared: Declarations, policies: Omit<Policies, 'version'>
   sameModelName(context);
   sameRequest(context);
   sameKey(context);
+  sameToken(context);
   for (const agent of declared.agents.values()) linkRules(context, agent);
   nobodyMayCall(context);
 }
@@ -114,6 +115,30 @@ function sameKey({ declared, policies, report }: Context): void {
   };
   for (const agent of policies.agents.values()) check(agent, 'agent', declared.agents.get(agent.name)?.place);
   for (const person of policies.people.values()) check(person, 'person', declared.people.get(person.name)?.place);
+}
+
+/** A token belongs to one agent: two that would both take it must tell each other apart by a claim. */
+function sameToken({ declared, policies, report }: Context): void {
+  const seen: { readonly name: string; readonly jwt: JwtSpec }[] = [];
+  for (const { name, jwt } of policies.agents.values()) {
+    const place = declared.agents.get(name)?.place;
+    if (jwt === undefined || place === undefined) continue;
+    for (const other of seen) {
+      if (other.jwt.issuer !== jwt.issuer) continue;
+      if (other.jwt.allowPrivate !== jwt.allowPrivate)
+        report.fault(at(place, 'jwt'), `allowPrivate of this issuer is not the same for agent ${other.name}`);
+      if (other.jwt.audience === jwt.audience && !contradict(other.jwt.claims, jwt.claims))
+        report.fault(
+          at(place, 'jwt'),
+          `agent ${other.name} would accept the same token: give one claim a different value in each`,
+        );
+    }
+    seen.push({ name, jwt });
+  }
+}
+
+function contradict(a: JwtSpec['claims'], b: JwtSpec['claims']): boolean {
+  return Object.entries(a).some(([claim, value]) => Object.hasOwn(b, claim) && b[claim] !== value);
 }
 
 function linkRules(

@@ -17,7 +17,7 @@ const percent = z
   .string()
   .regex(/^(?:100|[1-9]\d?)%$/, 'is not a percentage: write 1% to 100%')
   .meta({ description: 'A percentage: 50%' });
-const rate = z
+export const rate = z
   .string()
   .regex(/^[1-9]\d{0,8}\/[smhd]$/, 'is not a rate: write 20/m (per s, m, h or d)')
   .meta({ description: 'A rate: 20/m; per s, m, h or d' });
@@ -151,7 +151,23 @@ const ruleSchema = z.strictObject({
     .optional(),
 });
 
-export const agentSchema = z.strictObject({ keys: keys.optional(), rules: z.array(ruleSchema).optional() });
+const jwt = z
+  .strictObject({
+    issuer: z.string().min(1).max(2048).meta({ description: 'The OIDC issuer, exactly as its tokens say it in iss' }),
+    audience: z.string().min(1).max(2048).meta({ description: 'What must stand in aud' }),
+    claims: z
+      .record(z.string().min(1).max(256), z.union([z.string(), z.number(), z.boolean()]))
+      .meta({ description: 'Claims that must be there with exactly these values' })
+      .optional(),
+    allowPrivate: z.boolean().meta({ description: 'The issuer is at a private or loopback address' }).optional(),
+  })
+  .meta({ description: 'Tokens of an OIDC issuer that make their bearer this agent' });
+
+export const agentSchema = z.strictObject({
+  keys: keys.optional(),
+  jwt: jwt.optional(),
+  rules: z.array(ruleSchema).optional(),
+});
 
 export const personSchema = z.strictObject({
   keys: keys.optional(),
@@ -202,4 +218,9 @@ const UNITS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as con
 export function milliseconds(text: string): number {
   const [, digits, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text) ?? [];
   return Number(digits) * UNITS[unit as keyof typeof UNITS];
+}
+
+export function rateOf(text: string): { limit: number; perMs: number } {
+  const [limit, unit] = text.split('/');
+  return { limit: Number(limit), perMs: milliseconds(`1${unit}`) };
 }

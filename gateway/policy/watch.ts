@@ -9,13 +9,14 @@ import { type Loaded, type LoadOptions, loadPolicies } from './load.ts';
  * caller's business. With the first load made by `reload()` too, no change falls between loading and watching.
  */
 export interface PolicyWatch {
-  /** Loads now, whether something changed or not; one load at a time. `onChange` hears of it as well. */
-  reload(): Promise<Loaded>;
+  /** Loads now, whether something changed or not; one load at a time. `onChange` hears of it as well, and who asked. */
+  reload(askedBy?: string): Promise<Loaded>;
   close(): Promise<void>;
 }
 
 export interface WatchOptions extends LoadOptions {
-  readonly onChange: (loaded: Loaded) => void;
+  /** `askedBy` is absent when the change on disk was noticed. */
+  readonly onChange: (loaded: Loaded, askedBy: string | undefined) => void;
   readonly debounceMs?: number;
   readonly pollMs?: number;
 }
@@ -32,11 +33,11 @@ export function watchPolicies(options: WatchOptions): PolicyWatch {
     queue = turn.catch(() => undefined);
     return turn;
   };
-  const load = async (): Promise<Loaded> => {
+  const load = async (askedBy?: string): Promise<Loaded> => {
     // Taken before reading: what changes while we read is seen as a change the next time.
     seen = await fingerprint(dir);
     const loaded = await loadPolicies({ dir, env });
-    if (!closed) onChange(loaded);
+    if (!closed) onChange(loaded, askedBy);
     return loaded;
   };
   const look = (): Promise<void> =>
@@ -61,7 +62,7 @@ export function watchPolicies(options: WatchOptions): PolicyWatch {
   const poll = setInterval(() => void look().catch(() => undefined), pollMs).unref();
 
   return {
-    reload: () => inTurn(load),
+    reload: (askedBy) => inTurn(() => load(askedBy)),
     close: async () => {
       closed = true;
       clearInterval(poll);

@@ -17,6 +17,8 @@ export interface Setting {
   readonly cwd?: string;
   readonly isTty?: boolean;
   readonly columns?: number;
+  /** What is typed when a verb asks; absent: nobody is there to be asked. */
+  readonly types?: string;
 }
 
 /** The command line in this process, with its two streams as text. */
@@ -29,8 +31,16 @@ export async function oncegate(argv: readonly string[], setting: Setting = {}): 
     env: setting.env ?? {},
     cwd: setting.cwd ?? tmpdir(),
     isTty: setting.isTty ?? false,
+    ...(setting.types === undefined ? {} : { ask: typist(setting.types, out) }),
   });
   return { code, out: out.join(''), err: err.join('') };
+}
+
+function typist(types: string, out: string[]): (question: string) => Promise<string> {
+  return async (question) => {
+    out.push(`${question}${types}\n`);
+    return types;
+  };
 }
 
 /** A directory with these files, gone when the test is. */

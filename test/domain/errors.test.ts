@@ -33,7 +33,6 @@ const CONTRACT: readonly [code: string, status: number, retry: string][] = [
 const BESIDE: typeof CONTRACT = [
   ['forbidden', 403, 'never'],
   ['not_found', 404, 'never'],
-  ['method_not_allowed', 405, 'never'],
   ['conflict', 409, 'never'],
   ['internal', 500, 'same_key'],
 ];

@@ -266,6 +266,20 @@ describe('policies/demo.yaml', () => {
     expect(new Set(tools.map(({ once }) => once.by))).toEqual(new Set(['key', 'nature', 'probe', 'none']));
   });
 
+  it('shows every limit of a rule, and a person who can approve what one person may', async () => {
+    const { agents, people } = await policies();
+    const rules = agents.get('demo')?.rules ?? [];
+    const held = rules.flatMap(({ approve }) => (approve === undefined || approve === 'never' ? [] : [approve]));
+    expect(rules.some(({ rate }) => rate !== undefined)).toBe(true);
+    expect(rules.some(({ budget }) => budget !== undefined)).toBe(true);
+    expect(new Set(held.map(({ quorum }) => quorum))).toEqual(new Set([1, 2]));
+    const admin = people.get('demo-admin')?.groups ?? [];
+    for (const { by } of held) expect(by.some((group) => admin.includes(group))).toBe(true);
+    // The walkthrough waits for this one to end.
+    const tips = rules.find(({ budget, approve }) => budget !== undefined && approve === undefined);
+    expect(tips?.budget?.perMs).toBeLessThanOrEqual(10_000);
+  });
+
   describe('with the services', () => {
     let known: Policies;
     const adapters: HttpAdapter[] = [];

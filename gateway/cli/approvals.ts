@@ -1,0 +1,57 @@
+import type { JsonObject } from '../domain/json.ts';
+import { approvalStyle, groupsText, untilText, votesText } from './approval-text.ts';
+import { member } from './call-text.ts';
+import { type Column, type Output, paint } from './output.ts';
+import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
+import type { Verb } from './verb.ts';
+
+const STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'any'] as const;
+
+export const approvals: Verb = {
+  name: 'approvals',
+  summary: 'what waits for a person, newest first',
+  options: {
+    state: { value: 'STATE', choices: STATES, help: 'those in this state (default pending)' },
+    ...LIST_OPTIONS,
+  },
+  run: async (invocation) => {
+    const { io, out, text, flag } = invocation;
+    const state = text('state') ?? 'pending';
+    const query = { state: state === 'any' ? undefined : state };
+    const { items, cursor } = await readList(io, '/admin/approvals', query, limitOf(invocation));
+    out.json({ items, cursor });
+    tell(out, items, state === 'pending');
+    if (out.terminal && items.length === 0)
+      out.line(state === 'pending' ? 'nothing waits for a person' : 'no such approvals');
+    if (out.terminal && cursor !== null && !flag('all')) out.note('There are more: --limit N, or --all.');
+    if (out.terminal && state === 'pending' && items.length > 0)
+      out.note('"oncegate approve <txn> --reason TEXT" shows what would run, and asks.');
+    return 0;
+  },
+};
+
+/** A terminal has room for the state or for the time that is left; what waits is in one state. */
+const PENDING: readonly Column[] = [
+  { title: 'txn' },
+  { title: 'agent', cut: true },
+  { title: 'tool', cut: true },
+  { title: 'votes' },
+  { title: 'by', cut: true },
+  { title: 'left' },
+];
+const DECIDED: readonly Column[] = [{ title: 'txn' }, { title: 'state' }, ...PENDING.slice(1, -1)];
+
+function tell(out: Output, items: readonly JsonObject[], isPending: boolean): void {
+  if (items.length === 0) return;
+  out.table(
+    isPending ? PENDING : DECIDED,
+    items.map((approval) => {
+      const state = member(approval, 'state');
+      const txn = member(approval, 'txn');
+      const about = [member(approval, 'agent'), member(approval, 'tool'), votesText(approval), groupsText(approval)];
+      const until = untilText(out, approval);
+      if (!out.terminal) return [txn, state, ...about, until];
+      return isPending ? [txn, ...about, until] : [txn, paint(approvalStyle(state), state), ...about];
+    }),
+  );
+}

@@ -1,0 +1,64 @@
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { type Errand, runErrand } from '../../adapters/errand.ts';
+
+let server: Server;
+let url: string;
+const paths: string[] = [];
+
+beforeAll(async () => {
+  server = createServer((request, response) => {
+    paths.push(request.url ?? '');
+    if (request.url === '/large') response.end('x'.repeat(5_000));
+    else if (request.url === '/half') response.writeHead(200, { 'content-length': '100' }).write('half');
+    else if (request.url === '/cut')
+      response.writeHead(200, { 'content-length': '100' }).write('half', () => response.destroy());
+    else if (request.url === '/away') response.writeHead(302, { location: '/target' }).end();
+    else if (request.url === '/fine?a=b') response.end('fine');
+    // Anything else is never answered.
+  });
+  await new Promise<void>((done) => server.listen(0, '127.0.0.1', done));
+  url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+});
+afterAll(() => {
+  server.closeAllConnections();
+  server.close();
+});
+
+const run = (path: string, more: Partial<Errand> = {}) =>
+  runErrand({
+    url: url + path,
+    method: 'GET',
+    headers: {},
+    allowPrivate: true,
+    mostBytes: 1_000,
+    timeoutMs: 300,
+    ...more,
+  });
+
+it('brings back status and body, and follows no redirect', async () => {
+  expect(await run('/fine?a=b')).toEqual({ status: 200, body: 'fine' });
+  expect(await run('/away')).toMatchObject({ status: 302 });
+  expect(paths).not.toContain('/target');
+});
+
+it.each(['/silence', '/half'])('gives up in time: %s', async (path) => {
+  const started = performance.now();
+  await expect(run(path)).rejects.toThrow();
+  expect(performance.now() - started).toBeLessThan(2_000);
+});
+
+it('takes no answer that is cut or too large', async () => {
+  await expect(run('/cut')).rejects.toThrow();
+  await expect(run('/large')).rejects.toThrow('larger than 1000 bytes');
+});
+
+it('goes to a private address only when that is allowed', async () => {
+  const before = paths.length;
+  await expect(run('/fine?a=b', { allowPrivate: false })).rejects.toThrow('private address');
+  await expect(run('/fine?a=b', { allowPrivate: false, url: url.replace('127.0.0.1', 'localhost') })).rejects.toThrow(
+    'private address',
+  );
+  expect(paths.length).toBe(before);
+});

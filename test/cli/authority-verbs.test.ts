@@ -1,0 +1,290 @@
+import { describe, expect, it } from 'vitest';
+import { type Asked, type Canned, canned, oncegate } from './terminal.ts';
+
+const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
+const DIGEST = 'd'.repeat(64);
+
+const APPROVAL = {
+  txn: TXN,
+  agent: 'office-bot',
+  tool: 'mail.send',
+  state: 'pending',
+  args: { to: 'ann@example.com', subject: 'Hello\u001b[2J', amount: 12 },
+  target: { upstream: 'mail', method: 'POST', url: 'https://mail.example/messages' },
+  undo: { kind: 'irreversible', tool: null },
+  rule: 'office-bot rule 3 (policies/office.yaml:40)',
+  policyVersion: 'abc123',
+  digest: DIGEST,
+  groups: ['finance'],
+  quorum: 2,
+  requestedAt: '2026-01-01T00:00:00.000Z',
+  expiresAt: '2026-01-01T01:00:00.000Z',
+  decidedAt: null,
+  votes: [{ person: 'bob', verdict: 'approve', reason: 'known', at: '2026-01-01T00:01:00.000Z' }],
+};
+
+/** A gateway with one approval that waits; decided, it is as it was told to be. */
+function desk(decided: Canned, items: readonly object[] = [APPROVAL]) {
+  return canned(({ method }) => (method === 'GET' ? { body: { items, cursor: null } } : decided));
+}
+
+const APPROVED: Canned = { body: { ...APPROVAL, state: 'approved' } };
+const posts = (asked: readonly Asked[]) => asked.filter(({ method }) => method === 'POST');
+
+function problem(status: number, code: string, members: object = {}): Canned {
+  const body = { title: 'A title', detail: 'a detail', status, code, retry: 'never', ...members };
+  return { status, type: 'application/problem+json', body };
+}
+
+describe('approvals', () => {
+  it('asks for what waits, and for every state when told to', async () => {
+    const { env, asked } = await desk(APPROVED);
+    const { code, out } = await oncegate(['approvals'], { env });
+    expect(asked[0]?.url.pathname).toBe('/admin/approvals');
+    expect(asked[0]?.url.searchParams.get('state')).toBe('pending');
+    const row = [TXN, 'pending', 'office-bot', 'mail.send', '1/2', 'finance', APPROVAL.expiresAt];
+    expect([code, out]).toEqual([0, `${row.join('\t')}\n`]);
+    await oncegate(['approvals', '--state', 'any'], { env });
+    expect(asked[1]?.url.searchParams.has('state')).toBe(false);
+  });
+
+  it('fits a terminal, and says when nothing waits', async () => {
+    const { env } = await desk(APPROVED);
+    const { out } = await oncegate(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
+    expect(out).toContain(`${TXN}  office`);
+    const { out: any } = await oncegate(['approvals', '--state', 'any'], {
+      env: { ...env, NO_COLOR: '1' },
+      isTty: true,
+    });
+    for (const line of any.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
+    expect(any).toContain(`${TXN}  pending`);
+    const none = await desk(APPROVED, []);
+    expect((await oncegate(['approvals'], { env: none.env, isTty: true })).out).toBe('nothing waits for a person\n');
+    expect((await oncegate(['approvals', '--json'], { env })).out).toContain(DIGEST);
+  });
+});
+
+describe('approve', () => {
+  const argv = ['approve', TXN, '--reason', 'he knows Ann'];
+
+  it('shows what would run, asks, and sends the digest of what it showed', async () => {
+    const { env, asked } = await desk(APPROVED);
+    const setting = { env: { ...env, NO_COLOR: '1' }, isTty: true, types: 'y' };
+    const { code, out } = await oncegate(argv, setting);
+    expect(code).toBe(0);
+    const shown = out.slice(0, out.indexOf('[y/N]'));
+    for (const said of ['office-bot', 'mail.send', 'POST https://mail.example/messages', 'ann@example.com'])
+      expect(shown).toContain(said);
+    for (const said of ['irreversible', 'bob: approve, known', 'abc123', DIGEST]) expect(shown).toContain(said);
+    expect(out).not.toContain('\u001b');
+    expect(out).toContain(`${TXN} is now approved`);
+    expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/approve`);
+    expect(JSON.parse(posts(asked)[0]?.body ?? '')).toEqual({ reason: 'he knows Ann', digest: DIGEST });
+  });
+
+  it.each(['n', '', 'yeah'])('decides nothing when the answer is %j', async (types) => {
+    const { env, asked } = await desk(APPROVED);
+    const { code, err } = await oncegate(argv, { env, isTty: true, types });
+    expect([code, posts(asked)]).toEqual([1, []]);
+    expect(err).toContain('it goes on waiting');
+  });
+
+  it('asks nobody with --yes, and where nobody is', async () => {
+    const { env, asked } = await desk(APPROVED);
+    const { code, out } = await oncegate([...argv, '--yes'], { env });
+    expect(code).toBe(0);
+    expect(out).toContain(`digest\t${DIGEST}\n`);
+    expect(out.endsWith(`${TXN}\tapproved\n`)).toBe(true);
+    expect((await oncegate([...argv, '--digest', DIGEST.toUpperCase()], { env })).code).toBe(0);
+    expect(posts(asked)).toHaveLength(2);
+    // Nothing is shown with --json, so there is nothing to say yes to.
+    expect((await oncegate([...argv, '--json'], { env, isTty: true, types: 'y' })).code).toBe(2);
+    expect(JSON.parse((await oncegate([...argv, '--yes', '--json'], { env })).out)).toMatchObject({
+      state: 'approved',
+    });
+  });
+
+  it('approves nothing else than what was named', async () => {
+    const { env, asked } = await desk(APPROVED);
+    const { code, err } = await oncegate([...argv, '--yes', '--digest', 'e'.repeat(64)], { env });
+    expect([code, posts(asked)]).toEqual([1, []]);
+    expect(err).toContain(DIGEST);
+  });
+
+  it('tells how it was decided when it waits no more, without a digest that could approve anything', async () => {
+    const again = await desk(APPROVED, []);
+    expect(await oncegate([...argv, '--yes'], { env: again.env })).toMatchObject({
+      code: 0,
+      out: `${TXN}\tapproved\n`,
+    });
+    expect(JSON.parse(posts(again.asked)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
+    const other = await desk(problem(409, 'conflict', { detail: 'It is decided already: rejected.' }), []);
+    const { code, err } = await oncegate([...argv, '--yes'], { env: other.env });
+    expect(code).toBe(1);
+    expect(err).toContain('It is decided already: rejected.');
+    expect(err).toContain('"oncegate approvals"');
+  });
+
+  it('finds it on a later page, and says that more votes are needed', async () => {
+    const { env } = await canned(({ method, url }) => {
+      if (method === 'POST') return { body: APPROVAL };
+      const first = url.searchParams.get('cursor') === null;
+      return {
+        body: first ? { items: [{ ...APPROVAL, txn: 'other' }], cursor: '1.x' } : { items: [APPROVAL], cursor: null },
+      };
+    });
+    const { out } = await oncegate([...argv, '--yes'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    expect(out).toContain(`${TXN} is pending`);
+    expect(out).toContain('1/2');
+  });
+});
+
+it('reject needs no question, and makes no path of what is no txn', async () => {
+  const { env, asked } = await desk({ body: { ...APPROVAL, state: 'rejected' } });
+  const { code, out } = await oncegate(['reject', TXN, '--reason', 'not to Ann'], { env });
+  expect(code).toBe(0);
+  expect(out.endsWith(`${TXN}\trejected\n`)).toBe(true);
+  expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
+  expect(JSON.parse(posts(asked)[0]?.body ?? '')).toEqual({ reason: 'not to Ann', digest: DIGEST });
+  expect((await oncegate(['reject', '../../freeze', '--reason', 'x'], { env })).code).toBe(1);
+  expect(posts(asked)).toHaveLength(1);
+});
+
+describe('freeze and unfreeze', () => {
+  const frozen = { scope: 'agent:bot', by: 'root', reason: 'odd', at: '2026-01-01T00:00:00.000Z' };
+
+  it.each([
+    [['freeze'], '/admin/freeze', {}, { scope: 'all', frozen: true }, 'everything\tfrozen\n'],
+    [['freeze', '--agent', 'bot'], '/admin/agents/bot/freeze', {}, { agent: 'bot', frozen }, 'bot\tfrozen\n'],
+    [
+      ['unfreeze', '--tool', 'mail.send'],
+      '/admin/unfreeze',
+      { tool: 'mail.send' },
+      { scope: 'tool:mail.send', frozen: false },
+      'mail.send\tnot frozen\n',
+    ],
+    [
+      ['unfreeze', '--agent', 'bot'],
+      '/admin/agents/bot/unfreeze',
+      {},
+      { agent: 'bot', frozen: null },
+      'bot\tnot frozen\n',
+    ],
+  ])('%j', async (argv, path, body, answer, said) => {
+    const { env, asked } = await canned(() => ({ body: answer }));
+    expect(await oncegate([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: said, err: '' });
+    expect([asked[0]?.method, asked[0]?.url.pathname]).toEqual(['POST', path]);
+    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
+  });
+
+  it('says when something wider keeps it frozen', async () => {
+    const { env } = await canned(() => ({ body: { agent: 'bot', frozen: { ...frozen, scope: 'all' } } }));
+    const { code, err } = await oncegate(['unfreeze', '--agent', 'bot', '--reason', 'fine'], { env });
+    expect(code).toBe(1);
+    expect(err).toBe('Still frozen with all, by root: odd\n');
+  });
+
+  it('never turns an odd name into another switch', async () => {
+    const { env, asked } = await canned(() => ({ body: { scope: 'all', frozen: true } }));
+    for (const name of ['..', '.', 'a/../..', '%2e%2e']) {
+      expect((await oncegate(['freeze', '--agent', name, '--reason', 'x'], { env })).code).toBe(1);
+      expect((await oncegate(['breaker', name, 'open', '--reason', 'x'], { env })).code).toBe(1);
+    }
+    expect(asked).toEqual([]);
+  });
+
+  it('agents shows who is frozen', async () => {
+    const items = [
+      { agent: 'bot', rules: [{ rule: 'bot rule 1', allow: '*' }], frozen },
+      { agent: 'calm', rules: [], frozen: null },
+    ];
+    const { env } = await canned(() => ({ body: { items, cursor: null } }));
+    expect((await oncegate(['agents'], { env })).out).toBe('bot\tfrozen\t1\troot\todd\ncalm\tactive\t0\t\t\n');
+    expect(JSON.parse((await oncegate(['agents', '--json'], { env })).out)).toEqual({ items, cursor: null });
+  });
+});
+
+describe('breakers', () => {
+  const open = { upstream: 'mail', state: 'open', by: 'root', reason: 'maintenance' };
+
+  it('lists them', async () => {
+    const items = [open, { upstream: 'payments', state: 'closed', by: 'auto', reason: null }];
+    const { env } = await canned(() => ({ body: { items, cursor: null } }));
+    expect((await oncegate(['breakers'], { env })).out).toBe(
+      'mail\topen\troot\tmaintenance\npayments\tclosed\tauto\t\n',
+    );
+  });
+
+  it('opens and closes one', async () => {
+    const { env, asked } = await canned(() => ({ body: open }));
+    const { code, out } = await oncegate(['breaker', 'mail', 'open', '--reason', 'maintenance'], { env });
+    expect([code, out]).toEqual([0, 'mail\topen\n']);
+    expect(asked[0]?.url.pathname).toBe('/admin/breakers/mail/open');
+    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'maintenance' });
+    const none = await canned(() => problem(404, 'not_found'));
+    const { err } = await oncegate(['breaker', 'mial', 'close', '--reason', 'x'], { env: none.env });
+    expect(err).toContain('"oncegate breakers" lists');
+  });
+});
+
+it('reload tells the version, or every fault', async () => {
+  const good = await canned(() => ({ body: { version: 'abc123' } }));
+  expect(await oncegate(['reload'], { env: good.env })).toEqual({ code: 0, out: 'abc123\n', err: '' });
+  expect([good.asked[0]?.method, good.asked[0]?.url.pathname]).toEqual(['POST', '/admin/policies/reload']);
+  const bad = await canned(() => problem(409, 'conflict', { faults: ['a.yaml:1:1: one', 'a.yaml:2:1: two'] }));
+  const { code, err } = await oncegate(['reload'], { env: bad.env });
+  expect(code).toBe(1);
+  expect(err).toContain('  a.yaml:1:1: one\n  a.yaml:2:1: two\n"oncegate check"');
+});
+
+describe('explain --remote', () => {
+  const argv = ['explain', '--remote', '--agent', 'bot', '--tool', 'payments.charge', '--args', '{"amount":5}'];
+  const decision = {
+    allowed: true,
+    rule: 'bot rule 2',
+    reason: null,
+    tried: [
+      { rule: 'bot rule 1', verdict: 'allow', matched: false, why: 'is a write' },
+      { rule: 'bot rule 2', verdict: 'allow', matched: true, why: 'matches' },
+    ],
+  };
+
+  it('asks the gateway, and shows whatever it explains', async () => {
+    const body = {
+      dryRun: true,
+      tool: 'payments.charge',
+      decision,
+      hold: true,
+      earlier: null,
+      limits: [{ kind: 'rate', left: 3 }],
+      wouldAnswer: { status: 202, state: 'held', sends: false },
+    };
+    const { env, asked } = await canned(() => ({ body }));
+    const { code, out } = await oncegate(argv, { env });
+    expect(asked[0]?.url.pathname).toBe('/admin/explain');
+    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ agent: 'bot', tool: 'payments.charge', args: { amount: 5 } });
+    expect(code).toBe(0);
+    expect(out.split('\n')).toEqual([
+      'hold\tallowed by bot rule 2',
+      'would answer\t202 held, nothing is sent',
+      'tool\tpayments.charge',
+      'hold\ttrue',
+      'limits\t[{"kind":"rate","left":3}]',
+      'tried\tallow\tbot rule 1\tis a write',
+      'decides\tallow\tbot rule 2\tmatches',
+      '',
+    ]);
+    expect(JSON.parse((await oncegate([...argv, '--json'], { env })).out)).toEqual(body);
+  });
+
+  it('exits 1 for what would be refused', async () => {
+    const wouldAnswer = { status: 403, code: 'denied', retry: 'never', sends: false };
+    const refused = { ...decision, allowed: false, rule: null, reason: 'no rule allows it' };
+    const { env } = await canned(() => ({ body: { dryRun: true, decision: refused, wouldAnswer } }));
+    const { code, out } = await oncegate(argv, { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    expect(code).toBe(1);
+    expect(out).toContain('refused: no rule allows it\n');
+    expect(out).toContain('403 denied, nothing is sent');
+  });
+});

@@ -1,0 +1,63 @@
+import { createHash } from 'node:crypto';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { startUpstream, type Upstream } from './upstream.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await makeGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+/** As a gateway leaves them that dies with many calls in flight. */
+async function orphan(n: number, kind: 'none' | 'key'): Promise<void> {
+  const tool = kind === 'key' ? 'world.keyed' : 'world.none';
+  const path = kind === 'key' ? '/keyed/charge' : '/none/mail';
+  const seed = createHash('sha256').update(kind).digest('hex').slice(0, 8);
+  await database.query(
+    `with made as (
+       insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, attempt, attempt_open, first_sent_at, key_lifetime_ms, policy_version, rule, args, request)
+       select txn, 'tester', $2, $3 || i, 'key', sha256(i::text::bytea), $3, 'sending', 1, true, now(), 86400000, 'v', 'r',
+         json_build_object('id', $3 || i)::text,
+         json_build_object('method', 'POST', 'path', $4::text, 'headers', json_build_object('content-type', 'application/json', 'idempotency-key', txn), 'body', json_build_object('id', $3 || i)::text)::text
+       from (select i, ($5 || '-0000-8000-8000-' || lpad(to_hex(i), 12, '0'))::uuid as txn from generate_series(1, $1::int) i) s
+       returning txn)
+     insert into open_calls (txn, owner) select txn, '00000000-0000-4000-8000-00000000dead' from made`,
+    [n, tool, kind, path, seed],
+  );
+}
+
+it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibly in doubt', async () => {
+  await orphan(9_000, 'none');
+  await orphan(1_000, 'key');
+  await gateway.start();
+  const ready = performance.now();
+  await expect
+    .poll(
+      () =>
+        database
+          .query<{ n: number }>(`select count(*)::int n from calls where state = 'sending'`)
+          .then(([row]) => row?.n),
+      { timeout: 60_000, interval: 50 },
+    )
+    .toBe(0);
+  console.log(`10,000 open calls at rest ${Math.round(performance.now() - ready)} ms after /readyz`);
+  const states = await database.query(`select kind, state, count(*)::int n from calls group by 1, 2 order by 1`);
+  expect(states).toEqual([
+    { kind: 'key', state: 'succeeded', n: 1_000 },
+    { kind: 'none', state: 'in_doubt', n: 9_000 },
+  ]);
+  const requests = await upstream.requests();
+  expect(requests).toHaveLength(1_000);
+});

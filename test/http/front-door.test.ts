@@ -1,0 +1,103 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import {
+  ADMIN_KEY,
+  AGENT_KEY,
+  type Gateway,
+  OTHER_AGENT_KEY,
+  PEOPLE,
+  type Reply,
+  sha256,
+  startGateway,
+} from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    config: 'limits: { perAgent: 5/m, perAddress: 3/m }\n',
+    policies: {
+      'door.yaml': `
+upstreams:
+  world: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+tools:
+  world.read: { upstream: world, effect: read, input: { type: object, properties: { id: { type: string } }, required: [id] }, request: { method: GET, path: "/read/items/\${args.id}" } }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: world.read }] }
+  other: { keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read }] }
+${PEOPLE}`,
+    },
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+// The limits are kept by the process: a new one has seen nobody yet.
+beforeEach(async () => {
+  await gateway.kill();
+  await gateway.start();
+});
+
+const times = async (n: number, ask: () => Promise<Reply>) => {
+  const answers: Reply[] = [];
+  for (let i = 0; i < n; i += 1) answers.push(await ask());
+  return answers;
+};
+const statuses = (answers: readonly Reply[]) => answers.map(({ status }) => status);
+
+describe('the front door', () => {
+  it('lets an agent in as often as its limit says, whatever it asks for, and says when to come back', async () => {
+    const calls = await times(3, () => gateway.call('world.read', { id: 'a' }));
+    const lists = await times(3, () => gateway.get('/v1/tools'));
+    expect(statuses([...calls, ...lists])).toEqual([200, 200, 200, 200, 200, 429]);
+    const refused = lists[2] as Reply;
+    expect(refused.headers.get('content-type')).toContain('application/problem+json');
+    expect(refused.body).toMatchObject({
+      code: 'rate_limited',
+      retry: 'after_delay',
+      status: 429,
+      instance: '/v1/tools',
+    });
+    const after = Number(refused.headers.get('retry-after'));
+    expect(after).toBeGreaterThan(30);
+    expect(after).toBeLessThanOrEqual(60);
+    // Nothing was done for it, not even its body was looked at.
+    expect((await gateway.call('world.read', 'not json')).status).toBe(429);
+    expect((await gateway.call('world.read', { id: 'a' }, { agentKey: OTHER_AGENT_KEY })).status).toBe(200);
+    expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
+  });
+
+  it('turns strangers away by address, and nobody else because of them', async () => {
+    const unknown = await times(3, () => gateway.get('/v1/tools', `guess-${Math.random()}`));
+    expect(statuses(unknown)).toEqual([401, 401, 401]);
+    expect(statuses(await times(2, () => gateway.get('/v1/tools', 'guess')))).toEqual([429, 429]);
+    expect((await gateway.request('GET', '/v1/tools')).status).toBe(429);
+    expect((await gateway.get('/v1/tools', 'eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.')).status).toBe(429);
+    expect((await gateway.get('/v1/tools')).status).toBe(200);
+    expect((await gateway.get('/admin/calls', ADMIN_KEY)).status).toBe(200);
+  });
+
+  it('is always open to those who ask whether the gateway is alive', async () => {
+    for (const path of ['/healthz', '/readyz']) {
+      const answers = await times(10, () => gateway.request('GET', path));
+      expect(new Set(statuses(answers))).toEqual(new Set([200]));
+    }
+  });
+});
+
+it('openapi.json shows a person what everybody sees, an agent its tools, and a stranger nothing', async () => {
+  const tool = '/v1/tools/world.read';
+  expect((await gateway.get('/openapi.json', ADMIN_KEY)).body.paths).not.toHaveProperty(tool);
+  expect((await gateway.get('/openapi.json', ADMIN_KEY)).status).toBe(200);
+  expect((await gateway.get('/openapi.json')).body.paths).toHaveProperty(tool);
+  expect((await gateway.request('GET', '/openapi.json')).status).toBe(200);
+  expect((await gateway.get('/openapi.json', 'nobody')).status).toBe(401);
+});

@@ -1,0 +1,89 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway, writePolicies } from '../support/gateway.ts';
+
+const RELOADS = 1_000;
+const WORKERS = 2;
+
+/** Under A the agent may call `world.a` and not `world.b`, under B the other way round; each knows the other's rule id. */
+function policies(url: string, allowed: 'a' | 'b'): Record<string, string> {
+  const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
+  return {
+    'reload.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 5s, breaker: { minimum: 100000 } }
+tools:
+  world.a: { upstream: world, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, once: { by: key, header: Idempotency-Key } }
+  world.b: { upstream: world, ${input}, request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }, once: { by: nature } }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - { deny: world.${allowed === 'a' ? 'b' : 'a'} }
+      - { allow: world.* }
+${PEOPLE}`,
+  };
+}
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await startGateway({ policies: policies(upstream.url, 'a'), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+it(`judges every call under exactly one version while ${RELOADS} reloads go on`, async () => {
+  const versions = new Map<string, 'a' | 'b'>();
+  let reloading = true;
+  let sent = 0;
+  let denied = 0;
+  const worker = async (w: number) => {
+    for (let i = 0; reloading; i += 1) {
+      const tool = i % 2 === 0 ? 'a' : 'b';
+      const id = `${w}-${i}`;
+      const answer = await gateway.call(`world.${tool}`, { id }, { key: id });
+      expect([200, 403]).toContain(answer.status);
+      if (answer.status === 200) sent += 1;
+      else denied += 1;
+      // The reloads are what is tested: they get the larger part of the processor.
+      await sleep(5);
+    }
+  };
+  const workers = Promise.all(Array.from({ length: WORKERS }, (_, w) => worker(w)));
+  for (let i = 0; i < RELOADS; i += 1) {
+    const allowed = i % 2 === 0 ? 'b' : 'a';
+    await writePolicies(gateway, policies(upstream.url, allowed));
+    const reloaded = await gateway.admin('POST', '/admin/policies/reload');
+    expect(reloaded.status).toBe(200);
+    const known = versions.get(reloaded.body.version);
+    expect(known ?? allowed).toBe(allowed);
+    versions.set(reloaded.body.version, allowed);
+  }
+  reloading = false;
+  await workers;
+  expect(versions.size).toBe(2);
+  expect(sent).toBeGreaterThan(100);
+  expect(denied).toBeGreaterThan(100);
+
+  const calls = await database.query<{ tool: string; version: string; n: number }>(
+    'select tool, policy_version as version, count(*)::int as n from calls group by 1, 2',
+  );
+  for (const { tool, version } of calls) expect(tool).toBe(`world.${versions.get(version)}`);
+  expect(calls.reduce((sum, { n }) => sum + n, 0)).toBe(sent);
+  const refusals = await database.query<{ tool: string; version: string }>(
+    `select entry::jsonb->>'tool' as tool, entry::jsonb->>'policy' as version from audit_queue where entry::jsonb->>'what' = 'denied'`,
+  );
+  for (const { tool, version } of refusals) expect(tool).not.toBe(`world.${versions.get(version)}`);
+  expect(refusals).toHaveLength(denied);
+  expect(await upstream.effects()).toHaveLength(sent);
+}, 120_000);

@@ -1,27 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Answer, Outcome } from '../domain/adapter.ts';
-import { auditEntry, digest, leafHash } from '../domain/audit.ts';
-import type { CallEvent, CallFace, Evidence } from '../domain/call.ts';
-import { type ErrorCode, LedgerError } from '../domain/errors.ts';
-import { isObject, type JsonObject } from '../domain/json.ts';
+import type { Outcome } from '../domain/adapter.ts';
+import type { CallEvent } from '../domain/call.ts';
 import { conclude, nextStep, type Step } from '../domain/next-step.ts';
-import { ExpressionError } from '../domain/policy.ts';
-import type { CallState } from '../domain/states.ts';
-import type { Advance } from '../ledger/calls.ts';
-import { noteContradiction, release } from '../ledger/custody.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
-import { redactAnswer, resultOf } from './payload.ts';
+import { redactAnswer } from './payload.ts';
+import { probe } from './probe.ts';
+import { describe, type Ending, event, Recorder } from './record.ts';
 import type { Station } from './station.ts';
-
-/** How this process let go of a call. */
-export type Ending =
-  /** Final, or in doubt and parked. */
-  | { readonly as: 'told'; readonly face: CallFace }
-  /** Nothing was sent and the key is free again. */
-  | { readonly as: 'released'; readonly code: ErrorCode; readonly detail: string }
-  /** Another process has it now, or the ledger must be asked. */
-  | { readonly as: 'elsewhere' };
 
 /**
  * Carries open calls, each as far as it gets: the one way to an upstream for fresh, approved, recovered and compensating
@@ -31,11 +17,12 @@ export type Ending =
 export class Dispatch {
   readonly #station: Station;
   readonly #carried = new Map<string, Promise<Ending>>();
-  readonly #unrecorded = new Map<string, Trouble>();
+  readonly #recorder: Recorder;
   readonly #stopping = new AbortController();
 
   constructor(station: Station) {
     this.#station = station;
+    this.#recorder = new Recorder(station);
   }
 
   /** Starts to carry a call that this process holds. Never rejects. */
@@ -51,7 +38,7 @@ export class Dispatch {
       })
       .finally(() => {
         this.#carried.delete(job.txn);
-        this.#unrecorded.delete(job.txn);
+        this.#recorder.forget(job.txn);
       });
     this.#carried.set(job.txn, ending);
     return ending;
@@ -63,20 +50,7 @@ export class Dispatch {
 
   /** Resolves when the ledger cannot be told where a call stands: its caller is owed an answer all the same. */
   trouble(txn: string): Promise<'unrecorded'> {
-    return this.#troubleOf(txn).promise;
-  }
-
-  #troubleOf(txn: string): Trouble {
-    let trouble = this.#unrecorded.get(txn);
-    if (trouble === undefined) {
-      let resolve = (_: 'unrecorded') => {};
-      const promise = new Promise<'unrecorded'>((done) => {
-        resolve = done;
-      });
-      trouble = { promise, raise: () => resolve('unrecorded') };
-      this.#unrecorded.set(txn, trouble);
-    }
-    return trouble;
+    return this.#recorder.trouble(txn);
   }
 
   /** Resolves when fewer than `most` calls are carried, or the process is about to end. */
@@ -107,7 +81,7 @@ export class Dispatch {
     for (;;) {
       switch (step.do) {
         case 'send': {
-          if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#handBack(job);
+          if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#recorder.handBack(job);
           const approved = job.bound && job.unresolved === 0 ? await this.#askApproval(job) : {};
           if (approved.why !== undefined) return this.#deny(job, `approved, but ${approved.why}`);
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
@@ -118,28 +92,29 @@ export class Dispatch {
           if (conclusion.state !== 'open') return this.#settleAnswer(job, conclusion.state, last);
           closeAttempt(job, conclusion.unknown);
           step = nextStep(factsOf(job), job.tool, false);
-          if (step.do === 'send' && !(await this.#record(job, attemptEvent(job, last)))) return { as: 'elsewhere' };
+          if (step.do === 'send' && !(await this.#recorder.record(job, attemptEvent(job, last))))
+            return { as: 'elsewhere' };
           break;
         }
         case 'probe': {
-          const probed = await this.#probe(job);
+          const probed = await probe(this.#station, job);
           this.#station.reach('probed');
           if (probed.applied === true)
-            return this.#settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
+            return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
           if (probed.applied === undefined) {
             step = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
             break;
           }
           job.unresolved = 0;
-          if (!(await this.#record(job, event('probe_not_applied', { attempt: job.attempt }))))
+          if (!(await this.#recorder.record(job, event('probe_not_applied', { attempt: job.attempt }))))
             return { as: 'elsewhere' };
           step = nextStep(factsOf(job), job.tool, true);
           break;
         }
         case 'doubt':
-          return this.#park(job, step.wakeMs, step.why, last);
+          return this.#recorder.park(job, step.wakeMs, step.why, last);
         case 'release':
-          return this.#release(job, last);
+          return this.#recorder.release(job, last);
         case 'fail':
           return this.#settleFailure(job, last);
       }
@@ -161,7 +136,7 @@ export class Dispatch {
     job.attemptOpen = true;
     job.firstSentAt ??= performance.now();
     if (job.state === 'ready') job.state = 'sending';
-    return this.#record(job, null);
+    return this.#recorder.record(job, null);
   }
 
   /**
@@ -171,7 +146,7 @@ export class Dispatch {
   async #askApproval(job: Job): Promise<{ why?: string; under?: string }> {
     const under = this.#station.policies().version;
     const asked = { txn: job.txn, agent: job.agent, tool: job.tool.name };
-    const why = await this.#insist(job, () => whyNotApproved(this.#station, asked, job));
+    const why = await this.#recorder.insist(job, () => whyNotApproved(this.#station, asked, job));
     return why === undefined ? { under } : { why };
   }
 
@@ -194,8 +169,12 @@ export class Dispatch {
   #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome): Promise<Ending> {
     const answer = 'answer' in outcome ? outcome.answer : undefined;
     if (state === 'failed')
-      return this.#settle(job, 'failed', answer, { outcome: 'refused', evidence: 'answer', problem: 'tool_failed' });
-    return this.#settle(job, 'succeeded', answer, {
+      return this.#recorder.settle(job, 'failed', answer, {
+        outcome: 'refused',
+        evidence: 'answer',
+        problem: 'tool_failed',
+      });
+    return this.#recorder.settle(job, 'succeeded', answer, {
       outcome: outcome.kind === 'ok_body_lost' ? 'body_unavailable' : 'answered',
       evidence: job.unresolved > 0 ? 'same_key' : 'answer',
       ...(outcome.kind === 'ok_body_lost' ? { detail: outcome.detail } : {}),
@@ -204,105 +183,19 @@ export class Dispatch {
 
   #deny(job: Job, detail: string): Promise<Ending> {
     const end = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
-    return this.#settle(job, 'failed', undefined, end);
+    return this.#recorder.settle(job, 'failed', undefined, end);
   }
 
   /** Known not to have happened, and no attempt left. */
   #settleFailure(job: Job, last: Outcome | undefined): Promise<Ending> {
     const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
     job.unresolved = 0;
-    return this.#settle(job, 'failed', answer, {
+    return this.#recorder.settle(job, 'failed', answer, {
       outcome: 'no_effect',
       evidence: 'gateway',
       problem: job.attempt === 0 || last?.kind === 'not_sent' ? 'unavailable' : 'tool_failed',
       detail: job.attempt === 0 ? 'it could not be sent in time' : describe(last),
     });
-  }
-
-  /**
-   * T2. Told to nobody before it committed; tried again for as long as this process lives. A crash before it leaves an
-   * unknown attempt although the answer was here: recovery finds out again.
-   */
-  async #settle(job: Job, state: 'succeeded' | 'failed', answer: Answer | undefined, end: End): Promise<Ending> {
-    const entry = auditEntry(`call_${state}`, {
-      ...subject(job),
-      outcome: end.outcome,
-      evidence: end.evidence,
-      ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
-    });
-    const leaf = leafHash(entry);
-    const change: Advance = {
-      ...unchanged(job),
-      evident: state === 'succeeded',
-      state,
-      attemptOpen: false,
-      unresolved: 0,
-      custody: 'close',
-      outcome: end.outcome,
-      problem: end.problem ?? null,
-      detail: end.detail ?? null,
-      answer: answer === undefined ? null : JSON.stringify(answer),
-      evidence: end.evidence,
-      leaf,
-      entry,
-    };
-    const settled = await this.#insist(job, () => this.#station.calls.advance(change));
-    this.#station.reach('settled');
-    if (!settled) return this.#contradict(job, state);
-    const told = {
-      state,
-      answer: answer ?? null,
-      outcome: end.outcome,
-      problem: end.problem ?? null,
-      detail: end.detail ?? null,
-      leaf,
-    };
-    return { as: 'told', face: { ...identityOf(job), ...told, pursued: false } };
-  }
-
-  /** The call is final already. If it says otherwise, somebody was wrong and must see it. */
-  async #contradict(job: Job, learned: CallState): Promise<Ending> {
-    const call = await this.#insist(job, () => this.#station.calls.read(job.txn));
-    if (call !== undefined && call.settledAt !== null && call.state !== learned) {
-      const text = `recorded as ${call.state}, but attempt ${job.attempt} ${learned}`;
-      const entry = auditEntry('contradiction', { ...subject(job), detail: text });
-      await this.#insist(job, () => noteContradiction(this.#station.db, job.txn, text, entry));
-      this.#station.log.error({ txn: job.txn, tool: job.tool.name, agent: job.agent }, `contradiction: ${text}`);
-    }
-    return { as: 'elsewhere' };
-  }
-
-  /** Writes where the call stands between attempts. False: it is final or in other hands. */
-  async #record(job: Job, happened: CallEvent | null): Promise<boolean> {
-    const entry = auditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
-      ...subject(job),
-      unresolved: job.unresolved,
-    });
-    const moved = await this.#insist(job, () =>
-      this.#station.calls.advance({ ...unchanged(job), event: happened, entry }),
-    );
-    return moved;
-  }
-
-  /** Says `in_doubt` and lets go. A crash before it leaves a call of a dead owner, which recovery parks again. */
-  async #park(job: Job, wakeMs: number | null, why: string, last: Outcome | undefined): Promise<Ending> {
-    this.#station.reach('parking');
-    const detail = last === undefined ? why : `${describe(last)}; ${why}`;
-    const entry = auditEntry('call_in_doubt', { ...subject(job), unresolved: job.unresolved });
-    const change: Advance = {
-      ...unchanged(job),
-      state: 'in_doubt',
-      custody: 'park',
-      dueInMs: wakeMs,
-      detail,
-      event: event('in_doubt', { attempt: job.attempt, why: detail }),
-      entry,
-    };
-    const parked = await this.#insist(job, () => this.#station.calls.advance(change));
-    this.#station.reach('parked');
-    if (!parked) return { as: 'elsewhere' };
-    const told = { state: 'in_doubt' as const, answer: null, outcome: null, problem: null, detail, leaf: null };
-    return { as: 'told', face: { ...identityOf(job), ...told, pursued: wakeMs !== null } };
   }
 
   /**
@@ -312,97 +205,25 @@ export class Dispatch {
   #stumble(job: Job): Promise<Ending> {
     const why = 'the gateway itself failed while it carried this call';
     if (job.kind === 'read') return this.#settleFailure(job, { kind: 'ambiguous', detail: why });
-    if (job.attempt === 0) return this.#handBack(job);
+    if (job.attempt === 0) return this.#recorder.handBack(job);
     closeAttempt(job, job.attemptOpen);
-    return this.#park(job, job.tool.retry.maxMs, why, undefined);
-  }
-
-  async #release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
-    const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
-    const gone = await this.#insist(job, () => release(this.#station.db, job.txn, job.owner, entry));
-    const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
-    return gone
-      ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
-      : { as: 'elsewhere' };
+    return this.#recorder.park(job, job.tool.retry.maxMs, why, undefined);
   }
 
   /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
   #abandon(job: Job, last: Outcome): Promise<Ending> {
     closeAttempt(job, false);
     const frozen = this.#station.switches.frozen(job.agent, job.tool.name);
-    if (frozen === undefined) return this.#handBack(job);
+    if (frozen === undefined) return this.#recorder.handBack(job);
     const why: Outcome = { ...last, kind: 'not_sent', detail: `${frozen.by} froze ${frozen.scope}` };
     return job.unresolved === 0 && !job.bound
-      ? this.#release(job, why, 'frozen')
-      : this.#handBack(job, FROZEN_RECHECK_MS);
-  }
-
-  /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
-  async #handBack(job: Job, dueInMs = 0): Promise<Ending> {
-    const entry = auditEntry('call_handed_back', subject(job));
-    await this.#insist(job, () => this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs, entry }));
-    return { as: 'elsewhere' };
-  }
-
-  async #probe(job: Job): Promise<Probed> {
-    const once = job.tool.once;
-    if (once.by !== 'probe') return { applied: undefined, detail: 'the tool no longer has a probe' };
-    const probe = this.#station.policies().tools.get(once.tool);
-    if (probe === undefined) return { applied: undefined, detail: `the probe ${once.tool} no longer exists` };
-    try {
-      const args = once.args({ args: job.args, agent: job.agent });
-      if (!isObject(args))
-        return { applied: undefined, detail: `the arguments of the probe ${probe.name} are no object` };
-      const adapter = this.#station.adapters.for(probe);
-      const { switches } = this.#station;
-      const isFrozen = () => [job.tool, probe].some(({ name }) => switches.frozen(job.agent, name) !== undefined);
-      const maySend = () => switches.inForce(job.owner) && !isFrozen();
-      const options = { timeoutMs: probe.timeoutMs, freshConnection: false, maySend };
-      const outcome = await adapter.send(probe, adapter.prepare(probe, { args, agent: job.agent }, job.txn), options);
-      if (outcome.kind !== 'ok') return { applied: undefined, detail: describe(outcome) };
-      return {
-        applied: once.applied({ args: job.args, result: resultOf(outcome.answer) }),
-        answer: redactAnswer(job.tool, redactAnswer(probe, outcome.answer, args), job.args),
-      };
-    } catch (error) {
-      if (error instanceof ExpressionError) return { applied: undefined, detail: error.message };
-      throw error;
-    }
-  }
-
-  /** A ledger write that must not be given up while this process lives. */
-  async #insist<T>(job: Job, write: () => Promise<T>): Promise<T> {
-    for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
-      try {
-        return await write();
-      } catch (error) {
-        if (!(error instanceof LedgerError)) throw error;
-        this.#troubleOf(job.txn).raise();
-        this.#station.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
-        await sleep(delay);
-      }
-    }
+      ? this.#recorder.release(job, why, 'frozen')
+      : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
   }
 }
 
 /** How often a call that may not be sent because it is frozen is looked at again. */
 const FROZEN_RECHECK_MS = 1_000;
-
-interface Trouble {
-  readonly promise: Promise<'unrecorded'>;
-  readonly raise: () => void;
-}
-
-interface End {
-  readonly outcome: string;
-  readonly evidence: Evidence;
-  readonly problem?: ErrorCode;
-  readonly detail?: string;
-}
-
-type Probed =
-  | { readonly applied: boolean; readonly answer: Answer }
-  | { readonly applied: undefined; readonly detail: string };
 
 function closeAttempt(job: Job, unknown: boolean): void {
   job.attemptOpen = false;
@@ -411,47 +232,6 @@ function closeAttempt(job: Job, unknown: boolean): void {
   job.unknownSince = performance.now();
 }
 
-function unchanged(job: Job): Omit<Advance, 'entry'> {
-  return {
-    txn: job.txn,
-    fence: job.fence,
-    evident: false,
-    state: job.state,
-    attempt: job.attempt,
-    attemptOpen: job.attemptOpen,
-    unresolved: job.unresolved,
-    unknownSinceMs: job.unknownSince === null ? null : performance.now() - job.unknownSince,
-    custody: 'keep',
-    dueInMs: null,
-    outcome: null,
-    problem: null,
-    detail: null,
-    answer: null,
-    evidence: null,
-    resolvedBy: null,
-    leaf: null,
-    event: null,
-  };
-}
-
-function identityOf(job: Job) {
-  return { txn: job.txn, agent: job.agent, tool: job.tool.name, identity: job.identity, attempt: job.attempt };
-}
-
-function subject(job: Job): JsonObject {
-  return { txn: job.txn, agent: job.agent, tool: job.tool.name, attempt: job.attempt };
-}
-
-function event(what: string, detail: JsonObject): CallEvent {
-  return { ...detail, what, at: new Date().toISOString() };
-}
-
 function attemptEvent(job: Job, outcome: Outcome): CallEvent {
   return event('attempt_ended', { attempt: job.attempt, as: outcome.kind, detail: describe(outcome) });
-}
-
-function describe(outcome: Outcome | undefined): string {
-  if (outcome === undefined) return 'its sender is gone';
-  if ('detail' in outcome) return outcome.detail;
-  return `the upstream answered ${outcome.answer.status}`;
 }

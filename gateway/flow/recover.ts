@@ -9,6 +9,7 @@ import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
 import { jobOf } from './job.ts';
 import { load } from './payload.ts';
+import { unchanged } from './record.ts';
 import type { Station } from './station.ts';
 
 const LOOK_EVERY_MS = 400;
@@ -121,24 +122,6 @@ export class Recovery {
   }
 
   async #advance(call: Call, change: Partial<Advance> & Pick<Advance, 'state' | 'custody' | 'entry'>): Promise<void> {
-    const unchanged = {
-      txn: call.txn,
-      fence: call.fence,
-      evident: false,
-      attempt: call.attempt,
-      attemptOpen: false,
-      unresolved: call.unresolved,
-      unknownSinceMs: null,
-      dueInMs: null,
-      outcome: null,
-      problem: null,
-      detail: null,
-      answer: null,
-      evidence: null,
-      resolvedBy: null,
-      leaf: null,
-      event: null,
-    };
-    await this.#station.calls.advance({ ...unchanged, ...change });
+    await this.#station.calls.advance({ ...unchanged({ ...call, attemptOpen: false }), ...change });
   }
 }

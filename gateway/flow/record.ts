@@ -1,0 +1,230 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Answer, Outcome } from '../domain/adapter.ts';
+import { auditEntry, digest, leafHash } from '../domain/audit.ts';
+import type { CallEvent, CallFace, Evidence } from '../domain/call.ts';
+import { type ErrorCode, LedgerError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { CallState } from '../domain/states.ts';
+import type { Advance } from '../ledger/calls.ts';
+import { noteContradiction, release } from '../ledger/custody.ts';
+import type { Job } from './job.ts';
+import type { Station } from './station.ts';
+
+/** How this process let go of a call. */
+export type Ending =
+  /** Final, or in doubt and parked. */
+  | { readonly as: 'told'; readonly face: CallFace }
+  /** Nothing was sent and the key is free again. */
+  | { readonly as: 'released'; readonly code: ErrorCode; readonly detail: string }
+  /** Another process has it now, or the ledger must be asked. */
+  | { readonly as: 'elsewhere' };
+
+/** What stands behind the end of a call. */
+export interface End {
+  readonly outcome: string;
+  readonly evidence: Evidence;
+  readonly problem?: ErrorCode;
+  readonly detail?: string;
+}
+
+interface Trouble {
+  readonly promise: Promise<'unrecorded'>;
+  readonly raise: () => void;
+}
+
+/** What a job and a call just read have in common; the latter's `unknownSince` is in the ledger already. */
+type Standing = Pick<Job, 'txn' | 'fence' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
+  readonly unknownSince: number | Date | null;
+};
+
+/** Writes where the calls stand that this process carries. What it cannot write it tries again for as long as it lives. */
+export class Recorder {
+  readonly #station: Station;
+  readonly #unrecorded = new Map<string, Trouble>();
+
+  constructor(station: Station) {
+    this.#station = station;
+  }
+
+  /** Resolves when the ledger cannot be told where a call stands: its caller is owed an answer all the same. */
+  trouble(txn: string): Promise<'unrecorded'> {
+    return this.#troubleOf(txn).promise;
+  }
+
+  /** The call is no longer carried here. */
+  forget(txn: string): void {
+    this.#unrecorded.delete(txn);
+  }
+
+  #troubleOf(txn: string): Trouble {
+    let trouble = this.#unrecorded.get(txn);
+    if (trouble === undefined) {
+      let resolve = (_: 'unrecorded') => {};
+      const promise = new Promise<'unrecorded'>((done) => {
+        resolve = done;
+      });
+      trouble = { promise, raise: () => resolve('unrecorded') };
+      this.#unrecorded.set(txn, trouble);
+    }
+    return trouble;
+  }
+
+  /**
+   * T2. Told to nobody before it committed; tried again for as long as this process lives. A crash before it leaves an
+   * unknown attempt although the answer was here: recovery finds out again.
+   */
+  async settle(job: Job, state: 'succeeded' | 'failed', answer: Answer | undefined, end: End): Promise<Ending> {
+    const entry = auditEntry(`call_${state}`, {
+      ...subject(job),
+      outcome: end.outcome,
+      evidence: end.evidence,
+      ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
+    });
+    const leaf = leafHash(entry);
+    const change: Advance = {
+      ...unchanged(job),
+      evident: state === 'succeeded',
+      state,
+      attemptOpen: false,
+      unresolved: 0,
+      custody: 'close',
+      outcome: end.outcome,
+      problem: end.problem ?? null,
+      detail: end.detail ?? null,
+      answer: answer === undefined ? null : JSON.stringify(answer),
+      evidence: end.evidence,
+      leaf,
+      entry,
+    };
+    const settled = await this.insist(job, () => this.#station.calls.advance(change));
+    this.#station.reach('settled');
+    if (!settled) return this.#contradict(job, state);
+    const told = {
+      state,
+      answer: answer ?? null,
+      outcome: end.outcome,
+      problem: end.problem ?? null,
+      detail: end.detail ?? null,
+      leaf,
+    };
+    return { as: 'told', face: { ...identityOf(job), ...told, pursued: false } };
+  }
+
+  /** The call is final already. If it says otherwise, somebody was wrong and must see it. */
+  async #contradict(job: Job, learned: CallState): Promise<Ending> {
+    const call = await this.insist(job, () => this.#station.calls.read(job.txn));
+    if (call !== undefined && call.settledAt !== null && call.state !== learned) {
+      const text = `recorded as ${call.state}, but attempt ${job.attempt} ${learned}`;
+      const entry = auditEntry('contradiction', { ...subject(job), detail: text });
+      await this.insist(job, () => noteContradiction(this.#station.db, job.txn, text, entry));
+      this.#station.log.error({ txn: job.txn, tool: job.tool.name, agent: job.agent }, `contradiction: ${text}`);
+    }
+    return { as: 'elsewhere' };
+  }
+
+  /** Writes where the call stands between attempts. False: it is final or in other hands. */
+  async record(job: Job, happened: CallEvent | null): Promise<boolean> {
+    const entry = auditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
+      ...subject(job),
+      unresolved: job.unresolved,
+    });
+    const moved = await this.insist(job, () =>
+      this.#station.calls.advance({ ...unchanged(job), event: happened, entry }),
+    );
+    return moved;
+  }
+
+  /** Says `in_doubt` and lets go. A crash before it leaves a call of a dead owner, which recovery parks again. */
+  async park(job: Job, wakeMs: number | null, why: string, last: Outcome | undefined): Promise<Ending> {
+    this.#station.reach('parking');
+    const detail = last === undefined ? why : `${describe(last)}; ${why}`;
+    const entry = auditEntry('call_in_doubt', { ...subject(job), unresolved: job.unresolved });
+    const change: Advance = {
+      ...unchanged(job),
+      state: 'in_doubt',
+      custody: 'park',
+      dueInMs: wakeMs,
+      detail,
+      event: event('in_doubt', { attempt: job.attempt, why: detail }),
+      entry,
+    };
+    const parked = await this.insist(job, () => this.#station.calls.advance(change));
+    this.#station.reach('parked');
+    if (!parked) return { as: 'elsewhere' };
+    const told = { state: 'in_doubt' as const, answer: null, outcome: null, problem: null, detail, leaf: null };
+    return { as: 'told', face: { ...identityOf(job), ...told, pursued: wakeMs !== null } };
+  }
+
+  async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
+    const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
+    const gone = await this.insist(job, () => release(this.#station.db, job.txn, job.owner, entry));
+    const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
+    return gone
+      ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
+      : { as: 'elsewhere' };
+  }
+
+  /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
+  async handBack(job: Job, dueInMs = 0): Promise<Ending> {
+    const entry = auditEntry('call_handed_back', subject(job));
+    await this.insist(job, () => this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs, entry }));
+    return { as: 'elsewhere' };
+  }
+
+  /** A ledger write that must not be given up while this process lives. */
+  async insist<T>(job: Job, write: () => Promise<T>): Promise<T> {
+    for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
+      try {
+        return await write();
+      } catch (error) {
+        if (!(error instanceof LedgerError)) throw error;
+        this.#troubleOf(job.txn).raise();
+        this.#station.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
+        await sleep(delay);
+      }
+    }
+  }
+}
+
+/** A change that changes nothing yet: everything as the holder of the fence knows it. */
+export function unchanged(call: Standing): Omit<Advance, 'entry'> {
+  return {
+    txn: call.txn,
+    fence: call.fence,
+    evident: false,
+    state: call.state,
+    attempt: call.attempt,
+    attemptOpen: call.attemptOpen,
+    unresolved: call.unresolved,
+    unknownSinceMs: typeof call.unknownSince === 'number' ? performance.now() - call.unknownSince : null,
+    custody: 'keep',
+    dueInMs: null,
+    outcome: null,
+    problem: null,
+    detail: null,
+    answer: null,
+    evidence: null,
+    resolvedBy: null,
+    leaf: null,
+    event: null,
+  };
+}
+
+function identityOf(job: Job) {
+  return { txn: job.txn, agent: job.agent, tool: job.tool.name, identity: job.identity, attempt: job.attempt };
+}
+
+function subject(job: Job): JsonObject {
+  return { txn: job.txn, agent: job.agent, tool: job.tool.name, attempt: job.attempt };
+}
+
+export function event(what: string, detail: JsonObject): CallEvent {
+  return { ...detail, what, at: new Date().toISOString() };
+}
+
+/** What an attempt told, in words. */
+export function describe(outcome: Outcome | undefined): string {
+  if (outcome === undefined) return 'its sender is gone';
+  if ('detail' in outcome) return outcome.detail;
+  return `the upstream answered ${outcome.answer.status}`;
+}

@@ -18,6 +18,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
     security: [{ bearer: [] }],
     paths: {
       ...BASE_PATHS,
+      ...authorityPaths(),
       ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
     },
     components: {
@@ -176,6 +177,82 @@ const BASE_PATHS: JsonObject = {
     },
   },
 };
+
+/** An action of a person: a reason and whatever else it takes. */
+function action(
+  summary: string,
+  parameters: readonly string[],
+  properties: JsonObject = {},
+  required: readonly string[] = [],
+): JsonObject {
+  const schema = {
+    type: 'object',
+    required: ['reason', ...required],
+    properties: { reason: { type: 'string' }, ...properties },
+  };
+  return {
+    post: {
+      summary,
+      parameters: parameters.map(path),
+      requestBody: { required: true, content: json(schema) },
+      responses: { 200: { description: 'It is so, now or before.' }, default: problem },
+    },
+  };
+}
+
+function listing(summary: string, parameters: readonly string[] = []): JsonObject {
+  const page = {
+    description: 'A page.',
+    content: json({ type: 'object', properties: { items: { type: 'array' }, cursor: { type: ['string', 'null'] } } }),
+  };
+  return {
+    get: { summary, parameters: parameters.map((name) => query(name)), responses: { 200: page, default: problem } },
+  };
+}
+
+function authorityPaths(): JsonObject {
+  const digest = { digest: { type: 'string', description: 'of what was shown' } };
+  return {
+    '/admin/approvals': listing('Calls that wait, or waited, for people', ['state', 'cursor']),
+    '/admin/approvals/{txn}/approve': action('Let exactly what was shown run', ['txn'], digest, ['digest']),
+    '/admin/approvals/{txn}/reject': action('End it unsent', ['txn'], digest, ['digest']),
+    '/admin/breakers': listing('Breakers of the upstreams'),
+    '/admin/breakers/{upstream}/open': action('Send nothing to an upstream until it is closed by hand', ['upstream']),
+    '/admin/breakers/{upstream}/close': action('Send again, and forget what was counted', ['upstream']),
+    '/admin/agents': listing('Agents, their rules, and what freezes them'),
+    '/admin/agents/{agent}/freeze': action('Nothing new of this agent is sent', ['agent']),
+    '/admin/agents/{agent}/unfreeze': action('Lift it', ['agent']),
+    '/admin/freezes': listing('What is switched off, by whom and why'),
+    '/admin/freeze': action('Nothing new is sent, of one tool or at all', [], { tool: { type: 'string' } }),
+    '/admin/unfreeze': action('Lift it', [], { tool: { type: 'string' } }),
+    '/admin/policies': {
+      get: {
+        summary: 'The policies in force',
+        responses: { 200: { description: 'Version and names.' }, default: problem },
+      },
+    },
+    '/admin/policies/reload': {
+      post: {
+        summary: 'Read the policies again',
+        responses: { 200: { description: 'The version in force.' }, default: problem },
+      },
+    },
+    '/admin/explain': {
+      post: {
+        summary: 'What a call would meet, decided and explained, nothing sent',
+        requestBody: {
+          required: true,
+          content: json({
+            type: 'object',
+            required: ['agent', 'tool', 'args'],
+            properties: { agent: { type: 'string' }, tool: { type: 'string' }, args: { type: 'object' } },
+          }),
+        },
+        responses: { 200: { description: 'Every rule tried, and what would be answered.' }, default: problem },
+      },
+    },
+  };
+}
 
 function toolOperation(tool: Tool): JsonObject {
   return {

@@ -64,6 +64,11 @@ export class Claims {
     }
   }
 
+  /** Whether a claim of this txn is under way, or one is looked for. */
+  isAt(txn: string): boolean {
+    return this.#claiming.has(txn) || this.#doubtful.has(txn);
+  }
+
   /** Looks for doubtful claims. Cheap when there are none. */
   async sweep(): Promise<void> {
     for (const [txn, claim] of this.#doubtful) {

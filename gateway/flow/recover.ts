@@ -3,7 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { type ErrorCode, LedgerError } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
 import type { Advance } from '../ledger/calls.ts';
-import { postpone, takeOver } from '../ledger/custody.ts';
+import { ownedCalls, postpone, takeOver } from '../ledger/custody.ts';
 import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
@@ -15,6 +15,8 @@ import type { Station } from './station.ts';
 const LOOK_EVERY_MS = 400;
 /** A call that is due but frozen is looked at again this much later. */
 const FROZEN_RECHECK_MS = 1_000;
+/** How often this process looks for calls in its name that it does not carry. */
+const STRAY_LOOK_MS = 3_000;
 /** More than this is not taken at once: other replicas help, and an upstream that just came back is not flooded. */
 const MOST_CARRIED = 512;
 
@@ -29,6 +31,8 @@ export class Recovery {
   #timer: NodeJS.Timeout | undefined;
   #running: Promise<void> | undefined;
   #stopped = false;
+  #strays: ReadonlySet<string> = new Set();
+  #strayLookAt = 0;
 
   constructor(station: Station, dispatch: Dispatch, claims: Claims) {
     this.#station = station;
@@ -64,6 +68,7 @@ export class Recovery {
   async #look(): Promise<void> {
     await endDeadNeighbours(this.#station.db);
     await this.#claims.sweep();
+    await this.#sendStraysHome();
     for (;;) {
       const owner = this.#station.lease.id;
       if (this.#stopped || !this.#station.switches.inForce(owner)) return;
@@ -71,13 +76,33 @@ export class Recovery {
       if (calls.length === 0) return;
       this.#station.reach('taken');
       for (const call of calls) {
-        // If this fails the call is still ours in the ledger, and is found again when this process ends or lapses.
+        // If this fails the call is still ours in the ledger, and is found again as a stray.
         this.#carry(call, owner).catch((error: unknown) => {
           this.#station.log.warn({ txn: call.txn, err: String(error) }, 'recovery could not go on with a call');
         });
       }
       await this.#dispatch.roomFor(MOST_CARRIED);
     }
+  }
+
+  /**
+   * Calls in this process's name that it does not carry: a write failed after they were taken over, or a late commit
+   * brought them. Nobody else looks at them while this process lives, so those that are seen twice are given to whoever
+   * looks next; an attempt that is open is then closed as unknown.
+   */
+  async #sendStraysHome(): Promise<void> {
+    if (performance.now() < this.#strayLookAt) return;
+    this.#strayLookAt = performance.now() + STRAY_LOOK_MS;
+    const { db, lease, log } = this.#station;
+    const owner = lease.id;
+    const idle = (await ownedCalls(db, owner)).filter(
+      (txn) => this.#dispatch.carried(txn) === undefined && !this.#claims.isAt(txn),
+    );
+    for (const txn of idle.filter((stray) => this.#strays.has(stray))) {
+      log.warn({ txn }, 'a call was in the name of this process, which did not carry it; it is looked at again');
+      await postpone(db, txn, owner, 0);
+    }
+    this.#strays = new Set(idle);
   }
 
   async #carry(call: Call, owner: string): Promise<void> {

@@ -96,6 +96,16 @@ export async function release(db: Database, txn: string, owner: string, entry: s
   return rows.length === 1;
 }
 
+/** Every open call that is in this process's name. */
+export async function ownedCalls(db: Database, owner: string): Promise<readonly string[]> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'owned-calls',
+    text: 'select txn from open_calls where owner = $1',
+    values: [owner],
+  });
+  return rows.map((row) => row.txn);
+}
+
 /** Looks at a call again later. Nothing about it changed, so nothing is logged. */
 export async function postpone(db: Database, txn: string, owner: string, ms: number): Promise<void> {
   await db.run({

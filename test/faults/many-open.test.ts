@@ -61,3 +61,18 @@ it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibl
   const requests = await upstream.requests();
   expect(requests).toHaveLength(1_000);
 });
+
+it('a call in the name of a living process that does not carry it is found, and not taken for granted', async () => {
+  const [me] = await database.query<{ id: string }>('select id from processes where ended_at is null');
+  await database.query(
+    `with made as (
+       insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, attempt, attempt_open, first_sent_at, policy_version, rule, args, request)
+       values ('00000000-0000-8000-8000-00000000aaaa', 'tester', 'world.none', 'stray', 'key', sha256('x'), 'none', 'sending', 1, true, now(), 'v', 'r', '{}',
+         '{"method":"POST","path":"/none/mail","headers":{},"body":"{}"}')
+       returning txn)
+     insert into open_calls (txn, owner) select txn, $1 from made`,
+    [me?.id],
+  );
+  const stray = await gateway.callWhen('00000000-0000-8000-8000-00000000aaaa', ({ state }) => state === 'in_doubt');
+  expect(stray.problem.code).toBe('in_doubt');
+});

@@ -10,7 +10,7 @@ const { env } = process;
 const narrator = new Narrator(process.stdout, env);
 
 try {
-  const url = (env['ONCEGATE_URL'] || 'http://127.0.0.1:8080').replace(/\/+$/, '');
+  const url = (env['ONCEGATE_URL'] || `http://127.0.0.1:${env['PORT'] || '8080'}`).replace(/\/+$/, '');
   const agent = new Client(url, await keyOf('ONCEGATE_DEMO_AGENT_KEY', 'agentKey'));
   const person = new Client(url, await keyOf('ONCEGATE_DEMO_ADMIN_KEY', 'adminKey'));
   narrator.title(`Oncegate in ${STORIES.length} stories`);

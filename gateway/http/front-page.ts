@@ -22,7 +22,7 @@ crashes; an agent can do only what its policy allows; and what is not known is s
 <p>The terminal in which the gateway runs shows the key of the demo agent. With it:</p>
 <pre><code>curl -X POST ${url}/v1/tools/payments.charge \\
   -H "Authorization: Bearer &lt;agent key&gt;" \\
-  -H "Idempotency-Key: order-1001" \\
+  -H "Idempotency-Key: order-2001" \\
   -H "Content-Type: application/json" \\
   -d '{"amount": 1200, "currency": "usd", "card": "card_visa"}'</code></pre>
 <p>Send it twice: the second answer is the first one, marked <code>"replayed": true</code>, and the card was charged once.</p>

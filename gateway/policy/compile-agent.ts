@@ -55,7 +55,11 @@ function compileKeys(entries: readonly string[], place: Place, env: Env, report:
     });
     if (!good || text === '' || text === 'sha256:') continue;
     const hex = /^sha256:([0-9a-f]{64})$/i.exec(text)?.[1];
-    if (hex === undefined) report.fault(at(place, index), 'a key is "sha256:" and the 64 hex digits of its SHA-256');
+    if (hex === undefined)
+      report.fault(
+        at(place, index),
+        'a key is "sha256:" and the 64 hex digits of its SHA-256; npx oncegate key new prints one',
+      );
     else keys.push(Buffer.from(hex, 'hex'));
   }
   return keys;

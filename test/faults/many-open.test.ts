@@ -53,13 +53,19 @@ it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibl
     )
     .toBe(0);
   console.log(`10,000 open calls at rest ${Math.round(performance.now() - ready)} ms after /readyz`);
-  const states = await database.query(`select kind, state, count(*)::int n from calls group by 1, 2 order by 1`);
-  expect(states).toEqual([
-    { kind: 'key', state: 'succeeded', n: 1_000 },
-    { kind: 'none', state: 'in_doubt', n: 9_000 },
-  ]);
-  const requests = await upstream.requests();
-  expect(requests).toHaveLength(1_000);
+  // On a busy machine a re-send may take several attempts; it ends by itself all the same.
+  await expect
+    .poll(() => database.query(`select kind, state, count(*)::int n from calls group by 1, 2 order by 1`), {
+      timeout: 60_000,
+      interval: 100,
+    })
+    .toEqual([
+      { kind: 'key', state: 'succeeded', n: 1_000 },
+      { kind: 'none', state: 'in_doubt', n: 9_000 },
+    ]);
+  const effects = await upstream.effects();
+  expect(new Set(effects.map(({ id }) => id)).size).toBe(1_000);
+  expect(effects).toHaveLength(1_000);
 });
 
 it('a call in the name of a living process that does not carry it is found, and not taken for granted', async () => {

@@ -296,7 +296,7 @@ describe('across', () => {
     ],
     [
       `agents:\n  a: { keys: ["sha256:xyz"] }\n`,
-      [`${at}:2:15: a key is "sha256:" and the 64 hex digits of its SHA-256`],
+      [`${at}:2:15: a key is "sha256:" and the 64 hex digits of its SHA-256; npx oncegate key new prints one`],
     ],
     [`agents:\n  a: { keys: ["\${env.NOPE}"] }\n`, [`${at}:2:18: the environment variable NOPE is not set`]],
     [

@@ -28,10 +28,14 @@ export class HttpAdapter implements Adapter {
 
   prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest {
     if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
-    return render(tool, tool.request, wish, txn);
+    return { base: this.#base.href, ...render(tool, tool.request, wish, txn) };
   }
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (request.base !== undefined && request.base !== this.#base.href) {
+      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      return { kind: 'not_sent', detail, refusedHere: true };
+    }
     if (!options.freshConnection) return this.#exchange(this.#pool, tool, request, options);
     const client = new Client(this.#base.origin, this.#clientOptions);
     try {

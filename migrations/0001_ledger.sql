@@ -29,6 +29,7 @@ create table calls (
   kind           text not null check (kind in ('read', 'key', 'nature', 'probe', 'none')),
   state          text not null check (state in ('held', 'ready', 'sending', 'in_doubt', 'succeeded', 'failed', 'rejected', 'expired', 'cancelled')),
   fence          integer not null default 1,
+  step           integer not null default 0,
   attempt        integer not null default 0 check (attempt >= 0),
   attempt_open   boolean not null default false,
   unresolved     integer not null default 0 check (unresolved between 0 and attempt),

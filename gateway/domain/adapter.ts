@@ -3,6 +3,8 @@ import type { Tool } from './policy.ts';
 
 /** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
 export interface PreparedRequest {
+  /** The upstream's url when it was made: it is sent again only there. */
+  readonly base?: string;
   readonly method: string;
   /** Path and query below the upstream's url. */
   readonly path: string;

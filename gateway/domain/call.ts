@@ -28,6 +28,8 @@ export interface Call {
   readonly state: CallState;
   /** Grows with every change of hands; whoever holds an older one can change nothing. */
   readonly fence: number;
+  /** Counts the changes made under fences: a change that comes late, because its connection did, applies to nothing. */
+  readonly step: number;
   readonly attempt: number;
   /** The newest attempt's outcome is not recorded: it may be on the wire, or its sender died. */
   readonly attemptOpen: boolean;

@@ -1,3 +1,4 @@
+import { randomInt } from 'node:crypto';
 import type { PreparedRequest } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { type Call, type CallFace, face } from '../domain/call.ts';
@@ -57,6 +58,7 @@ interface Admitted {
   readonly fingerprint: Buffer;
   readonly identified: Identified;
   readonly request: PreparedRequest;
+  readonly guards: Guards | undefined;
 }
 
 /** The way of a call: decide, identify, claim, send, settle, reply. */
@@ -85,7 +87,8 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
-    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request };
+    const guards = guardsOf(station, { asked, tool, policies, rule, hold, fingerprint, request });
+    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
@@ -179,6 +182,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     identity: identified.identity,
     fingerprint: admitted.fingerprint,
     kind,
+    fence: randomInt(1, 1_000_000_000),
     state: held ? 'held' : 'sending',
     owner: held ? null : owner,
     dueInMs: admitted.hold?.withinMs ?? null,
@@ -199,7 +203,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
   station.reach('claiming');
   await identified.announce?.();
-  const claimed = await claims.claim(intent, guardsOf(station, admitted), () => {
+  const claimed = await claims.claim(intent, admitted.guards, () => {
     if (held) return;
     station.reach('claimed');
     void dispatch.carry(freshJob(intent, tool, owner, payload));
@@ -209,8 +213,10 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
 }
 
 /** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
-function guardsOf(station: Station, admitted: Admitted): Guards | undefined {
-  const { asked, tool, rule, hold, policies, request, fingerprint } = admitted;
+type Guarded = Pick<Admitted, 'asked' | 'tool' | 'policies' | 'rule' | 'hold' | 'fingerprint' | 'request'>;
+
+function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
+  const { asked, tool, rule, hold, policies, request, fingerprint } = guarded;
   const agent = asked.agent.name;
   const spends = spendsOf(rule, { args: asked.args, agent, tool: tool.name, saga: null, run: null, now: Date.now() });
   if (spends.length === 0 && hold === undefined) return undefined;
@@ -250,7 +256,8 @@ function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): 
     kind: intent.kind,
     tool,
     owner,
-    fence: 1,
+    fence: intent.fence,
+    step: 0,
     ...payload,
     state: 'sending',
     attempt: 1,

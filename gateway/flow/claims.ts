@@ -9,7 +9,9 @@ import type { Station } from './station.ts';
 const LATE_COMMIT_MS = 60_000;
 
 interface Doubtful {
+  readonly txn: string;
   readonly owner: string;
+  readonly fence: number;
   readonly since: number;
   /** The ledger was asked at least once and did not have it: a new claim may be tried. */
   looked: boolean;
@@ -54,7 +56,13 @@ export class Claims {
         throw error;
       }
       if (error.unknown && intent.owner !== null) {
-        this.#doubtful.set(txn, { owner: intent.owner, since: performance.now(), looked: false });
+        this.#doubtful.set(txn, {
+          txn,
+          owner: intent.owner,
+          fence: intent.fence,
+          since: performance.now(),
+          looked: false,
+        });
       }
       this.#station.log.warn({ txn, err: error.message }, 'a call could not be claimed; nothing was sent');
       throw unwritable(txn);
@@ -76,7 +84,7 @@ export class Claims {
       if (await ownedBy(this.#station.db, txn, claim.owner)) {
         if (this.#claiming.has(txn) || this.#dispatch.carried(txn) !== undefined) continue;
         const entry = auditEntry('call_released', { txn, detail: 'the claim could not be confirmed in time' });
-        await release(this.#station.db, txn, claim.owner, entry);
+        await release(this.#station.db, claim, entry);
         this.#doubtful.delete(txn);
       } else if (performance.now() - claim.since > LATE_COMMIT_MS) {
         this.#doubtful.delete(txn);

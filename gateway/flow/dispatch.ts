@@ -37,6 +37,8 @@ export class Dispatch {
         return { as: 'elsewhere' };
       })
       .finally(() => {
+        // Not if the call came back to this process meanwhile and another job carries it.
+        if (this.#carried.get(job.txn) !== ending) return;
         this.#carried.delete(job.txn);
         this.#recorder.forget(job.txn);
       });
@@ -158,6 +160,8 @@ export class Dispatch {
       maySend: () => {
         reach('sending');
         if (under !== undefined && policies().version !== under) return false;
+        // The time for a re-send may have run out while it queued and connected.
+        if (job.unresolved > 0 && factsOf(job).msToResend <= 0) return false;
         return switches.inForce(job.owner) && switches.frozen(job.agent, job.tool.name) === undefined;
       },
     });
@@ -216,7 +220,7 @@ export class Dispatch {
     const frozen = this.#station.switches.frozen(job.agent, job.tool.name);
     if (frozen === undefined) return this.#recorder.handBack(job);
     const why: Outcome = { ...last, kind: 'not_sent', detail: `${frozen.by} froze ${frozen.scope}` };
-    return job.unresolved === 0 && !job.bound
+    return job.unresolved === 0 && !job.bound && job.unknownSince === null
       ? this.#recorder.release(job, why, 'frozen')
       : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
   }

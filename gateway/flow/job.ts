@@ -17,6 +17,8 @@ export interface Job {
   readonly tool: Tool;
   readonly owner: string;
   readonly fence: number;
+  /** The number of the last change that was made. */
+  step: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
   state: CallState;
@@ -51,6 +53,7 @@ export function jobOf(
     tool,
     owner,
     fence: call.fence,
+    step: call.step,
     args: payload.args,
     request: payload.request,
     state: call.state,

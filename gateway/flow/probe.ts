@@ -25,7 +25,11 @@ export async function probe(station: Station, job: Job): Promise<Probed> {
     const isFrozen = () => [job.tool, look].some(({ name }) => switches.frozen(job.agent, name) !== undefined);
     const maySend = () => switches.inForce(job.owner) && !isFrozen();
     const options = { timeoutMs: look.timeoutMs, freshConnection: false, maySend };
-    const outcome = await adapter.send(look, adapter.prepare(look, { args, agent: job.agent }, job.txn), options);
+    const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
+    if (look.upstream === job.tool.upstream && job.request.base !== undefined && request.base !== job.request.base) {
+      return { applied: undefined, detail: `${look.upstream} is somewhere else now than when this was sent` };
+    }
+    const outcome = await adapter.send(look, request, options);
     if (outcome.kind !== 'ok') return { applied: undefined, detail: describe(outcome) };
     return {
       applied: once.applied({ args: job.args, result: resultOf(outcome.answer) }),

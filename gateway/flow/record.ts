@@ -33,7 +33,7 @@ interface Trouble {
 }
 
 /** What a job and a call just read have in common; the latter's `unknownSince` is in the ledger already. */
-type Standing = Pick<Job, 'txn' | 'fence' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
+type Standing = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
   readonly unknownSince: number | Date | null;
 };
 
@@ -96,7 +96,7 @@ export class Recorder {
       leaf,
       entry,
     };
-    const settled = await this.insist(job, () => this.#station.calls.advance(change));
+    const settled = await this.#advance(job, change);
     this.#station.reach('settled');
     if (!settled) return this.#contradict(job, state);
     const told = {
@@ -128,10 +128,7 @@ export class Recorder {
       ...subject(job),
       unresolved: job.unresolved,
     });
-    const moved = await this.insist(job, () =>
-      this.#station.calls.advance({ ...unchanged(job), event: happened, entry }),
-    );
-    return moved;
+    return this.#advance(job, { ...unchanged(job), event: happened, entry });
   }
 
   /** Says `in_doubt` and lets go. A crash before it leaves a call of a dead owner, which recovery parks again. */
@@ -148,7 +145,7 @@ export class Recorder {
       event: event('in_doubt', { attempt: job.attempt, why: detail }),
       entry,
     };
-    const parked = await this.insist(job, () => this.#station.calls.advance(change));
+    const parked = await this.#advance(job, change);
     this.#station.reach('parked');
     if (!parked) return { as: 'elsewhere' };
     const told = { state: 'in_doubt' as const, answer: null, outcome: null, problem: null, detail, leaf: null };
@@ -157,7 +154,7 @@ export class Recorder {
 
   async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
     const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
-    const gone = await this.insist(job, () => release(this.#station.db, job.txn, job.owner, entry));
+    const gone = await this.insist(job, () => release(this.#station.db, job, entry));
     const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
     return gone
       ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
@@ -167,8 +164,15 @@ export class Recorder {
   /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
   async handBack(job: Job, dueInMs = 0): Promise<Ending> {
     const entry = auditEntry('call_handed_back', subject(job));
-    await this.insist(job, () => this.#station.calls.advance({ ...unchanged(job), custody: 'park', dueInMs, entry }));
+    await this.#advance(job, { ...unchanged(job), custody: 'park', dueInMs, entry });
     return { as: 'elsewhere' };
+  }
+
+  /** One change, made once however often it has to be tried: its number tells a repeat from the next. */
+  async #advance(job: Job, change: Advance): Promise<boolean> {
+    const moved = await this.insist(job, () => this.#station.calls.advance(change));
+    job.step = change.step;
+    return moved;
   }
 
   /** A ledger write that must not be given up while this process lives. */
@@ -191,6 +195,7 @@ export function unchanged(call: Standing): Omit<Advance, 'entry'> {
   return {
     txn: call.txn,
     fence: call.fence,
+    step: call.step + 1,
     evident: false,
     state: call.state,
     attempt: call.attempt,

@@ -3,7 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { type ErrorCode, LedgerError } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
 import type { Advance } from '../ledger/calls.ts';
-import { ownedCalls, postpone, takeOver } from '../ledger/custody.ts';
+import { disown, ownedCalls, postpone, takeOver } from '../ledger/custody.ts';
 import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
@@ -66,7 +66,7 @@ export class Recovery {
   }
 
   async #look(): Promise<void> {
-    await endDeadNeighbours(this.#station.db);
+    await endDeadNeighbours(this.#station.db, this.#station.lease.id);
     await this.#claims.sweep();
     await this.#sendStraysHome();
     for (;;) {
@@ -100,7 +100,7 @@ export class Recovery {
     );
     for (const txn of idle.filter((stray) => this.#strays.has(stray))) {
       log.warn({ txn }, 'a call was in the name of this process, which did not carry it; it is looked at again');
-      await postpone(db, txn, owner, 0);
+      await disown(db, txn, owner);
     }
     this.#strays = new Set(idle);
   }

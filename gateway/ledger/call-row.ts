@@ -14,6 +14,7 @@ export interface CallRow {
   kind: Kind;
   state: CallState;
   fence: number;
+  step: number;
   attempt: number;
   attempt_open: boolean;
   unresolved: number;
@@ -48,7 +49,7 @@ export interface CallRow {
 
 /** For `from calls c left join open_calls o on o.txn = c.txn`. */
 export const CALL_COLUMNS = `
-  c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.attempt, c.attempt_open,
+  c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.step, c.attempt, c.attempt_open,
   c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
   c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
   c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events, o.owner, o.due_at, now() as read_at`;
@@ -66,6 +67,7 @@ export function toCall(row: CallRow): Call {
     kind: row.kind,
     state: row.state,
     fence: row.fence,
+    step: row.step,
     attempt: row.attempt,
     attemptOpen: row.attempt_open,
     unresolved: row.unresolved,

@@ -26,6 +26,8 @@ export interface Intent {
   readonly identity: Call['identity'];
   readonly fingerprint: Buffer;
   readonly kind: Kind;
+  /** The first fence, drawn at random: a late word about an earlier claim of the same txn does not fit this one. */
+  readonly fence: number;
   /** `sending` opens attempt 1 at once; `held` waits for a person until `dueInMs`. */
   readonly state: 'held' | 'sending';
   readonly owner: string | null;
@@ -52,6 +54,8 @@ export type Claimed = 'won' | 'taken' | Exceeded;
 export interface Advance {
   readonly txn: string;
   readonly fence: number;
+  /** The number of this change: it applies only right after the one before, and is answered the same when it did already. */
+  readonly step: number;
   /** An answer of the upstream or of a probe: the truth, whoever holds the call by now. */
   readonly evident: boolean;
   readonly state: CallState;
@@ -169,6 +173,7 @@ export class Calls {
         column((i) => (i.request === null ? null : JSON.stringify(i.request))),
         column((i) => i.sealed),
         column((i) => i.entry),
+        column((i) => i.fence),
       ],
     });
     const won = new Set(claimed.map((row) => row.txn));
@@ -203,10 +208,16 @@ export class Calls {
         column((c) => c.leaf),
         column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
         column((c) => c.entry),
+        column((c) => c.step),
       ],
     });
     const done = new Set(moved.map((row) => row.txn));
-    return changes.map((change) => first.get(change.txn) === change && done.has(change.txn));
+    // Of two changes of one call the second is tried after the first.
+    const second = changes.filter((change) => first.get(change.txn) !== change);
+    const later = second.length === 0 ? [] : await this.#advanceAll(second);
+    return changes.map((change) =>
+      first.get(change.txn) === change ? done.has(change.txn) : (later.shift() ?? false),
+    );
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
@@ -233,12 +244,12 @@ class Refused extends GatewayError {
 const CLAIM = `
 with incoming as (
   select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], $9::uuid[],
-    $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[])
-    as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry)
+    $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[], $18::int[])
+    as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry, fence)
 ), claimed as (
-  insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, attempt, attempt_open, first_sent_at, key_lifetime_ms,
+  insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
     policy_version, rule, args, request, sealed)
-  select txn, agent, tool, key, identity, fingerprint, kind, state, (state = 'sending')::int, state = 'sending',
+  select txn, agent, tool, key, identity, fingerprint, kind, state, fence, (state = 'sending')::int, state = 'sending',
     case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed
   from incoming
   on conflict (txn) do nothing
@@ -254,12 +265,13 @@ select txn from claimed`;
 const ADVANCE = `
 with incoming as (
   select * from unnest($1::uuid[], $2::int[], $3::bool[], $4::text[], $5::int[], $6::bool[], $7::int[], $8::float8[], $9::text[],
-    $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::text[])
+    $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::text[], $20::int[])
     as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail,
-      answer, evidence, resolved_by, leaf, event, entry)
+      answer, evidence, resolved_by, leaf, event, entry, step)
 ), moved as (
   update calls c set
     state = i.state,
+    step = case when i.evident then c.step + 1 else i.step end,
     attempt = case when i.evident then c.attempt else i.attempt end,
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
@@ -275,7 +287,7 @@ with incoming as (
     settled_at = case when i.custody = 'close' then now() end,
     events = case when i.event is null then c.events else c.events || i.event::jsonb end
   from incoming i
-  where c.txn = i.txn and c.settled_at is null and (i.evident or c.fence = i.fence)
+  where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
   returning c.txn, i.custody, i.due_ms, i.entry
 ), closed as (
   delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
@@ -284,4 +296,6 @@ with incoming as (
 ), logged as (
   insert into audit_queue (entry) select entry from moved
 )
-select txn from moved`;
+select txn from moved
+union all
+select c.txn from calls c join incoming i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step`;

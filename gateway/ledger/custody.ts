@@ -19,12 +19,12 @@ export async function takeOver(
     const taken = await tx.run<{ txn: string; from: string | null }>({
       name: 'take-over',
       text: `with free as (
-          select o.txn, o.owner as previous from open_calls o
+          select o.txn, o.owner as previous from open_calls o join calls c on c.txn = o.txn
           where (o.owner is null and o.due_at <= now())
              or (o.owner is not null and o.owner <> $1 and not exists (
                   select 1 from processes p where p.id = o.owner and p.lease_until > now() and p.ended_at is null))
           order by o.txn limit ${TAKE_AT_ONCE}
-          for update of o skip locked
+          for update of o, c skip locked
         )
         update open_calls o set owner = $1, due_at = null from free f where f.txn = o.txn returning o.txn, f.previous as from`,
       values: [owner],
@@ -72,12 +72,16 @@ export async function handOver(db: Database, owner: string): Promise<void> {
 }
 
 /** Unbinds a claim of which it is certain that nothing was ever sent: the key may be used as if never seen. */
-export async function release(db: Database, txn: string, owner: string, entry: string): Promise<boolean> {
+export async function release(
+  db: Database,
+  claim: { readonly txn: string; readonly owner: string; readonly fence: number },
+  entry: string,
+): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'release',
     text: `with dropped as (
         delete from calls c using open_calls o
-        where c.txn = $1 and o.txn = c.txn and o.owner = $2 and c.settled_at is null and c.unresolved = 0
+        where c.txn = $1 and o.txn = c.txn and o.owner = $2 and c.fence = $4 and c.settled_at is null and c.unresolved = 0
         returning c.txn
       ), closed as (
         delete from open_calls o using dropped d where o.txn = d.txn
@@ -91,7 +95,7 @@ export async function release(db: Database, txn: string, owner: string, entry: s
         insert into audit_queue (entry) select $3 from dropped
       )
       select txn from dropped`,
-    values: [txn, owner, entry],
+    values: [claim.txn, claim.owner, entry, claim.fence],
   });
   return rows.length === 1;
 }
@@ -104,6 +108,15 @@ export async function ownedCalls(db: Database, owner: string): Promise<readonly 
     values: [owner],
   });
   return rows.map((row) => row.txn);
+}
+
+/** Gives up a call that is in this process's name and not in its hands: it is taken over as from the dead. */
+export async function disown(db: Database, txn: string, owner: string): Promise<void> {
+  await db.run({
+    name: 'disown',
+    text: `update open_calls set owner = '00000000-0000-0000-0000-000000000000' where txn = $1 and owner = $2`,
+    values: [txn, owner],
+  });
 }
 
 /** Looks at a call again later. Nothing about it changed, so nothing is logged. */

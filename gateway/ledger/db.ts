@@ -39,7 +39,7 @@ export class Database implements Queryable {
       application_name: options.applicationName,
       // Pinned plans: on a table that was never analysed a batched UPDATE would otherwise scan all of it.
       options:
-        '-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
+        '-c statement_timeout=1400 -c lock_timeout=1200 -c idle_in_transaction_session_timeout=5000 -c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
     });
     // An idle connection that breaks is not an event: the next statement will notice and say so.
     this.#pool.on('error', () => {});

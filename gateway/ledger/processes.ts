@@ -53,6 +53,8 @@ export class Lease {
   }
 
   async #renew(): Promise<void> {
+    // The last attempt to take a new lease failed half-way.
+    if (this.#id === '') return this.#register();
     const asked = { monotonic: performance.now(), wall: Date.now() };
     const rows = await this.#db.run<{ id: string }>({
       name: 'renew-lease',
@@ -63,12 +65,10 @@ export class Lease {
     else await this.#replaceLapsed();
   }
 
-  /** Nothing is ever sent again under the old name (`holds` compares it), so it may be called dead. */
+  /** Nothing new is ever sent under the old name (`holds` compares it); what is on the wire may still arrive. */
   async #replaceLapsed(): Promise<void> {
-    const lapsed = this.#id;
     this.#id = '';
     await this.#register();
-    await endProcess(this.#db, lapsed);
   }
 
   async #register(): Promise<void> {
@@ -110,14 +110,14 @@ async function endProcess(db: Database, id: string): Promise<void> {
  * Marks processes of this very host that are gone: their pid is free or belongs to a later process. A restart after a
  * kill then need not wait for the lease. Processes of other hosts are judged by their lease alone.
  */
-export async function endDeadNeighbours(db: Database): Promise<void> {
+export async function endDeadNeighbours(db: Database, self: string): Promise<void> {
   const rows = await db.run<{ id: string; pid: number; pid_started: string }>({
     name: 'neighbours',
     text: `select id, pid, pid_started from processes where host = $1 and ended_at is null`,
     values: [hostIdentity()],
   });
   for (const row of rows) {
-    if (row.pid_started !== '' && startTicks(row.pid) !== row.pid_started) await endProcess(db, row.id);
+    if (row.id !== self && row.pid_started !== '' && isGone(row.pid, row.pid_started)) await endProcess(db, row.id);
   }
 }
 
@@ -141,14 +141,29 @@ function hostIdentity(): string {
   }
 }
 
-/** When a process started, in the kernel's ticks: a reused pid differs. Undefined: no such process, or no /proc. */
+/** Only what the kernel says for sure: that there is no such process, that it has ended, or that the pid is another's. */
+function isGone(pid: number, started: string): boolean {
+  try {
+    const ticks = readTicks(pid);
+    return ticks === undefined || ticks !== started;
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    return code === 'ENOENT' || code === 'ESRCH';
+  }
+}
+
+/** When a process started, in the kernel's ticks: a reused pid differs. Undefined: no /proc here. */
 function startTicks(pid: number): string | undefined {
   try {
-    const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
-    const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-    // A zombie has ended; only its parent has not noticed yet.
-    return fields[0] === 'Z' || fields[0] === 'X' ? undefined : fields[19];
+    return readTicks(pid);
   } catch {
     return undefined;
   }
+}
+
+/** Undefined for a zombie: it has ended, and only its parent has not noticed yet. */
+function readTicks(pid: number): string | undefined {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  return fields[0] === 'Z' || fields[0] === 'X' ? undefined : fields[19];
 }

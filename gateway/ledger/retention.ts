@@ -22,7 +22,7 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
     await tx.run({
       name: 'sweep-erase',
       text: `with candidates as (
-          select unnest($2::uuid[]) as txn union select txn from (select txn from sweep_later order by txn limit ${SWEEP_AT_ONCE}) l
+          select unnest($2::uuid[]) as txn union select txn from (select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at is not null order by l.txn limit ${SWEEP_AT_ONCE}) l
         ), ripe as (
           select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms' as erase
           from candidates join calls c using (txn)

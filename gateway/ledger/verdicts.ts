@@ -35,6 +35,7 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
           round_from = case when $3 = 'in_doubt' then attempt else round_from end,
           round_at = case when $3 = 'in_doubt' then now() else round_at end,
           attempt_open = false,
+          owner_deaths = case when $3 = 'in_doubt' then 0 else owner_deaths end,
           settled_at = case when $4 then now() end,
           outcome = case when $4 then 'verdict' end,
           problem = case when $3 = 'failed' then 'tool_failed' end,
@@ -43,7 +44,7 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
           resolved_by = $7,
           leaf = case when $4 then $8::bytea end,
           events = events || $9::jsonb
-        where txn = $1 and fence = $2 and state = 'in_doubt'
+        where txn = $1 and fence = $2 and state = 'in_doubt' and ($3 = 'succeeded' or (attempt = $11 and not attempt_open))
         returning txn
       ), closed as (
         delete from open_calls o using judged j where o.txn = j.txn and $4
@@ -64,6 +65,7 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
       leafHash(verdict.entry),
       JSON.stringify([event]),
       verdict.entry,
+      call.attempt,
     ],
   });
   return rows.length === 1;

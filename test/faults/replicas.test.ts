@@ -63,8 +63,8 @@ describe('two replicas', () => {
     await upstream.awaitEvent('arrived');
     // Longer than a lease, while its owner renews.
     await sleep(7_000);
-    const [row] = await database.query('select state, fence, owner_deaths from calls');
-    expect(row).toEqual({ state: 'sending', fence: 1, owner_deaths: 0 });
+    const [row] = await database.query('select state, step, owner_deaths from calls');
+    expect(row).toEqual({ state: 'sending', step: 0, owner_deaths: 0 });
     await upstream.release('go');
     expect((await asked).status).toBe(200);
     expect(await upstream.requests('slow')).toHaveLength(1);

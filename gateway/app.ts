@@ -10,6 +10,8 @@ import { asGatewayError, sendProblem } from './http/encode.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
+import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
+import { sagaRoutes } from './http/saga-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
 
 export interface AppOptions {
@@ -98,8 +100,10 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   publicRoutes(app, options.flow, options.health, options.metrics, options.version);
   toolRoutes(app, options.flow);
   callRoutes(app, options.flow);
+  sagaRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
   adminRoutes(app, options.flow);
+  sagaAdminRoutes(app, options.flow);
   authorityRoutes(app, options.flow, options.control);
 }
 

@@ -2,11 +2,12 @@ import { createHash, randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { z } from 'zod';
+import { milliseconds } from './domain/duration.ts';
 import type { Rate } from './domain/policy.ts';
 import { formatFault, Report, type Source } from './policy/faults.ts';
 import { reportIssues } from './policy/issues.ts';
 import { parseSource } from './policy/read.ts';
-import { milliseconds, rate, rateOf } from './policy/schema.ts';
+import { rate, rateOf } from './policy/schema.ts';
 import { resolveSecrets } from './policy/secrets.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
 

@@ -5,6 +5,7 @@ import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
 import { Recovery } from './flow/recover.ts';
+import { Rollbacks } from './flow/roll-back.ts';
 import { POINTS, type Point, type Station } from './flow/station.ts';
 import { Calls } from './ledger/calls.ts';
 import { handOver } from './ledger/custody.ts';
@@ -14,6 +15,7 @@ import { forgetNotices } from './ledger/notices.ts';
 import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
 import { dropTombstones, erasePayloads } from './ledger/retention.ts';
 import { Switches } from './ledger/switches.ts';
+import { Undos } from './ledger/undos.ts';
 import type { PolicyKeeper } from './policy-keeper.ts';
 
 export interface EngineOptions {
@@ -28,6 +30,7 @@ export interface EngineOptions {
 export class Engine {
   readonly flow: Flow;
   readonly #recovery: Recovery;
+  readonly #rollbacks: Rollbacks;
   readonly #station: Station;
   readonly #sweeper: NodeJS.Timeout;
 
@@ -37,7 +40,8 @@ export class Engine {
     const dispatch = new Dispatch(station);
     const claims = new Claims(station, dispatch);
     this.#recovery = new Recovery(station, dispatch, claims);
-    this.flow = { station, dispatch, claims, recovery: this.#recovery };
+    this.#rollbacks = new Rollbacks(station, dispatch, claims);
+    this.flow = { station, dispatch, claims, recovery: this.#recovery, rollbacks: this.#rollbacks };
   }
 
   static async start({ config, url, policies, sealingKey, log }: EngineOptions): Promise<Engine> {
@@ -56,6 +60,7 @@ export class Engine {
       const station: Station = {
         db,
         calls: new Calls(db),
+        undos: new Undos(db),
         lease,
         switches,
         adapters,
@@ -75,6 +80,7 @@ export class Engine {
 
   recover(): void {
     this.#recovery.start();
+    this.#rollbacks.start();
   }
 
   async troubles(): Promise<string[]> {
@@ -97,6 +103,7 @@ export class Engine {
     const { db, lease, adapters, log } = this.#station;
     clearInterval(this.#sweeper);
     await this.#recovery.stop();
+    await this.#rollbacks.stop();
     await this.#station.switches.stop();
     await this.flow.dispatch.drain(drainMs);
     try {

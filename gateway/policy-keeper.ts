@@ -96,7 +96,6 @@ function unenforced(policies: Policies): string[] {
   const faults: string[] = [];
   for (const tool of policies.tools.values()) {
     if (tool.locks.length > 0) faults.push(`tool ${tool.name}: locks are not enforced by this version`);
-    if (tool.observe !== undefined) faults.push(`tool ${tool.name}: observe is not enforced by this version`);
   }
   for (const upstream of policies.upstreams.values()) {
     if (upstream.adapter === 'mcp')

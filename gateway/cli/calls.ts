@@ -38,7 +38,7 @@ export const calls: Verb = {
 async function sinceOf(text: string | undefined): Promise<string | undefined> {
   if (text === undefined) return undefined;
   if (/^\d{1,9}(?:ms|s|m|h|d)$/.test(text)) {
-    const { milliseconds } = await import('../policy/schema.ts');
+    const { milliseconds } = await import('../domain/duration.ts');
     return isoOf(Date.now() - milliseconds(text), text);
   }
   // Date.parse alone would take "1" for the year 2001.

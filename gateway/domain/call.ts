@@ -1,6 +1,7 @@
 import type { Answer, PreparedRequest } from './adapter.ts';
 import type { ErrorCode } from './errors.ts';
 import type { Json } from './json.ts';
+import type { StoredUndo, UndoState } from './saga.ts';
 import type { CallState } from './states.ts';
 
 /** How a repeat is harmless: `once.by` of a write tool, or `read`. */
@@ -62,6 +63,23 @@ export interface Call {
   readonly leaf: Buffer | null;
   readonly contradiction: string | null;
   readonly events: readonly CallEvent[];
+  /** The saga it is a step of (then it has an ordinal), or whose step it undoes. */
+  readonly saga: string | null;
+  readonly ordinal: number | null;
+  /** Its saga is rolled back: nothing more of it is sent, except to find out about what was. */
+  readonly recalled: boolean;
+  readonly undo: StoredUndo | null;
+  /** The arguments of its undo as JSON, once the outcome is known; where something is redacted, only as they may be shown. */
+  readonly undoArgs: string | null;
+  readonly undoSealed: Buffer | null;
+  /** What was observed before it was sent, as JSON. */
+  readonly before: string | null;
+  readonly undoState: UndoState;
+  readonly undoReason: string | null;
+  readonly undoTxn: string | null;
+  readonly undoTries: number;
+  /** Of a compensation: the call it undoes. */
+  readonly undoOf: string | null;
   /** Who looks after an open call: a process, the clock, or (neither) a person. */
   readonly owner: string | null;
   readonly dueAt: Date | null;
@@ -72,7 +90,18 @@ export interface Call {
 /** As much of a call as an answer tells. */
 export type CallFace = Pick<
   Call,
-  'txn' | 'agent' | 'tool' | 'identity' | 'state' | 'attempt' | 'answer' | 'outcome' | 'problem' | 'detail' | 'leaf'
+  | 'txn'
+  | 'agent'
+  | 'tool'
+  | 'identity'
+  | 'state'
+  | 'attempt'
+  | 'answer'
+  | 'outcome'
+  | 'problem'
+  | 'detail'
+  | 'leaf'
+  | 'saga'
 > & {
   /** In doubt, but the gateway itself is still finding out. */
   readonly pursued: boolean;

@@ -38,8 +38,10 @@ export interface Facts {
   readonly roundFrom: number;
   readonly unresolved: number;
   readonly ownerDeaths: number;
-  /** A person approved it: when nothing could be sent it fails, and the key stays bound. */
+  /** A person approved it, or it undoes something: when nothing could be sent it fails, and the key stays bound. */
   readonly bound: boolean;
+  /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
+  readonly recalled: boolean;
   /** Whether some attempt's outcome was ever unknown. */
   readonly wasUnknown: boolean;
   readonly msInRound: number;
@@ -73,6 +75,7 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
     return facts.bound ? { do: 'fail' } : { do: 'release' };
   }
   if (facts.unresolved === 0) {
+    if (facts.recalled) return { do: 'fail' };
     if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };
     return facts.wasUnknown || facts.bound || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
   }

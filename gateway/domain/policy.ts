@@ -82,9 +82,11 @@ export type UndoKind = 'reversible' | 'compensable' | 'irreversible' | 'none';
 
 export interface Undo {
   readonly kind: UndoKind;
+  /** Whether the contract says anything about it. `none` that was not declared means that nobody knows how to undo it. */
+  readonly declared: boolean;
   readonly tool?: string;
-  /** Over `args`, `result`, `before`. */
-  readonly args?: Expression;
+  /** What its arguments are made of, as declared: kept with each call, which is undone as it was promised. */
+  readonly template?: Json;
 }
 
 export interface Observe {

@@ -6,8 +6,9 @@
  *    │                  │          └──▶ in_doubt ──▶ succeeded | failed
  *    └──▶ rejected | expired | cancelled ◀──┘ (cancelled only from ready)
  *
+ * From `ready` it may succeed at once: the world was as asked before anything was sent.
  * A state never goes backwards: a re-send from `in_doubt` stays `in_doubt` until it is answered. `sending` found without
- * a living owner *means* unknown. The same table is enforced by a trigger in migrations/0001_ledger.sql; a test holds
+ * a living owner *means* unknown. The same table is enforced by a trigger in migrations/0004_sagas.sql; a test holds
  * the two together.
  */
 export const STATES = [
@@ -26,7 +27,7 @@ export type CallState = (typeof STATES)[number];
 
 export const TRANSITIONS: Readonly<Record<CallState, readonly CallState[]>> = {
   held: ['ready', 'sending', 'rejected', 'expired', 'cancelled'],
-  ready: ['sending', 'failed', 'cancelled', 'expired'],
+  ready: ['sending', 'succeeded', 'failed', 'cancelled', 'expired'],
   sending: ['in_doubt', 'succeeded', 'failed'],
   in_doubt: ['succeeded', 'failed'],
   succeeded: [],

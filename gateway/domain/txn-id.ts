@@ -20,8 +20,8 @@ export type CallIdentity =
       /** Counts the identical calls that were not repeats of one another. */
       readonly generation: number;
     }
-  /** The compensation of a call, by that call's txn. */
-  | { readonly by: 'undo'; readonly of: string }
+  /** The compensation of a call, by that call's txn; `generation` counts those before it that had no effect. */
+  | { readonly by: 'undo'; readonly of: string; readonly generation: number }
   | { readonly by: 'random'; readonly nonce: string };
 
 /**
@@ -56,14 +56,23 @@ function distinguishing(identity: CallIdentity): Part[] {
     case 'business':
       return [identity.tool, identity.key];
     case 'repeat':
-      // JSON writes NaN as null, and past 2^53 neighbours are one number.
-      if (!Number.isSafeInteger(identity.generation)) throw new RangeError(`generation ${identity.generation}`);
-      return [identity.fingerprint.toString('hex'), identity.saga, identity.run, identity.generation];
+      return [identity.fingerprint.toString('hex'), identity.saga, identity.run, counted(identity.generation)];
     case 'undo':
-      return [identity.of];
+      return [identity.of, counted(identity.generation)];
     case 'random':
       return [identity.nonce];
   }
+}
+
+/** JSON writes NaN as null, and past 2^53 neighbours are one number. */
+function counted(generation: number): number {
+  if (!Number.isSafeInteger(generation)) throw new RangeError(`generation ${generation}`);
+  return generation;
+}
+
+/** The id of a saga: the same for every retry of its creation. */
+export function sagaId(deployment: string, agent: string, by: { readonly key: string } | { readonly nonce: string }) {
+  return uuid(['oncegate.saga.1', deployment, agent, ...('key' in by ? ['key', by.key] : ['random', by.nonce])]);
 }
 
 /** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls has one reading only. */

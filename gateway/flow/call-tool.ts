@@ -19,8 +19,11 @@ import { type Identified, identifyCall } from './identify-call.ts';
 import type { Job } from './job.ts';
 import { type Payload, store } from './payload.ts';
 import type { Recovery } from './recover.ts';
+import type { Rollbacks } from './roll-back.ts';
+import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
 import { exceeded, spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
+import { type OwnUndo, storedUndo } from './undo.ts';
 
 /** The station with what moves calls along it. */
 export interface Flow {
@@ -28,6 +31,7 @@ export interface Flow {
   readonly dispatch: Dispatch;
   readonly claims: Claims;
   readonly recovery: Recovery;
+  readonly rollbacks: Rollbacks;
 }
 
 export interface ToolCall {
@@ -35,6 +39,11 @@ export interface ToolCall {
   readonly tool: string;
   readonly args: JsonObject;
   readonly key: string | undefined;
+  /** The saga it is to be a step of, and which of its steps it rests on (absent: all earlier ones). */
+  readonly saga?: string | undefined;
+  readonly dependsOn?: readonly string[] | undefined;
+  /** An undo that is known only now. */
+  readonly undo?: OwnUndo | undefined;
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** The caller hung up. Ends the waiting, never the call. */
@@ -69,7 +78,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   const fingerprint = fingerprintOf(asked.tool, args);
   const decision = decide(policies, asked.agent, asked.tool, {
     args: asked.args,
-    saga: null,
+    saga: asked.saga ?? null,
     run: null,
     now: Date.now(),
   });
@@ -82,7 +91,8 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   let admitted: Admitted;
   try {
     const agent = asked.agent.name;
-    const identified = await identifyCall(station, agent, tool, asked.args, fingerprint, asked.key);
+    refuseUndo(policies, asked);
+    const identified = await identifyCall(station, asked, tool, fingerprint);
     const request = station.adapters.for(tool).prepare(tool, { args: asked.args, agent }, identified.txn);
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
@@ -96,6 +106,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     return refuse(flow, asked, tool, fingerprint, policies, error);
   }
   const { txn } = admitted.identified;
+  await refuseStrangeDependencies(station, asked);
   if (!(await claim(flow, admitted))) return repeat(flow, txn, fingerprint, asked);
   return tell(flow, txn, asked, false);
 }
@@ -152,13 +163,39 @@ export async function earlierCall(
     const txn =
       tool === undefined
         ? txnId(station.deployment, agent, { by: 'key', key: asked.key ?? '' })
-        : (await identifyCall(station, agent, tool, asked.args, fingerprint, asked.key)).txn;
+        : (await identifyCall(station, asked, tool, fingerprint)).txn;
     const call = await station.calls.read(txn);
     return call?.fingerprint.equals(fingerprint) === true ? call : undefined;
   } catch (error) {
     if (error instanceof GatewayError) return undefined;
     throw error;
   }
+}
+
+/** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
+function refuseUndo(policies: Policies, { agent, tool, undo, saga }: ToolCall): void {
+  if (undo === undefined) return;
+  const call = { args: undo.args, saga: saga ?? null, run: null, now: Date.now() };
+  const decision = decide(policies, agent, undo.tool, call);
+  if (!decision.allowed)
+    throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
+      ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
+    });
+  const faults = decision.tool.faults(undo.args);
+  if (faults.length > 0)
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${faults.join('; ')}`, {
+      members: { faults: [...faults] },
+    });
+  if (decision.tool.effect === 'read')
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
+  if (policies.tools.get(tool)?.effect === 'read')
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
+  if (decision.hold !== undefined)
+    throw new GatewayError(
+      'denied',
+      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when a person approves it, so it cannot be promised.`,
+      { members: { rule: decision.rule.id } },
+    );
 }
 
 /**
@@ -174,6 +211,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   const held = admitted.hold !== undefined;
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
+  const state = held ? 'held' : tool.observe === undefined ? 'sending' : 'ready';
   const intent: Intent = {
     txn,
     agent: asked.agent.name,
@@ -183,13 +221,17 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     fingerprint: admitted.fingerprint,
     kind,
     fence: randomInt(1, 1_000_000_000),
-    state: held ? 'held' : 'sending',
+    state,
     owner: held ? null : owner,
     dueInMs: admitted.hold?.withinMs ?? null,
     keyLifetimeMs,
     policyVersion: admitted.policies.version,
     rule: admitted.rule.id,
     ...store(station.sealingKey, txn, tool, payload, admitted.args),
+    saga: asked.saga ?? null,
+    dependsOn: asked.dependsOn ?? null,
+    undo: tool.effect === 'read' ? null : storedUndo(station, txn, tool, asked.undo),
+    undoes: null,
     entry: auditEntry(held ? 'call_held' : 'call_claimed', {
       txn,
       agent: asked.agent.name,
@@ -197,6 +239,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
       fingerprint: admitted.fingerprint.toString('hex'),
       policy: admitted.policies.version,
       rule: admitted.rule.id,
+      ...(asked.saga === undefined ? {} : { saga: asked.saga }),
     }),
   };
   if (!station.switches.inForce(owner))
@@ -218,10 +261,22 @@ type Guarded = Pick<Admitted, 'asked' | 'tool' | 'policies' | 'rule' | 'hold' | 
 function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
   const { asked, tool, rule, hold, policies, request, fingerprint } = guarded;
   const agent = asked.agent.name;
-  const spends = spendsOf(rule, { args: asked.args, agent, tool: tool.name, saga: null, run: null, now: Date.now() });
+  const spends = spendsOf(rule, {
+    args: asked.args,
+    agent,
+    tool: tool.name,
+    saga: asked.saga ?? null,
+    run: null,
+    now: Date.now(),
+  });
   if (spends.length === 0 && hold === undefined) return undefined;
   if (hold === undefined) return { spends, approval: undefined };
-  const shown = whatIsShown({ agent, args: asked.args, fingerprint, rule: rule.id }, tool, request, policies);
+  const shown = whatIsShown(
+    { agent, args: asked.args, fingerprint, rule: rule.id, undo: asked.undo, saga: asked.saga },
+    tool,
+    request,
+    policies,
+  );
   return {
     spends,
     approval: {
@@ -248,7 +303,9 @@ function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: bool
   }
 }
 
-function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): Job {
+/** A claim that was just won, as it stands in the ledger. */
+export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): Job {
+  const isSending = intent.state === 'sending';
   return {
     txn: intent.txn,
     agent: intent.agent,
@@ -259,17 +316,23 @@ function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): 
     fence: intent.fence,
     step: 0,
     ...payload,
-    state: 'sending',
-    attempt: 1,
-    attemptOpen: true,
+    state: intent.state,
+    attempt: isSending ? 1 : 0,
+    attemptOpen: isSending,
     unresolved: 0,
     roundFrom: 0,
     ownerDeaths: 0,
     keyLifetimeMs: intent.keyLifetimeMs,
     roundAt: performance.now(),
-    firstSentAt: performance.now(),
+    firstSentAt: isSending ? performance.now() : null,
     unknownSince: null,
-    bound: false,
+    approved: false,
+    saga: intent.saga,
+    undoOf: intent.undoes?.txn ?? null,
+    recalled: false,
+    undo: intent.undo,
+    before: undefined,
+    undoArguments: null,
     woken: false,
   };
 }
@@ -277,6 +340,7 @@ function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): 
 /** A call that was there before: another request, an answer to replay, or one to wait for. */
 async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
   const call = await flow.station.calls.read(txn);
+  if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
   if (!call.fingerprint.equals(fingerprint)) {
     throw new GatewayError(
@@ -284,6 +348,12 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
       `This key belongs to another call of ${call.tool}. Use a new key for a new call.`,
       { txn },
     );
+  }
+  if (asked.saga !== undefined && call.saga !== asked.saga) {
+    const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
+    throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
+      txn,
+    });
   }
   if (call.erasedAt !== null) {
     throw new GatewayError(

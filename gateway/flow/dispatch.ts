@@ -1,13 +1,16 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Outcome } from '../domain/adapter.ts';
+import type { Answer, Outcome } from '../domain/adapter.ts';
 import type { CallEvent } from '../domain/call.ts';
-import { conclude, nextStep, type Step } from '../domain/next-step.ts';
+import { backoff, conclude, nextStep, type Step } from '../domain/next-step.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
-import { redactAnswer } from './payload.ts';
+import { observe } from './observe.ts';
+import { redactAnswer, resultOf } from './payload.ts';
 import { probe } from './probe.ts';
 import { describe, type Ending, event, Recorder } from './record.ts';
 import type { Station } from './station.ts';
+import { frozenFor } from './switching.ts';
+import { undoOf } from './undo.ts';
 
 /**
  * Carries open calls, each as far as it gets: the one way to an upstream for fresh, approved, recovered and compensating
@@ -80,12 +83,28 @@ export class Dispatch {
   async #walk(job: Job): Promise<Ending> {
     let step: Step = job.attemptOpen ? { do: 'send', afterMs: 0 } : nextStep(factsOf(job), job.tool, job.woken);
     let last: Outcome | undefined;
+    let blind = 0;
     for (;;) {
       switch (step.do) {
         case 'send': {
           if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#recorder.handBack(job);
-          const approved = job.bound && job.unresolved === 0 ? await this.#askApproval(job) : {};
+          if (await this.#isRecalled(job)) {
+            step = { do: 'fail' };
+            break;
+          }
+          const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : {};
           if (approved.why !== undefined) return this.#deny(job, `approved, but ${approved.why}`);
+          if (job.tool.observe !== undefined && job.attempt === 0) {
+            const observed = await observe(this.#station, job);
+            this.#station.reach('observed');
+            if (observed.satisfied === true) return this.#settleSatisfied(job, observed.answer);
+            if (observed.satisfied === undefined) {
+              blind += 1;
+              last = { kind: 'not_sent', detail: `what it would change could not be observed: ${observed.detail}` };
+              step = afterBlindLook(job, blind);
+              break;
+            }
+          }
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
           last = await this.#send(job, approved.under);
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#abandon(job, last);
@@ -162,9 +181,12 @@ export class Dispatch {
         if (under !== undefined && policies().version !== under) return false;
         // The time for a re-send may have run out while it queued and connected.
         if (job.unresolved > 0 && factsOf(job).msToResend <= 0) return false;
-        return switches.inForce(job.owner) && switches.frozen(job.agent, job.tool.name) === undefined;
+        if (job.unresolved === 0 && switches.get(`call:${job.txn}`) !== undefined) return false;
+        return switches.inForce(job.owner) && frozenFor(this.#station, job) === undefined;
       },
     });
+    if (outcome.kind === 'ok' || outcome.kind === 'ok_body_lost')
+      job.undoArguments = undoOf(this.#station, job, resultOf(outcome.answer));
     return 'answer' in outcome && outcome.answer !== undefined
       ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) }
       : outcome;
@@ -190,6 +212,24 @@ export class Dispatch {
     return this.#recorder.settle(job, 'failed', undefined, end);
   }
 
+  /** The world is as asked already: nothing is sent, and there is nothing to undo. */
+  #settleSatisfied(job: Job, answer: Answer): Promise<Ending> {
+    job.undoArguments = null;
+    const end = { outcome: 'already_satisfied', evidence: 'probe', seenOnly: true } as const;
+    return this.#recorder.settle(job, 'succeeded', answer, end);
+  }
+
+  /**
+   * A step that was on the wire when its saga was rolled back, and was not sent after all, learns it here. The ledger would
+   * refuse its next attempt in any case.
+   */
+  async #isRecalled(job: Job): Promise<boolean> {
+    if (job.saga === null || job.undoOf !== null || job.attempt === 0 || job.attemptOpen || job.unresolved > 0)
+      return false;
+    job.recalled ||= (await this.#recorder.insist(job, () => this.#station.calls.read(job.txn)))?.recalled === true;
+    return job.recalled;
+  }
+
   /** Known not to have happened, and no attempt left. */
   #settleFailure(job: Job, last: Outcome | undefined): Promise<Ending> {
     const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
@@ -197,8 +237,16 @@ export class Dispatch {
     return this.#recorder.settle(job, 'failed', answer, {
       outcome: 'no_effect',
       evidence: 'gateway',
-      problem: job.attempt === 0 || last?.kind === 'not_sent' ? 'unavailable' : 'tool_failed',
-      detail: job.attempt === 0 ? 'it could not be sent in time' : describe(last),
+      problem: job.recalled
+        ? 'saga_closed'
+        : job.attempt === 0 || last?.kind === 'not_sent'
+          ? 'unavailable'
+          : 'tool_failed',
+      detail: job.recalled
+        ? 'its saga was rolled back before it was sent'
+        : job.attempt === 0 && last === undefined
+          ? 'it could not be sent in time'
+          : describe(last),
     });
   }
 
@@ -217,10 +265,14 @@ export class Dispatch {
   /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
   #abandon(job: Job, last: Outcome): Promise<Ending> {
     closeAttempt(job, false);
-    const frozen = this.#station.switches.frozen(job.agent, job.tool.name);
+    if (job.unresolved === 0 && this.#station.switches.get(`call:${job.txn}`) !== undefined) {
+      job.recalled = true;
+      return this.#settleFailure(job, last);
+    }
+    const frozen = frozenFor(this.#station, job);
     if (frozen === undefined) return this.#recorder.handBack(job);
     const why: Outcome = { ...last, kind: 'not_sent', detail: `${frozen.by} froze ${frozen.scope}` };
-    return job.unresolved === 0 && !job.bound && job.unknownSince === null
+    return job.unresolved === 0 && !factsOf(job).bound && job.unknownSince === null
       ? this.#recorder.release(job, why, 'frozen')
       : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
   }
@@ -228,6 +280,12 @@ export class Dispatch {
 
 /** How often a call that may not be sent because it is frozen is looked at again. */
 const FROZEN_RECHECK_MS = 1_000;
+
+/** Without having seen what it would change, nothing is sent: it is tried again a few times, then given up. */
+function afterBlindLook(job: Job, times: number): Step {
+  if (times < job.tool.retry.attempts) return { do: 'send', afterMs: backoff(job.tool.retry, times) };
+  return factsOf(job).bound ? { do: 'fail' } : { do: 'release' };
+}
 
 function closeAttempt(job: Job, unknown: boolean): void {
   job.attemptOpen = false;

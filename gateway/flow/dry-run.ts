@@ -8,6 +8,7 @@ import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { usedNow } from '../ledger/limits.ts';
 import { coversByName, explain } from '../policy/decide.ts';
 import { earlierCall, type ToolCall } from './call-tool.ts';
+import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
 import { spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
@@ -31,7 +32,7 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
   const policies = station.policies();
   const { decision, tried } = explain(policies, asked.agent, asked.tool, {
     args: asked.args,
-    saga: null,
+    saga: asked.saga ?? null,
     run: null,
     now: Date.now(),
   });
@@ -72,7 +73,7 @@ async function whatWouldHappen(
   { tool, rule, hold }: Allowed,
   fingerprint: Buffer,
 ): Promise<JsonObject> {
-  const identified = await identifyCall(station, asked.agent.name, tool, asked.args, fingerprint, asked.key);
+  const identified = await identifyCall(station, asked, tool, fingerprint);
   const earlier = await station.calls.read(identified.txn);
   const held = hold !== undefined || identified.holdAsRepeat === true;
   const limits = await limitsOf(station, asked, rule);
@@ -81,7 +82,7 @@ async function whatWouldHappen(
     identifiedBy: identified.identity,
     effect: tool.effect,
     once: tool.effect === 'read' ? null : tool.once.by,
-    undo: { kind: tool.undo.kind, tool: tool.undo.tool ?? null },
+    undo: undoShown(tool, asked.undo, station.policies()) as JsonObject,
     hold: held,
     limits: limits.map(({ spend, used }) => ({
       kind: spend.kind,
@@ -112,7 +113,14 @@ function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): 
 
 /** What is used of the rule's limits now, and whether this call would fit; counted when it is really made. */
 async function limitsOf(station: Station, asked: ToolCall, rule: Rule) {
-  const scope = { args: asked.args, agent: asked.agent.name, tool: asked.tool, saga: null, run: null, now: Date.now() };
+  const scope = {
+    args: asked.args,
+    agent: asked.agent.name,
+    tool: asked.tool,
+    saga: asked.saga ?? null,
+    run: null,
+    now: Date.now(),
+  };
   return Promise.all(
     spendsOf(rule, scope).map(async (spend) => {
       const used = await usedNow(station.db, spend);

@@ -4,6 +4,7 @@ import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
+import type { OwnUndo } from './undo.ts';
 
 /** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
 export interface Shown {
@@ -14,11 +15,20 @@ export interface Shown {
   readonly rule: string;
   readonly args: Json;
   readonly target: { readonly upstream: string; readonly method: string; readonly url: string };
-  readonly undo: { readonly kind: string; readonly tool: string | null };
+  readonly undo: { readonly kind: string; readonly tool: string | null; readonly args?: Json };
+  /** The saga it is a step of. */
+  readonly saga?: string;
 }
 
 export function whatIsShown(
-  call: { agent: string; args: JsonObject; fingerprint: Buffer; rule: string },
+  call: {
+    agent: string;
+    args: JsonObject;
+    fingerprint: Buffer;
+    rule: string;
+    undo: OwnUndo | undefined;
+    saga: string | undefined;
+  },
   tool: Tool,
   request: PreparedRequest,
   policies: Policies,
@@ -31,9 +41,19 @@ export function whatIsShown(
     rule: call.rule,
     args: redact(call.args, pathsUnder('args', tool.redact)),
     target: targetOf(tool, request, policies),
-    undo: { kind: tool.undo.kind, tool: tool.undo.tool ?? null },
+    undo: undoShown(tool, call.undo, policies),
+    ...(call.saga === undefined ? {} : { saga: call.saga }),
   };
   return canonical(shown as unknown as JsonObject);
+}
+
+/** How it would be undone: by the tool's contract, or as the caller says. */
+export function undoShown(tool: Tool, own: OwnUndo | undefined, policies: Policies): Shown['undo'] {
+  if (own !== undefined) {
+    const paths = pathsUnder('args', policies.tools.get(own.tool)?.redact ?? []);
+    return { kind: 'compensable', tool: own.tool, args: redact(own.args, paths) };
+  }
+  return { kind: tool.undo.kind, tool: tool.undo.tool ?? null };
 }
 
 /** Where a request goes under these policies. A path may carry redacted arguments: then only its template is shown. */

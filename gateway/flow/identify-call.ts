@@ -20,6 +20,14 @@ export interface Identified {
   readonly holdAsRepeat?: boolean;
 }
 
+/** As much of a request as tells which call it is. */
+interface Asked {
+  readonly agent: { readonly name: string };
+  readonly args: JsonObject;
+  readonly key: string | undefined;
+  readonly saga?: string | undefined;
+}
+
 /**
  * Which transaction this call is. In this order: the key it brings, the tool's business key, and for a write without
  * either the rule for repeats: an identical wish whose answer was never delivered, or was delivered a moment ago, is the
@@ -27,27 +35,28 @@ export interface Identified {
  */
 export async function identifyCall(
   station: Station,
-  agent: string,
+  asked: Asked,
   tool: Tool,
-  args: JsonObject,
   fingerprint: Buffer,
-  key: string | undefined,
 ): Promise<Identified> {
+  const { args, key } = asked;
+  const agent = asked.agent.name;
+  const saga = asked.saga ?? null;
   const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
   if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  const business = businessKey(tool, args, agent);
+  const business = businessKey(tool, args, agent, saga);
   if (business !== undefined) {
-    const shown = shownKey(tool, args, agent, business);
+    const shown = shownKey(tool, args, agent, saga, business);
     return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
   }
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
     return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
   }
 
-  const slot = repeatSlot(station.deployment, agent, fingerprint, null, null);
+  const slot = repeatSlot(station.deployment, agent, fingerprint, saga, null);
   const newest = await newestRepeat(station.db, slot);
   const generation = newest === undefined ? 0 : isSameWish(newest, tool) ? newest.generation : newest.generation + 1;
-  const txn = txnOf({ by: 'repeat', fingerprint, saga: null, run: null, generation });
+  const txn = txnOf({ by: 'repeat', fingerprint, saga, run: null, generation });
   const recent = generation > 0 && newest !== undefined && withinWindow(newest.msSinceDelivered, tool);
   return {
     txn,
@@ -74,17 +83,17 @@ function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
 }
 
 /** The business key as it may be stored: not when it tells what the tool redacts. */
-function shownKey(tool: Tool, args: JsonObject, agent: string, key: string): string {
+function shownKey(tool: Tool, args: JsonObject, agent: string, saga: string | null, key: string): string {
   const paths = pathsUnder('args', tool.redact);
   if (paths.length === 0) return key;
-  return businessKey(tool, redact(args, paths) as JsonObject, agent) === key ? key : REDACTED;
+  return businessKey(tool, redact(args, paths) as JsonObject, agent, saga) === key ? key : REDACTED;
 }
 
 /** A key that cannot be read from these arguments (an optional one is absent) is no key: the rule for repeats applies. */
-function businessKey(tool: Tool, args: JsonObject, agent: string): string | undefined {
+function businessKey(tool: Tool, args: JsonObject, agent: string, saga: string | null): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
-    const value = tool.key({ args, agent, saga: null, run: null });
+    const value = tool.key({ args, agent, saga, run: null });
     if (value === null || value === '') return undefined;
     const text = typeof value === 'string' ? value : canonical(value);
     if (!text.includes('\0')) return text;

@@ -1,9 +1,11 @@
 import type { PreparedRequest } from '../domain/adapter.ts';
 import type { Call, Kind } from '../domain/call.ts';
-import type { JsonObject } from '../domain/json.ts';
+import type { Json, JsonObject } from '../domain/json.ts';
 import type { Facts } from '../domain/next-step.ts';
 import type { Tool } from '../domain/policy.ts';
+import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
+import type { UndoArguments } from '../ledger/calls.ts';
 
 /**
  * An open call in the hands of this process: what the ledger said when it was claimed or taken over, and what happened
@@ -32,8 +34,17 @@ export interface Job {
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
-  /** A person approved it: the key stays bound even if nothing can be sent. */
-  readonly bound: boolean;
+  /** A person approved it: before anything leaves it is made sure that this still holds. */
+  readonly approved: boolean;
+  readonly saga: string | null;
+  /** Of a compensation: the call it undoes. It runs whatever became of its agent. */
+  readonly undoOf: string | null;
+  /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
+  recalled: boolean;
+  /** How it is undone, and what of that is known so far. */
+  readonly undo: StoredUndo | null;
+  before: Json | undefined;
+  undoArguments: UndoArguments | null;
   /** Its time had come: the next step may be taken at once. */
   readonly woken: boolean;
 }
@@ -42,6 +53,7 @@ export function jobOf(
   call: Call,
   tool: Tool,
   payload: { args: JsonObject; request: PreparedRequest },
+  before: Json | undefined,
   owner: string,
 ): Job {
   const moment = (at: Date | null) => (at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime()));
@@ -66,7 +78,13 @@ export function jobOf(
     roundAt: moment(call.roundAt) ?? performance.now(),
     firstSentAt: moment(call.firstSentAt),
     unknownSince: moment(call.unknownSince),
-    bound: call.events.some((event) => event.what === 'approved'),
+    approved: call.events.some((event) => event.what === 'approved'),
+    saga: call.saga,
+    undoOf: call.undoOf,
+    recalled: call.recalled,
+    undo: call.undo,
+    before,
+    undoArguments: null,
     woken: true,
   };
 }
@@ -84,7 +102,8 @@ export function factsOf(job: Job): Facts {
     roundFrom: job.roundFrom,
     unresolved: job.unresolved,
     ownerDeaths: job.ownerDeaths,
-    bound: job.bound,
+    bound: job.approved || job.undoOf !== null,
+    recalled: job.recalled,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,
     msSinceUnknown: job.unknownSince === null ? 0 : now - job.unknownSince,

@@ -25,6 +25,8 @@ export interface End {
   readonly evidence: Evidence;
   readonly problem?: ErrorCode;
   readonly detail?: string;
+  /** It proves nothing about the world but what was seen of it: whoever holds the call by now knows better. */
+  readonly seenOnly?: boolean;
 }
 
 interface Trouble {
@@ -83,7 +85,7 @@ export class Recorder {
     const leaf = leafHash(entry);
     const change: Advance = {
       ...unchanged(job),
-      evident: state === 'succeeded',
+      evident: state === 'succeeded' && end.seenOnly !== true,
       state,
       attemptOpen: false,
       unresolved: 0,
@@ -94,6 +96,7 @@ export class Recorder {
       answer: answer === undefined ? null : JSON.stringify(answer),
       evidence: end.evidence,
       leaf,
+      undo: state === 'succeeded' ? job.undoArguments : null,
       entry,
     };
     const settled = await this.#advance(job, change);
@@ -128,7 +131,9 @@ export class Recorder {
       ...subject(job),
       unresolved: job.unresolved,
     });
-    return this.#advance(job, { ...unchanged(job), event: happened, entry });
+    // What was observed is kept with the first attempt, before its first byte leaves.
+    const undo = job.attemptOpen ? job.undoArguments : null;
+    return this.#advance(job, { ...unchanged(job), event: happened, undo, entry });
   }
 
   /** Says `in_doubt` and lets go. A crash before it leaves a call of a dead owner, which recovery parks again. */
@@ -212,11 +217,19 @@ export function unchanged(call: Standing): Omit<Advance, 'entry'> {
     resolvedBy: null,
     leaf: null,
     event: null,
+    undo: null,
   };
 }
 
 function identityOf(job: Job) {
-  return { txn: job.txn, agent: job.agent, tool: job.tool.name, identity: job.identity, attempt: job.attempt };
+  return {
+    txn: job.txn,
+    agent: job.agent,
+    tool: job.tool.name,
+    identity: job.identity,
+    attempt: job.attempt,
+    saga: job.saga,
+  };
 }
 
 function subject(job: Job): JsonObject {

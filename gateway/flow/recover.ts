@@ -11,6 +11,8 @@ import { jobOf } from './job.ts';
 import { load } from './payload.ts';
 import { unchanged } from './record.ts';
 import type { Station } from './station.ts';
+import { frozenFor } from './switching.ts';
+import { beforeOf } from './undo.ts';
 
 const LOOK_EVERY_MS = 400;
 /** A call that is due but frozen is looked at again this much later. */
@@ -106,18 +108,19 @@ export class Recovery {
   }
 
   async #carry(call: Call, owner: string): Promise<void> {
-    const { db, switches } = this.#station;
+    const { db, sealingKey } = this.#station;
     if (call.state === 'held') {
       const entry = auditEntry('call_expired', { txn: call.txn, agent: call.agent, tool: call.tool });
       await endHeld(db, call.txn, 'expired', 'nobody answered in time', entry);
       return;
     }
-    if (switches.frozen(call.agent, call.tool) !== undefined) return postpone(db, call.txn, owner, FROZEN_RECHECK_MS);
+    if (frozenFor(this.#station, { ...call, tool: { name: call.tool } }) !== undefined)
+      return postpone(db, call.txn, owner, FROZEN_RECHECK_MS);
     const tool = this.#station.policies().tools.get(call.tool);
-    const payload = load(this.#station.sealingKey, call);
+    const payload = load(sealingKey, call);
     if (tool === undefined) return this.#doubt(call, `the tool ${call.tool} is no longer declared`);
     if (typeof payload === 'string') return this.#doubt(call, payload);
-    void this.#dispatch.carry(jobOf(call, tool, payload, owner));
+    void this.#dispatch.carry(jobOf(call, tool, payload, beforeOf(sealingKey, call), owner));
   }
 
   /** It cannot be carried on; if nothing was sent it ends here, else only a person can tell. */

@@ -4,8 +4,12 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Json } from '../domain/json.ts';
+import type { UndoArguments } from '../ledger/calls.ts';
 import { applyVerdict, senderIsGone } from '../ledger/verdicts.ts';
+import type { Flow } from './call-tool.ts';
+import { load } from './payload.ts';
 import type { Station } from './station.ts';
+import { beforeOf, undoOf } from './undo.ts';
 
 export interface Verdict {
   readonly txn: string;
@@ -18,12 +22,14 @@ export interface Verdict {
 }
 
 /** A person answers a doubt. The same verdict again is fine; the opposite one, or one about no doubt at all, is refused. */
-export async function resolveDoubt(station: Station, verdict: Verdict): Promise<Call> {
+export async function resolveDoubt(flow: Flow, verdict: Verdict): Promise<Call> {
+  const { station } = flow;
   const call = await station.calls.read(verdict.txn);
   if (call === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
   if (call.state !== 'in_doubt') return alreadyAnswered(call, verdict);
   if (verdict.verdict !== 'applied') await refuseWhileInFlight(station, call, verdict);
   if (verdict.verdict === 'retry') refuseLateRetry(call);
+  if (verdict.verdict === 'retry') refuseRecalled(call);
 
   const answer: Answer | null =
     verdict.verdict === 'applied'
@@ -43,10 +49,42 @@ export async function resolveDoubt(station: Station, verdict: Verdict): Promise<
     reason: verdict.reason,
     ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
   });
-  const moved = await applyVerdict(station.db, call, { ...verdict, answer, entry });
+  const undo = verdict.verdict === 'applied' ? undoAfter(station, call, verdict.result ?? null) : null;
+  const moved = await applyVerdict(station.db, call, { ...verdict, answer, undo, entry });
+  goOn(flow, call);
   const now = await station.calls.read(call.txn);
   if (now === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
   return moved ? now : alreadyAnswered(now, verdict);
+}
+
+/** What a person says it answered is what its undo is made of. */
+function undoAfter(station: Station, call: Call, result: Json): UndoArguments | null {
+  const tool = station.policies().tools.get(call.tool);
+  const payload = load(station.sealingKey, call);
+  if (call.undo?.tool === undefined) return null;
+  if (tool === undefined || typeof payload === 'string') {
+    const why = tool === undefined ? `the tool ${call.tool} is no longer declared` : payload;
+    return { before: null, args: null, sealed: null, reason: `the arguments of its undo cannot be made: ${why}` };
+  }
+  const before = beforeOf(station.sealingKey, call);
+  return undoOf(
+    station,
+    { txn: call.txn, agent: call.agent, tool, args: payload.args, before, undo: call.undo },
+    result,
+  );
+}
+
+/** A rollback may have waited for this: a late success is undone, and an undo that worked is done. */
+function goOn(flow: Flow, call: Call): void {
+  if (call.saga !== null) flow.rollbacks.hurry({ id: call.saga, of: 'saga' });
+  if (call.undoOf !== null) flow.rollbacks.hurry({ id: call.undoOf, of: 'call' });
+}
+
+function refuseRecalled(call: Call): void {
+  if (!call.recalled) return;
+  const detail =
+    'Its saga is rolled back, so it is not sent again. Find out whether it happened and say applied or not_applied.';
+  throw new GatewayError('conflict', detail, { txn: call.txn });
 }
 
 function alreadyAnswered(call: Call, verdict: Verdict): Call {

@@ -4,6 +4,7 @@ import type { Calls } from '../ledger/calls.ts';
 import type { Database } from '../ledger/db.ts';
 import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
+import type { Undos } from '../ledger/undos.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -26,6 +27,12 @@ export const POINTS = [
   'probed',
   'parking',
   'parked',
+  'observed',
+  'rolling_back',
+  'marked',
+  'undoing',
+  'finishing',
+  'finished',
 ] as const;
 export type Point = (typeof POINTS)[number];
 
@@ -33,6 +40,7 @@ export type Point = (typeof POINTS)[number];
 export interface Station {
   readonly db: Database;
   readonly calls: Calls;
+  readonly undos: Undos;
   readonly lease: Lease;
   readonly switches: Switches;
   readonly adapters: Registry;

@@ -1,6 +1,6 @@
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
-import type { Scope } from '../ledger/switches.ts';
+import type { Scope, Switch } from '../ledger/switches.ts';
 import type { Station } from './station.ts';
 
 export interface Hand {
@@ -15,6 +15,18 @@ export async function freeze(station: Station, scope: Scope, { person, reason }:
 
 export async function unfreeze(station: Station, scope: Scope, { person, reason }: Hand): Promise<void> {
   await station.switches.release(scope, auditEntry('unfrozen', { scope, person, reason }));
+}
+
+/**
+ * What freezes a call, if anything does. A compensation runs whatever became of its agent: freezing an agent must not keep
+ * what it did from being undone. What freezes everything, or the tool, holds for it too.
+ */
+export function frozenFor(
+  { switches }: Pick<Station, 'switches'>,
+  call: { readonly agent: string; readonly tool: { readonly name: string }; readonly undoOf: string | null },
+): Switch | undefined {
+  if (call.undoOf === null) return switches.frozen(call.agent, call.tool.name);
+  return switches.get('all') ?? switches.get(`tool:${call.tool.name}`);
 }
 
 export interface BreakerView {

@@ -41,7 +41,7 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
     const { txn } = request.params as { txn: string };
     const { result, senderIsDead, ...verdict } = readBody(request, verdictSchema);
     await readCall(flow, txn, undefined);
-    const call = await resolveDoubt(flow.station, {
+    const call = await resolveDoubt(flow, {
       ...verdict,
       txn,
       person: person.name,

@@ -114,7 +114,7 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   app.get('/admin/freezes', (request) => {
     as(request, 'viewer');
-    const items = station.switches.list().filter(({ scope }) => !/^(breaker|closed):/.test(scope));
+    const items = station.switches.list().filter(({ scope }) => !/^(breaker|closed|call):/.test(scope));
     return { items: items.map(({ at, ...frozen }) => ({ ...frozen, at: at.toISOString() })), cursor: null };
   });
 

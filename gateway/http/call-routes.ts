@@ -9,7 +9,7 @@ import { parseWait } from './headers.ts';
 import { identifyAgent } from './identify.ts';
 import { hangUp } from './tool-routes.ts';
 
-type Query = Readonly<Record<string, string | string[] | undefined>>;
+export type Query = Readonly<Record<string, string | string[] | undefined>>;
 
 /** An agent's own calls. */
 export function callRoutes(app: FastifyInstance, flow: Flow): void {
@@ -40,8 +40,9 @@ export function callRoutes(app: FastifyInstance, flow: Flow): void {
   });
 }
 
+const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 const MOST_ITEMS = 200;
-const UNSUPPORTED = ['saga', 'run'];
+const UNSUPPORTED = ['run'];
 
 export function readFilter(query: Query): CallFilter {
   for (const name of UNSUPPORTED) {
@@ -56,16 +57,26 @@ export function readFilter(query: Query): CallFilter {
   if (since !== undefined && Number.isNaN(Date.parse(since))) {
     throw new GatewayError('malformed', 'since must be a time such as 2026-01-31T12:00:00Z.');
   }
-  const limit = single(query, 'limit') ?? '50';
-  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1)
-    throw new GatewayError('malformed', 'limit must be a number from 1.');
   return {
     tool: single(query, 'tool'),
+    saga: readSagaId(single(query, 'saga')),
     state: state as CallState | undefined,
     since: since === undefined ? undefined : new Date(since),
     cursor: single(query, 'cursor'),
-    limit: Math.min(Number(limit), MOST_ITEMS),
+    limit: readLimit(query),
   };
+}
+
+export function readLimit(query: Query): number {
+  const limit = single(query, 'limit') ?? '50';
+  if (!/^\d{1,4}$/.test(limit) || Number(limit) < 1)
+    throw new GatewayError('malformed', 'limit must be a number from 1.');
+  return Math.min(Number(limit), MOST_ITEMS);
+}
+
+function readSagaId(saga: string | undefined): string | undefined {
+  if (saga === undefined || UUID.test(saga)) return saga;
+  throw new GatewayError('malformed', 'saga must be the id of a saga.');
 }
 
 export function single(query: Query, name: string): string | undefined {

@@ -2,7 +2,7 @@ import type { FastifyReply } from 'fastify';
 import type { Answer } from '../domain/adapter.ts';
 import type { Call, CallFace } from '../domain/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
-import type { Json } from '../domain/json.ts';
+import type { Json, JsonObject } from '../domain/json.ts';
 
 /** RFC 9457. Where the error came from is not told; what to do about it is. */
 export function sendProblem(reply: FastifyReply, error: GatewayError, instance: string): FastifyReply {
@@ -98,7 +98,7 @@ function callText(call: CallFace, replayed: boolean): string {
   const head = { txn: call.txn, tool: call.tool, state: call.state, replayed };
   const tail = {
     ...(call.outcome === 'body_unavailable' || call.outcome === 'already_satisfied' ? { outcome: call.outcome } : {}),
-    saga: null,
+    saga: call.saga,
     attempts: call.attempt,
     receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
   };
@@ -138,7 +138,9 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
   const tail = {
     outcome: call.outcome,
     problem: problem === undefined ? null : { code: problem.code, detail: problem.message, ...problem.extras.members },
-    saga: null,
+    saga: call.saga,
+    undo: undoView(call, full),
+    ...(call.undoOf === null ? {} : { undoes: call.undoOf }),
     attempts: call.attempt,
     receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
     key: call.key,
@@ -150,6 +152,21 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
   };
   const result = state === 'succeeded' ? resultText(call.answer) : 'null';
   return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
+}
+
+/** How a call is, would be, or was undone. Its arguments may tell what was observed, which is for people to see. */
+export function undoView(
+  call: Pick<Call, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
+  full: boolean,
+): JsonObject {
+  return {
+    state: call.undoState,
+    kind: call.undo?.kind ?? 'none',
+    tool: call.undo?.tool ?? null,
+    ...(full ? { args: call.undoArgs === null ? null : (JSON.parse(call.undoArgs) as Json) } : {}),
+    txn: call.undoTxn,
+    reason: call.undoReason,
+  };
 }
 
 function personOnly(call: Call) {

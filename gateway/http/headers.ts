@@ -1,5 +1,9 @@
 import type { FastifyRequest } from 'fastify';
+import { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
+import type { OwnUndo } from '../flow/undo.ts';
 
 const DEFAULT_WAIT_S = 30;
 const MOST_WAIT_S = 55;
@@ -8,19 +12,71 @@ export interface CallHeaders {
   readonly key: string | undefined;
   readonly patienceMs: number;
   readonly dryRun: boolean;
+  readonly saga: string | undefined;
+  readonly dependsOn: readonly string[] | undefined;
+  readonly undo: OwnUndo | undefined;
 }
 
 /** The request headers that steer a call. What is there must be right: a header that is misread is a promise broken. */
 export function readCallHeaders(request: FastifyRequest): CallHeaders {
   refuseDoubled(request);
-  for (const name of ['oncegate-saga', 'oncegate-depends-on', 'oncegate-run', 'oncegate-epoch', 'oncegate-undo']) {
+  for (const name of ['oncegate-run', 'oncegate-epoch']) {
     if (request.headers[name] !== undefined) throw malformed(`${name} is not supported by this version; leave it out`);
   }
+  const saga = parseSaga(header(request, 'oncegate-saga'));
   return {
+    saga,
+    dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
+    undo: parseUndo(header(request, 'oncegate-undo')),
     key: parseKey(header(request, 'idempotency-key')),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run')),
   };
+}
+
+const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+const MOST_DEPENDENCIES = 256;
+
+export function parseSaga(text: string | undefined): string | undefined {
+  if (text === undefined || UUID.test(text)) return text;
+  throw malformed('Oncegate-Saga must be the id of a saga, as POST /v1/sagas answered it');
+}
+
+/** `none`, or the txns of steps. Absent: all earlier steps. */
+export function parseDependsOn(text: string | undefined, saga: string | undefined): readonly string[] | undefined {
+  if (text === undefined) return undefined;
+  if (saga === undefined) throw malformed('Oncegate-Depends-On is about the steps of a saga: send Oncegate-Saga too');
+  if (text === 'none') return [];
+  const txns = [...new Set(text.split(',').map((part) => part.trim()))];
+  if (txns.length > MOST_DEPENDENCIES)
+    throw malformed(`Oncegate-Depends-On names more than ${MOST_DEPENDENCIES} steps`);
+  const bad = txns.find((txn) => !UUID.test(txn));
+  if (bad !== undefined)
+    throw malformed(
+      `Oncegate-Depends-On must be none or the txns of steps; ${JSON.stringify(bad.slice(0, 64))} is none`,
+    );
+  return txns;
+}
+
+const undoSchema = z.strictObject({
+  tool: z.string().min(1).max(128),
+  args: z.custom<JsonObject>(isObject, 'must be an object').default({}),
+});
+
+/** JSON, read as strictly as arguments are: it may run one day. */
+export function parseUndo(text: string | undefined): OwnUndo | undefined {
+  if (text === undefined) return undefined;
+  let value: Json;
+  try {
+    value = parseStrict(Buffer.from(text, 'latin1'));
+  } catch (error) {
+    if (error instanceof StrictJsonError) throw malformed(`Oncegate-Undo: ${error.message}`);
+    throw error;
+  }
+  const parsed = undoSchema.safeParse(value);
+  if (parsed.success) return parsed.data;
+  const faults = parsed.error.issues.map((issue) => `${issue.path.join('.') || 'it'}: ${issue.message}`).join('; ');
+  throw malformed(`Oncegate-Undo must be {"tool": …, "args": …}: ${faults}`);
 }
 
 /** 1 to 255 visible ASCII characters, bare or as a quoted string. */

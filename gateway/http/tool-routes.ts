@@ -41,7 +41,7 @@ export function answered(
   return send();
 }
 
-/** Aborts when the caller is gone. It ends the waiting for an answer, never the call. */
+/** Aborts when the caller is gone. It ends the waiting for an answer, never the call. Asked before anything is awaited. */
 export function hangUp(request: FastifyRequest, reply: FastifyReply): AbortSignal {
   const gone = new AbortController();
   reply.raw.once('close', () => gone.abort());

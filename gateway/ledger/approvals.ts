@@ -1,6 +1,6 @@
 import { leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
-import type { Database, Tx } from './db.ts';
+import type { Database, Queryable, Tx } from './db.ts';
 import { lockBucket } from './limits.ts';
 
 export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled';
@@ -201,7 +201,7 @@ async function reject(tx: Tx, { txn, person, reason, entry }: CastVote): Promise
  * approval, who looks after the call, the call): in another they would wait for each other.
  */
 export async function endHeld(
-  db: Database,
+  db: Queryable,
   txn: string,
   as: 'cancelled' | 'expired',
   detail: string,

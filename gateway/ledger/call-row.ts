@@ -1,6 +1,7 @@
 import type { Answer, PreparedRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
 import type { ErrorCode } from '../domain/errors.ts';
+import type { StoredUndo, UndoState } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 
 /** A row of `calls` with who looks after it as pg hands it over; snake_case ends here. */
@@ -42,6 +43,18 @@ export interface CallRow {
   leaf: Buffer | null;
   contradiction: string | null;
   events: CallEvent[];
+  saga: string | null;
+  ordinal: number | null;
+  recalled: boolean;
+  undo: string | null;
+  undo_args: string | null;
+  undo_sealed: Buffer | null;
+  before: string | null;
+  undo_state: UndoState;
+  undo_reason: string | null;
+  undo_txn: string | null;
+  undo_tries: number;
+  undo_of: string | null;
   owner: string | null;
   due_at: Date | null;
   read_at: Date;
@@ -52,7 +65,9 @@ export const CALL_COLUMNS = `
   c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.step, c.attempt, c.attempt_open,
   c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
   c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
-  c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events, o.owner, o.due_at, now() as read_at`;
+  c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events,
+  c.saga, c.ordinal, c.recalled, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
+  o.owner, o.due_at, now() as read_at`;
 
 export const CALLS = 'calls c left join open_calls o on o.txn = c.txn';
 
@@ -95,6 +110,18 @@ export function toCall(row: CallRow): Call {
     leaf: row.leaf,
     contradiction: row.contradiction,
     events: row.events,
+    saga: row.saga,
+    ordinal: row.ordinal,
+    recalled: row.recalled,
+    undo: row.undo === null ? null : (JSON.parse(row.undo) as StoredUndo),
+    undoArgs: row.undo_args,
+    undoSealed: row.undo_sealed,
+    before: row.before,
+    undoState: row.undo_state,
+    undoReason: row.undo_reason,
+    undoTxn: row.undo_txn,
+    undoTries: row.undo_tries,
+    undoOf: row.undo_of,
     owner: row.owner,
     dueAt: row.due_at,
     readAt: row.read_at,

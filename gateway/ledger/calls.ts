@@ -1,9 +1,11 @@
 import type { PreparedRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
 import { type ErrorCode, GatewayError } from '../domain/errors.ts';
+import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
+import { ADMIT_ALL, ADMIT_STEPS, ADMIT_UNDOS, ADVANCE, claimText } from './calls-sql.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
@@ -28,8 +30,8 @@ export interface Intent {
   readonly kind: Kind;
   /** The first fence, drawn at random: a late word about an earlier claim of the same txn does not fit this one. */
   readonly fence: number;
-  /** `sending` opens attempt 1 at once; `held` waits for a person until `dueInMs`. */
-  readonly state: 'held' | 'sending';
+  /** `sending` opens attempt 1 at once; `ready` looks at the world first; `held` waits for a person until `dueInMs`. */
+  readonly state: 'held' | 'ready' | 'sending';
   readonly owner: string | null;
   readonly dueInMs: number | null;
   readonly keyLifetimeMs: number | null;
@@ -38,6 +40,13 @@ export interface Intent {
   readonly args: string;
   readonly request: PreparedRequest | null;
   readonly sealed: Buffer | null;
+  /** The saga it is a step of, or whose step it undoes. */
+  readonly saga: string | null;
+  /** Null: on all earlier steps. */
+  readonly dependsOn: readonly string[] | null;
+  readonly undo: StoredUndo | null;
+  /** Of a compensation: the call it undoes, which must be due and tried this often so far. */
+  readonly undoes: { readonly txn: string; readonly tries: number } | null;
   readonly entry: string;
 }
 
@@ -76,12 +85,23 @@ export interface Advance {
   readonly resolvedBy: string | null;
   readonly leaf: Buffer | null;
   readonly event: CallEvent | null;
+  readonly undo: UndoArguments | null;
   readonly entry: string;
+}
+
+/** What an undo is made of: what was there before, and later its arguments, in clear or sealed; or why there are none. */
+export interface UndoArguments {
+  readonly before: string | null;
+  readonly args: string | null;
+  readonly sealed: Buffer | null;
+  readonly reason: string | null;
 }
 
 export class Calls {
   readonly #db: Database;
   readonly #claims: GroupCommit<Intent, boolean>;
+  readonly #steps: GroupCommit<Intent, boolean>;
+  readonly #undos: GroupCommit<Intent, boolean>;
   readonly #advances: GroupCommit<Advance, boolean>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
@@ -89,7 +109,10 @@ export class Calls {
 
   constructor(db: Database) {
     this.#db = db;
-    this.#claims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    const claims = () => new GroupCommit<Intent, boolean>({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#claims = claims();
+    this.#steps = claims();
+    this.#undos = claims();
     this.#advances = new GroupCommit({ ...BATCH, run: (changes) => this.#advanceAll(changes) });
     this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
   }
@@ -99,10 +122,16 @@ export class Calls {
    * may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share its refusal.
    */
   async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
-    if (guards === undefined) return (await this.#claims.submit(intent)) ? 'won' : 'taken';
+    if (guards === undefined) return (await this.#batchOf(intent).submit(intent)) ? 'won' : 'taken';
     const claimed = await this.#laneOf(intent, guards).submit({ intent, guards });
     if (claimed instanceof GatewayError) throw claimed;
     return claimed;
+  }
+
+  /** Steps lock their saga and compensations their step, so each kind has a statement, and batches, of its own. */
+  #batchOf(intent: Intent): GroupCommit<Intent, boolean> {
+    if (intent.undoes !== null) return this.#undos;
+    return intent.saga === null ? this.#claims : this.#steps;
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
@@ -152,9 +181,10 @@ export class Calls {
     for (const intent of intents) if (!first.has(intent.txn)) first.set(intent.txn, intent);
     const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
     const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
+    const places = new Map(intents.map((intent, place) => [intent.txn, place]));
+    const statement = CLAIMS[rows[0]?.undoes != null ? 'undos' : rows[0]?.saga != null ? 'steps' : 'plain'];
     const claimed = await on.run<{ txn: string }>({
-      name: 'claim',
-      text: CLAIM,
+      ...statement,
       values: [
         column((i) => i.txn),
         column((i) => i.agent),
@@ -174,6 +204,12 @@ export class Calls {
         column((i) => i.sealed),
         column((i) => i.entry),
         column((i) => i.fence),
+        column((i) => i.saga),
+        column((i) => (i.dependsOn === null ? null : `{${i.dependsOn.join(',')}}`)),
+        column((i) => (i.undo === null ? null : JSON.stringify(i.undo))),
+        column((i) => i.undoes?.txn ?? null),
+        column((i) => i.undoes?.tries ?? null),
+        column((i) => places.get(i.txn) ?? 0),
       ],
     });
     const won = new Set(claimed.map((row) => row.txn));
@@ -209,6 +245,10 @@ export class Calls {
         column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
         column((c) => c.entry),
         column((c) => c.step),
+        column((c) => c.undo?.before ?? null),
+        column((c) => c.undo?.args ?? null),
+        column((c) => c.undo?.sealed ?? null),
+        column((c) => c.undo?.reason ?? null),
       ],
     });
     const done = new Set(moved.map((row) => row.txn));
@@ -231,6 +271,12 @@ export class Calls {
   }
 }
 
+const CLAIMS = {
+  plain: { name: 'claim', text: claimText(ADMIT_ALL) },
+  steps: { name: 'claim-steps', text: claimText(ADMIT_STEPS) },
+  undos: { name: 'claim-undos', text: claimText(ADMIT_UNDOS) },
+};
+
 /** Ends the transaction of a claim that a limit refuses. */
 class Refused extends GatewayError {
   readonly exceeded: Exceeded;
@@ -240,62 +286,3 @@ class Refused extends GatewayError {
     this.exceeded = exceeded;
   }
 }
-
-const CLAIM = `
-with incoming as (
-  select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], $9::uuid[],
-    $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[], $18::int[])
-    as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry, fence)
-), claimed as (
-  insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
-    policy_version, rule, args, request, sealed)
-  select txn, agent, tool, key, identity, fingerprint, kind, state, fence, (state = 'sending')::int, state = 'sending',
-    case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed
-  from incoming
-  on conflict (txn) do nothing
-  returning txn
-), opened as (
-  insert into open_calls (txn, owner, due_at)
-  select i.txn, i.owner, now() + i.due_ms * interval '1 ms' from incoming i join claimed using (txn)
-), logged as (
-  insert into audit_queue (entry) select i.entry from incoming i join claimed using (txn)
-)
-select txn from claimed`;
-
-const ADVANCE = `
-with incoming as (
-  select * from unnest($1::uuid[], $2::int[], $3::bool[], $4::text[], $5::int[], $6::bool[], $7::int[], $8::float8[], $9::text[],
-    $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::text[], $20::int[])
-    as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail,
-      answer, evidence, resolved_by, leaf, event, entry, step)
-), moved as (
-  update calls c set
-    state = i.state,
-    step = case when i.evident then c.step + 1 else i.step end,
-    attempt = case when i.evident then c.attempt else i.attempt end,
-    attempt_open = i.attempt_open,
-    unresolved = i.unresolved,
-    first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    unknown_since = coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since),
-    outcome = i.outcome,
-    problem = i.problem,
-    detail = i.detail,
-    answer = i.answer,
-    evidence = case when i.evident and c.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end,
-    resolved_by = i.resolved_by,
-    leaf = coalesce(i.leaf, c.leaf),
-    settled_at = case when i.custody = 'close' then now() end,
-    events = case when i.event is null then c.events else c.events || i.event::jsonb end
-  from incoming i
-  where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
-  returning c.txn, i.custody, i.due_ms, i.entry
-), closed as (
-  delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
-), parked as (
-  update open_calls o set owner = null, due_at = now() + m.due_ms * interval '1 ms' from moved m where m.txn = o.txn and m.custody = 'park'
-), logged as (
-  insert into audit_queue (entry) select entry from moved
-)
-select txn from moved
-union all
-select c.txn from calls c join incoming i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step`;

@@ -24,10 +24,12 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
       text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at is not null order by l.txn limit ${SWEEP_AT_ONCE}) l
         ), ripe as (
-          select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms' as erase
+          -- What a saga that is not over may still have to undo is kept.
+          select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms'
+            and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
           from candidates join calls c using (txn)
         ), erased as (
-          update calls c set args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]', erased_at = now()
+          update calls c set args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]', undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
         ), forgotten as (
           update approvals a set shown = null from ripe r where r.txn = a.txn and r.erase
@@ -62,6 +64,9 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
         delete from approvals a using dropped d where a.txn = d.txn
       ), votes_too as (
         delete from votes v using dropped d where v.txn = d.txn
+      ), sagas_too as (
+        delete from sagas where id in (select id from sagas where created_at < now() - $1 * interval '1 ms' and ended_at < now() - $1 * interval '1 ms'
+          and not exists (select 1 from calls c where c.saga = sagas.id and c.erased_at is null) order by created_at limit ${SWEEP_AT_ONCE})
       )
       select txn from dropped`,
     values: [keysMs],

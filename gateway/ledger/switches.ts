@@ -5,9 +5,16 @@ import type { Lease } from './processes.ts';
 
 /**
  * `all`, `agent:<name>`, `tool:<name>` are frozen; `breaker:<upstream>` is opened by hand, and `closed:<upstream>` keeps when
- * it was last closed by hand, so that every process forgets what it had counted.
+ * it was last closed by hand, so that every process forgets what it had counted. `call:<txn>` is a step that was about to be
+ * sent when its saga was rolled back.
  */
-export type Scope = 'all' | `agent:${string}` | `tool:${string}` | `breaker:${string}` | `closed:${string}`;
+export type Scope =
+  | 'all'
+  | `agent:${string}`
+  | `tool:${string}`
+  | `breaker:${string}`
+  | `closed:${string}`
+  | `call:${string}`;
 
 export interface Switch {
   readonly scope: Scope;

@@ -1,6 +1,7 @@
 import type { Answer } from '../domain/adapter.ts';
 import { leafHash } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
+import type { UndoArguments } from './calls.ts';
 import type { Database } from './db.ts';
 
 export interface RecordedVerdict {
@@ -8,6 +9,7 @@ export interface RecordedVerdict {
   readonly person: string;
   readonly reason: string;
   readonly answer: Answer | null;
+  readonly undo: UndoArguments | null;
   readonly entry: string;
 }
 
@@ -43,7 +45,10 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
           evidence = case when $4 then 'person' end,
           resolved_by = $7,
           leaf = case when $4 then $8::bytea end,
-          events = events || $9::jsonb
+          events = events || $9::jsonb,
+          undo_args = coalesce($12, undo_args),
+          undo_sealed = coalesce($13, undo_sealed),
+          undo_reason = coalesce($14, undo_reason)
         where txn = $1 and fence = $2 and state = 'in_doubt' and ($3 = 'succeeded' or (attempt = $11 and not attempt_open))
         returning txn
       ), closed as (
@@ -66,6 +71,9 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
       JSON.stringify([event]),
       verdict.entry,
       call.attempt,
+      verdict.undo?.args ?? null,
+      verdict.undo?.sealed ?? null,
+      verdict.undo?.reason ?? null,
     ],
   });
   return rows.length === 1;

@@ -1,4 +1,5 @@
 import path from 'node:path';
+import { milliseconds } from '../domain/duration.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, JwtSpec, Person, Rule } from '../domain/policy.ts';
 import { bare } from './compile-tool.ts';
@@ -8,7 +9,7 @@ import { compileCondition, compileNumber, type Site, type Variable } from './exp
 import { at, didYouMean, keyOf, listed, locate, type Path, type Place, type Report } from './faults.ts';
 import { globMatcher } from './glob.ts';
 import { declaredArguments } from './input.ts';
-import { type AgentFile, milliseconds, type PersonFile, type RuleFile, rateOf } from './schema.ts';
+import { type AgentFile, type PersonFile, type RuleFile, rateOf } from './schema.ts';
 import { type Env, resolveSecrets } from './secrets.ts';
 
 const SEES: readonly Variable[] = ['args', 'agent', 'tool', 'saga', 'run', 'now'];

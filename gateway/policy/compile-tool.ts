@@ -1,6 +1,7 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: a message shows a template
 import { createHash } from 'node:crypto';
 import { canonical } from '../domain/canonical.ts';
+import { milliseconds } from '../domain/duration.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Observe, Once, Tool, Undo, Upstream } from '../domain/policy.ts';
 import { compileRequest } from './compile-request.ts';
@@ -8,7 +9,7 @@ import type { Declared } from './declared.ts';
 import { compileCondition, type Variable } from './expressions.ts';
 import { at, didYouMean, keyOf, listed, type Path, type Place, type Report } from './faults.ts';
 import { type Check, compileInput, declaredArguments } from './input.ts';
-import { milliseconds, type ToolFile } from './schema.ts';
+import type { ToolFile } from './schema.ts';
 import { compileTemplate, compileText, splitTemplate, type TemplateSite } from './template.ts';
 
 export const TOOL_DEFAULTS = {
@@ -170,7 +171,7 @@ function compileKey(context: ToolContext, key: string): Tool['key'] & object {
 function compileUndo(context: ToolContext): Undo {
   const { value, place, report } = context;
   const undo = value.undo;
-  if (undo === undefined) return { kind: 'none' };
+  if (undo === undefined) return { kind: 'none', declared: false };
   const undoable = undo.kind === 'compensable' || undo.kind === 'reversible';
   if (undoable && undo.tool === undefined)
     report.fault(at(place, 'undo'), `${undo.kind} needs the tool that undoes it`);
@@ -178,13 +179,10 @@ function compileUndo(context: ToolContext): Undo {
     report.fault(keyOf(place, 'undo', 'tool'), `${undo.kind} has no undo tool: write kind: compensable or reversible`);
   }
   const sees: Variable[] = ['args', 'result', 'agent', ...(value.observe === undefined ? [] : (['before'] as const))];
-  return {
-    kind: undo.kind,
-    ...(undo.tool !== undefined && {
-      tool: undo.tool,
-      args: compileTemplate(undo.args ?? {}, context.site(['undo', 'args'], sees)),
-    }),
-  };
+  const template = (undo.args ?? {}) as Json;
+  // Compiled here for its faults only; each call compiles what was stored with it.
+  if (undo.tool !== undefined) compileTemplate(template, context.site(['undo', 'args'], sees));
+  return { kind: undo.kind, declared: true, ...(undo.tool !== undefined && { tool: undo.tool, template }) };
 }
 
 function compileObserve(context: ToolContext, observe: NonNullable<ToolFile['observe']>): Observe {

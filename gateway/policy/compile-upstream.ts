@@ -1,7 +1,8 @@
+import { milliseconds } from '../domain/duration.ts';
 import type { Upstream } from '../domain/policy.ts';
 import type { Declared } from './declared.ts';
 import { at, type Report } from './faults.ts';
-import { milliseconds, type UpstreamFile } from './schema.ts';
+import type { UpstreamFile } from './schema.ts';
 import { type Env, resolveSecrets } from './secrets.ts';
 
 export const UPSTREAM_DEFAULTS = {

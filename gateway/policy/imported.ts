@@ -69,7 +69,7 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
     faults: compiled.check,
     effect: 'write',
     once: { by: 'none' },
-    undo: { kind: 'none' },
+    undo: { kind: 'none', declared: false },
     locks: [],
     timeoutMs: upstream.timeoutMs,
     retry: TOOL_DEFAULTS.retry,

@@ -1,5 +1,6 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: descriptions show templates
 import { z } from 'zod';
+import { DURATION, milliseconds } from '../domain/duration.ts';
 
 /**
  * The file format of policies, the one place where it is written down: types, strict checks and the editors' JSON
@@ -7,7 +8,7 @@ import { z } from 'zod';
  */
 const duration = z
   .string()
-  .regex(/^[1-9]\d{0,8}(?:ms|s|m|h|d)$/, 'is not a duration: write 500ms, 10s, 5m, 24h or 30d')
+  .regex(DURATION, 'is not a duration: write 500ms, 10s, 5m, 24h or 30d')
   .meta({ description: 'A duration: 500ms, 10s, 5m, 24h, 30d' });
 const durationOrZero = z
   .string()
@@ -211,13 +212,6 @@ export type TestFile = z.infer<typeof testFileSchema>;
 /** For editors: `# yaml-language-server: $schema=./schema.json` at the top of a policy file. */
 export function policyJsonSchema(): object {
   return { ...z.toJSONSchema(policyFileSchema, { io: 'input' }), title: 'Oncegate policies' };
-}
-
-const UNITS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as const;
-
-export function milliseconds(text: string): number {
-  const [, digits, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text) ?? [];
-  return Number(digits) * UNITS[unit as keyof typeof UNITS];
 }
 
 export function rateOf(text: string): { limit: number; perMs: number } {

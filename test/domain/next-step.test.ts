@@ -25,6 +25,7 @@ const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
 
 const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
   bound: false,
+  recalled: false,
   attempt: 1,
   roundFrom: 0,
   unresolved: 0,
@@ -165,6 +166,7 @@ const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbi
       unresolved: fc.nat({ max: 30 }),
       ownerDeaths: fc.nat({ max: 8 }),
       bound: fc.boolean(),
+      recalled: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
       msSinceUnknown: ms,

@@ -24,7 +24,7 @@ const identity: fc.Arbitrary<CallIdentity> = fc.oneof(
     run: maybe,
     generation: fc.nat(11),
   }),
-  fc.record({ by: fc.constant('undo' as const), of: word }),
+  fc.record({ by: fc.constant('undo' as const), of: word, generation: fc.nat(11) }),
   fc.record({ by: fc.constant('random' as const), nonce: word }),
 );
 
@@ -37,7 +37,7 @@ describe('txnId', () => {
       { by: 'repeat', fingerprint: Buffer.from(CHARGE, 'hex'), saga: null, run: 'run-1', generation: 0 },
       'f39ce585-04c8-807d-9395-771b66d6de00',
     ],
-    [{ by: 'undo', of: '7c0e0000-0000-8000-8000-000000000000' }, 'd88a5678-5eaf-8035-ba9f-04d61f5bb4cc'],
+    [{ by: 'undo', of: '7c0e0000-0000-8000-8000-000000000000', generation: 0 }, '59fb7643-7516-8095-9d7b-13de669b4560'],
     [{ by: 'random', nonce: 'n-1' }, '7d6d4ae3-1484-85c5-b020-fa8c32d3faa1'],
   ])('is for ever: %j', (identity, id) => {
     expect(txnId('dep', 'agent-é', identity)).toBe(id);
@@ -76,7 +76,7 @@ describe('txnId', () => {
       txnId('d', 'a', { by: 'key', key: 'k' }),
       txnId('da', '', { by: 'key', key: 'k' }),
       txnId('', 'da', { by: 'key', key: 'k' }),
-      txnId('d', 'a', { by: 'undo', of: 'k' }),
+      txnId('d', 'a', { by: 'undo', of: 'k', generation: 0 }),
       txnId('d', 'a', { by: 'random', nonce: 'k' }),
       txnId('d', 'a', { by: 'business', tool: 'k', key: '' }),
       txnId('d', 'a', { by: 'business', tool: '', key: 'k' }),

@@ -10,6 +10,7 @@ import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import type { Policies } from '../../gateway/domain/policy.ts';
 import { formatFault, loadPolicies } from '../../gateway/policy/load.ts';
 import { runSuite } from '../../gateway/policy/suite.ts';
+import { undoArguments } from '../../gateway/policy/undo-args.ts';
 
 const TOKEN = 'demo-token-of-the-tests';
 const BEARER = { authorization: `Bearer ${TOKEN}` };
@@ -313,8 +314,8 @@ describe('policies/demo.yaml', () => {
     /** What an undo would call. */
     function undoOf(name: string, args: JsonObject, answer: Json): [string, JsonObject] {
       const undo = known.tools.get(name)?.undo;
-      if (undo?.tool === undefined || undo.args === undefined) throw new Error(`${name} has no undo`);
-      return [undo.tool, undo.args({ args, result: answer, agent: 'demo' }) as JsonObject];
+      if (undo?.tool === undefined || undo.template === undefined) throw new Error(`${name} has no undo`);
+      return [undo.tool, undoArguments(undo.template, { args, result: answer, agent: 'demo' }) as JsonObject];
     }
 
     it('payments: charged under one key, found, given back', async () => {

@@ -97,7 +97,7 @@ let mismatches = [];
 
 function remember(entry) {
   effects.push(entry);
-  if (entry.route === 'PUT /nature/objects') objects.set(entry.target, entry.body);
+  if (entry.route === 'PUT /nature/objects' || entry.route === 'PUT /restored') objects.set(entry.target, entry.body);
   if (entry.route === 'DELETE /nature/objects') objects.delete(entry.target);
   if (entry.key !== null) answered.set(`${entry.route}\0${entry.key}`, entry);
 }
@@ -165,8 +165,10 @@ const fieldKey = (call) => (isName(call.json?.meta?.key) ? call.json.meta.key : 
 // A path ending in "/" takes one more segment: the target, and the id of a call that names none elsewhere.
 const routes = [
   { name: 'POST /keyed/charge', act: keyed, key: headerKey },
+  { name: 'POST /keyed/refund', act: keyed, key: headerKey },
   { name: 'POST /keyed-field/charge', act: keyed, key: fieldKey },
   { name: 'PUT /nature/objects', path: '/nature/objects/', act: (call) => effect(call, { object: call.json }) },
+  { name: 'PUT /restored', path: '/restored/', act: (call) => effect(call, { object: call.json }) },
   { name: 'DELETE /nature/objects', path: '/nature/objects/', act: deleteObject },
   { name: 'GET /nature/objects', path: '/nature/objects/', act: objectOf },
   { name: 'POST /probed/orders', act: (call) => effect(call, { order: call.json }) },

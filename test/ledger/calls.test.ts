@@ -44,6 +44,10 @@ function intent(changes: Partial<Intent> = {}): Intent {
     args: '{}',
     request: null,
     sealed: null,
+    saga: null,
+    dependsOn: null,
+    undo: null,
+    undoes: null,
     entry: '{}',
     ...changes,
   };
@@ -70,6 +74,7 @@ function change(txn: string, changes: Partial<Advance> = {}): Advance {
     resolvedBy: null,
     leaf: null,
     event: null,
+    undo: null,
     entry: '{}',
     ...changes,
   };
@@ -160,7 +165,14 @@ describe('a settlement', () => {
     const seen = await calls.read(one.txn);
     await calls.advance(change(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }));
     if (seen === undefined) throw new Error('the call is gone');
-    const verdict = { verdict: 'not_applied', person: 'p', reason: 'r', answer: null, entry: '{}' } as const;
+    const verdict = {
+      verdict: 'not_applied',
+      person: 'p',
+      reason: 'r',
+      answer: null,
+      undo: null,
+      entry: '{}',
+    } as const;
     expect(await applyVerdict(db, seen, verdict)).toBe(false);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'in_doubt', attemptOpen: true });
   });

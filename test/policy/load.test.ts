@@ -7,6 +7,7 @@ import { ExpressionError } from '../../gateway/domain/policy.ts';
 import { withImported } from '../../gateway/policy/imported.ts';
 import { loadPolicies } from '../../gateway/policy/load.ts';
 import { policyJsonSchema } from '../../gateway/policy/schema.ts';
+import { undoArguments } from '../../gateway/policy/undo-args.ts';
 import { CONTRACT, good, HEX_A, HEX_B, load, UPSTREAM } from './example.ts';
 
 async function directory(files: Record<string, string>): Promise<string> {
@@ -54,7 +55,10 @@ describe("the contract's example", () => {
     expect(tool?.request?.path({ args })).toBe('/charges');
     expect(tool?.key?.({ args })).toBe(7);
     expect(tool?.locks.map((lock) => lock({ args }))).toEqual(['card/c1']);
-    expect(tool?.undo.args?.({ args, result: { id: 'ch_1' } })).toEqual({ charge: 'ch_1', amount: 5 });
+    expect(undoArguments(tool?.undo.template ?? null, { args, result: { id: 'ch_1' } })).toEqual({
+      charge: 'ch_1',
+      amount: 5,
+    });
     expect(() => tool?.key?.({ args: {} })).toThrow(ExpressionError);
     expect(tool?.faults(args)).toEqual([]);
     expect(tool?.faults({ amount: 'x' })).toEqual(['args must have "card"', 'args.amount must be integer']);
@@ -130,7 +134,7 @@ describe('defaults', () => {
 `;
     const t = good(yaml).tools.get('t');
     expect(t?.observe?.satisfied({ observed: { state: 1 }, args: { state: 1 } })).toBe(true);
-    expect(t?.undo.args?.({ args: {}, before: { state: 'old' } })).toEqual({ state: 'old' });
+    expect(undoArguments(t?.undo.template ?? null, { args: {}, before: { state: 'old' } })).toEqual({ state: 'old' });
   });
 });
 

@@ -1,0 +1,43 @@
+import type { Answer } from '../domain/adapter.ts';
+import { isObject, type Json } from '../domain/json.ts';
+import { ExpressionError, type Tool } from '../domain/policy.ts';
+import type { Job } from './job.ts';
+import { describe } from './record.ts';
+import type { Station } from './station.ts';
+import { frozenFor } from './switching.ts';
+
+/** What a read told about the world, or why it told nothing: one reason is that there is nothing to see. */
+export type Looked =
+  | { readonly look: Tool; readonly args: Json; readonly answer: Answer }
+  | { readonly detail: string; readonly isAbsent: boolean };
+
+/** Looks at the upstream with a read, on behalf of a call in hand. */
+export async function lookAt(station: Station, job: Job, name: string, argsOf: () => Json): Promise<Looked> {
+  const look = station.policies().tools.get(name);
+  if (look === undefined) return blind(`${name} no longer exists`);
+  try {
+    const args = argsOf();
+    if (!isObject(args)) return blind(`the arguments of ${name} are no object`);
+    const adapter = station.adapters.for(look);
+    const { switches } = station;
+    const maySend = () =>
+      switches.inForce(job.owner) &&
+      frozenFor(station, job) === undefined &&
+      switches.get(`tool:${name}`) === undefined;
+    const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
+    if (look.upstream === job.tool.upstream && job.request.base !== undefined && request.base !== job.request.base) {
+      return blind(`${look.upstream} is somewhere else now than when this was sent`);
+    }
+    const outcome = await adapter.send(look, request, { timeoutMs: look.timeoutMs, freshConnection: false, maySend });
+    if (outcome.kind === 'ok') return { look, args, answer: outcome.answer };
+    const isAbsent = outcome.kind === 'refused' && (outcome.answer.status === 404 || outcome.answer.status === 410);
+    return { detail: describe(outcome), isAbsent };
+  } catch (error) {
+    if (error instanceof ExpressionError) return blind(error.message);
+    throw error;
+  }
+}
+
+function blind(detail: string): Looked {
+  return { detail, isAbsent: false };
+}

@@ -1,0 +1,371 @@
+import { randomInt } from 'node:crypto';
+import { auditEntry } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError, LedgerError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Tool } from '../domain/policy.ts';
+import { type Manner, type Move, type Outlook, type Saga, type Step, unwind } from '../domain/saga.ts';
+import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
+import type { Intent } from '../ledger/calls.ts';
+import { closeForRollback, moveSaga } from '../ledger/sagas.ts';
+import type { UndoWork } from '../ledger/undos.ts';
+import { TOOL_DEFAULTS } from '../policy/compile-tool.ts';
+import { freshJob } from './call-tool.ts';
+import type { Claims } from './claims.ts';
+import type { Dispatch } from './dispatch.ts';
+import { store } from './payload.ts';
+import type { Station } from './station.ts';
+import { undoArgsOf } from './undo.ts';
+
+const LOOK_EVERY_MS = 250;
+/** Work is this process's for so long; if it dies, somebody else's after that. */
+const HOLD_MS = 2_000;
+/** A parked saga is looked at this often: a doubt that held it up may be resolved. */
+const PARKED_LOOK_MS = 15_000;
+/** How many rollbacks one process carries on at once. */
+const MOST_AT_ONCE = 64;
+/** A compensation that could not be started is tried again this much later. */
+const STUMBLE_MS = 1_000;
+
+/**
+ * The worker that undoes. A rollback has no memory but the ledger: it reads how the steps stand, `unwind` says what may be
+ * done now, that is done, and it reads again. Every move is a compare-and-set and every compensation has a txn of its own,
+ * so a crash anywhere, or two processes at the same saga, do nothing twice.
+ */
+export class Rollbacks {
+  readonly #station: Station;
+  readonly #dispatch: Dispatch;
+  readonly #claims: Claims;
+  readonly #busy = new Map<string, Promise<void>>();
+  /** Something happened to these while they were looked at: they are looked at once more. */
+  readonly #news = new Set<string>();
+  #timer: NodeJS.Timeout | undefined;
+  #looking: Promise<void> | undefined;
+  #stopped = false;
+
+  constructor(station: Station, dispatch: Dispatch, claims: Claims) {
+    this.#station = station;
+    this.#dispatch = dispatch;
+    this.#claims = claims;
+  }
+
+  start(): void {
+    this.#timer = setInterval(() => this.wake(), LOOK_EVERY_MS);
+    this.#timer.unref();
+    this.wake();
+  }
+
+  async stop(): Promise<void> {
+    this.#stopped = true;
+    clearInterval(this.#timer);
+    await this.#looking;
+    await Promise.all(this.#busy.values());
+  }
+
+  /** Looks for work now, unless a look is under way. */
+  wake(): void {
+    if (this.#stopped) return;
+    this.#looking ??= this.#look()
+      .catch((error: unknown) => this.#complain(error))
+      .finally(() => {
+        this.#looking = undefined;
+      });
+  }
+
+  /** Something about this saga, or call, happened: it is looked at now. */
+  hurry(work: UndoWork): void {
+    if (this.#busy.has(work.id)) this.#news.add(work.id);
+    else if (!this.#stopped) this.#begin(work);
+  }
+
+  async #look(): Promise<void> {
+    while (!this.#stopped && this.#busy.size < MOST_AT_ONCE) {
+      const { switches, lease, undos } = this.#station;
+      if (!switches.inForce(lease.id)) return;
+      const work = await undos.take(MOST_AT_ONCE - this.#busy.size, HOLD_MS);
+      if (work.length === 0) return;
+      for (const item of work) if (!this.#busy.has(item.id)) this.#begin(item);
+    }
+  }
+
+  #begin(work: UndoWork): void {
+    const done = this.#carryOn(work)
+      .catch((error: unknown) => this.#complain(error))
+      .finally(() => {
+        this.#busy.delete(work.id);
+        if (this.#news.has(work.id)) this.hurry(work);
+        else this.wake();
+      });
+    this.#busy.set(work.id, done);
+  }
+
+  #complain(error: unknown): void {
+    const level = error instanceof LedgerError ? 'warn' : 'error';
+    this.#station.log[level]({ err: error instanceof Error ? error.message : error }, 'a rollback will be tried again');
+  }
+
+  /** As far as it gets without waiting. Then it is left to the clock, or to the end of a compensation. */
+  async #carryOn(work: UndoWork): Promise<void> {
+    const { undos } = this.#station;
+    for (;;) {
+      this.#news.delete(work.id);
+      const { saga, steps } = await undos.read(work.id, work.of);
+      if (work.of === 'saga' && saga === undefined) return undos.drop(work.id);
+      if (saga !== undefined && !(await this.#isRollingBack(saga))) return;
+      const outlook = unwind(steps, saga?.keep ?? 0, (step) => this.#mannerOf(step));
+      if (saga?.state === 'parked' && !(await this.#unpark(saga, outlook))) return;
+      if (outlook.moves.length > 0) {
+        const moved = await Promise.all(outlook.moves.map((move) => this.#move(move, work, saga)));
+        if (moved.includes(true)) continue;
+      }
+      if (this.#news.has(work.id)) continue;
+      if (outlook.waitMs !== null) return undos.postpone(work.id, Math.max(outlook.waitMs, 25));
+      return this.#finish(work, saga, outlook);
+    }
+  }
+
+  /** Whether there is anything to undo; an open saga whose time is over begins to be, or is parked. */
+  async #isRollingBack(saga: Saga): Promise<boolean> {
+    const station = this.#station;
+    if (saga.state === 'rolling_back') return true;
+    if (saga.state === 'parked' && saga.keep !== null) return true;
+    if (saga.state !== 'open') {
+      await station.undos.drop(saga.id);
+      return false;
+    }
+    if (!saga.lapsed) return false;
+    const reason = 'its ttl ran out';
+    if (saga.onExpire === 'rollback') {
+      await rollBack(station, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
+      this.#news.add(saga.id);
+    } else {
+      const entry = auditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
+      await moveSaga(station.db, saga.id, 'open', { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+    }
+    return false;
+  }
+
+  /** Something that held a parked saga up was resolved: it goes on by itself. */
+  async #unpark(saga: Saga, { moves, waitMs }: Outlook): Promise<boolean> {
+    const { db, undos } = this.#station;
+    if (moves.length === 0 && waitMs === null) {
+      await undos.postpone(saga.id, PARKED_LOOK_MS);
+      return false;
+    }
+    const reason = 'what held it up was resolved';
+    const entry = auditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
+    const change = { state: 'rolling_back', reason, by: 'gateway', entry, lookAgainMs: HOLD_MS } as const;
+    return moveSaga(db, saga.id, 'parked', change);
+  }
+
+  /** True: something moved. False: somebody else was faster, or it could not be done now. */
+  async #move(move: Move, work: UndoWork, saga: Saga | undefined): Promise<boolean> {
+    const { step } = move;
+    if (move.do === 'start') return this.#compensate(step, work, saga);
+    const entry = auditEntry(`undo_${move.to}`, { txn: step.txn, tool: step.tool, reason: move.reason });
+    const marked = await this.#station.undos.mark({
+      txn: step.txn,
+      from: step.undoState,
+      tries: step.undoTries,
+      to: move.to,
+      reason: move.reason,
+      inMs: move.inMs ?? 0,
+      entry,
+    });
+    this.#station.reach('marked');
+    return marked;
+  }
+
+  /**
+   * Starts the call that undoes a step: an ordinary call, claimed and carried like any other. That the step's undo is running,
+   * and under which txn, is written with the claim. A crash after it leaves a call that recovery carries on.
+   */
+  async #compensate(step: Step, work: UndoWork, saga: Saga | undefined): Promise<boolean> {
+    const station = this.#station;
+    const owner = station.lease.id;
+    const prepared = await this.#prepare(step, saga);
+    if (typeof prepared === 'string') return this.#give(step, prepared);
+    const { intent, tool, payload } = prepared;
+    if (!station.switches.inForce(owner)) return false;
+    station.reach('undoing');
+    try {
+      const claimed = await this.#claims.claim(intent, undefined, () => {
+        station.reach('claimed');
+        void this.#dispatch.carry(freshJob(intent, tool, owner, payload)).then(() => this.hurry(work));
+      });
+      return claimed === 'won';
+    } catch (error) {
+      if (!(error instanceof GatewayError)) throw error;
+      await station.undos.postpone(work.id, STUMBLE_MS);
+      return false;
+    }
+  }
+
+  /** Everything an undo needs, or why there is no undoing it as things stand. */
+  async #prepare(step: Step, saga: Saga | undefined) {
+    const station = this.#station;
+    const call = await station.calls.read(step.txn);
+    const policies = station.policies();
+    const tool = policies.tools.get(step.undo?.tool ?? '');
+    if (call === undefined) return 'the call is no longer there';
+    if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
+    const args = undoArgsOf(station.sealingKey, call);
+    if (typeof args === 'string') return args;
+    const faults = tool.faults(args);
+    if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
+    const { agent } = call;
+    const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
+    try {
+      const request = station.adapters.for(tool).prepare(tool, { args, agent }, txn);
+      const payload = { args, request };
+      return { intent: this.#intentOf({ call, tool, txn, payload, saga, tries: step.undoTries }), tool, payload };
+    } catch (error) {
+      if (error instanceof GatewayError) return error.message;
+      throw error;
+    }
+  }
+
+  #intentOf(undo: {
+    call: Call;
+    tool: Tool;
+    txn: string;
+    payload: { args: JsonObject; request: ReturnType<ReturnType<Station['adapters']['for']>['prepare']> };
+    saga: Saga | undefined;
+    tries: number;
+  }): Intent {
+    const station = this.#station;
+    const { call, tool, txn, payload, tries } = undo;
+    const { version } = station.policies();
+    const args = canonical(payload.args);
+    const fingerprint = fingerprintOf(tool.name, args);
+    const stored = store(station.sealingKey, txn, tool, payload, args);
+    // Where the step's own tool redacts, what the undo repeats of it is shown no more than there.
+    const isSecret = call.undoSealed !== null && stored.sealed === null;
+    const kept = isSecret
+      ? { ...storeSealed(station.sealingKey, txn, tool, payload), args: call.undoArgs ?? '{}' }
+      : stored;
+    return {
+      txn,
+      agent: call.agent,
+      tool: tool.name,
+      key: null,
+      identity: 'undo',
+      fingerprint,
+      kind: tool.effect === 'read' ? 'read' : tool.once.by,
+      fence: randomInt(1, 1_000_000_000),
+      state: tool.observe === undefined ? 'sending' : 'ready',
+      owner: station.lease.id,
+      dueInMs: null,
+      keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
+      policyVersion: version,
+      rule: `undo of ${call.tool} ${call.txn}`,
+      ...kept,
+      saga: call.saga,
+      dependsOn: null,
+      undo: null,
+      undoes: { txn: call.txn, tries },
+      entry: auditEntry('undo_claimed', {
+        txn,
+        of: call.txn,
+        agent: call.agent,
+        tool: tool.name,
+        fingerprint: fingerprint.toString('hex'),
+        policy: version,
+      }),
+    };
+  }
+
+  /** It cannot be undone as things stand: said at the step, for a person to see. */
+  #give(step: Step, reason: string): Promise<boolean> {
+    return this.#move({ do: 'mark', step, to: 'failed', reason }, { id: step.txn, of: 'call' }, undefined);
+  }
+
+  #mannerOf(step: Step): Manner {
+    const { tools } = this.#station.policies();
+    return {
+      retry: tools.get(step.undo?.tool ?? '')?.retry ?? TOOL_DEFAULTS.retry,
+      quietMs: tools.get(step.tool)?.timeoutMs ?? 0,
+    };
+  }
+
+  async #finish(work: UndoWork, saga: Saga | undefined, { undone, stuck }: Outlook): Promise<void> {
+    const station = this.#station;
+    if (saga === undefined) return station.undos.drop(work.id);
+    if (saga.state === 'parked') return station.undos.postpone(saga.id, PARKED_LOOK_MS);
+    station.reach('finishing');
+    const to = !undone ? 'parked' : (saga.keep ?? 0) > 0 ? 'open' : 'rolled_back';
+    const reason = undone ? saga.reason : whyParked(stuck);
+    const entry = auditEntry(to === 'open' ? 'saga_back_at_savepoint' : `saga_${to}`, {
+      saga: saga.id,
+      agent: saga.agent,
+      reason,
+    });
+    const change = {
+      state: to,
+      reason,
+      by: saga.by ?? 'gateway',
+      entry,
+      lookAgainMs: undone ? null : PARKED_LOOK_MS,
+    } as const;
+    if (!(await moveSaga(station.db, saga.id, 'rolling_back', change))) return this.hurry(work);
+    station.reach('finished');
+    await this.#forgetRecalls(saga.id);
+  }
+
+  /** Steps that were about to be sent when the rollback began are over: nothing needs to be kept back any more. */
+  async #forgetRecalls(saga: string): Promise<void> {
+    const { switches, undos } = this.#station;
+    if (!switches.list().some(({ scope }) => scope.startsWith('call:'))) return;
+    for (const { txn } of (await undos.read(saga)).steps) {
+      if (switches.get(`call:${txn}`) === undefined) continue;
+      await switches.release(`call:${txn}`, auditEntry('recall_forgotten', { txn, saga }));
+    }
+  }
+}
+
+function storeSealed(key: Buffer, txn: string, tool: Tool, payload: Parameters<typeof store>[3]) {
+  return store(key, txn, { ...tool, redact: [['args', '*']] }, payload, '');
+}
+
+function whyParked(stuck: Outlook['stuck']): string {
+  const [first] = stuck;
+  if (first === undefined) return 'it cannot go on';
+  const more = stuck.length > 1 ? ` (and ${stuck.length - 1} more)` : '';
+  return `${first.step.tool} ${first.step.txn} is not undone: ${first.why}${more}`;
+}
+
+export interface Rollback {
+  readonly id: string;
+  readonly to: string | undefined;
+  readonly reason: string;
+  /** `agent`, `ttl`, or a person's name. */
+  readonly by: string;
+  readonly again: boolean;
+}
+
+/**
+ * Begins a rollback. When this returns no forward step of the saga is sent any more, by any replica: steps are refused from
+ * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
+ */
+export async function rollBack(station: Station, rollback: Rollback): Promise<void> {
+  const { id, to, reason, by } = rollback;
+  const entry = auditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
+  const inFlight = await insistOnce(() => closeForRollback(station.db, { ...rollback, entry }));
+  station.reach('rolling_back');
+  for (const txn of inFlight) {
+    const recalled = auditEntry('call_recalled', { txn, saga: id, by, reason });
+    await station.switches.throwSwitch(`call:${txn}`, by, reason, recalled);
+  }
+}
+
+/** Votes and settles lock the same rows: of two that wait for each other one is refused, and is simply asked again. */
+async function insistOnce<T>(work: () => Promise<T>): Promise<T> {
+  for (let left = 3; ; left--) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+    }
+  }
+}

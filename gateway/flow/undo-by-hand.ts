@@ -1,0 +1,99 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { auditEntry } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import { closeSaga, resumeSaga } from '../ledger/sagas.ts';
+import type { Flow } from './call-tool.ts';
+import { readCall } from './own-calls.ts';
+import { load } from './payload.ts';
+import { readSaga, type SagaStory } from './sagas.ts';
+import { keepUndo } from './undo.ts';
+
+const POLL_MS = 50;
+
+export interface Deed {
+  readonly person: string;
+  readonly reason: string;
+}
+
+/** A person has one call undone, outside any rollback. Again is fine; what failed before is tried again. */
+export async function undoCall(flow: Flow, txn: string, args: JsonObject | undefined, deed: Deed): Promise<Call> {
+  const { station } = flow;
+  const call = await readCall(flow, txn, undefined);
+  if (call.undoState === 'done' || call.undoState === 'running') return call;
+  await refuseWhatCannotBeUndone(flow, call);
+  const entry = auditEntry('undo_asked', { txn, agent: call.agent, tool: call.tool, ...deed });
+  await station.undos.begin(txn, given(flow, call, args), entry);
+  flow.rollbacks.hurry({ id: txn, of: 'call' });
+  return readCall(flow, txn, undefined);
+}
+
+async function refuseWhatCannotBeUndone({ station }: Flow, call: Call): Promise<void> {
+  const { txn, state, undo, outcome } = call;
+  const refuse = (detail: string) => new GatewayError('conflict', detail, { txn, state });
+  if (state !== 'succeeded') throw refuse(`Only what succeeded can be undone; this call is ${state}.`);
+  if (call.erasedAt !== null) throw refuse('It is past its retention: what its undo needs is gone.');
+  if (call.kind === 'read' || outcome === 'already_satisfied')
+    throw refuse('It changed nothing: there is nothing to undo.');
+  if (undo?.tool === undefined)
+    throw refuse(undo === null ? 'Its contract names no undo.' : `Its contract says that its undo is ${undo.kind}.`);
+  if (call.saga === null || call.ordinal === null) return;
+  const { saga } = await readSaga(station, call.saga, undefined);
+  if (saga.state === 'open' || saga.state === 'rolling_back')
+    throw refuse(`It is a step of saga ${saga.id}, which is ${saga.state}: roll the saga back.`);
+}
+
+/** Arguments that a person gives because they could not be made from the outcome. */
+function given(flow: Flow, call: Call, args: JsonObject | undefined) {
+  if (args === undefined) return undefined;
+  const { station } = flow;
+  const { tools } = station.policies();
+  const faults = tools.get(call.undo?.tool ?? '')?.faults(args) ?? [];
+  if (faults.length > 0)
+    throw new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
+  const tool = tools.get(call.tool);
+  const payload = load(station.sealingKey, call);
+  if (tool === undefined || typeof payload === 'string') return { text: JSON.stringify(args), sealed: null };
+  const scope = {
+    txn: call.txn,
+    agent: call.agent,
+    args: payload.args,
+    result: null,
+    before: undefined,
+    isBeforeSecret: false,
+  };
+  const kept = keepUndo(station.sealingKey, tool, scope, args);
+  return { text: kept.args ?? '{}', sealed: kept.sealed };
+}
+
+/** A person takes a parked rollback up again; `waive` names steps that are no longer waited for. */
+export async function resume(flow: Flow, id: string, waive: readonly string[], deed: Deed): Promise<SagaStory> {
+  const { station } = flow;
+  await readSaga(station, id, undefined);
+  const entry = auditEntry('saga_resumed', { saga: id, waive: [...waive], ...deed });
+  await resumeSaga(station.db, id, { waive, by: deed.person, reason: deed.reason, entry });
+  flow.rollbacks.hurry({ id, of: 'saga' });
+  return readSaga(station, id, undefined);
+}
+
+/** A person has seen to a parked saga by hand. */
+export async function close(flow: Flow, id: string, deed: Deed): Promise<SagaStory> {
+  const { station } = flow;
+  await readSaga(station, id, undefined);
+  const entry = auditEntry('saga_closed', { saga: id, ...deed });
+  await closeSaga(station.db, id, { by: deed.person, reason: deed.reason, entry });
+  return readSaga(station, id, undefined);
+}
+
+/** Waits until the undo of a call comes to rest or the patience ends. */
+export async function awaitUndo(flow: Flow, txn: string, patienceMs: number, signal: AbortSignal): Promise<Call> {
+  const until = performance.now() + patienceMs;
+  const wake = AbortSignal.any([signal, flow.dispatch.stopping]);
+  for (;;) {
+    const call = await readCall(flow, txn, undefined);
+    const left = until - performance.now();
+    if ((call.undoState !== 'due' && call.undoState !== 'running') || left <= 0 || wake.aborted) return call;
+    await sleep(Math.min(POLL_MS, left), undefined, { signal: wake }).catch(() => {});
+  }
+}

@@ -1,0 +1,156 @@
+import { canonical } from '../domain/canonical.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { ExpressionError, type Tool } from '../domain/policy.ts';
+import { leavesAt, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import type { StoredUndo } from '../domain/saga.ts';
+import { seal, unseal } from '../domain/seal.ts';
+import type { UndoArguments } from '../ledger/calls.ts';
+import { undoArguments } from '../policy/undo-args.ts';
+import type { Job } from './job.ts';
+import type { Station } from './station.ts';
+
+/** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
+export interface OwnUndo {
+  readonly tool: string;
+  readonly args: JsonObject;
+}
+
+/** What is written with the intent; null when nobody said how the call is undone. */
+export function storedUndo(station: Station, txn: string, { undo }: Tool, own: OwnUndo | undefined): StoredUndo | null {
+  if (own !== undefined) {
+    const paths = pathsUnder('args', station.policies().tools.get(own.tool)?.redact ?? []);
+    const stored = { kind: 'compensable', tool: own.tool, template: redact(own.args, paths), own: true } as const;
+    if (paths.length === 0) return stored;
+    return { ...stored, sealed: seal(station.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
+  }
+  if (!undo.declared) return null;
+  return {
+    kind: undo.kind,
+    ...(undo.tool === undefined ? {} : { tool: undo.tool }),
+    ...(undo.template === undefined ? {} : { template: undo.template }),
+  };
+}
+
+/** What the arguments of an undo are made from, as it really was: before anything is redacted. */
+export interface UndoScope {
+  readonly txn: string;
+  readonly agent: string;
+  readonly args: JsonObject;
+  readonly result: Json;
+  readonly before: Json | undefined;
+  /** The tool that observed `before` redacts some of it. */
+  readonly isBeforeSecret: boolean;
+}
+
+/**
+ * The arguments of a call's undo, made when its outcome is known and written with it. Where the tool redacts, they are
+ * sealed, and what is shown of them leaves out what was redacted.
+ */
+export function renderUndo(key: Buffer, tool: Tool, undo: StoredUndo | null, scope: UndoScope): UndoArguments | null {
+  if (undo?.tool === undefined) return null;
+  if (undo.own === true) return keepOwn(key, scope.txn, undo);
+  try {
+    const args = undoArguments(undo.template ?? {}, withoutAbsent(scope));
+    if (!isObject(args))
+      return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
+    return keepUndo(key, tool, scope, args);
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error;
+    return {
+      before: null,
+      args: null,
+      sealed: null,
+      reason: `the arguments of its undo cannot be made: ${error.message}`,
+    };
+  }
+}
+
+/** What the caller named is known from the start; where it is sealed it is sealed once more as what it now is. */
+function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo): UndoArguments {
+  const args = canonical(template ?? {});
+  if (sealed === undefined) return { before: null, args, sealed: null, reason: null };
+  const exact = JSON.parse(unseal(key, txn, Buffer.from(sealed, 'base64'))) as JsonObject;
+  return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact })), reason: null };
+}
+
+function withoutAbsent({ before, args, result, agent }: UndoScope) {
+  const scope = { args, result, agent };
+  return before === undefined ? scope : { ...scope, before };
+}
+
+/** Arguments as they are kept: in clear, or sealed with what may be shown beside. */
+export function keepUndo(key: Buffer, tool: Tool, scope: UndoScope, args: JsonObject): UndoArguments {
+  if (tool.redact.length === 0 && !scope.isBeforeSecret)
+    return { before: null, args: canonical(args), sealed: null, reason: null };
+  const secrets = [
+    ...leavesAt(scope.args, pathsUnder('args', tool.redact)),
+    ...leavesAt(scope.result, pathsUnder('result', tool.redact)),
+    ...(scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : []),
+  ];
+  return {
+    before: null,
+    args: canonical(hide(args, secrets)),
+    sealed: seal(key, scope.txn, JSON.stringify({ args })),
+    reason: null,
+  };
+}
+
+function hide(value: Json, secrets: readonly (string | number)[]): Json {
+  if (typeof value === 'string')
+    return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
+      ? REDACTED
+      : value;
+  if (typeof value === 'number') return secrets.includes(value) ? REDACTED : value;
+  if (Array.isArray(value)) return value.map((item) => hide(item as Json, secrets));
+  if (!isObject(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, hide(member, secrets)]));
+}
+
+/** The arguments of the undo of a call in hand, now that its result is known. */
+export function undoOf(
+  station: Station,
+  job: Pick<Job, 'txn' | 'agent' | 'args' | 'before' | 'tool' | 'undo'>,
+  result: Json,
+): UndoArguments | null {
+  const { txn, agent, args, before, tool } = job;
+  const observer = tool.observe === undefined ? undefined : station.policies().tools.get(tool.observe.tool);
+  const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
+  return renderUndo(station.sealingKey, tool, job.undo, { txn, agent, args, before, result, isBeforeSecret });
+}
+
+/** What was observed before the call, to be kept with its first attempt. */
+export function keepBefore(key: Buffer, txn: string, before: Json, isSecret: boolean): UndoArguments {
+  return isSecret
+    ? { before: null, args: null, sealed: seal(key, txn, JSON.stringify({ before })), reason: null }
+    : { before: canonical(before), args: null, sealed: null, reason: null };
+}
+
+interface Kept {
+  readonly txn: string;
+  readonly before: string | null;
+  readonly undoArgs: string | null;
+  readonly undoSealed: Buffer | null;
+}
+
+/** What was observed; undefined when nothing was, or it does not open. */
+export function beforeOf(key: Buffer, call: Kept): Json | undefined {
+  if (call.before !== null) return JSON.parse(call.before) as Json;
+  return opened(key, call)?.['before'];
+}
+
+/** The exact arguments of the undo, or why there are none. */
+export function undoArgsOf(key: Buffer, call: Kept): JsonObject | string {
+  if (call.undoArgs === null) return 'the arguments of its undo are not known';
+  if (call.undoSealed === null) return JSON.parse(call.undoArgs) as JsonObject;
+  const args = opened(key, call)?.['args'];
+  return isObject(args) ? args : 'the sealed arguments of its undo do not open with the key of this gateway';
+}
+
+function opened(key: Buffer, { txn, undoSealed }: Kept): JsonObject | undefined {
+  if (undoSealed === null) return undefined;
+  try {
+    return JSON.parse(unseal(key, txn, undoSealed)) as JsonObject;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,102 @@
+import type { JsonObject } from '../domain/json.ts';
+import { type Planned, planOf, type Saga, type Step, unwind } from '../domain/saga.ts';
+import type { SagaStory } from '../flow/sagas.ts';
+import { undoView } from './encode.ts';
+
+/** Beyond this many steps "all earlier ones" is told by those that no other of them rests on: it means the same. */
+const MOST_SPELLED_OUT = 200;
+
+/** A saga as its agent sees it; a person sees whose it is, and what each undo would be called with. */
+export function sagaView({ saga, steps }: SagaStory, full: boolean): JsonObject {
+  const rests = dependencies(steps);
+  const blocked = isHeldUp(saga) ? blockedIn(steps, saga.keep ?? 0) : new Map<string, string>();
+  return {
+    ...sagaLine(saga, full),
+    steps: steps.map((step) => stepView(step, rests.get(step.txn) ?? [], blocked.get(step.txn), full)),
+    savepoints: saga.savepoints.map(({ name, after }) => ({ name, after })),
+  };
+}
+
+export function sagaLine(saga: Saga, full: boolean): JsonObject {
+  return {
+    saga: saga.id,
+    name: saga.name,
+    state: saga.state,
+    reason: saga.reason,
+    createdAt: saga.createdAt.toISOString(),
+    expiresAt: saga.expiresAt?.toISOString() ?? null,
+    onExpire: saga.onExpire,
+    endedAt: saga.endedAt?.toISOString() ?? null,
+    ...(full ? { agent: saga.agent, by: saga.by } : {}),
+  };
+}
+
+function isHeldUp({ state }: Saga): boolean {
+  return state === 'rolling_back' || state === 'parked';
+}
+
+function blockedIn(steps: readonly Step[], keep: number): ReadonlyMap<string, string> {
+  const retry = { attempts: 1, baseMs: 0, maxMs: 0, withinMs: 0 };
+  return unwind(steps, keep, () => ({ retry, quietMs: 0 })).blocked;
+}
+
+function stepView(step: Step, dependsOn: readonly string[], blockedBy: string | undefined, full: boolean): JsonObject {
+  const reason = step.undoReason ?? (blockedBy === undefined ? null : `it waits until ${blockedBy} is undone`);
+  return {
+    txn: step.txn,
+    tool: step.tool,
+    state: step.state,
+    dependsOn: [...dependsOn],
+    undo: undoView({ ...step, undoReason: reason }, full),
+    ...(full && step.waived ? { waived: true } : {}),
+  };
+}
+
+/** What each step rests on, spelled out. */
+function dependencies(steps: readonly Step[]): ReadonlyMap<string, readonly string[]> {
+  const found = new Map<string, readonly string[]>();
+  const earlier: string[] = [];
+  let loose = new Set<string>();
+  for (const { txn, dependsOn } of steps) {
+    const all = steps.length <= MOST_SPELLED_OUT ? [...earlier] : [...loose];
+    const rests = dependsOn ?? all;
+    found.set(txn, rests);
+    if (dependsOn === null) loose = new Set();
+    for (const below of rests) loose.delete(below);
+    loose.add(txn);
+    earlier.push(txn);
+  }
+  return found;
+}
+
+/** What a rollback would do, the first thing first. */
+export function planView({ saga, steps }: SagaStory, keep: number, to: string | undefined): JsonObject {
+  const planned = planOf(steps, keep);
+  return {
+    dryRun: true,
+    saga: saga.id,
+    state: saga.state,
+    to: to ?? null,
+    wouldEnd: planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)
+      ? 'parked'
+      : keep > 0
+        ? 'open'
+        : 'rolled_back',
+    plan: planned.map(plannedView),
+    kept: steps.filter((step) => step.ordinal <= keep).map(({ txn, tool }) => ({ txn, tool })),
+  };
+}
+
+function plannedView({ step, does, wave, why, blockedBy }: Planned): JsonObject {
+  return {
+    txn: step.txn,
+    tool: step.tool,
+    state: step.state,
+    does,
+    wave,
+    why,
+    blockedBy,
+    dependsOn: step.dependsOn === null ? null : [...step.dependsOn],
+    undo: undoView(step, true),
+  };
+}

@@ -1,0 +1,365 @@
+import { auditEntry, leafHash } from '../domain/audit.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Saga, SagaState } from '../domain/saga.ts';
+import { endHeld } from './approvals.ts';
+import type { Database, Queryable, Tx } from './db.ts';
+
+const SAGA_COLUMNS = `s.id, s.agent, s.name, s.state, s.reason, s.by, s.keep, s.created_at as "createdAt", s.expires_at as "expiresAt",
+  s.on_expire as "onExpire", s.ended_at as "endedAt", coalesce(s.expires_at <= now(), false) as lapsed,
+  coalesce((select jsonb_agg(jsonb_build_object('name', p.name, 'after', p.after) order by p.after, p.at) from savepoints p where p.saga = s.id), '[]') as savepoints`;
+
+export interface NewSaga {
+  readonly id: string;
+  readonly agent: string;
+  readonly name: string | null;
+  readonly key: string | null;
+  /** Digest of what was asked for: the same key with other wishes is another saga, and refused. */
+  readonly asked: Buffer;
+  readonly ttlMs: number | null;
+  readonly onExpire: 'rollback' | 'park';
+  readonly entry: string;
+}
+
+/** Opens a saga, or finds the one that the same key opened before. */
+export async function openSaga(db: Database, saga: NewSaga): Promise<{ created: boolean; sameWish: boolean }> {
+  const [row] = await db.run<{ created: boolean; same: boolean }>({
+    name: 'open-saga',
+    text: `with opened as (
+        insert into sagas (id, agent, name, key, asked, expires_at, on_expire)
+        values ($1, $2, $3, $4, $5, now() + $6 * interval '1 ms', $7)
+        on conflict (id) do nothing returning id, expires_at
+      ), timed as (
+        insert into undo_work (id, of, due_at) select id, 'saga', expires_at from opened where expires_at is not null
+      ), logged as (
+        insert into audit_queue (entry) select $8 from opened
+      )
+      select true as created, true as same from opened
+      union all
+      select false, asked = $5 from sagas where id = $1 and not exists (select 1 from opened)`,
+    values: [saga.id, saga.agent, saga.name, saga.key, saga.asked, saga.ttlMs, saga.onExpire, saga.entry],
+  });
+  if (row !== undefined) return { created: row.created, sameWish: row.same };
+  // Two at once: the other's row was not visible yet, and is now.
+  const [other] = await db.run<{ same: boolean }>({
+    name: 'opened-saga',
+    text: 'select asked = $2 as same from sagas where id = $1',
+    values: [saga.id, saga.asked],
+  });
+  return { created: false, sameWish: other?.same ?? false };
+}
+
+export async function readSagas(db: Queryable, ids: readonly string[]): Promise<readonly Saga[]> {
+  return db.run<Saga>({
+    name: 'read-sagas',
+    text: `select ${SAGA_COLUMNS} from sagas s where s.id = any($1::uuid[])`,
+    values: [ids],
+  });
+}
+
+export interface SagaFilter {
+  readonly agent?: string | undefined;
+  readonly state?: SagaState | undefined;
+  readonly cursor?: string | undefined;
+  readonly limit: number;
+}
+
+/** Newest first; the cursor is the position of the last one seen. */
+export async function listSagas(
+  db: Database,
+  filter: SagaFilter,
+): Promise<{ items: readonly (Saga & { stepCount: number })[]; cursor: string | null }> {
+  const [micros, id] = filter.cursor?.split('.') ?? [];
+  const rows = await db.run<Saga & { stepCount: number; position: string }>({
+    name: filter.agent === undefined ? 'list-sagas' : 'list-sagas-of-agent',
+    text: `select ${SAGA_COLUMNS}, (select count(*)::int from calls c where c.saga = s.id and c.ordinal is not null) as "stepCount",
+        (extract(epoch from s.created_at) * 1000000)::bigint || '.' || s.id as position
+      from sagas s
+      where ${filter.agent === undefined ? '$1::text is null' : 's.agent = $1::text'} and ($2::text is null or s.state = $2)
+        and ($3::bigint is null or (s.created_at, s.id) < (to_timestamp($3::bigint / 1000000) + ($3::bigint % 1000000) * interval '1 microsecond', $4::uuid))
+      order by s.created_at desc, s.id desc limit $5`,
+    values: [filter.agent ?? null, filter.state ?? null, micros ?? null, id ?? null, filter.limit + 1],
+  });
+  const items = rows.slice(0, filter.limit);
+  return {
+    items: items.map(({ position: _, ...saga }) => saga),
+    cursor: rows.length > filter.limit ? (items.at(-1)?.position ?? null) : null,
+  };
+}
+
+/** The saga, locked until the transaction ends: neither steps nor rollbacks come in between. */
+async function lockSaga(tx: Tx, id: string): Promise<Saga> {
+  const [saga] = await tx.run<Saga>({
+    name: 'lock-saga',
+    text: `select ${SAGA_COLUMNS} from sagas s where s.id = $1 for update`,
+    values: [id],
+  });
+  if (saga === undefined) throw new GatewayError('not_found', `There is no saga ${id}.`);
+  return saga;
+}
+
+interface SagaChange {
+  readonly state: SagaState;
+  readonly reason: string | null;
+  readonly by: string;
+  readonly keep?: number | null;
+  readonly entry: string;
+}
+
+async function changeSaga(tx: Tx, id: string, change: SagaChange): Promise<void> {
+  await tx.run({
+    name: 'change-saga',
+    text: `update sagas set state = $2, reason = $3, by = $4, keep = case when $6 then $5::int else keep end,
+        ended_at = case when $2 in ('committed', 'rolled_back', 'closed') then now() end where id = $1`,
+    values: [id, change.state, change.reason, change.by, change.keep ?? null, change.keep !== undefined],
+  });
+  await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [change.entry] });
+}
+
+/** From now on it cannot be rolled back. Again is fine; with steps that are not over it is refused. */
+export async function commitSaga(db: Database, id: string, entry: string): Promise<void> {
+  await db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.state === 'committed') return;
+    if (saga.state !== 'open' || saga.lapsed)
+      throw new GatewayError('saga_closed', `It cannot be committed: it ${standing(saga)}.`);
+    const open = await tx.run<{ txn: string; state: string }>({
+      name: 'open-steps',
+      text: 'select txn, state from calls where saga = $1 and ordinal is not null and settled_at is null order by ordinal limit 3',
+      values: [id],
+    });
+    if (open.length > 0) {
+      const named = open.map((step) => `${step.txn} is ${step.state}`).join(', ');
+      throw new GatewayError('conflict', `It has steps that are not over: ${named}. Wait for them, or roll back.`, {
+        retry: 'after_delay',
+      });
+    }
+    await changeSaga(tx, id, { state: 'committed', reason: null, by: 'agent', entry });
+    await dropWork(tx, id);
+  });
+}
+
+export function standing(saga: Saga): string {
+  if (saga.state === 'open' && saga.lapsed) return 'is past its ttl';
+  return saga.state === 'rolling_back' ? 'is being rolled back' : `is ${saga.state}`;
+}
+
+/** Where a rollback may go back to. The same name again is the same place, so that a retry does not move it. */
+export async function addSavepoint(
+  db: Database,
+  id: string,
+  name: string,
+  entry: string,
+): Promise<{ created: boolean; after: number }> {
+  return db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    const known = saga.savepoints.find((savepoint) => savepoint.name === name);
+    if (known !== undefined) return { created: false, after: known.after };
+    if (saga.state !== 'open' || saga.lapsed)
+      throw new GatewayError('saga_closed', `It takes no savepoint: it ${standing(saga)}.`);
+    const [made] = await tx.run<{ after: number }>({
+      name: 'add-savepoint',
+      text: 'insert into savepoints (saga, name, after) select id, $2, steps from sagas where id = $1 returning after',
+      values: [id, name],
+    });
+    await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
+    return { created: true, after: made?.after ?? 0 };
+  });
+}
+
+export interface RollbackOrder {
+  readonly id: string;
+  /** The savepoint to go back to; undefined: everything is undone. */
+  readonly to: string | undefined;
+  readonly reason: string;
+  /** `agent`, `ttl`, or a person's name. */
+  readonly by: string;
+  /** A person's word also takes a parked saga up again. */
+  readonly again: boolean;
+  readonly entry: string;
+}
+
+/**
+ * Closes a saga to new steps, withdraws those that wait for people, and recalls those that are open: nothing more of them
+ * is sent, except to find out. Everything else a rollback does can be done by any process afterwards. Answers the
+ * steps that may be on their way to the wire at this moment.
+ */
+export async function closeForRollback(db: Database, order: RollbackOrder): Promise<readonly string[]> {
+  return db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, order.id);
+    const keep = reachOf(saga, order.to);
+    if (isUnderWay(saga, keep, order)) return recall(tx, order.id, keep, order.reason);
+    await changeSaga(tx, order.id, {
+      state: 'rolling_back',
+      reason: order.reason,
+      by: order.by,
+      keep,
+      entry: order.entry,
+    });
+    await tx.run({
+      name: 'drop-savepoints',
+      text: 'delete from savepoints where saga = $1 and after > $2',
+      values: [order.id, keep],
+    });
+    if (saga.state === 'parked') await tryAgain(tx, order.id);
+    await work(tx, order.id, 'saga');
+    return recall(tx, order.id, keep, order.reason);
+  });
+}
+
+function reachOf(saga: Saga, to: string | undefined): number {
+  if (to === undefined) return 0;
+  const savepoint = saga.savepoints.find(({ name }) => name === to);
+  if (savepoint !== undefined) return savepoint.after;
+  const names = saga.savepoints.map(({ name }) => JSON.stringify(name)).join(', ') || 'none';
+  throw new GatewayError(
+    'not_found',
+    `There is no savepoint ${JSON.stringify(to)} to go back to; there are: ${names}.`,
+  );
+}
+
+/** Whether the very same is being done, or done, already. What cannot be done any more is refused. */
+function isUnderWay(saga: Saga, keep: number, { to, again }: RollbackOrder): boolean {
+  const isAsFar = saga.keep !== null && saga.keep <= keep;
+  if (saga.state === 'rolled_back' && to === undefined) return true;
+  if (saga.state === 'rolling_back' && saga.keep === keep) return true;
+  if ((saga.state === 'rolling_back' || saga.state === 'parked') && saga.keep !== null && saga.keep < keep)
+    throw new GatewayError('conflict', 'It is being rolled back further than that already.');
+  if (saga.state === 'parked' && isAsFar && !again) return true;
+  if (saga.state === 'open' || saga.state === 'rolling_back' || saga.state === 'parked') return false;
+  throw new GatewayError('saga_closed', `It cannot be rolled back: it ${standing(saga)}.`);
+}
+
+/** What a person wants tried again: undos that failed start a new round, unless the last one may still act. */
+async function tryAgain(tx: Tx, id: string): Promise<void> {
+  await tx.run({
+    name: 'retry-undos',
+    text: `update calls c set undo_state = case when u.txn is not null and u.settled_at is null then 'running' else 'due' end,
+        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null
+      from calls f left join calls u on u.txn = f.undo_txn
+      where f.saga = $1 and c.txn = f.txn and c.undo_state = 'failed' and c.undo_args is not null`,
+    values: [id],
+  });
+}
+
+/**
+ * In the order in which votes lock: approvals, who looks after a call, the call. A step on the wire is left to its end; one
+ * between two attempts, or approved and not yet sent, ends here.
+ */
+async function recall(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
+  const held = await tx.run<{ txn: string }>({
+    name: 'held-steps',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
+    values: [id, keep],
+  });
+  const why = `its saga is rolled back: ${reason}`;
+  for (const { txn } of held) await endHeld(tx, txn, 'cancelled', why, auditEntry('call_cancelled', { txn, why }));
+  await tx.run({
+    name: 'lock-open-steps',
+    text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
+    values: [id, keep],
+  });
+  const open = await tx.run<{ txn: string; idle: boolean; state: string; attempt_open: boolean }>({
+    name: 'recall-steps',
+    text: `update calls set recalled = true where saga = $1 and ordinal > $2 and settled_at is null
+      returning txn, state, attempt_open, not attempt_open and unresolved = 0 as idle`,
+    values: [id, keep],
+  });
+  for (const { txn, state } of open.filter((step) => step.idle)) {
+    const as = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';
+    const entry = auditEntry(`call_${as}`, { txn, why });
+    await tx.run({
+      name: 'end-recalled',
+      text: `with ended as (
+          update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = 'no_effect', problem = $3, detail = $4, evidence = 'gateway', leaf = $5
+          where txn = $1 returning txn
+        ), closed as (
+          delete from open_calls o using ended e where o.txn = e.txn
+        )
+        insert into audit_queue (entry) select $6 from ended`,
+      values: [txn, as, as === 'failed' ? 'saga_closed' : 'cancelled', why, leafHash(entry), entry],
+    });
+  }
+  return open.filter((step) => step.attempt_open).map((step) => step.txn);
+}
+
+/** A person takes a parked rollback up again. Steps that they waive no longer hold up what they rest on. */
+export async function resumeSaga(
+  db: Database,
+  id: string,
+  change: { readonly waive: readonly string[]; readonly by: string; readonly reason: string; readonly entry: string },
+): Promise<void> {
+  await db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.keep === null && saga.state === 'parked')
+      throw new GatewayError('conflict', 'It was parked by its ttl and never rolled back: roll it back, or close it.');
+    if (saga.state !== 'parked' && saga.state !== 'rolling_back')
+      throw new GatewayError('conflict', `Only a parked saga can be taken up again; this one ${standing(saga)}.`);
+    const waived = await tx.run<{ txn: string }>({
+      name: 'waive-steps',
+      text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
+      values: [id, change.waive],
+    });
+    const unknown = change.waive.filter((txn) => !waived.some((step) => step.txn === txn));
+    if (unknown.length > 0) throw new GatewayError('not_found', `${unknown.join(', ')}: no step of this saga.`);
+    if (saga.state === 'rolling_back' && waived.length === 0) return;
+    await changeSaga(tx, id, { state: 'rolling_back', reason: change.reason, by: change.by, entry: change.entry });
+    await tryAgain(tx, id);
+    await work(tx, id, 'saga');
+  });
+}
+
+/** A person has seen to a parked saga by hand: the gateway does nothing more about it. */
+export async function closeSaga(
+  db: Database,
+  id: string,
+  change: { readonly by: string; readonly reason: string; readonly entry: string },
+): Promise<void> {
+  await db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.state === 'closed') return;
+    if (saga.state !== 'parked')
+      throw new GatewayError('conflict', `Only a parked saga can be closed by hand; this one ${standing(saga)}.`);
+    await changeSaga(tx, id, { state: 'closed', ...change });
+    await dropWork(tx, id);
+  });
+}
+
+/**
+ * Where a rollback got to. False: it is somewhere else by now. A parked one is looked at again now and then: a doubt may
+ * have been resolved.
+ */
+export async function moveSaga(
+  db: Database,
+  id: string,
+  from: SagaState,
+  change: Omit<SagaChange, 'keep'> & { readonly lookAgainMs: number | null },
+): Promise<boolean> {
+  return db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.state !== from) return false;
+    // Back at its savepoint it is as if no rollback had been.
+    await changeSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
+    if (change.state === 'open' && saga.expiresAt !== null)
+      await tx.run({
+        name: 'time-saga',
+        text: 'update undo_work set due_at = $2 where id = $1',
+        values: [id, saga.expiresAt],
+      });
+    else if (change.lookAgainMs === null) await dropWork(tx, id);
+    else await work(tx, id, 'saga', change.lookAgainMs);
+    return true;
+  });
+}
+
+async function work(tx: Tx, id: string, of: 'saga' | 'call', inMs = 0): Promise<void> {
+  await tx.run({
+    name: 'add-undo-work',
+    text: `insert into undo_work (id, of, due_at) values ($1, $2, now() + $3 * interval '1 ms')
+      on conflict (id) do update set due_at = excluded.due_at`,
+    values: [id, of, inMs],
+  });
+}
+
+async function dropWork(on: Queryable, id: string): Promise<void> {
+  await on.run({ name: 'drop-undo-work', text: 'delete from undo_work where id = $1', values: [id] });
+}

@@ -1,0 +1,264 @@
+import { GatewayError } from '../domain/errors.ts';
+import type { Compensation, Saga, Step, UndoState } from '../domain/saga.ts';
+import type { Database } from './db.ts';
+import { GroupCommit } from './group-commit.ts';
+import { readSagas } from './sagas.ts';
+
+const BATCH = { maxBatch: 64, maxInFlight: 2 };
+
+export interface UndoMark {
+  readonly txn: string;
+  readonly from: UndoState;
+  /** The try that this is about: a mark that comes late applies to nothing. */
+  readonly tries: number;
+  readonly to: UndoState;
+  readonly reason: string | null;
+  /** When a `due` undo may be tried. */
+  readonly inMs: number;
+  readonly entry: string;
+}
+
+/** A saga with its steps, or (without a saga) a call that is undone by itself. */
+export interface Unwinding {
+  readonly saga: Saga | undefined;
+  readonly steps: readonly Step[];
+}
+
+export interface UndoWork {
+  readonly id: string;
+  readonly of: 'saga' | 'call';
+}
+
+/** Reads and marks what is to be undone, for many rollbacks at once. */
+export class Undos {
+  readonly #db: Database;
+  readonly #marks: GroupCommit<UndoMark, boolean>;
+  readonly #reads: GroupCommit<UndoWork, Unwinding>;
+
+  constructor(db: Database) {
+    this.#db = db;
+    this.#marks = new GroupCommit({ ...BATCH, run: (marks) => this.#markAll(marks) });
+    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work) });
+  }
+
+  /** False: somebody else moved it on. */
+  mark(mark: UndoMark): Promise<boolean> {
+    return this.#marks.submit(mark);
+  }
+
+  read(id: string, of: UndoWork['of'] = 'saga'): Promise<Unwinding> {
+    return this.#reads.submit({ id, of });
+  }
+
+  /** Takes work that is due. It is this process's for `forMs`; after that anybody's again. */
+  take(limit: number, forMs: number): Promise<readonly UndoWork[]> {
+    return this.#db.run<UndoWork>({
+      name: 'take-undo-work',
+      text: `update undo_work w set due_at = now() + $2 * interval '1 ms'
+        from (select id from undo_work where due_at <= now() order by due_at limit $1 for update skip locked) d
+        where w.id = d.id returning w.id, w.of`,
+      values: [limit, forMs],
+    });
+  }
+
+  /** Looks again in so long, unless somebody asked for earlier meanwhile. */
+  async postpone(id: string, inMs: number): Promise<void> {
+    await this.#db.run({
+      name: 'postpone-undo-work',
+      text: `update undo_work set due_at = now() + $2 * interval '1 ms' where id = $1 and due_at > now()`,
+      values: [id, inMs],
+    });
+  }
+
+  /** Whoever looks next looks at this: something about it happened. */
+  async hurry(id: string): Promise<void> {
+    await this.#db.run({
+      name: 'hurry-undo-work',
+      text: 'update undo_work set due_at = now() where id = $1 and due_at > now()',
+      values: [id],
+    });
+  }
+
+  async drop(id: string): Promise<void> {
+    await this.#db.run({ name: 'drop-undo-work', text: 'delete from undo_work where id = $1', values: [id] });
+  }
+
+  /** One call is to be undone by itself. What failed before is tried again; what is under way or done stays so. */
+  async begin(
+    txn: string,
+    args: { readonly text: string; readonly sealed: Buffer | null } | undefined,
+    entry: string,
+  ): Promise<void> {
+    await this.#db.transaction(async (tx) => {
+      const [call] = await tx.run<{ undo_state: UndoState; undo_args: string | null; open: boolean }>({
+        name: 'lock-undoable',
+        text: `select c.undo_state, c.undo_args, u.txn is not null and u.settled_at is null as open
+          from calls c left join calls u on u.txn = c.undo_txn where c.txn = $1 and c.state = 'succeeded' for update of c`,
+        values: [txn],
+      });
+      if (call === undefined) throw new GatewayError('conflict', 'Only what succeeded can be undone.', { txn });
+      if (
+        call.undo_state !== 'none' &&
+        call.undo_state !== 'failed' &&
+        !(call.undo_state === 'due' && args !== undefined)
+      )
+        return;
+      if (call.undo_args === null && args === undefined)
+        throw new GatewayError('conflict', 'The arguments of its undo are not known: give them as "args".', { txn });
+      await tx.run({
+        name: 'begin-undo',
+        text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null,
+            undo_args = coalesce($3, undo_args), undo_sealed = case when $3::text is null then undo_sealed else $4 end
+          where txn = $1`,
+        values: [
+          txn,
+          call.undo_state === 'failed' && call.open ? 'running' : 'due',
+          args?.text ?? null,
+          args?.sealed ?? null,
+        ],
+      });
+      await tx.run({
+        name: 'add-undo-work',
+        text: `insert into undo_work (id, of, due_at) values ($1, $2, now() + $3 * interval '1 ms')
+          on conflict (id) do update set due_at = excluded.due_at`,
+        values: [txn, 'call', 0],
+      });
+      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
+    });
+  }
+
+  async #markAll(marks: readonly UndoMark[]): Promise<boolean[]> {
+    const rows = [...marks].sort((a, b) => (a.txn < b.txn ? -1 : 1));
+    const column = <T>(pick: (mark: UndoMark) => T) => rows.map(pick);
+    const moved = await this.#db.run<{ txn: string }>({
+      name: 'mark-undos',
+      text: `with incoming as (
+          select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[])
+            as t(txn, from_state, tries, to_state, reason, in_ms, entry)
+        ), marked as (
+          update calls c set undo_state = i.to_state, undo_reason = i.reason,
+            undo_since = case when i.to_state = 'due' then coalesce(c.undo_since, now()) else c.undo_since end,
+            undo_due_at = case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
+          from incoming i where c.txn = i.txn and c.undo_state = i.from_state and c.undo_tries = i.tries
+          returning c.txn, i.entry
+        ), logged as (
+          insert into audit_queue (entry) select entry from marked
+        )
+        select txn from marked`,
+      values: [
+        column((m) => m.txn),
+        column((m) => m.from),
+        column((m) => m.tries),
+        column((m) => m.to),
+        column((m) => m.reason),
+        column((m) => m.inMs),
+        column((m) => m.entry),
+      ],
+    });
+    const done = new Set(moved.map((row) => row.txn));
+    return marks.map((mark) => done.has(mark.txn));
+  }
+
+  async #readAll(work: readonly UndoWork[]): Promise<Unwinding[]> {
+    const sagas = work.filter(({ of }) => of === 'saga').map(({ id }) => id);
+    const calls = work.filter(({ of }) => of === 'call').map(({ id }) => id);
+    const found = new Map((sagas.length === 0 ? [] : await readSagas(this.#db, sagas)).map((saga) => [saga.id, saga]));
+    const steps = await this.#db.run<StepRow>({
+      name: 'read-steps',
+      text: `${STEPS} where c.saga = any($1::uuid[]) and c.ordinal is not null
+        union all ${STEPS} where c.txn = any($2::uuid[])`,
+      values: [sagas, calls],
+    });
+    const bySaga = new Map<string, Step[]>();
+    const byTxn = new Map<string, Step>();
+    for (const row of steps) {
+      const step = toStep(row);
+      byTxn.set(step.txn, step);
+      if (row.saga === null) continue;
+      const list = bySaga.get(row.saga) ?? [];
+      list.push(step);
+      bySaga.set(row.saga, list);
+    }
+    for (const list of bySaga.values()) list.sort((a, b) => a.ordinal - b.ordinal);
+    return work.map(({ id, of }) => {
+      if (of === 'saga') return { saga: found.get(id), steps: bySaga.get(id) ?? [] };
+      const step = byTxn.get(id);
+      return { saga: undefined, steps: step === undefined ? [] : [{ ...step, ordinal: 1, dependsOn: [] }] };
+    });
+  }
+}
+
+interface StepRow {
+  saga: string | null;
+  txn: string;
+  tool: string;
+  kind: Step['kind'];
+  state: Step['state'];
+  outcome: string | null;
+  ordinal: number | null;
+  depends_on: string[] | null;
+  pursued: boolean;
+  ms_since_unknown: number | null;
+  undo: string | null;
+  undo_args: string | null;
+  undo_state: UndoState;
+  undo_reason: string | null;
+  undo_txn: string | null;
+  undo_tries: number;
+  undo_from: number;
+  ms_since_due: number | null;
+  ms_to_next_try: number | null;
+  waived: boolean;
+  u_state: Compensation['state'] | null;
+  u_problem: string | null;
+  u_detail: string | null;
+  u_attempt: number | null;
+  u_pursued: boolean;
+  u_ms_in_doubt: number | null;
+}
+
+const STEPS = `select c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_args, c.undo_state, c.undo_reason,
+    c.undo_txn, c.undo_tries, c.undo_from, c.waived,
+    o.owner is not null or o.due_at is not null as pursued,
+    extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
+    extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,
+    extract(epoch from c.undo_due_at - now())::float8 * 1000 as ms_to_next_try,
+    u.state as u_state, u.problem as u_problem, u.detail as u_detail, u.attempt as u_attempt,
+    uo.owner is not null or uo.due_at is not null as u_pursued,
+    extract(epoch from now() - u.unknown_since)::float8 * 1000 as u_ms_in_doubt
+  from calls c left join open_calls o on o.txn = c.txn left join calls u on u.txn = c.undo_txn left join open_calls uo on uo.txn = u.txn`;
+
+function toStep(row: StepRow): Step {
+  return {
+    txn: row.txn,
+    tool: row.tool,
+    kind: row.kind,
+    state: row.state,
+    outcome: row.outcome,
+    ordinal: row.ordinal ?? 1,
+    dependsOn: row.depends_on,
+    pursued: row.pursued,
+    msSinceUnknown: row.ms_since_unknown,
+    undo: row.undo === null ? null : (JSON.parse(row.undo) as Step['undo']),
+    undoArgs: row.undo_args,
+    undoState: row.undo_state,
+    undoReason: row.undo_reason,
+    undoTxn: row.undo_txn,
+    undoTries: row.undo_tries,
+    undoFrom: row.undo_from,
+    msSinceDue: row.ms_since_due ?? 0,
+    msToNextTry: row.ms_to_next_try ?? 0,
+    waived: row.waived,
+    compensation:
+      row.u_state === null
+        ? null
+        : {
+            state: row.u_state,
+            problem: row.u_problem,
+            detail: row.u_detail,
+            attempt: row.u_attempt ?? 0,
+            pursued: row.u_pursued,
+            msInDoubt: row.u_ms_in_doubt ?? 0,
+          },
+  };
+}

@@ -1,0 +1,95 @@
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from '../support/gateway.ts';
+
+/** Tools that can be undone, each in another way, against the effect-counting upstream. */
+export function sagaPolicies(url: string, tuning: { retry?: string; timeout?: string; rules?: string } = {}) {
+  const retry = tuning.retry ?? '{ attempts: 5, base: 20ms, max: 200ms, within: 1h }';
+  const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
+  const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
+  const keyed = 'once: { by: key, header: Idempotency-Key }';
+  return {
+    'sagas.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${tuning.timeout ?? '2s'}, breaker: { minimum: 1000 } }
+tools:
+  world.charge:
+    upstream: world
+    ${input}
+    ${post('/keyed/charge')}
+    ${keyed}
+    retry: ${retry}
+    undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
+  world.refund:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, effect: { type: string } }, required: [id, effect] }
+    ${post('/keyed/refund')}
+    ${keyed}
+    retry: ${retry}
+    undo: { kind: irreversible }
+  world.order:
+    upstream: world
+    ${input}
+    ${post('/probed/orders')}
+    once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: 300ms }
+    retry: ${retry}
+    undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${has(result.order.id) ? result.order.id : result.id}" } }
+  world.find:
+    upstream: world
+    effect: read
+    ${input}
+    request: { method: GET, path: /probed/orders, query: { id: "\${args.id}" } }
+  world.write:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
+    request: { method: PUT, path: "/nature/objects/\${args.id}", body: { text: "\${args.text}" } }
+    once: { by: nature }
+    retry: ${retry}
+    observe: { tool: world.look, args: { id: "\${args.id}" }, satisfied: "observed != null && observed.object.text == args.text" }
+    undo: { kind: reversible, tool: world.restore, args: { id: "\${args.id}", text: "\${before == null ? '' : before.object.text}" } }
+  world.restore:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
+    request: { method: PUT, path: "/restored/\${args.id}", body: { text: "\${args.text}" } }
+    once: { by: nature }
+    retry: ${retry}
+  world.look:
+    upstream: world
+    effect: read
+    ${input}
+    request: { method: GET, path: "/nature/objects/\${args.id}" }
+    retry: ${retry}
+  world.mail:
+    upstream: world
+    ${input}
+    ${post('/none/mail')}
+    once: { by: none }
+    undo: { kind: irreversible }
+  world.plain:
+    upstream: world
+    ${input}
+    ${post('/keyed-field/charge')}
+    once: { by: key, field: meta.key }
+    retry: ${retry}
+  world.approved:
+    upstream: world
+    ${input}
+    ${post('/echo')}
+    once: { by: nature }
+    undo: { kind: none }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+${tuning.rules ?? ''}
+      - allow: world.approved
+        approve: {}
+      - deny: world.refund
+        when: args.effect == "forbidden"
+      - allow: world.*
+        approve: never
+  other:
+    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    rules:
+      - allow: world.charge
+${PEOPLE}`,
+  };
+}

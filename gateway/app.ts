@@ -1,7 +1,7 @@
 import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
 import type { Logger } from 'pino';
 import { demoServices } from '../demo/services.ts';
-import { ERRORS, type ErrorCode, GatewayError } from './domain/errors.ts';
+import { ERRORS, type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
@@ -55,6 +55,9 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   app.setErrorHandler((error: FastifyError, request, reply) => {
     const told = asGatewayError(error) ?? protocolError(error);
     if (told === undefined) options.log.error({ err: error, url: request.url }, 'unexpected failure');
+    // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
+    if (error instanceof LedgerError && error.refused)
+      options.log.error({ err: error.message, url: request.url }, 'the ledger refused a statement');
     return sendProblem(
       reply,
       told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'),

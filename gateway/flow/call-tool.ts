@@ -177,14 +177,15 @@ function refuseUndo(policies: Policies, { agent, tool, undo, saga }: ToolCall): 
   if (undo === undefined) return;
   const call = { args: undo.args, saga: saga ?? null, run: null, now: Date.now() };
   const decision = decide(policies, agent, undo.tool, call);
-  if (!decision.allowed)
-    throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
-      ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
-    });
-  const faults = decision.tool.faults(undo.args);
+  const declared = policies.tools.get(undo.tool);
+  const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
   if (faults.length > 0)
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${faults.join('; ')}`, {
       members: { faults: [...faults] },
+    });
+  if (!decision.allowed)
+    throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
+      ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
     });
   if (decision.tool.effect === 'read')
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);

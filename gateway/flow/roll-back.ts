@@ -9,7 +9,7 @@ import { type Manner, type Move, type Outlook, type Saga, type Step, unwind } fr
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import type { Intent } from '../ledger/calls.ts';
 import { closeForRollback, moveSaga } from '../ledger/sagas.ts';
-import type { UndoWork } from '../ledger/undos.ts';
+import { dropWork, postponeWork, takeWork, type UndoWork } from '../ledger/undo-work.ts';
 import { TOOL_DEFAULTS } from '../policy/compile-tool.ts';
 import { freshJob } from './call-tool.ts';
 import type { Claims } from './claims.ts';
@@ -81,9 +81,9 @@ export class Rollbacks {
 
   async #look(): Promise<void> {
     while (!this.#stopped && this.#busy.size < MOST_AT_ONCE) {
-      const { switches, lease, undos } = this.#station;
+      const { switches, lease, db } = this.#station;
       if (!switches.inForce(lease.id)) return;
-      const work = await undos.take(MOST_AT_ONCE - this.#busy.size, HOLD_MS);
+      const work = await takeWork(db, MOST_AT_ONCE - this.#busy.size, HOLD_MS);
       if (work.length === 0) return;
       for (const item of work) if (!this.#busy.has(item.id)) this.#begin(item);
     }
@@ -107,11 +107,11 @@ export class Rollbacks {
 
   /** As far as it gets without waiting. Then it is left to the clock, or to the end of a compensation. */
   async #carryOn(work: UndoWork): Promise<void> {
-    const { undos } = this.#station;
+    const { undos, db } = this.#station;
     for (;;) {
       this.#news.delete(work.id);
       const { saga, steps } = await undos.read(work.id, work.of);
-      if (work.of === 'saga' && saga === undefined) return undos.drop(work.id);
+      if (work.of === 'saga' && saga === undefined) return dropWork(db, work.id);
       if (saga !== undefined && !(await this.#isRollingBack(saga))) return;
       const outlook = unwind(steps, saga?.keep ?? 0, (step) => this.#mannerOf(step));
       if (saga?.state === 'parked' && !(await this.#unpark(saga, outlook))) return;
@@ -120,7 +120,7 @@ export class Rollbacks {
         if (moved.includes(true)) continue;
       }
       if (this.#news.has(work.id)) continue;
-      if (outlook.waitMs !== null) return undos.postpone(work.id, Math.max(outlook.waitMs, 25));
+      if (outlook.waitMs !== null) return postponeWork(db, work.id, Math.max(outlook.waitMs, 25));
       return this.#finish(work, saga, outlook);
     }
   }
@@ -131,7 +131,7 @@ export class Rollbacks {
     if (saga.state === 'rolling_back') return true;
     if (saga.state === 'parked' && saga.keep !== null) return true;
     if (saga.state !== 'open') {
-      await station.undos.drop(saga.id);
+      await dropWork(station.db, saga.id);
       return false;
     }
     if (!saga.lapsed) return false;
@@ -148,9 +148,9 @@ export class Rollbacks {
 
   /** Something that held a parked saga up was resolved: it goes on by itself. */
   async #unpark(saga: Saga, { moves, waitMs }: Outlook): Promise<boolean> {
-    const { db, undos } = this.#station;
+    const { db } = this.#station;
     if (moves.length === 0 && waitMs === null) {
-      await undos.postpone(saga.id, PARKED_LOOK_MS);
+      await postponeWork(db, saga.id, PARKED_LOOK_MS);
       return false;
     }
     const reason = 'what held it up was resolved';
@@ -197,7 +197,7 @@ export class Rollbacks {
       return claimed === 'won';
     } catch (error) {
       if (!(error instanceof GatewayError)) throw error;
-      await station.undos.postpone(work.id, STUMBLE_MS);
+      await postponeWork(station.db, work.id, STUMBLE_MS);
       return false;
     }
   }
@@ -291,8 +291,8 @@ export class Rollbacks {
 
   async #finish(work: UndoWork, saga: Saga | undefined, { undone, stuck }: Outlook): Promise<void> {
     const station = this.#station;
-    if (saga === undefined) return station.undos.drop(work.id);
-    if (saga.state === 'parked') return station.undos.postpone(saga.id, PARKED_LOOK_MS);
+    if (saga === undefined) return dropWork(station.db, work.id);
+    if (saga.state === 'parked') return postponeWork(station.db, saga.id, PARKED_LOOK_MS);
     station.reach('finishing');
     const to = !undone ? 'parked' : (saga.keep ?? 0) > 0 ? 'open' : 'rolled_back';
     const reason = undone ? saga.reason : whyParked(stuck);

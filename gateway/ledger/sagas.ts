@@ -3,6 +3,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { Saga, SagaState } from '../domain/saga.ts';
 import { endHeld } from './approvals.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { addWork, dropWork } from './undo-work.ts';
 
 const SAGA_COLUMNS = `s.id, s.agent, s.name, s.state, s.reason, s.by, s.keep, s.created_at as "createdAt", s.expires_at as "expiresAt",
   s.on_expire as "onExpire", s.ended_at as "endedAt", coalesce(s.expires_at <= now(), false) as lapsed,
@@ -201,7 +202,7 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
       values: [order.id, keep],
     });
     if (saga.state === 'parked') await tryAgain(tx, order.id);
-    await work(tx, order.id, 'saga');
+    await addWork(tx, order.id, 'saga');
     return recall(tx, order.id, keep, order.reason);
   });
 }
@@ -304,7 +305,7 @@ export async function resumeSaga(
     if (saga.state === 'rolling_back' && waived.length === 0) return;
     await changeSaga(tx, id, { state: 'rolling_back', reason: change.reason, by: change.by, entry: change.entry });
     await tryAgain(tx, id);
-    await work(tx, id, 'saga');
+    await addWork(tx, id, 'saga');
   });
 }
 
@@ -346,20 +347,7 @@ export async function moveSaga(
         values: [id, saga.expiresAt],
       });
     else if (change.lookAgainMs === null) await dropWork(tx, id);
-    else await work(tx, id, 'saga', change.lookAgainMs);
+    else await addWork(tx, id, 'saga', change.lookAgainMs);
     return true;
   });
-}
-
-async function work(tx: Tx, id: string, of: 'saga' | 'call', inMs = 0): Promise<void> {
-  await tx.run({
-    name: 'add-undo-work',
-    text: `insert into undo_work (id, of, due_at) values ($1, $2, now() + $3 * interval '1 ms')
-      on conflict (id) do update set due_at = excluded.due_at`,
-    values: [id, of, inMs],
-  });
-}
-
-async function dropWork(on: Queryable, id: string): Promise<void> {
-  await on.run({ name: 'drop-undo-work', text: 'delete from undo_work where id = $1', values: [id] });
 }

@@ -3,6 +3,7 @@ import type { Compensation, Saga, Step, UndoState } from '../domain/saga.ts';
 import type { Database } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { readSagas } from './sagas.ts';
+import { addWork, type UndoWork } from './undo-work.ts';
 
 const BATCH = { maxBatch: 64, maxInFlight: 2 };
 
@@ -24,11 +25,6 @@ export interface Unwinding {
   readonly steps: readonly Step[];
 }
 
-export interface UndoWork {
-  readonly id: string;
-  readonly of: 'saga' | 'call';
-}
-
 /** Reads and marks what is to be undone, for many rollbacks at once. */
 export class Undos {
   readonly #db: Database;
@@ -48,39 +44,6 @@ export class Undos {
 
   read(id: string, of: UndoWork['of'] = 'saga'): Promise<Unwinding> {
     return this.#reads.submit({ id, of });
-  }
-
-  /** Takes work that is due. It is this process's for `forMs`; after that anybody's again. */
-  take(limit: number, forMs: number): Promise<readonly UndoWork[]> {
-    return this.#db.run<UndoWork>({
-      name: 'take-undo-work',
-      text: `update undo_work w set due_at = now() + $2 * interval '1 ms'
-        from (select id from undo_work where due_at <= now() order by due_at limit $1 for update skip locked) d
-        where w.id = d.id returning w.id, w.of`,
-      values: [limit, forMs],
-    });
-  }
-
-  /** Looks again in so long, unless somebody asked for earlier meanwhile. */
-  async postpone(id: string, inMs: number): Promise<void> {
-    await this.#db.run({
-      name: 'postpone-undo-work',
-      text: `update undo_work set due_at = now() + $2 * interval '1 ms' where id = $1 and due_at > now()`,
-      values: [id, inMs],
-    });
-  }
-
-  /** Whoever looks next looks at this: something about it happened. */
-  async hurry(id: string): Promise<void> {
-    await this.#db.run({
-      name: 'hurry-undo-work',
-      text: 'update undo_work set due_at = now() where id = $1 and due_at > now()',
-      values: [id],
-    });
-  }
-
-  async drop(id: string): Promise<void> {
-    await this.#db.run({ name: 'drop-undo-work', text: 'delete from undo_work where id = $1', values: [id] });
   }
 
   /** One call is to be undone by itself. What failed before is tried again; what is under way or done stays so. */
@@ -117,12 +80,7 @@ export class Undos {
           args?.sealed ?? null,
         ],
       });
-      await tx.run({
-        name: 'add-undo-work',
-        text: `insert into undo_work (id, of, due_at) values ($1, $2, now() + $3 * interval '1 ms')
-          on conflict (id) do update set due_at = excluded.due_at`,
-        values: [txn, 'call', 0],
-      });
+      await addWork(tx, txn, 'call');
       await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
     });
   }

@@ -1,8 +1,8 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { TestSaga } from './saga.ts';
+import { type Gateway, makeGateway, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { post, TestSaga } from './saga.ts';
 import { sagaPolicies } from './saga-policies.ts';
 
 let upstream: Upstream;
@@ -60,5 +60,362 @@ describe('a rollback', () => {
     expect(resumed.body.state).toBe('parked');
     expect(await effects('irr-1')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     expect((await saga.admin('close', { reason: 'seen to' })).body.state).toBe('closed');
+  });
+});
+
+describe('opening a saga', () => {
+  it('under a key is one saga, however often', async () => {
+    const key = { 'idempotency-key': 'open-1' };
+    const first = await post(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
+    const again = await post(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
+    expect([first.status, again.status]).toEqual([201, 201]);
+    expect(again.body).toEqual(first.body);
+    expect(again.headers.get('idempotent-replayed')).toBe('true');
+    const other = await post(gateway, '/v1/sagas', { name: 'y' }, undefined, key);
+    expect([other.status, other.body.code]).toEqual([422, 'key_reused']);
+    const stranger = await post(gateway, '/v1/sagas', { name: 'x' }, OTHER_AGENT_KEY, key);
+    expect(stranger.body.saga).not.toBe(first.body.saga);
+  });
+
+  it('at once and together under a key is still one', async () => {
+    const replies = await Promise.all(
+      Array.from({ length: 20 }, () => post(gateway, '/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' })),
+    );
+    expect(new Set(replies.map((reply) => reply.body.saga)).size).toBe(1);
+    expect(replies.filter((reply) => reply.headers.get('idempotent-replayed') === null)).toHaveLength(1);
+  });
+
+  it.each([
+    [{ ttl: 'soon' }, /ttl/],
+    [{ ttl: 0 }, /ttl/],
+    [{ ttl: '400d' }, /year/],
+    [{ onExpire: 'explode' }, /onExpire/],
+    [{ nam: 'x' }, /nam/],
+    [{ name: '' }, /name/],
+  ])('refuses %j', async (body, why) => {
+    const reply = await post(gateway, '/v1/sagas', body);
+    expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
+    expect(reply.body.detail).toMatch(why);
+  });
+
+  it("is nobody else's business", async () => {
+    const saga = await TestSaga.open(gateway);
+    const path = `/v1/sagas/${saga.id}`;
+    expect((await gateway.get(path, OTHER_AGENT_KEY)).status).toBe(404);
+    for (const verb of ['commit', 'rollback', 'savepoints']) {
+      const body = verb === 'commit' ? {} : verb === 'rollback' ? { reason: 'mine' } : { name: 's' };
+      expect((await post(gateway, `${path}/${verb}`, body, OTHER_AGENT_KEY)).status, verb).toBe(404);
+    }
+    const step = await gateway.call(
+      'world.charge',
+      { id: 'strange' },
+      { agentKey: OTHER_AGENT_KEY, headers: { 'oncegate-saga': saga.id } },
+    );
+    expect(step.status).toBe(404);
+    expect(await effects('strange')).toEqual([]);
+    expect((await gateway.get('/v1/sagas/nonsense')).status).toBe(404);
+  });
+});
+
+describe('a step', () => {
+  it('says its saga, is listed by it, and rests on what it says', async () => {
+    const saga = await TestSaga.open(gateway);
+    const a = await saga.step('world.charge', { id: 's-a' });
+    const b = await saga.step('world.charge', { id: 's-b' }, { on: [] });
+    const c = await saga.step('world.charge', { id: 's-c' }, { on: [a.body.txn] });
+    const d = await saga.step('world.charge', { id: 's-d' });
+    expect(a.body.saga).toBe(saga.id);
+    const { steps } = await saga.read();
+    expect(steps.map((step: { dependsOn: string[] }) => step.dependsOn)).toEqual([
+      [],
+      [],
+      [a.body.txn],
+      [a.body.txn, b.body.txn, c.body.txn],
+    ]);
+    expect(steps[0].undo).toEqual({
+      state: 'none',
+      kind: 'compensable',
+      tool: 'world.refund',
+      txn: null,
+      reason: null,
+    });
+    const listed = await gateway.get(`/v1/calls?saga=${saga.id}`);
+    expect(listed.body.items.map((call: { txn: string }) => call.txn)).toEqual(
+      [d, c, b, a].map((reply) => reply.body.txn),
+    );
+  });
+
+  it.each([
+    ['oncegate-saga', 'nonsense', /id of a saga/],
+    ['oncegate-depends-on', 'none', /Oncegate-Saga too/],
+    ['oncegate-undo', '{"tool":', /Oncegate-Undo/],
+    ['oncegate-undo', '{"tool":"world.refund","tool":"x"}', /twice|duplicate|Oncegate-Undo/],
+    ['oncegate-undo', '{"args":{}}', /tool/],
+    ['oncegate-undo', '[]', /Oncegate-Undo/],
+  ])('refuses %s: %s', async (name, value, why) => {
+    const reply = await gateway.call('world.charge', { id: 'bad-header' }, { headers: { [name]: value } });
+    expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
+    expect(reply.body.detail).toMatch(why);
+    expect(await effects('bad-header')).toEqual([]);
+  });
+
+  it('rests on steps of its own saga only', async () => {
+    const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
+    const a = await one.step('world.charge', { id: 'dep-a' });
+    const reply = await two.step('world.charge', { id: 'dep-b' }, { on: [a.body.txn] });
+    expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
+    expect(reply.body.detail).toContain(a.body.txn);
+    const bad = await two.step('world.charge', { id: 'dep-b' }, { headers: { 'oncegate-depends-on': 'a, b' } });
+    expect(bad.status).toBe(400);
+    expect(await effects('dep-b')).toEqual([]);
+  });
+
+  it('under a key of another saga, or of none, is refused; the same saga is a replay', async () => {
+    const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
+    const first = await one.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    const again = await one.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    expect(again.headers.get('idempotent-replayed')).toBe('true');
+    expect(again.body.txn).toBe(first.body.txn);
+    const other = await two.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    expect([other.status, other.body.code]).toEqual([422, 'key_reused']);
+    await gateway.call('world.charge', { id: 'key-b' }, { key: 'saga-key-2' });
+    expect((await two.step('world.charge', { id: 'key-b' }, { key: 'saga-key-2' })).status).toBe(422);
+    expect((await one.read()).steps).toHaveLength(1);
+    expect((await two.read()).steps).toHaveLength(0);
+  });
+
+  it('without a key is a repeat only within its saga', async () => {
+    const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
+    const a = await one.step('world.charge', { id: 'unkeyed' });
+    const b = await two.step('world.charge', { id: 'unkeyed' });
+    expect(b.body.txn).not.toBe(a.body.txn);
+    const c = await two.step('world.charge', { id: 'unkeyed' });
+    expect(c.body.txn).toBe(b.body.txn);
+    expect(c.body.replayed).toBe(true);
+  });
+
+  it('of a closed saga is refused, but one that was taken is replayed', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.step('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
+    await saga.act('commit');
+    const late = await saga.step('world.charge', { id: 'closed-b' });
+    expect([late.status, late.body.code, late.body.retry]).toEqual([409, 'saga_closed', 'never']);
+    expect(await effects('closed-b')).toEqual([]);
+    const replay = await saga.step('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
+    expect([replay.status, replay.body.replayed]).toEqual([200, true]);
+  });
+});
+
+describe('commit', () => {
+  it('ends it: no rollback afterwards, again is fine, and its calls are undone one by one', async () => {
+    const saga = await TestSaga.open(gateway);
+    const a = await saga.step('world.charge', { id: 'c-a' });
+    expect((await saga.act('commit')).body.state).toBe('committed');
+    expect((await saga.act('commit')).status).toBe(200);
+    const back = await saga.rollback();
+    expect([back.status, back.body.code]).toEqual([409, 'saga_closed']);
+    expect((await saga.admin('rollback', { reason: 'r' })).status).toBe(409);
+    const undone = await gateway.admin('POST', `/admin/calls/${a.body.txn}/undo?wait=10`, { reason: 'a mistake' });
+    expect(undone.status).toBe(202);
+    expect(undone.body.undo).toMatchObject({ state: 'done', tool: 'world.refund' });
+    const again = await gateway.admin('POST', `/admin/calls/${a.body.txn}/undo?wait=10`, { reason: 'a mistake' });
+    expect(again.body.undo.txn).toBe(undone.body.undo.txn);
+    expect(await effects('c-a')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
+  });
+
+  it('waits for what is not over', async () => {
+    const saga = await TestSaga.open(gateway);
+    const held = await saga.step('world.approved', { id: 'c-held' }, { headers: { prefer: 'wait=0' } });
+    expect(held.status).toBe(202);
+    const reply = await saga.act('commit');
+    expect([reply.status, reply.body.retry]).toEqual([409, 'after_delay']);
+    expect(reply.body.detail).toContain(held.body.txn);
+    expect((await saga.rollback()).body.state).toBe('rolled_back');
+    expect((await gateway.get(`/v1/calls/${held.body.txn}`)).body.state).toBe('cancelled');
+  });
+});
+
+describe('savepoints', () => {
+  it('are where a rollback goes back to, and the saga goes on', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.step('world.charge', { id: 'sp-1' });
+    expect((await saga.act('savepoints', { name: 'good' })).status).toBe(201);
+    await saga.step('world.charge', { id: 'sp-2' });
+    expect((await saga.act('savepoints', { name: 'good' })).body).toMatchObject({ name: 'good', after: 1 });
+    await saga.act('savepoints', { name: 'later' });
+    const back = await saga.rollback({ to: 'good' });
+    expect(back.body.state).toBe('open');
+    expect(back.body.savepoints).toEqual([{ name: 'good', after: 1 }]);
+    expect(await effects('sp-1')).toEqual(['POST /keyed/charge']);
+    expect(await effects('sp-2')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
+    expect((await saga.step('world.charge', { id: 'sp-3' })).status).toBe(200);
+    const all = await saga.rollback();
+    expect(all.body.state).toBe('rolled_back');
+    for (const id of ['sp-1', 'sp-2', 'sp-3']) expect(await effects(id), id).toHaveLength(2);
+  });
+
+  it('that are not there are told, with those that are', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.act('savepoints', { name: 'one' });
+    const reply = await saga.rollback({ to: 'two' });
+    expect([reply.status, reply.body.code]).toEqual([404, 'not_found']);
+    expect(reply.body.detail).toContain('"one"');
+    expect((await saga.read()).state).toBe('open');
+  });
+});
+
+describe('ttl', () => {
+  it('rolls back by itself', async () => {
+    const saga = await TestSaga.open(gateway, { ttl: '400ms' });
+    await saga.step('world.charge', { id: 'ttl-1' });
+    const rest = await saga.atRest();
+    expect([rest.state, rest.reason]).toEqual(['rolled_back', 'its ttl ran out']);
+    expect(await effects('ttl-1')).toHaveLength(2);
+    expect((await saga.step('world.charge', { id: 'ttl-2' })).body.code).toBe('saga_closed');
+  });
+
+  it('or parks, for a person to decide', async () => {
+    const saga = await TestSaga.open(gateway, { ttl: '300ms', onExpire: 'park' });
+    await saga.step('world.charge', { id: 'ttl-p' });
+    expect((await saga.atRest()).state).toBe('parked');
+    expect((await saga.step('world.charge', { id: 'ttl-q' })).body.code).toBe('saga_closed');
+    expect((await saga.admin('resume', { reason: 'again' })).status).toBe(409);
+    expect((await saga.admin('rollback', { reason: 'enough' }, '?wait=10')).body.state).toBe('rolled_back');
+  });
+});
+
+describe('an undo known only at the call', () => {
+  const undo = (tool: string, args: object) => ({ 'oncegate-undo': JSON.stringify({ tool, args }) });
+
+  it("replaces the tool's own", async () => {
+    const saga = await TestSaga.open(gateway);
+    const reply = await saga.step(
+      'world.plain',
+      { id: 'own-1' },
+      { headers: undo('world.refund', { id: 'own-1', effect: 'mine' }) },
+    );
+    expect(reply.status).toBe(200);
+    expect((await saga.rollback()).body.state).toBe('rolled_back');
+    const refunds = (await upstream.effects('own-1')).filter((effect) => effect.route === 'POST /keyed/refund');
+    expect(refunds.map((effect) => effect.body)).toEqual([{ id: 'own-1', effect: 'mine' }]);
+  });
+
+  it.each([
+    ['world.refund', { id: 'own-x', effect: 'forbidden' }, 403, 'denied'],
+    ['world.refund', { id: 'own-x' }, 400, 'invalid_arguments'],
+    ['world.look', { id: 'own-x' }, 400, 'invalid_arguments'],
+    ['world.approved', { id: 'own-x' }, 403, 'denied'],
+    ['other.tool', {}, 403, 'denied'],
+  ])('%s %j is judged at once: %i %s', async (tool, args, status, code) => {
+    const reply = await gateway.call('world.plain', { id: 'own-x' }, { headers: undo(tool, args) });
+    expect([reply.status, reply.body.code]).toEqual([status, code]);
+    expect(reply.body.detail).toContain('Oncegate-Undo');
+    expect(await effects('own-x')).toEqual([]);
+  });
+});
+
+describe('observe', () => {
+  it('sends nothing when the world is as asked', async () => {
+    await gateway.call('world.write', { id: 'obs', text: 'same' });
+    const again = await gateway.call('world.write', { id: 'obs', text: 'same' }, { key: 'obs-2' });
+    expect(again.body).toMatchObject({ state: 'succeeded', outcome: 'already_satisfied', attempts: 0 });
+    expect(await effects('obs')).toEqual(['PUT /nature/objects']);
+  });
+
+  it('has nothing to undo then', async () => {
+    await gateway.call('world.write', { id: 'obs-s', text: 'kept' });
+    const saga = await TestSaga.open(gateway);
+    await saga.step('world.write', { id: 'obs-s', text: 'kept' });
+    const { body } = await saga.rollback();
+    expect(body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'skipped' } }] });
+    expect(await effects('obs-s')).toEqual(['PUT /nature/objects']);
+  });
+
+  it('sends nothing when it cannot see, and binds no key', async () => {
+    await upstream.plan({ match: { id: 'obs-b', method: 'GET' }, do: [{ reply: 500 }], times: 'always' });
+    const reply = await gateway.call('world.write', { id: 'obs-b', text: 'x' }, { key: 'obs-b' });
+    expect([reply.status, reply.body.code]).toEqual([503, 'unavailable']);
+    expect(await effects('obs-b')).toEqual([]);
+    expect((await gateway.get(`/v1/calls/${reply.headers.get('oncegate-txn')}`)).status).toBe(404);
+  });
+});
+
+describe('people', () => {
+  it('see the plan before anything happens', async () => {
+    const saga = await TestSaga.open(gateway);
+    const a = await saga.step('world.charge', { id: 'plan-a' }, { on: [] });
+    const b = await saga.step('world.charge', { id: 'plan-b' }, { on: [] });
+    const c = await saga.step('world.charge', { id: 'plan-c' }, { on: [a.body.txn] });
+    const d = await saga.step('world.mail', { id: 'plan-d' }, { on: [b.body.txn] });
+    const { status, body } = await saga.admin('rollback', { dryRun: true });
+    expect(status).toBe(200);
+    expect(body.wouldEnd).toBe('parked');
+    const lines = body.plan.map((line: { txn: string; does: string; wave: number; blockedBy: string | null }) => [
+      line.txn,
+      line.does,
+      line.wave,
+      line.blockedBy,
+    ]);
+    expect(lines).toEqual([
+      [d.body.txn, 'cannot', null, null],
+      [c.body.txn, 'undo', 1, null],
+      [b.body.txn, 'undo', null, d.body.txn],
+      [a.body.txn, 'undo', 2, null],
+    ]);
+    expect((await saga.read()).state).toBe('open');
+    expect(await effects('plan-a')).toHaveLength(1);
+  });
+
+  it('need the right role, and a reason', async () => {
+    const saga = await TestSaga.open(gateway);
+    const asViewer = (verb: string, body: object) => post(gateway, `/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
+    expect((await asViewer('rollback', { dryRun: true })).status).toBe(200);
+    for (const verb of ['rollback', 'resume', 'close'])
+      expect((await asViewer(verb, { reason: 'r' })).status, verb).toBe(403);
+    for (const verb of ['rollback', 'resume', 'close']) expect((await saga.admin(verb, {})).status, verb).toBe(400);
+    expect((await saga.admin('close', { reason: 'r' })).status).toBe(409);
+    expect((await gateway.admin('GET', '/admin/sagas?state=wrong')).status).toBe(400);
+    const listed = await gateway.admin('GET', '/admin/sagas?state=open&limit=2');
+    expect(listed.body.items).toHaveLength(2);
+    const next = await gateway.admin('GET', `/admin/sagas?state=open&limit=2&cursor=${listed.body.cursor}`);
+    expect(next.body.items[0].saga).not.toBe(listed.body.items[0].saga);
+    expect((await gateway.admin('GET', '/admin/sagas?cursor=x')).status).toBe(400);
+  });
+
+  it('give the arguments of an undo that could not be made', async () => {
+    await upstream.plan({ match: { id: 'noargs' }, do: ['apply', { reply: 200, body: { nothing: 'useful' } }] });
+    const call = await gateway.call('world.charge', { id: 'noargs' });
+    const seen = await gateway.admin('GET', `/admin/calls/${call.body.txn}`);
+    expect(seen.body.undo).toMatchObject({ state: 'none', args: null });
+    expect(seen.body.undo.reason).toContain('cannot be made');
+    const path = `/admin/calls/${call.body.txn}/undo?wait=10`;
+    expect((await gateway.admin('POST', path, { reason: 'r' })).status).toBe(409);
+    expect((await gateway.admin('POST', path, { reason: 'r', args: { id: 'noargs' } })).body.code).toBe(
+      'invalid_arguments',
+    );
+    const undone = await gateway.admin('POST', path, { reason: 'r', args: { id: 'noargs', effect: 'by hand' } });
+    expect(undone.body.undo.state).toBe('done');
+    expect(await effects('noargs')).toHaveLength(2);
+  });
+
+  it.each([
+    ['a read', 'world.look', { id: 'undo-r' }, /nothing/],
+    ['an irreversible write', 'world.mail', { id: 'undo-m' }, /irreversible/],
+    ['a write without an undo', 'world.plain', { id: 'undo-p' }, /names no undo/],
+  ])('cannot undo %s', async (_, tool, args, why) => {
+    await gateway.call('world.write', { id: 'undo-r', text: 'there' });
+    const call = await gateway.call(tool, args);
+    const reply = await gateway.admin('POST', `/admin/calls/${call.body.txn}/undo`, { reason: 'r' });
+    expect(reply.status).toBe(409);
+    expect(reply.body.detail).toMatch(why);
+  });
+
+  it('decide about a step knowing how it would be undone', async () => {
+    const saga = await TestSaga.open(gateway);
+    const held = await saga.step('world.approved', { id: 'seen' }, { headers: { prefer: 'wait=0' } });
+    const { body } = await gateway.admin('GET', '/admin/approvals?state=pending');
+    const mine = body.items.find((item: { txn: string }) => item.txn === held.body.txn);
+    expect(mine.undo.kind).toBe('none');
+    await saga.rollback();
   });
 });

@@ -1,0 +1,21 @@
+import { readdir, readFile } from 'node:fs/promises';
+import { expect, it } from 'vitest';
+
+/**
+ * A statement's name stands for its text on each connection: the second text under one name is an error, but only on a
+ * connection that saw the first.
+ */
+it('no two statements share a name', async () => {
+  const texts = new Map<string, Set<string>>();
+  for (const file of await readdir('gateway/ledger')) {
+    const source = await readFile(`gateway/ledger/${file}`, 'utf8');
+    for (const [, name, rest] of source.matchAll(/name: '([a-z-]+)',\s*text:([\s\S]*?)values:/g)) {
+      const seen = texts.get(name ?? '') ?? new Set();
+      seen.add((rest ?? '').trim());
+      texts.set(name ?? '', seen);
+    }
+  }
+  expect(texts.size).toBeGreaterThan(50);
+  const shared = [...texts].filter(([, seen]) => seen.size > 1).map(([name]) => name);
+  expect(shared).toEqual([]);
+});

@@ -139,14 +139,14 @@ export async function frozen({ agent, person, narrator, run }: Stage): Promise<v
 }
 
 /** What a person is shown of this call. Newest first, so it is on the first page. */
-async function waiting(person: Client, txn: string | null): Promise<Approval> {
+export async function waiting(person: Client, txn: string | null): Promise<Approval> {
   const list = await person.send('GET', '/admin/approvals?state=pending');
   const found = list.body.items?.find((approval) => approval.txn === txn);
   if (found === undefined) throw new Surprise(`Expected a person to see the held call, but got: ${inWords(list)}`);
   return found;
 }
 
-function decide(person: Client, txn: string, digest: string): Promise<Answer> {
+export function decide(person: Client, txn: string, digest: string): Promise<Answer> {
   return person.send('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'the demo says so' });
 }
 
@@ -170,7 +170,7 @@ async function until(isSo: () => Promise<boolean>, wanted: string): Promise<void
   throw new Surprise(`Expected ${wanted}, but it was not within 10 seconds`);
 }
 
-async function mailsSent(agent: Client): Promise<number> {
+export async function mailsSent(agent: Client): Promise<number> {
   const { mail } = await agent.read<{ mail: { sent: number } }>('demo.effects', {});
   return mail.sent;
 }

@@ -8,8 +8,11 @@ export class Client {
     this.#key = key;
   }
 
-  call(tool: string, args: object, options: { key?: string; wait?: number } = {}): Promise<Answer> {
+  call(tool: string, args: object, options: CallOptions = {}): Promise<Answer> {
+    const { saga, restsOn } = options;
     return this.send('POST', `/v1/tools/${tool}`, args, {
+      ...(saga !== undefined && { 'oncegate-saga': saga }),
+      ...(restsOn !== undefined && { 'oncegate-depends-on': restsOn }),
       ...(options.key !== undefined && { 'idempotency-key': options.key }),
       ...(options.wait !== undefined && { prefer: `wait=${options.wait}` }),
     });
@@ -61,6 +64,16 @@ export class Client {
   }
 }
 
+export interface CallOptions {
+  readonly key?: string;
+  /** Seconds to wait for the end of the call. */
+  readonly wait?: number;
+  /** The saga that the call is a step of. */
+  readonly saga?: string;
+  /** The step it rests on, or `none`; without it, all earlier ones. */
+  readonly restsOn?: string;
+}
+
 export interface Answer {
   readonly status: number;
   readonly txn: string | null;
@@ -80,6 +93,30 @@ interface Body {
   readonly detail?: string;
   readonly tools?: readonly { readonly name: string }[];
   readonly items?: readonly Approval[];
+  readonly saga?: string | null;
+  readonly reason?: string | null;
+  readonly by?: string | null;
+  readonly steps?: readonly SagaStep[];
+  readonly plan?: readonly Planned[];
+  readonly wouldEnd?: string;
+}
+
+/** A step of a saga, with how it was or would be undone. */
+export interface SagaStep {
+  readonly txn: string;
+  readonly tool: string;
+  readonly state: string;
+  readonly waived?: boolean;
+  readonly undo: { readonly state: string; readonly tool: string | null; readonly reason: string | null };
+}
+
+/** What a rollback would do about a step. */
+export interface Planned {
+  readonly tool: string;
+  readonly does: string;
+  readonly why: string | null;
+  readonly blockedBy: string | null;
+  readonly undo: { readonly tool: string | null };
 }
 
 /** What a person is shown of a held call, as far as the stories tell of it. */

@@ -4,9 +4,10 @@ import { Refusal } from './answers.ts';
 import type { Journal } from './journal.ts';
 
 const fileBody = z.object({ content: z.string() });
+const restoreBody = z.object({ content: z.string().nullable() });
 const byName = z.object({ name: z.string() });
 
-/** A file store: putting or deleting the same thing twice leaves what once would have left. */
+/** A file store: putting, deleting or restoring the same thing twice leaves what once would have left. */
 export function files(app: FastifyInstance, journal: Journal): void {
   app.put('/:name', async (request) => {
     const { name } = byName.parse(request.params);
@@ -31,5 +32,13 @@ export function files(app: FastifyInstance, journal: Journal): void {
     const { name } = byName.parse(request.params);
     await journal.record((world) => (world.files.has(name) ? { did: 'delete_file', name } : undefined));
     return { name, exists: false };
+  });
+
+  /** One way back for both pasts: a file that had other content, and one that was not there (`null`). */
+  app.post('/:name/restore', async (request) => {
+    const { name } = byName.parse(request.params);
+    const { content } = restoreBody.parse(request.body);
+    await journal.record(() => ({ did: 'restore_file', name, content }));
+    return { name, exists: content !== null };
   });
 }

@@ -33,6 +33,11 @@ export class Narrator {
     this.#marked('<', 'cyan', text);
   }
 
+  /** One of several things that an answer tells. */
+  item(text: string): void {
+    this.#marked('·', 'cyan', text);
+  }
+
   proves(text: string): void {
     this.#marked('✓', 'green', text);
   }

@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { denied, frozen, held, tooMuch } from './authority-stories.ts';
 import { inWords } from './client.ts';
+import { halfWay, parked } from './saga-stories.ts';
 import { expect, idOf, isProblem, provesCharges, type Stage, type Story } from './stage.ts';
 
 /** In the order they are told. A further story is a further function. */
@@ -13,6 +14,8 @@ export const STORIES: readonly Story[] = [
   { title: 'What nobody could take back waits for a person', tell: held },
   { title: 'Too much at once', tell: tooMuch },
   { title: 'The kill switch', tell: frozen },
+  { title: 'A job that fails half-way is undone', tell: halfWay },
+  { title: 'What cannot be undone is said, not hidden', tell: parked },
 ];
 
 async function sentTwice({ agent, narrator, run }: Stage): Promise<void> {

@@ -6,6 +6,8 @@ export type Entry =
   | { readonly did: 'close_ticket'; readonly id: string }
   | { readonly did: 'put_file'; readonly name: string; readonly content: string }
   | { readonly did: 'delete_file'; readonly name: string }
+  /** As it was before: with this content, or (null) not there. */
+  | { readonly did: 'restore_file'; readonly name: string; readonly content: string | null }
   | { readonly did: 'send_mail'; readonly id: string; readonly to: string; readonly subject: string };
 
 export interface ChargeWish {
@@ -51,7 +53,7 @@ export class World {
   readonly #counts = {
     payments: { charges: 0, refunds: 0 },
     tickets: { opened: 0, closed: 0 },
-    files: { puts: 0, deletes: 0 },
+    files: { puts: 0, deletes: 0, restores: 0 },
     mail: { sent: 0 },
   };
 
@@ -81,6 +83,11 @@ export class World {
         return;
       case 'delete_file':
         if (this.files.delete(entry.name)) this.#counts.files.deletes += 1;
+        return;
+      case 'restore_file':
+        if (entry.content === null) this.files.delete(entry.name);
+        else this.files.set(entry.name, entry.content);
+        this.#counts.files.restores += 1;
         return;
       case 'send_mail':
         this.#counts.mail.sent += 1;

@@ -11,8 +11,8 @@ create table sagas (
   by         text,
   -- How many steps were ever claimed: the last one's ordinal. A step that was given up unsent leaves a gap.
   steps      integer not null default 0 check (steps >= 0),
-  -- Steps up to this ordinal stay: 0 undoes everything. Null: no rollback was ever asked for.
-  keep       integer check (keep >= 0),
+  -- Steps up to this ordinal stay; -1 undoes everything, for good. Null: no rollback was ever asked for.
+  keep       integer check (keep >= -1),
   created_at timestamptz not null default now(),
   expires_at timestamptz,
   on_expire  text not null default 'rollback' check (on_expire in ('rollback', 'park')),

@@ -2,6 +2,7 @@ import { isObject, type JsonObject } from '../domain/json.ts';
 import { member, textOf } from './call-text.ts';
 import { stringifyExact } from './exact-json.ts';
 import type { Output, Piece, Style } from './output.ts';
+import { undoText } from './undo-text.ts';
 import { span } from './words.ts';
 
 export function approvalStyle(state: string): Style | undefined {
@@ -36,7 +37,8 @@ export function tellApproval(out: Output, approval: JsonObject): void {
     ['tool', member(approval, 'tool')],
     ['target', isObject(target) ? `${member(target, 'method')} ${member(target, 'url')}` : textOf(target)],
     ['args', out.terminal && args !== undefined ? stringifyExact(args) : textOf(args)],
-    ['undo', isObject(undo) ? [member(undo, 'kind'), member(undo, 'tool')].filter(Boolean).join(' by ') : textOf(undo)],
+    ['undo', isObject(undo) ? undoText(undo) : textOf(undo)],
+    ['saga', member(approval, 'saga')],
     ['rule', member(approval, 'rule')],
     ['decided by', `${groupsText(approval)}, ${votesText(approval)} so far`],
     ...(Array.isArray(votes) ? votes.filter(isObject) : []).map((vote): [string, string] => [

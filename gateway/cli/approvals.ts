@@ -1,8 +1,9 @@
 import type { JsonObject } from '../domain/json.ts';
 import { approvalStyle, groupsText, untilText, votesText } from './approval-text.ts';
-import { member } from './call-text.ts';
+import { member, memberObject } from './call-text.ts';
 import { type Column, type Output, paint } from './output.ts';
 import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
+import { undoManner } from './undo-text.ts';
 import type { Verb } from './verb.ts';
 
 const STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'any'] as const;
@@ -40,18 +41,26 @@ const PENDING: readonly Column[] = [
   { title: 'left' },
 ];
 const DECIDED: readonly Column[] = [{ title: 'txn' }, { title: 'state' }, ...PENDING.slice(1, -1)];
+/** A terminal that is wide enough also shows how it would be undone. */
+const UNDO: Column = { title: 'undo', cut: true };
+const WIDE = 110;
 
 function tell(out: Output, items: readonly JsonObject[], isPending: boolean): void {
   if (items.length === 0) return;
+  const isWide = out.width >= WIDE;
+  const columns = isPending ? PENDING : DECIDED;
   out.table(
-    isPending ? PENDING : DECIDED,
+    isWide ? [...columns, UNDO] : columns,
     items.map((approval) => {
       const state = member(approval, 'state');
       const txn = member(approval, 'txn');
       const about = [member(approval, 'agent'), member(approval, 'tool'), votesText(approval), groupsText(approval)];
       const until = untilText(out, approval);
-      if (!out.terminal) return [txn, state, ...about, until];
-      return isPending ? [txn, ...about, until] : [txn, paint(approvalStyle(state), state), ...about];
+      const undo = undoManner(memberObject(approval, 'undo'));
+      if (!out.terminal) return [txn, state, ...about, until, undo];
+      const more = isWide ? [undo] : [];
+      if (isPending) return [txn, ...about, until, ...more];
+      return [txn, paint(approvalStyle(state), state), ...about, ...more];
     }),
   );
 }

@@ -7,7 +7,7 @@ export type Arguments =
   | { readonly verb: Verb; readonly operands: readonly string[]; readonly values: Values }
   | { readonly verb: Verb | undefined; readonly fault: string };
 
-type Values = Readonly<Record<string, string | boolean>>;
+type Values = Readonly<Record<string, string | boolean | readonly string[]>>;
 
 const EVERYWHERE: Readonly<Record<string, Option>> = {
   json: { help: 'one JSON document on standard output' },
@@ -92,17 +92,20 @@ async function parseOptions(verb: Verb, args: readonly string[]): Promise<Parsed
     ),
   });
   const operands: string[] = [];
-  const values: Record<string, string | boolean> = {};
+  const values: Record<string, string | boolean | readonly string[]> = {};
   for (const token of tokens) {
     if (token.kind === 'positional') operands.push(token.value);
     if (token.kind !== 'option') continue;
     const option = Object.hasOwn(known, token.name) ? known[token.name] : undefined;
     if (option === undefined)
       return { fault: `there is no ${token.rawName} here${await nearOption(token.rawName, known)}` };
-    if (Object.hasOwn(values, token.name)) return { fault: `${token.rawName} is there twice` };
+    if (Object.hasOwn(values, token.name) && !option.many) return { fault: `${token.rawName} is there twice` };
     const fault = await optionFault(token, option);
     if (fault !== undefined) return { fault };
-    values[token.name] = token.value ?? true;
+    const earlier = values[token.name];
+    values[token.name] = option.many
+      ? [...(Array.isArray(earlier) ? earlier : []), token.value ?? '']
+      : (token.value ?? true);
   }
   return { operands, values };
 }

@@ -11,6 +11,8 @@ export interface Question {
   readonly body?: JsonObject;
   /** `optional`: there is an answer for strangers too. `none`: the question is theirs. */
   readonly key?: 'optional' | 'none';
+  /** Ends the asking: nobody waits for the answer any more. */
+  readonly signal?: AbortSignal;
   /** What the gateway cannot know to say: which flag would help. */
   readonly advice?: (problem: JsonObject) => string | undefined;
 }
@@ -59,7 +61,9 @@ interface Reply {
   readonly text: string;
 }
 
-async function send(url: URL, base: string, key: string | undefined, { method, body }: Question): Promise<Reply> {
+async function send(url: URL, base: string, key: string | undefined, question: Question): Promise<Reply> {
+  const { method, body, signal } = question;
+  const patience = AbortSignal.timeout(PATIENCE_MS);
   try {
     const response = await fetch(url, {
       method: method ?? 'GET',
@@ -71,7 +75,7 @@ async function send(url: URL, base: string, key: string | undefined, { method, b
       body: body === undefined ? null : JSON.stringify(body),
       // A key is for the gateway that was named, not for where it points.
       redirect: 'manual',
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      signal: signal === undefined ? patience : AbortSignal.any([signal, patience]),
     });
     return { status: response.status, headers: response.headers, text: await response.text() };
   } catch (error) {

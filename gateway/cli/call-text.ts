@@ -1,4 +1,4 @@
-import type { Json, JsonObject } from '../domain/json.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { stringifyExact } from './exact-json.ts';
 import type { Style } from './output.ts';
 import { NotGood } from './verb.ts';
@@ -21,9 +21,21 @@ export function member(call: JsonObject, name: string): string {
   return textOf(call[name]);
 }
 
+export function memberObject(of: JsonObject, name: string): JsonObject {
+  const value = of[name];
+  return isObject(value) ? value : {};
+}
+
+export function memberList(of: JsonObject, name: string): readonly JsonObject[] {
+  const value = of[name];
+  return Array.isArray(value) ? value.filter(isObject) : [];
+}
+
+export const UUID = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
+
 /** The path of a call in the admin API. Nothing else than a txn may become part of a path. */
 export function callPath(txn: string): string {
-  if (/^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(txn)) return `/admin/calls/${txn.toLowerCase()}`;
+  if (UUID.test(txn)) return `/admin/calls/${txn.toLowerCase()}`;
   const message = `there is no call ${JSON.stringify(txn)}: a txn is a UUID, and "oncegate calls" lists them`;
   throw new NotGood('not_found', message);
 }

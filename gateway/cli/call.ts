@@ -1,8 +1,9 @@
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { askGateway } from './ask-gateway.ts';
-import { callPath, member, stateStyle, textOf } from './call-text.ts';
+import { callPath, member, memberObject, stateStyle, textOf } from './call-text.ts';
 import { stringifyExact } from './exact-json.ts';
 import { type Output, type Piece, paint } from './output.ts';
+import { undoText } from './undo-text.ts';
 import type { Verb } from './verb.ts';
 
 export const call: Verb = {
@@ -18,7 +19,21 @@ export const call: Verb = {
 };
 
 /** In this order; whatever else the gateway tells comes after it. */
-const FIRST = ['txn', 'state', 'agent', 'tool', 'kind', 'key', 'args', 'result', 'problem', 'outcome', 'evidence'];
+const FIRST = [
+  'txn',
+  'state',
+  'agent',
+  'tool',
+  'kind',
+  'key',
+  'args',
+  'result',
+  'problem',
+  'outcome',
+  'evidence',
+  'saga',
+  'undo',
+];
 const APART = ['timeline', 'replayed'];
 
 function tell(out: Output, found: JsonObject): void {
@@ -39,10 +54,17 @@ function tell(out: Output, found: JsonObject): void {
     out.line(`  oncegate resolve ${member(found, 'txn')} \\`);
     out.line('    --verdict applied|not_applied|retry --reason TEXT');
   }
+  if (out.terminal && member(memberObject(found, 'undo'), 'state') === 'failed') {
+    out.line('');
+    out.line('It is not undone. To have that tried again, or with other arguments:');
+    out.line(`  oncegate undo ${member(found, 'txn')} \\`);
+    out.line('    --reason TEXT [--args JSON]');
+  }
 }
 
 function fieldText(out: Output, name: string, value: Json | undefined): string {
   if (name === 'problem' && isObject(value)) return `${textOf(value['code'])}: ${textOf(value['detail'])}`;
+  if (name === 'undo' && isObject(value)) return undoText(value);
   if (name === 'receipt' && isObject(value)) return textOf(value['leaf']);
   const text = textOf(value);
   const long = out.terminal && text.length > out.width - 16 && typeof value === 'object';

@@ -3,6 +3,7 @@ import { STATES } from '../domain/states.ts';
 import { member, stateStyle } from './call-text.ts';
 import { type Column, type Output, paint } from './output.ts';
 import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
+import { sagaId } from './saga-text.ts';
 import { UsageError, type Verb } from './verb.ts';
 import { span } from './words.ts';
 
@@ -13,6 +14,7 @@ export const calls: Verb = {
     state: { value: 'STATE', choices: STATES, help: 'only those in this state' },
     agent: { value: 'AGENT', help: 'only those of this agent' },
     tool: { value: 'TOOL', help: 'only those of this tool' },
+    saga: { value: 'SAGA', help: 'only its steps, and what undid them' },
     since: { value: 'TIME', help: 'not older than 90s, 15m, 24h, 7d or an ISO 8601 time' },
     ...LIST_OPTIONS,
   },
@@ -23,6 +25,7 @@ export const calls: Verb = {
       state: text('state'),
       agent: text('agent'),
       tool: text('tool'),
+      saga: sagaOf(text('saga')),
       since: await sinceOf(text('since')),
     };
     const { items, cursor } = await readList(io, '/admin/calls', query, limit);
@@ -34,6 +37,10 @@ export const calls: Verb = {
     return 0;
   },
 };
+
+function sagaOf(text: string | undefined): string | undefined {
+  return text === undefined ? undefined : sagaId(text);
+}
 
 async function sinceOf(text: string | undefined): Promise<string | undefined> {
   if (text === undefined) return undefined;

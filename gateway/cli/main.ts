@@ -5,6 +5,7 @@ import { breaker, breakers } from './breakers.ts';
 import { call } from './call.ts';
 import { calls } from './calls.ts';
 import { check } from './check.ts';
+import { close } from './close.ts';
 import { approve, reject } from './decide.ts';
 import { explain } from './explain.ts';
 import { freeze, unfreeze } from './freeze.ts';
@@ -15,9 +16,14 @@ import { openapi } from './openapi.ts';
 import { Output } from './output.ts';
 import { reload } from './reload.ts';
 import { resolve } from './resolve.ts';
+import { resume } from './resume.ts';
+import { rollback } from './rollback.ts';
+import { saga } from './saga.ts';
+import { sagas } from './sagas.ts';
 import { start } from './start.ts';
 import { askAt } from './terminal.ts';
 import { test } from './test.ts';
+import { undo } from './undo.ts';
 import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
 import { version } from './version.ts';
 
@@ -32,6 +38,12 @@ const VERBS: readonly Verb[] = [
   calls,
   call,
   resolve,
+  undo,
+  sagas,
+  saga,
+  rollback,
+  resume,
+  close,
   approvals,
   approve,
   reject,
@@ -64,6 +76,7 @@ export async function run(argv: readonly string[], io: Io): Promise<number> {
       json,
       operands,
       text: (option) => (typeof values[option] === 'string' ? values[option] : undefined),
+      texts: (option) => (Array.isArray(values[option]) ? values[option] : []),
       flag: (option) => values[option] === true,
     });
   } catch (error) {
@@ -102,6 +115,11 @@ export async function main(): Promise<void> {
     env,
     cwd: process.cwd(),
     isTty: stdout.isTTY === true,
+    onInterrupt: (told) => {
+      // Once: whoever presses it again means it.
+      process.once('SIGINT', told);
+      return () => process.off('SIGINT', told);
+    },
     // Whoever is asked must see the question and be able to answer it.
     ...(stdin.isTTY === true && stdout.isTTY === true ? { ask: askAt(stdin, stdout) } : {}),
   });

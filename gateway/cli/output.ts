@@ -51,9 +51,14 @@ export class Output {
     if (this.#json) this.#io.stdout.write(`${stringifyExact(value)}\n`);
   }
 
+  /** Cells for a program: one line, separated by tabs that stand nowhere else. */
+  row(cells: readonly Piece[]): void {
+    this.line(cells.map((cell) => clean(textOf(cell))).join('\t'));
+  }
+
   table(columns: readonly Column[], rows: readonly (readonly Piece[])[]): void {
     if (!this.terminal) {
-      for (const row of rows) this.line(row.map((cell) => clean(textOf(cell))).join('\t'));
+      for (const row of rows) this.row(row);
       return;
     }
     const widths = widthsOf(columns, rows, this.width);
@@ -86,6 +91,14 @@ export class Output {
         this.line(paint('dim', (index === 0 ? name : '').padEnd(indent)), paint(styleOf(value), text));
       }
     }
+  }
+
+  /** Behind a mark; on a terminal wrapped, with only the branches of the mark before further lines. */
+  hang(mark: readonly Piece[], value: Piece): void {
+    const text = mark.map(textOf).join('');
+    const lines = this.terminal ? wrap(textOf(value), this.width - text.length) : [clean(textOf(value))];
+    for (const [index, line] of lines.entries())
+      this.line(...(index === 0 ? mark : [text.replaceAll(/[^│]/g, ' ')]), paint(styleOf(value), line));
   }
 
   #render(pieces: readonly Piece[]): string {

@@ -30,6 +30,8 @@ export interface Option {
   readonly value?: string;
   readonly required?: boolean;
   readonly choices?: readonly string[];
+  /** May be there more than once. */
+  readonly many?: boolean;
 }
 
 /** Everything a verb touches of the process it runs in. */
@@ -41,6 +43,8 @@ export interface Io {
   readonly isTty: boolean;
   /** Asks whoever sits at the terminal for a line; absent where nobody does. */
   readonly ask?: (question: string) => Promise<string>;
+  /** Has this told when somebody presses Ctrl-C, instead of ending; gives what ends that. */
+  readonly onInterrupt?: (told: () => void) => () => void;
 }
 
 export interface Sink {
@@ -56,6 +60,8 @@ export interface Invocation {
   readonly operands: readonly string[];
   /** The value of an option that takes one. */
   readonly text: (option: string) => string | undefined;
+  /** The values of one that may be there more than once. */
+  readonly texts: (option: string) => readonly string[];
   readonly flag: (option: string) => boolean;
 }
 
@@ -82,7 +88,7 @@ export class NotGood extends Error {
 export function usageOf(verb: Verb): string {
   const options = Object.entries(verb.options ?? {}).map(([name, option]) => {
     const text = optionText(name, option);
-    return option.required ? text : `[${text}]`;
+    return `${option.required ? text : `[${text}]`}${option.many ? '...' : ''}`;
   });
   return ['oncegate', headOf(verb), ...options, '[--json]'].join(' ');
 }

@@ -72,7 +72,7 @@ export interface Saga {
   readonly reason: string | null;
   /** Who asked for the last change: `agent`, a person's name, or `ttl`. */
   readonly by: string | null;
-  /** Steps up to this ordinal stay; null while no rollback was asked for. */
+  /** Steps up to this ordinal stay, none for -1; null while no rollback was asked for. */
   readonly keep: number | null;
   readonly createdAt: Date;
   readonly expiresAt: Date | null;
@@ -336,7 +336,6 @@ function doesOf(step: Step): Pick<Planned, 'does' | 'why'> {
       : { does: 'wait', why: 'its outcome is awaited' };
   }
   if (step.undoState === 'done') return { does: 'nothing', why: 'it is undone already' };
-  if (step.undoState === 'failed') return { does: 'cannot', why: step.undoReason ?? 'its undo failed' };
   const why = nothingToUndo(step);
   if (why !== undefined) return { does: 'nothing', why };
   if (step.undo?.kind !== 'compensable' && step.undo?.kind !== 'reversible')

@@ -173,7 +173,7 @@ export async function earlierCall(
 }
 
 /** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
-function refuseUndo(policies: Policies, { agent, tool, undo, saga }: ToolCall): void {
+export function refuseUndo(policies: Policies, { agent, tool, undo, saga }: ToolCall): void {
   if (undo === undefined) return;
   const call = { args: undo.args, saga: saga ?? null, run: null, now: Date.now() };
   const decision = decide(policies, agent, undo.tool, call);

@@ -7,9 +7,10 @@ import { pathsUnder, redact } from '../domain/redact.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { usedNow } from '../ledger/limits.ts';
 import { coversByName, explain } from '../policy/decide.ts';
-import { earlierCall, type ToolCall } from './call-tool.ts';
+import { earlierCall, refuseUndo, type ToolCall } from './call-tool.ts';
 import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
+import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
 import { spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
 
@@ -73,6 +74,7 @@ async function whatWouldHappen(
   { tool, rule, hold }: Allowed,
   fingerprint: Buffer,
 ): Promise<JsonObject> {
+  refuseUndo(station.policies(), asked);
   const identified = await identifyCall(station, asked, tool, fingerprint);
   const earlier = await station.calls.read(identified.txn);
   const held = hold !== undefined || identified.holdAsRepeat === true;
@@ -94,6 +96,8 @@ async function whatWouldHappen(
     request: shownRequest(station, asked, tool, identified.txn),
   };
   if (earlier === undefined) {
+    if (asked.saga !== undefined) await refuseClosed(station, asked.saga, asked.agent.name);
+    await refuseStrangeDependencies(station, asked);
     const code = whatIsOff(station, asked.agent.name, tool, held) ?? limits.find(({ fits }) => !fits)?.code;
     if (code !== undefined) return { ...plan, earlier: null, wouldAnswer: refusal(code) };
     return {

@@ -15,7 +15,12 @@ export interface Shown {
   readonly rule: string;
   readonly args: Json;
   readonly target: { readonly upstream: string; readonly method: string; readonly url: string };
-  readonly undo: { readonly kind: string; readonly tool: string | null; readonly args?: Json };
+  readonly undo: {
+    readonly kind: string;
+    readonly tool: string | null;
+    readonly args?: Json;
+    readonly declared?: false;
+  };
   /** The saga it is a step of. */
   readonly saga?: string;
 }
@@ -53,6 +58,7 @@ export function undoShown(tool: Tool, own: OwnUndo | undefined, policies: Polici
     const paths = pathsUnder('args', policies.tools.get(own.tool)?.redact ?? []);
     return { kind: 'compensable', tool: own.tool, args: redact(own.args, paths) };
   }
+  if (!tool.undo.declared && tool.effect === 'write') return { kind: 'none', tool: null, declared: false };
   return { kind: tool.undo.kind, tool: tool.undo.tool ?? null };
 }
 

@@ -141,7 +141,7 @@ export class Rollbacks {
       this.#news.add(saga.id);
     } else {
       const entry = auditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await moveSaga(station.db, saga.id, 'open', { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+      await moveSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
     }
     return false;
   }
@@ -156,7 +156,7 @@ export class Rollbacks {
     const reason = 'what held it up was resolved';
     const entry = auditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
     const change = { state: 'rolling_back', reason, by: 'gateway', entry, lookAgainMs: HOLD_MS } as const;
-    return moveSaga(db, saga.id, 'parked', change);
+    return moveSaga(db, saga, change);
   }
 
   /** True: something moved. False: somebody else was faster, or it could not be done now. */
@@ -294,7 +294,7 @@ export class Rollbacks {
     if (saga === undefined) return dropWork(station.db, work.id);
     if (saga.state === 'parked') return postponeWork(station.db, saga.id, PARKED_LOOK_MS);
     station.reach('finishing');
-    const to = !undone ? 'parked' : (saga.keep ?? 0) > 0 ? 'open' : 'rolled_back';
+    const to = !undone ? 'parked' : (saga.keep ?? -1) >= 0 ? 'open' : 'rolled_back';
     const reason = undone ? saga.reason : whyParked(stuck);
     const entry = auditEntry(to === 'open' ? 'saga_back_at_savepoint' : `saga_${to}`, {
       saga: saga.id,
@@ -308,7 +308,7 @@ export class Rollbacks {
       entry,
       lookAgainMs: undone ? null : PARKED_LOOK_MS,
     } as const;
-    if (!(await moveSaga(station.db, saga.id, 'rolling_back', change))) return this.hurry(work);
+    if (!(await moveSaga(station.db, saga, change))) return this.hurry(work);
     station.reach('finished');
     await this.#forgetRecalls(saga.id);
   }

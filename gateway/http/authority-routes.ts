@@ -165,6 +165,7 @@ function approvalJson({ approval, shown, policyVersion, digest }: ApprovalView):
     target: shown?.target ?? null,
     undo: shown?.undo ?? null,
     rule: shown?.rule ?? null,
+    saga: shown?.saga ?? null,
     policyVersion,
     digest,
     groups: approval.groups,

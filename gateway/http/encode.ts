@@ -135,6 +135,8 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
   const problem = problemOf({ ...call, pursued }, false);
   const { txn, tool, state } = call;
   const head = { txn, tool, state, replayed: false };
+  // What a compensation carries may be what was observed, which its agent need not be allowed to see.
+  const isHidden = !full && call.undoOf !== null;
   const tail = {
     outcome: call.outcome,
     problem: problem === undefined ? null : { code: problem.code, detail: problem.message, ...problem.extras.members },
@@ -144,13 +146,13 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
     attempts: call.attempt,
     receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
     key: call.key,
-    args: call.args === null ? null : (JSON.parse(call.args) as Json),
+    args: call.args === null || isHidden ? null : (JSON.parse(call.args) as Json),
     createdAt: call.createdAt.toISOString(),
     settledAt: call.settledAt?.toISOString() ?? null,
     erasedAt: call.erasedAt?.toISOString() ?? null,
     ...(full ? personOnly(call) : {}),
   };
-  const result = state === 'succeeded' ? resultText(call.answer) : 'null';
+  const result = state === 'succeeded' && !isHidden ? resultText(call.answer) : 'null';
   return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
 }
 
@@ -161,7 +163,7 @@ export function undoView(
 ): JsonObject {
   return {
     state: call.undoState,
-    kind: call.undo?.kind ?? 'none',
+    kind: call.undo?.kind ?? null,
     tool: call.undo?.tool ?? null,
     ...(full ? { args: call.undoArgs === null ? null : (JSON.parse(call.undoArgs) as Json) } : {}),
     txn: call.undoTxn,

@@ -3,6 +3,8 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { STATES } from '../domain/states.ts';
 import { callable } from './catalogue.ts';
+import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
+import { SAGA_SCHEMAS, sagaPaths } from './openapi-sagas.ts';
 
 /** OpenAPI 3.1 of the API; for a known agent with one operation per tool it may call. */
 export function openApi(policies: Policies, agent: Agent | undefined, version: string): JsonObject {
@@ -18,6 +20,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
     security: [{ bearer: [] }],
     paths: {
       ...BASE_PATHS,
+      ...sagaPaths(),
       ...authorityPaths(),
       ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
     },
@@ -30,17 +33,10 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
           content: { 'application/problem+json': { schema: ref('Problem') } },
         },
       },
-      schemas: { Call: CALL, Problem: PROBLEM },
+      schemas: { Call: CALL, Problem: PROBLEM, ...SAGA_SCHEMAS },
     },
   };
 }
-
-const ref = (name: string): JsonObject => ({ $ref: `#/components/schemas/${name}` });
-const json = (schema: JsonObject): JsonObject => ({ 'application/json': { schema } });
-const callAnswer = (description: string): JsonObject => ({ description, content: json(ref('Call')) });
-const path = (name: string): JsonObject => ({ name, in: 'path', required: true, schema: { type: 'string' } });
-const query = (name: string, schema: JsonObject = { type: 'string' }): JsonObject => ({ name, in: 'query', schema });
-const problem: JsonObject = { $ref: '#/components/responses/Problem' };
 
 const CALL: JsonObject = {
   type: 'object',
@@ -52,7 +48,9 @@ const CALL: JsonObject = {
     replayed: { type: 'boolean' },
     result: {},
     outcome: { type: ['string', 'null'] },
-    saga: { type: ['string', 'null'] },
+    saga: { type: ['string', 'null'], format: 'uuid' },
+    undo: ref('Undo'),
+    undoes: { type: 'string', format: 'uuid', description: 'The call that this one undoes.' },
     attempts: { type: 'integer' },
     receipt: { type: ['object', 'null'], properties: { leaf: { type: 'string' } } },
   },
@@ -82,17 +80,33 @@ const PARAMETERS: JsonObject = {
     description: 'wait=N (at most 55) or respond-async',
   },
   DryRun: { name: 'Oncegate-Dry-Run', in: 'header', schema: { type: 'string', enum: ['?0', '?1'] } },
+  Saga: {
+    name: 'Oncegate-Saga',
+    in: 'header',
+    schema: { type: 'string', format: 'uuid' },
+    description: 'The saga that the call is a step of.',
+  },
+  DependsOn: {
+    name: 'Oncegate-Depends-On',
+    in: 'header',
+    schema: { type: 'string' },
+    description: 'The txns of the steps that it rests on, separated by commas, or none. Absent: all earlier steps.',
+  },
+  Undo: {
+    name: 'Oncegate-Undo',
+    in: 'header',
+    schema: { type: 'string' },
+    description: 'JSON {"tool": …, "args": …}: what undoes this call, in place of what its tool says.',
+  },
 };
 
-const CALL_PARAMETERS = ['IdempotencyKey', 'Prefer', 'DryRun'].map((name) => ({
-  $ref: `#/components/parameters/${name}`,
-}));
+const CALL_PARAMETERS = Object.keys(PARAMETERS).map((name) => ({ $ref: `#/components/parameters/${name}` }));
 const CALL_RESPONSES: JsonObject = {
   200: callAnswer('Succeeded, now or before.'),
   202: callAnswer('Held, or still under way.'),
   default: problem,
 };
-const FILTERS = ['state', 'tool', 'since', 'cursor', 'limit'].map((name) => query(name));
+const FILTERS = ['state', 'tool', 'saga', 'since', 'cursor', 'limit'].map((name) => query(name));
 const PAGE = json({
   type: 'object',
   properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } },

@@ -46,11 +46,11 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
 
   app.post('/admin/sagas/:id/rollback', async (request, reply) => {
     const signal = hangUp(request, reply);
+    identifyPerson(request, policies(), 'viewer');
     const body = readBody(request, rollbackSchema);
     const id = idOf(request);
     const to = body.to ?? undefined;
     if (body.dryRun === true) {
-      identifyPerson(request, policies(), 'viewer');
       const story = await readSaga(station, id, undefined);
       return planView(story, keepOf(story.saga.savepoints, to), to);
     }
@@ -100,7 +100,7 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
 }
 
 function keepOf(savepoints: readonly { name: string; after: number }[], to: string | undefined): number {
-  if (to === undefined) return 0;
+  if (to === undefined) return -1;
   const found = savepoints.find(({ name }) => name === to);
   if (found === undefined) throw new GatewayError('not_found', `There is no savepoint ${JSON.stringify(to)}.`);
   return found.after;

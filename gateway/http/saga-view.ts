@@ -77,14 +77,20 @@ export function planView({ saga, steps }: SagaStory, keep: number, to: string | 
     saga: saga.id,
     state: saga.state,
     to: to ?? null,
-    wouldEnd: planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)
-      ? 'parked'
-      : keep > 0
-        ? 'open'
-        : 'rolled_back',
-    plan: planned.map(plannedView),
+    wouldEnd: isOver(saga)
+      ? saga.state
+      : planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)
+        ? 'parked'
+        : keep >= 0
+          ? 'open'
+          : 'rolled_back',
+    plan: isOver(saga) ? [] : planned.map(plannedView),
     kept: steps.filter((step) => step.ordinal <= keep).map(({ txn, tool }) => ({ txn, tool })),
   };
+}
+
+function isOver({ endedAt }: Saga): boolean {
+  return endedAt !== null;
 }
 
 function plannedView({ step, does, wave, why, blockedBy }: Planned): JsonObject {

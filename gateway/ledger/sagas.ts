@@ -208,7 +208,7 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
 }
 
 function reachOf(saga: Saga, to: string | undefined): number {
-  if (to === undefined) return 0;
+  if (to === undefined) return -1;
   const savepoint = saga.savepoints.find(({ name }) => name === to);
   if (savepoint !== undefined) return savepoint.after;
   const names = saga.savepoints.map(({ name }) => JSON.stringify(name)).join(', ') || 'none';
@@ -326,18 +326,17 @@ export async function closeSaga(
 }
 
 /**
- * Where a rollback got to. False: it is somewhere else by now. A parked one is looked at again now and then: a doubt may
- * have been resolved.
+ * Where a rollback got to. False: it is somewhere else by now, or is to go further back than it was when it was read. A parked
+ * one is looked at again now and then: a doubt may have been resolved.
  */
 export async function moveSaga(
   db: Database,
-  id: string,
-  from: SagaState,
+  { id, state, keep }: Pick<Saga, 'id' | 'state' | 'keep'>,
   change: Omit<SagaChange, 'keep'> & { readonly lookAgainMs: number | null },
 ): Promise<boolean> {
   return db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
-    if (saga.state !== from) return false;
+    if (saga.state !== state || saga.keep !== keep) return false;
     // Back at its savepoint it is as if no rollback had been.
     await changeSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
     if (change.state === 'open' && saga.expiresAt !== null)

@@ -42,7 +42,7 @@ describe('approvals', () => {
     const { code, out } = await oncegate(['approvals'], { env });
     expect(asked[0]?.url.pathname).toBe('/admin/approvals');
     expect(asked[0]?.url.searchParams.get('state')).toBe('pending');
-    const row = [TXN, 'pending', 'office-bot', 'mail.send', '1/2', 'finance', APPROVAL.expiresAt];
+    const row = [TXN, 'pending', 'office-bot', 'mail.send', '1/2', 'finance', APPROVAL.expiresAt, 'irreversible'];
     expect([code, out]).toEqual([0, `${row.join('\t')}\n`]);
     await oncegate(['approvals', '--state', 'any'], { env });
     expect(asked[1]?.url.searchParams.has('state')).toBe(false);

@@ -159,6 +159,19 @@ describe('tickets, files and mail', () => {
     expect(await effects(app)).toMatchObject({ files: { puts: 2, deletes: 1 } });
   });
 
+  it('restores a file to what it said, or to not being there, as often as it is asked to', async () => {
+    const app = await start();
+    await ask(app, 'PUT', '/files/a.txt', { content: 'new' });
+    for (const _ of [1, 2])
+      expect(await ask(app, 'POST', '/files/a.txt/restore', { content: 'old' })).toMatchObject({ status: 200 });
+    expect(await ask(app, 'GET', '/files/a.txt')).toMatchObject({ body: { content: 'old' } });
+    for (const _ of [1, 2])
+      expect(await ask(app, 'POST', '/files/a.txt/restore', { content: null })).toMatchObject({ status: 200 });
+    expect(await ask(app, 'GET', '/files/a.txt')).toMatchObject({ status: 404 });
+    expect(await ask(app, 'POST', '/files/a.txt/restore', {})).toMatchObject({ status: 422 });
+    expect(await effects(app)).toMatchObject({ files: { puts: 1, deletes: 0, restores: 4 } });
+  });
+
   it('sends every mail it is given', async () => {
     const app = await start();
     const mail = { to: 'ann@example.com', subject: 'Hello', body: 'Hi Ann' };
@@ -267,6 +280,17 @@ describe('policies/demo.yaml', () => {
     expect(new Set(tools.map(({ once }) => once.by))).toEqual(new Set(['key', 'nature', 'probe', 'none']));
   });
 
+  it('says of every write how it is undone, and gives no agent a way back by its own hand', async () => {
+    const { tools, agents } = await policies();
+    const writes = [...tools.values()].filter(({ effect }) => effect === 'write');
+    expect(writes.filter(({ undo }) => !undo.declared).map(({ name }) => name)).toEqual([]);
+    expect(new Set(writes.map(({ undo }) => undo.kind))).toEqual(
+      new Set(['reversible', 'compensable', 'irreversible']),
+    );
+    const rules = agents.get('demo')?.rules ?? [];
+    expect(rules.some(({ verdict, covers }) => verdict === 'deny' && covers('files.restore'))).toBe(true);
+  });
+
   it('shows every limit of a rule, and a person who can approve what one person may', async () => {
     const { agents, people } = await policies();
     const rules = agents.get('demo')?.rules ?? [];
@@ -312,10 +336,11 @@ describe('policies/demo.yaml', () => {
     }
 
     /** What an undo would call. */
-    function undoOf(name: string, args: JsonObject, answer: Json): [string, JsonObject] {
+    function undoOf(name: string, args: JsonObject, answer: Json, before?: Json): [string, JsonObject] {
       const undo = known.tools.get(name)?.undo;
       if (undo?.tool === undefined || undo.template === undefined) throw new Error(`${name} has no undo`);
-      return [undo.tool, undoArguments(undo.template, { args, result: answer, agent: 'demo' }) as JsonObject];
+      const scope = { args, result: answer, agent: 'demo', ...(before !== undefined && { before }) };
+      return [undo.tool, undoArguments(undo.template, scope) as JsonObject];
     }
 
     it('payments: charged under one key, found, given back', async () => {
@@ -344,6 +369,34 @@ describe('policies/demo.yaml', () => {
       const heard = { title: 'heard', reference: 'R-2' };
       const ticket = await result('tickets.create', heard);
       expect(await result(...undoOf('tickets.create', heard, ticket))).toEqual({ ...ticket, state: 'closed' });
+    });
+
+    it('files: what was there is seen, and put back', async () => {
+      const observe = known.tools.get('files.put')?.observe;
+      if (observe === undefined) throw new Error('files.put does not observe');
+      const wish = { name: 'a.txt', content: 'new' };
+      const look = async () => {
+        const outcome = await send(observe.tool, observe.args({ args: wish }) as JsonObject);
+        return outcome.kind === 'ok' ? JSON.parse(outcome.answer.body ?? 'null') : null;
+      };
+      const nothing = await look();
+      expect(nothing).toBe(null);
+      expect(observe.satisfied({ args: wish, observed: nothing })).toBe(false);
+      const put = await result('files.put', wish);
+      expect(observe.satisfied({ args: wish, observed: await look() })).toBe(true);
+      await result(...undoOf('files.put', wish, put, nothing));
+      expect(await look()).toBe(null);
+
+      await result('files.put', { ...wish, content: 'old' });
+      const old = await look();
+      await result('files.put', wish);
+      await result(...undoOf('files.put', wish, put, old));
+      expect(await look()).toEqual({ name: 'a.txt', content: 'old' });
+
+      const gone = await result('files.delete', { name: 'a.txt' });
+      expect(known.tools.get('files.delete')?.observe?.satisfied({ args: wish, observed: await look() })).toBe(true);
+      await result(...undoOf('files.delete', { name: 'a.txt' }, gone, old));
+      expect(await look()).toEqual({ name: 'a.txt', content: 'old' });
     });
 
     it('files and mail: every other tool reaches its service', async () => {

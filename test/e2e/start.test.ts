@@ -201,4 +201,14 @@ it('the demo tells its stories against a running gateway, and they are true', as
     env: { ...process.env, ONCEGATE_URL: gateway.url, ONCEGATE_DATA_DIR: join(gateway.home, 'data') },
   });
   expect(stdout).toMatch(/1\./);
+  // A saga is undone, the last step first; another one says what it cannot undo.
+  const undone = ['payments.charge: nothing to undo', 'undone by payments.refund', 'undone by tickets.close'];
+  const places = [...undone, 'undone by files.restore', 'says "Welcome, Ann." again'].map((text) =>
+    stdout.indexOf(text),
+  );
+  expect(places).not.toContain(-1);
+  expect(places).toEqual(places.toSorted((a, b) => a - b));
+  for (const text of ['< parked: mail.send', 'resume, and waive the mail', '< closed: Ann knows'])
+    expect(stdout).toContain(text);
+  expect(stdout).not.toMatch(/✗/);
 });

@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { faultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
 
 let database: TestDatabase;
 let gateway: Gateway;
@@ -16,7 +16,14 @@ afterAll(async () => {
   await database?.drop();
 });
 
-type Document = { paths: Record<string, Record<string, unknown>> };
+type Document = {
+  paths: Record<string, Record<string, unknown>>;
+  components: {
+    parameters: Record<string, { name: string }>;
+    // biome-ignore lint/suspicious/noExplicitAny: schemas are looked into wherever they lead
+    schemas: Record<string, any>;
+  };
+};
 
 it('every operation that is documented is there, and asks who is asking', async () => {
   const { paths } = (await gateway.request('GET', '/openapi.json')).body as Document;
@@ -39,6 +46,44 @@ it('every route that is written is documented', async () => {
   expect(routes.length).toBeGreaterThan(10);
   const documented = new Set(Object.keys(paths).map((path) => path.replaceAll(/\{\w+\}/g, ':')));
   for (const route of routes) expect(documented).toContain(route.replaceAll(/:\w+|\*/g, ':'));
+});
+
+it('every header that steers a call is documented where tools are called', async () => {
+  const { paths, components } = (await gateway.request('GET', '/openapi.json')).body as Document;
+  const source = readFileSync('gateway/http/headers.ts', 'utf8');
+  const read = [...source.matchAll(/header\(request, '([a-z-]+)'\)/g)].map(([, name]) => name ?? '');
+  expect(read).toContain('oncegate-saga');
+  const { post } = paths['/v1/tools/{tool}'] ?? {};
+  const { parameters } = post as { parameters: { $ref?: string }[] };
+  const documented = parameters.flatMap(({ $ref }) => {
+    const parameter = components.parameters[$ref?.split('/').at(-1) ?? ''];
+    return parameter === undefined ? [] : [parameter.name.toLowerCase()];
+  });
+  expect(documented.toSorted()).toEqual(read.toSorted());
+});
+
+it('a saga, its plan and its steps are what their schemas say', async () => {
+  const { components } = (await gateway.request('GET', '/openapi.json')).body as Document;
+  const { Saga, SagaLine, Plan, Undo } = components.schemas;
+  const opened = await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY });
+  const { saga } = opened.body as { saga: string };
+  const headers = { 'oncegate-saga': saga, prefer: 'wait=0' };
+  expect((await gateway.call('world.held', { id: 'step' }, { headers })).status).toBe(202);
+  const seen = (await gateway.admin('GET', `/admin/sagas/${saga}`)).body;
+  const plan = (await gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { dryRun: true })).body;
+  const [line] = (await gateway.admin('GET', '/admin/sagas')).body.items;
+  for (const [value, schema] of [
+    [opened.body, Saga],
+    [seen, Saga],
+    [line, SagaLine],
+    [plan, Plan],
+    [seen.steps[0].undo, Undo],
+  ])
+    expect(Object.keys(schema.properties)).toEqual(expect.arrayContaining(Object.keys(value)));
+  expect(Object.keys(Saga.properties.steps.items.properties)).toEqual(
+    expect.arrayContaining(Object.keys(seen.steps[0])),
+  );
+  expect(Object.keys(Plan.properties.plan.items.properties)).toEqual(expect.arrayContaining(Object.keys(plan.plan[0])));
 });
 
 it('a known agent sees the tools it may call, each with its schema', async () => {

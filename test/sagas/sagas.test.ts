@@ -46,6 +46,13 @@ describe('a rollback', () => {
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'new' });
     expect((await saga.rollback()).body.state).toBe('rolled_back');
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'old' });
+    // What it observed is shown to people, not to the agent.
+    const [step] = (await saga.read()).steps;
+    expect((await gateway.get(`/v1/calls/${step.undo.txn}`)).body).toMatchObject({ args: null, result: null });
+    expect((await gateway.admin('GET', `/admin/calls/${step.undo.txn}`)).body.args).toEqual({
+      id: 'file',
+      text: 'old',
+    });
   });
 
   it('never says rolled_back over an irreversible step', async () => {
@@ -254,6 +261,15 @@ describe('savepoints', () => {
     for (const id of ['sp-1', 'sp-2', 'sp-3']) expect(await effects(id), id).toHaveLength(2);
   });
 
+  it('taken before any step is still a place to go on from', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.act('savepoints', { name: 'start' });
+    await saga.step('world.charge', { id: 'sp-0' });
+    expect((await saga.rollback({ to: 'start' })).body.state).toBe('open');
+    expect(await effects('sp-0')).toHaveLength(2);
+    expect((await saga.act('commit')).status).toBe(200);
+  });
+
   it('that are not there are told, with those that are', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.act('savepoints', { name: 'one' });
@@ -337,6 +353,19 @@ describe('observe', () => {
     expect([reply.status, reply.body.code]).toEqual([503, 'unavailable']);
     expect(await effects('obs-b')).toEqual([]);
     expect((await gateway.get(`/v1/calls/${reply.headers.get('oncegate-txn')}`)).status).toBe(404);
+  });
+});
+
+describe('a dry run', () => {
+  it('of a step tells what the step would meet', async () => {
+    const saga = await TestSaga.open(gateway);
+    const dry = (headers: object) =>
+      saga.step('world.charge', { id: 'dry' }, { headers: { 'oncegate-dry-run': '?1', ...headers } });
+    expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 200, sends: true });
+    const undo = JSON.stringify({ tool: 'world.refund', args: { id: 'dry', effect: 'forbidden' } });
+    expect((await dry({ 'oncegate-undo': undo })).body.wouldAnswer).toMatchObject({ status: 403, sends: false });
+    await saga.act('commit');
+    expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 409, code: 'saga_closed' });
   });
 });
 

@@ -1,0 +1,13 @@
+import type { JsonObject } from '../domain/json.ts';
+
+/** What the parts of the OpenAPI document are made of. */
+export const ref = (name: string): JsonObject => ({ $ref: `#/components/schemas/${name}` });
+export const json = (schema: JsonObject): JsonObject => ({ 'application/json': { schema } });
+export const callAnswer = (description: string): JsonObject => ({ description, content: json(ref('Call')) });
+export const path = (name: string): JsonObject => ({ name, in: 'path', required: true, schema: { type: 'string' } });
+export const query = (name: string, schema: JsonObject = { type: 'string' }): JsonObject => ({
+  name,
+  in: 'query',
+  schema,
+});
+export const problem: JsonObject = { $ref: '#/components/responses/Problem' };

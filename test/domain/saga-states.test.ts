@@ -1,0 +1,163 @@
+import { randomBytes, randomUUID } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import {
+  SAGA_STATES,
+  SAGA_TRANSITIONS,
+  type SagaState,
+  UNDO_STATES,
+  UNDO_TRANSITIONS,
+  type UndoState,
+} from '../../gateway/domain/saga.ts';
+import { STATES, TRANSITIONS } from '../../gateway/domain/states.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+});
+afterAll(async () => {
+  await database?.drop();
+});
+
+const pairsOf = <T>(states: readonly T[]) => states.flatMap((from) => states.map((to) => [from, to] as const));
+const endedAt = (state: SagaState) =>
+  SAGA_TRANSITIONS[state].length === 0 ? new Date('2026-01-01T00:00:00Z').toISOString() : null;
+
+async function sagaIn(state: SagaState): Promise<string> {
+  const id = randomUUID();
+  await database.query(`insert into sagas (id, agent, asked, state, keep, ended_at) values ($1, 'a', $2, $3, 0, $4)`, [
+    id,
+    randomBytes(32),
+    state,
+    endedAt(state),
+  ]);
+  return id;
+}
+
+const moveSaga = (id: string, to: SagaState) =>
+  database.query('update sagas set state = $2, ended_at = $3 where id = $1 returning id', [id, to, endedAt(to)]);
+
+async function succeededWith(undo: UndoState): Promise<string> {
+  const txn = randomUUID();
+  await database.query(
+    `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, evidence, outcome, undo_state, undo_txn)
+     values ($1, 'a', 't', 'random', $2, 'key', 'succeeded', 'v', 1, now(), 'answer', 'answered', $3, $4)`,
+    [txn, randomBytes(32), undo, randomUUID()],
+  );
+  return txn;
+}
+
+const moveUndo = (txn: string, to: UndoState) =>
+  database.query('update calls set undo_state = $2 where txn = $1 returning txn', [txn, to]);
+
+describe('the life of a saga', () => {
+  it.each(pairsOf(SAGA_STATES))('from %s to %s: table and database agree', async (from, to) => {
+    const id = await sagaIn(from);
+    if (from === to || SAGA_TRANSITIONS[from].includes(to)) {
+      await expect(moveSaga(id, to)).resolves.toHaveLength(1);
+      return;
+    }
+    await expect(moveSaga(id, to)).rejects.toThrow(`may not go from ${from} to ${to}`);
+    const [row] = await database.query<{ state: string }>('select state from sagas where id = $1', [id]);
+    expect(row?.state).toBe(from);
+  });
+
+  it('ends as committed, rolled_back or closed, and can end from everywhere', () => {
+    const finals = SAGA_STATES.filter((state) => SAGA_TRANSITIONS[state].length === 0);
+    expect(finals).toEqual(['committed', 'rolled_back', 'closed']);
+    const ends = (state: SagaState, seen: readonly SagaState[] = []): boolean =>
+      finals.includes(state) ||
+      SAGA_TRANSITIONS[state].some((next) => !seen.includes(next) && ends(next, [...seen, state]));
+    for (const state of SAGA_STATES) expect(ends(state), state).toBe(true);
+  });
+
+  it.each([
+    ['a state of its own', `state = 'lost'`],
+    ['an end without its time', `state = 'committed'`],
+    ['a time of its end before the end', 'ended_at = now()'],
+    ['a rollback without its reach', `state = 'rolling_back', keep = null`],
+    ['a reach below the first step', 'keep = -2'],
+  ])('the database refuses %s', async (_name, change) => {
+    const id = await sagaIn('open');
+    await expect(database.query(`update sagas set ${change} where id = $1`, [id])).rejects.toThrow(
+      /violates check|may not go/,
+    );
+  });
+});
+
+describe('the life of an undo', () => {
+  it.each(pairsOf(UNDO_STATES))('from %s to %s: table and database agree', async (from, to) => {
+    const txn = await succeededWith(from);
+    if (from === to || UNDO_TRANSITIONS[from].includes(to)) {
+      await expect(moveUndo(txn, to)).resolves.toHaveLength(1);
+      return;
+    }
+    await expect(moveUndo(txn, to)).rejects.toThrow(`may not go from ${from} to ${to}`);
+    const [row] = await database.query<{ undo_state: string }>('select undo_state from calls where txn = $1', [txn]);
+    expect(row?.undo_state).toBe(from);
+  });
+
+  it('never leaves what is done, skipped or irreversible', () => {
+    const finals = UNDO_STATES.filter((state) => UNDO_TRANSITIONS[state].length === 0);
+    expect(finals).toEqual(['done', 'skipped', 'irreversible']);
+  });
+
+  it('has no compensation without its txn', async () => {
+    const txn = await succeededWith('due');
+    const change = `update calls set undo_state = 'running', undo_txn = null where txn = $1`;
+    await expect(database.query(change, [txn])).rejects.toThrow(/running_undos_have_a_txn/);
+  });
+
+  it.each(['due', 'failed'] as const)('is never %s for what did not happen', async (state) => {
+    const txn = randomUUID();
+    await database.query(
+      `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, problem, evidence, outcome)
+       values ($1, 'a', 't', 'random', $2, 'key', 'failed', 'v', 1, now(), 'tool_failed', 'answer', 'refused')`,
+      [txn, randomBytes(32)],
+    );
+    await expect(moveUndo(txn, state)).rejects.toThrow(/may not go|only_what_happened_is_undone/);
+    await expect(moveUndo(txn, 'skipped')).resolves.toHaveLength(1);
+  });
+
+  it.each([
+    ['saga', 'gen_random_uuid()'],
+    ['ordinal', '7'],
+    ['undo_of', 'gen_random_uuid()'],
+    ['undo', `'{"kind":"none"}'`],
+  ])('lets nobody change %s of a call afterwards', async (column, value) => {
+    const txn = await succeededWith('none');
+    await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow();
+  });
+});
+
+describe('docs/states.md', () => {
+  /** The first table below a heading: its first column, and its second as a list of names. */
+  async function table(heading: string): Promise<Map<string, string[]>> {
+    const text = await readFile('docs/states.md', 'utf8');
+    const below = text.split(`\n${heading}\n`)[1];
+    if (below === undefined) throw new Error(`docs/states.md has no ${heading}`);
+    const rows = [...(below.split(/^#/m)[0] ?? '').matchAll(/^\| `(\w+)` +\| (.*?) +\|/gm)];
+    return new Map(
+      rows.map(([, name = '', cell = '']) => [name, [...cell.matchAll(/`(\w+)`/g)].map(([, to]) => to ?? '')]),
+    );
+  }
+
+  it.each<[string, Readonly<Record<string, readonly string[]>>]>([
+    ['## Transitions', TRANSITIONS],
+    ['### Transitions of a saga', SAGA_TRANSITIONS],
+    ['### Transitions of an undo', UNDO_TRANSITIONS],
+  ])('has under "%s" what the code has', async (heading, transitions) => {
+    const left = Object.entries(transitions).filter(([, to]) => to.length > 0);
+    expect([...(await table(heading))]).toEqual(left);
+  });
+
+  it.each<[string, readonly string[]]>([
+    ['## States', STATES],
+    ['## The life of a saga', SAGA_STATES],
+    ['## The life of an undo', UNDO_STATES],
+  ])('explains under "%s" every state', async (heading, states) => {
+    expect([...(await table(heading)).keys()].sort()).toEqual([...states].sort());
+  });
+});

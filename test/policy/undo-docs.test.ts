@@ -1,0 +1,119 @@
+import { readFile } from 'node:fs/promises';
+import { describe, expect, it } from 'vitest';
+import type { Json, JsonObject } from '../../gateway/domain/json.ts';
+import { undoArguments } from '../../gateway/policy/undo-args.ts';
+import { faultsOf, good } from './example.ts';
+
+const ENV = { SQUARE_TOKEN: 'token-1', GITHUB_TOKEN: 'token-2', DESEC_TOKEN: 'token-3', RESEND_TOKEN: 'token-4' };
+const text = await readFile('docs/undo.md', 'utf8');
+const blocks = [...text.matchAll(/^```yaml\n(.*?)^```$/gms)].map(([, yaml = '']) => yaml);
+const titleOf = (yaml: string) => /^ {2}(\S+):\n {4}upstream:/m.exec(yaml)?.[1] ?? 'no tool';
+
+describe('docs/undo.md', () => {
+  it('has a policy for each service it speaks of', () => {
+    expect(blocks.map(titleOf)).toEqual([
+      'reports.refresh',
+      'settings.set',
+      'square.charge',
+      'issues.open',
+      'runbook.write',
+      'dns.set',
+      'mail.send',
+    ]);
+  });
+
+  it.each(blocks.map((yaml) => [titleOf(yaml), yaml] as const))('%s loads as it stands there', (_title, yaml) => {
+    expect(faultsOf(yaml, ENV)).toEqual([]);
+  });
+
+  it('loads all of them side by side', () => {
+    const files = Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml]));
+    expect(faultsOf(files, ENV)).toEqual([]);
+  });
+});
+
+interface Case {
+  readonly args: JsonObject;
+  readonly result?: Json;
+  readonly before?: Json;
+  readonly undo: JsonObject;
+}
+
+const issue = { owner: 'acme', repo: 'shop', title: 'Move Ann (R-7)' };
+const gist = { gist: 'abc', content: 'new' };
+const record = { domain: 'example.com', name: 'www', type: 'A', ttl: 3600, records: ['192.0.2.2'] };
+const where = { domain: 'example.com', name: 'www', type: 'A' };
+
+describe('the undos of docs/undo.md', () => {
+  const policies = good(Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml])), ENV);
+
+  it.each<[string, Case]>([
+    [
+      'square.charge',
+      {
+        args: { source: 'cnon:1', amount: 4500, currency: 'USD' },
+        result: { payment: { id: 'pay_1', status: 'COMPLETED' } },
+        undo: { payment: 'pay_1', amount: 4500, currency: 'USD' },
+      },
+    ],
+    ['issues.open', { args: issue, result: { number: 7 }, undo: { owner: 'acme', repo: 'shop', number: 7 } }],
+    [
+      'issues.open',
+      {
+        args: issue,
+        result: [
+          { number: 8, title: 'Other' },
+          { number: 7, title: issue.title },
+        ],
+        undo: { owner: 'acme', repo: 'shop', number: 7 },
+      },
+    ],
+    [
+      'runbook.write',
+      { args: gist, before: { files: { 'runbook.md': { content: 'old' } } }, undo: { gist: 'abc', content: 'old' } },
+    ],
+    ['runbook.write', { args: gist, before: { files: {} }, undo: { gist: 'abc', content: null } }],
+    [
+      'dns.set',
+      {
+        args: record,
+        before: { ttl: 7200, records: ['192.0.2.1'] },
+        undo: { ...where, ttl: 7200, records: ['192.0.2.1'] },
+      },
+    ],
+    ['dns.set', { args: record, before: null, undo: { ...where, ttl: 3600, records: [] } }],
+    [
+      'settings.set',
+      { args: { name: 'a', value: 'new' }, before: { value: 'old' }, undo: { name: 'a', value: 'old' } },
+    ],
+    ['settings.set', { args: { name: 'a', value: 'new' }, before: null, undo: { name: 'a', value: null } }],
+  ])('%s: its arguments can be made, and fit', (name, { args, result = null, before, undo }) => {
+    const tool = policies.tools.get(name);
+    expect(tool?.faults(args)).toEqual([]);
+    const scope = { args, result, agent: 'bot', ...(before !== undefined && { before }) };
+    const made = undoArguments(tool?.undo.template ?? null, scope) as JsonObject;
+    expect(made).toEqual(undo);
+    const way = policies.tools.get(tool?.undo.tool ?? '');
+    expect(way?.faults(made)).toEqual([]);
+    expect(way?.request?.body?.({ args: made, agent: 'bot' })).toBeDefined();
+  });
+
+  it.each<[string, JsonObject, Json, boolean]>([
+    ['runbook.write', gist, { files: { 'runbook.md': { content: 'new' } } }, true],
+    ['runbook.write', gist, { files: {} }, false],
+    ['dns.set', record, { ttl: 3600, records: ['192.0.2.2'] }, true],
+    ['dns.set', record, { ttl: 3600, records: ['192.0.2.1'] }, false],
+    ['dns.set', record, null, false],
+    ['settings.set', { name: 'a', value: 'v' }, { value: 'v' }, true],
+    ['settings.set', { name: 'a', value: 'v' }, null, false],
+  ])('%s knows whether %j is satisfied by %j', (name, args, observed, satisfied) => {
+    expect(policies.tools.get(name)?.observe?.satisfied({ args, observed })).toBe(satisfied);
+  });
+
+  it('a restored gist has its old file, or none', () => {
+    const body = policies.tools.get('runbook.restore')?.request?.body;
+    const bodyOf = (content: string | null) => body?.({ args: { gist: 'abc', content }, agent: 'bot' });
+    expect(bodyOf('old')).toEqual({ files: { 'runbook.md': { content: 'old' } } });
+    expect(bodyOf(null)).toEqual({ files: { 'runbook.md': null } });
+  });
+});

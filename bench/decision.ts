@@ -1,12 +1,17 @@
 import { decide } from '../gateway/policy/decide.ts';
 import { compilePolicies } from '../gateway/policy/load.ts';
 
-/** One decision for an agent with 200 rules, most of which must be looked at, in microseconds. */
-export function decisionMicros(rounds: number): number {
-  const rules = Array.from(
+/** 200 rules, of which every one must be looked at before the last allows the call. */
+export function manyRules(tool: string): string {
+  const denials = Array.from(
     { length: 199 },
     (_, i) => `      - deny: "*.charge"\n        when: args.amount == ${1_000_000 + i}`,
   );
+  return `${denials.join('\n')}\n      - allow: ${tool}\n        when: args.amount <= 50000`;
+}
+
+/** One decision for an agent with 200 rules, in microseconds. */
+export function decisionMicros(rounds: number): number {
   const text = `
 upstreams: { u: { adapter: http, url: "http://127.0.0.1:1", allowPrivate: true } }
 tools:
@@ -15,9 +20,7 @@ agents:
   bot:
     keys: []
     rules:
-${rules.join('\n')}
-      - allow: u.charge
-        when: args.amount <= 50000
+${manyRules('u.charge')}
 `;
   const loaded = compilePolicies([{ name: 'bench.yaml', file: 'bench.yaml', bytes: Buffer.from(text) }], {});
   if (!loaded.ok) throw new Error(loaded.faults.map((fault) => fault.message).join('\n'));

@@ -36,9 +36,13 @@ export async function fire(url: string, total: number, atOnce: number, shot: (i:
   await Promise.all(Array.from({ length: atOnce }, worker));
   const seconds = (performance.now() - started) / 1000;
   await pool.close();
-  times.sort((a, b) => a - b);
+  return sampleOf(times, total / seconds);
+}
+
+export function sampleOf(milliseconds: readonly number[], perSecond: number): Sample {
+  const times = [...milliseconds].sort((a, b) => a - b);
   const at = (share: number) => times[Math.min(times.length - 1, Math.floor(times.length * share))] ?? 0;
-  return { perSecond: total / seconds, p50: at(0.5), p99: at(0.99) };
+  return { perSecond, p50: at(0.5), p99: at(0.99) };
 }
 
 export function median(values: readonly number[]): number {

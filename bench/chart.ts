@@ -1,0 +1,49 @@
+import type { Line, Results } from './report.ts';
+
+const WIDTH = 980;
+const LEFT = 250;
+const BAR = 18;
+const ROW = 26;
+
+/** Two panels of bars, calls per second with 64 at once: first calls, and repeats of answered ones. */
+export function chart({ lines, rounds }: Results): string {
+  const busy = lines.filter((line) => line.atOnce !== 1);
+  const most = Math.max(...busy.map((line) => line.most));
+  const [first, replays] = [busy.filter(({ call }) => call === 'first'), busy.filter(({ call }) => call === 'replay')];
+  const panels = [panel('First calls', first, 84, most), panel('Replays', replays, 134 + ROW * first.length, most)];
+  const height = 190 + ROW * busy.length;
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" role="img" aria-labelledby="title desc">
+  <title id="title">Calls per second, 64 at once</title>
+  <desc id="desc">${busy.map((line) => `${line.system}, ${line.call === 'first' ? 'first calls' : 'replays'}: ${line.perSecond}`).join('; ')}.</desc>
+  <style>
+    text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 14px; fill: #1f2430; }
+    .title { font-size: 18px; font-weight: 600; }
+    .panel { font-size: 15px; font-weight: 600; }
+    .name { text-anchor: end; }
+    .small { font-size: 12px; fill: #454d5e; }
+    .own { fill: #7a6fb8; }
+    .other { fill: #8b93a5; }
+    .spread { stroke: #1f2430; stroke-width: 1.5; }
+  </style>
+  <!-- An opaque card: the same picture on a light and on a dark page. -->
+  <rect x="1" y="1" width="${WIDTH - 2}" height="${height - 2}" rx="14" fill="#fbfaf7" stroke="#c9c6bd"/>
+  <text class="title" x="24" y="38">Calls per second, 64 at once</text>
+${panels.join('\n')}
+  <text class="small" x="24" y="${height - 20}">Medians of ${rounds} alternating runs on one machine; the thin lines reach from the slowest run to the fastest.</text>
+</svg>
+`;
+}
+
+function panel(title: string, lines: readonly Line[], top: number, most: number): string {
+  const x = (perSecond: number) => LEFT + (perSecond / most) * (WIDTH - LEFT - 90);
+  const bars = lines.map((line, i) => {
+    const y = top + i * ROW;
+    const middle = y + BAR / 2;
+    const [from, to] = [x(line.least), x(line.most)].map((at) => at.toFixed(1));
+    return `  <text class="name" x="${LEFT - 12}" y="${middle + 5}">${line.system}</text>
+  <rect class="${line.system.startsWith('Oncegate') ? 'own' : 'other'}" x="${LEFT}" y="${y}" width="${(x(line.perSecond) - LEFT).toFixed(1)}" height="${BAR}" rx="3"/>
+  <path class="spread" d="M${from} ${middle} H${to}"/>
+  <text class="small" x="${(x(line.most) + 8).toFixed(1)}" y="${middle + 4}">${line.perSecond.toLocaleString('en')}</text>`;
+  });
+  return [`  <text class="panel" x="24" y="${top - 12}">${title}</text>`, ...bars].join('\n');
+}

@@ -1,0 +1,25 @@
+import { join } from 'node:path';
+import pg from 'pg';
+import { startEmbedded } from '../gateway/ledger/embedded.ts';
+
+export interface Database {
+  /** The address of a database of its own on the one server. */
+  make(name: string): Promise<string>;
+  stop(): Promise<void>;
+}
+
+/** One PostgreSQL for all who need one. */
+export async function startDatabase(home: string): Promise<Database> {
+  const server = await startEmbedded({ dataDir: join(home, 'postgres'), log: () => {} });
+  return {
+    make: async (name) => {
+      const admin = new pg.Client({ connectionString: server.url });
+      await admin.connect();
+      await admin.query(`create database ${name}`).finally(() => admin.end());
+      const url = new URL(server.url);
+      url.pathname = `/${name}`;
+      return url.href;
+    },
+    stop: () => server.stop(),
+  };
+}

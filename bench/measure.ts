@@ -1,0 +1,42 @@
+import { randomUUID } from 'node:crypto';
+import type { Sample } from './load.ts';
+import type { System } from './systems.ts';
+
+export interface Measured {
+  readonly system: string;
+  readonly call: 'first' | 'replay';
+  readonly atOnce: number;
+  readonly samples: Sample[];
+}
+
+interface Extent {
+  /** Calls of a run with 64 at once, and of one with one after the other. */
+  readonly total: number;
+  readonly alone: number;
+  readonly rounds: number;
+  readonly warm: boolean;
+}
+
+/** Every case once, then every case again: what disturbs the machine for a while disturbs them all. */
+export async function measure(systems: readonly System[], extent: Extent): Promise<Measured[]> {
+  const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => casesOf(system, atOnce, extent)));
+  for (let round = extent.warm ? 0 : 1; round <= extent.rounds; round += 1) {
+    for (const { run, measured } of cases) {
+      const sample = await run();
+      if (round > 0) measured.samples.push(sample);
+    }
+    process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${extent.rounds}\n`);
+  }
+  return cases.map(({ measured }) => measured);
+}
+
+function casesOf(system: System, atOnce: number, extent: Extent) {
+  const share = system.isSlow ? 3 : 1;
+  const total = Math.ceil((atOnce === 1 ? extent.alone : extent.total) / share);
+  const measured = (call: 'first' | 'replay'): Measured => ({ system: system.name, call, atOnce, samples: [] });
+  const { replay } = system;
+  return [
+    { measured: measured('first'), run: () => system.first(randomUUID(), total, atOnce) },
+    ...(replay === undefined ? [] : [{ measured: measured('replay'), run: () => replay(total, atOnce) }]),
+  ];
+}

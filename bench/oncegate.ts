@@ -1,0 +1,70 @@
+import { type Gateway, makeGateway, sha256 } from '../test/support/gateway.ts';
+import { manyRules } from './decision.ts';
+import type { Shot } from './load.ts';
+
+export const KEY = 'bench-key';
+export const RULED_KEY = 'bench-key-with-rules';
+
+/** Not started yet. */
+export function makeOncegate(upstream: string, databaseUrl: string): Promise<Gateway> {
+  return makeGateway({ policies: { 'bench.yaml': policies(upstream) }, databaseUrl, env: { ONCEGATE_DEMO: '0' } });
+}
+
+/** As an agent would call: the key of the call is the run's name and its number. */
+export const callOf =
+  (agentKey: string, body: string, saga?: (i: number) => string) =>
+  (run: string) =>
+  (i: number): Shot => ({
+    path: saga === undefined ? '/v1/tools/pay.charge' : '/v1/tools/pay.step',
+    headers: {
+      authorization: `Bearer ${agentKey}`,
+      'idempotency-key': `${run}-${i}`,
+      ...(saga === undefined ? {} : { 'oncegate-saga': saga(i) }),
+    },
+    body,
+  });
+
+export async function openSagas(gateway: Gateway, count: number): Promise<string[]> {
+  const sagas: string[] = [];
+  const worker = async () => {
+    for (let left = count - sagas.length; left > 0; left = count - sagas.length) {
+      const { body } = await gateway.request('POST', '/v1/sagas', {
+        key: KEY,
+        body: '{}',
+        headers: { 'content-type': 'application/json' },
+      });
+      sagas.push(body.saga);
+    }
+  };
+  await Promise.all(Array.from({ length: 8 }, worker));
+  return sagas.slice(0, count);
+}
+
+function policies(upstream: string): string {
+  return `
+upstreams: { pay: { adapter: http, url: "${upstream}", allowPrivate: true, concurrency: 64 } }
+tools:
+  pay.charge:
+    upstream: pay
+    input: { type: object, properties: { amount: { type: integer } } }
+    request: { method: POST, path: /charges, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+  pay.step:
+    upstream: pay
+    input: { type: object, properties: { amount: { type: integer } } }
+    request: { method: POST, path: /steps, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    undo: { kind: compensable, tool: pay.refund, args: { charge: "\${result.id}" } }
+  pay.refund:
+    upstream: pay
+    input: { type: object }
+    request: { method: POST, path: /refunds, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+agents:
+  bench: { keys: ["sha256:${sha256(KEY)}"], rules: [{ allow: pay.* }] }
+  ruled:
+    keys: ["sha256:${sha256(RULED_KEY)}"]
+    rules:
+${manyRules('pay.charge')}
+`;
+}

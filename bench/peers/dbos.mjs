@@ -1,0 +1,27 @@
+// DBOS behind the same fastify: one workflow a call, named by the caller's key, with one step in it.
+import { DBOS } from '@dbos-inc/dbos-sdk';
+import Fastify from 'fastify';
+import { send } from './send.mjs';
+
+const retriesAllowed = process.env.RETRY_STEPS === '1';
+const charge = DBOS.registerWorkflow(
+  (args) => DBOS.runStep(() => send(args, DBOS.workflowID), { name: 'send', retriesAllowed }),
+  { name: 'charge' },
+);
+// What a step throws is told to the caller; that it is logged as well would only fill the screen.
+const say = () => {};
+DBOS.setConfig({
+  name: 'bench',
+  systemDatabaseUrl: process.env.DATABASE_URL,
+  systemDatabasePoolSize: 20,
+  logger: { debug: say, info: say, warn: say, error: say },
+});
+await DBOS.launch();
+
+const app = Fastify({ logger: false });
+app.post('/charge', async (request) => {
+  const handle = await DBOS.startWorkflow(charge, { workflowID: request.headers['idempotency-key'] })(request.body);
+  return handle.getResult();
+});
+await app.listen({ port: Number(process.env.PORT ?? 0), host: '127.0.0.1' });
+console.log(`listening ${app.server.address().port}`);

@@ -1,0 +1,18 @@
+// The service that a Restate server calls: one ctx.run a call. The caller's key is kept by the server.
+import './with-resolvers.mjs';
+import { createServer } from 'node:http2';
+import * as restate from '@restatedev/restate-sdk';
+import { send } from './send.mjs';
+
+const bench = restate.service({
+  name: 'bench',
+  handlers: {
+    // The random numbers of an invocation are the same each time it is run again, which makes a key of them.
+    charge: (ctx, args) => {
+      const key = ctx.rand.uuidv4();
+      return ctx.run('send', () => send(args, key));
+    },
+  },
+});
+const server = createServer(restate.createEndpointHandler({ services: [bench] }));
+server.listen(Number(process.env.PORT ?? 0), '127.0.0.1', () => console.log(`listening ${server.address().port}`));

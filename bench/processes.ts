@@ -1,0 +1,63 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+
+export interface Listening {
+  readonly url: string;
+  readonly pid: number;
+  /** Resolves when the process has ended, however. */
+  gone(): Promise<unknown>;
+  kill(signal?: NodeJS.Signals): Promise<void>;
+}
+
+const children = new Set<ChildProcess>();
+process.on('exit', () => {
+  for (const child of children) child.kill('SIGKILL');
+});
+
+/** A process of ours that ends with us at the latest. */
+export function keep(child: ChildProcess): ChildProcess {
+  children.add(child);
+  child.once('exit', () => children.delete(child));
+  return child;
+}
+
+export function lifeOf(child: ChildProcess, url: string): Listening {
+  const hasEnded = () => child.exitCode !== null || child.signalCode !== null;
+  const gone = async () => hasEnded() || once(child, 'exit');
+  const kill = async (signal?: NodeJS.Signals) => {
+    child.kill(signal ?? 'SIGTERM');
+    await gone();
+  };
+  return { url, pid: child.pid ?? -1, gone, kill };
+}
+
+/** A script of this directory, in its own process, once it has said where it listens. */
+export async function listening(script: string, env: Readonly<Record<string, string>> = {}): Promise<Listening> {
+  const child = keep(
+    spawn(process.execPath, [fileURLToPath(new URL(script, import.meta.url))], {
+      env: { ...process.env, NODE_ENV: 'production', ...env },
+      stdio: ['ignore', 'pipe', 'inherit'],
+    }),
+  );
+  if (child.stdout === null) throw new Error('no output to read');
+  for await (const line of createInterface({ input: child.stdout })) {
+    const [, port] = /^listening (\d+)$/.exec(line) ?? [];
+    if (port !== undefined) return lifeOf(child, `http://127.0.0.1:${port}`);
+  }
+  throw new Error(`${script} did not start`);
+}
+
+/** What these processes hold together, in MiB; undefined where the system does not tell (it must have /proc). */
+export async function residentMiB(pids: readonly number[]): Promise<number | undefined> {
+  let kib = 0;
+  for (const pid of pids) {
+    const status = await readFile(`/proc/${pid}/status`, 'utf8').catch(() => '');
+    const [, held] = /VmRSS:\s+(\d+)/.exec(status) ?? [];
+    if (held === undefined) return undefined;
+    kib += Number(held);
+  }
+  return Math.round(kib / 1024);
+}

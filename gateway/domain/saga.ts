@@ -150,8 +150,11 @@ export interface Manner {
 }
 
 const LOOK_AGAIN_MS = 500;
-/** A compensation in doubt for longer than this is shown as failed, while the gateway goes on finding out. */
-const PATIENCE_WITH_DOUBT_MS = 60_000;
+/**
+ * When a compensation in doubt is shown as failed, while the gateway goes on finding out: its attempts are used up and its
+ * undo has been due for a while, or it is in doubt for long. Too early would park what a moment later turns out well.
+ */
+const PATIENCE_MS = { usedUp: 15_000, inDoubt: 60_000 };
 
 type Standing =
   /** Undone, or nothing to undo. */
@@ -258,7 +261,8 @@ function runningStanding(
   if (state === 'succeeded') return { standing: { as: 'clear' }, mark: mark('done', null) };
   const why = `${step.undo?.tool ?? 'its undo'}: ${compensation.detail ?? problem ?? state}`;
   if (!isFinal(state)) {
-    const tired = compensation.attempt >= retry.attempts || compensation.msInDoubt > PATIENCE_WITH_DOUBT_MS;
+    const isSpent = compensation.attempt >= retry.attempts && step.msSinceDue > PATIENCE_MS.usedUp;
+    const tired = isSpent || compensation.msInDoubt > PATIENCE_MS.inDoubt;
     if (state !== 'in_doubt' || (pursued && !tired)) return { standing: { as: 'wait', ms: LOOK_AGAIN_MS } };
     const reason = `in doubt, ${pursued ? 'the gateway is finding out' : 'a person must resolve it'}: ${why}`;
     return { standing: { as: 'stuck', why: reason }, mark: mark('failed', reason) };

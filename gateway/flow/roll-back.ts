@@ -6,6 +6,7 @@ import { GatewayError, LedgerError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
 import { type Manner, type Move, type Outlook, type Saga, type Step, unwind } from '../domain/saga.ts';
+import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import type { Intent } from '../ledger/calls.ts';
 import { closeForRollback, moveSaga } from '../ledger/sagas.ts';
@@ -313,12 +314,15 @@ export class Rollbacks {
     await this.#forgetRecalls(saga.id);
   }
 
-  /** Steps that were about to be sent when the rollback began are over: nothing needs to be kept back any more. */
+  /**
+   * Steps that were about to be sent when the rollback began are over: nothing needs to be kept back any more. One that is not
+   * over is kept back by another rollback, which began meanwhile.
+   */
   async #forgetRecalls(saga: string): Promise<void> {
     const { switches, undos } = this.#station;
     if (!switches.list().some(({ scope }) => scope.startsWith('call:'))) return;
-    for (const { txn } of (await undos.read(saga)).steps) {
-      if (switches.get(`call:${txn}`) === undefined) continue;
+    for (const { txn, state } of (await undos.read(saga)).steps) {
+      if (!isFinal(state) || switches.get(`call:${txn}`) === undefined) continue;
       await switches.release(`call:${txn}`, auditEntry('recall_forgotten', { txn, saga }));
     }
   }

@@ -10,7 +10,36 @@ export function sagaPolicies(url: string, tuning: { retry?: string; timeout?: st
     'sagas.yaml': `
 upstreams:
   world: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${tuning.timeout ?? '2s'}, breaker: { minimum: 1000 } }
+  wide: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${tuning.timeout ?? '2s'}, breaker: { minimum: 1000 } }
+  narrow: { adapter: http, url: "${url}", allowPrivate: true, timeout: 5s, concurrency: 1, breaker: { minimum: 1000 } }
 tools:
+  narrow.charge:
+    upstream: narrow
+    ${input}
+    ${post('/keyed/charge')}
+    ${keyed}
+    retry: ${retry}
+    undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
+  wide.reserve:
+    upstream: wide
+    ${input}
+    ${post('/keyed/charge')}
+    ${keyed}
+    retry: ${retry}
+    undo: { kind: compensable, tool: wide.cancel, args: { id: "undo-\${args.id}" } }
+  wide.cancel:
+    upstream: wide
+    ${input}
+    ${post('/probed/orders')}
+    once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: 300ms }
+    retry: ${retry}
+    undo: { kind: irreversible }
+  wide.post:
+    upstream: wide
+    ${input}
+    ${post('/none/mail')}
+    once: { by: none }
+    undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
   world.charge:
     upstream: world
     ${input}
@@ -86,6 +115,9 @@ ${tuning.rules ?? ''}
         when: args.effect == "forbidden"
       - allow: world.*
         approve: never
+      - allow: wide.*
+        approve: never
+      - allow: narrow.*
   other:
     keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
     rules:

@@ -1,5 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
 import { resolve } from 'node:path';
 import { z } from 'zod';
 import { milliseconds } from './domain/duration.ts';
@@ -30,6 +31,8 @@ export interface Config {
   /** Where people are told that a call waits for them. */
   readonly webhook: Webhook | undefined;
   readonly demo: boolean;
+  /** How many processes share the port. */
+  readonly workers: number;
   readonly logLevel: string;
   /** 32 bytes that encrypt what redacting tools store; absent: kept in the data directory. */
   readonly encryptionKey: Buffer | undefined;
@@ -102,6 +105,8 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
   const logLevel = env['LOG_LEVEL'] || 'info';
   if (!LEVELS.includes(logLevel)) faults.push(`LOG_LEVEL: "${logLevel}" is not one of ${LEVELS.join(', ')}`);
   const encryptionKey = encryptionKeyOf(env, faults);
+  if (!/^([1-9]\d?)?$/.test(env['ONCEGATE_WORKERS'] ?? ''))
+    faults.push(`ONCEGATE_WORKERS: "${env['ONCEGATE_WORKERS']}" is not a number of processes from 1 to 99`);
   if (faults.length > 0) throw new ConfigError(faults);
 
   const dataDir = resolve(cwd, env['ONCEGATE_DATA_DIR'] || file.dataDir || '.oncegate');
@@ -125,22 +130,39 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     },
     webhook,
     demo,
+    workers: workersOf(env, { demo, embedded: url === undefined }),
     logLevel,
     encryptionKey,
     dieAt: env['ONCEGATE_DIE_AT'] || undefined,
-    env: { ...env, ...demoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined) },
+    env: { ...env, ...demoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined, env) },
   };
 }
 
+/**
+ * One process for each core; where PostgreSQL runs beside us it gets one of them. The demo is for looking at: one process
+ * is easier to follow.
+ */
+function workersOf(env: NodeJS.ProcessEnv, { demo, embedded }: { demo: boolean; embedded: boolean }): number {
+  const text = env['ONCEGATE_WORKERS'];
+  if (text !== undefined && text !== '') return Number(text);
+  if (demo) return 1;
+  return Math.max(1, availableParallelism() - (embedded ? 1 : 0));
+}
+
 /** What `${env.…}` of the demo policies sees. Without keys the demo agent exists, and nobody can be it. */
-export function demoEnv(listen: Config['listen'], keys: DemoKeys | undefined): NodeJS.ProcessEnv {
+export function demoEnv(
+  listen: Config['listen'],
+  keys: DemoKeys | undefined,
+  env: NodeJS.ProcessEnv,
+): NodeJS.ProcessEnv {
   const host = listen.host === '0.0.0.0' || listen.host === '::' ? '127.0.0.1' : listen.host;
   const hashed = (key: string | undefined) =>
     createHash('sha256')
       .update(key ?? randomBytes(32))
       .digest('hex');
   return {
-    ONCEGATE_DEMO_URL: `http://${host.includes(':') ? `[${host}]` : host}:${listen.port}/demo`,
+    ONCEGATE_DEMO_URL:
+      env['ONCEGATE_DEMO_URL'] ?? `http://${host.includes(':') ? `[${host}]` : host}:${listen.port}/demo`,
     ONCEGATE_DEMO_TOKEN: keys?.token ?? 'no-demo-here',
     ONCEGATE_DEMO_AGENT_SHA256: hashed(keys?.agentKey),
     ONCEGATE_DEMO_ADMIN_SHA256: hashed(keys?.adminKey),

@@ -1,3 +1,4 @@
+import cluster from 'node:cluster';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { type AddressInfo, createServer } from 'node:net';
@@ -19,6 +20,7 @@ import { Metrics } from './metrics.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
 import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
 import { Tokens } from './tokens.ts';
+import { demoBeside, WorkerFailed, Workers } from './workers.ts';
 
 const ROOT = new URL('../../', import.meta.url).pathname;
 const DRAIN_MS = 25_000;
@@ -37,6 +39,62 @@ export async function main(): Promise<void> {
 
 async function start(): Promise<void> {
   const config = await withFreePort(await readConfig(process.env, process.cwd()));
+  if (config.workers > 1 && cluster.isPrimary) await supervise(config);
+  else await serve(config);
+}
+
+/** Several processes behind one port: what there must be one of is started here, then they are. */
+async function supervise(config: Config): Promise<void> {
+  const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
+  const stops: (() => Promise<void>)[] = [];
+  const stop = stopper(stops, log);
+  let isEnding = false;
+  endOnSignal(() => {
+    isEnding = true;
+    return stop();
+  });
+  try {
+    const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
+    // Read here for their faults, which are then told once.
+    const env = { ...config.env, ...demoEnv(config.listen, keys, config.env) };
+    await (await PolicyKeeper.start(config.policiesDir, env, log)).close();
+    const url = await database(config, stops);
+    await migrate(url, join(ROOT, 'migrations'));
+    const beside = keys === undefined ? undefined : await demoBeside(demoOptions(config, keys));
+    if (beside !== undefined) stops.push(beside.stop);
+    const workers = new Workers({
+      count: config.workers,
+      env: {
+        DATABASE_URL: url,
+        PORT: String(config.listen.port),
+        ...(beside === undefined ? {} : { ONCEGATE_DEMO_URL: beside.url }),
+      },
+      log,
+    });
+    stops.push(() => workers.stop());
+    await workers.start();
+    process.on('SIGHUP', () => workers.signal('SIGHUP'));
+    announce(config, keys, keys !== undefined);
+  } catch (error) {
+    await stop();
+    // Asked to end while it started: that is no failure.
+    if (!isEnding) throw error;
+  }
+}
+
+function endOnSignal(end: () => Promise<void>): void {
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    process.once(signal, () => {
+      void end().then(() => process.exit(0));
+    });
+  }
+}
+
+function demoOptions(config: Config, keys: DemoKeys) {
+  return { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token };
+}
+
+async function serve(config: Config): Promise<void> {
   const { version } = JSON.parse(await readFile(join(ROOT, 'package.json'), 'utf8')) as { version: string };
   const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
   const stops: (() => Promise<void>)[] = [];
@@ -50,7 +108,7 @@ async function start(): Promise<void> {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
     const policies = await PolicyKeeper.start(
       config.policiesDir,
-      { ...config.env, ...demoEnv(config.listen, keys) },
+      { ...config.env, ...demoEnv(config.listen, keys, config.env) },
       log,
     );
     stops.push(() => policies.close());
@@ -91,26 +149,23 @@ async function start(): Promise<void> {
       bodyBytes: config.limits.bodyBytes,
       inflight: config.limits.inflight,
       doorLimits: config.limits,
-      demo:
-        keys === undefined ? undefined : { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token },
+      demo: keys === undefined || cluster.isWorker ? undefined : demoOptions(config, keys),
     });
     await app.listen({ ...config.listen, backlog: 1024 });
     stops.push(() => within(timeLeft(), app.close()));
     letGo = () => engine.letGo();
     engine.recover();
-    announce(config, keys, policies.has('demo'));
+    if (cluster.isPrimary) announce(config, keys, policies.has('demo'));
   } catch (error) {
     await stop();
     throw error;
   }
   process.on('SIGHUP', () => reload());
-  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
-    process.once(signal, () => {
-      endBy = performance.now() + DRAIN_MS;
-      letGo();
-      void stop().then(() => process.exit(0));
-    });
-  }
+  endOnSignal(() => {
+    endBy = performance.now() + DRAIN_MS;
+    letGo();
+    return stop();
+  });
 }
 
 /** Boots and policies are counted and logged; a gateway that cannot log that it booted does not start. */
@@ -192,6 +247,7 @@ function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: bool
 }
 
 function explainFailure(error: unknown): string {
+  if (error instanceof WorkerFailed) return 'oncegate did not start: a worker ended before it was ready, see above';
   if (error instanceof ConfigError)
     return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
   if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;

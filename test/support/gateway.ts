@@ -85,6 +85,7 @@ export class Gateway {
         ONCEGATE_DATA_DIR: join(this.home, 'data'),
         ...(this.options.databaseUrl === undefined ? {} : { DATABASE_URL: this.options.databaseUrl }),
         LOG_LEVEL: 'warn',
+        ONCEGATE_WORKERS: '1',
         ...this.options.env,
         ...env,
       },

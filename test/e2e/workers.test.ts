@@ -1,0 +1,111 @@
+import { readdir, readFile } from 'node:fs/promises';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, makeGateway } from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await makeGateway({
+    policies: faultPolicies(upstream.url),
+    databaseUrl: database.url,
+    env: { ONCEGATE_WORKERS: '2' },
+  });
+  await gateway.start();
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+/** The children of a process. */
+async function childrenOf(pid: number): Promise<number[]> {
+  const found: number[] = [];
+  for (const entry of await readdir('/proc')) {
+    const stat = /^\d+$/.test(entry) ? await readFile(`/proc/${entry}/stat`, 'utf8').catch(() => '') : '';
+    const [, state, parent] = /\) (\S) (\d+)/.exec(stat) ?? [];
+    if (Number(parent) === pid && state !== 'Z') found.push(Number(entry));
+  }
+  return found.sort();
+}
+
+async function until<T>(look: () => Promise<T>, isIt: (value: T) => boolean): Promise<T> {
+  for (const end = performance.now() + 20_000; ; await sleep(25)) {
+    const value = await look();
+    if (isIt(value)) return value;
+    if (performance.now() > end)
+      throw new Error(`it did not come to that: ${JSON.stringify(value)}\n${gateway.output}`);
+  }
+}
+
+describe('worker processes behind one port', () => {
+  it('are one gateway: the same key on any of them is one call', async () => {
+    const replies = await Promise.all(
+      Array.from({ length: 100 }, () => gateway.call('world.keyed', { id: 'w-1' }, { key: 'w-1' })),
+    );
+    expect(new Set(replies.map((reply) => reply.status))).toEqual(new Set([200]));
+    expect(new Set(replies.map((reply) => JSON.stringify(reply.body.result))).size).toBe(1);
+    expect(replies.filter((reply) => reply.headers.get('idempotent-replayed') === null)).toHaveLength(1);
+    expect(await upstream.effects('w-1')).toHaveLength(1);
+    const owners = await database.query<{ n: number }>(
+      'select count(*)::int as n from processes where ended_at is null',
+    );
+    expect(owners[0]?.n).toBe(2);
+  });
+
+  it('are replaced when they die, and what they carried goes on', async () => {
+    const before = await childrenOf(gateway.pid);
+    expect(before).toHaveLength(2);
+    await upstream.plan({ match: { id: 'w-2' }, do: ['apply', { event: 'w-2 applied' }, { delay: 60_000 }] });
+    const lost = gateway.call('world.keyed', { id: 'w-2' }, { key: 'w-2' }).catch(() => undefined);
+    await upstream.awaitEvent('w-2 applied');
+    for (const pid of before) process.kill(pid, 'SIGKILL');
+    await lost;
+    const after = await until(
+      () => childrenOf(gateway.pid),
+      (pids) => pids.length === 2 && !pids.some((pid) => before.includes(pid)),
+    );
+    expect(after).not.toEqual(before);
+    await gateway.ready();
+    const again = await gateway.call('world.keyed', { id: 'w-2' }, { key: 'w-2' });
+    expect(again.body).toMatchObject({ state: 'succeeded', replayed: true });
+    expect(await upstream.effects('w-2')).toHaveLength(1);
+  });
+
+  it('end with the process that started them, however it ends', async () => {
+    const workers = await childrenOf(gateway.pid);
+    await gateway.kill();
+    const alive = async () => (await Promise.all(workers.map((pid) => childOf(pid)))).filter(Boolean);
+    expect(await until(alive, (left) => left.length === 0)).toEqual([]);
+    await gateway.start();
+    const next = await childrenOf(gateway.pid);
+    expect(await gateway.stop()).toEqual({ code: 0, signal: null });
+    expect((await Promise.all(next.map((pid) => childOf(pid)))).filter(Boolean)).toEqual([]);
+  });
+
+  it('are a number, or the gateway says what would be right', async () => {
+    gateway.launch({ ONCEGATE_WORKERS: 'many' });
+    expect(await gateway.exited()).toEqual({ code: 1, signal: null });
+    expect(gateway.output).toContain('ONCEGATE_WORKERS: "many" is not a number of processes');
+  });
+
+  it('tell what keeps them from starting once, and leave nothing behind', async () => {
+    gateway.output = '';
+    gateway.launch({ ONCEGATE_POLICIES: '/nonexistent-policies' });
+    expect(await gateway.exited()).toMatchObject({ code: 1 });
+    expect(gateway.output.match(/did not start/g)).toHaveLength(1);
+  });
+});
+
+async function childOf(pid: number): Promise<boolean> {
+  const stat = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '');
+  return stat !== '' && !/\) Z /.test(stat);
+}

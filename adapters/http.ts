@@ -76,6 +76,8 @@ function joinPath(base: string, path: string): string {
   return base.endsWith('/') ? base.slice(0, -1) + path : base + path;
 }
 
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
 /**
  * One request and its answer, told apart by the only two facts that count: had the first byte left, and did a whole answer
  * come back. undici calls `onRequestStart` immediately before it writes; an abort in there writes nothing.
@@ -157,7 +159,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     const answer = { status: this.#status, contentType: this.#contentType };
     if (bytes.length === 0) return { ...answer, body: null, encoding: 'utf8' };
     try {
-      const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
+      const text = UTF8.decode(bytes);
       return { ...answer, body: scrub(text, this.#secrets), encoding: 'utf8' };
     } catch {
       const clean = Buffer.from(scrub(bytes.toString('latin1'), this.#secrets), 'latin1');

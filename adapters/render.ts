@@ -10,7 +10,8 @@ const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]
 
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
 export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string): PreparedRequest {
-  const scope: Scope = { ...wish, saga: null, run: null };
+  const { args, agent, canonicalArgs } = wish;
+  const scope: Scope = { args, agent, saga: null, run: null };
   try {
     const headers: Record<string, string> = {
       accept: 'application/json',
@@ -28,7 +29,7 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
     if (body !== undefined) headers['content-type'] ??= 'application/json';
     const query = renderQuery(template, scope);
     const path = template.path(scope);
-    return { method: template.method, path: path + query, headers, body: body === undefined ? null : canonical(body) };
+    return { method: template.method, path: path + query, headers, body: textOf(body, args, canonicalArgs) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
     throw new GatewayError(
@@ -36,6 +37,12 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
       `The request of ${tool.name} cannot be built from these arguments: ${error.message}`,
     );
   }
+}
+
+/** Most bodies are the arguments as they are, whose text was made already. */
+function textOf(body: Json | undefined, args: Json, canonicalArgs: string | undefined): string | null {
+  if (body === undefined) return null;
+  return body === args && canonicalArgs !== undefined ? canonicalArgs : canonical(body);
 }
 
 function renderQuery(template: RequestTemplate, scope: Scope): string {

@@ -97,7 +97,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   await frontDoor(app, () => options.flow.station.policies(), options.tokens, options.doorLimits);
   // A connection that is kept alive would keep a process that is about to end waiting for it.
   app.addHook('onSend', (_request, reply, _payload, done) => {
-    if (options.flow.dispatch.stopping.aborted) reply.header('connection', 'close');
+    if (options.flow.dispatch.stopping.gone) reply.header('connection', 'close');
     done();
   });
   publicRoutes(app, options.flow, options.health, options.metrics, options.version);

@@ -4,6 +4,7 @@ import type { Config } from './config.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
+import { Finals } from './flow/finals.ts';
 import { Recovery } from './flow/recover.ts';
 import { Rollbacks } from './flow/roll-back.ts';
 import { POINTS, type Point, type Station } from './flow/station.ts';
@@ -54,6 +55,8 @@ export class Engine {
       );
       const adapters = new Registry((upstream) => switches.get(`breaker:${upstream}`) !== undefined);
       switches.onClosed((upstream) => adapters.reset(upstream));
+      const finals = new Finals(config.retention.payloadsMs);
+      switches.onNews(() => finals.clear());
       await switches.start();
       adapters.use(policies.current);
       policies.onChange((changed) => adapters.use(changed));
@@ -61,6 +64,7 @@ export class Engine {
         db,
         calls: new Calls(db),
         undos: new Undos(db),
+        finals,
         lease,
         switches,
         adapters,

@@ -82,31 +82,51 @@ alter table calls
 -- Neither column ever changes, so updates stay heap-only.
 create unique index calls_by_saga on calls (saga, ordinal) where saga is not null;
 
--- Once more with `ready>succeeded`: the world was as asked before anything was sent.
+-- What a call may never do, in one trigger: its condition is asked for every update, so there is one of them, and the cheap
+-- questions come first. New here: `ready>succeeded`, because the world was as asked before anything was sent; the life of an
+-- undo; and what a call says about its saga and its undo, which is for ever.
 drop trigger calls_transitions on calls;
-create trigger calls_transitions before update on calls for each row
-  when (old.state <> new.state and old.state || '>' || new.state not in (
+drop trigger calls_final on calls;
+drop trigger calls_identity on calls;
+drop function refuse_transition();
+drop function refuse_rewrite();
+
+create function refuse_impossible() returns trigger language plpgsql as $$
+begin
+  if old.state <> new.state and old.state || '>' || new.state not in (
     'held>ready', 'held>sending', 'held>rejected', 'held>expired', 'held>cancelled',
     'ready>sending', 'ready>succeeded', 'ready>failed', 'ready>cancelled', 'ready>expired',
     'sending>in_doubt', 'sending>succeeded', 'sending>failed',
-    'in_doubt>succeeded', 'in_doubt>failed'))
-  execute function refuse_transition();
-
-create function refuse_undo_transition() returns trigger language plpgsql as $$
-begin
-  raise exception 'the undo of call % may not go from % to %', old.txn, old.undo_state, new.undo_state using errcode = 'check_violation';
-end $$;
-
--- What was undone stays undone, and a compensation is never replaced while it may still act.
-create trigger calls_undo_transitions before update on calls for each row
-  when (old.undo_state <> new.undo_state and old.undo_state || '>' || new.undo_state not in (
+    'in_doubt>succeeded', 'in_doubt>failed') then
+    raise exception 'call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
+  end if;
+  -- What was undone stays undone, and a compensation is never replaced while it may still act.
+  if old.undo_state <> new.undo_state and old.undo_state || '>' || new.undo_state not in (
     'none>due', 'none>skipped', 'none>irreversible',
     'due>running', 'due>failed',
     'running>done', 'running>due', 'running>failed',
-    'failed>due', 'failed>running', 'failed>done'))
-  execute function refuse_undo_transition();
+    'failed>due', 'failed>running', 'failed>done') then
+    raise exception 'the undo of call % may not go from % to %', old.txn, old.undo_state, new.undo_state using errcode = 'check_violation';
+  end if;
+  raise exception 'call % is final, or this never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
+end $$;
 
-create trigger calls_saga before update on calls for each row
-  when (new.saga is distinct from old.saga or new.ordinal is distinct from old.ordinal or new.undo_of is distinct from old.undo_of
-    or (new.undo is distinct from old.undo and new.erased_at is null))
-  execute function refuse_rewrite();
+create trigger calls_impossible before update on calls for each row
+  when (
+    (old.state <> new.state and old.state || '>' || new.state not in (
+      'sending>succeeded', 'sending>in_doubt', 'sending>failed', 'in_doubt>succeeded', 'in_doubt>failed',
+      'held>ready', 'held>sending', 'held>rejected', 'held>expired', 'held>cancelled',
+      'ready>sending', 'ready>succeeded', 'ready>failed', 'ready>cancelled', 'ready>expired'))
+    or (old.undo_state <> new.undo_state and old.undo_state || '>' || new.undo_state not in (
+      'none>due', 'none>skipped', 'none>irreversible', 'due>running', 'due>failed', 'running>done', 'running>due', 'running>failed',
+      'failed>due', 'failed>running', 'failed>done'))
+    or new.txn <> old.txn or new.fence < old.fence or new.created_at <> old.created_at or new.kind <> old.kind
+    or new.agent <> old.agent or new.tool <> old.tool or new.fingerprint <> old.fingerprint
+    or new.saga is distinct from old.saga or new.ordinal is distinct from old.ordinal or new.undo_of is distinct from old.undo_of
+    or (new.undo is distinct from old.undo and new.erased_at is null)
+    or (old.settled_at is not null and (
+      new.settled_at is distinct from old.settled_at or new.outcome is distinct from old.outcome
+      or new.problem is distinct from old.problem or new.evidence is distinct from old.evidence
+      or new.leaf is distinct from old.leaf or new.attempt <> old.attempt
+      or (new.answer is distinct from old.answer and (new.erased_at is null or new.answer is not null)))))
+  execute function refuse_impossible();

@@ -13,6 +13,9 @@ export interface PreparedRequest {
   readonly body: string | null;
 }
 
+/** As it is stored: `true` for a body that is the arguments themselves, which are stored already. */
+export type StoredRequest = Omit<PreparedRequest, 'body'> & { readonly body: string | null | true };
+
 /** An upstream's answer, as it is stored and replayed. */
 export interface Answer {
   readonly status: number;
@@ -53,6 +56,8 @@ export interface SendOptions {
 /** What a request is rendered from. */
 export interface Wish {
   readonly args: JsonObject;
+  /** The same in canonical form, where somebody made it already. */
+  readonly canonicalArgs?: string;
   readonly agent: string;
 }
 

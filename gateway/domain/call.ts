@@ -1,4 +1,4 @@
-import type { Answer, PreparedRequest } from './adapter.ts';
+import type { Answer, StoredRequest } from './adapter.ts';
 import type { ErrorCode } from './errors.ts';
 import type { Json } from './json.ts';
 import type { StoredUndo, UndoState } from './saga.ts';
@@ -49,7 +49,7 @@ export interface Call {
   readonly policyVersion: string;
   readonly rule: string | null;
   readonly args: string | null;
-  readonly request: PreparedRequest | null;
+  readonly request: StoredRequest | null;
   readonly sealed: Buffer | null;
   readonly outcome: string | null;
   readonly problem: ErrorCode | null;

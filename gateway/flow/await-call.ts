@@ -1,8 +1,8 @@
-import { setTimeout as sleep } from 'node:timers/promises';
 import { type CallFace, face } from '../domain/call.ts';
 import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import { isFinal } from '../domain/states.ts';
 import type { Dispatch } from './dispatch.ts';
+import { type Caller, pause, withPatience } from './patience.ts';
 import type { Station } from './station.ts';
 
 /** Another replica's call is looked at this often, rarer the longer it takes. */
@@ -25,15 +25,15 @@ export async function awaitCall(
   dispatch: Dispatch,
   txn: string,
   patienceMs: number,
-  signal?: AbortSignal,
+  caller?: Caller,
 ): Promise<CallFace | undefined> {
   const until = performance.now() + patienceMs;
   for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
     const here = dispatch.carried(txn);
     if (here !== undefined) {
-      let ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), signal);
+      let ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), caller);
       if (ending === 'unrecorded') {
-        ending = await withPatience(here, TROUBLE_MS, signal);
+        ending = await withPatience(here, TROUBLE_MS, caller);
         if (ending === undefined) throw unrecorded(txn);
       }
       if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;
@@ -43,9 +43,8 @@ export async function awaitCall(
     if (call === undefined) return undefined;
     const now = face(call);
     const left = until - performance.now();
-    if (isAtRest(now) || left <= 0 || signal?.aborted === true || dispatch.stopping.aborted) return now;
-    const wake = signal === undefined ? dispatch.stopping : AbortSignal.any([signal, dispatch.stopping]);
-    await sleep(Math.min(poll, left), undefined, { signal: wake }).catch(() => {});
+    if (isAtRest(now) || left <= 0 || caller?.gone === true || dispatch.stopping.gone) return now;
+    await pause(Math.min(poll, left), caller, dispatch.stopping);
   }
 }
 
@@ -60,15 +59,4 @@ export function released(txn: string, code: ErrorCode, detail: string): GatewayE
 function unrecorded(txn: string): GatewayError {
   const detail = 'The ledger cannot be written just now. Ask again with the same key: it is not executed anew.';
   return new GatewayError('unavailable', detail, { txn, retry: 'same_key', retryAfterSeconds: 1 });
-}
-
-async function withPatience<T>(promise: Promise<T>, ms: number, signal?: AbortSignal): Promise<T | undefined> {
-  if (ms <= 0 || signal?.aborted === true) return undefined;
-  const timer = new AbortController();
-  const signals = signal === undefined ? timer.signal : AbortSignal.any([timer.signal, signal]);
-  try {
-    return await Promise.race([promise, sleep(ms, undefined, { signal: signals }).catch(() => undefined)]);
-  } finally {
-    timer.abort();
-  }
 }

@@ -14,9 +14,11 @@ import { coversByName, DEFAULT_HOLD, decide } from '../policy/decide.ts';
 import { awaitCall, released } from './await-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
+import type { Final } from './finals.ts';
 import { whatIsShown } from './hold.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
 import type { Job } from './job.ts';
+import type { Caller } from './patience.ts';
 import { type Payload, store } from './payload.ts';
 import type { Recovery } from './recover.ts';
 import type { Rollbacks } from './roll-back.ts';
@@ -47,7 +49,7 @@ export interface ToolCall {
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** The caller hung up. Ends the waiting, never the call. */
-  readonly signal?: AbortSignal;
+  readonly caller?: Caller;
 }
 
 export interface ToolAnswer {
@@ -93,7 +95,11 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     const agent = asked.agent.name;
     refuseUndo(policies, asked);
     const identified = await identifyCall(station, asked, tool, fingerprint);
-    const request = station.adapters.for(tool).prepare(tool, { args: asked.args, agent }, identified.txn);
+    const known = station.finals.get(identified.txn);
+    if (known !== undefined) return replay(known, asked, fingerprint);
+    const request = station.adapters
+      .for(tool)
+      .prepare(tool, { args: asked.args, agent, canonicalArgs: args }, identified.txn);
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
@@ -311,6 +317,7 @@ export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Pay
     txn: intent.txn,
     agent: intent.agent,
     identity: intent.identity,
+    fingerprint: intent.fingerprint,
     kind: intent.kind,
     tool,
     owner,
@@ -343,19 +350,7 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
   const call = await flow.station.calls.read(txn);
   if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
-  if (!call.fingerprint.equals(fingerprint)) {
-    throw new GatewayError(
-      'key_reused',
-      `This key belongs to another call of ${call.tool}. Use a new key for a new call.`,
-      { txn },
-    );
-  }
-  if (asked.saga !== undefined && call.saga !== asked.saga) {
-    const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
-    throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
-      txn,
-    });
-  }
+  refuseAnother(call, call.fingerprint, asked, fingerprint);
   if (call.erasedAt !== null) {
     throw new GatewayError(
       'key_expired',
@@ -363,12 +358,40 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
       { txn },
     );
   }
-  if (isFinal(call.state)) return { call: face(call), repeat: true };
+  if (isFinal(call.state) && call.settledAt !== null) {
+    const told = face(call);
+    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime());
+    return { call: told, repeat: true };
+  }
   return tell(flow, txn, asked, true);
 }
 
+/** Answered a moment ago by this process: told again without asking the ledger. */
+function replay({ face: call, fingerprint: first }: Final, asked: ToolCall, fingerprint: Buffer): ToolAnswer {
+  refuseAnother(call, first, asked, fingerprint);
+  return { call, repeat: true };
+}
+
+function refuseAnother(
+  call: Pick<CallFace, 'txn' | 'tool' | 'saga'>,
+  first: Buffer,
+  asked: ToolCall,
+  fingerprint: Buffer,
+): void {
+  const { txn } = call;
+  if (!first.equals(fingerprint)) {
+    const detail = `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
+    throw new GatewayError('key_reused', detail, { txn });
+  }
+  if (asked.saga === undefined || call.saga === asked.saga) return;
+  const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
+  throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
+    txn,
+  });
+}
+
 async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {
-  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.signal);
+  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller);
   if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
   return { call, repeat: isRepeat };
 }

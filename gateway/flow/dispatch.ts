@@ -5,6 +5,7 @@ import { backoff, conclude, nextStep, type Step } from '../domain/next-step.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
 import { observe } from './observe.ts';
+import { Caller, pause } from './patience.ts';
 import { redactAnswer, resultOf } from './payload.ts';
 import { probe } from './probe.ts';
 import { describe, type Ending, event, Recorder } from './record.ts';
@@ -21,7 +22,7 @@ export class Dispatch {
   readonly #station: Station;
   readonly #carried = new Map<string, Promise<Ending>>();
   readonly #recorder: Recorder;
-  readonly #stopping = new AbortController();
+  readonly #stopping = new Caller();
 
   constructor(station: Station) {
     this.#station = station;
@@ -60,17 +61,17 @@ export class Dispatch {
 
   /** Resolves when fewer than `most` calls are carried, or the process is about to end. */
   async roomFor(most: number): Promise<void> {
-    while (this.#carried.size >= most && !this.#stopping.signal.aborted) await Promise.race(this.#carried.values());
+    while (this.#carried.size >= most && !this.#stopping.gone) await Promise.race(this.#carried.values());
   }
 
-  /** Aborted when this process is about to end. */
-  get stopping(): AbortSignal {
-    return this.#stopping.signal;
+  /** Gone when this process is about to end. */
+  get stopping(): Caller {
+    return this.#stopping;
   }
 
   /** Whatever waits for its next attempt is handed back at once. */
   letGo(): void {
-    this.#stopping.abort();
+    this.#stopping.hangUp();
   }
 
   /** Waits for what is on the wire. */
@@ -143,12 +144,8 @@ export class Dispatch {
   }
 
   async #pause(ms: number): Promise<boolean> {
-    try {
-      await sleep(ms, undefined, { signal: this.#stopping.signal });
-      return true;
-    } catch {
-      return false;
-    }
+    await pause(ms, this.#stopping);
+    return !this.#stopping.gone;
   }
 
   /** T1 of a further attempt: its number is durable before its first byte. A crash after it leaves an unknown attempt. */
@@ -186,7 +183,7 @@ export class Dispatch {
       },
     });
     if (outcome.kind === 'ok' || outcome.kind === 'ok_body_lost')
-      job.undoArguments = undoOf(this.#station, job, resultOf(outcome.answer));
+      job.undoArguments = undoOf(this.#station, job, () => resultOf(outcome.answer));
     return 'answer' in outcome && outcome.answer !== undefined
       ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) }
       : outcome;

@@ -15,6 +15,7 @@ export interface Job {
   readonly txn: string;
   readonly agent: string;
   readonly identity: Call['identity'];
+  readonly fingerprint: Buffer;
   readonly kind: Kind;
   readonly tool: Tool;
   readonly owner: string;
@@ -61,6 +62,7 @@ export function jobOf(
     txn: call.txn,
     agent: call.agent,
     identity: call.identity,
+    fingerprint: call.fingerprint,
     kind: call.kind,
     tool,
     owner,

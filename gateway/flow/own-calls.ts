@@ -6,6 +6,7 @@ import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/l
 import { noteDelivered } from '../ledger/repeats.ts';
 import { awaitCall } from './await-call.ts';
 import type { Flow } from './call-tool.ts';
+import type { Caller } from './patience.ts';
 
 export type { CallFilter, CallPage };
 
@@ -17,12 +18,12 @@ export async function readCall(
   txn: string,
   agent: string | undefined,
   patienceMs = 0,
-  signal?: AbortSignal,
+  caller?: Caller,
 ): Promise<Call> {
   const call = TXN.test(txn) ? await flow.station.calls.read(txn) : undefined;
   if (call === undefined || (agent !== undefined && call.agent !== agent)) throw notFound(txn);
   if (patienceMs === 0 || call.settledAt !== null) return call;
-  await awaitCall(flow.station, flow.dispatch, txn, patienceMs, signal);
+  await awaitCall(flow.station, flow.dispatch, txn, patienceMs, caller);
   return (await flow.station.calls.read(txn)) ?? call;
 }
 

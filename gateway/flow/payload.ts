@@ -1,4 +1,4 @@
-import type { Answer, PreparedRequest } from '../domain/adapter.ts';
+import type { Answer, PreparedRequest, StoredRequest } from '../domain/adapter.ts';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
@@ -13,13 +13,17 @@ export interface Payload {
 
 interface Stored {
   readonly args: string;
-  readonly request: PreparedRequest | null;
+  readonly request: StoredRequest | null;
   readonly sealed: Buffer | null;
 }
 
 /** What of arguments and request goes into the ledger: in clear, or redacted with the whole of it sealed beside. */
 export function store(key: Buffer, txn: string, tool: Tool, payload: Payload, canonicalArgs: string): Stored {
-  if (tool.redact.length === 0) return { args: canonicalArgs, request: payload.request, sealed: null };
+  if (tool.redact.length === 0) {
+    const { request } = payload;
+    const stored = request.body === canonicalArgs ? { ...request, body: true as const } : request;
+    return { args: canonicalArgs, request: stored, sealed: null };
+  }
   return {
     args: canonical(redact(payload.args, pathsUnder('args', tool.redact))),
     request: null,
@@ -37,7 +41,8 @@ export function load(key: Buffer, call: Call): Payload | string {
     }
   }
   if (call.request === null || call.args === null) return 'its request is no longer stored';
-  return { args: JSON.parse(call.args) as JsonObject, request: call.request };
+  const body = call.request.body === true ? call.args : call.request.body;
+  return { args: JSON.parse(call.args) as JsonObject, request: { ...call.request, body } };
 }
 
 /**

@@ -21,7 +21,7 @@ export async function probe(station: Station, job: Job): Promise<Probed> {
   try {
     const result = resultOf(looked.answer);
     const applied = once.applied({ args: job.args, result });
-    if (applied) job.undoArguments = undoOf(station, job, result);
+    if (applied) job.undoArguments = undoOf(station, job, () => result);
     const seen = redactAnswer(looked.look, looked.answer, looked.args as JsonObject);
     return { applied, answer: redactAnswer(job.tool, seen, job.args) };
   } catch (error) {

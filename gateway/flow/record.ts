@@ -110,7 +110,9 @@ export class Recorder {
       detail: end.detail ?? null,
       leaf,
     };
-    return { as: 'told', face: { ...identityOf(job), ...told, pursued: false } };
+    const face = { ...identityOf(job), ...told, pursued: false };
+    this.#station.finals.keep(face, job.fingerprint, 0);
+    return { as: 'told', face };
   }
 
   /** The call is final already. If it says otherwise, somebody was wrong and must see it. */

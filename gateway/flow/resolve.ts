@@ -70,7 +70,7 @@ function undoAfter(station: Station, call: Call, result: Json): UndoArguments | 
   return undoOf(
     station,
     { txn: call.txn, agent: call.agent, tool, args: payload.args, before, undo: call.undo },
-    result,
+    () => result,
   );
 }
 

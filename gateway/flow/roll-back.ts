@@ -309,9 +309,10 @@ export class Rollbacks {
       entry,
       lookAgainMs: undone ? null : PARKED_LOOK_MS,
     } as const;
+    // Before it is over: a crash in between is a rollback that is looked at again, and not a switch that stays for ever.
+    await this.#forgetRecalls(saga.id);
     if (!(await moveSaga(station.db, saga, change))) return this.hurry(work);
     station.reach('finished');
-    await this.#forgetRecalls(saga.id);
   }
 
   /**

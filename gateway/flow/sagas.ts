@@ -1,5 +1,4 @@
 import { createHash, randomUUID } from 'node:crypto';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { auditEntry } from '../domain/audit.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -17,6 +16,7 @@ import {
 } from '../ledger/sagas.ts';
 import type { Unwinding } from '../ledger/undos.ts';
 import type { Flow } from './call-tool.ts';
+import { type Caller, pause } from './patience.ts';
 import type { Station } from './station.ts';
 
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
@@ -123,14 +123,13 @@ export async function awaitRollback(
   id: string,
   agent: string | undefined,
   patienceMs: number,
-  signal: AbortSignal,
+  caller: Caller,
 ): Promise<SagaStory> {
   const until = performance.now() + patienceMs;
-  const wake = AbortSignal.any([signal, dispatch.stopping]);
   for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
     const story = await readSaga(station, id, agent);
     const left = until - performance.now();
-    if (story.saga.state !== 'rolling_back' || left <= 0 || wake.aborted) return story;
-    await sleep(Math.min(poll, left), undefined, { signal: wake }).catch(() => {});
+    if (story.saga.state !== 'rolling_back' || left <= 0 || caller.gone || dispatch.stopping.gone) return story;
+    await pause(Math.min(poll, left), caller, dispatch.stopping);
   }
 }

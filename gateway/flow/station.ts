@@ -5,6 +5,7 @@ import type { Database } from '../ledger/db.ts';
 import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
+import type { Finals } from './finals.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -41,6 +42,7 @@ export interface Station {
   readonly db: Database;
   readonly calls: Calls;
   readonly undos: Undos;
+  readonly finals: Finals;
   readonly lease: Lease;
   readonly switches: Switches;
   readonly adapters: Registry;

@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises';
 import { auditEntry } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -6,6 +5,7 @@ import type { JsonObject } from '../domain/json.ts';
 import { closeSaga, resumeSaga } from '../ledger/sagas.ts';
 import type { Flow } from './call-tool.ts';
 import { readCall } from './own-calls.ts';
+import { type Caller, pause } from './patience.ts';
 import { load } from './payload.ts';
 import { readSaga, type SagaStory } from './sagas.ts';
 import { keepUndo } from './undo.ts';
@@ -87,13 +87,18 @@ export async function close(flow: Flow, id: string, deed: Deed): Promise<SagaSto
 }
 
 /** Waits until the undo of a call comes to rest or the patience ends. */
-export async function awaitUndo(flow: Flow, txn: string, patienceMs: number, signal: AbortSignal): Promise<Call> {
+export async function awaitUndo(flow: Flow, txn: string, patienceMs: number, caller: Caller): Promise<Call> {
   const until = performance.now() + patienceMs;
-  const wake = AbortSignal.any([signal, flow.dispatch.stopping]);
   for (;;) {
     const call = await readCall(flow, txn, undefined);
     const left = until - performance.now();
-    if ((call.undoState !== 'due' && call.undoState !== 'running') || left <= 0 || wake.aborted) return call;
-    await sleep(Math.min(POLL_MS, left), undefined, { signal: wake }).catch(() => {});
+    if (
+      (call.undoState !== 'due' && call.undoState !== 'running') ||
+      left <= 0 ||
+      caller.gone ||
+      flow.dispatch.stopping.gone
+    )
+      return call;
+    await pause(Math.min(POLL_MS, left), caller, flow.dispatch.stopping);
   }
 }

@@ -110,12 +110,20 @@ function hide(value: Json, secrets: readonly (string | number)[]): Json {
 export function undoOf(
   station: Station,
   job: Pick<Job, 'txn' | 'agent' | 'args' | 'before' | 'tool' | 'undo'>,
-  result: Json,
+  result: () => Json,
 ): UndoArguments | null {
+  if (job.undo?.tool === undefined) return null;
   const { txn, agent, args, before, tool } = job;
   const observer = tool.observe === undefined ? undefined : station.policies().tools.get(tool.observe.tool);
   const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
-  return renderUndo(station.sealingKey, tool, job.undo, { txn, agent, args, before, result, isBeforeSecret });
+  return renderUndo(station.sealingKey, tool, job.undo, {
+    txn,
+    agent,
+    args,
+    before,
+    result: result(),
+    isBeforeSecret,
+  });
 }
 
 /** What was observed before the call, to be kept with its first attempt. */

@@ -105,18 +105,30 @@ function callText(call: CallFace, replayed: boolean): string {
   return `${JSON.stringify(head).slice(0, -1)},"result":${resultText(call.answer)},${JSON.stringify(tail).slice(1)}`;
 }
 
+/** Whether a body that says it is JSON is; asked once of each answer, however often it is told. */
+const written = new WeakMap<Answer, string>();
+
 function resultText(answer: Answer | null): string {
   if (answer === null || answer.body === null) return 'null';
-  if (answer.encoding === 'base64') return JSON.stringify({ contentType: answer.contentType, base64: answer.body });
+  let text = written.get(answer);
+  if (text === undefined) {
+    text = asJson(answer, answer.body);
+    written.set(answer, text);
+  }
+  return text;
+}
+
+function asJson(answer: Answer, body: string): string {
+  if (answer.encoding === 'base64') return JSON.stringify({ contentType: answer.contentType, base64: body });
   if (answer.contentType === null || /\bjson\b/i.test(answer.contentType)) {
     try {
-      JSON.parse(answer.body);
-      return answer.body;
+      JSON.parse(body);
+      return body;
     } catch {
       // It said JSON and is not: then it is text.
     }
   }
-  return JSON.stringify(answer.body);
+  return JSON.stringify(body);
 }
 
 /** As a value, to be written into a problem; what is nested too deeply to be written again stays text. */

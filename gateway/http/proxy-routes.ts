@@ -21,7 +21,7 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
     const headers = readCallHeaders(request);
     const ask = () => ({ agent, ...match(policies, request), ...headers });
     if (headers.dryRun) return dryRun(flow.station, ask);
-    const answer = await callTool(flow, { ...ask(), signal: hangUp(request, reply) });
+    const answer = await callTool(flow, { ...ask(), caller: hangUp(request, reply) });
     return answered(flow, reply, answer, () => sendUpstream(reply, answer, request.url));
   });
 }

@@ -45,7 +45,7 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
   });
 
   app.post('/admin/sagas/:id/rollback', async (request, reply) => {
-    const signal = hangUp(request, reply);
+    const caller = hangUp(request, reply);
     identifyPerson(request, policies(), 'viewer');
     const body = readBody(request, rollbackSchema);
     const id = idOf(request);
@@ -63,17 +63,17 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
       again: true,
     });
     flow.rollbacks.hurry({ id, of: 'saga' });
-    const story = await awaitRollback(flow, id, undefined, patienceOf(request), signal);
+    const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
     return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
   });
 
   app.post('/admin/sagas/:id/resume', async (request, reply) => {
-    const signal = hangUp(request, reply);
+    const caller = hangUp(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
     const body = readBody(request, resumeSchema);
     const id = idOf(request);
     await resume(flow, id, body.waive ?? [], { person: person.name, reason: body.reason });
-    const story = await awaitRollback(flow, id, undefined, patienceOf(request), signal);
+    const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
     return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
   });
 
@@ -84,13 +84,13 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
   });
 
   app.post('/admin/calls/:txn/undo', async (request, reply) => {
-    const signal = hangUp(request, reply);
+    const caller = hangUp(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
     const { txn } = request.params as { txn: string };
     const body = readBody(request, undoSchema);
     await readCall(flow, txn, undefined);
     await undoCall(flow, txn, body.args, { person: person.name, reason: body.reason });
-    const call = await awaitUndo(flow, txn, patienceOf(request), signal);
+    const call = await awaitUndo(flow, txn, patienceOf(request), caller);
     reply.header('location', `/admin/calls/${txn}`).header('oncegate-txn', txn);
     return reply
       .status(202)

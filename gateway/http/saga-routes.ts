@@ -80,7 +80,7 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
   });
 
   app.post('/v1/sagas/:id/rollback', async (request, reply) => {
-    const signal = hangUp(request, reply);
+    const caller = hangUp(request, reply);
     const agent = agentOf(request);
     const id = idOf(request);
     const { to, reason: why } = readBody(request, rollbackSchema);
@@ -88,7 +88,7 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     await readSaga(station, id, agent);
     await rollBack(station, { id, to: to ?? undefined, reason: why, by: 'agent', again: false });
     flow.rollbacks.hurry({ id, of: 'saga' });
-    const story = await awaitRollback(flow, id, agent, patienceMs, signal);
+    const story = await awaitRollback(flow, id, agent, patienceMs, caller);
     return reply.status(202).header('location', `/v1/sagas/${id}`).send(sagaView(story, false));
   });
 }

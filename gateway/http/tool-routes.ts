@@ -3,6 +3,7 @@ import { isFinal } from '../domain/states.ts';
 import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
 import { dryRun } from '../flow/dry-run.ts';
 import { delivered } from '../flow/own-calls.ts';
+import { Caller } from '../flow/patience.ts';
 import { readArguments } from './bodies.ts';
 import { catalogue, toolNamed } from './catalogue.ts';
 import { sendCall } from './encode.ts';
@@ -24,7 +25,7 @@ export function toolRoutes(app: FastifyInstance, flow: Flow): void {
     const tool = toolNamed(policies, (request.params as { tool: string }).tool);
     const ask = (): ToolCall => ({ agent, tool, args: readArguments(request), ...headers });
     if (headers.dryRun) return dryRun(station, ask);
-    const answer = await callTool(flow, { ...ask(), signal: hangUp(request, reply) });
+    const answer = await callTool(flow, { ...ask(), caller: hangUp(request, reply) });
     return answered(flow, reply, answer, () => sendCall(reply, answer.call, answer.repeat, request.url));
   });
 }
@@ -37,14 +38,14 @@ export function answered(
   send: () => FastifyReply,
 ): FastifyReply {
   flow.station.reach('replying');
-  if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
+  if (call.identity === 'repeat' && isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
   return send();
 }
 
-/** Aborts when the caller is gone. It ends the waiting for an answer, never the call. Asked before anything is awaited. */
-export function hangUp(request: FastifyRequest, reply: FastifyReply): AbortSignal {
-  const gone = new AbortController();
-  reply.raw.once('close', () => gone.abort());
-  if (request.raw.destroyed) gone.abort();
-  return gone.signal;
+/** Whoever asks, and may go away. That ends the waiting for an answer, never the call. Asked before anything is awaited. */
+export function hangUp(request: FastifyRequest, reply: FastifyReply): Caller {
+  const caller = new Caller();
+  reply.raw.once('close', () => caller.hangUp());
+  if (request.raw.destroyed) caller.hangUp();
+  return caller;
 }

@@ -1,4 +1,4 @@
-import type { Answer, PreparedRequest } from '../domain/adapter.ts';
+import type { Answer, StoredRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import type { StoredUndo, UndoState } from '../domain/saga.ts';
@@ -96,7 +96,7 @@ export function toCall(row: CallRow): Call {
     policyVersion: row.policy_version,
     rule: row.rule,
     args: row.args,
-    request: row.request === null ? null : (JSON.parse(row.request) as PreparedRequest),
+    request: row.request === null ? null : (JSON.parse(row.request) as StoredRequest),
     sealed: row.sealed,
     outcome: row.outcome,
     problem: row.problem,

@@ -1,14 +1,26 @@
 /**
- * The two statements of a call's way, each for a whole batch.
+ * The statements of a call's way, each for a whole batch, put together from two lists of CTEs: claims and advances. What
+ * waits in a process goes as one statement and one commit, whichever of the two it is.
  *
- * A claim inserts what `admitted` lets through. Whoever is not admitted, or there already, is not among the txns returned.
+ * Rows are told apart by `in (…) is true`, not by a join: joins by hashing are off on these connections (see db.ts), and
+ * comparing each row of a batch with each other one would cost more than writing it.
  */
-export function claimText(admit: string): string {
-  return `
-with incoming as (
-  select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], $9::uuid[],
-    $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[], $18::int[],
-    $19::uuid[], $20::text[], $21::text[], $22::uuid[], $23::int[], $24::int[])
+
+type Part = (first: number) => string;
+
+function unnested(first: number, types: readonly string[]): string {
+  return types.map((type, i) => `$${first + i}::${type}[]`).join(', ');
+}
+
+const CLAIM_TYPES = [
+  ...['uuid', 'text', 'text', 'text', 'text', 'bytea', 'text', 'text', 'uuid', 'float8', 'float8', 'text', 'text'],
+  ...['text', 'text', 'bytea', 'text', 'int', 'uuid', 'text', 'text', 'uuid', 'int', 'int'],
+];
+
+/** Inserts what `admit` lets through. Whoever is not admitted, or there already, is not in `claimed`. */
+function claims(admit: string): Part {
+  return (first) => `wish as (
+  select * from unnest(${unnested(first, CLAIM_TYPES)})
     as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry, fence,
       saga, depends_on, undo, undo_of, tries, place)
 ), ${admit}
@@ -22,21 +34,20 @@ with incoming as (
   returning txn
 ), opened as (
   insert into open_calls (txn, owner, due_at)
-  select i.txn, i.owner, now() + i.due_ms * interval '1 ms' from incoming i join claimed using (txn)
-), logged as (
-  insert into audit_queue (entry) select i.entry from incoming i join claimed using (txn)
-)
-select txn from claimed`;
+  select txn, owner, now() + due_ms * interval '1 ms' from wish where (txn in (select txn from claimed)) is true
+), logged_claims as (
+  insert into audit_queue (entry) select entry from wish where (txn in (select txn from claimed)) is true
+)`;
 }
 
-export const ADMIT_ALL = 'admitted as (select i.*, null::int as ordinal from incoming i';
+const ADMIT_ALL = 'admitted as (select w.*, null::int as ordinal from wish w';
 
 /**
  * Steps: only of an open saga of the same agent, whose row is locked until the claim is committed. So a rollback either
  * sees the step or the step sees the rollback. Sagas are locked in order of their ids: two batches never wait in a circle.
  */
-export const ADMIT_STEPS = `wanted as (
-  select saga, agent, count(*)::int as n from incoming group by saga, agent
+const ADMIT_STEPS = `wanted as (
+  select saga, agent, count(*)::int as n from wish group by saga, agent
 ), locked as materialized (
   select s.id from sagas s where s.id in (select saga from wanted) order by s.id for update
 ), numbered as (
@@ -45,25 +56,26 @@ export const ADMIT_STEPS = `wanted as (
     and (select count(*) from locked) >= 0
   returning s.id, s.steps - w.n as before
 ), admitted as (
-  select i.*, (n.before + row_number() over (partition by i.saga order by i.place))::int as ordinal
-  from incoming i join numbered n on n.id = i.saga`;
+  select w.*, (n.before + row_number() over (partition by w.saga order by w.place))::int as ordinal
+  from wish w join numbered n on n.id = w.saga`;
 
 /** Compensations: only of a call that is due to be undone, and only one for each try. */
-export const ADMIT_UNDOS = `begun as (
-  update calls c set undo_state = 'running', undo_txn = i.txn, undo_tries = c.undo_tries + 1, undo_reason = null
-  from incoming i where c.txn = i.undo_of and c.undo_state = 'due' and c.undo_tries = i.tries
+const ADMIT_UNDOS = `begun as (
+  update calls c set undo_state = 'running', undo_txn = w.txn, undo_tries = c.undo_tries + 1, undo_reason = null
+  from wish w where c.txn = w.undo_of and c.undo_state = 'due' and c.undo_tries = w.tries
   returning c.txn
 ), admitted as (
-  select i.*, null::int as ordinal from incoming i join begun b on b.txn = i.undo_of`;
+  select w.*, null::int as ordinal from wish w join begun b on b.txn = w.undo_of`;
 
-/** Applied to calls that are still open; also answers a change that was applied before and asked for again. */
-export const ADVANCE = `
-with incoming as (
-  select * from unnest($1::uuid[], $2::int[], $3::bool[], $4::text[], $5::int[], $6::bool[], $7::int[], $8::float8[], $9::text[],
-    $10::float8[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::text[], $19::text[], $20::int[],
-    $21::text[], $22::text[], $23::bytea[], $24::text[])
-    as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail,
-      answer, evidence, resolved_by, leaf, event, entry, step, before, undo_args, undo_sealed, undo_reason)
+const ADVANCE_TYPES = [
+  ...['uuid', 'int', 'bool', 'text', 'int', 'bool', 'int', 'float8', 'text', 'float8', 'text', 'text', 'text', 'text'],
+  ...['text', 'text', 'bytea', 'text', 'text', 'int', 'text', 'text', 'bytea', 'text'],
+];
+
+/** Changes calls that are still open. */
+const advances: Part = (first) => `change as (
+  select * from unnest(${unnested(first, ADVANCE_TYPES)})
+    as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail, answer, evidence, resolved_by, leaf, event, entry, step, before, undo_args, undo_sealed, undo_reason)
 ), moved as (
   update calls c set
     state = i.state,
@@ -86,7 +98,7 @@ with incoming as (
     undo_args = coalesce(i.undo_args, c.undo_args),
     undo_sealed = coalesce(i.undo_sealed, c.undo_sealed),
     undo_reason = coalesce(i.undo_reason, c.undo_reason)
-  from incoming i
+  from change i
   where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
     -- Of a recalled step nothing more is sent, except to find out about what may have happened already.
     and not (c.recalled and i.attempt > c.attempt and i.unresolved = 0)
@@ -95,9 +107,24 @@ with incoming as (
   delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
 ), parked as (
   update open_calls o set owner = null, due_at = now() + m.due_ms * interval '1 ms' from moved m where m.txn = o.txn and m.custody = 'park'
-), logged as (
+), logged_changes as (
   insert into audit_queue (entry) select entry from moved
-)
-select txn from moved
+)`;
+
+/** Also answers a change that was applied before and is asked for again. */
+const MOVED = `select txn, true as advanced from moved
 union all
-select c.txn from calls c join incoming i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step`;
+select c.txn, true from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step`;
+const CLAIMED = 'select txn, false as advanced from claimed';
+
+/** Answers the txns that were claimed. */
+export const CLAIM = { name: 'claim', text: `with ${claims(ADMIT_ALL)(1)}\n${CLAIMED}` };
+export const CLAIM_STEPS = { name: 'claim-steps', text: `with ${claims(ADMIT_STEPS)(1)}\n${CLAIMED}` };
+export const CLAIM_UNDOS = { name: 'claim-undos', text: `with ${claims(ADMIT_UNDOS)(1)}\n${CLAIMED}` };
+/** Answers the txns that were changed. */
+export const ADVANCE = { name: 'advance', text: `with ${advances(1)}\n${MOVED}` };
+/** Claims first, then advances; `advanced` tells which of the two a txn was answered for. */
+export const CLAIM_AND_ADVANCE = {
+  name: 'claim-and-advance',
+  text: `with ${claims(ADMIT_ALL)(1)}, ${advances(1 + CLAIM_TYPES.length)}\n${CLAIMED}\nunion all\n${MOVED}`,
+};

@@ -1,16 +1,17 @@
-import type { PreparedRequest } from '../domain/adapter.ts';
+import type { StoredRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
 import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
-import { ADMIT_ALL, ADMIT_STEPS, ADMIT_UNDOS, ADVANCE, claimText } from './calls-sql.ts';
+import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_STEPS, CLAIM_UNDOS } from './calls-sql.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 
-const BATCH = { maxBatch: 64, maxInFlight: 4 };
+/** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md for the figures. */
+const BATCH = { maxBatch: 128, maxInFlight: 2 };
 /** Claims that count against the same limit wait for each other anyway: here, and not each on a connection of its own. */
 const LANE = { maxBatch: 1, maxInFlight: 2 };
 
@@ -38,7 +39,7 @@ export interface Intent {
   readonly policyVersion: string;
   readonly rule: string;
   readonly args: string;
-  readonly request: PreparedRequest | null;
+  readonly request: StoredRequest | null;
   readonly sealed: Buffer | null;
   /** The saga it is a step of, or whose step it undoes. */
   readonly saga: string | null;
@@ -97,41 +98,41 @@ export interface UndoArguments {
   readonly reason: string | null;
 }
 
+/** What goes to the ledger in one batch: T1 of some calls and T2 of others. */
+type Write = { readonly claim: Intent } | { readonly advance: Advance };
+
 export class Calls {
   readonly #db: Database;
-  readonly #claims: GroupCommit<Intent, boolean>;
+  readonly #writes: GroupCommit<Write, boolean>;
   readonly #steps: GroupCommit<Intent, boolean>;
   readonly #undos: GroupCommit<Intent, boolean>;
-  readonly #advances: GroupCommit<Advance, boolean>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
   readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
 
   constructor(db: Database) {
     this.#db = db;
-    const claims = () => new GroupCommit<Intent, boolean>({ ...BATCH, run: (intents) => this.#claimAll(intents) });
-    this.#claims = claims();
-    this.#steps = claims();
-    this.#undos = claims();
-    this.#advances = new GroupCommit({ ...BATCH, run: (changes) => this.#advanceAll(changes) });
+    this.#writes = new GroupCommit({ ...BATCH, run: (writes) => this.#writeAll(writes) });
+    this.#steps = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#undos = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
   }
 
   /**
-   * T1. A call without guards goes with others in one statement. Guards lock rows of their own (a limit's bucket) and
-   * may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share its refusal.
+   * T1. A call without guards goes with others in one statement. Limits and approvals lock rows of their own (a limit's
+   * bucket) and may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share
+   * its refusal. Steps lock their saga and compensations their step, in batches of their own.
    */
   async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
-    if (guards === undefined) return (await this.#batchOf(intent).submit(intent)) ? 'won' : 'taken';
+    if (guards === undefined) return (await this.#claim(intent)) ? 'won' : 'taken';
     const claimed = await this.#laneOf(intent, guards).submit({ intent, guards });
     if (claimed instanceof GatewayError) throw claimed;
     return claimed;
   }
 
-  /** Steps lock their saga and compensations their step, so each kind has a statement, and batches, of its own. */
-  #batchOf(intent: Intent): GroupCommit<Intent, boolean> {
-    if (intent.undoes !== null) return this.#undos;
-    return intent.saga === null ? this.#claims : this.#steps;
+  #claim(intent: Intent): Promise<boolean> {
+    if (intent.undoes !== null) return this.#undos.submit(intent);
+    return intent.saga === null ? this.#writes.submit({ claim: intent }) : this.#steps.submit(intent);
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
@@ -149,7 +150,7 @@ export class Calls {
 
   /** T2 and everything between. False: the call is final, or in other hands. */
   advance(change: Advance): Promise<boolean> {
-    return this.#advances.submit(change);
+    return this.#writes.submit({ advance: change });
   }
 
   read(txn: string): Promise<Call | undefined> {
@@ -175,89 +176,39 @@ export class Calls {
     }
   }
 
+  /** Claims of one kind: plain ones, steps, or compensations. */
   async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
-    // Sorted, so that two batches never wait for each other; a txn twice in one batch is claimed by its first only.
-    const first = new Map<string, Intent>();
-    for (const intent of intents) if (!first.has(intent.txn)) first.set(intent.txn, intent);
-    const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
-    const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
-    const places = new Map(intents.map((intent, place) => [intent.txn, place]));
-    const statement = CLAIMS[rows[0]?.undoes != null ? 'undos' : rows[0]?.saga != null ? 'steps' : 'plain'];
-    const claimed = await on.run<{ txn: string }>({
-      ...statement,
-      values: [
-        column((i) => i.txn),
-        column((i) => i.agent),
-        column((i) => i.tool),
-        column((i) => i.key),
-        column((i) => i.identity),
-        column((i) => i.fingerprint),
-        column((i) => i.kind),
-        column((i) => i.state),
-        column((i) => i.owner),
-        column((i) => i.dueInMs),
-        column((i) => i.keyLifetimeMs),
-        column((i) => i.policyVersion),
-        column((i) => i.rule),
-        column((i) => i.args),
-        column((i) => (i.request === null ? null : JSON.stringify(i.request))),
-        column((i) => i.sealed),
-        column((i) => i.entry),
-        column((i) => i.fence),
-        column((i) => i.saga),
-        column((i) => (i.dependsOn === null ? null : `{${i.dependsOn.join(',')}}`)),
-        column((i) => (i.undo === null ? null : JSON.stringify(i.undo))),
-        column((i) => i.undoes?.txn ?? null),
-        column((i) => i.undoes?.tries ?? null),
-        column((i) => places.get(i.txn) ?? 0),
-      ],
-    });
-    const won = new Set(claimed.map((row) => row.txn));
-    return intents.map((intent) => first.get(intent.txn) === intent && won.has(intent.txn));
+    const [some] = intents;
+    const statement = some?.undoes != null ? CLAIM_UNDOS : some?.saga != null ? CLAIM_STEPS : CLAIM;
+    const first = firstOfEach(intents);
+    const rows = await on.run<{ txn: string }>({ ...statement, values: claimValues(first) });
+    return answers(intents, first, new Set(rows.map((row) => row.txn)));
   }
 
-  async #advanceAll(changes: readonly Advance[]): Promise<boolean[]> {
-    const first = new Map<string, Advance>();
-    for (const change of changes) if (!first.has(change.txn)) first.set(change.txn, change);
-    const rows = [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
-    const column = <T>(pick: (change: Advance) => T) => rows.map(pick);
-    const moved = await this.#db.run<{ txn: string }>({
-      name: 'advance',
-      text: ADVANCE,
+  async #writeAll(writes: readonly Write[]): Promise<boolean[]> {
+    const intents: Intent[] = [];
+    const changes: Advance[] = [];
+    for (const write of writes) {
+      if ('claim' in write) intents.push(write.claim);
+      else changes.push(write.advance);
+    }
+    const claims = firstOfEach(intents);
+    const advances = firstOfEach(changes);
+    const statement = changes.length === 0 ? CLAIM : intents.length === 0 ? ADVANCE : CLAIM_AND_ADVANCE;
+    const rows = await this.#db.run<{ txn: string; advanced: boolean }>({
+      ...statement,
       values: [
-        column((c) => c.txn),
-        column((c) => c.fence),
-        column((c) => c.evident),
-        column((c) => c.state),
-        column((c) => c.attempt),
-        column((c) => c.attemptOpen),
-        column((c) => c.unresolved),
-        column((c) => c.unknownSinceMs),
-        column((c) => c.custody),
-        column((c) => c.dueInMs),
-        column((c) => c.outcome),
-        column((c) => c.problem),
-        column((c) => c.detail),
-        column((c) => c.answer),
-        column((c) => c.evidence),
-        column((c) => c.resolvedBy),
-        column((c) => c.leaf),
-        column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
-        column((c) => c.entry),
-        column((c) => c.step),
-        column((c) => c.undo?.before ?? null),
-        column((c) => c.undo?.args ?? null),
-        column((c) => c.undo?.sealed ?? null),
-        column((c) => c.undo?.reason ?? null),
+        ...(intents.length === 0 ? [] : claimValues(claims)),
+        ...(changes.length === 0 ? [] : advanceValues(advances)),
       ],
     });
-    const done = new Set(moved.map((row) => row.txn));
+    const won = answers(intents, claims, new Set(rows.filter((row) => !row.advanced).map((row) => row.txn)));
+    const moved = answers(changes, advances, new Set(rows.filter((row) => row.advanced).map((row) => row.txn)));
     // Of two changes of one call the second is tried after the first.
-    const second = changes.filter((change) => first.get(change.txn) !== change);
-    const later = second.length === 0 ? [] : await this.#advanceAll(second);
-    return changes.map((change) =>
-      first.get(change.txn) === change ? done.has(change.txn) : (later.shift() ?? false),
-    );
+    for (const [i, change] of changes.entries()) {
+      if (advances.get(change.txn) !== change) moved[i] = (await this.#writeAll([{ advance: change }]))[0] ?? false;
+    }
+    return writes.map((write) => ('claim' in write ? won : moved).shift() ?? false);
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
@@ -271,11 +222,88 @@ export class Calls {
   }
 }
 
-const CLAIMS = {
-  plain: { name: 'claim', text: claimText(ADMIT_ALL) },
-  steps: { name: 'claim-steps', text: claimText(ADMIT_STEPS) },
-  undos: { name: 'claim-undos', text: claimText(ADMIT_UNDOS) },
-};
+/** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
+function firstOfEach<T extends { readonly txn: string }>(items: readonly T[]): ReadonlyMap<string, T> {
+  const first = new Map<string, T>();
+  for (const item of items) if (!first.has(item.txn)) first.set(item.txn, item);
+  return first;
+}
+
+function answers<T extends { readonly txn: string }>(
+  items: readonly T[],
+  first: ReadonlyMap<string, T>,
+  done: ReadonlySet<string>,
+): boolean[] {
+  return items.map((item) => first.get(item.txn) === item && done.has(item.txn));
+}
+
+/** Sorted, so that two batches never wait for each other. */
+function sorted<T extends { readonly txn: string }>(first: ReadonlyMap<string, T>): T[] {
+  return [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
+}
+
+function claimValues(first: ReadonlyMap<string, Intent>): unknown[] {
+  const rows = sorted(first);
+  const places = new Map([...first.keys()].map((txn, place) => [txn, place]));
+  const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
+  return [
+    column((i) => i.txn),
+    column((i) => i.agent),
+    column((i) => i.tool),
+    column((i) => i.key),
+    column((i) => i.identity),
+    column((i) => i.fingerprint),
+    column((i) => i.kind),
+    column((i) => i.state),
+    column((i) => i.owner),
+    column((i) => i.dueInMs),
+    column((i) => i.keyLifetimeMs),
+    column((i) => i.policyVersion),
+    column((i) => i.rule),
+    column((i) => i.args),
+    column((i) => (i.request === null ? null : JSON.stringify(i.request))),
+    column((i) => i.sealed),
+    column((i) => i.entry),
+    column((i) => i.fence),
+    column((i) => i.saga),
+    column((i) => (i.dependsOn === null ? null : `{${i.dependsOn.join(',')}}`)),
+    column((i) => (i.undo === null ? null : JSON.stringify(i.undo))),
+    column((i) => i.undoes?.txn ?? null),
+    column((i) => i.undoes?.tries ?? null),
+    column((i) => places.get(i.txn) ?? 0),
+  ];
+}
+
+function advanceValues(first: ReadonlyMap<string, Advance>): unknown[] {
+  const rows = sorted(first);
+  const column = <T>(pick: (change: Advance) => T) => rows.map(pick);
+  return [
+    column((c) => c.txn),
+    column((c) => c.fence),
+    column((c) => c.evident),
+    column((c) => c.state),
+    column((c) => c.attempt),
+    column((c) => c.attemptOpen),
+    column((c) => c.unresolved),
+    column((c) => c.unknownSinceMs),
+    column((c) => c.custody),
+    column((c) => c.dueInMs),
+    column((c) => c.outcome),
+    column((c) => c.problem),
+    column((c) => c.detail),
+    column((c) => c.answer),
+    column((c) => c.evidence),
+    column((c) => c.resolvedBy),
+    column((c) => c.leaf),
+    column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
+    column((c) => c.entry),
+    column((c) => c.step),
+    column((c) => c.undo?.before ?? null),
+    column((c) => c.undo?.args ?? null),
+    column((c) => c.undo?.sealed ?? null),
+    column((c) => c.undo?.reason ?? null),
+  ];
+}
 
 /** Ends the transaction of a claim that a limit refuses. */
 class Refused extends GatewayError {

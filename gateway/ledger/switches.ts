@@ -42,6 +42,7 @@ export class Switches {
   #timer: NodeJS.Timeout | undefined;
   #looking: Promise<void> | undefined;
   #whenClosed: (upstream: string) => void = () => {};
+  #whenNews: () => void = () => {};
 
   constructor(db: Database, lease: Lease, onError: (error: unknown) => void) {
     this.#db = db;
@@ -64,6 +65,11 @@ export class Switches {
 
   onClosed(listener: (upstream: string) => void): void {
     this.#whenClosed = listener;
+  }
+
+  /** Heard before this process says that it saw a change. */
+  onNews(listener: () => void): void {
+    this.#whenNews = listener;
   }
 
   get(scope: Scope): Switch | undefined {
@@ -185,6 +191,7 @@ export class Switches {
       const isNews = this.#seen.version !== '' && before.get(scope)?.at.getTime() !== at.getTime();
       if (scope.startsWith('closed:') && isNews) this.#whenClosed(scope.slice('closed:'.length));
     }
+    this.#whenNews();
     // Said only after it is in force here. A version read before the switches can only be too old, never too new.
     await this.#db.run({
       name: 'saw-switches',

@@ -181,7 +181,8 @@ const STEPS = `select c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordin
     extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
     extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,
     extract(epoch from c.undo_due_at - now())::float8 * 1000 as ms_to_next_try,
-    u.state as u_state, u.problem as u_problem, u.detail as u_detail, u.attempt as u_attempt,
+    u.state as u_state, u.problem as u_problem,
+    coalesce(u.detail, 'the upstream answered ' || (u.answer::json->>'status')) as u_detail, u.attempt as u_attempt,
     uo.owner is not null or uo.due_at is not null as u_pursued,
     extract(epoch from now() - u.unknown_since)::float8 * 1000 as u_ms_in_doubt
   from calls c left join open_calls o on o.txn = c.txn left join calls u on u.txn = c.undo_txn left join open_calls uo on uo.txn = u.txn`;

@@ -1,0 +1,70 @@
+import type { CallFace } from '../domain/call.ts';
+
+export interface Final {
+  readonly face: CallFace;
+  readonly fingerprint: Buffer;
+}
+
+interface Kept extends Final {
+  readonly until: number;
+  readonly bytes: number;
+}
+
+/** A retry comes within seconds, or much later. */
+const KEEP_MS = 60_000;
+/** What a row costs beyond its answer. */
+const ROW_BYTES = 2_000;
+
+/**
+ * Final answers of a moment ago, so that a retry is told without asking the ledger: a final answer never changes. It may
+ * be erased, though: nothing is kept longer than its payload is, and everything is dropped when a switch is thrown, which
+ * is how an erasure reaches every process.
+ */
+export class Finals {
+  readonly #mostBytes: number;
+  readonly #payloadsMs: number;
+  readonly #kept = new Map<string, Kept>();
+  #bytes = 0;
+
+  /** `payloadsMs` is how long payloads are kept at all. */
+  constructor(payloadsMs: number, mostBytes = 16 * 1024 * 1024) {
+    this.#payloadsMs = payloadsMs;
+    this.#mostBytes = mostBytes;
+  }
+
+  get(txn: string): Final | undefined {
+    const kept = this.#kept.get(txn);
+    if (kept === undefined || kept.until > performance.now()) return kept;
+    this.#drop(txn, kept);
+    return undefined;
+  }
+
+  /** `ageMs`: how long ago it was settled. Calls without a key depend on what was delivered, so they are not kept. */
+  keep(face: CallFace, fingerprint: Buffer, ageMs: number): void {
+    if (face.identity !== 'key' && face.identity !== 'business') return;
+    const keepMs = Math.min(KEEP_MS, this.#payloadsMs - ageMs);
+    if (keepMs <= 0 || this.#kept.has(face.txn)) return;
+    const bytes = ROW_BYTES + 2 * (face.answer?.body?.length ?? 0);
+    if (bytes > this.#mostBytes / 16) return;
+    this.#kept.set(face.txn, { face, fingerprint, bytes, until: performance.now() + keepMs });
+    this.#bytes += bytes;
+    if (this.#bytes > this.#mostBytes) this.#dropOldest();
+  }
+
+  clear(): void {
+    this.#kept.clear();
+    this.#bytes = 0;
+  }
+
+  #dropOldest(): void {
+    for (const [txn, oldest] of this.#kept) {
+      if (this.#bytes <= this.#mostBytes) return;
+      this.#drop(txn, oldest);
+    }
+  }
+
+  #drop(txn: string, kept: Kept): void {
+    this.#kept.delete(txn);
+    this.#bytes -= kept.bytes;
+  }
+}

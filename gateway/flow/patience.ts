@@ -1,0 +1,65 @@
+/** Somebody who may go away while an answer is made for them. Lighter than an AbortSignal: every request has one. */
+export class Caller {
+  #gone = false;
+  #whenGone: (() => void)[] = [];
+
+  get gone(): boolean {
+    return this.#gone;
+  }
+
+  /** They hung up: it ends the waiting for an answer, never the call. */
+  hangUp(): void {
+    this.#gone = true;
+    for (const told of this.#whenGone.splice(0)) told();
+  }
+
+  onGone(told: () => void): () => void {
+    if (this.#gone) told();
+    else this.#whenGone.push(told);
+    return () => {
+      const at = this.#whenGone.indexOf(told);
+      if (at >= 0) this.#whenGone.splice(at, 1);
+    };
+  }
+}
+
+/** What is waited for, or nothing once the time is up or the caller has gone. */
+export function withPatience<T>(promise: Promise<T>, ms: number, caller?: Caller): Promise<T | undefined> {
+  if (ms <= 0 || caller?.gone === true) return Promise.resolve(undefined);
+  return new Promise((resolve, reject) => {
+    const end = () => {
+      clearTimeout(timer);
+      forget?.();
+    };
+    const giveUp = () => {
+      end();
+      resolve(undefined);
+    };
+    const timer = setTimeout(giveUp, ms);
+    const forget = caller?.onGone(giveUp);
+    promise.then(
+      (value) => {
+        end();
+        resolve(value);
+      },
+      (error: unknown) => {
+        end();
+        reject(error);
+      },
+    );
+  });
+}
+
+/** Some time, or less if one of them goes away meanwhile. */
+export function pause(ms: number, ...callers: readonly (Caller | undefined)[]): Promise<void> {
+  return new Promise((resolve) => {
+    const forget: (() => void)[] = [];
+    const end = () => {
+      clearTimeout(timer);
+      for (const each of forget) each();
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    for (const caller of callers) if (caller !== undefined) forget.push(caller.onGone(end));
+  });
+}

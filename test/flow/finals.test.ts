@@ -1,0 +1,74 @@
+import { afterEach, describe, expect, it, vi } from 'vitest';
+import type { CallFace } from '../../gateway/domain/call.ts';
+import { Finals } from '../../gateway/flow/finals.ts';
+
+const FINGERPRINT = Buffer.alloc(32, 7);
+const face = (txn: string, more: Partial<CallFace> = {}): CallFace => ({
+  txn,
+  agent: 'a',
+  tool: 't',
+  identity: 'key',
+  state: 'succeeded',
+  attempt: 1,
+  answer: { status: 200, contentType: 'application/json', body: '{}', encoding: 'utf8' },
+  outcome: 'answered',
+  problem: null,
+  detail: null,
+  leaf: null,
+  saga: null,
+  pursued: false,
+  ...more,
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+describe('final answers of a moment ago', () => {
+  it('are remembered for a minute, and no longer than their payload is kept', () => {
+    vi.useFakeTimers({ toFake: ['performance'] });
+    const [long, short] = [new Finals(86_400_000), new Finals(1_000)];
+    for (const finals of [long, short]) finals.keep(face('x'), FINGERPRINT, 400);
+    vi.advanceTimersByTime(599);
+    expect(short.get('x')?.face.txn).toBe('x');
+    vi.advanceTimersByTime(2);
+    expect(short.get('x')).toBeUndefined();
+    expect(long.get('x')?.face.txn).toBe('x');
+    vi.advanceTimersByTime(59_400);
+    expect(long.get('x')).toBeUndefined();
+    long.keep(face('old'), FINGERPRINT, 86_400_000);
+    expect(long.get('old')).toBeUndefined();
+    long.keep(face('yesterday'), FINGERPRINT, 80_000_000);
+    expect(long.get('yesterday')?.face.txn).toBe('yesterday');
+  });
+
+  it('are those of calls with a key only', () => {
+    const finals = new Finals(86_400_000);
+    for (const identity of ['repeat', 'random', 'undo'] as const)
+      finals.keep(face(identity, { identity }), FINGERPRINT, 0);
+    finals.keep(face('business', { identity: 'business' }), FINGERPRINT, 0);
+    expect(['repeat', 'random', 'undo', 'business'].filter((txn) => finals.get(txn) !== undefined)).toEqual([
+      'business',
+    ]);
+  });
+
+  it('never take more memory than they may: the oldest go first, the large ones are not kept', () => {
+    const finals = new Finals(86_400_000, 64_000);
+    const body = 'x'.repeat(1_000);
+    const answer = { status: 200, contentType: null, body, encoding: 'utf8' } as const;
+    for (let i = 0; i < 1_000; i++) finals.keep(face(`t${i}`, { answer }), FINGERPRINT, 0);
+    const kept = Array.from({ length: 1_000 }, (_, i) => i).filter((i) => finals.get(`t${i}`) !== undefined);
+    expect(kept.length).toBeGreaterThan(10);
+    expect(kept.length).toBeLessThanOrEqual(64_000 / 2_600);
+    expect(kept.at(-1)).toBe(999);
+    finals.keep(face('large', { answer: { ...answer, body: 'x'.repeat(10_000) } }), FINGERPRINT, 0);
+    expect(finals.get('large')).toBeUndefined();
+  });
+
+  it('are forgotten at once when told to', () => {
+    const finals = new Finals(86_400_000);
+    finals.keep(face('x'), FINGERPRINT, 0);
+    finals.clear();
+    expect(finals.get('x')).toBeUndefined();
+  });
+});

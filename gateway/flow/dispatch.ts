@@ -260,11 +260,12 @@ export class Dispatch {
   }
 
   /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
-  #abandon(job: Job, last: Outcome): Promise<Ending> {
+  async #abandon(job: Job, last: Outcome): Promise<Ending> {
     closeAttempt(job, false);
     if (job.unresolved === 0 && this.#station.switches.get(`call:${job.txn}`) !== undefined) {
-      job.recalled = true;
-      return this.#settleFailure(job, last);
+      // The ledger knows whether this claim is meant, or an earlier one of the same txn that was given up.
+      job.recalled = (await this.#recorder.insist(job, () => this.#station.calls.read(job.txn)))?.recalled === true;
+      return job.recalled ? this.#settleFailure(job, last) : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
     }
     const frozen = frozenFor(this.#station, job);
     if (frozen === undefined) return this.#recorder.handBack(job);

@@ -20,13 +20,15 @@ import type { Station } from './station.ts';
 import { undoArgsOf } from './undo.ts';
 
 const LOOK_EVERY_MS = 250;
+/** How often it is looked for switches of steps that are over: those in memory, and there are hardly ever any. */
+const TIDY_EVERY_MS = 500;
 /** Work is this process's for so long; if it dies, somebody else's after that. */
 const HOLD_MS = 2_000;
 /** A parked saga is looked at this often: a doubt that held it up may be resolved. */
 const PARKED_LOOK_MS = 15_000;
 /** How many rollbacks one process carries on at once. */
 const MOST_AT_ONCE = 64;
-/** A compensation that could not be started is tried again this much later. */
+/** What could not be moved now is tried again this much later. */
 const STUMBLE_MS = 1_000;
 
 /**
@@ -44,6 +46,7 @@ export class Rollbacks {
   #timer: NodeJS.Timeout | undefined;
   #looking: Promise<void> | undefined;
   #stopped = false;
+  #tidyAt = performance.now() + TIDY_EVERY_MS;
 
   constructor(station: Station, dispatch: Dispatch, claims: Claims) {
     this.#station = station;
@@ -81,6 +84,10 @@ export class Rollbacks {
   }
 
   async #look(): Promise<void> {
+    if (performance.now() > this.#tidyAt) {
+      this.#tidyAt = performance.now() + TIDY_EVERY_MS;
+      await this.#forgetRecalls();
+    }
     while (!this.#stopped && this.#busy.size < MOST_AT_ONCE) {
       const { switches, lease, db } = this.#station;
       if (!switches.inForce(lease.id)) return;
@@ -119,6 +126,8 @@ export class Rollbacks {
       if (outlook.moves.length > 0) {
         const moved = await Promise.all(outlook.moves.map((move) => this.#move(move, work, saga)));
         if (moved.includes(true)) continue;
+        // Somebody else was faster, or the ledger is in trouble.
+        return postponeWork(db, work.id, STUMBLE_MS);
       }
       if (this.#news.has(work.id)) continue;
       if (outlook.waitMs !== null) return postponeWork(db, work.id, Math.max(outlook.waitMs, 25));
@@ -198,7 +207,6 @@ export class Rollbacks {
       return claimed === 'won';
     } catch (error) {
       if (!(error instanceof GatewayError)) throw error;
-      await postponeWork(station.db, work.id, STUMBLE_MS);
       return false;
     }
   }
@@ -309,22 +317,19 @@ export class Rollbacks {
       entry,
       lookAgainMs: undone ? null : PARKED_LOOK_MS,
     } as const;
-    // Before it is over: a crash in between is a rollback that is looked at again, and not a switch that stays for ever.
-    await this.#forgetRecalls(saga.id);
     if (!(await moveSaga(station.db, saga, change))) return this.hurry(work);
     station.reach('finished');
   }
 
-  /**
-   * Steps that were about to be sent when the rollback began are over: nothing needs to be kept back any more. One that is not
-   * over is kept back by another rollback, which began meanwhile.
-   */
-  async #forgetRecalls(saga: string): Promise<void> {
-    const { switches, undos } = this.#station;
-    if (!switches.list().some(({ scope }) => scope.startsWith('call:'))) return;
-    for (const { txn, state } of (await undos.read(saga)).steps) {
-      if (!isFinal(state) || switches.get(`call:${txn}`) === undefined) continue;
-      await switches.release(`call:${txn}`, auditEntry('recall_forgotten', { txn, saga }));
+  /** Steps that were about to be sent when a rollback began and are over, or were given up: nothing needs to be kept back. */
+  async #forgetRecalls(): Promise<void> {
+    const { switches, calls } = this.#station;
+    for (const { scope } of switches.list()) {
+      if (!scope.startsWith('call:')) continue;
+      const txn = scope.slice('call:'.length);
+      const call = await calls.read(txn);
+      if (call !== undefined && !isFinal(call.state)) continue;
+      await switches.release(scope, auditEntry('recall_forgotten', { txn }));
     }
   }
 }

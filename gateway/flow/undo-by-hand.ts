@@ -63,7 +63,7 @@ function given(flow: Flow, call: Call, args: JsonObject | undefined) {
     before: undefined,
     isBeforeSecret: false,
   };
-  const kept = keepUndo(station.sealingKey, tool, scope, args);
+  const kept = keepUndo(station.sealingKey, tool, tools.get(call.undo?.tool ?? ''), scope, args);
   return { text: kept.args ?? '{}', sealed: kept.sealed };
 }
 

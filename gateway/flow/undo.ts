@@ -46,14 +46,20 @@ export interface UndoScope {
  * The arguments of a call's undo, made when its outcome is known and written with it. Where the tool redacts, they are
  * sealed, and what is shown of them leaves out what was redacted.
  */
-export function renderUndo(key: Buffer, tool: Tool, undo: StoredUndo | null, scope: UndoScope): UndoArguments | null {
+export function renderUndo(
+  key: Buffer,
+  tool: Tool,
+  undoTool: Tool | undefined,
+  undo: StoredUndo | null,
+  scope: UndoScope,
+): UndoArguments | null {
   if (undo?.tool === undefined) return null;
   if (undo.own === true) return keepOwn(key, scope.txn, undo);
   try {
     const args = undoArguments(undo.template ?? {}, withoutAbsent(scope));
     if (!isObject(args))
       return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
-    return keepUndo(key, tool, scope, args);
+    return keepUndo(key, tool, undoTool, scope, args);
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
     return {
@@ -79,8 +85,15 @@ function withoutAbsent({ before, args, result, agent }: UndoScope) {
 }
 
 /** Arguments as they are kept: in clear, or sealed with what may be shown beside. */
-export function keepUndo(key: Buffer, tool: Tool, scope: UndoScope, args: JsonObject): UndoArguments {
-  if (tool.redact.length === 0 && !scope.isBeforeSecret)
+export function keepUndo(
+  key: Buffer,
+  tool: Tool,
+  undoTool: Tool | undefined,
+  scope: UndoScope,
+  args: JsonObject,
+): UndoArguments {
+  const paths = pathsUnder('args', undoTool?.redact ?? []);
+  if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
     return { before: null, args: canonical(args), sealed: null, reason: null };
   const secrets = [
     ...leavesAt(scope.args, pathsUnder('args', tool.redact)),
@@ -89,7 +102,7 @@ export function keepUndo(key: Buffer, tool: Tool, scope: UndoScope, args: JsonOb
   ];
   return {
     before: null,
-    args: canonical(hide(args, secrets)),
+    args: canonical(redact(hide(args, secrets), paths)),
     sealed: seal(key, scope.txn, JSON.stringify({ args })),
     reason: null,
   };
@@ -116,7 +129,7 @@ export function undoOf(
   const { txn, agent, args, before, tool } = job;
   const observer = tool.observe === undefined ? undefined : station.policies().tools.get(tool.observe.tool);
   const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
-  return renderUndo(station.sealingKey, tool, job.undo, {
+  return renderUndo(station.sealingKey, tool, station.policies().tools.get(job.undo.tool), job.undo, {
     txn,
     agent,
     args,

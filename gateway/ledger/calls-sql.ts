@@ -54,10 +54,10 @@ const ADMIT_STEPS = `wanted as (
   update sagas s set steps = s.steps + w.n from wanted w
   where s.id = w.saga and s.agent = w.agent and s.state = 'open' and (s.expires_at is null or s.expires_at > now())
     and (select count(*) from locked) >= 0
-  returning s.id, s.steps - w.n as before
+  returning s.id, s.agent, s.steps - w.n as before
 ), admitted as (
   select w.*, (n.before + row_number() over (partition by w.saga order by w.place))::int as ordinal
-  from wish w join numbered n on n.id = w.saga`;
+  from wish w join numbered n on n.id = w.saga and n.agent = w.agent`;
 
 /** Compensations: only of a call that is due to be undone, and only one for each try. */
 const ADMIT_UNDOS = `begun as (
@@ -84,7 +84,9 @@ const advances: Part = (first) => `change as (
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
     first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    unknown_since = coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since),
+    -- A late success while somebody else's attempt is on the wire: that one may still arrive, and nobody will hear of it.
+    unknown_since = case when i.evident and c.attempt_open and c.fence <> i.fence then now()
+      else coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since) end,
     outcome = i.outcome,
     problem = i.problem,
     detail = i.detail,
@@ -111,10 +113,14 @@ const advances: Part = (first) => `change as (
   insert into audit_queue (entry) select entry from moved
 )`;
 
-/** Also answers a change that was applied before and is asked for again. */
+/**
+ * Also answers a change that was applied before and is asked for again. Not one whose number a late success took: then the
+ * call is final, by another leaf.
+ */
 const MOVED = `select txn, true as advanced from moved
 union all
-select c.txn, true from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step`;
+select c.txn, true from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
+  and (c.settled_at is null or c.leaf = i.leaf)`;
 const CLAIMED = 'select txn, false as advanced from claimed';
 
 /** Answers the txns that were claimed. */

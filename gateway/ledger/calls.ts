@@ -185,7 +185,7 @@ export class Calls {
     return answers(intents, first, new Set(rows.map((row) => row.txn)));
   }
 
-  async #writeAll(writes: readonly Write[]): Promise<boolean[]> {
+  async #writeAll(writes: readonly Write[]): Promise<(boolean | Promise<boolean>)[]> {
     const intents: Intent[] = [];
     const changes: Advance[] = [];
     for (const write of writes) {
@@ -204,11 +204,12 @@ export class Calls {
     });
     const won = answers(intents, claims, new Set(rows.filter((row) => !row.advanced).map((row) => row.txn)));
     const moved = answers(changes, advances, new Set(rows.filter((row) => row.advanced).map((row) => row.txn)));
-    // Of two changes of one call the second is tried after the first.
-    for (const [i, change] of changes.entries()) {
-      if (advances.get(change.txn) !== change) moved[i] = (await this.#writeAll([{ advance: change }]))[0] ?? false;
-    }
-    return writes.map((write) => ('claim' in write ? won : moved).shift() ?? false);
+    return writes.map((write) => {
+      if ('claim' in write) return won.shift() ?? false;
+      const done = moved.shift() ?? false;
+      // Of two changes of one call the second is tried after the first.
+      return advances.get(write.advance.txn) === write.advance ? done : this.advance(write.advance);
+    });
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {

@@ -2,15 +2,18 @@ import { LedgerError } from '../domain/errors.ts';
 
 interface Waiting<Item, Result> {
   readonly item: Item;
-  readonly resolve: (result: Result) => void;
+  readonly resolve: (result: Result | PromiseLike<Result>) => void;
   readonly reject: (error: unknown) => void;
 }
 
 export interface GroupCommitOptions<Item, Result> {
   readonly maxBatch: number;
   readonly maxInFlight: number;
-  /** Runs one statement for all items, committed when it resolves; answers in the order of the items. */
-  readonly run: (items: readonly Item[]) => Promise<readonly Result[]>;
+  /**
+   * Runs one statement for all items, committed when it resolves; answers in the order of the items. An item that must wait
+   * for another of the same batch is answered by a promise: what becomes of it is no concern of its neighbours.
+   */
+  readonly run: (items: readonly Item[]) => Promise<readonly (Result | PromiseLike<Result>)[]>;
 }
 
 /**

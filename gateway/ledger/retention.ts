@@ -22,7 +22,10 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
     await tx.run({
       name: 'sweep-erase',
       text: `with candidates as (
-          select unnest($2::uuid[]) as txn union select txn from (select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at is not null order by l.txn limit ${SWEEP_AT_ONCE}) l
+          select unnest($2::uuid[]) as txn union select txn from (
+            select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at < now() - $1 * interval '1 ms'
+            where s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms')
+            order by l.txn limit ${SWEEP_AT_ONCE}) l
         ), ripe as (
           -- What a saga that is not over may still have to undo is kept.
           select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms'

@@ -106,6 +106,15 @@ interface SagaChange {
   readonly entry: string;
 }
 
+async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'more-to-undo',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and (settled_at is null or undo_state not in ('done', 'skipped')) limit 1`,
+    values: [id, keep],
+  });
+  return rows.length > 0;
+}
+
 async function changeSaga(tx: Tx, id: string, change: SagaChange): Promise<void> {
   await tx.run({
     name: 'change-saga',
@@ -159,11 +168,14 @@ export async function addSavepoint(
       throw new GatewayError('saga_closed', `It takes no savepoint: it ${standing(saga)}.`);
     const [made] = await tx.run<{ after: number }>({
       name: 'add-savepoint',
-      text: 'insert into savepoints (saga, name, after) select id, $2, steps from sagas where id = $1 returning after',
+      text: `insert into savepoints (saga, name, after) select id, $2, steps from sagas where id = $1
+        on conflict (saga, name) do nothing returning after`,
       values: [id, name],
     });
+    // Two at once: the other's was not there yet when the saga was read.
+    if (made === undefined) throw new GatewayError('conflict', 'It is being made by another request. Ask again.');
     await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
-    return { created: true, after: made?.after ?? 0 };
+    return { created: true, after: made.after };
   });
 }
 
@@ -337,6 +349,9 @@ export async function moveSaga(
   return db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
     if (saga.state !== state || saga.keep !== keep) return false;
+    // Read before another rollback of the same reach began: that one has steps of its own to undo.
+    if ((change.state === 'open' || change.state === 'rolled_back') && (await hasMoreToUndo(tx, id, keep ?? -1)))
+      return false;
     // Back at its savepoint it is as if no rollback had been.
     await changeSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
     if (change.state === 'open' && saga.expiresAt !== null)

@@ -15,8 +15,13 @@ export async function addWork(tx: Tx, id: string, of: UndoWork['of'], inMs = 0):
   });
 }
 
+/** Whoever took it has pushed its time ahead: if it is due again, somebody asked for more meanwhile, and it stays. */
 export async function dropWork(on: Queryable, id: string): Promise<void> {
-  await on.run({ name: 'drop-undo-work', text: 'delete from undo_work where id = $1', values: [id] });
+  await on.run({
+    name: 'drop-undo-work',
+    text: 'delete from undo_work where id = $1 and due_at > clock_timestamp()',
+    values: [id],
+  });
 }
 
 /** Takes work that is due. It is the taker's for `forMs`; after that anybody's again. */

@@ -146,6 +146,12 @@ export class Undos {
   }
 }
 
+/** `{"status":422,…` */
+function answered(answer: string | null): string | null {
+  const [, status] = /^\{"status":(\d{3})/.exec(answer ?? '') ?? [];
+  return status === undefined ? null : `the upstream answered ${status}`;
+}
+
 interface StepRow {
   saga: string | null;
   txn: string;
@@ -170,6 +176,8 @@ interface StepRow {
   u_state: Compensation['state'] | null;
   u_problem: string | null;
   u_detail: string | null;
+  /** Its first characters, which hold the status. As text: an answer may hold what PostgreSQL's JSON refuses. */
+  u_answer: string | null;
   u_attempt: number | null;
   u_pursued: boolean;
   u_ms_in_doubt: number | null;
@@ -181,8 +189,7 @@ const STEPS = `select c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordin
     extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
     extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,
     extract(epoch from c.undo_due_at - now())::float8 * 1000 as ms_to_next_try,
-    u.state as u_state, u.problem as u_problem,
-    coalesce(u.detail, 'the upstream answered ' || (u.answer::json->>'status')) as u_detail, u.attempt as u_attempt,
+    u.state as u_state, u.problem as u_problem, u.detail as u_detail, left(u.answer, 24) as u_answer, u.attempt as u_attempt,
     uo.owner is not null or uo.due_at is not null as u_pursued,
     extract(epoch from now() - u.unknown_since)::float8 * 1000 as u_ms_in_doubt
   from calls c left join open_calls o on o.txn = c.txn left join calls u on u.txn = c.undo_txn left join open_calls uo on uo.txn = u.txn`;
@@ -214,7 +221,7 @@ function toStep(row: StepRow): Step {
         : {
             state: row.u_state,
             problem: row.u_problem,
-            detail: row.u_detail,
+            detail: row.u_detail ?? answered(row.u_answer),
             attempt: row.u_attempt ?? 0,
             pursued: row.u_pursued,
             msInDoubt: row.u_ms_in_doubt ?? 0,

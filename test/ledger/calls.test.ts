@@ -289,3 +289,26 @@ describe('a lease', () => {
     );
   });
 });
+
+describe('changes of one call', () => {
+  it('whose number a late success took are not said to have been made', async () => {
+    const each = intent();
+    await calls.claim(each);
+    expect(await calls.advance(succeeded(each.txn, { evident: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
+      true,
+    );
+    expect(await calls.advance(change(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect((await calls.read(each.txn))?.state).toBe('succeeded');
+  });
+
+  it('of which the second is refused do not take the claims beside them along', async () => {
+    const [each, other] = [intent(), intent()];
+    await calls.claim(each);
+    const impossible = change(each.txn, { step: 2, state: 'held', attempt: 1 });
+    const all = [calls.advance(change(each.txn)), calls.advance(impossible), calls.claim(other)];
+    const [first, second, claimed] = await Promise.allSettled(all);
+    expect(first).toMatchObject({ status: 'fulfilled', value: true });
+    expect(second?.status).toBe('rejected');
+    expect(claimed).toMatchObject({ status: 'fulfilled', value: 'won' });
+  });
+});

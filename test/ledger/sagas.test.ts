@@ -1,0 +1,155 @@
+import { randomUUID } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Tool } from '../../gateway/domain/policy.ts';
+import { keepUndo, undoArgsOf } from '../../gateway/flow/undo.ts';
+import { Calls, type Intent } from '../../gateway/ledger/calls.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { Lease } from '../../gateway/ledger/processes.ts';
+import { moveSaga } from '../../gateway/ledger/sagas.ts';
+import { addWork, dropWork, takeWork } from '../../gateway/ledger/undo-work.ts';
+import { Undos } from '../../gateway/ledger/undos.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+let db: Database;
+let lease: Lease;
+let calls: Calls;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  db = new Database(database.url, { max: 4, applicationName: 'test' });
+  lease = new Lease(db, () => {});
+  await lease.start();
+  calls = new Calls(db);
+});
+afterAll(async () => {
+  await lease?.end();
+  await db?.close();
+  await database?.drop();
+});
+
+async function openSaga(agent = 'a'): Promise<string> {
+  const id = randomUUID();
+  await database.query('insert into sagas (id, agent, asked) values ($1, $2, $3)', [id, agent, Buffer.alloc(32)]);
+  return id;
+}
+
+const step = (saga: string, changes: Partial<Intent> = {}): Intent => ({
+  txn: randomUUID(),
+  agent: 'a',
+  tool: 't',
+  key: null,
+  identity: 'key',
+  fingerprint: Buffer.alloc(32, 1),
+  kind: 'key',
+  fence: 1,
+  state: 'sending',
+  owner: lease.id,
+  dueInMs: null,
+  keyLifetimeMs: null,
+  policyVersion: 'v',
+  rule: 'r',
+  args: '{}',
+  request: null,
+  sealed: null,
+  saga,
+  dependsOn: null,
+  undo: null,
+  undoes: null,
+  entry: '{}',
+  ...changes,
+});
+
+const settle = (txn: string) =>
+  database.query(
+    `update calls set state = 'succeeded', attempt_open = false, evidence = 'answer', outcome = 'answered', settled_at = now() where txn = $1`,
+    [txn],
+  );
+
+describe('steps of a saga', () => {
+  it('of another agent are not let in by a neighbour in the same batch', async () => {
+    const saga = await openSaga('a');
+    const [mine, strange] = [step(saga), step(saga, { agent: 'b' })];
+    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toEqual(['won', 'taken']);
+    expect(await calls.read(strange.txn)).toBeUndefined();
+    expect(await calls.claim(step(saga))).toBe('won');
+  });
+
+  it('are numbered in the order in which they came', async () => {
+    const saga = await openSaga();
+    const steps = Array.from({ length: 20 }, () => step(saga));
+    await Promise.all(steps.map((each) => calls.claim(each)));
+    const rows = await database.query<{ txn: string }>('select txn from calls where saga = $1 order by ordinal', [
+      saga,
+    ]);
+    expect(rows.map((row) => row.txn)).toEqual(steps.map((each) => each.txn));
+  });
+
+  it('that have an answer with a NUL in it are still read', async () => {
+    const saga = await openSaga();
+    const [done, undo] = [step(saga), step(saga, { saga: null })];
+    for (const each of [done, undo]) {
+      await calls.claim(each);
+      await settle(each.txn);
+    }
+    await database.query(`update calls set undo_state = 'due', undo_args = '{}' where txn = $1`, [done.txn]);
+    await database.query(`update calls set undo_state = 'running', undo_txn = $2 where txn = $1`, [done.txn, undo.txn]);
+    await database.query('alter table calls disable trigger calls_impossible');
+    await database.query('update calls set answer = $2 where txn = $1', [
+      undo.txn,
+      JSON.stringify({ status: 422, contentType: 'text/plain', body: 'a\0b', encoding: 'utf8' }),
+    ]);
+    await database.query('alter table calls enable trigger calls_impossible');
+    const { steps } = await new Undos(db).read(saga);
+    expect(steps[0]?.compensation?.detail).toBe('the upstream answered 422');
+  });
+});
+
+describe('the end of a rollback', () => {
+  it('that was read before another one began is not the end of that one', async () => {
+    const saga = await openSaga();
+    const late = step(saga);
+    await calls.claim(late);
+    await settle(late.txn);
+    await database.query(`update sagas set state = 'rolling_back', keep = 0 where id = $1`, [saga]);
+    const change = { state: 'open', reason: null, by: 'x', entry: '{}', lookAgainMs: null } as const;
+    expect(await moveSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
+    await database.query(`update calls set undo_state = 'skipped' where txn = $1`, [late.txn]);
+    expect(await moveSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);
+  });
+
+  it('does not take away work that was asked for meanwhile', async () => {
+    const id = randomUUID();
+    await db.transaction((tx) => addWork(tx, id, 'call'));
+    expect((await takeWork(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    await db.transaction((tx) => addWork(tx, id, 'call'));
+    await dropWork(db, id);
+    expect((await takeWork(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    await dropWork(db, id);
+    expect(await database.query('select id from undo_work where id = $1', [id])).toEqual([]);
+  });
+});
+
+describe('what an undo is called with', () => {
+  const tool = (redact: string[][]) => ({ redact }) as unknown as Tool;
+  const key = Buffer.alloc(32, 3);
+  const scope = {
+    txn: randomUUID(),
+    agent: 'a',
+    args: { card: '4111-secret', order: 'o-1' },
+    result: { id: 'ch_1' },
+    before: undefined,
+    isBeforeSecret: false,
+  };
+
+  it.each([
+    ['the tool redacts', tool([['args', 'card']]), tool([])],
+    ['the undo redacts', tool([]), tool([['args', 'card']])],
+  ])('is sealed where %s', (_, forward, undo) => {
+    const kept = keepUndo(key, forward, undo, scope, { charge: 'ch_1', card: '4111-secret' });
+    expect(kept.args).toBe('{"card":"[redacted]","charge":"ch_1"}');
+    const call = { txn: scope.txn, before: null, undoArgs: kept.args, undoSealed: kept.sealed };
+    expect(undoArgsOf(key, call)).toEqual({ charge: 'ch_1', card: '4111-secret' });
+    expect(undoArgsOf(Buffer.alloc(32, 4), call)).toContain('do not open');
+  });
+});

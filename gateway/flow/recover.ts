@@ -1,6 +1,6 @@
 import { auditEntry, leafHash } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
-import { type ErrorCode, LedgerError } from '../domain/errors.ts';
+import type { ErrorCode } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
 import type { Advance } from '../ledger/calls.ts';
 import { disown, ownedCalls, postpone, takeOver } from '../ledger/custody.ts';
@@ -8,6 +8,7 @@ import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
 import { jobOf } from './job.ts';
+import { Lookout } from './lookout.ts';
 import { load } from './payload.ts';
 import { unchanged } from './record.ts';
 import type { Station } from './station.ts';
@@ -30,9 +31,7 @@ export class Recovery {
   readonly #station: Station;
   readonly #dispatch: Dispatch;
   readonly #claims: Claims;
-  #timer: NodeJS.Timeout | undefined;
-  #running: Promise<void> | undefined;
-  #stopped = false;
+  readonly #lookout: Lookout;
   #strays: ReadonlySet<string> = new Set();
   #strayLookAt = 0;
 
@@ -40,31 +39,20 @@ export class Recovery {
     this.#station = station;
     this.#dispatch = dispatch;
     this.#claims = claims;
+    this.#lookout = new Lookout('recovery', LOOK_EVERY_MS, () => this.#look(), station.log);
   }
 
   start(): void {
-    this.#timer = setInterval(() => this.wake(), LOOK_EVERY_MS);
-    this.#timer.unref();
-    this.wake();
+    this.#lookout.start();
   }
 
   /** Looks now, unless a look is under way. */
   wake(): void {
-    if (this.#stopped) return;
-    this.#running ??= this.#look()
-      .catch((error: unknown) => {
-        const level = error instanceof LedgerError ? 'warn' : 'error';
-        this.#station.log[level]({ err: error instanceof Error ? error.message : error }, 'recovery will try again');
-      })
-      .finally(() => {
-        this.#running = undefined;
-      });
+    this.#lookout.wake();
   }
 
-  async stop(): Promise<void> {
-    this.#stopped = true;
-    clearInterval(this.#timer);
-    await this.#running;
+  stop(): Promise<void> {
+    return this.#lookout.stop();
   }
 
   async #look(): Promise<void> {
@@ -73,7 +61,7 @@ export class Recovery {
     await this.#sendStraysHome();
     for (;;) {
       const owner = this.#station.lease.id;
-      if (this.#stopped || !this.#station.switches.inForce(owner)) return;
+      if (this.#lookout.stopped || !this.#station.switches.inForce(owner)) return;
       const calls = await takeOver(this.#station.db, owner, (txn) => auditEntry('call_taken_over', { txn, owner }));
       if (calls.length === 0) return;
       this.#station.reach('taken');

@@ -1,23 +1,16 @@
-import { randomInt } from 'node:crypto';
 import { auditEntry } from '../domain/audit.ts';
-import type { Call } from '../domain/call.ts';
-import { canonical } from '../domain/canonical.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
-import type { JsonObject } from '../domain/json.ts';
-import type { Tool } from '../domain/policy.ts';
 import { type Manner, type Move, type Outlook, type Saga, type Step, unwind } from '../domain/saga.ts';
 import { isFinal } from '../domain/states.ts';
-import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
-import type { Intent } from '../ledger/calls.ts';
 import { closeForRollback, moveSaga } from '../ledger/sagas.ts';
 import { dropWork, postponeWork, takeWork, type UndoWork } from '../ledger/undo-work.ts';
 import { TOOL_DEFAULTS } from '../policy/compile-tool.ts';
 import { freshJob } from './call-tool.ts';
 import type { Claims } from './claims.ts';
+import { compensationOf } from './compensation.ts';
 import type { Dispatch } from './dispatch.ts';
-import { store } from './payload.ts';
+import { Lookout } from './lookout.ts';
 import type { Station } from './station.ts';
-import { undoArgsOf } from './undo.ts';
 
 const LOOK_EVERY_MS = 250;
 /** How often it is looked for switches of steps that are over: those in memory, and there are hardly ever any. */
@@ -43,44 +36,29 @@ export class Rollbacks {
   readonly #busy = new Map<string, Promise<void>>();
   /** Something happened to these while they were looked at: they are looked at once more. */
   readonly #news = new Set<string>();
-  #timer: NodeJS.Timeout | undefined;
-  #looking: Promise<void> | undefined;
-  #stopped = false;
+  readonly #lookout: Lookout;
   #tidyAt = performance.now() + TIDY_EVERY_MS;
 
   constructor(station: Station, dispatch: Dispatch, claims: Claims) {
     this.#station = station;
     this.#dispatch = dispatch;
     this.#claims = claims;
+    this.#lookout = new Lookout('a rollback', LOOK_EVERY_MS, () => this.#look(), station.log);
   }
 
   start(): void {
-    this.#timer = setInterval(() => this.wake(), LOOK_EVERY_MS);
-    this.#timer.unref();
-    this.wake();
+    this.#lookout.start();
   }
 
   async stop(): Promise<void> {
-    this.#stopped = true;
-    clearInterval(this.#timer);
-    await this.#looking;
+    await this.#lookout.stop();
     await Promise.all(this.#busy.values());
-  }
-
-  /** Looks for work now, unless a look is under way. */
-  wake(): void {
-    if (this.#stopped) return;
-    this.#looking ??= this.#look()
-      .catch((error: unknown) => this.#complain(error))
-      .finally(() => {
-        this.#looking = undefined;
-      });
   }
 
   /** Something about this saga, or call, happened: it is looked at now. */
   hurry(work: UndoWork): void {
     if (this.#busy.has(work.id)) this.#news.add(work.id);
-    else if (!this.#stopped) this.#begin(work);
+    else if (!this.#lookout.stopped) this.#begin(work);
   }
 
   async #look(): Promise<void> {
@@ -88,7 +66,7 @@ export class Rollbacks {
       this.#tidyAt = performance.now() + TIDY_EVERY_MS;
       await this.#forgetRecalls();
     }
-    while (!this.#stopped && this.#busy.size < MOST_AT_ONCE) {
+    while (!this.#lookout.stopped && this.#busy.size < MOST_AT_ONCE) {
       const { switches, lease, db } = this.#station;
       if (!switches.inForce(lease.id)) return;
       const work = await takeWork(db, MOST_AT_ONCE - this.#busy.size, HOLD_MS);
@@ -99,18 +77,13 @@ export class Rollbacks {
 
   #begin(work: UndoWork): void {
     const done = this.#carryOn(work)
-      .catch((error: unknown) => this.#complain(error))
+      .catch((error: unknown) => this.#lookout.complain(error))
       .finally(() => {
         this.#busy.delete(work.id);
         if (this.#news.has(work.id)) this.hurry(work);
-        else this.wake();
+        else this.#lookout.wake();
       });
     this.#busy.set(work.id, done);
-  }
-
-  #complain(error: unknown): void {
-    const level = error instanceof LedgerError ? 'warn' : 'error';
-    this.#station.log[level]({ err: error instanceof Error ? error.message : error }, 'a rollback will be tried again');
   }
 
   /** As far as it gets without waiting. Then it is left to the clock, or to the end of a compensation. */
@@ -124,7 +97,7 @@ export class Rollbacks {
       const outlook = unwind(steps, saga?.keep ?? 0, (step) => this.#mannerOf(step));
       if (saga?.state === 'parked' && !(await this.#unpark(saga, outlook))) return;
       if (outlook.moves.length > 0) {
-        const moved = await Promise.all(outlook.moves.map((move) => this.#move(move, work, saga)));
+        const moved = await Promise.all(outlook.moves.map((move) => this.#move(move, work)));
         if (moved.includes(true)) continue;
         // Somebody else was faster, or the ledger is in trouble.
         return postponeWork(db, work.id, STUMBLE_MS);
@@ -170,9 +143,9 @@ export class Rollbacks {
   }
 
   /** True: something moved. False: somebody else was faster, or it could not be done now. */
-  async #move(move: Move, work: UndoWork, saga: Saga | undefined): Promise<boolean> {
+  async #move(move: Move, work: UndoWork): Promise<boolean> {
     const { step } = move;
-    if (move.do === 'start') return this.#compensate(step, work, saga);
+    if (move.do === 'start') return this.#compensate(step, work);
     const entry = auditEntry(`undo_${move.to}`, { txn: step.txn, tool: step.tool, reason: move.reason });
     const marked = await this.#station.undos.mark({
       txn: step.txn,
@@ -191,10 +164,10 @@ export class Rollbacks {
    * Starts the call that undoes a step: an ordinary call, claimed and carried like any other. That the step's undo is running,
    * and under which txn, is written with the claim. A crash after it leaves a call that recovery carries on.
    */
-  async #compensate(step: Step, work: UndoWork, saga: Saga | undefined): Promise<boolean> {
+  async #compensate(step: Step, work: UndoWork): Promise<boolean> {
     const station = this.#station;
     const owner = station.lease.id;
-    const prepared = await this.#prepare(step, saga);
+    const prepared = await compensationOf(station, step);
     if (typeof prepared === 'string') return this.#give(step, prepared);
     const { intent, tool, payload } = prepared;
     if (!station.switches.inForce(owner)) return false;
@@ -211,83 +184,9 @@ export class Rollbacks {
     }
   }
 
-  /** Everything an undo needs, or why there is no undoing it as things stand. */
-  async #prepare(step: Step, saga: Saga | undefined) {
-    const station = this.#station;
-    const call = await station.calls.read(step.txn);
-    const policies = station.policies();
-    const tool = policies.tools.get(step.undo?.tool ?? '');
-    if (call === undefined) return 'the call is no longer there';
-    if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
-    const args = undoArgsOf(station.sealingKey, call);
-    if (typeof args === 'string') return args;
-    const faults = tool.faults(args);
-    if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
-    const { agent } = call;
-    const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
-    try {
-      const request = station.adapters.for(tool).prepare(tool, { args, agent }, txn);
-      const payload = { args, request };
-      return { intent: this.#intentOf({ call, tool, txn, payload, saga, tries: step.undoTries }), tool, payload };
-    } catch (error) {
-      if (error instanceof GatewayError) return error.message;
-      throw error;
-    }
-  }
-
-  #intentOf(undo: {
-    call: Call;
-    tool: Tool;
-    txn: string;
-    payload: { args: JsonObject; request: ReturnType<ReturnType<Station['adapters']['for']>['prepare']> };
-    saga: Saga | undefined;
-    tries: number;
-  }): Intent {
-    const station = this.#station;
-    const { call, tool, txn, payload, tries } = undo;
-    const { version } = station.policies();
-    const args = canonical(payload.args);
-    const fingerprint = fingerprintOf(tool.name, args);
-    const stored = store(station.sealingKey, txn, tool, payload, args);
-    // Where the step's own tool redacts, what the undo repeats of it is shown no more than there.
-    const isSecret = call.undoSealed !== null && stored.sealed === null;
-    const kept = isSecret
-      ? { ...storeSealed(station.sealingKey, txn, tool, payload), args: call.undoArgs ?? '{}' }
-      : stored;
-    return {
-      txn,
-      agent: call.agent,
-      tool: tool.name,
-      key: null,
-      identity: 'undo',
-      fingerprint,
-      kind: tool.effect === 'read' ? 'read' : tool.once.by,
-      fence: randomInt(1, 1_000_000_000),
-      state: tool.observe === undefined ? 'sending' : 'ready',
-      owner: station.lease.id,
-      dueInMs: null,
-      keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
-      policyVersion: version,
-      rule: `undo of ${call.tool} ${call.txn}`,
-      ...kept,
-      saga: call.saga,
-      dependsOn: null,
-      undo: null,
-      undoes: { txn: call.txn, tries },
-      entry: auditEntry('undo_claimed', {
-        txn,
-        of: call.txn,
-        agent: call.agent,
-        tool: tool.name,
-        fingerprint: fingerprint.toString('hex'),
-        policy: version,
-      }),
-    };
-  }
-
   /** It cannot be undone as things stand: said at the step, for a person to see. */
   #give(step: Step, reason: string): Promise<boolean> {
-    return this.#move({ do: 'mark', step, to: 'failed', reason }, { id: step.txn, of: 'call' }, undefined);
+    return this.#move({ do: 'mark', step, to: 'failed', reason }, { id: step.txn, of: 'call' });
   }
 
   #mannerOf(step: Step): Manner {
@@ -332,10 +231,6 @@ export class Rollbacks {
       await switches.release(scope, auditEntry('recall_forgotten', { txn }));
     }
   }
-}
-
-function storeSealed(key: Buffer, txn: string, tool: Tool, payload: Parameters<typeof store>[3]) {
-  return store(key, txn, { ...tool, redact: [['args', '*']] }, payload, '');
 }
 
 function whyParked(stuck: Outlook['stuck']): string {

@@ -6,6 +6,7 @@ import { Database } from '../../gateway/ledger/db.ts';
 import { endDeadNeighbours, Lease } from '../../gateway/ledger/processes.ts';
 import { applyVerdict } from '../../gateway/ledger/verdicts.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { intentOf } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
@@ -25,33 +26,7 @@ afterAll(async () => {
   await database?.drop();
 });
 
-function intent(changes: Partial<Intent> = {}): Intent {
-  return {
-    txn: randomUUID(),
-    agent: 'a',
-    tool: 't',
-    key: 'k',
-    identity: 'key',
-    fingerprint: Buffer.alloc(32, 1),
-    kind: 'none',
-    fence: 1,
-    state: 'sending',
-    owner: lease.id,
-    dueInMs: null,
-    keyLifetimeMs: null,
-    policyVersion: 'v',
-    rule: 'r',
-    args: '{}',
-    request: null,
-    sealed: null,
-    saga: null,
-    dependsOn: null,
-    undo: null,
-    undoes: null,
-    entry: '{}',
-    ...changes,
-  };
-}
+const intent = (changes: Partial<Intent> = {}) => intentOf(lease.id, changes);
 
 function change(txn: string, changes: Partial<Advance> = {}): Advance {
   return {

@@ -9,6 +9,7 @@ import { moveSaga } from '../../gateway/ledger/sagas.ts';
 import { addWork, dropWork, takeWork } from '../../gateway/ledger/undo-work.ts';
 import { Undos } from '../../gateway/ledger/undos.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { intentOf } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
@@ -34,31 +35,7 @@ async function openSaga(agent = 'a'): Promise<string> {
   return id;
 }
 
-const step = (saga: string, changes: Partial<Intent> = {}): Intent => ({
-  txn: randomUUID(),
-  agent: 'a',
-  tool: 't',
-  key: null,
-  identity: 'key',
-  fingerprint: Buffer.alloc(32, 1),
-  kind: 'key',
-  fence: 1,
-  state: 'sending',
-  owner: lease.id,
-  dueInMs: null,
-  keyLifetimeMs: null,
-  policyVersion: 'v',
-  rule: 'r',
-  args: '{}',
-  request: null,
-  sealed: null,
-  saga,
-  dependsOn: null,
-  undo: null,
-  undoes: null,
-  entry: '{}',
-  ...changes,
-});
+const step = (saga: string, changes: Partial<Intent> = {}) => intentOf(lease.id, { kind: 'key', saga, ...changes });
 
 const settle = (txn: string) =>
   database.query(

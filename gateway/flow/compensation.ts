@@ -1,0 +1,87 @@
+import { randomInt } from 'node:crypto';
+import { auditEntry } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Tool } from '../domain/policy.ts';
+import type { Step } from '../domain/saga.ts';
+import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
+import type { Intent } from '../ledger/calls.ts';
+import { type Payload, store } from './payload.ts';
+import type { Station } from './station.ts';
+import { undoArgsOf } from './undo.ts';
+
+/** A call that undoes another, ready to be claimed. */
+export interface Compensation {
+  readonly intent: Intent;
+  readonly tool: Tool;
+  readonly payload: Payload;
+}
+
+/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand. */
+export async function compensationOf(station: Station, step: Step): Promise<Compensation | string> {
+  const call = await station.calls.read(step.txn);
+  if (call === undefined) return 'the call is no longer there';
+  const tool = station.policies().tools.get(step.undo?.tool ?? '');
+  if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
+  const args = undoArgsOf(station.sealingKey, call);
+  if (typeof args === 'string') return args;
+  const faults = tool.faults(args);
+  if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
+  const { agent } = call;
+  const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
+  try {
+    const payload = { args, request: station.adapters.for(tool).prepare(tool, { args, agent }, txn) };
+    return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload };
+  } catch (error) {
+    if (error instanceof GatewayError) return error.message;
+    throw error;
+  }
+}
+
+function intentOf(
+  station: Station,
+  call: Call,
+  tries: number,
+  { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
+): Intent {
+  const { version } = station.policies();
+  const args = canonical(payload.args);
+  const fingerprint = fingerprintOf(tool.name, args);
+  return {
+    txn,
+    agent: call.agent,
+    tool: tool.name,
+    key: null,
+    identity: 'undo',
+    fingerprint,
+    kind: tool.effect === 'read' ? 'read' : tool.once.by,
+    fence: randomInt(1, 1_000_000_000),
+    state: tool.observe === undefined ? 'sending' : 'ready',
+    owner: station.lease.id,
+    dueInMs: null,
+    keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
+    policyVersion: version,
+    rule: `undo of ${call.tool} ${call.txn}`,
+    ...stored(station.sealingKey, txn, tool, payload, args, call),
+    saga: call.saga,
+    dependsOn: null,
+    undo: null,
+    undoes: { txn: call.txn, tries },
+    entry: auditEntry('undo_claimed', {
+      txn,
+      of: call.txn,
+      agent: call.agent,
+      tool: tool.name,
+      fingerprint: fingerprint.toString('hex'),
+      policy: version,
+    }),
+  };
+}
+
+/** Where the step's own tool redacts, what its undo repeats of that is shown no more than there. */
+function stored(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
+  const plain = store(key, txn, tool, payload, args);
+  if (call.undoSealed === null || plain.sealed !== null) return plain;
+  return { ...store(key, txn, { ...tool, redact: [['args', '*']] }, payload, ''), args: call.undoArgs ?? '{}' };
+}

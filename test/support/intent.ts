@@ -1,0 +1,31 @@
+import { randomUUID } from 'node:crypto';
+import type { Intent } from '../../gateway/ledger/calls.ts';
+
+/** What a claim writes, for tests that talk to the ledger itself. */
+export function intentOf(owner: string, changes: Partial<Intent> = {}): Intent {
+  return {
+    txn: randomUUID(),
+    agent: 'a',
+    tool: 't',
+    key: 'k',
+    identity: 'key',
+    fingerprint: Buffer.alloc(32, 1),
+    kind: 'none',
+    fence: 1,
+    state: 'sending',
+    owner,
+    dueInMs: null,
+    keyLifetimeMs: null,
+    policyVersion: 'v',
+    rule: 'r',
+    args: '{}',
+    request: null,
+    sealed: null,
+    saga: null,
+    dependsOn: null,
+    undo: null,
+    undoes: null,
+    entry: '{}',
+    ...changes,
+  };
+}

@@ -7,7 +7,9 @@ export const RULED_KEY = 'bench-key-with-rules';
 
 /** Not started yet. */
 export function makeOncegate(upstream: string, databaseUrl: string): Promise<Gateway> {
-  return makeGateway({ policies: { 'bench.yaml': policies(upstream) }, databaseUrl, env: { ONCEGATE_DEMO: '0' } });
+  // Said here: the tests' gateways run in one process whatever the environment says.
+  const env = { ONCEGATE_DEMO: '0', ONCEGATE_WORKERS: process.env['ONCEGATE_WORKERS'] ?? '1' };
+  return makeGateway({ policies: { 'bench.yaml': policies(upstream) }, databaseUrl, env });
 }
 
 /** As an agent would call: the key of the call is the run's name and its number. */

@@ -17,8 +17,8 @@ const ROW_BYTES = 2_000;
 
 /**
  * Final answers of a moment ago, so that a retry is told without asking the ledger: a final answer never changes. It may
- * be erased, though: nothing is kept longer than its payload is, and everything is dropped when a switch is thrown, which
- * is how an erasure reaches every process.
+ * expire, though: nothing is kept longer than its payload is. And everything is dropped whenever a switch changes, so that
+ * an erasure before its time, which there is none of yet, could reach every process that way.
  */
 export class Finals {
   readonly #mostBytes: number;

@@ -10,7 +10,7 @@ import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 
-/** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md for the figures. */
+/** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 /** Claims that count against the same limit wait for each other anyway: here, and not each on a connection of its own. */
 const LANE = { maxBatch: 1, maxInFlight: 2 };

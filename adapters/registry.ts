@@ -1,10 +1,13 @@
 import type { Policies, Tool, Upstream } from '../gateway/domain/policy.ts';
 import { type BreakerState, Guard } from './guard.ts';
 import { HttpAdapter } from './http.ts';
+import { McpAdapter } from './mcp.ts';
 
 interface Entry {
   readonly upstream: Upstream;
   readonly guard: Guard;
+  /** Of an MCP server: the same adapter, for what is no tool call. */
+  readonly mcp: McpAdapter | undefined;
 }
 
 /** The adapters of the upstreams in force, each behind its guard. One whose contract did not change keeps its connections. */
@@ -34,6 +37,16 @@ export class Registry {
     return found.guard;
   }
 
+  /** The MCP server behind an upstream, for everything but calls: those go through the guard. */
+  mcp(upstream: string): McpAdapter | undefined {
+    return this.#entries.get(upstream)?.mcp;
+  }
+
+  /** What an open breaker says of everything that would be sent. */
+  isClosed(upstream: string): boolean {
+    return this.#entries.get(upstream)?.guard.state === 'closed';
+  }
+
   breakers(): { readonly upstream: string; readonly state: BreakerState }[] {
     return [...this.#entries.values()].map(({ upstream, guard }) => ({ upstream: upstream.name, state: guard.state }));
   }
@@ -47,7 +60,9 @@ export class Registry {
   }
 
   #entry(upstream: Upstream): Entry {
-    return { upstream, guard: new Guard(upstream, new HttpAdapter(upstream), () => this.#openedByHand(upstream.name)) };
+    const mcp = upstream.adapter === 'mcp' ? new McpAdapter(upstream) : undefined;
+    const guard = new Guard(upstream, mcp ?? new HttpAdapter(upstream), () => this.#openedByHand(upstream.name));
+    return { upstream, guard, mcp };
   }
 }
 

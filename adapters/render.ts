@@ -64,7 +64,7 @@ function headerValue(name: string, value: Json): string {
   return text;
 }
 
-function withField(body: Json, path: readonly string[], value: string): Json {
+export function withField(body: Json, path: readonly string[], value: string): Json {
   const [head, ...rest] = path;
   if (head === undefined) return value;
   if (!isObject(body)) throw new ExpressionError(`the body has no object to put the key into at ${path.join('.')}`);

@@ -8,11 +8,13 @@ import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts'
 import { callRoutes } from './http/call-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
+import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
 import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
+import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
 
 export interface AppOptions {
   readonly flow: Flow;
@@ -105,16 +107,19 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   callRoutes(app, options.flow);
   sagaRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
+  mcpRoutes(app, options.flow, options.version);
+  resourceMetadata(app, options.flow);
   adminRoutes(app, options.flow);
   sagaAdminRoutes(app, options.flow);
   authorityRoutes(app, options.flow, options.control);
+  pinRoutes(app, options.flow);
 }
 
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */
 function limitInflight(app: FastifyInstance, most: number): void {
   let inflight = 0;
   app.addHook('onRequest', (request, reply, done) => {
-    if (inflight >= most && request.url.startsWith('/v1/')) {
+    if (inflight >= most && (request.url.startsWith('/v1/') || request.url.startsWith('/mcp'))) {
       return done(
         new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }),
       );

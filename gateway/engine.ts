@@ -5,6 +5,7 @@ import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
 import { Finals } from './flow/finals.ts';
+import { Imports } from './flow/imports.ts';
 import { Recovery } from './flow/recover.ts';
 import { Rollbacks } from './flow/roll-back.ts';
 import { POINTS, type Point, type Station } from './flow/station.ts';
@@ -59,7 +60,12 @@ export class Engine {
       switches.onNews(() => finals.clear());
       await switches.start();
       adapters.use(policies.current);
-      policies.onChange((changed) => adapters.use(changed));
+      const imports = new Imports({ db, adapters, log }, policies.current);
+      policies.onChange((changed) => {
+        adapters.use(changed);
+        imports.use(changed);
+      });
+      await imports.start();
       const station: Station = {
         db,
         calls: new Calls(db),
@@ -68,7 +74,8 @@ export class Engine {
         lease,
         switches,
         adapters,
-        policies: () => policies.current,
+        policies: () => imports.current,
+        imports,
         deployment: await deploymentId(db),
         sealingKey,
         mostPending: config.limits.pendingApprovals,
@@ -106,6 +113,7 @@ export class Engine {
   async stop(drainMs: number): Promise<void> {
     const { db, lease, adapters, log } = this.#station;
     clearInterval(this.#sweeper);
+    this.#station.imports.stop();
     await this.#recovery.stop();
     await this.#rollbacks.stop();
     await this.#station.switches.stop();

@@ -97,9 +97,5 @@ function unenforced(policies: Policies): string[] {
   for (const tool of policies.tools.values()) {
     if (tool.locks.length > 0) faults.push(`tool ${tool.name}: locks are not enforced by this version`);
   }
-  for (const upstream of policies.upstreams.values()) {
-    if (upstream.adapter === 'mcp')
-      faults.push(`upstream ${upstream.name}: the mcp adapter is not part of this version`);
-  }
   return faults;
 }

@@ -14,6 +14,7 @@ import { keyNew } from './key-new.ts';
 import { migrate } from './migrate.ts';
 import { openapi } from './openapi.ts';
 import { Output } from './output.ts';
+import { accept, pins } from './pins.ts';
 import { reload } from './reload.ts';
 import { resolve } from './resolve.ts';
 import { resume } from './resume.ts';
@@ -52,6 +53,8 @@ const VERBS: readonly Verb[] = [
   unfreeze,
   breakers,
   breaker,
+  pins,
+  accept,
   reload,
   openapi,
   version,

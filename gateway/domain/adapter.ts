@@ -40,7 +40,12 @@ export type Outcome =
       /** Refused by our own rules about addresses: nothing the upstream did. */
       readonly refusedHere?: boolean;
     }
-  | { readonly kind: 'ok'; readonly answer: Answer }
+  | {
+      readonly kind: 'ok';
+      readonly answer: Answer;
+      /** It answered with a question: what was asked for is not done before another call brings what it wants to know. */
+      readonly wantsInput?: boolean;
+    }
   | { readonly kind: 'ok_body_lost'; readonly answer: Answer; readonly detail: string }
   | { readonly kind: 'refused'; readonly answer: Answer }
   | { readonly kind: 'ambiguous'; readonly detail: string; readonly answer?: Answer };
@@ -51,6 +56,23 @@ export interface SendOptions {
   readonly maySend: () => boolean;
   /** A connection of its own: a stale kept-alive socket must never make a `probe` or `none` call ambiguous. */
   readonly freshConnection: boolean;
+  /** Who follows the call while it runs; nobody, when it is recovered or compensates. */
+  readonly follower?: Follower;
+}
+
+/** The two ways of speaking MCP: with a session and requests in both directions, or each request for itself. */
+export type Era = 'legacy' | 'modern';
+
+/** An MCP client on whose behalf something is sent: it hears what the server says meanwhile, and may be asked. */
+export interface Follower {
+  readonly era: Era;
+  /** What the client said it can do: `elicitation`, `sampling`, `roots`. */
+  readonly capabilities: JsonObject;
+  /** Members of `_meta` that the client wants the server to see, such as its log level. */
+  readonly meta: JsonObject;
+  tell(method: string, params: JsonObject): void;
+  /** What the client answers; rejects when it cannot be asked. */
+  ask(method: string, params: JsonObject): Promise<JsonObject>;
 }
 
 /** What a request is rendered from. */
@@ -59,6 +81,14 @@ export interface Wish {
   /** The same in canonical form, where somebody made it already. */
   readonly canonicalArgs?: string;
   readonly agent: string;
+  /** What an earlier answer asked for, to be handed to the same tool. */
+  readonly continuation?: Continuation;
+}
+
+/** The answers to an MCP server's questions, with the state it wants back. */
+export interface Continuation {
+  readonly inputResponses?: JsonObject;
+  readonly requestState?: string;
 }
 
 /** The port that `adapters/` implements, one per kind of upstream. It throws nothing: every ending is an Outcome. */

@@ -40,6 +40,8 @@ export interface Upstream {
   /** Absent for an MCP server that is started by `command`. */
   readonly url?: string;
   readonly command?: readonly string[];
+  /** All that a server started by `command` sees of the environment. */
+  readonly env?: Readonly<Record<string, string>>;
   /** Credentials, already resolved from environment or files. Never stored, logged or shown. */
   readonly headers: Readonly<Record<string, string>>;
   /** Every resolved secret value: scrubbed from whatever the upstream answers. */
@@ -112,8 +114,12 @@ export interface Tool {
   readonly name: string;
   readonly upstream: string;
   readonly description: string;
+  /** A name for people. */
+  readonly title?: string;
   /** The JSON Schema as declared. */
   readonly input: JsonObject;
+  /** The JSON Schema of its results, if anybody said. */
+  readonly output?: JsonObject;
   /** Every fault of the arguments against `input`, as sentences; empty when they fit. */
   readonly faults: (args: JsonObject) => readonly string[];
   readonly effect: 'read' | 'write';
@@ -134,6 +140,8 @@ export interface Tool {
   readonly repeats: Repeats;
   /** SHA-256 (hex) over the declared contract, so that an approval can bind to it. */
   readonly digest: string;
+  /** Why it must not be called at present, although it exists: what its server says of it has changed. */
+  readonly disabled?: string;
 }
 
 export interface Rate {

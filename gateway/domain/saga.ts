@@ -283,6 +283,7 @@ function nothingToUndo({ state, kind, outcome, undo }: Step): string | undefined
   if (state !== 'succeeded') return `it ${state === 'failed' ? 'failed' : `was ${state}`}: nothing happened`;
   if (kind === 'read') return 'it only read';
   if (outcome === 'already_satisfied') return 'it was so already: nothing was sent';
+  if (outcome === 'input_required') return 'it only asked for more: nothing was done';
   if (undo?.kind === 'none') return 'its contract says that there is nothing to undo';
   return undefined;
 }

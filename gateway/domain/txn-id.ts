@@ -26,10 +26,11 @@ export type CallIdentity =
 
 /**
  * What is asked for: SHA-256 of the RFC 8785 text of `[tool, arguments]`, so anybody can recompute it. A JSON string
- * says itself where it ends: no tool and arguments can pass for another tool and other arguments.
+ * says itself where it ends: no tool and arguments can pass for another tool and other arguments. `more`, where there is
+ * any, is the RFC 8785 text of what else makes it another request, as a third element.
  */
-export function fingerprint(tool: string, canonicalArgs: string): Buffer {
-  return hash('sha256', `[${JSON.stringify(tool)},${canonicalArgs}]`, 'buffer');
+export function fingerprint(tool: string, canonicalArgs: string, more = ''): Buffer {
+  return hash('sha256', `[${JSON.stringify(tool)},${canonicalArgs}${more === '' ? '' : `,${more}`}]`, 'buffer');
 }
 
 export function txnId(deployment: string, agent: string, identity: CallIdentity): string {

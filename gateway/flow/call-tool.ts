@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto';
-import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Continuation, Follower, PreparedRequest } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { type Call, type CallFace, face } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
@@ -46,6 +46,10 @@ export interface ToolCall {
   readonly dependsOn?: readonly string[] | undefined;
   /** An undo that is known only now. */
   readonly undo?: OwnUndo | undefined;
+  /** What an earlier answer of an MCP tool asked for: another request, though the arguments are the same. */
+  readonly continuation?: Continuation | undefined;
+  /** An MCP client that hears what happens while the call runs. Of a repeat only the first one's does. */
+  readonly follower?: Follower | undefined;
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** The caller hung up. Ends the waiting, never the call. */
@@ -77,7 +81,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   const { station } = flow;
   const policies = station.policies();
   const args = canonical(asked.args);
-  const fingerprint = fingerprintOf(asked.tool, args);
+  const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
   const decision = decide(policies, asked.agent, asked.tool, {
     args: asked.args,
     saga: asked.saga ?? null,
@@ -99,7 +103,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     if (known !== undefined) return replay(known, asked, fingerprint);
     const request = station.adapters
       .for(tool)
-      .prepare(tool, { args: asked.args, agent, canonicalArgs: args }, identified.txn);
+      .prepare(tool, { args: asked.args, agent, canonicalArgs: args, ...continued(asked) }, identified.txn);
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
@@ -256,7 +260,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   const claimed = await claims.claim(intent, admitted.guards, () => {
     if (held) return;
     station.reach('claimed');
-    void dispatch.carry(freshJob(intent, tool, owner, payload));
+    void dispatch.carry(freshJob(intent, tool, owner, payload, asked.follower));
   });
   if (typeof claimed === 'object') throw exceeded(claimed, admitted.rule.id);
   return claimed === 'won';
@@ -296,11 +300,24 @@ function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
   };
 }
 
+function continued({ continuation }: ToolCall): { continuation?: Continuation } {
+  return continuation === undefined ? {} : { continuation };
+}
+
+function continuationText(continuation: Continuation | undefined): string {
+  if (continuation === undefined) return '';
+  const { inputResponses = null, requestState = null } = continuation;
+  return canonical({ inputResponses, requestState });
+}
+
 /** Switched off by people or sick: nothing is sent, and the key is not bound. A held call is not sent now anyway. */
 function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: boolean): void {
   const frozen = station.switches.frozen(agent, tool.name);
   if (frozen !== undefined) {
     throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
+  }
+  if (tool.disabled !== undefined) {
+    throw new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, { retryAfterSeconds: 60 });
   }
   const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
   if (waitMs > 0) {
@@ -311,7 +328,7 @@ function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: bool
 }
 
 /** A claim that was just won, as it stands in the ledger. */
-export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload): Job {
+export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload, follower?: Follower): Job {
   const isSending = intent.state === 'sending';
   return {
     txn: intent.txn,
@@ -342,6 +359,7 @@ export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Pay
     before: undefined,
     undoArguments: null,
     woken: false,
+    follower,
   };
 }
 

@@ -122,6 +122,7 @@ function whyNotNow(
   const tool = policies.tools.get(toolName);
   if (agent === undefined) return `there is no agent ${agentName} any more`;
   if (tool === undefined) return `there is no tool ${toolName} any more`;
+  if (tool.disabled !== undefined) return `${toolName} is disabled: ${tool.disabled}`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
   // The version covers what is written in the policies, not what the environment fills in.
   if (exact !== undefined && targetOf(tool, exact.request, policies).url !== shown.target.url)

@@ -173,6 +173,7 @@ export class Dispatch {
     const outcome = await adapters.for(job.tool).send(job.tool, job.request, {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
+      ...(job.follower === undefined ? {} : { follower: job.follower }),
       maySend: () => {
         reach('sending');
         if (under !== undefined && policies().version !== under) return false;
@@ -182,7 +183,7 @@ export class Dispatch {
         return switches.inForce(job.owner) && frozenFor(this.#station, job) === undefined;
       },
     });
-    if (outcome.kind === 'ok' || outcome.kind === 'ok_body_lost')
+    if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
       job.undoArguments = undoOf(this.#station, job, () => resultOf(outcome.answer));
     return 'answer' in outcome && outcome.answer !== undefined
       ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) }
@@ -197,6 +198,11 @@ export class Dispatch {
         evidence: 'answer',
         problem: 'tool_failed',
       });
+    if (outcome.kind === 'ok' && outcome.wantsInput === true) {
+      // The tool has done nothing yet but ask: there is nothing to undo.
+      job.undoArguments = null;
+      return this.#recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
+    }
     return this.#recorder.settle(job, 'succeeded', answer, {
       outcome: outcome.kind === 'ok_body_lost' ? 'body_unavailable' : 'answered',
       evidence: job.unresolved > 0 ? 'same_key' : 'answer',

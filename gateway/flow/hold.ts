@@ -64,7 +64,12 @@ export function undoShown(tool: Tool, own: OwnUndo | undefined, policies: Polici
 
 /** Where a request goes under these policies. A path may carry redacted arguments: then only its template is shown. */
 export function targetOf(tool: Tool, request: PreparedRequest, policies: Policies): Shown['target'] {
-  const base = policies.upstreams.get(tool.upstream)?.url ?? '';
+  const upstream = policies.upstreams.get(tool.upstream);
+  if (upstream?.adapter === 'mcp') {
+    const server = upstream.url ?? upstream.command?.[0] ?? '';
+    return { upstream: tool.upstream, method: request.method, url: `${server}#${request.path}` };
+  }
+  const base = upstream?.url ?? '';
   const path = tool.redact.length === 0 ? request.path : (tool.request?.pathTemplate ?? '');
   return { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path };
 }

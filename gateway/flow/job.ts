@@ -1,4 +1,4 @@
-import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Follower, PreparedRequest } from '../domain/adapter.ts';
 import type { Call, Kind } from '../domain/call.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Facts } from '../domain/next-step.ts';
@@ -48,6 +48,8 @@ export interface Job {
   undoArguments: UndoArguments | null;
   /** Its time had come: the next step may be taken at once. */
   readonly woken: boolean;
+  /** The MCP client that waits for it, if one does. */
+  readonly follower: Follower | undefined;
 }
 
 export function jobOf(
@@ -88,6 +90,7 @@ export function jobOf(
     before,
     undoArguments: null,
     woken: true,
+    follower: undefined,
   };
 }
 

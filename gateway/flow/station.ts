@@ -6,6 +6,7 @@ import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
 import type { Finals } from './finals.ts';
+import type { Imports } from './imports.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -46,7 +47,9 @@ export interface Station {
   readonly lease: Lease;
   readonly switches: Switches;
   readonly adapters: Registry;
+  /** Those on disk, with the tools that MCP servers bring in. */
   readonly policies: () => Policies;
+  readonly imports: Imports;
   /** Part of every txn id: two deployments never share one. */
   readonly deployment: string;
   /** Encrypts what a redacting tool's re-send needs; lives outside the database. */

@@ -34,7 +34,7 @@ async function refuseWhatCannotBeUndone({ station }: Flow, call: Call): Promise<
   const refuse = (detail: string) => new GatewayError('conflict', detail, { txn, state });
   if (state !== 'succeeded') throw refuse(`Only what succeeded can be undone; this call is ${state}.`);
   if (call.erasedAt !== null) throw refuse('It is past its retention: what its undo needs is gone.');
-  if (call.kind === 'read' || outcome === 'already_satisfied')
+  if (call.kind === 'read' || outcome === 'already_satisfied' || outcome === 'input_required')
     throw refuse('It changed nothing: there is nothing to undo.');
   if (undo?.tool === undefined)
     throw refuse(undo === null ? 'Its contract names no undo.' : `Its contract says that its undo is ${undo.kind}.`);

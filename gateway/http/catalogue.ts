@@ -13,7 +13,7 @@ export function catalogue(policies: Policies, agent: Agent, format: string | und
 }
 
 export function callable(policies: Policies, agent: Agent): Tool[] {
-  return [...policies.tools.values()].filter((tool) => coversByName(agent, tool));
+  return [...policies.tools.values()].filter((tool) => tool.disabled === undefined && coversByName(agent, tool));
 }
 
 const SHAPES: Readonly<Record<string, (tool: Tool) => JsonObject>> = {

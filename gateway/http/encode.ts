@@ -6,8 +6,8 @@ import type { Json, JsonObject } from '../domain/json.ts';
 
 /** RFC 9457. Where the error came from is not told; what to do about it is. */
 export function sendProblem(reply: FastifyReply, error: GatewayError, instance: string): FastifyReply {
-  const { status, title, retry } = ERRORS[error.code];
-  const { txn, state, retryAfterSeconds, members } = error.extras;
+  const { status, retry } = ERRORS[error.code];
+  const { txn, state, retryAfterSeconds } = error.extras;
   if (txn !== undefined) reply.header('oncegate-txn', txn);
   if (state !== undefined) reply.header('oncegate-state', state);
   const advice = error.extras.retry ?? retry;
@@ -15,20 +15,29 @@ export function sendProblem(reply: FastifyReply, error: GatewayError, instance: 
     retryAfterSeconds ??
     (advice === 'after_delay' || error.code === 'in_progress' || error.code === 'in_doubt' ? 1 : undefined);
   if (after !== undefined) reply.header('retry-after', String(after));
-  if (error.code === 'unauthenticated') reply.header('www-authenticate', 'Bearer realm="oncegate"');
-  const body = {
+  if (error.code === 'unauthenticated' && !reply.hasHeader('www-authenticate'))
+    reply.header('www-authenticate', 'Bearer realm="oncegate"');
+  return reply
+    .status(status)
+    .type('application/problem+json')
+    .send(JSON.stringify(problemJson(error, instance)));
+}
+
+export function problemJson(error: GatewayError, instance: string): JsonObject {
+  const { status, title, retry } = ERRORS[error.code];
+  const { txn, state, members } = error.extras;
+  return {
     type: `https://oncegate.dev/errors#${error.code}`,
     title,
     status,
     detail: error.message,
-    instance: instance.split('?')[0],
+    instance: instance.split('?')[0] ?? instance,
     code: error.code,
-    retry: advice,
+    retry: error.extras.retry ?? retry,
     ...(txn === undefined ? {} : { txn }),
     ...(state === undefined ? {} : { state }),
     ...members,
   };
-  return reply.status(status).type('application/problem+json').send(JSON.stringify(body));
 }
 
 export function asGatewayError(error: unknown): GatewayError | undefined {
@@ -93,11 +102,14 @@ function sentence(text: string | null): string {
   return `${text[0]?.toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
 }
 
+/** Outcomes without which a result would be misread. */
+const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'input_required']);
+
 /** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
-function callText(call: CallFace, replayed: boolean): string {
+export function callText(call: CallFace, replayed: boolean): string {
   const head = { txn: call.txn, tool: call.tool, state: call.state, replayed };
   const tail = {
-    ...(call.outcome === 'body_unavailable' || call.outcome === 'already_satisfied' ? { outcome: call.outcome } : {}),
+    ...(call.outcome !== null && TOLD_OUTCOMES.has(call.outcome) ? { outcome: call.outcome } : {}),
     saga: call.saga,
     attempts: call.attempt,
     receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },

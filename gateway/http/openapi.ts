@@ -224,6 +224,22 @@ function listing(summary: string, parameters: readonly string[] = []): JsonObjec
   };
 }
 
+const MCP_PATH: JsonObject = {
+  post: {
+    summary: 'The Model Context Protocol, revisions 2025-06-18, 2025-11-25 and 2026-07-28',
+    requestBody: { required: true, content: json({ type: 'object' }) },
+    responses: { 200: { description: 'A JSON-RPC response, as JSON or as a stream.' }, default: problem },
+  },
+  get: {
+    summary: 'What a session of an older revision hears without asking',
+    responses: { 200: { description: 'A stream of JSON-RPC notifications.' }, default: problem },
+  },
+  delete: {
+    summary: 'There is no session to end: each carries all there is to know in its id',
+    responses: { 405: { description: 'Nothing to end.' }, default: problem },
+  },
+};
+
 function authorityPaths(): JsonObject {
   const digest = { digest: { type: 'string', description: 'of what was shown' } };
   return {
@@ -233,6 +249,14 @@ function authorityPaths(): JsonObject {
     '/admin/breakers': listing('Breakers of the upstreams'),
     '/admin/breakers/{upstream}/open': action('Send nothing to an upstream until it is closed by hand', ['upstream']),
     '/admin/breakers/{upstream}/close': action('Send again, and forget what was counted', ['upstream']),
+    '/admin/pins': listing('What MCP servers said of their tools, and what they say now'),
+    '/admin/pins/{upstream}/{tool}/accept': action(
+      'Accept what a server now says of a tool',
+      ['upstream', 'tool'],
+      digest,
+      ['digest'],
+    ),
+    '/mcp': MCP_PATH,
     '/admin/agents': listing('Agents, their rules, and what freezes them'),
     '/admin/agents/{agent}/freeze': action('Nothing new of this agent is sent', ['agent']),
     '/admin/agents/{agent}/unfreeze': action('Lift it', ['agent']),

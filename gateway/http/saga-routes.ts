@@ -25,7 +25,7 @@ export const savepointName = z
   .refine((text) => !text.includes('\0'), 'holds a NUL character');
 
 const duration = z.string().regex(DURATION);
-const sagaSchema = z.strictObject({
+export const sagaSchema = z.strictObject({
   name: savepointName.nullish(),
   ttl: z
     .union([duration, z.int().min(1).max(MOST_TTL_S)], 'must be a duration such as 30s, 5m, 24h, or whole seconds')
@@ -44,10 +44,7 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     const agent = agentOf(request);
     const key = parseKey(keyHeader(request));
     const { name, ttl, onExpire } = readBody(request, sagaSchema);
-    const ttlMs = ttl == null ? undefined : typeof ttl === 'number' ? ttl * 1000 : milliseconds(ttl);
-    if (ttlMs !== undefined && ttlMs > MOST_TTL_S * 1000)
-      throw new GatewayError('malformed', 'ttl: longer than a year is no ttl: leave it out.');
-    const wish = { name: name ?? undefined, ttlMs, onExpire: onExpire ?? undefined };
+    const wish = { name: name ?? undefined, ttlMs: ttlOf(ttl), onExpire: onExpire ?? undefined };
     const { story, isRepeat } = await beginSaga(station, agent, wish, key);
     if (isRepeat) reply.header('idempotent-replayed', 'true');
     return reply.status(201).header('location', `/v1/sagas/${story.saga.id}`).send(sagaView(story, false));
@@ -91,6 +88,13 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     const story = await awaitRollback(flow, id, agent, patienceMs, caller);
     return reply.status(202).header('location', `/v1/sagas/${id}`).send(sagaView(story, false));
   });
+}
+
+export function ttlOf(ttl: string | number | null | undefined): number | undefined {
+  if (ttl == null) return undefined;
+  const ms = typeof ttl === 'number' ? ttl * 1000 : milliseconds(ttl);
+  if (ms <= MOST_TTL_S * 1000) return ms;
+  throw new GatewayError('malformed', 'ttl: longer than a year is no ttl: leave it out.');
 }
 
 export function idOf(request: FastifyRequest): string {

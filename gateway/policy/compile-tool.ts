@@ -54,6 +54,10 @@ export function compileTool(
     name,
     upstream: value.upstream,
     description: value.description ?? '',
+    ...(value.title !== undefined && { title: value.title }),
+    ...(value.output !== undefined && {
+      output: compileOutput(value.output as JsonObject, at(place, 'output'), report),
+    }),
     input,
     faults: compileFaults(input, at(place, 'input'), report),
     effect,
@@ -133,6 +137,13 @@ function compileFaults(input: JsonObject, place: Place, report: Report): Check {
   if ('check' in compiled) return compiled.check;
   for (const fault of compiled.faults) report.fault(at(place, ...fault.path), fault.message);
   return () => [];
+}
+
+/** Shown to clients, who may check results against it; checked here only for being a schema that can be shown. */
+function compileOutput(output: JsonObject, place: Place, report: Report): JsonObject {
+  const compiled = compileInput(output);
+  if ('faults' in compiled) for (const fault of compiled.faults) report.fault(at(place, ...fault.path), fault.message);
+  return output;
 }
 
 function compileOnce(context: ToolContext): Once {

@@ -39,6 +39,13 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
   const command = value.command?.map((word, index) => resolve(word, false, 'command', index).text);
   const headers: Record<string, string> = {};
   const secrets = new Set<string>();
+  const own: Record<string, string> = {};
+  for (const [variable, template] of Object.entries(value.env ?? {})) {
+    const { text, values } = resolve(template, true, 'env', variable);
+    if (text.includes('\0')) report.fault(at(place, 'env', variable), `the value of ${variable} holds a NUL character`);
+    own[variable] = text;
+    for (const secret of values) if (secret.length >= LEAST_SECRET) secrets.add(secret);
+  }
   for (const [header, template] of Object.entries(value.headers ?? {})) {
     const fault = (message: string): void => report.fault(at(place, 'headers', header), message);
     const { text, values } = resolve(template, true, 'headers', header);
@@ -55,7 +62,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     name,
     adapter: value.adapter,
     ...(url !== undefined && { url }),
-    ...(command !== undefined && { command }),
+    ...(command !== undefined && { command, env: { ...inherited(env), ...own } }),
     headers,
     // The longest first: scrubbing a part must not leave the rest of the whole standing.
     secrets: [...secrets].sort((a, b) => b.length - a.length),
@@ -78,15 +85,26 @@ function compileBreaker(breaker: NonNullable<UpstreamFile['breaker']>): Upstream
   };
 }
 
+/** What a child process needs of our own environment to start; everything else, secrets above all, stays here. */
+const INHERITED = ['PATH', 'HOME', 'USER', 'LOGNAME', 'SHELL', 'LANG', 'LC_ALL', 'TERM', 'TMPDIR', 'TZ'];
+
+function inherited(env: Env): Record<string, string> {
+  return Object.fromEntries(
+    INHERITED.flatMap((name) => (env[name] === undefined ? [] : ([[name, env[name]]] as [string, string][]))),
+  );
+}
+
 function checkKind({ place }: Declared<UpstreamFile>, value: UpstreamFile, report: Report): void {
   if (value.adapter === 'mcp') {
     if ((value.url === undefined) === (value.command === undefined)) {
       report.fault(place, 'an mcp upstream needs exactly one of url and command');
     }
+    if (value.command === undefined && value.env !== undefined)
+      report.fault({ ...at(place, 'env'), key: true }, 'env is only for upstreams with a command');
     return;
   }
   if (value.url === undefined) report.fault(place, 'an http upstream needs a url');
-  for (const key of ['command', 'import', 'expose'] as const) {
+  for (const key of ['command', 'env', 'import', 'expose'] as const) {
     if (value[key] !== undefined) report.fault({ ...at(place, key), key: true }, `${key} is only for mcp upstreams`);
   }
 }

@@ -78,6 +78,12 @@ export function decideBuiltIn(agent: Agent, toolName: string, call: CallScope): 
     : { allowed: false, reason: verdict.reason, rule: verdict.rule };
 }
 
+/** What an MCP server offers beside tools has no contract either, and is only ever read. */
+export function decideOffer(agent: Agent, name: string, call: CallScope): { allowed: boolean; reason: string } {
+  const verdict = judge(agent, name, 'read', candidatesOf(agent, name), scopeOf(agent, name, call));
+  return { allowed: verdict.allowed, reason: verdict.reason };
+}
+
 /** Whether some rule could allow the tool for some arguments: what a list of tools shows. */
 export function coversByName(
   agent: Agent,

@@ -9,8 +9,12 @@ import { names } from './schema.ts';
 /** A tool as an MCP server lists it. What the server says of its effects is a hint nobody relies on. */
 export interface OfferedTool {
   readonly name: string;
+  readonly title?: string;
   readonly description?: string;
   readonly inputSchema?: JsonObject;
+  readonly outputSchema?: JsonObject;
+  /** The server now says something else of it than what was pinned: it exists, and must not be called. */
+  readonly disabled?: string;
 }
 
 export interface Imported {
@@ -65,6 +69,7 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
     name,
     upstream: upstream.name,
     description: offer.description ?? '',
+    ...shownOf(offer),
     input,
     faults: compiled.check,
     effect: 'write',
@@ -81,10 +86,21 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
   };
 }
 
+/** A contract of ours says what counts; where it is silent the server's own words are shown. */
 function complete(declared: Tool, offer: OfferedTool): Tool | string {
   const description = declared.description === '' ? (offer.description ?? '') : declared.description;
-  if (declared.input !== TOOL_DEFAULTS.input || offer.inputSchema === undefined) return { ...declared, description };
+  const digest = contractDigest({ contract: declared.digest, offer });
+  const completed = { ...shownOf(offer), ...declared, description, digest };
+  if (declared.input !== TOOL_DEFAULTS.input || offer.inputSchema === undefined) return completed;
   const compiled = compileInput(offer.inputSchema);
-  if ('faults' in compiled) return { ...declared, description };
-  return { ...declared, description, input: offer.inputSchema, faults: compiled.check };
+  if ('faults' in compiled) return completed;
+  return { ...completed, input: offer.inputSchema, faults: compiled.check };
+}
+
+function shownOf({ title, outputSchema, disabled }: OfferedTool): Pick<Tool, 'title' | 'output' | 'disabled'> {
+  return {
+    ...(title === undefined ? {} : { title }),
+    ...(outputSchema === undefined ? {} : { output: outputSchema }),
+    ...(disabled === undefined ? {} : { disabled }),
+  };
 }

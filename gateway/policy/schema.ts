@@ -53,6 +53,7 @@ export const upstreamSchema = z.strictObject({
   adapter: z.enum(['http', 'mcp']),
   url: z.string().optional(),
   command: z.array(z.string()).min(1).optional(),
+  env: z.record(z.string().regex(/^[A-Za-z_][A-Za-z0-9_]*$/, 'is not a name of a variable'), z.string()).optional(),
   headers: z.record(headerName, z.string()).optional(),
   timeout: duration.optional(),
   concurrency: z.int().min(1).max(10_000).optional(),
@@ -91,6 +92,8 @@ const once = z.discriminatedUnion('by', [
 export const toolSchema = z.strictObject({
   upstream: name,
   description: z.string().max(8192).optional(),
+  title: z.string().max(128).optional(),
+  output: z.record(z.string(), z.unknown()).meta({ description: 'JSON Schema of the results' }).optional(),
   input: z.record(z.string(), z.unknown()).meta({ description: 'JSON Schema of the arguments' }).optional(),
   effect: z.enum(['read', 'write']).optional(),
   request: z

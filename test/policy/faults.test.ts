@@ -122,7 +122,7 @@ describe('shape', () => {
     [
       tool('efect: read'),
       [
-        `${at}:4:21: "efect" is not a key here (known: upstream, description, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result and repeats); did you mean "effect"?`,
+        `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result and repeats); did you mean "effect"?`,
       ],
     ],
     [tool('once: { by: magic }'), [`${at}:4:33: "magic" is not one of key, nature, probe, none`]],

@@ -1,0 +1,152 @@
+import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { isObject, type JsonObject } from '../gateway/domain/json.ts';
+import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, readMessage, type Wire } from './mcp-wire.ts';
+
+/** A server that dies at once is not started again and again: the first pause after a death, and the longest. */
+const RESTART = { firstMs: 100, mostMs: 10_000 };
+const STEADY_MS = 30_000;
+const END_MS = 2_000;
+
+interface Waiting {
+  readonly outgoing: Outgoing;
+  readonly finish: (ended: Ended) => void;
+}
+
+/**
+ * MCP over the standard streams of a child process: one message a line. The process is started when it is first needed and
+ * again after it died; what was on its way to it then is lost, which means unknown.
+ */
+export class StdioWire implements Wire {
+  readonly hasHeaders = false;
+  readonly #command: readonly string[];
+  readonly #env: Readonly<Record<string, string>>;
+  readonly #waiting = new Map<string, Waiting>();
+  #child: ChildProcessWithoutNullStreams | undefined;
+  #startedAt = 0;
+  #pauseMs = 0;
+  #mayStartAt = 0;
+  #unasked: (message: JsonObject) => void = () => {};
+  #restarted: () => void = () => {};
+  #closed = false;
+
+  constructor(command: readonly string[], env: Readonly<Record<string, string>>) {
+    this.#command = command;
+    this.#env = env;
+  }
+
+  onUnasked(heard: (message: JsonObject) => void): void {
+    this.#unasked = heard;
+  }
+
+  onRestart(told: () => void): void {
+    this.#restarted = told;
+  }
+
+  exchange(outgoing: Outgoing): Promise<Ended> {
+    return new Promise((resolve) => {
+      const child = this.#running();
+      if (typeof child === 'string') return resolve({ as: 'not_sent', detail: child });
+      if (!outgoing.maySend())
+        return resolve({ as: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
+      const { id } = outgoing.message;
+      child.stdin.write(`${JSON.stringify(outgoing.message)}\n`);
+      if (id === undefined || !('method' in outgoing.message))
+        return resolve({ as: 'status', status: 202, text: '', headers: {} });
+      const key = String(id);
+      const finish = (ended: Ended) => {
+        clearTimeout(timer);
+        this.#waiting.delete(key);
+        resolve(ended);
+      };
+      const detail = `no answer within ${outgoing.timeoutMs} ms`;
+      const timer = setTimeout(() => finish({ as: 'lost', detail }), outgoing.timeoutMs);
+      this.#waiting.set(key, { outgoing, finish });
+    });
+  }
+
+  /** Whatever a child process says is heard already. */
+  async listen({ timeoutMs }: Omit<Outgoing, 'message'>): Promise<void> {
+    await sleep(timeoutMs, undefined, { ref: false });
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true;
+    const child = this.#child;
+    if (child === undefined) return;
+    const gone = once(child, 'exit');
+    child.stdin.end();
+    const terminate = setTimeout(() => child.kill('SIGTERM'), END_MS);
+    const kill = setTimeout(() => child.kill('SIGKILL'), 2 * END_MS);
+    await gone;
+    clearTimeout(terminate);
+    clearTimeout(kill);
+  }
+
+  #running(): ChildProcessWithoutNullStreams | string {
+    if (this.#closed) return 'the gateway is about to end';
+    if (this.#child !== undefined) return this.#child;
+    if (performance.now() < this.#mayStartAt) return `${this.#command[0]} ended a moment ago`;
+    const [file = '', ...args] = this.#command;
+    const child = spawn(file, args, { env: this.#env, stdio: ['pipe', 'pipe', 'pipe'] });
+    this.#startedAt = performance.now();
+    this.#child = child;
+    // Its log is its own; but a pipe that nobody empties would stop it.
+    child.stderr.resume();
+    child.stdin.on('error', () => {});
+    child.on('error', (error) => this.#ended(child, `${file} could not be started: ${error.message}`));
+    child.on('exit', (code, signal) => this.#ended(child, `${file} ended with ${signal ?? `code ${code}`}`));
+    this.#readLines(child);
+    return child;
+  }
+
+  #ended(child: ChildProcessWithoutNullStreams, detail: string): void {
+    if (this.#child !== child) return;
+    this.#child = undefined;
+    const steady = performance.now() - this.#startedAt > STEADY_MS;
+    this.#pauseMs = steady || this.#pauseMs === 0 ? RESTART.firstMs : Math.min(this.#pauseMs * 2, RESTART.mostMs);
+    this.#mayStartAt = performance.now() + this.#pauseMs;
+    for (const { finish } of [...this.#waiting.values()]) finish({ as: 'lost', detail });
+    this.#restarted();
+  }
+
+  #readLines(child: ChildProcessWithoutNullStreams): void {
+    let parts: Buffer[] = [];
+    let size = 0;
+    child.stdout.on('data', (chunk: Buffer) => {
+      let from = 0;
+      for (let end = chunk.indexOf(10); end !== -1; end = chunk.indexOf(10, from)) {
+        parts.push(chunk.subarray(from, end));
+        this.#line(Buffer.concat(parts).toString('utf8'));
+        parts = [];
+        size = 0;
+        from = end + 1;
+      }
+      parts.push(chunk.subarray(from));
+      size += chunk.length - from;
+      // Nobody knows whose answer this would be, and memory must stay bounded.
+      if (size > MOST_MESSAGE_BYTES) child.kill('SIGKILL');
+    });
+  }
+
+  #line(text: string): void {
+    const message = readMessage(text);
+    if (message === undefined) return;
+    const waiting = 'method' in message ? this.#listener(message) : this.#waiting.get(String(message['id']));
+    if (waiting === undefined) return this.#unasked(message);
+    if ('method' in message) return waiting.outgoing.heard(message);
+    if (text.length > waiting.outgoing.mostBytes)
+      return waiting.finish({ as: 'lost', detail: `the answer is larger than ${waiting.outgoing.mostBytes} bytes` });
+    waiting.finish({ as: 'answered', response: message, headers: {} });
+  }
+
+  /** Progress names its request; anything else belongs to somebody only if there is but one. */
+  #listener(message: JsonObject): Waiting | undefined {
+    const params = message['params'];
+    const token = isObject(params) ? params['progressToken'] : undefined;
+    if (token !== undefined) return this.#waiting.get(String(token));
+    const [only, ...others] = this.#waiting.values();
+    return others.length === 0 && message['method'] !== 'notifications/tools/list_changed' ? only : undefined;
+  }
+}

@@ -1,0 +1,59 @@
+import { isObject, type JsonObject } from '../gateway/domain/json.ts';
+
+/** How an exchange with an MCP server ended, told apart by what it proves. */
+export type Ended =
+  /** A JSON-RPC response came back whole. */
+  | { readonly as: 'answered'; readonly response: JsonObject; readonly headers: WireHeaders }
+  /** An HTTP answer without one. */
+  | { readonly as: 'status'; readonly status: number; readonly text: string; readonly headers: WireHeaders }
+  | {
+      readonly as: 'not_sent';
+      readonly detail: string;
+      readonly abandoned?: boolean;
+      readonly refusedHere?: boolean;
+    }
+  /** The first byte had left, and no answer will come. */
+  | { readonly as: 'lost'; readonly detail: string };
+
+export type WireHeaders = Readonly<Record<string, string | string[] | undefined>>;
+
+/** One message to a server. A request has an id and waits for its response; a notification or a response waits for nothing. */
+export interface Outgoing {
+  readonly message: JsonObject;
+  /** For wires that have headers. */
+  readonly headers: Readonly<Record<string, string>>;
+  readonly timeoutMs: number;
+  readonly mostBytes: number;
+  readonly freshConnection: boolean;
+  /** Asked synchronously right before the first byte. */
+  readonly maySend: () => boolean;
+  /** Whatever the server says before it answers. */
+  readonly heard: (message: JsonObject) => void;
+}
+
+/** A way to an MCP server: HTTP or a child process. It throws nothing. */
+export interface Wire {
+  /** Whether messages carry headers. */
+  readonly hasHeaders: boolean;
+  exchange(outgoing: Outgoing): Promise<Ended>;
+  /** Listens to what the server says by itself, until it ends that or the time is up. */
+  listen(outgoing: Omit<Outgoing, 'message'>): Promise<void>;
+  /** What the server says outside any exchange; a wire without such a channel never calls it. */
+  onUnasked(heard: (message: JsonObject) => void): void;
+  /** The server is a new one that knows nothing of what was said before. */
+  onRestart(told: () => void): void;
+  close(): Promise<void>;
+}
+
+/** Messages longer than this are no tool's answer but an attack on memory. */
+export const MOST_MESSAGE_BYTES = 64 * 1024 * 1024;
+
+/** What a server wrote, if it is a message at all: anything else is passed over. */
+export function readMessage(text: string): JsonObject | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    return isObject(value) ? value : undefined;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,241 @@
+import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type {
+  Adapter,
+  Answer,
+  Follower,
+  Outcome,
+  PreparedRequest,
+  SendOptions,
+  Wish,
+} from '../gateway/domain/adapter.ts';
+import { canonical } from '../gateway/domain/canonical.ts';
+import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
+import { McpError } from '../gateway/domain/mcp-error.ts';
+import type { Tool, Upstream } from '../gateway/domain/policy.ts';
+import { scrub } from '../gateway/domain/redact.ts';
+import { HttpWire } from './mcp-http.ts';
+import { McpPeer, objectOr } from './mcp-peer.ts';
+import { StdioWire } from './mcp-stdio.ts';
+import type { Ended } from './mcp-wire.ts';
+import { withField } from './render.ts';
+
+/**
+ * Tools of an MCP server. Its answers are kept as `tools/call` results. The statuses that a contract's `noEffect` speaks of
+ * are given to them here: 200 for a result, 424 for one that says `isError` (a tool that failed may have done half of
+ * it), 400 for a request that the server refused to carry out, 500 for an error of the server itself.
+ */
+export class McpAdapter implements Adapter {
+  readonly #upstream: Upstream;
+  readonly #peer: McpPeer;
+  readonly #base: string;
+  /** Resources that are listened for; the empty name stands for the lists. */
+  readonly #watched = new Set<string>();
+  #isClosed = false;
+
+  constructor(upstream: Upstream) {
+    this.#upstream = upstream;
+    const { url, command } = upstream;
+    this.#base = url ?? command?.join(' ') ?? '';
+    this.#peer = new McpPeer(
+      url === undefined ? new StdioWire(command ?? [], upstream.env ?? {}) : new HttpWire(upstream, url),
+    );
+  }
+
+  prepare(tool: Tool, { args, continuation }: Wish, txn: string): PreparedRequest {
+    const { once } = tool;
+    const isKeyed = tool.effect === 'write' && once.by === 'key';
+    const params: JsonObject = {
+      name: this.#remoteName(tool.name),
+      arguments: isKeyed && once.field !== undefined ? withField(args, once.field, txn) : args,
+      _meta: { progressToken: txn, 'oncegate/idempotency-key': txn },
+      ...(continuation?.inputResponses === undefined ? {} : { inputResponses: continuation.inputResponses }),
+      ...(continuation?.requestState === undefined ? {} : { requestState: continuation.requestState }),
+    };
+    const headers = {
+      'oncegate-txn': txn,
+      ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
+    };
+    return { base: this.#base, method: 'tools/call', path: String(params['name']), headers, body: canonical(params) };
+  }
+
+  async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (request.base !== this.#base) {
+      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      return { kind: 'not_sent', detail, refusedHere: true };
+    }
+    const { follower } = options;
+    const ended = await this.#peer.request({
+      id: request.headers['oncegate-txn'] ?? randomUUID(),
+      method: 'tools/call',
+      params: JSON.parse(request.body ?? '{}') as JsonObject,
+      headers: request.headers,
+      timeoutMs: options.timeoutMs,
+      mostBytes: tool.maxResultBytes,
+      freshConnection: options.freshConnection,
+      maySend: options.maySend,
+      follower: follower && this.#scrubbing(follower),
+    });
+    return this.#outcome(tool, ended);
+  }
+
+  /** Everything else that a client may ask a server. Rejects with an `McpError`. */
+  async ask(method: string, params: JsonObject, follower?: Follower): Promise<JsonObject> {
+    const { timeoutMs } = this.#upstream;
+    const ended = await this.#peer.request({ id: randomUUID(), method, params, timeoutMs, follower });
+    if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${describe(ended)}`);
+    const { result, error } = ended.response;
+    if (isObject(result)) return JSON.parse(this.#scrubbed(result)) as JsonObject;
+    const { code, message, data } = objectOr(error);
+    throw new McpError(
+      typeof code === 'number' ? code : -32603,
+      scrub(typeof message === 'string' ? message : 'no result and no error', this.#upstream.secrets),
+      data,
+    );
+  }
+
+  /** Every page of a list. */
+  async list(method: string, member: string, follower?: Follower): Promise<JsonObject[]> {
+    const items: JsonObject[] = [];
+    let cursor: Json | undefined;
+    for (let page = 0; page < MOST_PAGES; page += 1) {
+      const result = await this.ask(method, typeof cursor === 'string' ? { cursor } : {}, follower);
+      const found = result[member];
+      if (Array.isArray(found)) items.push(...found.filter(isObject));
+      cursor = result['nextCursor'];
+      if (typeof cursor !== 'string' || items.length > MOST_ITEMS) break;
+    }
+    return items.slice(0, MOST_ITEMS);
+  }
+
+  capabilities(): Promise<JsonObject | undefined> {
+    return this.#peer.capabilities(this.#upstream.timeoutMs);
+  }
+
+  onNews(told: (method: string, params: JsonObject) => void): void {
+    this.#peer.onNews(told);
+  }
+
+  /** Hears from a server that can say so when its lists change, until this adapter is closed. */
+  async follow(): Promise<void> {
+    if (this.#watched.has('')) return;
+    this.#watched.add('');
+    await this.#listen({ toolsListChanged: true, promptsListChanged: true, resourcesListChanged: true });
+  }
+
+  /** Hears of changes of one resource too. */
+  async watch(uri: string): Promise<void> {
+    if (this.#watched.has(uri) || this.#watched.size >= MOST_WATCHED) return;
+    if (!(await this.#peer.isModern(this.#upstream.timeoutMs))) await this.ask('resources/subscribe', { uri });
+    else void this.#listen({ resourceSubscriptions: [uri] });
+    this.#watched.add(uri);
+  }
+
+  async #listen(notifications: JsonObject): Promise<void> {
+    while (!this.#isClosed) {
+      await this.#peer.listen(notifications, this.#upstream.timeoutMs, LISTEN_MS);
+      await sleep(LISTEN_AGAIN_MS, undefined, { ref: false });
+    }
+  }
+
+  close(): Promise<void> {
+    this.#isClosed = true;
+    return this.#peer.close();
+  }
+
+  #remoteName(name: string): string {
+    return this.#upstream.expose === 'bare' ? name : name.slice(this.#upstream.name.length + 1);
+  }
+
+  #outcome(tool: Tool, ended: Ended): Outcome {
+    switch (ended.as) {
+      case 'not_sent':
+        return { kind: 'not_sent', ...reasons(ended), detail: ended.detail };
+      case 'lost':
+        return { kind: 'ambiguous', detail: ended.detail };
+      case 'status': {
+        const answer = this.#answer(ended.status, ended.text);
+        const detail = describe(ended);
+        return tool.noEffect.has(ended.status)
+          ? { kind: 'refused', answer }
+          : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
+      }
+      case 'answered':
+        return this.#answered(tool, ended.response);
+    }
+  }
+
+  #answered(tool: Tool, response: JsonObject): Outcome {
+    const result = response['result'];
+    if (!isObject(result)) {
+      const error = objectOr(response['error']);
+      const status = REFUSALS.has(Number(error['code'])) ? 400 : 500;
+      return this.#failed(
+        tool,
+        this.#answer(status, this.#scrubbed({ error })),
+        String(error['message'] ?? 'it failed'),
+      );
+    }
+    if (result['isError'] === true)
+      return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(tool, result));
+    const answer = this.#answer(200, this.#scrubbed(result));
+    return result['resultType'] === 'input_required'
+      ? { kind: 'ok', answer, wantsInput: true }
+      : { kind: 'ok', answer };
+  }
+
+  /** In the tool's own words, unless they might repeat what is redacted. */
+  #complaint(tool: Tool, { content }: JsonObject): string {
+    const [first] = Array.isArray(content) ? content : [];
+    const words = isObject(first) && typeof first['text'] === 'string' ? first['text'] : '';
+    if (words === '' || tool.redact.length > 0) return 'the tool says that it failed';
+    return `the tool says that it failed: ${scrub(words, this.#upstream.secrets).slice(0, MOST_WORDS)}`;
+  }
+
+  /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
+  #failed(tool: Tool, answer: Answer, detail: string): Outcome {
+    const isRefused = tool.noEffect.has(answer.status) || (tool.effect === 'read' && answer.status < 500);
+    return isRefused ? { kind: 'refused', answer } : { kind: 'ambiguous', detail, answer };
+  }
+
+  #answer(status: number, body: string): Answer {
+    return { status, contentType: 'application/json', body: body === '' ? null : body, encoding: 'utf8' };
+  }
+
+  #scrubbed(value: JsonObject): string {
+    return scrub(JSON.stringify(value), this.#upstream.secrets);
+  }
+
+  #scrubbing(follower: Follower): Follower {
+    if (this.#upstream.secrets.length === 0) return follower;
+    const clean = (params: JsonObject) => JSON.parse(this.#scrubbed(params)) as JsonObject;
+    return {
+      ...follower,
+      tell: (method, params) => follower.tell(method, clean(params)),
+      ask: (method, params) => follower.ask(method, clean(params)),
+    };
+  }
+}
+
+/** The status under which `noEffect` knows a result with `isError`. */
+export const IS_ERROR = 424;
+
+/**
+ * Errors by which a server says that it did not take the request: it could not read it, does not know the method, the
+ * arguments do not fit, its headers disagree, the client lacks something, the revision is unknown, a page must be visited.
+ */
+const REFUSALS = new Set([-32700, -32600, -32601, -32602, -32020, -32021, -32022, -32042]);
+const MOST_WORDS = 1_000;
+const LISTEN_MS = 3_600_000;
+const LISTEN_AGAIN_MS = 1_000;
+const MOST_WATCHED = 256;
+const MOST_PAGES = 100;
+const MOST_ITEMS = 10_000;
+
+function reasons({ abandoned, refusedHere }: Extract<Ended, { as: 'not_sent' }>) {
+  return { ...(abandoned === true ? { abandoned } : {}), ...(refusedHere === true ? { refusedHere } : {}) };
+}
+
+function describe(ended: Exclude<Ended, { as: 'answered' }>): string {
+  return ended.as === 'status' ? `the server answered ${ended.status} without a result` : ended.detail;
+}

@@ -1,0 +1,51 @@
+/** One event of a `text/event-stream`. */
+export interface StreamEvent {
+  readonly id: string | undefined;
+  readonly data: string;
+}
+
+/**
+ * Reads server-sent events from bytes as they come, however they are cut. Only what MCP uses: data, id and retry; other
+ * fields and comments are passed over.
+ */
+export class EventReader {
+  readonly #decoder = new TextDecoder('utf-8');
+  #rest = '';
+  #data: string[] = [];
+  #id: string | undefined;
+  #retryMs: number | undefined;
+
+  /** How long the server asks to wait before coming back, if it said so. */
+  get retryMs(): number | undefined {
+    return this.#retryMs;
+  }
+
+  read(chunk: Uint8Array): StreamEvent[] {
+    this.#rest += this.#decoder.decode(chunk, { stream: true });
+    // A carriage return at the very end may be half of a line's end: it waits for the next bytes.
+    const whole = this.#rest.endsWith('\r') ? this.#rest.length - 1 : this.#rest.length;
+    const lines = this.#rest.slice(0, whole).split(/\r\n|\n|\r/);
+    this.#rest = (lines.pop() ?? '') + this.#rest.slice(whole);
+    return lines.flatMap((line) => this.#line(line));
+  }
+
+  #line(line: string): StreamEvent[] {
+    if (line === '') return this.#dispatch();
+    const colon = line.indexOf(':');
+    const field = colon === -1 ? line : line.slice(0, colon);
+    const value = colon === -1 ? '' : line.slice(colon + (line[colon + 1] === ' ' ? 2 : 1));
+    if (field === 'data') this.#data.push(value);
+    else if (field === 'id' && !value.includes('\0')) this.#id = value;
+    else if (field === 'retry' && /^\d{1,9}$/.test(value)) this.#retryMs = Number(value);
+    return [];
+  }
+
+  #dispatch(): StreamEvent[] {
+    const data = this.#data.join('\n');
+    const event = { id: this.#id, data };
+    const isEvent = this.#data.length > 0 || this.#id !== undefined;
+    this.#data = [];
+    this.#id = undefined;
+    return isEvent ? [event] : [];
+  }
+}

@@ -1,0 +1,146 @@
+import type { Follower } from '../domain/adapter.ts';
+import { auditEntry } from '../domain/audit.ts';
+import { isObject, type JsonObject } from '../domain/json.ts';
+import { McpError } from '../domain/mcp-error.ts';
+import type { Agent, Upstream } from '../domain/policy.ts';
+import { logEntry } from '../ledger/audit-queue.ts';
+import { coversByName, decideOffer } from '../policy/decide.ts';
+import type { Station } from './station.ts';
+
+type Kind = 'resources' | 'prompts';
+
+/** Errors by which servers say that they have no such thing: the next one may. */
+const NOT_HERE = new Set([-32601, -32602, -32002]);
+
+/**
+ * What MCP servers offer beside tools: resources and prompts, to read only. Whether an agent may is asked of its rules under
+ * the names `<upstream>.resources` and `<upstream>.prompts`; each reading is a decision, and is logged as one.
+ */
+export class Offers {
+  readonly #station: Station;
+  readonly #agent: Agent;
+  readonly #follower: Follower;
+
+  constructor(station: Station, agent: Agent, follower: Follower) {
+    this.#station = station;
+    this.#agent = agent;
+    this.#follower = follower;
+  }
+
+  /** The union of what the servers can do that this agent may read from. */
+  capabilities(): JsonObject {
+    const found: Record<string, JsonObject> = {};
+    for (const kind of ['resources', 'prompts'] as const) {
+      const [first] = this.#sources(kind);
+      if (first !== undefined)
+        found[kind] = { listChanged: true, ...(kind === 'resources' ? { subscribe: true } : {}) };
+    }
+    // Servers differ in what they say of these from revision to revision; asking one that lacks them does no harm.
+    return Object.keys(found).length === 0 ? {} : { ...found, completions: {} };
+  }
+
+  async list(kind: Kind, method: string, member: string): Promise<JsonObject> {
+    const lists = await Promise.all(
+      this.#sources(kind).map(async (upstream) => {
+        const items = await this.#server(upstream)
+          .list(method, member, this.#follower)
+          .catch(() => []);
+        return kind === 'prompts'
+          ? items.map((item) => ({ ...item, name: promptName(upstream, item['name']) }))
+          : items;
+      }),
+    );
+    return { [member]: lists.flat() };
+  }
+
+  /** Asked of one server after the other, until one has it. */
+  async read(params: JsonObject): Promise<JsonObject> {
+    return this.#first('resources', this.#sources('resources'), 'resources/read', () => params, params);
+  }
+
+  /** Hears of changes of a resource, from every server that has it and whose resources this agent may read. */
+  async watch(uri: string): Promise<void> {
+    for (const upstream of this.#sources('resources')) {
+      if (await this.#allowed(upstream, 'resources', { uri })) await this.#server(upstream).watch(uri);
+    }
+  }
+
+  async prompt(params: JsonObject): Promise<JsonObject> {
+    const sources = this.#sources('prompts').filter((upstream) => localName(upstream, params['name']) !== undefined);
+    const local = (upstream: Upstream) => ({ ...params, name: localName(upstream, params['name']) ?? '' });
+    return this.#first('prompts', sources, 'prompts/get', local, params);
+  }
+
+  async complete(params: JsonObject): Promise<JsonObject> {
+    const ref = isObject(params['ref']) ? params['ref'] : {};
+    const kind = ref['type'] === 'ref/prompt' ? 'prompts' : 'resources';
+    const named = (upstream: Upstream) => {
+      if (kind === 'resources') return params;
+      return { ...params, ref: { ...ref, name: localName(upstream, ref['name']) ?? '' } };
+    };
+    const sources = this.#sources(kind).filter(
+      (upstream) => kind === 'resources' || localName(upstream, ref['name']) !== undefined,
+    );
+    return this.#first(kind, sources, 'completion/complete', named, params);
+  }
+
+  async #first(
+    kind: Kind,
+    sources: readonly Upstream[],
+    method: string,
+    paramsFor: (upstream: Upstream) => JsonObject,
+    asked: JsonObject,
+  ): Promise<JsonObject> {
+    let last: McpError | undefined;
+    for (const upstream of sources) {
+      if (!(await this.#allowed(upstream, kind, asked))) continue;
+      try {
+        return await this.#server(upstream).ask(method, paramsFor(upstream), this.#follower);
+      } catch (error) {
+        if (!(error instanceof McpError)) throw error;
+        if (!NOT_HERE.has(error.code)) throw error;
+        last ??= error;
+      }
+    }
+    if (last !== undefined) throw last;
+    const { uri } = asked;
+    const what = kind === 'prompts' ? 'prompt' : 'resource';
+    throw new McpError(-32602, `There is no such ${what}.`, uri === undefined ? undefined : { uri });
+  }
+
+  async #allowed(upstream: Upstream, kind: Kind, args: JsonObject): Promise<boolean> {
+    const tool = `${upstream.name}.${kind}`;
+    const { allowed, reason } = decideOffer(this.#agent, tool, { args, saga: null, run: null, now: Date.now() });
+    const said = { agent: this.#agent.name, tool, policy: this.#station.policies().version };
+    const isClosed = this.#station.adapters.isClosed(upstream.name);
+    const isFrozen = this.#station.switches.frozen(this.#agent.name, tool) !== undefined;
+    const what = allowed ? 'read_allowed' : 'denied';
+    const of = args['uri'] ?? args['name'] ?? null;
+    await logEntry(this.#station.db, auditEntry(what, { ...said, of, ...(allowed ? {} : { reason }) }));
+    return allowed && isClosed && !isFrozen;
+  }
+
+  #sources(kind: Kind): Upstream[] {
+    return [...this.#station.policies().upstreams.values()].filter(
+      ({ name }) =>
+        this.#station.imports.capabilities(name)?.[kind] !== undefined &&
+        coversByName(this.#agent, { name: `${name}.${kind}`, effect: 'read' }),
+    );
+  }
+
+  #server({ name }: Upstream) {
+    const server = this.#station.adapters.mcp(name);
+    if (server === undefined) throw new McpError(-32603, `${name} is gone`);
+    return server;
+  }
+}
+
+function promptName(upstream: Upstream, name: unknown): string {
+  return upstream.expose === 'bare' ? String(name) : `${upstream.name}__${String(name)}`;
+}
+
+function localName(upstream: Upstream, name: unknown): string | undefined {
+  if (typeof name !== 'string') return undefined;
+  if (upstream.expose === 'bare') return name;
+  return name.startsWith(`${upstream.name}__`) ? name.slice(upstream.name.length + 2) : undefined;
+}

@@ -1,0 +1,134 @@
+import { ProtocolError } from '@modelcontextprotocol/server';
+import type { Answer } from '../domain/adapter.ts';
+import type { CallFace } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import type { ToolAnswer } from '../flow/call-tool.ts';
+import { callText, problemJson, problemOf, resultJson } from '../http/encode.ts';
+
+/** What an agent is told of a call, as a model reads it. */
+export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean): JsonObject {
+  const problem = problemOf(call, repeat);
+  if (problem !== undefined) return problemResult(problem, call.answer);
+  if (call.state !== 'succeeded') return waitingResult(call, repeat);
+  const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...receipt(call) };
+  const result = isMcpTool ? ownResult(call) : writtenResult(call);
+  const { _meta } = result;
+  return {
+    ...result,
+    // To whoever reads the result a replay looks like something that happened twice, unless it is told.
+    ...(repeat && call.identity !== 'key' && Array.isArray(result['content'])
+      ? { content: [...result['content'], text(replayWords(call))] }
+      : {}),
+    _meta: { ...(isObject(_meta) ? _meta : {}), ...marks },
+  };
+}
+
+function replayWords({ txn }: CallFace): string {
+  return `(This exact call was made before and was not carried out again. What you see is its recorded result, transaction ${txn}. If you mean to do it once more, send another idempotency key.)`;
+}
+
+function receipt({ leaf }: CallFace): JsonObject {
+  return leaf === null ? {} : { 'oncegate/receipt': leaf.toString('hex') };
+}
+
+/** A tool of an MCP server answered as tools of MCP servers do: it passes as it is. */
+function ownResult({ answer, outcome }: CallFace): JsonObject {
+  const result = answer?.body == null ? undefined : (JSON.parse(answer.body) as Json);
+  if (isObject(result) && (Array.isArray(result['content']) || result['resultType'] === 'input_required'))
+    return result;
+  return { content: [text(withoutResult(outcome))] };
+}
+
+function withoutResult(outcome: string | null): string {
+  if (outcome === 'body_unavailable') return 'It succeeded, but its answer was lost on the way and cannot be shown.';
+  if (outcome === 'already_satisfied') return 'Everything was already as asked: nothing was sent.';
+  return 'It succeeded. There is no result to show.';
+}
+
+function writtenResult(call: CallFace): JsonObject {
+  const { answer, outcome } = call;
+  if (answer?.body == null) return { content: [text(withoutResult(outcome))] };
+  if (answer.encoding === 'base64') return { content: [binary(call, answer, answer.body)] };
+  const value = resultJson(answer);
+  const written = typeof value === 'string' ? value : answer.body;
+  return { content: [text(written)], ...(isObject(value) ? { structuredContent: value } : {}) };
+}
+
+function binary({ txn }: CallFace, { contentType }: Answer, data: string): JsonObject {
+  const mimeType = contentType?.split(';')[0]?.trim() ?? 'application/octet-stream';
+  const [kind] = mimeType.split('/');
+  if (kind === 'image' || kind === 'audio') return { type: kind, data, mimeType };
+  return { type: 'resource', resource: { uri: `oncegate://calls/${txn}/result`, mimeType, blob: data } };
+}
+
+/** Held by a person, or not ended yet: the call as it stands, and how to hear of it again. */
+function waitingResult(call: CallFace, repeat: boolean): JsonObject {
+  const why =
+    call.state === 'held'
+      ? `This call waits for a person to approve it. Nothing was sent so far.`
+      : `This call is still being carried out.`;
+  const how = `Ask again with the same arguments and the same key, or with oncegate__get_call and txn ${call.txn}: it is not carried out twice.`;
+  return {
+    isError: true,
+    content: [text(`${why} ${how}`)],
+    structuredContent: JSON.parse(callText(call, repeat)) as JsonObject,
+    _meta: { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat },
+  };
+}
+
+/**
+ * A refusal, a failure or a doubt, for the model to read: first what the tool itself said, then what it means. What an MCP
+ * server answered as an error of the protocol stays one.
+ */
+export function problemResult(problem: GatewayError, answer: Answer | null = null): JsonObject {
+  if (problem.code === 'malformed' || problem.code === 'unknown_tool')
+    throw new ProtocolError(-32602, problem.message, problemJson(problem, '/mcp'));
+  const said = answer === null ? null : resultJson(answer);
+  if (problem.code === 'tool_failed') refuseAsTheServerDid(said);
+  const { txn } = problem.extras;
+  return {
+    isError: true,
+    content: [...contentOf(said), text(words(problem))],
+    structuredContent: problemJson(problem, '/mcp'),
+    ...(txn === undefined ? {} : { _meta: { 'oncegate/txn': txn } }),
+  };
+}
+
+function refuseAsTheServerDid(said: Json): void {
+  const error = isObject(said) && isObject(said['error']) ? said['error'] : undefined;
+  if (error === undefined || typeof error['code'] !== 'number' || typeof error['message'] !== 'string') return;
+  throw new ProtocolError(error['code'], error['message'], error['data']);
+}
+
+function contentOf(said: Json): readonly Json[] {
+  const content = isObject(said) ? said['content'] : undefined;
+  return Array.isArray(content) ? content : [];
+}
+
+const ADVICE = {
+  never: 'Trying again will not help.',
+  same_key: 'You may ask again with the same key: it is never carried out twice.',
+  new_key: 'If you still want it, make a new call.',
+  after_delay: 'Nothing was sent. Try again in a while.',
+} as const;
+
+function words(problem: GatewayError): string {
+  const { retry, title, detail, code } = problemJson(problem, '/mcp') as {
+    retry: keyof typeof ADVICE;
+    title: string;
+    detail: string;
+    code: string;
+  };
+  return `${title} (${code}): ${detail} ${ADVICE[retry]}`;
+}
+
+function text(words: string): JsonObject {
+  return { type: 'text', text: words };
+}
+
+/** Whatever was thrown, as a result; what is no error of ours is thrown on. */
+export function thrownResult(error: unknown): JsonObject {
+  if (error instanceof GatewayError) return problemResult(error);
+  throw error;
+}

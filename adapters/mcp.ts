@@ -42,18 +42,19 @@ export class McpAdapter implements Adapter {
     );
   }
 
-  prepare(tool: Tool, { args, continuation }: Wish, txn: string): PreparedRequest {
+  prepare(tool: Tool, { args, continuation, trace }: Wish, txn: string): PreparedRequest {
     const { once } = tool;
     const isKeyed = tool.effect === 'write' && once.by === 'key';
     const params: JsonObject = {
       name: this.#remoteName(tool.name),
       arguments: isKeyed && once.field !== undefined ? withField(args, once.field, txn) : args,
-      _meta: { progressToken: txn, 'oncegate/idempotency-key': txn },
+      _meta: { progressToken: txn, 'oncegate/idempotency-key': txn, ...trace },
       ...(continuation?.inputResponses === undefined ? {} : { inputResponses: continuation.inputResponses }),
       ...(continuation?.requestState === undefined ? {} : { requestState: continuation.requestState }),
     };
     const headers = {
       'oncegate-txn': txn,
+      ...trace,
       ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
     };
     return { base: this.#base, method: 'tools/call', path: String(params['name']), headers, body: canonical(params) };

@@ -10,13 +10,14 @@ const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]
 
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
 export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string): PreparedRequest {
-  const { args, agent, canonicalArgs } = wish;
+  const { args, agent, canonicalArgs, trace } = wish;
   const scope: Scope = { args, agent, saga: null, run: null };
   try {
     const headers: Record<string, string> = {
       accept: 'application/json',
       'user-agent': 'oncegate',
       'oncegate-txn': txn,
+      ...trace,
     };
     for (const [name, value] of Object.entries(template.headers))
       headers[name.toLowerCase()] = headerValue(name, value(scope));

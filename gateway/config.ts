@@ -11,6 +11,7 @@ import { parseSource } from './policy/read.ts';
 import { rate, rateOf } from './policy/schema.ts';
 import { resolveSecrets } from './policy/secrets.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
+import { type TelemetryConfig, telemetryOf, telemetrySchema } from './telemetry-config.ts';
 
 /** The process: where it listens, where its ledger and policies are. The only reader of the environment. */
 export interface Config {
@@ -30,6 +31,7 @@ export interface Config {
   };
   /** Where people are told that a call waits for them. */
   readonly webhook: Webhook | undefined;
+  readonly telemetry: TelemetryConfig;
   readonly demo: boolean;
   /** How many processes share the port. */
   readonly workers: number;
@@ -86,6 +88,7 @@ const fileSchema = z.strictObject({
         .optional(),
     })
     .optional(),
+  telemetry: telemetrySchema.optional(),
 });
 
 type ConfigFile = z.infer<typeof fileSchema>;
@@ -129,6 +132,7 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
       perAddress: rateOf(file.limits?.perAddress ?? '100/s'),
     },
     webhook,
+    telemetry: telemetryOf(env, file.telemetry),
     demo,
     workers: workersOf(env, { demo, embedded: url === undefined }),
     logLevel,

@@ -1,6 +1,7 @@
 import type { Logger } from 'pino';
 import { Registry } from '../adapters/registry.ts';
 import type { Config } from './config.ts';
+import type { Watch } from './domain/watch.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
@@ -26,6 +27,9 @@ export interface EngineOptions {
   readonly policies: PolicyKeeper;
   readonly sealingKey: Buffer;
   readonly log: Logger;
+  readonly watch: Watch;
+  /** Told of each commit of claims and outcomes: how many, and how many wait. */
+  readonly onBatch: (size: number, waiting: number) => void;
 }
 
 /** Ledger, adapters and flow, wired: everything of a gateway but its front doors. */
@@ -46,7 +50,7 @@ export class Engine {
     this.flow = { station, dispatch, claims, recovery: this.#recovery, rollbacks: this.#rollbacks };
   }
 
-  static async start({ config, url, policies, sealingKey, log }: EngineOptions): Promise<Engine> {
+  static async start({ config, url, policies, sealingKey, log, watch, onBatch }: EngineOptions): Promise<Engine> {
     const db = new Database(url, { max: config.database.pool, applicationName: 'oncegate' });
     try {
       const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
@@ -68,7 +72,7 @@ export class Engine {
       await imports.start();
       const station: Station = {
         db,
-        calls: new Calls(db),
+        calls: new Calls(db, onBatch),
         undos: new Undos(db),
         finals,
         lease,
@@ -80,6 +84,7 @@ export class Engine {
         sealingKey,
         mostPending: config.limits.pendingApprovals,
         log,
+        watch,
         reach: deathAt(config.dieAt),
       };
       return new Engine(station, sweep(db, config, log));

@@ -13,13 +13,17 @@ import { auditEntry } from './domain/audit.ts';
 import { Engine } from './engine.ts';
 import { Journal } from './journal.ts';
 import { logEntry } from './ledger/audit-queue.ts';
+import { readBacklog } from './ledger/backlog.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
 import { migrate, SchemaError } from './ledger/migrate.ts';
 import { Messenger } from './messenger.ts';
 import { Metrics } from './metrics.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
 import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
+import { Telemetry } from './telemetry.ts';
 import { Tokens } from './tokens.ts';
+import { startTracing } from './tracing.ts';
+import { answerForAll, metricsOfAll } from './worker-metrics.ts';
 import { demoBeside, WorkerFailed, Workers } from './workers.ts';
 
 const ROOT = new URL('../../', import.meta.url).pathname;
@@ -72,6 +76,7 @@ async function supervise(config: Config): Promise<void> {
       log,
     });
     stops.push(() => workers.stop());
+    answerForAll();
     await workers.start();
     process.on('SIGHUP', () => workers.signal('SIGHUP'));
     announce(config, keys, keys !== undefined);
@@ -116,7 +121,12 @@ async function serve(config: Config): Promise<void> {
 
     const url = await database(config, stops);
     await migrate(url, join(ROOT, 'migrations'));
+    const metrics = new Metrics();
+    const tracing = await startTracing(config.telemetry, version);
+    if (tracing !== undefined) stops.push(() => tracing.stop());
     const engine = await Engine.start({
+      watch: new Telemetry(metrics, tracing, log),
+      onBatch: (size, waiting) => metrics.batch(size, waiting),
       config,
       url,
       policies,
@@ -125,7 +135,9 @@ async function serve(config: Config): Promise<void> {
     });
     stops.push(() => engine.stop(timeLeft()));
 
-    const { metrics, journal } = await keepRecords(engine, policies, version, log, stops);
+    const { db, adapters } = engine.flow.station;
+    metrics.sound({ breakers: () => adapters.breakers(), backlog: () => readBacklog(db) });
+    const journal = await keepRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
       const messenger = new Messenger(engine.flow.station.db, config.webhook, log);
       stops.push(() => messenger.stop());
@@ -142,7 +154,7 @@ async function serve(config: Config): Promise<void> {
         },
       },
       tokens: new Tokens(),
-      metrics,
+      metrics: metricsOfAll(metrics),
       health: { troubles: () => engine.troubles(), warnings: () => policies.warnings() },
       log,
       version,
@@ -172,11 +184,11 @@ async function serve(config: Config): Promise<void> {
 async function keepRecords(
   engine: Engine,
   policies: PolicyKeeper,
+  metrics: Metrics,
   gateway: string,
   log: pino.Logger,
   stops: (() => Promise<void>)[],
-): Promise<{ metrics: Metrics; journal: Journal }> {
-  const metrics = new Metrics();
+): Promise<Journal> {
   const { db, lease } = engine.flow.station;
   const journal = new Journal(db, log);
   stops.push(() => journal.stop());
@@ -195,7 +207,7 @@ async function keepRecords(
     });
   });
   metrics.policies(policies.current.version, policies.warnings().length > 0);
-  return { metrics, journal };
+  return journal;
 }
 
 /** Port 0 means any: chosen before the policies are read, because the demo's own URL stands in them. */

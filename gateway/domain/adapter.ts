@@ -1,5 +1,6 @@
 import type { JsonObject } from './json.ts';
 import type { Tool } from './policy.ts';
+import type { Trace } from './watch.ts';
 
 /** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
 export interface PreparedRequest {
@@ -81,6 +82,8 @@ export interface Wish {
   /** The same in canonical form, where somebody made it already. */
   readonly canonicalArgs?: string;
   readonly agent: string;
+  /** What the upstream is to continue. */
+  readonly trace?: Trace;
   /** What an earlier answer asked for, to be handed to the same tool. */
   readonly continuation?: Continuation;
 }

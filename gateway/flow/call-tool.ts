@@ -8,6 +8,7 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
+import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { Guards, Intent } from '../ledger/calls.ts';
 import { coversByName, DEFAULT_HOLD, decide } from '../policy/decide.ts';
@@ -50,6 +51,8 @@ export interface ToolCall {
   readonly continuation?: Continuation | undefined;
   /** An MCP client that hears what happens while the call runs. Of a repeat only the first one's does. */
   readonly follower?: Follower | undefined;
+  /** What the caller's own work is part of. */
+  readonly trace?: Trace | undefined;
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** The caller hung up. Ends the waiting, never the call. */
@@ -74,14 +77,39 @@ interface Admitted {
   readonly identified: Identified;
   readonly request: PreparedRequest;
   readonly guards: Guards | undefined;
+  readonly stint: Stint;
+}
+
+/** A call from its request to its answer, watched. */
+export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer> {
+  const { agent, tool } = asked;
+  const known = flow.station.policies().tools.has(tool) ? tool : 'unknown';
+  const stint = flow.station.watch.begin('call', { tool: known, agent: agent.name }, asked.trace ?? {});
+  try {
+    const answer = await walk(flow, asked, stint);
+    const { txn, state, attempt, problem } = answer.call;
+    stint.end({
+      txn,
+      state,
+      attempts: attempt,
+      replayed: answer.repeat,
+      ...(problem === null ? {} : { code: problem }),
+    });
+    return answer;
+  } catch (error) {
+    stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
+    throw error;
+  }
 }
 
 /** The way of a call: decide, identify, claim, send, settle, reply. */
-export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer> {
+async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnswer> {
   const { station } = flow;
   const policies = station.policies();
   const args = canonical(asked.args);
   const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
+  const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
+  const deciding = station.watch.begin('decide', about, stint);
   const decision = decide(policies, asked.agent, asked.tool, {
     args: asked.args,
     saga: asked.saga ?? null,
@@ -90,6 +118,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   });
   const tool = policies.tools.get(asked.tool);
   const refusal = refusalOf(decision, tool, asked);
+  deciding.end({ allowed: decision.allowed, ...(decision.rule === undefined ? {} : { rule: decision.rule.id }) });
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
     return refuse(flow, asked, tool, fingerprint, policies, refusal);
   }
@@ -103,12 +132,16 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     if (known !== undefined) return replay(known, asked, fingerprint);
     const request = station.adapters
       .for(tool)
-      .prepare(tool, { args: asked.args, agent, canonicalArgs: args, ...continued(asked) }, identified.txn);
+      .prepare(
+        tool,
+        { args: asked.args, agent, canonicalArgs: args, trace: stint.trace, ...continued(asked) },
+        identified.txn,
+      );
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
     const guards = guardsOf(station, { asked, tool, policies, rule, hold, fingerprint, request });
-    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards };
+    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards, stint };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
@@ -117,7 +150,9 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   }
   const { txn } = admitted.identified;
   await refuseStrangeDependencies(station, asked);
-  if (!(await claim(flow, admitted))) return repeat(flow, txn, fingerprint, asked);
+  const claiming = station.watch.begin('claim', about, stint);
+  const won = await claim(flow, admitted).finally(() => claiming.end());
+  if (!won) return repeat(flow, txn, fingerprint, asked);
   return tell(flow, txn, asked, false);
 }
 
@@ -260,7 +295,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   const claimed = await claims.claim(intent, admitted.guards, () => {
     if (held) return;
     station.reach('claimed');
-    void dispatch.carry(freshJob(intent, tool, owner, payload, asked.follower));
+    void dispatch.carry(freshJob(intent, tool, owner, payload, { follower: asked.follower, stint: admitted.stint }));
   });
   if (typeof claimed === 'object') throw exceeded(claimed, admitted.rule.id);
   return claimed === 'won';
@@ -328,7 +363,13 @@ function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: bool
 }
 
 /** A claim that was just won, as it stands in the ledger. */
-export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Payload, follower?: Follower): Job {
+export function freshJob(
+  intent: Intent,
+  tool: Tool,
+  owner: string,
+  payload: Payload,
+  { follower, stint }: Partial<Pick<Job, 'follower' | 'stint'>> = {},
+): Job {
   const isSending = intent.state === 'sending';
   return {
     txn: intent.txn,
@@ -360,6 +401,7 @@ export function freshJob(intent: Intent, tool: Tool, owner: string, payload: Pay
     undoArguments: null,
     woken: false,
     follower,
+    stint,
   };
 }
 
@@ -409,7 +451,9 @@ function refuseAnother(
 }
 
 async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {
-  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller);
+  const about = { tool: asked.tool, agent: asked.agent.name, txn };
+  const waiting = isRepeat ? station.watch.begin('wait', about, asked.trace ?? {}) : undefined;
+  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller).finally(() => waiting?.end());
   if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
   return { call, repeat: isRepeat };
 }

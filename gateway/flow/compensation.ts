@@ -6,6 +6,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { Tool } from '../domain/policy.ts';
 import type { Step } from '../domain/saga.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
+import { readTrace } from '../domain/watch.ts';
 import type { Intent } from '../ledger/calls.ts';
 import { type Payload, store } from './payload.ts';
 import type { Station } from './station.ts';
@@ -31,7 +32,9 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
   const { agent } = call;
   const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
   try {
-    const payload = { args, request: station.adapters.for(tool).prepare(tool, { args, agent }, txn) };
+    // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
+    const trace = readTrace((header) => call.request?.headers[header]);
+    const payload = { args, request: station.adapters.for(tool).prepare(tool, { args, agent, trace }, txn) };
     return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload };
   } catch (error) {
     if (error instanceof GatewayError) return error.message;

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Answer, Outcome } from '../domain/adapter.ts';
 import type { CallEvent } from '../domain/call.ts';
 import { backoff, conclude, nextStep, type Step } from '../domain/next-step.ts';
+import { readTrace, type Stint } from '../domain/watch.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
 import { observe } from './observe.ts';
@@ -31,7 +32,8 @@ export class Dispatch {
 
   /** Starts to carry a call that this process holds. Never rejects. */
   carry(job: Job): Promise<Ending> {
-    const ending = this.#walk(job)
+    const watched = job.stint ?? this.#watch(job);
+    const ending = this.#walk(job, watched)
       .catch((error: unknown) => {
         this.#station.log.error({ err: error, txn: job.txn }, 'a call could not be carried on');
         return this.#stumble(job);
@@ -41,6 +43,7 @@ export class Dispatch {
         return { as: 'elsewhere' };
       })
       .finally(() => {
+        if (job.stint === undefined) watched.end({ txn: job.txn, state: job.state });
         // Not if the call came back to this process meanwhile and another job carries it.
         if (this.#carried.get(job.txn) !== ending) return;
         this.#carried.delete(job.txn);
@@ -81,7 +84,17 @@ export class Dispatch {
     await Promise.race([all, sleep(deadlineMs, undefined, { ref: false })]);
   }
 
-  async #walk(job: Job): Promise<Ending> {
+  /** A call without a caller continues what is written in its request. */
+  #watch(job: Job): Stint {
+    const name = job.undoOf === null ? 'recover' : 'undo';
+    return this.#station.watch.begin(
+      name,
+      about(job),
+      readTrace((header) => job.request.headers[header]),
+    );
+  }
+
+  async #walk(job: Job, stint: Stint): Promise<Ending> {
     let step: Step = job.attemptOpen ? { do: 'send', afterMs: 0 } : nextStep(factsOf(job), job.tool, job.woken);
     let last: Outcome | undefined;
     let blind = 0;
@@ -107,11 +120,14 @@ export class Dispatch {
             }
           }
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
-          last = await this.#send(job, approved.under);
+          last = await this.#send(job, approved.under, stint);
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#abandon(job, last);
           this.#station.reach('answered');
           const conclusion = conclude(job.kind, last, job.unresolved);
-          if (conclusion.state !== 'open') return this.#settleAnswer(job, conclusion.state, last);
+          if (conclusion.state !== 'open') {
+            const settling = this.#station.watch.begin('settle', about(job), stint);
+            return this.#settleAnswer(job, conclusion.state, last).finally(() => settling.end());
+          }
           closeAttempt(job, conclusion.unknown);
           step = nextStep(factsOf(job), job.tool, false);
           if (step.do === 'send' && !(await this.#recorder.record(job, attemptEvent(job, last))))
@@ -168,7 +184,8 @@ export class Dispatch {
     return why === undefined ? { under } : { why };
   }
 
-  async #send(job: Job, under: string | undefined): Promise<Outcome> {
+  async #send(job: Job, under: string | undefined, stint: Stint): Promise<Outcome> {
+    const sending = this.#station.watch.begin('send', about(job), stint);
     const { switches, adapters, policies, reach } = this.#station;
     const outcome = await adapters.for(job.tool).send(job.tool, job.request, {
       timeoutMs: job.tool.timeoutMs,
@@ -183,6 +200,7 @@ export class Dispatch {
         return switches.inForce(job.owner) && frozenFor(this.#station, job) === undefined;
       },
     });
+    sending.end({ outcome: outcome.kind, attempt: job.attempt });
     if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
       job.undoArguments = undoOf(this.#station, job, () => resultOf(outcome.answer));
     return 'answer' in outcome && outcome.answer !== undefined
@@ -296,6 +314,10 @@ function closeAttempt(job: Job, unknown: boolean): void {
   if (!unknown) return;
   job.unresolved += 1;
   job.unknownSince = performance.now();
+}
+
+function about({ tool, agent, txn }: Job) {
+  return { tool: tool.name, agent, txn };
 }
 
 function attemptEvent(job: Job, outcome: Outcome): CallEvent {

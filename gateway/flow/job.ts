@@ -5,6 +5,7 @@ import type { Facts } from '../domain/next-step.ts';
 import type { Tool } from '../domain/policy.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
+import type { Stint } from '../domain/watch.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 
 /**
@@ -50,6 +51,8 @@ export interface Job {
   readonly woken: boolean;
   /** The MCP client that waits for it, if one does. */
   readonly follower: Follower | undefined;
+  /** The call that its caller watches; nobody does when it is recovered or compensates. */
+  readonly stint: Stint | undefined;
 }
 
 export function jobOf(
@@ -91,6 +94,7 @@ export function jobOf(
     undoArguments: null,
     woken: true,
     follower: undefined,
+    stint: undefined,
   };
 }
 

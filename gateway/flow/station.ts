@@ -1,5 +1,6 @@
 import type { Registry } from '../../adapters/registry.ts';
 import type { Policies } from '../domain/policy.ts';
+import type { Watch } from '../domain/watch.ts';
 import type { Calls } from '../ledger/calls.ts';
 import type { Database } from '../ledger/db.ts';
 import type { Lease } from '../ledger/processes.ts';
@@ -57,5 +58,6 @@ export interface Station {
   /** How many calls of one agent may wait for people at once. */
   readonly mostPending: number;
   readonly log: Log;
+  readonly watch: Watch;
   readonly reach: (point: Point) => void;
 }

@@ -3,6 +3,7 @@ import { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
+import { readTrace, type Trace } from '../domain/watch.ts';
 import type { OwnUndo } from '../flow/undo.ts';
 
 const DEFAULT_WAIT_S = 30;
@@ -15,6 +16,7 @@ export interface CallHeaders {
   readonly saga: string | undefined;
   readonly dependsOn: readonly string[] | undefined;
   readonly undo: OwnUndo | undefined;
+  readonly trace: Trace;
 }
 
 /** The request headers that steer a call. What is there must be right: a header that is misread is a promise broken. */
@@ -25,6 +27,7 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
   }
   const saga = parseSaga(header(request, 'oncegate-saga'));
   return {
+    trace: readTrace((name) => header(request, name)),
     saga,
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),

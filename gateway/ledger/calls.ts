@@ -110,9 +110,9 @@ export class Calls {
   /** By limit; there are as many as the policies ever named. */
   readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
 
-  constructor(db: Database) {
+  constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
-    this.#writes = new GroupCommit({ ...BATCH, run: (writes) => this.#writeAll(writes) });
+    this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
     this.#steps = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undos = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });

@@ -9,6 +9,8 @@ interface Waiting<Item, Result> {
 export interface GroupCommitOptions<Item, Result> {
   readonly maxBatch: number;
   readonly maxInFlight: number;
+  /** Told how many left together, and how many still wait. */
+  readonly onBatch?: (size: number, waiting: number) => void;
   /**
    * Runs one statement for all items, committed when it resolves; answers in the order of the items. An item that must wait
    * for another of the same batch is answered by a promise: what becomes of it is no concern of its neighbours.
@@ -50,6 +52,7 @@ export class GroupCommit<Item, Result> {
     while (this.#waiting.length > 0 && this.#inFlight < this.#options.maxInFlight) {
       const batch = this.#waiting.splice(0, this.#options.maxBatch);
       this.#inFlight += 1;
+      this.#options.onBatch?.(batch.length, this.#waiting.length);
       void this.#commit(batch).finally(() => {
         this.#inFlight -= 1;
         this.#flush();

@@ -4,6 +4,7 @@ import type { CallFace } from '../domain/call.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { McpError } from '../domain/mcp-error.ts';
 import type { Agent } from '../domain/policy.ts';
+import { readTrace, type Trace } from '../domain/watch.ts';
 import { callTool, type Flow } from '../flow/call-tool.ts';
 import { Offers } from '../flow/offers.ts';
 import type { Caller } from '../flow/patience.ts';
@@ -143,6 +144,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     saga,
     dependsOn: parseDependsOn(metaText(meta, 'oncegate/depends-on'), saga) ?? headers.dependsOn,
     undo: headers.undo,
+    trace: traceFor(meta, headers),
     follower,
     patienceMs: headers.patienceMs,
     caller,
@@ -163,6 +165,12 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     // A client of an older revision cannot come back with the answers: it is asked right here.
     continuation = await answersOf(result, follower);
   }
+}
+
+/** In `_meta`, where the newest revision puts it, or in the headers. */
+function traceFor(meta: JsonObject, { trace }: CallHeaders): Trace {
+  const own = readTrace((name) => (typeof meta[name] === 'string' ? meta[name] : undefined));
+  return own.traceparent === undefined ? trace : own;
 }
 
 const MOST_ROUNDS = 8;

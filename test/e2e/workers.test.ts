@@ -47,6 +47,13 @@ async function until<T>(look: () => Promise<T>, isIt: (value: T) => boolean): Pr
 }
 
 describe('worker processes behind one port', () => {
+  it('tell their metrics together, whichever of them is asked', async () => {
+    for (let i = 0; i < 40; i += 1) await gateway.call('world.keyed', { id: `m-${i}` }, { key: `m-${i}` });
+    const { body } = await gateway.request('GET', '/metrics');
+    expect(body).toMatch(/oncegate_calls_total\{tool="world.keyed",outcome="succeeded",replayed="false"\} 40\n/);
+    expect(body).toMatch(/oncegate_open_calls\{state="in_doubt"\} 0\n/);
+  });
+
   it('are one gateway: the same key on any of them is one call', async () => {
     const replies = await Promise.all(
       Array.from({ length: 100 }, () => gateway.call('world.keyed', { id: 'w-1' }, { key: 'w-1' })),

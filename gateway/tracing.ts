@@ -1,0 +1,108 @@
+import {
+  type Context,
+  ROOT_CONTEXT,
+  type Span,
+  SpanKind,
+  SpanStatusCode,
+  type Tracer,
+  trace,
+} from '@opentelemetry/api';
+import type { About, Result, StintName, Trace } from './domain/watch.ts';
+import type { TelemetryConfig } from './telemetry-config.ts';
+
+/** One span, and the context that those below it continue. */
+export interface Traced {
+  readonly trace: Trace;
+  end(result: Result): void;
+}
+
+/** Where spans go. */
+export interface Tracing {
+  begin(name: StintName, about: About, parent: Trace): Traced;
+  stop(): Promise<void>;
+}
+
+/**
+ * OpenTelemetry over OTLP, as the standard `OTEL_*` variables and `telemetry` in oncegate.yaml say. Undefined when nobody asked
+ * for it: then not even its code is loaded.
+ */
+export async function startTracing(config: TelemetryConfig, version: string): Promise<Tracing | undefined> {
+  if (!config.enabled) return undefined;
+  const [
+    { OTLPTraceExporter },
+    { BatchSpanProcessor, NodeTracerProvider, ParentBasedSampler, TraceIdRatioBasedSampler },
+    resources,
+  ] = await Promise.all([
+    import('@opentelemetry/exporter-trace-otlp-http'),
+    import('@opentelemetry/sdk-trace-node'),
+    import('@opentelemetry/resources'),
+  ]);
+  const { endpoint, sampling, service } = config;
+  const exporter = new OTLPTraceExporter(endpoint === undefined ? {} : { url: endpoint });
+  const provider = new NodeTracerProvider({
+    resource: resources
+      .defaultResource()
+      .merge(resources.resourceFromAttributes({ 'service.name': service, 'service.version': version })),
+    spanProcessors: [new BatchSpanProcessor(exporter)],
+    ...(sampling === undefined
+      ? {}
+      : { sampler: new ParentBasedSampler({ root: new TraceIdRatioBasedSampler(sampling) }) }),
+  });
+  const tracer = provider.getTracer('oncegate', version);
+  return {
+    begin: (name, about, parent) => begin(tracer, name, about, parent),
+    stop: () => provider.shutdown(),
+  };
+}
+
+const KINDS: Readonly<Partial<Record<StintName, SpanKind>>> = { call: SpanKind.SERVER, send: SpanKind.CLIENT };
+
+function begin(tracer: Tracer, name: StintName, about: About, parent: Trace): Traced {
+  const above = contextOf(parent);
+  const isOwnTool = name === 'call' || name === 'recover' || name === 'undo';
+  const span = tracer.startSpan(
+    isOwnTool ? `execute_tool ${about.tool}` : `oncegate.${name}`,
+    {
+      kind: KINDS[name] ?? SpanKind.INTERNAL,
+      attributes: {
+        'gen_ai.tool.name': about.tool,
+        'gen_ai.agent.name': about.agent,
+        'oncegate.station': name,
+        ...(isOwnTool ? { 'gen_ai.operation.name': 'execute_tool', 'gen_ai.tool.type': 'function' } : {}),
+        ...(about.txn === undefined ? {} : { 'gen_ai.tool.call.id': about.txn }),
+      },
+      // A call that is carried on without its caller continues what another process, or another call, began.
+      ...(name === 'recover' || name === 'undo' ? { links: linksOf(above) } : {}),
+    },
+    above,
+  );
+  return {
+    trace: { ...parent, traceparent: headerOf(span) },
+    end: (result) => {
+      for (const [key, value] of Object.entries(result))
+        span.setAttribute(key === 'txn' ? 'gen_ai.tool.call.id' : `oncegate.${key}`, value);
+      if (typeof result['code'] === 'string') {
+        span.setAttribute('error.type', result['code']);
+        span.setStatus({ code: SpanStatusCode.ERROR });
+      }
+      span.end();
+    },
+  };
+}
+
+function linksOf(above: Context) {
+  const context = trace.getSpanContext(above);
+  return context === undefined ? [] : [{ context }];
+}
+
+function contextOf({ traceparent }: Trace): Context {
+  const [, traceId, spanId, flags] = traceparent?.split('-') ?? [];
+  if (traceId === undefined || spanId === undefined || flags === undefined) return ROOT_CONTEXT;
+  const context = { traceId, spanId, traceFlags: Number.parseInt(flags, 16), isRemote: true };
+  return trace.setSpanContext(ROOT_CONTEXT, context);
+}
+
+function headerOf(span: Span): string {
+  const { traceId, spanId, traceFlags } = span.spanContext();
+  return `00-${traceId}-${spanId}-${traceFlags.toString(16).padStart(2, '0')}`;
+}

@@ -1,0 +1,62 @@
+import type { CollectedSpan } from './collector.ts';
+
+const WIDTH = 860;
+const ROW = 26;
+const LEFT = 300;
+
+/** A trace as people like to see one: who waited for whom, and for how long. Real spans of a real run. */
+export function drawTrace(spans: readonly CollectedSpan[], title: string): string {
+  const rows = inOrder(spans);
+  const from = Math.min(...spans.map(({ start }) => start));
+  const to = Math.max(...spans.map(({ end }) => end));
+  const x = (at: number) => LEFT + ((at - from) / (to - from)) * (WIDTH - LEFT - 80);
+  const bars = rows.map(({ span, depth }, row) => {
+    const y = 44 + row * ROW;
+    const [left, right] = [x(span.start), x(span.end)];
+    const label = plain(labelOf(span));
+    return [
+      `<text x="${16 + depth * 16}" y="${y + 15}">${label}</text>`,
+      `<rect class="${classOf(span)}" x="${left.toFixed(1)}" y="${y + 3}" width="${Math.max(2, right - left).toFixed(1)}" height="16" rx="3"/>`,
+      `<text class="ms" x="${(right + 6).toFixed(1)}" y="${y + 15}">${(span.end - span.start).toFixed(1)} ms</text>`,
+    ].join('\n');
+  });
+  const height = 56 + rows.length * ROW;
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" viewBox="0 0 ${WIDTH} ${height}" role="img" aria-label="${plain(title)}">
+<style>
+  svg { background: #fff } text { font: 13px ui-sans-serif, system-ui, sans-serif; fill: #1f2937 } .title { font-weight: 600 }
+  .ms { font-size: 11px; fill: #6b7280 } .agent { fill: #94a3b8 } .call { fill: #2563eb } .undo { fill: #b45309 } .send { fill: #059669 } .part { fill: #93c5fd } .upstream { fill: #a78bfa }
+  @media (prefers-color-scheme: dark) { svg { background: #0f172a } text { fill: #e5e7eb } .ms { fill: #9ca3af } .part { fill: #1d4ed8 } }
+</style>
+<text class="title" x="16" y="26">${plain(title)}</text>
+${bars.join('\n')}
+</svg>
+`;
+}
+
+function inOrder(spans: readonly CollectedSpan[]): { span: CollectedSpan; depth: number }[] {
+  const ids = new Set(spans.map(({ spanId }) => spanId));
+  const below = (parent: string | undefined, depth: number): { span: CollectedSpan; depth: number }[] =>
+    spans
+      .filter(({ parentSpanId }) => (parent === undefined ? !ids.has(parentSpanId ?? '') : parentSpanId === parent))
+      .sort((a, b) => a.start - b.start)
+      .flatMap((span) => [{ span, depth }, ...below(span.spanId, depth + 1)]);
+  return below(undefined, 0);
+}
+
+function labelOf({ name, attributes }: CollectedSpan): string {
+  const station = attributes['oncegate.station'];
+  if (station === 'undo') return `undo: ${name}`;
+  if (station === undefined || station === 'call') return name;
+  return String(station);
+}
+
+function classOf({ attributes, name }: CollectedSpan): string {
+  const station = attributes['oncegate.station'];
+  if (station === 'call' || station === 'undo' || station === 'send') return station;
+  if (station !== undefined) return 'part';
+  return name.startsWith('agent') ? 'agent' : 'upstream';
+}
+
+function plain(text: string): string {
+  return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('"', '&quot;');
+}

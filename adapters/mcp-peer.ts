@@ -280,6 +280,7 @@ function isRefusal(ended: Ended): boolean {
 }
 
 function sessionIsGone(ended: Ended): boolean {
+  if (ended.as === 'answered') return 'error' in ended.response && (ended.response['id'] ?? null) === null;
   return ended.as === 'status' && (ended.status === 404 || ended.status === 400);
 }
 

@@ -21,9 +21,10 @@ import type { Ended } from './mcp-wire.ts';
 import { withField } from './render.ts';
 
 /**
- * Tools of an MCP server. Its answers are kept as `tools/call` results. The statuses that a contract's `noEffect` speaks of
- * are given to them here: 200 for a result, 424 for one that says `isError` (a tool that failed may have done half of
- * it), 400 for a request that the server refused to carry out, 500 for an error of the server itself.
+ * Tools of an MCP server. Its answers are kept as `tools/call` results, with a status as HTTP tools have one: 200 for a result,
+ * 424 for one that says `isError` (a tool that failed may have done half of it), 400 for a request that the server refused to
+ * take, which proves that nothing happened, 500 for an error of the server itself. `noEffect` of a contract may name 424, or
+ * bare statuses of HTTP.
  */
 export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
@@ -170,12 +171,9 @@ export class McpAdapter implements Adapter {
     const result = response['result'];
     if (!isObject(result)) {
       const error = objectOr(response['error']);
-      const status = REFUSALS.has(Number(error['code'])) ? 400 : 500;
-      return this.#failed(
-        tool,
-        this.#answer(status, this.#scrubbed({ error })),
-        String(error['message'] ?? 'it failed'),
-      );
+      const body = this.#scrubbed({ error });
+      if (isRefusal(response, error)) return { kind: 'refused', answer: this.#answer(400, body) };
+      return this.#failed(tool, this.#answer(500, body), scrub(String(error['message']), this.#upstream.secrets));
     }
     if (result['isError'] === true)
       return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(tool, result));
@@ -226,6 +224,11 @@ export const IS_ERROR = 424;
  * arguments do not fit, its headers disagree, the client lacks something, the revision is unknown, a page must be visited.
  */
 const REFUSALS = new Set([-32700, -32600, -32601, -32602, -32020, -32021, -32022, -32042]);
+/** An error without an id is about no request in particular: the server never took it up. */
+function isRefusal({ id }: JsonObject, { code }: JsonObject): boolean {
+  return (id ?? null) === null || REFUSALS.has(Number(code));
+}
+
 const MOST_WORDS = 1_000;
 const LISTEN_MS = 3_600_000;
 const LISTEN_AGAIN_MS = 1_000;

@@ -18,6 +18,7 @@ export const TOOL_DEFAULTS = {
   lifetimeMs: 24 * 3_600_000,
   settlesMs: 30_000,
   retry: { attempts: 5, baseMs: 200, maxMs: 30_000, withinMs: 3_600_000 },
+  /** Of HTTP tools. An MCP server that refuses says so in its own words; a bare status of a proxy before it proves nothing. */
   noEffect: [400, 401, 403, 404, 422, 429],
   maxResultBytes: 1_048_576,
   repeats: { policy: 'replay', windowMs: 60_000 },
@@ -71,7 +72,7 @@ export function compileTool(
     ),
     timeoutMs,
     retry: compileRetry(context),
-    noEffect: new Set(value.noEffect ?? TOOL_DEFAULTS.noEffect),
+    noEffect: new Set(value.noEffect ?? (adapter === 'mcp' ? [] : TOOL_DEFAULTS.noEffect)),
     redact: compileRedact(context, input),
     maxResultBytes: value.result?.maxBytes ?? TOOL_DEFAULTS.maxResultBytes,
     repeats: {

@@ -78,7 +78,7 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
     locks: [],
     timeoutMs: upstream.timeoutMs,
     retry: TOOL_DEFAULTS.retry,
-    noEffect: new Set(TOOL_DEFAULTS.noEffect),
+    noEffect: new Set(),
     redact: [],
     maxResultBytes: TOOL_DEFAULTS.maxResultBytes,
     repeats: TOOL_DEFAULTS.repeats,

@@ -1,0 +1,97 @@
+import { once } from 'node:events';
+import {
+  createServer,
+  request as httpRequest,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+} from 'node:http';
+import type { AddressInfo } from 'node:net';
+
+export const FAULTS = ['socket drop', 'drop after headers', '502', '503', '404', '401'] as const;
+export type Fault = (typeof FAULTS)[number];
+
+/** Between a client and a server: lets one `tools/call` be carried out, and then loses or spoils its answer. */
+export class FaultProxy {
+  readonly #server: Server;
+  readonly #target: () => number;
+  #armed: Fault | undefined;
+  /** How many `tools/call` came since it was armed. */
+  calls = 0;
+
+  private constructor(server: Server, target: () => number) {
+    this.#server = server;
+    this.#target = target;
+  }
+
+  static async start(target: () => number): Promise<FaultProxy> {
+    const server = createServer();
+    const proxy = new FaultProxy(server, target);
+    server.on('request', (request, response) => void proxy.#pass(request, response));
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    return proxy;
+  }
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  arm(fault: Fault): void {
+    this.#armed = fault;
+    this.calls = 0;
+  }
+
+  async stop(): Promise<void> {
+    this.#server.closeAllConnections();
+    this.#server.close();
+    await once(this.#server, 'close');
+  }
+
+  async #pass(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const chunks: Buffer[] = [];
+    for await (const chunk of request) chunks.push(chunk as Buffer);
+    const body = Buffer.concat(chunks);
+    const isCall = body.includes('"tools/call"');
+    if (isCall) this.calls += 1;
+    const fault = isCall ? this.#armed : undefined;
+    if (isCall) this.#armed = undefined;
+    const { method, url, headers } = request;
+    // A connection for each request: what one of them suffers is nothing to the next.
+    const sent = { ...headers, connection: 'close' };
+    const out = httpRequest({
+      host: '127.0.0.1',
+      port: this.#target(),
+      method,
+      path: url,
+      headers: sent,
+      agent: false,
+    });
+    out.on('error', () => response.destroy());
+    response.on('close', () => out.destroy());
+    out.on('response', (answer) => {
+      if (fault !== undefined) return void spoil(fault, answer, response);
+      response.writeHead(answer.statusCode ?? 500, answer.headers);
+      answer.pipe(response);
+    });
+    out.end(body);
+  }
+}
+
+/** The whole answer is there, so everything has happened; then it is lost. */
+async function spoil(fault: Fault, answer: IncomingMessage, response: ServerResponse): Promise<void> {
+  answer.resume();
+  await once(answer, 'end');
+  switch (fault) {
+    case 'socket drop':
+      response.socket?.destroy();
+      return;
+    case 'drop after headers':
+      response.writeHead(200, answer.headers);
+      response.flushHeaders();
+      response.write(' ', () => response.socket?.destroy());
+      return;
+    default:
+      response.writeHead(Number(fault), { 'content-type': 'text/plain' }).end('spoiled');
+  }
+}

@@ -1,0 +1,64 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { resolve } from 'node:path';
+import { createInterface } from 'node:readline';
+
+export const FRAMEWORKS = [
+  'sdk-v1',
+  'sdk-v2',
+  'ai-sdk',
+  'ai-sdk-retries',
+  'openai-agents',
+  'langchain',
+  'mastra',
+] as const;
+export type Framework = (typeof FRAMEWORKS)[number];
+
+/** What the framework told its agent. */
+export interface Told {
+  readonly isError?: boolean;
+  readonly said?: string;
+  readonly thrown?: string;
+}
+
+const HOME = resolve('test/frameworks');
+
+/** A framework in a process of its own, which makes calls one after the other. */
+export class FrameworkProcess {
+  readonly #child: ChildProcess;
+  readonly #lines: AsyncIterator<string>;
+  #complaint = '';
+
+  constructor(framework: Framework, key: string) {
+    const node = resolve(HOME, 'node_modules/node/bin/node');
+    this.#child = spawn(node, ['mcp-calls.mjs', framework, key], { cwd: HOME, stdio: ['pipe', 'pipe', 'pipe'] });
+    this.#child.stderr?.on('data', (chunk: Buffer) => {
+      this.#complaint = (this.#complaint + chunk.toString()).slice(-4_000);
+    });
+    if (this.#child.stdout === null) throw new Error('no output');
+    this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
+  }
+
+  /** `connected` runs between the connection and the call. */
+  async call(wish: { url: string; tool: string; args: object }, connected: () => void): Promise<Told> {
+    this.#child.stdin?.write(`${JSON.stringify(wish)}\n`);
+    await this.#next((line) => line === 'ready');
+    connected();
+    this.#child.stdin?.write('go\n');
+    return JSON.parse(await this.#next((line) => line.startsWith('{'))) as Told;
+  }
+
+  async stop(): Promise<void> {
+    this.#child.kill('SIGKILL');
+    if (this.#child.exitCode === null && this.#child.signalCode === null) await once(this.#child, 'exit');
+  }
+
+  /** Frameworks print this and that; only our own lines count. */
+  async #next(isIt: (line: string) => boolean): Promise<string> {
+    for (;;) {
+      const { value, done } = await this.#lines.next();
+      if (done === true) throw new Error(`the framework ended: ${this.#complaint}`);
+      if (isIt(value)) return value;
+    }
+  }
+}

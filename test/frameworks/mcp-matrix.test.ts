@@ -1,0 +1,70 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { ExecutingServer } from './executing-server.ts';
+import { FAULTS, FaultProxy } from './fault-proxy.ts';
+import { FRAMEWORKS, FrameworkProcess } from './mcp-frameworks.ts';
+
+let server: ExecutingServer;
+let before: FaultProxy;
+let behind: FaultProxy;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  server = await ExecutingServer.start();
+  behind = await FaultProxy.start(() => server.port);
+  database = await freshDatabase();
+  gateway = await startGateway({
+    policies: {
+      'matrix.yaml': `
+upstreams:
+  bank: { adapter: mcp, url: "http://127.0.0.1:${behind.port}/mcp", import: "*", allowPrivate: true, breaker: { minimum: 1000 } }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "bank.*", approve: never }] }
+${PEOPLE}`,
+    },
+    databaseUrl: database.url,
+  });
+  before = await FaultProxy.start(() => gateway.port);
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await before?.stop();
+  await behind?.stop();
+  await server?.stop();
+  await database?.drop();
+});
+
+describe.each(FRAMEWORKS)('%s', (framework) => {
+  let client: FrameworkProcess;
+  beforeAll(() => {
+    client = new FrameworkProcess(framework, AGENT_KEY);
+  });
+  afterAll(() => client?.stop());
+
+  it.each(FAULTS)(
+    'the answer of the gateway is lost (%s): it is carried out once, and asking again tells how',
+    async (fault) => {
+      const id = `${framework} before ${fault}`;
+      const wish = { url: `http://127.0.0.1:${before.port}/mcp`, tool: 'bank__pay', args: { id } };
+      const told = await client.call(wish, () => before.arm(fault));
+      // Some frameworks try again by themselves; for the others their agent does.
+      const again = told.said === undefined ? await client.call(wish, () => {}) : told;
+      expect(server.executions.get(id)).toBe(1);
+      expect(again.said).toContain(`paid ${id}, time 1`);
+    },
+  );
+
+  it.each(FAULTS)(
+    'the answer of the server is lost (%s): it is carried out once, and never called done or failed without proof',
+    async (fault) => {
+      const id = `${framework} behind ${fault}`;
+      const wish = { url: `http://127.0.0.1:${before.port}/mcp`, tool: 'bank__pay', args: { id } };
+      const told = await client.call(wish, () => behind.arm(fault));
+      await client.call(wish, () => {});
+      expect(server.executions.get(id)).toBe(1);
+      expect(JSON.stringify(told)).not.toContain('paid');
+    },
+  );
+});

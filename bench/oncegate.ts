@@ -6,10 +6,10 @@ export const KEY = 'bench-key';
 export const RULED_KEY = 'bench-key-with-rules';
 
 /** Not started yet. */
-export function makeOncegate(upstream: string, databaseUrl: string): Promise<Gateway> {
+export function makeOncegate(upstream: string, mcp: string, databaseUrl: string): Promise<Gateway> {
   // Said here: the tests' gateways run in one process whatever the environment says.
   const env = { ONCEGATE_DEMO: '0', ONCEGATE_WORKERS: process.env['ONCEGATE_WORKERS'] ?? '1' };
-  return makeGateway({ policies: { 'bench.yaml': policies(upstream) }, databaseUrl, env });
+  return makeGateway({ policies: { 'bench.yaml': policies(upstream, mcp) }, databaseUrl, env });
 }
 
 /** As an agent would call: the key of the call is the run's name and its number. */
@@ -42,10 +42,13 @@ export async function openSagas(gateway: Gateway, count: number): Promise<string
   return sagas.slice(0, count);
 }
 
-function policies(upstream: string): string {
+function policies(upstream: string, mcp: string): string {
   return `
-upstreams: { pay: { adapter: http, url: "${upstream}", allowPrivate: true, concurrency: 64 } }
+upstreams:
+  pay: { adapter: http, url: "${upstream}", allowPrivate: true, concurrency: 64 }
+  bank: { adapter: mcp, url: "${mcp}", allowPrivate: true, concurrency: 64, import: "*" }
 tools:
+  bank.charge: { upstream: bank, once: { by: key, field: key } }
   pay.charge:
     upstream: pay
     input: { type: object, properties: { amount: { type: integer } } }
@@ -63,7 +66,7 @@ tools:
     request: { method: POST, path: /refunds, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
 agents:
-  bench: { keys: ["sha256:${sha256(KEY)}"], rules: [{ allow: pay.* }] }
+  bench: { keys: ["sha256:${sha256(KEY)}"], rules: [{ allow: pay.* }, { allow: bank.* }] }
   ruled:
     keys: ["sha256:${sha256(RULED_KEY)}"]
     rules:

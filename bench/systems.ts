@@ -1,6 +1,7 @@
 import { join } from 'node:path';
 import type { Database } from './database.ts';
 import { fire, type Sample, type Shot } from './load.ts';
+import { startMcpProxy, startMcpServer, toolCallOf } from './mcp.ts';
 import { callOf, KEY, makeOncegate, openSagas, RULED_KEY } from './oncegate.ts';
 import { startDbos, startRestate, startRestateService } from './peers.ts';
 import { listening } from './processes.ts';
@@ -32,13 +33,16 @@ type ShotOf = (run: string) => (i: number) => Shot;
 
 export const BASE = 'proxy without ledger';
 
-const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: 'y'.repeat(900) });
+const NOTE = 'y'.repeat(900);
+const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: NOTE });
 const REPLAYED = 500;
 
 export async function startOwn({ upstream, database, closing }: Place): Promise<System[]> {
   const proxy = await listening('plain-proxy.mjs', { UPSTREAM: upstream });
   closing.push(() => proxy.kill());
-  const gateway = await makeOncegate(upstream, await database.make('oncegate_bench'));
+  const mcp = await startMcpServer();
+  closing.push(() => mcp.kill());
+  const gateway = await makeOncegate(upstream, `${mcp.url}/mcp`, await database.make('oncegate_bench'));
   closing.push(() => gateway.dispose());
   await gateway.start();
   const plain = callOf(KEY, BODY);
@@ -56,6 +60,11 @@ export async function startOwn({ upstream, database, closing }: Place): Promise<
       const sagas = await openSagas(gateway, Math.ceil(total / 10));
       return callOf(KEY, BODY, (i) => sagas[i % sagas.length] ?? '');
     }),
+    {
+      ...fromAgent('MCP server alone', async () => plain),
+      first: firstOf(mcp.url, toolCallOf('/mcp', 'charge', NOTE)),
+    },
+    fromAgent('Oncegate, MCP', async () => toolCallOf('/mcp', 'bank__charge', NOTE)),
   ];
 }
 
@@ -88,6 +97,10 @@ export async function startPeers({ upstream, database, home, closing }: Place): 
     pids: [dbos.pid],
     isSlow: true,
   });
+  const mcpProxy = await startMcpProxy();
+  closing.push(() => mcpProxy.kill());
+  const first = firstOf(mcpProxy.url, toolCallOf('/mcp', 'charge', NOTE));
+  systems.push({ name: 'mcp-proxy', first, pids: [], isSlow: true });
   const bare = await twoCommits(await database.make('two_commits'), home);
   systems.push({ name: bare.name, first: (_run, total, atOnce) => bare.run(total, atOnce), pids: [], isSlow: false });
   return systems;

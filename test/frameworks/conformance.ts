@@ -1,0 +1,95 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createServer, request as httpRequest } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { resolve } from 'node:path';
+import { parseArgs } from 'node:util';
+import { AGENT_KEY, makeGateway, PEOPLE, sha256 } from '../support/gateway.ts';
+
+const USAGE = `npm run conformance -- --server URL
+
+The official conformance suite of MCP, against a server and against the gateway before that server: no scenario may do worse.
+The server is the suite's own "everything server" (examples/servers/typescript in the suite's repository), already running.
+`;
+
+const HOME = resolve('test/frameworks');
+const REVISIONS = ['2025-11-25', '2026-07-28'];
+
+const { values } = parseArgs({ options: { server: { type: 'string' }, help: { type: 'boolean', default: false } } });
+if (values.server === undefined || values.help) {
+  console.log(USAGE);
+  process.exit(values.help ? 0 : 2);
+}
+
+/** Passed and failed checks of each scenario. */
+type Scores = ReadonlyMap<string, { readonly passed: number; readonly failed: number }>;
+
+async function run(url: string, revision: string): Promise<Scores> {
+  const node = resolve(HOME, 'node_modules/node/bin/node');
+  const suite = resolve(HOME, 'node_modules/@modelcontextprotocol/conformance/dist/index.js');
+  const child = spawn(node, [suite, 'server', '--url', url, '--requirements', revision], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  let text = '';
+  child.stdout.on('data', (chunk: Buffer) => (text += chunk.toString()));
+  await once(child, 'close');
+  const scores = new Map<string, { passed: number; failed: number }>();
+  for (const [, name, passed, failed] of text.matchAll(/^[✗✓] (\S+): (\d+) passed, (\d+) failed$/gm))
+    scores.set(name ?? '', { passed: Number(passed), failed: Number(failed) });
+  if (scores.size === 0) throw new Error(`the suite said nothing that counts:\n${text.slice(-2_000)}`);
+  return scores;
+}
+
+/** The suite has no key to give: this puts one on what it sends. */
+async function keyed(port: number) {
+  const server = createServer((request, response) => {
+    const { method, url, headers } = request;
+    const sent = { ...headers, authorization: `Bearer ${AGENT_KEY}` };
+    const out = httpRequest({ host: '127.0.0.1', port, method, path: url, headers: sent }, (answer) => {
+      response.writeHead(answer.statusCode ?? 500, answer.headers);
+      answer.pipe(response);
+    });
+    out.on('error', () => response.destroy());
+    response.on('close', () => out.destroy());
+    request.pipe(out);
+  });
+  server.listen(0, 'localhost');
+  await once(server, 'listening');
+  return { url: `http://localhost:${(server.address() as AddressInfo).port}/mcp`, server };
+}
+
+const gateway = await makeGateway({
+  policies: {
+    'everything.yaml': `
+upstreams:
+  everything: { adapter: mcp, url: "${values.server}", import: "*", expose: bare, allowPrivate: true }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE}`,
+  },
+  env: { ONCEGATE_DEMO: '0' },
+});
+await gateway.start();
+const door = await keyed(gateway.port);
+let worse = 0;
+try {
+  for (const revision of REVISIONS) {
+    const directly = await run(values.server, revision);
+    const through = await run(door.url, revision);
+    console.log(`\n${revision.padEnd(52)}directly   through`);
+    for (const [name, { passed, failed }] of directly) {
+      const other = through.get(name) ?? { passed: 0, failed: 1 };
+      const isWorse = failed === 0 && other.failed > 0;
+      if (isWorse) worse += 1;
+      const score = (one: { passed: number; failed: number }) =>
+        `${one.passed}/${one.passed + one.failed}`.padStart(10);
+      console.log(`${isWorse ? '✗' : ' '} ${name.padEnd(48)}${score({ passed, failed })}${score(other)}`);
+    }
+  }
+} finally {
+  door.server.closeAllConnections();
+  door.server.close();
+  await gateway.dispose();
+}
+console.log(worse === 0 ? '\nno scenario does worse through the gateway' : `\n${worse} do worse through the gateway`);
+process.exit(worse === 0 ? 0 : 1);

@@ -19,8 +19,10 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
       'oncegate-txn': txn,
       ...trace,
     };
-    for (const [name, value] of Object.entries(template.headers))
-      headers[name.toLowerCase()] = headerValue(name, value(scope));
+    for (const [name, expression] of Object.entries(template.headers)) {
+      const value = expression(scope);
+      if (value !== null) headers[name.toLowerCase()] = headerValue(name, value);
+    }
 
     let body = template.body?.(scope);
     if (tool.once.by === 'key' && tool.effect === 'write') {

@@ -33,13 +33,14 @@ export async function readDirectory({ io, operands }: Invocation): Promise<Polic
   const { readFiles } = await import('../policy/read.ts');
   const dir = operands[0] === undefined ? config.policiesDir : resolve(io.cwd, operands[0]);
   const shown = shownFrom(io.cwd, dir);
-  const { files, faults } = await readFiles(dir);
+  const { files: found, faults } = await readFiles(dir);
   const loaded = compilePolicies(
-    files.map((file) => ({ ...file, file: join(shown, file.name) })),
+    found.map((file) => ({ ...file, file: join(shown, file.name) })),
     config.env,
     faults.map((fault) => ({ ...fault, file: shownFrom(io.cwd, fault.file) })),
   );
-  return { dir: shown, files: files.length, loaded };
+  const files = found.filter(({ name }) => !name.endsWith('.json')).length;
+  return { dir: shown, files, loaded };
 }
 
 /** The same for whoever can do nothing with bad policies. */

@@ -65,7 +65,7 @@ function pathBelow(request: FastifyRequest): string[] {
   }
 }
 
-const VARIABLE = /^\$\{\s*args\.([A-Za-z_]\w*)\s*\}$/;
+const VARIABLE = /^\$\{\s*args(?:\.([A-Za-z_]\w*)|\["([^"\\]+)"\])\s*\}$/;
 
 interface PathMatch {
   readonly values: Readonly<Record<string, string>>;
@@ -79,7 +79,8 @@ function matchPath(tool: Tool, segments: readonly string[]): PathMatch | undefin
   const values: Record<string, string> = {};
   let shape = '';
   for (const [i, part] of template.entries()) {
-    const [, name] = VARIABLE.exec(part) ?? [];
+    const [, word, quoted] = VARIABLE.exec(part) ?? [];
+    const name = word ?? quoted;
     const segment = segments[i] ?? '';
     if (name === undefined && part !== segment) return undefined;
     if (name !== undefined && segment === '') return undefined;

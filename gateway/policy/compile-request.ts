@@ -4,7 +4,7 @@ import type { ToolContext } from './compile-tool.ts';
 import { MESSAGE_HEADERS } from './compile-upstream.ts';
 import type { Variable } from './expressions.ts';
 import { at } from './faults.ts';
-import { compilePath, compileTemplate, compileText, splitTemplate } from './template.ts';
+import { compileOptionalText, compilePath, compileTemplate, splitTemplate } from './template.ts';
 
 const SEES: readonly Variable[] = ['args', 'agent', 'saga', 'run'];
 const BODILESS = new Set(['GET', 'HEAD', 'DELETE']);
@@ -16,8 +16,8 @@ export function compileRequest(context: ToolContext): RequestTemplate {
   const method = declared.method ?? 'POST';
   const path = declared.path ?? `/${context.name.split('.').at(-1)}`;
   checkPath(path, (message) => report.fault(at(place, 'request', 'path'), message));
-  const body = declared.body === undefined ? (BODILESS.has(method) ? undefined : '${args}') : declared.body;
-  if (declared.body !== undefined && (method === 'GET' || method === 'HEAD')) {
+  const body = declared.body === undefined && !BODILESS.has(method) ? '${args}' : (declared.body ?? undefined);
+  if (body !== undefined && (method === 'GET' || method === 'HEAD')) {
     report.fault(at(place, 'request', 'body'), `${method} has no body`);
   }
   for (const header of Object.keys(declared.headers ?? {})) {
@@ -36,7 +36,7 @@ export function compileRequest(context: ToolContext): RequestTemplate {
       compileTemplate(template, context.site(['request', 'query', key], SEES)),
     ),
     headers: mapped(declared.headers, (key, template) =>
-      compileText(template, context.site(['request', 'headers', key], SEES)),
+      compileOptionalText(template, context.site(['request', 'headers', key], SEES)),
     ),
     ...(body !== undefined && { body: compileTemplate(body, context.site(['request', 'body'], SEES)) }),
   };
@@ -49,7 +49,7 @@ function mapped<T, R>(
   return Object.fromEntries(Object.entries(record ?? {}).map(([key, value]) => [key, map(key, value)]));
 }
 
-function checkPath(path: string, fault: (message: string) => void): void {
+export function checkPath(path: string, fault: (message: string) => void): void {
   const text = shapeOf(path);
   if (!path.startsWith('/')) fault('a path begins with /');
   if (/[?#]/.test(text)) fault('a path has no ? and no #: use query');

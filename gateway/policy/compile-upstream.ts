@@ -2,7 +2,8 @@ import { milliseconds } from '../domain/duration.ts';
 import type { Upstream } from '../domain/policy.ts';
 import type { Declared } from './declared.ts';
 import { at, type Report } from './faults.ts';
-import type { UpstreamFile } from './schema.ts';
+import { shown } from './issues.ts';
+import { glob, type UpstreamFile } from './schema.ts';
 import { type Env, resolveSecrets } from './secrets.ts';
 
 export const UPSTREAM_DEFAULTS = {
@@ -70,7 +71,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     concurrency: value.concurrency ?? UPSTREAM_DEFAULTS.concurrency,
     breaker: compileBreaker(value.breaker ?? {}),
     allowPrivate: value.allowPrivate ?? false,
-    ...(value.import !== undefined && { import: value.import }),
+    ...(value.import !== undefined && value.adapter === 'mcp' && { import: value.import }),
     expose: value.expose ?? 'prefixed',
   };
 }
@@ -101,10 +102,13 @@ function checkKind({ place }: Declared<UpstreamFile>, value: UpstreamFile, repor
     }
     if (value.command === undefined && value.env !== undefined)
       report.fault({ ...at(place, 'env'), key: true }, 'env is only for upstreams with a command');
+    const wanted = glob.safeParse(value.import ?? '*');
+    if (!wanted.success)
+      report.fault(at(place, 'import'), `${shown(value.import)} ${wanted.error.issues[0]?.message ?? 'is not a glob'}`);
     return;
   }
   if (value.url === undefined) report.fault(place, 'an http upstream needs a url');
-  for (const key of ['command', 'env', 'import', 'expose'] as const) {
+  for (const key of ['command', 'env', 'expose'] as const) {
     if (value[key] !== undefined) report.fault({ ...at(place, key), key: true }, `${key} is only for mcp upstreams`);
   }
 }

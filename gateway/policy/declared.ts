@@ -19,6 +19,8 @@ export interface Declared<T> {
   readonly name: string;
   readonly place: Place;
   readonly value: T | undefined;
+  /** Nobody wrote it here: it comes from an OpenAPI document as it is. */
+  readonly imported?: boolean;
 }
 
 export interface Declarations {

@@ -1,6 +1,6 @@
 import type { ASTNode, ParseResult } from '@marcbachmann/cel-js';
 import { Environment } from '@marcbachmann/cel-js';
-import { isObject, type Json } from '../domain/json.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { type Expression, ExpressionError, type Scope } from '../domain/policy.ts';
 import { didYouMean, listed } from './faults.ts';
 import { boundCost, childrenOf, toJson } from './metering.ts';
@@ -40,7 +40,9 @@ const TYPES: Readonly<Record<Variable, string>> = {
 const BOOLEAN = new Set(['bool', 'dyn']);
 const NUMBER = new Set(['int', 'uint', 'double', 'dyn']);
 
-const base = withMixedArithmetic(new Environment({ homogeneousAggregateLiterals: false, limits: LIMITS }));
+const base = withMapFunctions(
+  withMixedArithmetic(new Environment({ homogeneousAggregateLiterals: false, limits: LIMITS })),
+);
 const environments = new Map<string, Environment>();
 
 function environment(sees: readonly Variable[]): Environment {
@@ -67,6 +69,12 @@ function withMixedArithmetic(env: Environment): Environment {
     env.registerOperator(`int ${operator} double: double`, (a: bigint, b: number) => apply(exact(a), b));
   }
   env.registerOperator('double % double: double', (a: number, b: number) => a % b);
+  return env;
+}
+
+/** `without(args, ["id"])`: a body is often all the arguments but those that stand in the path. */
+function withMapFunctions(env: Environment): Environment {
+  env.registerFunction('without(map, list): map', (map: JsonObject, names: readonly unknown[]) => without(map, names));
   return env;
 }
 
@@ -113,7 +121,7 @@ function compile(source: string, site: Site, wanted: ReadonlySet<string> | undef
     site.fault(`the expression must yield ${as}, but yields ${checked.type}`, 0);
     return broken;
   }
-  return plainPath(source) ?? evaluator(parsed, source);
+  return plainPath(source) ?? plainRemainder(parsed.ast) ?? evaluator(parsed, source);
 }
 
 /** Stands in for what could not be compiled, so that loading goes on and finds the next fault. */
@@ -240,6 +248,20 @@ function explain(error: unknown): string {
 
 function short(source: string): string {
   return source.length <= 120 ? source : `${source.slice(0, 117)}...`;
+}
+
+function without(map: JsonObject, names: readonly unknown[]): JsonObject {
+  return Object.fromEntries(Object.entries(map).filter(([name]) => !names.includes(name)));
+}
+
+/** `without(args, ["id"])` as it stands, for arguments the interpreter has no type for: one called `constructor`. */
+function plainRemainder(node: ASTNode): Expression | undefined {
+  if (node.op !== 'call' || node.args[0] !== 'without') return undefined;
+  const [map, list] = node.args[1];
+  if (map?.op !== 'id' || map.args !== 'args' || list?.op !== 'list') return undefined;
+  const names = list.args.flatMap((item) => (item.op === 'value' ? [item.args] : []));
+  if (names.length < list.args.length) return undefined;
+  return ({ args }) => without(args ?? {}, names);
 }
 
 /** `args`, `result.id`: the commonest templates need no interpreter, and hand on exactly the value that is there. */

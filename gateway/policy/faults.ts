@@ -17,6 +17,8 @@ export type Path = readonly (string | number)[];
 
 /** One YAML file that parsed: its text, its tree, and where things are in it. */
 export interface Source {
+  /** Below the directory of the policies. */
+  readonly name: string;
   /** As it is named to a person: below the directory as that was given. */
   readonly file: string;
   readonly text: string;
@@ -110,8 +112,10 @@ function startOf(node: unknown): number | undefined {
   return range?.[0];
 }
 
+/** By place, each once: a document that two upstreams import is read for each of them. */
 export function inOrder(faults: readonly Fault[]): Fault[] {
-  return [...faults].sort(
+  const distinct = new Map(faults.map((fault) => [formatFault(fault), fault]));
+  return [...distinct.values()].sort(
     (a, b) =>
       (a.file < b.file ? -1 : a.file > b.file ? 1 : 0) ||
       a.line - b.line ||

@@ -4,6 +4,7 @@ import { contractDigest, TOOL_DEFAULTS } from './compile-tool.ts';
 import { freezeDeeply } from './freeze.ts';
 import { globMatcher } from './glob.ts';
 import { compileInput } from './input.ts';
+import { modelName } from './link.ts';
 import { names } from './schema.ts';
 
 /** A tool as an MCP server lists it. What the server says of its effects is a hint nobody relies on. */
@@ -52,10 +53,6 @@ export function withImported(policies: Policies, upstreamName: string, offered: 
     }
   }
   return { policies: freezeDeeply({ ...policies, tools }), skipped };
-}
-
-function modelName(name: string): string {
-  return name.replaceAll('.', '__');
 }
 
 function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool | string {

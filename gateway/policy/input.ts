@@ -14,7 +14,18 @@ export type SchemaFault = { readonly path: Path; readonly message: string };
 const MOST_FAULTS = 50;
 const MOST_VALUES_FOR_ALL = 20_000;
 
-export function compileInput(schema: JsonObject): { check: Check } | { faults: SchemaFault[] } {
+type Compiled = { check: Check } | { faults: SchemaFault[] };
+
+/** An imported schema is compiled to see whether it can be, and again with its tool: that costs milliseconds each. */
+const compiledInputs = new WeakMap<JsonObject, Compiled>();
+
+export function compileInput(schema: JsonObject): Compiled {
+  const compiled = compiledInputs.get(schema) ?? compileAnew(schema);
+  compiledInputs.set(schema, compiled);
+  return compiled;
+}
+
+function compileAnew(schema: JsonObject): Compiled {
   // The default: arguments are an object, which they always are.
   if (Object.keys(schema).every((key) => key === 'type') && schema['type'] === 'object') return { check: () => [] };
   const faults: SchemaFault[] = [];

@@ -9,7 +9,12 @@ import type { ToolFile } from './schema.ts';
 
 export { BUILT_IN };
 
-const MOST_MODEL_NAME = 64;
+export const MOST_MODEL_NAME = 64;
+
+/** Model vendors refuse dots in names. */
+export function modelName(tool: string): string {
+  return tool.replaceAll('.', '__');
+}
 
 /** What no entry shows by itself: names that point nowhere, two that collide, rules and approvals that cannot work. */
 export function link(declared: Declarations, policies: Omit<Policies, 'version'>, report: Report): void {
@@ -75,7 +80,7 @@ function linkTool({ declared, policies, report }: Context, { name, place, value 
 function sameModelName({ declared, report }: Context): void {
   const seen = new Map<string, string>();
   for (const { name, place } of declared.tools.values()) {
-    const model = name.replaceAll('.', '__');
+    const model = modelName(name);
     const other = seen.get(model);
     if (other !== undefined)
       report.fault({ ...place, key: true }, `models would see ${name} and ${other} both as ${model}`);
@@ -232,8 +237,8 @@ function nobodyMayCall({ declared, policies, report }: Context): void {
     if (tool.once.by === 'probe') used.add(tool.once.tool);
   }
   const rules = [...policies.agents.values()].flatMap((agent) => agent.rules);
-  for (const { name, place, value } of declared.tools.values()) {
-    if (used.has(name) || value === undefined) continue;
+  for (const { name, place, value, imported } of declared.tools.values()) {
+    if (used.has(name) || value === undefined || imported) continue;
     const effect = value.effect ?? 'write';
     const callable = rules.some(
       (rule) => rule.verdict === 'allow' && rule.covers(name) && (rule.effect ?? effect) === effect,

@@ -6,8 +6,9 @@ import { compileUpstream } from './compile-upstream.ts';
 import { collect, type Declarations, type Declared } from './declared.ts';
 import { type Fault, formatFault, inOrder, Report, type Source } from './faults.ts';
 import { freezeDeeply } from './freeze.ts';
+import { isStrayDocument, type ParsedFile, sortFiles, withOperations } from './imports.ts';
 import { link } from './link.ts';
-import { type PolicyFile, parseSource, readFiles } from './read.ts';
+import { type PolicyFile, readFiles } from './read.ts';
 import type { Env } from './secrets.ts';
 import { collectTests, type PolicyTest } from './suite.ts';
 
@@ -54,10 +55,9 @@ function compile(
   env: Env,
   report: Report,
 ): { policies: Policies; tests: readonly PolicyTest[] } {
-  const isTest = (file: PolicyFile): boolean => /_test\.ya?ml$/.test(file.name);
-  const policyFiles = files.filter((file) => !isTest(file));
-  const declared = collect(parseAll(policyFiles, report), report);
-  const tests = collectTests(parseAll(files.filter(isTest), report), report);
+  const sorted = sortFiles(files);
+  const declared = withOperations(collect(sourcesOf(sorted.policies, report), report), sorted.documents, report);
+  const tests = collectTests(sourcesOf(sorted.tests, report), report);
 
   const upstreams = compileEach(declared.upstreams, (entry) => compileUpstream(entry, env, report));
   const tools = compileEach(declared.tools, (entry) => {
@@ -68,12 +68,17 @@ function compile(
   const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, inputOf, report));
   const people = compileEach(declared.people, (entry) => compilePerson(entry, env, report));
   link(declared, { upstreams, tools, agents, people }, report);
-  return { policies: freezeDeeply({ version: versionOf(policyFiles), upstreams, tools, agents, people }), tests };
+  const version = versionOf([...sorted.policies.map(({ file }) => file), ...sorted.documents.values()]);
+  return { policies: freezeDeeply({ version, upstreams, tools, agents, people }), tests };
 }
 
-function parseAll(files: readonly PolicyFile[], report: Report): Source[] {
-  return files.flatMap((file) => {
-    const parsed = parseSource(file);
+function sourcesOf(files: readonly ParsedFile[], report: Report): Source[] {
+  return files.flatMap(({ file, parsed }) => {
+    if (isStrayDocument(file)) {
+      const message = 'an OpenAPI document that no upstream imports: write import with its path at one';
+      report.faults.push({ file: file.file, line: 1, column: 1, message });
+      return [];
+    }
     if ('source' in parsed) return [parsed.source];
     report.faults.push(...parsed.faults);
     return [];

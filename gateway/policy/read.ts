@@ -1,6 +1,6 @@
 import { readdir, readFile, stat } from 'node:fs/promises';
 import path from 'node:path';
-import { isAlias, isMap, isNode, isPair, isScalar, LineCounter, parseDocument, visit } from 'yaml';
+import { isAlias, isMap, isNode, isPair, isScalar, LineCounter, parseDocument as parseYaml, visit } from 'yaml';
 import { type Fault, position, type Source } from './faults.ts';
 
 /** A policy file as bytes; `name` is relative to the directory, `file` is how a person finds it. */
@@ -12,6 +12,8 @@ export interface PolicyFile {
 
 const MOST_BYTES = 1_048_576;
 const MOST_FILES = 2_000;
+/** Policies and their tests are YAML; the OpenAPI documents that they import may be JSON. */
+export const READ = /\.(?:ya?ml|json)$/;
 
 export async function readFiles(dir: string): Promise<{ files: PolicyFile[]; faults: Fault[] }> {
   const faults: Fault[] = [];
@@ -29,8 +31,10 @@ export async function readFiles(dir: string): Promise<{ files: PolicyFile[]; fau
     const file = path.join(dir, name);
     try {
       const { size } = await stat(file);
-      if (size > MOST_BYTES) faults.push({ file, line: 1, column: 1, message: `larger than ${MOST_BYTES} bytes` });
-      else files.push({ name, file, bytes: await readFile(file) });
+      // JSON is only read because an upstream may import it: what nobody imports is nobody's fault.
+      const fault = size > MOST_BYTES && !name.endsWith('.json');
+      if (fault) faults.push({ file, line: 1, column: 1, message: `larger than ${MOST_BYTES} bytes` });
+      if (size <= MOST_BYTES) files.push({ name, file, bytes: await readFile(file) });
     } catch (error) {
       faults.push({ file, line: 1, column: 1, message: `cannot be read: ${codeOf(error)}` });
     }
@@ -46,7 +50,7 @@ async function findFiles(dir: string, below = '', depth = 0): Promise<string[]> 
     const name = below === '' ? entry.name : `${below}/${entry.name}`;
     if (entry.isDirectory()) {
       if (depth < 8) names.push(...(await findFiles(dir, name, depth + 1)));
-    } else if (/\.ya?ml$/.test(entry.name)) {
+    } else if (READ.test(entry.name)) {
       const isFile = entry.isFile() || (entry.isSymbolicLink() && (await stat(path.join(dir, name))).isFile());
       if (isFile) names.push(name);
     }
@@ -58,8 +62,20 @@ export function codeOf(error: unknown): string {
   return (error as NodeJS.ErrnoException).code ?? (error as Error).message;
 }
 
+/**
+ * The same for an OpenAPI document, which others wrote: status codes are keys without quotes there, and limits such as
+ * that of an int64 are not exact. Neither is anything that arguments could be.
+ */
+export function parseDocument(file: PolicyFile): { source: Source } | { faults: Fault[] } {
+  return parse(file, true);
+}
+
 /** YAML 1.2 core, one document, no directives, tags, anchors, aliases or merge keys: what is read is what is written. */
 export function parseSource(file: PolicyFile): { source: Source } | { faults: Fault[] } {
+  return parse(file, false);
+}
+
+function parse(file: PolicyFile, lenient: boolean): { source: Source } | { faults: Fault[] } {
   let text: string;
   try {
     text = new TextDecoder('utf-8', { fatal: true }).decode(file.bytes);
@@ -70,7 +86,7 @@ export function parseSource(file: PolicyFile): { source: Source } | { faults: Fa
   const where = { file: file.file, lines };
   const faults: Fault[] = [];
   try {
-    const document = parseDocument(text, {
+    const document = parseYaml(text, {
       version: '1.2',
       schema: 'core',
       merge: false,
@@ -95,14 +111,14 @@ export function parseSource(file: PolicyFile): { source: Source } | { faults: Fa
       }
       if (isMap(node)) {
         const keys = new Set<unknown>();
-        for (const item of node.items) checkKey(item, keys, say);
+        for (const item of node.items) checkKey(item, keys, lenient, say);
       }
-      if (isScalar(node) && typeof node.value === 'number' && !exactNumber(node.value)) {
+      if (!lenient && isScalar(node) && typeof node.value === 'number' && !exactNumber(node.value)) {
         say(node.range?.[0] ?? 0, 'this number is not exact: quote it, or write a smaller one');
       }
     });
     if (faults.length > 0) return { faults };
-    return { source: { file: file.file, text, document, lines, value: document.toJS() as unknown } };
+    return { source: { name: file.name, file: file.file, text, document, lines, value: document.toJS() as unknown } };
   } catch (error) {
     // The parser recurses: a file that nests thousands deep ends its stack, not the gateway.
     const message = error instanceof RangeError ? 'nested too deeply' : `not YAML: ${(error as Error).message}`;
@@ -110,10 +126,16 @@ export function parseSource(file: PolicyFile): { source: Source } | { faults: Fa
   }
 }
 
-function checkKey(item: unknown, keys: Set<unknown>, say: (offset: number, message: string) => void): void {
+function checkKey(
+  item: unknown,
+  keys: Set<unknown>,
+  lenient: boolean,
+  say: (offset: number, message: string) => void,
+): void {
   if (!isPair(item)) return;
   const { key } = item;
   const offset = isNode(key) ? (key.range?.[0] ?? 0) : 0;
+  if (lenient && isScalar(key) && typeof key.value === 'number') key.value = String(key.source ?? key.value);
   if (!isScalar(key) || typeof key.value !== 'string') say(offset, 'a key must be text: quote it');
   else if (key.value === '__proto__') say(offset, 'a key must not be __proto__');
   else if (key.value === '<<') say(offset, 'YAML merge keys are refused: write it out');

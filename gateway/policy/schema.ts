@@ -34,11 +34,11 @@ const name = z
   .string()
   .max(64)
   .regex(/^[A-Za-z0-9_-]+$/, 'is not a name: letters, digits, _ and -');
-const glob = z
+export const glob = z
   .string()
   .max(128)
   .regex(/^[A-Za-z0-9_.*-]+$/, 'is not a tool name or glob: letters, digits, _ - . and *');
-const headerName = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/, 'is not a header name');
+export const headerName = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/, 'is not a header name');
 
 const condition = z.union([z.string(), z.boolean()]).meta({ description: 'CEL that yields true or false' });
 const text = z.string().meta({ description: 'Text with ${CEL}' });
@@ -66,7 +66,12 @@ export const upstreamSchema = z.strictObject({
     })
     .optional(),
   allowPrivate: z.boolean().optional(),
-  import: glob.optional(),
+  import: z
+    .string()
+    .min(1)
+    .max(255)
+    .meta({ description: 'mcp: a glob over the names of its tools; http: the path of an OpenAPI document' })
+    .optional(),
   expose: z.enum(['prefixed', 'bare']).optional(),
 });
 

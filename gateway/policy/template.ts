@@ -39,6 +39,15 @@ export function compileText(template: string, site: TemplateSite): Expression<st
   return (scope) => textOf(evaluate(scope), template);
 }
 
+/** The same, or null when that is all the template yields. */
+export function compileOptionalText(template: string, site: TemplateSite): Expression<string | null> {
+  const evaluate = compileString(template, at(site, []));
+  return (scope) => {
+    const value = evaluate(scope);
+    return value === null ? null : textOf(value, template);
+  };
+}
+
 /** A path: every value fills one segment or a part of it, and can never leave it. */
 export function compilePath(template: string, site: TemplateSite): Expression<string> {
   const parts = compileParts(template, at(site, []));

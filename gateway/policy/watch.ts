@@ -3,6 +3,7 @@ import { readdir, stat } from 'node:fs/promises';
 import path from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Loaded, type LoadOptions, loadPolicies } from './load.ts';
+import { READ } from './read.ts';
 
 /**
  * Notices that policies changed on disk, loads them and hands over what came of it; whether to apply it is the
@@ -83,7 +84,7 @@ function tryWatch(dir: string, changed: () => void): FSWatcher | undefined {
   }
 }
 
-/** Names, sizes and times of all YAML below; links are followed, as Kubernetes swaps a link to change a file. */
+/** Names, sizes and times of all that is read; links are followed, as Kubernetes swaps a link to change a file. */
 async function fingerprint(dir: string): Promise<string> {
   const parts: string[] = [];
   const visit = async (below: string, depth: number): Promise<void> => {
@@ -91,7 +92,7 @@ async function fingerprint(dir: string): Promise<string> {
     for (const entry of entries) {
       const name = path.join(below, entry.name);
       if (entry.isDirectory() && depth < 8 && !entry.name.startsWith('.')) await visit(name, depth + 1);
-      else if (/\.ya?ml$/.test(entry.name)) {
+      else if (READ.test(entry.name)) {
         const found = await stat(path.join(dir, name), { bigint: true }).catch(() => undefined);
         parts.push(`${name} ${found?.ino} ${found?.size} ${found?.mtimeNs} ${found?.ctimeNs}`);
       }

@@ -1,3 +1,5 @@
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { CONTRACT } from '../policy/example.ts';
 import { directory, oncegate } from './terminal.ts';
@@ -46,6 +48,19 @@ describe('check', () => {
     const told = JSON.parse(json) as { good: boolean; faults: { file: string; line: number; column: number }[] };
     expect([jsonCode, told.good]).toEqual([1, false]);
     expect(told.faults[0]).toMatchObject({ file: 'a.yaml', line: 2 });
+  });
+
+  it('looks into the OpenAPI documents that are imported', async () => {
+    const document = 'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: a }\n    put: 5\n';
+    const cwd = await directory({
+      'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example", import: u.openapi.yaml } }\n',
+      'u.openapi.yaml': document,
+    });
+    const bad = await oncegate(['check', '.'], { cwd });
+    expect([bad.code, bad.out]).toEqual([1, 'u.openapi.yaml:5:10: 5 is not a map\n2 files: 1 fault\n']);
+    await writeFile(join(cwd, 'u.openapi.yaml'), document.replace('    put: 5\n', ''));
+    const good = await oncegate(['check', '.'], { cwd });
+    expect([good.code, good.out]).toEqual([0, '2 files, 1 tool, 0 agents: good\n']);
   });
 
   it('marks warnings, which do not make it bad', async () => {

@@ -1,9 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { existsSync } from 'node:fs';
 import { createServer, request as httpRequest } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
+import { FRAMEWORKS as HOME, NODE_22, prepareFrameworks } from '../clients/install.ts';
 import { AGENT_KEY, makeGateway, PEOPLE, sha256 } from '../support/gateway.ts';
 
 const USAGE = `npm run conformance -- --server URL
@@ -12,7 +14,7 @@ The official conformance suite of MCP, against a server and against the gateway 
 The server is the suite's own "everything server" (examples/servers/typescript in the suite's repository), already running.
 `;
 
-const HOME = resolve('test/frameworks');
+const SUITE = '@modelcontextprotocol/conformance@0.2.0-alpha.12';
 const REVISIONS = ['2025-11-25', '2026-07-28'];
 
 const { values } = parseArgs({ options: { server: { type: 'string' }, help: { type: 'boolean', default: false } } });
@@ -21,13 +23,18 @@ if (values.server === undefined || values.help) {
   process.exit(values.help ? 0 : 2);
 }
 
+const suite = resolve(HOME, 'node_modules/@modelcontextprotocol/conformance/dist/index.js');
+await prepareFrameworks();
+if (!existsSync(suite)) {
+  console.error(`The suite is not installed:\n\n  npm install --no-save --prefix test/frameworks ${SUITE}\n`);
+  process.exit(1);
+}
+
 /** Passed and failed checks of each scenario. */
 type Scores = ReadonlyMap<string, { readonly passed: number; readonly failed: number }>;
 
 async function run(url: string, revision: string): Promise<Scores> {
-  const node = resolve(HOME, 'node_modules/node/bin/node');
-  const suite = resolve(HOME, 'node_modules/@modelcontextprotocol/conformance/dist/index.js');
-  const child = spawn(node, [suite, 'server', '--url', url, '--requirements', revision], {
+  const child = spawn(NODE_22, [suite, 'server', '--url', url, '--requirements', revision], {
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   let text = '';

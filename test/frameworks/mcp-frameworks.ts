@@ -1,7 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
+import { FRAMEWORKS as HOME, NODE_22 } from '../clients/install.ts';
 
 export const FRAMEWORKS = [
   'sdk-v1',
@@ -21,8 +21,6 @@ export interface Told {
   readonly thrown?: string;
 }
 
-const HOME = resolve('test/frameworks');
-
 /** A framework in a process of its own, which makes calls one after the other. */
 export class FrameworkProcess {
   readonly #child: ChildProcess;
@@ -30,8 +28,7 @@ export class FrameworkProcess {
   #complaint = '';
 
   constructor(framework: Framework, key: string) {
-    const node = resolve(HOME, 'node_modules/node/bin/node');
-    this.#child = spawn(node, ['mcp-calls.mjs', framework, key], { cwd: HOME, stdio: ['pipe', 'pipe', 'pipe'] });
+    this.#child = spawn(NODE_22, ['mcp-calls.mjs', framework, key], { cwd: HOME, stdio: ['pipe', 'pipe', 'pipe'] });
     this.#child.stderr?.on('data', (chunk: Buffer) => {
       this.#complaint = (this.#complaint + chunk.toString()).slice(-4_000);
     });

@@ -1,4 +1,5 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { prepareFrameworks } from '../clients/install.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
 import { ExecutingServer } from './executing-server.ts';
@@ -11,6 +12,7 @@ let behind: FaultProxy;
 let database: TestDatabase;
 let gateway: Gateway;
 
+beforeAll(prepareFrameworks, 600_000);
 beforeAll(async () => {
   server = await ExecutingServer.start();
   behind = await FaultProxy.start(() => server.port);

@@ -62,7 +62,16 @@ describe('shape', () => {
     [upstream('adapter: http, url: "ftp://x"'), [`${at}:2:28: the url must begin with https:// or http://`]],
     [upstream('adapter: http, url: "http://a:b@x"'), [`${at}:2:28: no credentials in a url: put them in headers`]],
     [upstream('adapter: http, url: "http://x?a=1"'), [`${at}:2:28: a url ends with its path: no ? and no #`]],
-    [upstream('adapter: http, url: "http://x", import: "*"'), [`${at}:2:40: import is only for mcp upstreams`]],
+    [
+      upstream('adapter: http, url: "http://x", import: "*"'),
+      [
+        `${at}:2:48: "*" is not an OpenAPI document: write the path of a .yaml, .yml or .json file, as seen from this one, below the policies`,
+      ],
+    ],
+    [
+      upstream('adapter: mcp, command: [x], import: "a b"'),
+      [`${at}:2:44: "a b" is not a tool name or glob: letters, digits, _ - . and *`],
+    ],
     [upstream('adapter: mcp'), [`${at}:2:3: an mcp upstream needs exactly one of url and command`]],
     [upstream('adapter: http, url: "http://x", timeout: 10'), [`${at}:2:49: 10 is not a string`]],
     [

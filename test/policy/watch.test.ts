@@ -69,6 +69,19 @@ test('directories made later, files moved in and links swapped are seen', async 
   expect(names).toEqual(['x']);
 });
 
+test('a change of an imported document is a change', async () => {
+  const { dir, watch, next } = await watched(200);
+  const document = (id: string) => JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: id } } } });
+  await writeFile(path.join(dir, 'a.json'), document('one'));
+  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM.replace(' }', ', import: a.json }'));
+  await watch.reload();
+  await next();
+  await writeFile(path.join(dir, 'a.json'), document('two'));
+  let names = toolNames(await next());
+  if (names[0] === 'u.one') names = toolNames(await next());
+  expect(names).toEqual(['u.two']);
+});
+
 test('watching alone is enough', async () => {
   const { dir, next } = await watched(100);
   let count = 0;

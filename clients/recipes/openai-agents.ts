@@ -1,0 +1,11 @@
+import { OncegateClient, openAiAgentsTools } from '@oncegate/client';
+import { Agent, type Model, run, tool } from '@openai/agents';
+
+const oncegate = new OncegateClient(); // of ONCEGATE_URL, with ONCEGATE_KEY
+
+export async function answer(model: string | Model, prompt: string): Promise<string> {
+  const tools = await openAiAgentsTools(oncegate, { tool });
+  const agent = new Agent({ name: 'assistant', instructions: 'Use the tools.', model, tools });
+  const { finalOutput } = await run(agent, prompt);
+  return finalOutput ?? '';
+}

@@ -1,0 +1,172 @@
+import type { Outcome, Problem } from './outcome.ts';
+
+export interface OncegateOptions {
+  /** Where the gateway is (default `ONCEGATE_URL`, else `http://127.0.0.1:8080`). */
+  readonly url?: string;
+  /** The agent's bearer key (default `ONCEGATE_KEY`). */
+  readonly key?: string;
+  /** How often a call is asked for, at most, with the same key (default 5). */
+  readonly attempts?: number;
+  /** For how long, in milliseconds, before the model is told that it is not finished (default 60 000). */
+  readonly patience?: number;
+  readonly fetch?: typeof fetch;
+}
+
+export interface ToolDescription {
+  readonly name: string;
+  readonly description: string;
+  /** JSON Schema of the arguments. */
+  readonly input: Record<string, unknown>;
+  readonly effect: 'read' | 'write';
+}
+
+export interface CallOptions {
+  /** The idempotency key: one for each wish, the same on every retry. */
+  readonly key: string;
+  readonly signal?: AbortSignal | undefined;
+}
+
+type Answer = { readonly response: Response; readonly body: Record<string, unknown> };
+
+const MOST_WAIT_SECONDS = 55;
+const FIRST_PAUSE_MS = 200;
+
+/** Not everything that runs JavaScript has one. */
+const environment: Readonly<Record<string, string | undefined>> =
+  (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env ?? {};
+
+/** A gateway, as one agent sees it. */
+export class OncegateClient {
+  readonly #url: string;
+  readonly #key: string;
+  readonly #attempts: number;
+  readonly #patience: number;
+  readonly #fetch: typeof fetch;
+
+  constructor(options: OncegateOptions = {}) {
+    const key = options.key ?? environment['ONCEGATE_KEY'];
+    if (!key) throw new Error("There is no key: set ONCEGATE_KEY, or give the agent's key as `key`.");
+    this.#url = (options.url ?? environment['ONCEGATE_URL'] ?? 'http://127.0.0.1:8080').replace(/\/+$/, '');
+    this.#key = key;
+    this.#attempts = options.attempts ?? 5;
+    this.#patience = options.patience ?? 60_000;
+    this.#fetch = options.fetch ?? fetch;
+  }
+
+  /** What this agent may call. */
+  async tools(): Promise<ToolDescription[]> {
+    const { response, body } = await this.#ask('GET', '/v1/tools');
+    if (!response.ok)
+      throw new Error(`The gateway does not tell its tools: ${response.status} ${String(body['detail'] ?? '')}`);
+    return body['tools'] as ToolDescription[];
+  }
+
+  /**
+   * Calls a tool. Whatever is lost or not ready yet is asked for again under the same key, never under another: the
+   * gateway then answers for the call that was made, and makes none.
+   */
+  async call(tool: string, args: unknown, { key, signal }: CallOptions): Promise<Outcome> {
+    const deadline = Date.now() + this.#patience;
+    let last: Outcome | undefined;
+    for (let attempt = 1; attempt <= this.#attempts; attempt++) {
+      const answer = await this.#send(tool, args, key, deadline, signal);
+      last = weigh(last, answer === undefined ? undefined : outcomeOf(answer, key), key);
+      const pause = pauseAfter(answer, attempt);
+      if (pause === undefined || Date.now() + pause >= deadline) return last;
+      await sleep(pause, signal);
+    }
+    return last ?? { kind: 'unknown', key };
+  }
+
+  async #send(
+    tool: string,
+    args: unknown,
+    key: string,
+    deadline: number,
+    signal: AbortSignal | undefined,
+  ): Promise<Answer | undefined> {
+    const wait = Math.max(0, Math.min(MOST_WAIT_SECONDS, Math.floor((deadline - Date.now()) / 1000)));
+    try {
+      return await this.#ask('POST', `/v1/tools/${encodeURIComponent(tool)}`, {
+        headers: { 'content-type': 'application/json', 'idempotency-key': key, prefer: `wait=${wait}` },
+        body: JSON.stringify(args ?? {}),
+        ...(signal !== undefined && { signal }),
+      });
+    } catch (error) {
+      signal?.throwIfAborted();
+      // A TypeError is how fetch says that the network failed; a SyntaxError, that the answer was cut off.
+      if (error instanceof TypeError || error instanceof SyntaxError) return undefined;
+      throw error;
+    }
+  }
+
+  async #ask(method: string, path: string, init: RequestInit = {}): Promise<Answer> {
+    const response = await this.#fetch(this.#url + path, {
+      ...init,
+      method,
+      redirect: 'error',
+      headers: { ...(init.headers as Record<string, string>), authorization: `Bearer ${this.#key}` },
+    });
+    const text = await response.text();
+    const isJson = /json/.test(response.headers.get('content-type') ?? '');
+    return { response, body: isJson ? (JSON.parse(text) as Record<string, unknown>) : {} };
+  }
+}
+
+/**
+ * What is known after one more answer. A lost connection unsays nothing that was heard, and a refusal of this request
+ * says nothing of an earlier one that may have arrived: only an answer for the key itself does, which asks for a new one.
+ */
+function weigh(known: Outcome | undefined, heard: Outcome | undefined, key: string): Outcome {
+  const nothingSent = known === undefined || known.kind === 'refused';
+  if (heard === undefined) return nothingSent ? { kind: 'unknown', key } : known;
+  if (nothingSent || heard.kind !== 'refused' || heard.problem.retry === 'new_key') return heard;
+  return known;
+}
+
+function outcomeOf({ response, body }: Answer, key: string): Outcome {
+  const txn = String(body['txn'] ?? '');
+  if (response.status === 200)
+    return { kind: 'done', txn, result: body['result'] ?? null, replayed: body['replayed'] === true };
+  if (response.status === 202) return { kind: 'pending', txn, state: String(body['state']) };
+  const problem = problemOf(response, body);
+  if (problem.code === 'in_progress') return { kind: 'pending', txn, state: 'sending' };
+  // Asked for again with the same key means: this call exists, and how it ended is not known here.
+  if (problem.retry === 'same_key') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };
+  return { kind: 'refused', problem };
+}
+
+/** Something between us and the gateway may answer in its stead: then nothing is known. */
+function problemOf(response: Response, body: Record<string, unknown>): Problem {
+  if (typeof body['code'] === 'string') return body as unknown as Problem;
+  const detail = 'The answer did not come from the gateway.';
+  return { code: 'unknown', title: `HTTP ${response.status}`, detail, status: response.status, retry: 'same_key' };
+}
+
+/** How long to wait before asking again; undefined when that would not help. */
+function pauseAfter(answer: Answer | undefined, attempt: number): number | undefined {
+  const backoff = FIRST_PAUSE_MS * 2 ** (attempt - 1) * (0.5 + Math.random() / 2);
+  if (answer === undefined) return backoff;
+  const { response, body } = answer;
+  const pending = response.status === 202;
+  const helps =
+    body['retry'] === 'same_key' || body['retry'] === 'after_delay' || (response.status >= 500 && !body['code']);
+  // A doubt is told at once: to find out may take a person.
+  if (!pending && (!helps || body['code'] === 'in_doubt')) return undefined;
+  const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
+  return Number.isFinite(seconds) ? Math.max(seconds * 1000, backoff) : backoff;
+}
+
+function sleep(ms: number, signal: AbortSignal | undefined): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const stop = (): void => {
+      clearTimeout(timer);
+      reject(signal?.reason);
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener('abort', stop);
+      resolve();
+    }, ms);
+    signal?.addEventListener('abort', stop, { once: true });
+  });
+}

@@ -1,0 +1,124 @@
+import type { OncegateClient, ToolDescription } from './client.ts';
+import { callKey } from './key.ts';
+import { OncegateError, words } from './outcome.ts';
+
+export interface ToolsOptions {
+  /**
+   * What names this run of the agent, and is the same when it comes back after a crash: a thread or job id. It becomes
+   * part of every key. Needed where call ids are not unique (see `callKey`) and an agent resumes its runs.
+   */
+  readonly run?: string;
+  /** What does not succeed is told to the model in words (default), or thrown as an `OncegateError`. */
+  readonly errors?: 'tell' | 'throw';
+}
+
+/** One call: the framework's id of it, its arguments, and a result that a model can read. */
+type Call = (callId: string | undefined, args: unknown, signal?: AbortSignal) => Promise<unknown>;
+
+interface Offered {
+  /** As model vendors want it: `billing.charge` is `billing__charge`. */
+  readonly name: string;
+  readonly description: string;
+  readonly input: Record<string, unknown>;
+  readonly call: Call;
+}
+
+async function offered(client: OncegateClient, options: ToolsOptions): Promise<Offered[]> {
+  const made = crypto.randomUUID();
+  const tools = await client.tools();
+  return tools.map((tool) => ({
+    name: tool.name.replaceAll('.', '__'),
+    description: tool.description,
+    input: tool.input,
+    call: callOf(client, tool, options, made),
+  }));
+}
+
+function callOf(client: OncegateClient, tool: ToolDescription, options: ToolsOptions, made: string): Call {
+  return async (callId, args, signal) => {
+    // A call outside of any run has no id: nobody can repeat it, and nobody will.
+    const key = await callKey(callId ?? crypto.randomUUID(), { given: options.run, made });
+    const outcome = await client.call(tool.name, args, { key, signal });
+    if (outcome.kind === 'done') return outcome.result;
+    if (options.errors === 'throw') throw new OncegateError(outcome);
+    return { error: outcome.kind, message: words(outcome) };
+  };
+}
+
+/** For frameworks whose results are text. */
+function asText(result: unknown): string {
+  return typeof result === 'string' ? result : JSON.stringify(result);
+}
+
+/** Tools for the AI SDK (`ai`), by name. Pass its `jsonSchema`. */
+export async function aiSdkTools<Schema>(
+  client: OncegateClient,
+  options: ToolsOptions & { readonly jsonSchema: (schema: never) => Schema },
+) {
+  const tools = (await offered(client, options)).map(({ name, description, input, call }) => [
+    name,
+    {
+      type: 'dynamic' as const,
+      description,
+      inputSchema: options.jsonSchema(input as never),
+      execute: (args: unknown, { toolCallId, abortSignal }: { toolCallId: string; abortSignal?: AbortSignal }) =>
+        call(toolCallId, args, abortSignal),
+    },
+  ]);
+  return Object.fromEntries(tools) as Record<string, never>;
+}
+
+/** Tools for the OpenAI Agents SDK (`@openai/agents`). Pass its `tool`. */
+export async function openAiAgentsTools<Tool>(
+  client: OncegateClient,
+  options: ToolsOptions & { readonly tool: (definition: never) => Tool },
+): Promise<Tool[]> {
+  interface Details {
+    readonly toolCall?: { readonly callId?: string };
+    readonly signal?: AbortSignal;
+  }
+  return (await offered(client, options)).map(({ name, description, input, call }) =>
+    options.tool({
+      name,
+      description,
+      strict: false,
+      parameters: { properties: {}, required: [], additionalProperties: true, ...input },
+      execute: async (args: unknown, _context: unknown, details?: Details) =>
+        asText(await call(details?.toolCall?.callId, args, details?.signal)),
+      // Without this the framework would turn what is thrown into words of its own.
+      ...(options.errors === 'throw' && { errorFunction: null }),
+    } as never),
+  );
+}
+
+/** Tools for LangChain.js (`@langchain/core/tools`). Pass its `tool`. */
+export async function langChainTools<Tool>(
+  client: OncegateClient,
+  options: ToolsOptions & { readonly tool: (run: never, fields: never) => Tool },
+): Promise<Tool[]> {
+  interface Config {
+    readonly toolCall?: { readonly id?: string };
+    readonly signal?: AbortSignal;
+  }
+  return (await offered(client, options)).map(({ name, description, input, call }) => {
+    const run = async (args: unknown, config?: Config) =>
+      asText(await call(config?.toolCall?.id, args, config?.signal));
+    return options.tool(run as never, { name, description, schema: input } as never);
+  });
+}
+
+/** Tools for Mastra (`@mastra/core/tools`), by name. Pass its `createTool`. */
+export async function mastraTools<Tool>(
+  client: OncegateClient,
+  options: ToolsOptions & { readonly createTool: (definition: never) => Tool },
+): Promise<Record<string, Tool>> {
+  interface Context {
+    readonly agent?: { readonly toolCallId?: string };
+    readonly abortSignal?: AbortSignal;
+  }
+  const tools = (await offered(client, options)).map(({ name, description, input, call }) => {
+    const execute = (args: unknown, context?: Context) => call(context?.agent?.toolCallId, args, context?.abortSignal);
+    return [name, options.createTool({ id: name, description, inputSchema: input, execute } as never)] as const;
+  });
+  return Object.fromEntries(tools);
+}

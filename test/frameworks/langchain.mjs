@@ -1,0 +1,25 @@
+import { BaseChatModel } from '@langchain/core/language_models/chat_models';
+import { AIMessage } from '@langchain/core/messages';
+import { play, turn } from './script.mjs';
+
+class ScriptedModel extends BaseChatModel {
+  _llmType() {
+    return 'scripted';
+  }
+
+  bindTools() {
+    return this;
+  }
+
+  async _generate(messages) {
+    const results = messages.filter((message) => message.getType() === 'tool');
+    const { text, call } = turn(results.map(({ text }) => JSON.parse(text)));
+    const message =
+      call === undefined
+        ? new AIMessage(text)
+        : new AIMessage({ content: '', tool_calls: [{ ...call, type: 'tool_call' }] });
+    return { generations: [{ text: text ?? '', message }] };
+  }
+}
+
+await play(process.argv[2], new ScriptedModel({}));

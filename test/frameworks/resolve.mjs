@@ -1,0 +1,13 @@
+// The recipes import what their users install. Here the frameworks come from this directory, the client from its build.
+import { registerHooks } from 'node:module';
+
+const client = new URL('../../clients/dist/index.js', import.meta.url).href;
+const recipes = new URL('../../clients/recipes/', import.meta.url).href;
+
+registerHooks({
+  resolve(specifier, context, next) {
+    if (specifier === '@oncegate/client') return next(client, context);
+    const parentURL = context.parentURL?.startsWith(recipes) ? import.meta.url : context.parentURL;
+    return next(specifier, { ...context, parentURL });
+  },
+});

@@ -1,0 +1,122 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: documents hold path templates
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, sha256, startGateway, writePolicies } from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+const WORLD = `openapi: 3.0.3
+info: { title: World, version: "1" }
+paths:
+  /keyed/charge:
+    post:
+      operationId: charge
+      summary: Charge somebody.
+      parameters: [{ name: Idempotency-Key, in: header, required: true, schema: { type: string } }]
+      requestBody:
+        content:
+          application/json:
+            schema: { type: object, required: [id], properties: { id: { type: string }, amount: { type: integer } } }
+      responses: { 200: { description: ok } }
+  /nature/objects/{object-id}:
+    put:
+      operationId: objects/put
+      parameters:
+        - { name: object-id, in: path, required: true, schema: { type: string } }
+        - { name: dry, in: query, schema: { type: boolean } }
+      requestBody:
+        content:
+          application/json: { schema: { type: object, properties: { id: { type: string }, size: { type: integer } } } }
+      responses: { 200: { description: ok } }
+  /read/items/{id}:
+    get:
+      operationId: getItem
+      parameters: [{ name: id, in: path, required: true, schema: { type: string } }]
+      responses: { 200: { description: ok } }
+`;
+
+/** The four lines, then what only our own YAML can say. */
+const policies = (url: string) => `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, import: world.openapi.yaml }
+tools:
+  world.charge: { upstream: world, once: { by: key, header: Idempotency-Key } }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - { allow: world.*, effect: read }
+      - { allow: world.charge }
+      - { allow: world.objects_put, approve: never }
+`;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const files = { 'world.yaml': policies(upstream.url), 'world.openapi.yaml': WORLD };
+  gateway = await startGateway({ policies: files, databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+it('offers the operations as tools', async () => {
+  const { body } = await gateway.get('/v1/tools');
+  expect(body.tools.map((tool: { name: string; effect: string }) => [tool.name, tool.effect]).sort()).toEqual([
+    ['world.charge', 'write'],
+    ['world.getItem', 'read'],
+    ['world.objects_put', 'write'],
+  ]);
+  const charge = body.tools.find((tool: { name: string }) => tool.name === 'world.charge');
+  expect(charge).toMatchObject({ description: 'Charge somebody.', once: 'key' });
+  expect(Object.keys(charge.input.properties)).toEqual(['id', 'amount']);
+});
+
+it('sends what the document says, once', async () => {
+  const args = { 'object-id': 'a/b', dry: true, id: 'import-1', size: 3 };
+  const first = await gateway.call('world.objects_put', args, { key: 'put-1' });
+  expect(first.status).toBe(200);
+  const again = await gateway.call('world.objects_put', args, { key: 'put-1' });
+  expect(again.body).toMatchObject({ txn: first.body.txn, replayed: true });
+  const sent = (await upstream.requests()).filter(({ id }) => id === 'import-1');
+  expect(sent.map(({ method, url, body }) => [method, url, JSON.parse(body ?? 'null')])).toEqual([
+    ['PUT', '/nature/objects/a%2Fb?dry=true', { id: 'import-1', size: 3 }],
+  ]);
+});
+
+it('takes the rest of the contract from the policies', async () => {
+  const { status, body } = await gateway.call('world.charge', { id: 'import-2', amount: 5 }, { key: 'charge-1' });
+  expect(status).toBe(200);
+  const [sent] = (await upstream.requests()).filter(({ id }) => id === 'import-2');
+  expect(sent?.key).toBe(body.txn);
+  const refused = await gateway.call('world.charge', { id: 'x', amount: 'five' });
+  expect([refused.status, refused.body.code]).toEqual([400, 'invalid_arguments']);
+});
+
+it('serves them in proxy mode as well', async () => {
+  const { status } = await gateway.request('PUT', '/v1/proxy/world/nature/objects/o2?dry=false', {
+    key: AGENT_KEY,
+    body: JSON.stringify({ id: 'import-3', size: 4 }),
+    headers: { 'content-type': 'application/json' },
+  });
+  expect(status).toBe(200);
+  const [sent] = (await upstream.requests()).filter(({ id }) => id === 'import-3');
+  expect([sent?.url, JSON.parse(sent?.body ?? 'null')]).toEqual([
+    '/nature/objects/o2?dry=false',
+    { id: 'import-3', size: 4 },
+  ]);
+});
+
+it('follows a change of the document', async () => {
+  await writePolicies(gateway, {
+    'world.openapi.yaml': WORLD.replace('operationId: getItem', 'operationId: getThing'),
+  });
+  await expect
+    .poll(async () => JSON.stringify((await gateway.get('/v1/tools')).body), { timeout: 20_000 })
+    .toContain('world.getThing');
+});

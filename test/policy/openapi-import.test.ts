@@ -1,0 +1,315 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { describe, expect, test } from 'vitest';
+import { runSuite } from '../../gateway/policy/suite.ts';
+import { faultsOf, good, load, warningsOf } from './example.ts';
+import { IMPORTING, PETS, sent } from './openapi-example.ts';
+
+const FILES = { 'p.yaml': IMPORTING, 'api/pets.yaml': PETS };
+
+/** A document with one operation, and what it is imported as. */
+function one(operation: string, rest = '', version = '3.1.0') {
+  const document = `openapi: ${version}\npaths:\n  /x:\n    post: ${operation}\n${rest}`;
+  return { 'p.yaml': IMPORTING, 'api/pets.yaml': document };
+}
+const JSON_BODY = (schema: string) =>
+  `{ operationId: x, requestBody: { content: { application/json: { schema: ${schema} } } } }`;
+
+describe('operations become tools', () => {
+  const { tools } = good(FILES);
+
+  test('by operationId, or by method and path', () => {
+    expect([...tools.keys()]).toEqual([
+      'pets.listPets',
+      'pets.createPet',
+      'pets.getPet',
+      'pets.replacePet',
+      'pets.delete_pets_petId',
+      'pets.pets_feed',
+      'pets.rename',
+    ]);
+  });
+
+  test('GET is a read; everything else is a write that nothing makes repeatable, PUT and DELETE too', () => {
+    expect([...tools.values()].map((tool) => [tool.request?.method, tool.effect, tool.once.by])).toEqual([
+      ['GET', 'read', 'none'],
+      ['POST', 'write', 'none'],
+      ['GET', 'read', 'none'],
+      ['PUT', 'write', 'none'],
+      ['DELETE', 'write', 'none'],
+      ['POST', 'write', 'none'],
+      ['PATCH', 'write', 'none'],
+    ]);
+  });
+
+  test('parameters are arguments, and go where they belong', () => {
+    const list = tools.get('pets.listPets');
+    expect(list?.description).toBe('List pets.');
+    expect(Object.keys(list?.input['properties'] ?? {})).toEqual(['limit', 'tag', 'ids', 'page-size', 'X-Trace']);
+    expect(sent(list, {})).toEqual({ line: 'GET /pets', headers: {}, body: undefined });
+    const args = { limit: 5, tag: ['a b', 'c'], ids: [1, 2], 'page-size': 7, 'X-Trace': 't' };
+    expect(sent(list, args)).toEqual({
+      line: 'GET /pets?limit=5&tag=a+b&tag=c&ids=1%2C2&page-size=7',
+      headers: { 'x-trace': 't' },
+      body: undefined,
+    });
+    expect(list?.faults({ limit: 0, other: 1 })).toEqual(['args must not have "other"', 'args.limit must be >= 1']);
+    expect(sent(tools.get('pets.getPet'), { petId: 'a/b' }).line).toBe('GET /pets/a%2Fb');
+  });
+
+  test('an object body stands beside the parameters, which are no part of it', () => {
+    const create = tools.get('pets.createPet');
+    expect(create?.input['required']).toEqual(['name']);
+    expect(create?.faults({ name: 'Rex', id: 1 })).toEqual(['args must not have "id"']);
+    expect(create?.faults({ name: 'Rex', age: 0 })).toEqual(['args.age must be > 0']);
+    const family = { name: 'Rex', age: null, parent: { name: 'Max' } };
+    expect(sent(create, family)).toMatchObject({ line: 'POST /pets', body: family });
+    expect(create?.faults({ name: 'Rex', parent: {} })).toEqual(['args.parent must have "name"']);
+    expect(sent(tools.get('pets.replacePet'), { petId: '7', dry: true, name: 'Rex' })).toEqual({
+      line: 'PUT /pets/7?dry=true',
+      headers: { 'content-type': 'application/json' },
+      body: { name: 'Rex' },
+    });
+  });
+
+  test('the body is the argument `body` where a name would mean two things', () => {
+    expect(sent(tools.get('pets.rename'), { petId: '7', body: { petId: '8' } })).toEqual({
+      line: 'PATCH /pets/7/rename',
+      headers: { 'content-type': 'application/merge-patch+json' },
+      body: { petId: '8' },
+    });
+    const list = good(one(JSON_BODY('{ type: array, items: { type: integer } }'))).tools.get('pets.x');
+    expect(sent(list, { body: [1, 2] }).body).toEqual([1, 2]);
+    const either = good(one(JSON_BODY('{ oneOf: [{ type: object, properties: { a: {} } }] }'))).tools.get('pets.x');
+    expect(sent(either, { body: { a: 1 } }).body).toEqual({ a: 1 });
+  });
+
+  test('without a body nothing is sent', () => {
+    expect(sent(tools.get('pets.pets_feed'), { petId: '7' }).body).toBeUndefined();
+    expect(sent(tools.get('pets.delete_pets_petId'), { petId: '7' }).body).toBeUndefined();
+  });
+
+  test('JSON is read as well, and two upstreams may import one document', () => {
+    const document = JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: 'a' } } } });
+    const yaml = 'upstreams:\n  s: { adapter: http, url: "http://s", import: ./a.json }\n';
+    const both = `${yaml}  t: { adapter: http, url: "http://t", import: a.json }\n`;
+    expect([...good({ 'd/p.yaml': both, 'd/a.json': document }).tools.keys()]).toEqual(['s.a', 't.a']);
+    const broken = document.replace('"get"', '"parameters":1,"get"');
+    expect(faultsOf({ 'd/p.yaml': both, 'd/a.json': broken })).toHaveLength(1);
+  });
+});
+
+describe('what is declared under the same name wins', () => {
+  const declare = (keys: string) =>
+    ({ ...FILES, 'p.yaml': `${IMPORTING}tools:\n  pets.replacePet: { upstream: pets, ${keys} }\n` }) as const;
+
+  test('key by key, and only there is a contract', () => {
+    const tool = good(declare('once: { by: nature }, timeout: 3s, description: Ours.')).tools.get('pets.replacePet');
+    expect(tool).toMatchObject({ once: { by: 'nature' }, timeoutMs: 3000, description: 'Ours.' });
+    expect(sent(tool, { petId: '7', dry: true, name: 'R' }).line).toBe('PUT /pets/7?dry=true');
+  });
+
+  test('in a request too', () => {
+    const tool = good(declare('request: { query: { dry: "false" } }')).tools.get('pets.replacePet');
+    expect(sent(tool, { petId: '7', dry: true, name: 'R' })).toMatchObject({
+      line: 'PUT /pets/7?dry=false',
+      body: { name: 'R' },
+    });
+  });
+
+  test('the header that carries the key, and those of the upstream, are no arguments', () => {
+    const parameters = ['Idempotency-Key', 'X-Api-Key'].map(
+      (name) => `{ name: ${name}, in: header, required: true, schema: { type: string } }`,
+    );
+    const files = one(`{ operationId: x, parameters: [${parameters.join(', ')}] }`);
+    expect(Object.keys(good(files).tools.get('pets.x')?.input['properties'] ?? {})).toEqual([
+      'Idempotency-Key',
+      'X-Api-Key',
+    ]);
+    const policy = `upstreams:
+  pets: { adapter: http, url: "http://pets.example", headers: { x-api-key: secret }, import: api/pets.yaml }
+tools:
+  pets.x: { upstream: pets, once: { by: key, header: idempotency-key } }
+`;
+    expect(good({ ...files, 'p.yaml': policy }).tools.get('pets.x')?.input['properties']).toEqual({});
+  });
+
+  test('but it must be a tool of that upstream', () => {
+    const elsewhere = `${IMPORTING}  other: { adapter: http, url: "http://o" }\ntools:\n  pets.getPet: { upstream: other }\n`;
+    expect(faultsOf({ ...FILES, 'p.yaml': elsewhere })).toEqual([
+      'policies/p.yaml:5:28: pets.getPet is what pets imports: write upstream: pets',
+    ]);
+  });
+
+  test('what cannot be imported is declared wholly, or not at all', () => {
+    const upload = '{ operationId: x, requestBody: { required: true, content: { multipart/form-data: {} } } }';
+    const why = 'its body is multipart/form-data: only JSON is supported';
+    expect(warningsOf(one(upload))).toEqual([`policies/api/pets.yaml:4:5: not imported as pets.x: ${why}`]);
+    expect(good(one(upload)).tools.size).toBe(0);
+    const declared = (keys: string) => ({
+      ...one(upload),
+      'p.yaml': `${IMPORTING}tools:\n  pets.x: { upstream: pets, ${keys} }\n`,
+    });
+    expect(faultsOf(declared('effect: write'))).toEqual([
+      `policies/p.yaml:4:3: write request and input: it cannot be imported, because ${why}`,
+    ]);
+    expect(faultsOf(declared('input: { type: object }, request: { path: /other }'))).toEqual([]);
+    const pattern = one(JSON_BODY('{ type: object, properties: { a: { type: string, pattern: "(a*)*" } } }'));
+    expect(warningsOf(pattern)[0]).toMatch(/not imported as pets.x: properties.a.pattern: the pattern could stall/);
+    const own = `${IMPORTING}tools:\n  pets.x: { upstream: pets, input: { type: object } }\n`;
+    expect(good({ ...pattern, 'p.yaml': own }).tools.get('pets.x')?.request?.pathTemplate).toBe('/x');
+  });
+});
+
+describe('the document', () => {
+  test('is no policy file, is part of the version, and its tools have rules and tests', () => {
+    const agents = `agents:\n  bot: { rules: [{ allow: pets.*, effect: read }, { allow: pets.createPet, when: args.age > 1, approve: never }] }\n`;
+    const tests = `tests:
+  - { name: reads, agent: bot, tool: pets.getPet, args: { petId: "1" }, expect: allow }
+  - { name: old pets, agent: bot, tool: pets.createPet, args: { name: a, age: 2 }, expect: allow }
+  - { name: young pets, agent: bot, tool: pets.createPet, args: { name: a, age: 1 }, expect: deny }
+  - { name: no writes, agent: bot, tool: pets.rename, args: { petId: "1", body: { petId: "2" } }, expect: deny }
+`;
+    const loaded = load({ ...FILES, 'agents.yaml': agents, 'p_test.yaml': tests });
+    if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
+    expect(runSuite(loaded.policies, loaded.tests).filter(({ passed }) => !passed)).toEqual([]);
+    const version = (pets: string, more = {}) => good({ ...FILES, 'api/pets.yaml': pets, ...more }).version;
+    expect(version(PETS)).not.toBe(version(`${PETS}# more\n`));
+    expect(version(PETS)).toBe(version(PETS, { 'api/unused.json': '{' }));
+    const digest = (pets: string) => good({ ...FILES, 'api/pets.yaml': pets }).tools.get('pets.getPet')?.digest;
+    expect(digest(PETS)).not.toBe(digest(PETS.replaceAll('/pets/{petId}', '/cats/{petId}')));
+    expect(digest(PETS)).toBe(digest(`${PETS}# more\n`));
+  });
+
+  test.each([
+    ['../pets.yaml', 'is not an OpenAPI document'],
+    ['/etc/pets.yaml', 'is not an OpenAPI document'],
+    ['https://x.example/pets.yaml', 'there is no file https:/x.example/pets.yaml'],
+    ['api/../../pets.yaml', 'is not an OpenAPI document'],
+    ['pets.txt', 'is not an OpenAPI document'],
+    ['nowhere.yaml', 'there is no file nowhere.yaml below the policies'],
+  ])('%s is refused', (file, why) => {
+    expect(faultsOf({ ...FILES, 'p.yaml': IMPORTING.replace('api/pets.yaml', file) }).join('\n')).toContain(why);
+  });
+
+  test.each([
+    ['swagger: "2.0"\n', '1:1: a Swagger 2.0 document is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
+    ['openapi: 4.0.0\n', '1:10: "4.0.0" is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
+    ['tools: {}\n', '1:1: a map is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
+    ['openapi: 3.1.0\npaths: []\n', '2:1: a list is not a map'],
+    ['openapi: 3.1.0\nx: &a 1\n', '2:7: YAML anchors are refused: write it out'],
+    ['openapi: 3.1.0\npaths:\n  /a:\n    get: 5\n', '4:10: 5 is not a map'],
+    ['openapi: 3.1.0\npaths:\n  /a/{b}:\n    get: {}\n', '4:5: no path parameter is called "b"'],
+    [
+      'openapi: 3.1.0\npaths:\n  /a:\n    get: { parameters: [{ $ref: "#/components/parameters/X" }] }\n',
+      '4:33: there is nothing at "#/components/parameters/X"',
+    ],
+    [
+      'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: x }\n  /b:\n    get: { operationId: x }\n',
+      '6:25: "x" is already the operationId at policies/api/pets.yaml:4:25',
+    ],
+    [
+      'openapi: 3.1.0\npaths:\n  /a: { $ref: "#/paths/~1b" }\n  /b: { $ref: "#/paths/~1a" }\n',
+      '3:15: this reference leads back to itself',
+    ],
+  ])('broken: %j', (document, fault) => {
+    expect(faultsOf({ ...FILES, 'api/pets.yaml': document })).toContain(`policies/api/pets.yaml:${fault}`);
+  });
+
+  test('all faults of it are told at once', () => {
+    const document =
+      'openapi: 3.1.0\npaths:\n  /a: { get: 1 }\n  /b: { get: { parameters: 2 } }\n  /c/{d}: { get: {} }\n';
+    expect(faultsOf({ ...FILES, 'api/pets.yaml': document })).toHaveLength(3);
+  });
+
+  test('that nobody imports is a fault', () => {
+    expect(faultsOf({ 'a.yaml': PETS })).toEqual([
+      'policies/a.yaml:1:1: an OpenAPI document that no upstream imports: write import with its path at one',
+    ]);
+  });
+});
+
+describe('what is not supported is said, never sent wrongly', () => {
+  const parameter = (keys: string) => `{ operationId: x, parameters: [{ name: p, ${keys} }] }`;
+
+  test.each([
+    ['in: cookie, schema: { type: string }', 'cookies are not supported'],
+    ['in: query, style: deepObject, schema: { type: object }', 'style: deepObject is not supported'],
+    ['in: query, schema: { type: object }', 'only text, numbers, booleans'],
+    ['in: query, content: { application/json: {} }', 'it has no schema'],
+    ['in: header, schema: { type: array, items: {} }', 'a list is supported in a query only'],
+    ['in: body, schema: {}', '"body" is not a place for one'],
+  ])('a parameter %s', (keys, why) => {
+    expect(warningsOf(one(parameter(keys))).join()).toContain(`${why}`);
+    expect(warningsOf(one(parameter(keys))).join()).toContain('it is left out');
+    expect(good(one(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(warningsOf(one(parameter(`required: true, ${keys}`))).join()).toContain('not imported as pets.x');
+    expect(good(one(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
+  });
+
+  test.each([
+    ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'nothing is fetched'],
+    ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'nothing is fetched'],
+    ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'its schema uses $dynamicRef'],
+    [
+      'one name twice',
+      '{ operationId: x, parameters: [{ name: p, in: query, schema: {} }, { name: p, in: header, schema: {} }] }',
+      'two of its parameters are called "p"',
+    ],
+    [
+      'a parameter called body',
+      '{ operationId: x, parameters: [{ name: body, in: query, schema: {} }], requestBody: { content: { application/json: {} } } }',
+      'a parameter is called "body"',
+    ],
+  ])('%s', (_name, operation, why) => {
+    expect(warningsOf(one(operation)).join()).toContain(why);
+    expect(good(one(operation)).tools.size).toBe(0);
+  });
+
+  test('an argument called constructor, unless the arguments are the body', () => {
+    expect(
+      warningsOf(one(parameter('in: query, schema: {}').replace('name: p', 'name: constructor'))).join(),
+    ).toContain('an argument called "constructor"');
+    const body = good(one(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')));
+    expect(sent(body.tools.get('pets.x'), { constructor: 'a' } as never).body).toEqual({ constructor: 'a' });
+  });
+
+  test('a parameter without a type is still no object', () => {
+    const tool = good(one(parameter('in: query, schema: {}'))).tools.get('pets.x');
+    expect(tool?.faults({ p: 'a' })).toEqual([]);
+    expect(tool?.faults({ p: { a: 1 } })).not.toEqual([]);
+  });
+});
+
+describe('names', () => {
+  const named = (...ids: string[]) => {
+    const paths = ids.map((id, index) => `  /p${index}: { get: { operationId: ${JSON.stringify(id)} } }\n`);
+    const document = `openapi: 3.1.0\npaths:\n${paths.join('')}`;
+    return [...good({ 'p.yaml': IMPORTING, 'api/pets.yaml': document }).tools.keys()];
+  };
+
+  test('are what policies and models can use', () => {
+    expect(named('repos/list for org', 'a.b', 'Ünï', '_private')).toEqual([
+      'pets.repos_list_for_org',
+      'pets.a.b',
+      'pets._n_',
+      'pets._private',
+    ]);
+    const [long] = named('x'.repeat(300));
+    expect(long).toMatch(/^pets\.x{49}_[0-9a-f]{8}$/);
+  });
+
+  test('that would be alike all get a hash, whatever their order', () => {
+    const names = named('a/b', 'a b', 'c');
+    expect(names).toEqual([
+      expect.stringMatching(/^pets\.a_b_[0-9a-f]{8}$/),
+      expect.stringMatching(/^pets\.a_b_[0-9a-f]{8}$/),
+      'pets.c',
+    ]);
+    expect(new Set(names).size).toBe(3);
+    expect(named('a/b')).toEqual(['pets.a_b']);
+    expect(named('a.b', 'a__b')).toEqual([
+      expect.stringMatching(/^pets\.a\.b_/),
+      expect.stringMatching(/^pets\.a__b_/),
+    ]);
+  });
+});

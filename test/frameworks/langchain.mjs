@@ -1,6 +1,6 @@
 import { BaseChatModel } from '@langchain/core/language_models/chat_models';
 import { AIMessage } from '@langchain/core/messages';
-import { play, turn } from './script.mjs';
+import { play, shown, turn } from './script.mjs';
 
 class ScriptedModel extends BaseChatModel {
   _llmType() {
@@ -13,7 +13,7 @@ class ScriptedModel extends BaseChatModel {
 
   async _generate(messages) {
     const results = messages.filter((message) => message.getType() === 'tool');
-    const { text, call } = turn(results.map(({ text }) => JSON.parse(text)));
+    const { text, call } = turn(results.map(({ text }) => shown(text)));
     const message =
       call === undefined
         ? new AIMessage(text)

@@ -1,12 +1,12 @@
 import { setTracingDisabled, Usage } from '@openai/agents';
-import { play, turn } from './script.mjs';
+import { play, shown, turn } from './script.mjs';
 
 setTracingDisabled(true);
 
 await play(process.argv[2], {
   async getResponse({ input }) {
     const results = input.filter(({ type }) => type === 'function_call_result');
-    const { text, call } = turn(results.map(({ output }) => JSON.parse(output.text ?? output)));
+    const { text, call } = turn(results.map(({ output }) => shown(output.text ?? output)));
     const message = {
       type: 'message',
       role: 'assistant',

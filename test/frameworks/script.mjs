@@ -7,6 +7,15 @@ export function turn(seen) {
   return next === undefined ? { text: JSON.stringify(seen) } : { call: next };
 }
 
+/** What a tool answered, as it is meant: frameworks show results as text. */
+export function shown(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
 /** Runs a recipe with a model, and tells the test what the model saw. */
 export async function play(recipe, model) {
   const { answer } = await import(new URL(`../../clients/recipes/${recipe}`, import.meta.url));

@@ -4,9 +4,11 @@ import { demoServices } from '../demo/services.ts';
 import { ERRORS, type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
+import { auditRoutes } from './http/audit-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
+import { eraseRoutes } from './http/erase-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
@@ -108,6 +110,8 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   adminRoutes(app, options.flow);
   sagaAdminRoutes(app, options.flow);
   authorityRoutes(app, options.flow, options.control);
+  auditRoutes(app, options.flow);
+  eraseRoutes(app, options.flow);
 }
 
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */

@@ -6,6 +6,7 @@ import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
 import type { Finals } from './finals.ts';
+import type { LogWatch } from './log-watch.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -34,6 +35,9 @@ export const POINTS = [
   'undoing',
   'finishing',
   'finished',
+  'sealing',
+  'sealed',
+  'anchored',
 ] as const;
 export type Point = (typeof POINTS)[number];
 
@@ -45,6 +49,8 @@ export interface Station {
   readonly finals: Finals;
   readonly lease: Lease;
   readonly switches: Switches;
+  /** Whether the log is still the one that was signed. */
+  readonly watch: LogWatch;
   readonly adapters: Registry;
   readonly policies: () => Policies;
   /** Part of every txn id: two deployments never share one. */

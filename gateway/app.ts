@@ -4,9 +4,11 @@ import { demoServices } from '../demo/services.ts';
 import { ERRORS, type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
+import { auditRoutes } from './http/audit-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
+import { eraseRoutes } from './http/erase-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -113,6 +115,8 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   sagaAdminRoutes(app, options.flow);
   authorityRoutes(app, options.flow, options.control);
   pinRoutes(app, options.flow);
+  auditRoutes(app, options.flow);
+  eraseRoutes(app, options.flow);
 }
 
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */

@@ -3,6 +3,7 @@ import { readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import { resolve } from 'node:path';
 import { z } from 'zod';
+import { type AuditConfig, auditOf, auditSchema, NO_AUDIT_CONFIG } from './audit-config.ts';
 import { milliseconds } from './domain/duration.ts';
 import type { Rate } from './domain/policy.ts';
 import { formatFault, Report, type Source } from './policy/faults.ts';
@@ -32,6 +33,7 @@ export interface Config {
   /** Where people are told that a call waits for them. */
   readonly webhook: Webhook | undefined;
   readonly telemetry: TelemetryConfig;
+  readonly audit: AuditConfig;
   readonly demo: boolean;
   /** How many processes share the port. */
   readonly workers: number;
@@ -89,6 +91,7 @@ const fileSchema = z.strictObject({
     })
     .optional(),
   telemetry: telemetrySchema.optional(),
+  audit: auditSchema.optional(),
 });
 
 type ConfigFile = z.infer<typeof fileSchema>;
@@ -98,7 +101,7 @@ const LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'];
 
 export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<Config> {
   const faults: string[] = [];
-  const { file, webhook } = await readConfigFile(env, cwd, faults);
+  const { file, webhook, audit } = await readConfigFile(env, cwd, faults);
   const port = portOf(env, file, faults);
   const host = env['HOST'] || file.listen?.host || '127.0.0.1';
   const url = env['DATABASE_URL'] || file.database?.url;
@@ -133,6 +136,7 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     },
     webhook,
     telemetry: telemetryOf(env, file.telemetry),
+    audit,
     demo,
     workers: workersOf(env, { demo, embedded: url === undefined }),
     logLevel,
@@ -176,10 +180,11 @@ export function demoEnv(
 interface Read {
   readonly file: ConfigFile;
   readonly webhook: Webhook | undefined;
+  readonly audit: AuditConfig;
 }
 
 async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<Read> {
-  const nothing: Read = { file: {}, webhook: undefined };
+  const nothing: Read = { file: {}, webhook: undefined, audit: NO_AUDIT_CONFIG };
   const named = env['ONCEGATE_CONFIG'];
   const file = named || 'oncegate.yaml';
   let bytes: Buffer;
@@ -200,8 +205,9 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
   const report = new Report();
   if (checked.success) {
     const webhook = webhookOf(checked.data, env, parsed.source, report);
+    const audit = await auditOf(checked.data.audit, cwd, parsed.source, report);
     faults.push(...report.faults.map(formatFault));
-    return { file: checked.data, webhook };
+    return { file: checked.data, webhook, audit };
   }
   reportIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
   faults.push(...report.faults.map(formatFault));

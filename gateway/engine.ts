@@ -1,14 +1,20 @@
+import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { CheckpointFiles } from '../adapters/checkpoint-files.ts';
 import { Registry } from '../adapters/registry.ts';
+import { Witness } from '../adapters/witness.ts';
 import type { Config } from './config.ts';
+import { NoteKey } from './domain/signed-note.ts';
 import type { Watch } from './domain/watch.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
 import { Finals } from './flow/finals.ts';
 import { Imports } from './flow/imports.ts';
+import { LogWatch } from './flow/log-watch.ts';
 import { Recovery } from './flow/recover.ts';
 import { Rollbacks } from './flow/roll-back.ts';
+import { Sequencer } from './flow/sequence.ts';
 import { POINTS, type Point, type Station } from './flow/station.ts';
 import { Calls } from './ledger/calls.ts';
 import { handOver } from './ledger/custody.ts';
@@ -22,10 +28,12 @@ import { Undos } from './ledger/undos.ts';
 import type { PolicyKeeper } from './policy-keeper.ts';
 
 export interface EngineOptions {
-  readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'webhook' | 'dieAt'>;
+  readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'webhook' | 'dieAt' | 'dataDir' | 'audit'>;
   readonly url: string;
   readonly policies: PolicyKeeper;
   readonly sealingKey: Buffer;
+  /** The key that signs the log, as PEM. */
+  readonly auditKey: string;
   readonly log: Logger;
   readonly watch: Watch;
   /** Told of each commit of claims and outcomes: how many, and how many wait. */
@@ -37,20 +45,30 @@ export class Engine {
   readonly flow: Flow;
   readonly #recovery: Recovery;
   readonly #rollbacks: Rollbacks;
+  readonly #sequencer: Sequencer;
   readonly #station: Station;
   readonly #sweeper: NodeJS.Timeout;
 
-  private constructor(station: Station, sweeper: NodeJS.Timeout) {
+  private constructor(station: Station, key: NoteKey, sweeper: NodeJS.Timeout) {
     this.#station = station;
     this.#sweeper = sweeper;
     const dispatch = new Dispatch(station);
     const claims = new Claims(station, dispatch);
     this.#recovery = new Recovery(station, dispatch, claims);
     this.#rollbacks = new Rollbacks(station, dispatch, claims);
-    this.flow = { station, dispatch, claims, recovery: this.#recovery, rollbacks: this.#rollbacks };
+    this.#sequencer = new Sequencer(station, key, station.logWatch);
+    this.flow = {
+      station,
+      dispatch,
+      claims,
+      recovery: this.#recovery,
+      rollbacks: this.#rollbacks,
+      sequencer: this.#sequencer,
+    };
   }
 
-  static async start({ config, url, policies, sealingKey, log, watch, onBatch }: EngineOptions): Promise<Engine> {
+  static async start(options: EngineOptions): Promise<Engine> {
+    const { config, url, policies, sealingKey, auditKey, log, watch, onBatch } = options;
     const db = new Database(url, { max: config.database.pool, applicationName: 'oncegate' });
     try {
       const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
@@ -70,6 +88,8 @@ export class Engine {
         imports.use(changed);
       });
       await imports.start();
+      const deployment = await deploymentId(db);
+      const key = NoteKey.fromPem(`oncegate/${deployment}`, auditKey);
       const station: Station = {
         db,
         calls: new Calls(db, onBatch),
@@ -77,17 +97,21 @@ export class Engine {
         finals,
         lease,
         switches,
+        logWatch: new LogWatch({ db, lease, key, ...anchorsOf(config), log }),
         adapters,
         policies: () => imports.current,
         imports,
-        deployment: await deploymentId(db),
+        deployment,
         sealingKey,
         mostPending: config.limits.pendingApprovals,
         log,
         watch,
         reach: deathAt(config.dieAt),
       };
-      return new Engine(station, sweep(db, config, log));
+      // Before anything could be sent: whether this is the database it was.
+      await station.logWatch.look();
+      await station.logWatch.show();
+      return new Engine(station, key, sweep(db, config, log));
     } catch (error) {
       await db.close();
       throw error;
@@ -97,13 +121,22 @@ export class Engine {
   recover(): void {
     this.#recovery.start();
     this.#rollbacks.start();
+    this.#sequencer.start();
+  }
+
+  warnings(): string[] {
+    return this.#station.logWatch.warnings();
   }
 
   async troubles(): Promise<string[]> {
-    const { db, lease, switches } = this.#station;
+    const { db, lease, switches, logWatch } = this.#station;
     try {
       await db.run({ name: 'ping', text: 'select 1', values: [] });
-      return switches.inForce(lease.id) ? [] : ['the lease on the ledger is being taken anew'];
+      const doubt = logWatch.doubt();
+      return [
+        ...(switches.inForce(lease.id) ? [] : ['the lease on the ledger is being taken anew']),
+        ...(doubt === undefined ? [] : [doubt]),
+      ];
     } catch (error) {
       return [error instanceof Error ? error.message : String(error)];
     }
@@ -123,6 +156,7 @@ export class Engine {
     await this.#rollbacks.stop();
     await this.#station.switches.stop();
     await this.flow.dispatch.drain(drainMs);
+    await this.#sequencer.stop();
     try {
       await handOver(db, lease.id);
       await lease.end();
@@ -132,6 +166,15 @@ export class Engine {
     await adapters.close();
     await db.close();
   }
+}
+
+/** Checkpoints are always kept in the data directory; the operator may name further places, which others keep. */
+function anchorsOf({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
+  const directories = [join(dataDir, 'checkpoints'), ...audit.directories];
+  return {
+    files: directories.map((directory) => new CheckpointFiles(directory)),
+    witnesses: audit.witnesses.map((witness) => new Witness(witness)),
+  };
 }
 
 function sweep(

@@ -1,4 +1,4 @@
-import { randomBytes } from 'node:crypto';
+import { generateKeyPairSync, randomBytes } from 'node:crypto';
 import { link, mkdir, readFile, unlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
@@ -14,6 +14,20 @@ export async function sealingKey(dataDir: string): Promise<Buffer> {
   const text = await readOrCreate(dataDir, 'encryption.key', () => randomBytes(32).toString('hex'));
   if (!/^[0-9a-f]{64}\s*$/.test(text)) throw new Error(`${join(dataDir, 'encryption.key')} is not 64 hex digits`);
   return Buffer.from(text.trim(), 'hex');
+}
+
+/** Signs the log. Lost, what it signed can still be verified, but nobody can go on in its name. */
+export async function auditKey(dataDir: string, given: string | undefined): Promise<string> {
+  return given === undefined ? readOrCreate(dataDir, 'audit.key', newSigningKey) : readFile(given, 'utf8');
+}
+
+/** Cosigns the logs of others. */
+export function witnessKey(directory: string): Promise<string> {
+  return readOrCreate(directory, 'witness.key', newSigningKey);
+}
+
+function newSigningKey(): string {
+  return generateKeyPairSync('ed25519').privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();
 }
 
 /** Keys of the demo agent and its administrator: made on the first start, the same ever after. */

@@ -19,7 +19,7 @@ import { migrate, SchemaError } from './ledger/migrate.ts';
 import { Messenger } from './messenger.ts';
 import { Metrics } from './metrics.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
-import { type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
+import { auditKey, type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
 import { Telemetry } from './telemetry.ts';
 import { Tokens } from './tokens.ts';
 import { startTracing } from './tracing.ts';
@@ -131,6 +131,7 @@ async function serve(config: Config): Promise<void> {
       url,
       policies,
       sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)),
+      auditKey: await auditKey(config.dataDir, config.audit.key),
       log,
     });
     stops.push(() => engine.stop(timeLeft()));
@@ -155,7 +156,7 @@ async function serve(config: Config): Promise<void> {
       },
       tokens: new Tokens(),
       metrics: metricsOfAll(metrics),
-      health: { troubles: () => engine.troubles(), warnings: () => policies.warnings() },
+      health: { troubles: () => engine.troubles(), warnings: () => [...policies.warnings(), ...engine.warnings()] },
       log,
       version,
       bodyBytes: config.limits.bodyBytes,

@@ -19,15 +19,25 @@ export interface Question {
 
 /** Asks the running gateway and resolves with its answer; whatever else comes back is told as sentences. */
 export async function askGateway(io: Io, path: string, question: Question = {}): Promise<JsonObject> {
+  return ask(io, path, question, parsed);
+}
+
+/** The same, for answers that are no JSON object. */
+export async function askForText(io: Io, path: string, question: Question = {}): Promise<string> {
+  return ask(io, path, question, (text) => text);
+}
+
+async function ask<T>(io: Io, path: string, question: Question, read: (text: string) => T | undefined): Promise<T> {
   const base = baseOf(io);
   const url = new URL(`${base}${path}`);
   for (const [name, value] of Object.entries(question.query ?? {})) {
     if (value !== undefined) url.searchParams.set(name, value);
   }
   const { status, headers, text } = await send(url, base, keyOf(io, question.key), question);
-  const answer = parsed(text);
-  if (status >= 200 && status < 300 && answer !== undefined) return answer;
-  if (answer !== undefined && typeof answer['code'] === 'string') throw refusal(answer, headers, question.advice);
+  const answer = status >= 200 && status < 300 ? read(text) : undefined;
+  if (answer !== undefined) return answer;
+  const problem = parsed(text);
+  if (problem !== undefined && typeof problem['code'] === 'string') throw refusal(problem, headers, question.advice);
   const message = `What answers at ${base} (status ${status}) is not an Oncegate gateway, or something before it: look at ONCEGATE_URL.`;
   throw new NotGood('not_a_gateway', message, { status });
 }

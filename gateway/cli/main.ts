@@ -1,12 +1,16 @@
 import { agents } from './agents.ts';
 import { approvals } from './approvals.ts';
 import { type Arguments, parseArguments } from './arguments.ts';
+import { auditAccept } from './audit-accept.ts';
+import { auditExport } from './audit-export.ts';
+import { auditVerify } from './audit-verify.ts';
 import { breaker, breakers } from './breakers.ts';
 import { call } from './call.ts';
 import { calls } from './calls.ts';
 import { check } from './check.ts';
 import { close } from './close.ts';
 import { approve, reject } from './decide.ts';
+import { erase } from './erase.ts';
 import { explain } from './explain.ts';
 import { freeze, unfreeze } from './freeze.ts';
 import { helpOf, overview } from './help.ts';
@@ -27,6 +31,7 @@ import { test } from './test.ts';
 import { undo } from './undo.ts';
 import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
 import { version } from './version.ts';
+import { witness } from './witness.ts';
 
 /** Every verb, in the order in which help shows them. */
 const VERBS: readonly Verb[] = [
@@ -56,6 +61,11 @@ const VERBS: readonly Verb[] = [
   pins,
   accept,
   reload,
+  auditExport,
+  auditVerify,
+  auditAccept,
+  erase,
+  witness,
   openapi,
   version,
   helpOf(() => VERBS),

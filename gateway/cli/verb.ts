@@ -48,7 +48,9 @@ export interface Io {
 }
 
 export interface Sink {
+  /** False: it has more than it likes, and says `drain` when it has not. */
   readonly write: (text: string) => unknown;
+  readonly once?: (event: 'drain', told: () => void) => unknown;
   /** The width of a terminal. */
   readonly columns?: number | undefined;
 }

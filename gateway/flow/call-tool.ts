@@ -24,6 +24,7 @@ import { type Payload, store } from './payload.ts';
 import type { Recovery } from './recover.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
+import type { Sequencer } from './sequence.ts';
 import { exceeded, spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
 import { type OwnUndo, storedUndo } from './undo.ts';
@@ -35,6 +36,7 @@ export interface Flow {
   readonly claims: Claims;
   readonly recovery: Recovery;
   readonly rollbacks: Rollbacks;
+  readonly sequencer: Sequencer;
 }
 
 export interface ToolCall {
@@ -297,8 +299,16 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     station.reach('claimed');
     void dispatch.carry(freshJob(intent, tool, owner, payload, { follower: asked.follower, stint: admitted.stint }));
   });
-  if (typeof claimed === 'object') throw exceeded(claimed, admitted.rule.id);
+  if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
   return claimed === 'won';
+}
+
+/** That an agent was refused by its limits is a decision as any denial is. */
+async function overLimit({ db }: Station, { asked, tool, policies, rule }: Admitted, refusal: GatewayError) {
+  const { code, message } = refusal;
+  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id, reason: message };
+  await logEntry(db, auditEntry(code, about));
+  return refusal;
 }
 
 /** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
@@ -354,6 +364,8 @@ function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: bool
   if (tool.disabled !== undefined) {
     throw new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, { retryAfterSeconds: 60 });
   }
+  const doubt = tool.effect === 'read' ? undefined : station.logWatch.doubt();
+  if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });
   const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
   if (waitMs > 0) {
     throw new GatewayError('breaker_open', `${tool.upstream} fails too often and is left alone for a while.`, {
@@ -407,6 +419,7 @@ export function freshJob(
 
 /** A call that was there before: another request, an answer to replay, or one to wait for. */
 async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
+  const asOf = flow.station.finals.asOf();
   const call = await flow.station.calls.read(txn);
   if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
@@ -420,7 +433,7 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
   }
   if (isFinal(call.state) && call.settledAt !== null) {
     const told = face(call);
-    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime());
+    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
     return { call: told, repeat: true };
   }
   return tell(flow, txn, asked, true);

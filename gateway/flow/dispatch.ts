@@ -293,9 +293,9 @@ export class Dispatch {
     }
     const frozen = frozenFor(this.#station, job);
     if (frozen === undefined) return this.#recorder.handBack(job);
-    const why: Outcome = { ...last, kind: 'not_sent', detail: `${frozen.by} froze ${frozen.scope}` };
+    const why: Outcome = { ...last, kind: 'not_sent', detail: frozen.detail };
     return job.unresolved === 0 && !factsOf(job).bound && job.unknownSince === null
-      ? this.#recorder.release(job, why, 'frozen')
+      ? this.#recorder.release(job, why, frozen.code)
       : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
   }
 }

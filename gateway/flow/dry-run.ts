@@ -112,6 +112,7 @@ async function whatWouldHappen(
 
 function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {
   if (station.switches.frozen(agent, tool.name) !== undefined) return 'frozen';
+  if (tool.effect !== 'read' && station.logWatch.doubt() !== undefined) return 'unavailable';
   return !held && station.adapters.for(tool).heldBackMs(tool) > 0 ? 'breaker_open' : undefined;
 }
 

@@ -10,6 +10,11 @@ interface Kept extends Final {
   readonly bytes: number;
 }
 
+interface AsOf {
+  readonly dropped: number;
+  readonly at: number;
+}
+
 /** A retry comes within seconds, or much later. */
 const KEEP_MS = 60_000;
 /** What a row costs beyond its answer. */
@@ -17,14 +22,16 @@ const ROW_BYTES = 2_000;
 
 /**
  * Final answers of a moment ago, so that a retry is told without asking the ledger: a final answer never changes. It may
- * expire, though: nothing is kept longer than its payload is. And everything is dropped whenever a switch changes, so that
- * an erasure before its time, which there is none of yet, could reach every process that way.
+ * expire, though: nothing is kept longer than its payload is. And everything is dropped whenever a switch changes, which is
+ * how an erasure before its time reaches every process.
  */
 export class Finals {
   readonly #mostBytes: number;
   readonly #payloadsMs: number;
   readonly #kept = new Map<string, Kept>();
   #bytes = 0;
+  /** How often everything was dropped. */
+  #dropped = 0;
 
   /** `payloadsMs` is how long payloads are kept at all. */
   constructor(payloadsMs: number, mostBytes = 16 * 1024 * 1024) {
@@ -39,19 +46,29 @@ export class Finals {
     return undefined;
   }
 
+  /**
+   * To be taken before the ledger is asked: what was read before everything was dropped must not come back after, and how old
+   * an answer is counts from then.
+   */
+  asOf(): AsOf {
+    return { dropped: this.#dropped, at: performance.now() };
+  }
+
   /** `ageMs`: how long ago it was settled. Calls without a key depend on what was delivered, so they are not kept. */
-  keep(face: CallFace, fingerprint: Buffer, ageMs: number): void {
-    if (face.identity !== 'key' && face.identity !== 'business') return;
-    const keepMs = Math.min(KEEP_MS, this.#payloadsMs - ageMs);
-    if (keepMs <= 0 || this.#kept.has(face.txn)) return;
+  keep(face: CallFace, fingerprint: Buffer, ageMs: number, asOf: AsOf = this.asOf()): void {
+    if (asOf.dropped !== this.#dropped || (face.identity !== 'key' && face.identity !== 'business')) return;
+    const now = performance.now();
+    const until = Math.min(now + KEEP_MS, asOf.at + this.#payloadsMs - ageMs);
+    if (until <= now || this.#kept.has(face.txn)) return;
     const bytes = ROW_BYTES + 2 * (face.answer?.body?.length ?? 0);
     if (bytes > this.#mostBytes / 16) return;
-    this.#kept.set(face.txn, { face, fingerprint, bytes, until: performance.now() + keepMs });
+    this.#kept.set(face.txn, { face, fingerprint, bytes, until });
     this.#bytes += bytes;
     if (this.#bytes > this.#mostBytes) this.#dropOldest();
   }
 
   clear(): void {
+    this.#dropped += 1;
     this.#kept.clear();
     this.#bytes = 0;
   }

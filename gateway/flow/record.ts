@@ -99,6 +99,7 @@ export class Recorder {
       undo: state === 'succeeded' ? job.undoArguments : null,
       entry,
     };
+    const asOf = this.#station.finals.asOf();
     const settled = await this.#advance(job, change);
     this.#station.reach('settled');
     if (!settled) return this.#contradict(job, state);
@@ -111,7 +112,7 @@ export class Recorder {
       leaf,
     };
     const face = { ...identityOf(job), ...told, pursued: false };
-    this.#station.finals.keep(face, job.fingerprint, 0);
+    this.#station.finals.keep(face, job.fingerprint, 0, asOf);
     return { as: 'told', face };
   }
 

@@ -8,6 +8,7 @@ import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
 import type { Finals } from './finals.ts';
 import type { Imports } from './imports.ts';
+import type { LogWatch } from './log-watch.ts';
 
 export interface Log {
   info(fields: object, message: string): void;
@@ -36,6 +37,9 @@ export const POINTS = [
   'undoing',
   'finishing',
   'finished',
+  'sealing',
+  'sealed',
+  'anchored',
 ] as const;
 export type Point = (typeof POINTS)[number];
 
@@ -47,6 +51,8 @@ export interface Station {
   readonly finals: Finals;
   readonly lease: Lease;
   readonly switches: Switches;
+  /** Whether the log is still the one that was signed. */
+  readonly logWatch: LogWatch;
   readonly adapters: Registry;
   /** Those on disk, with the tools that MCP servers bring in. */
   readonly policies: () => Policies;

@@ -1,6 +1,7 @@
 import { auditEntry } from '../domain/audit.ts';
+import type { Kind } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
-import type { Scope, Switch } from '../ledger/switches.ts';
+import type { Scope } from '../ledger/switches.ts';
 import type { Station } from './station.ts';
 
 export interface Hand {
@@ -17,16 +18,33 @@ export async function unfreeze(station: Station, scope: Scope, { person, reason 
   await station.switches.release(scope, auditEntry('unfrozen', { scope, person, reason }));
 }
 
+/** Why nothing of a call is sent now. */
+export interface Withheld {
+  readonly code: 'frozen' | 'unavailable';
+  readonly detail: string;
+}
+
 /**
- * What freezes a call, if anything does. A compensation runs whatever became of its agent: freezing an agent must not keep
- * what it did from being undone. What freezes everything, or the tool, holds for it too.
+ * What keeps a call back, if anything does. A compensation runs whatever became of its agent: freezing an agent must not keep
+ * what it did from being undone. What freezes everything, or the tool, holds for it too; so does a log in doubt, for all but
+ * reads, which have no effect.
  */
 export function frozenFor(
-  { switches }: Pick<Station, 'switches'>,
-  call: { readonly agent: string; readonly tool: { readonly name: string }; readonly undoOf: string | null },
-): Switch | undefined {
-  if (call.undoOf === null) return switches.frozen(call.agent, call.tool.name);
-  return switches.get('all') ?? switches.get(`tool:${call.tool.name}`);
+  { switches, logWatch }: Pick<Station, 'switches' | 'logWatch'>,
+  call: {
+    readonly agent: string;
+    readonly tool: { readonly name: string };
+    readonly undoOf: string | null;
+    readonly kind: Kind;
+  },
+): Withheld | undefined {
+  const frozen =
+    call.undoOf === null
+      ? switches.frozen(call.agent, call.tool.name)
+      : (switches.get('all') ?? switches.get(`tool:${call.tool.name}`));
+  if (frozen !== undefined) return { code: 'frozen', detail: `${frozen.by} froze ${frozen.scope}` };
+  const doubt = call.kind === 'read' ? undefined : logWatch.doubt();
+  return doubt === undefined ? undefined : { code: 'unavailable', detail: doubt };
 }
 
 export interface BreakerView {

@@ -3,6 +3,7 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { STATES } from '../domain/states.ts';
 import { callable } from './catalogue.ts';
+import { auditPaths } from './openapi-audit.ts';
 import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
 import { SAGA_SCHEMAS, sagaPaths } from './openapi-sagas.ts';
 
@@ -22,6 +23,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
       ...BASE_PATHS,
       ...sagaPaths(),
       ...authorityPaths(),
+      ...auditPaths(),
       ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
     },
     components: {

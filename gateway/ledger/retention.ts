@@ -1,4 +1,9 @@
+import { auditEntry } from '../domain/audit.ts';
 import type { Database } from './db.ts';
+
+/** What is left of a call without its payload is a tombstone. */
+const FORGET = `args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]',
+  undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()`;
 
 /** Small enough that a sweep never holds row locks for long beside live calls. */
 const SWEEP_AT_ONCE = 500;
@@ -19,7 +24,7 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
       values: [payloadsMs],
     });
     const txns = passed.map((row) => row.txn);
-    await tx.run({
+    const [swept] = await tx.run<{ erased: number }>({
       name: 'sweep-erase',
       text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (
@@ -32,16 +37,24 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
             and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
           from candidates join calls c using (txn)
         ), erased as (
-          update calls c set args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]', undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()
+          update calls c set ${FORGET}
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
+          returning c.txn
         ), forgotten as (
           update approvals a set shown = null from ripe r where r.txn = a.txn and r.erase
         ), done as (
           delete from sweep_later l using ripe r where r.txn = l.txn and r.erase
+        ), postponed as (
+          insert into sweep_later select txn from ripe where not erase on conflict do nothing
         )
-        insert into sweep_later select txn from ripe where not erase on conflict do nothing`,
+        select count(*)::int as erased from erased`,
       values: [payloadsMs, txns],
     });
+    const erased = swept?.erased ?? 0;
+    if (erased > 0) {
+      const entry = auditEntry('payloads_expired', { calls: erased, afterMs: payloadsMs });
+      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
+    }
     if (txns.length > 0) {
       await tx.run({
         name: 'sweep-mark',
@@ -51,6 +64,44 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
       });
     }
     return txns.length;
+  });
+}
+
+/**
+ * Erases payloads before their time, each with its entry in the log. Answers those it erased: not what is open, may still be
+ * undone, or was erased before.
+ */
+export async function eraseCalls(db: Database, calls: readonly { txn: string; entry: string }[]): Promise<string[]> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'erase-calls',
+    text: `with wish as (
+        select * from unnest($1::uuid[], $2::text[]) as t(txn, entry)
+      ), erased as (
+        update calls c set ${FORGET} from wish w
+        where c.txn = w.txn and c.settled_at is not null and c.erased_at is null and c.undo_state not in ('due', 'running')
+          and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at is not null))
+        returning c.txn, w.entry
+      ), forgotten as (
+        update approvals a set shown = null from erased e where e.txn = a.txn
+      ), untold as (
+        delete from notices n using erased e where e.txn = n.txn
+      ), done as (
+        delete from sweep_later l using erased e where e.txn = l.txn
+      ), logged as (
+        insert into audit_queue (entry) select entry from erased
+      )
+      select txn from erased`,
+    values: [calls.map(({ txn }) => txn), calls.map(({ entry }) => entry)],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+/** What an agent wrote about a saga that is over. */
+export async function forgetSaga(db: Database, id: string): Promise<void> {
+  await db.run({
+    name: 'forget-saga',
+    text: 'update sagas set name = null, key = null, reason = null where id = $1 and ended_at is not null',
+    values: [id],
   });
 }
 

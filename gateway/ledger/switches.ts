@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { GatewayError } from '../domain/errors.ts';
-import type { Database } from './db.ts';
+import type { Database, Statement } from './db.ts';
 import type { Lease } from './processes.ts';
 
 /**
@@ -128,14 +128,19 @@ export class Switches {
     );
   }
 
-  async #change(statement: { name: string; text: string; values: unknown[] }, entry: string): Promise<void> {
+  /** No switch, but something that processes may remember is gone: when this returns, all of them have forgotten it. */
+  async announce(entry: string): Promise<void> {
+    await this.#change(undefined, entry);
+  }
+
+  async #change(statement: Statement | undefined, entry: string): Promise<void> {
     const version = await this.#db.transaction(async (tx) => {
       const [now] = await tx.run<{ version: string }>({
         name: 'bump-switches',
         text: 'update switch_version set version = version + 1 returning version',
         values: [],
       });
-      await tx.run(statement);
+      if (statement !== undefined) await tx.run(statement);
       await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
       return now?.version ?? '0';
     });

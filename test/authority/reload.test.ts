@@ -58,7 +58,7 @@ const version = async () => (await gateway.request('GET', '/readyz')).body.polic
 const reload = () => gateway.admin('POST', '/admin/policies/reload');
 const metrics = async () => (await gateway.request('GET', '/metrics')).body as string;
 const audit = async (what: string) => {
-  const rows = await database.query<{ entry: string }>('select entry from audit_queue order by id');
+  const rows = await database.query<{ entry: string }>('select entry from audit_entries order by index, id');
   return rows.map(({ entry }) => JSON.parse(entry)).filter((entry) => entry.what === what);
 };
 
@@ -129,7 +129,7 @@ it('boots and readings of the policies are in the log, with the version and who 
   const refused = await audit('policies_refused');
   expect(refused.map(({ askedBy }) => askedBy)).toEqual(['person root', 'file change']);
   expect(refused[1].faults[0]).toContain('rulez');
-  const all = await database.query<{ entry: string }>('select entry from audit_queue');
+  const all = await database.query<{ entry: string }>('select entry from audit_entries');
   expect(JSON.stringify(all)).not.toContain('token-number');
 });
 

@@ -116,6 +116,11 @@ describe('help', () => {
         'breakers',
         'breaker',
         'reload',
+        'audit export',
+        'audit verify',
+        'audit accept',
+        'erase',
+        'witness',
         'openapi',
       ]),
     );

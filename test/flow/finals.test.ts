@@ -71,4 +71,25 @@ describe('final answers of a moment ago', () => {
     finals.clear();
     expect(finals.get('x')).toBeUndefined();
   });
+
+  it('that were read before everything was forgotten do not come back after it', () => {
+    const finals = new Finals(86_400_000);
+    const asOf = finals.asOf();
+    finals.clear();
+    finals.keep(face('erased'), FINGERPRINT, 0, asOf);
+    expect(finals.get('erased')).toBeUndefined();
+    finals.keep(face('read since'), FINGERPRINT, 0, finals.asOf());
+    expect(finals.get('read since')).toBeDefined();
+  });
+
+  it('grow old from when the ledger was asked, not from when it answered', () => {
+    vi.useFakeTimers({ toFake: ['performance'] });
+    const finals = new Finals(1_000);
+    const asOf = finals.asOf();
+    vi.advanceTimersByTime(900);
+    finals.keep(face('slow'), FINGERPRINT, 0, asOf);
+    expect(finals.get('slow')).toBeDefined();
+    vi.advanceTimersByTime(101);
+    expect(finals.get('slow')).toBeUndefined();
+  });
 });

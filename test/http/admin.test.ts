@@ -163,7 +163,7 @@ describe('POST /admin/calls/{txn}/resolve', () => {
     );
     expect(answers.filter((answer) => answer.status === 200)).toHaveLength(4);
     expect(answers.filter((answer) => answer.status === 409)).toHaveLength(4);
-    const entries = await database.query('select 1 from audit_queue where entry like $1 and entry like $2', [
+    const entries = await database.query('select 1 from audit_entries where entry like $1 and entry like $2', [
       `%${txn}%`,
       '%"what":"verdict"%',
     ]);

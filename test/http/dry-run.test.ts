@@ -65,7 +65,7 @@ beforeEach(() => {
 const traces = async () => ({
   requests: (await upstream.requests()).length,
   rows: await database.query(
-    'select (select count(*) from calls) as calls, (select count(*) from open_calls) as open, (select count(*) from repeats) as repeats, (select count(*) from audit_queue) as audit',
+    'select (select count(*) from calls) as calls, (select count(*) from open_calls) as open, (select count(*) from repeats) as repeats, (select count(*) from audit_entries) as audit',
   ),
 });
 

@@ -201,7 +201,7 @@ describe('a held call', () => {
     const { txn } = (await hold()).body;
     const answers = await Promise.all(Array.from({ length: 8 }, () => cancel(txn)));
     for (const answer of answers) expect(answer.status).toBe(200);
-    const entries = await database.query('select 1 from audit_queue where entry like $1 and entry like $2', [
+    const entries = await database.query('select 1 from audit_entries where entry like $1 and entry like $2', [
       `%${txn}%`,
       '%call_cancelled%',
     ]);

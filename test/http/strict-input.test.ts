@@ -280,7 +280,7 @@ describe('a call that policy does not allow', () => {
       Number(
         (
           await database.query<{ n: string }>(
-            `select count(*) as n from audit_queue where entry like '%"tool":"strict.hidden"%' and entry like '%"what":"denied"%'`,
+            `select count(*) as n from audit_entries where entry like '%"tool":"strict.hidden"%' and entry like '%"what":"denied"%'`,
           )
         )[0]?.n,
       );

@@ -81,7 +81,7 @@ describe('a claim', () => {
     const one = intent({ entry: '{"once":1}' });
     await calls.claim(one);
     await calls.claim({ ...one });
-    expect(await database.query(`select * from audit_queue where entry = '{"once":1}'`)).toHaveLength(1);
+    expect(await database.query(`select * from audit_entries where entry = '{"once":1}'`)).toHaveLength(1);
   });
 
   it('can be unbound while nothing was sent, and then be claimed anew', async () => {
@@ -127,7 +127,7 @@ describe('a settlement', () => {
     const opened = change(one.txn, { step: 2, attempt: 2, attemptOpen: true });
     expect(await calls.advance(closed)).toBe(true);
     expect(await calls.advance(closed)).toBe(true);
-    expect(await database.query(`select 1 from audit_queue where entry = '{"closed":1}'`)).toHaveLength(1);
+    expect(await database.query(`select 1 from audit_entries where entry = '{"closed":1}'`)).toHaveLength(1);
     expect(await calls.advance(opened)).toBe(true);
     expect(await calls.advance(closed)).toBe(false);
     expect(await calls.read(one.txn)).toMatchObject({ attempt: 2, attemptOpen: true });

@@ -81,7 +81,7 @@ it(`judges every call under exactly one version while ${RELOADS} reloads go on`,
   for (const { tool, version } of calls) expect(tool).toBe(`world.${versions.get(version)}`);
   expect(calls.reduce((sum, { n }) => sum + n, 0)).toBe(sent);
   const refusals = await database.query<{ tool: string; version: string }>(
-    `select entry::jsonb->>'tool' as tool, entry::jsonb->>'policy' as version from audit_queue where entry::jsonb->>'what' = 'denied'`,
+    `select entry::jsonb->>'tool' as tool, entry::jsonb->>'policy' as version from audit_entries where entry::jsonb->>'what' = 'denied'`,
   );
   for (const { tool, version } of refusals) expect(tool).not.toBe(`world.${versions.get(version)}`);
   expect(refusals).toHaveLength(denied);

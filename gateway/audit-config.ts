@@ -1,0 +1,93 @@
+import { readFile } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import { z } from 'zod';
+import { NoteError, NoteKey, NoteVerifier } from './domain/signed-note.ts';
+import type { Report, Source } from './policy/faults.ts';
+
+/** The tamper-evident log: what signs it, and who keeps its newest checkpoint beside the data directory. */
+export interface AuditConfig {
+  /** The file with the signing key; absent: one in the data directory. */
+  readonly key: string | undefined;
+  readonly directories: readonly string[];
+  readonly witnesses: readonly { readonly url: string; readonly key: string; readonly allowPrivate: boolean }[];
+}
+
+export const NO_AUDIT_CONFIG: AuditConfig = { key: undefined, directories: [], witnesses: [] };
+
+const anchorSchema = z.strictObject({
+  directory: z.string().min(1).optional(),
+  witness: z.string().min(1).optional(),
+  key: z.string().min(1).optional(),
+  allowPrivate: z.boolean().optional(),
+});
+
+export const auditSchema = z.strictObject({
+  key: z.string().min(1).optional(),
+  anchors: z.array(anchorSchema).optional(),
+});
+
+type Anchor = z.infer<typeof anchorSchema>;
+type Place = ReadonlyArray<string | number>;
+
+export async function auditOf(
+  audit: z.infer<typeof auditSchema> | undefined,
+  cwd: string,
+  source: Source,
+  report: Report,
+): Promise<AuditConfig> {
+  if (audit === undefined) return NO_AUDIT_CONFIG;
+  const fault = (path: Place, message: string) => report.fault({ source, path: ['audit', ...path] }, message);
+  const key = audit.key === undefined ? undefined : resolve(cwd, audit.key);
+  if (key !== undefined) {
+    const wrong = await faultOfKey(key);
+    if (wrong !== undefined) fault(['key'], wrong);
+  }
+  const anchors = audit.anchors ?? [];
+  for (const [i, anchor] of anchors.entries())
+    for (const [path, message] of faultsOf(anchor)) fault(['anchors', i, ...path], message);
+  return {
+    key,
+    directories: anchors.flatMap(({ directory }) => (directory === undefined ? [] : [resolve(cwd, directory)])),
+    witnesses: anchors.flatMap(({ witness, key: verifier = '', allowPrivate = false }) =>
+      witness === undefined ? [] : [{ url: witness, key: verifier, allowPrivate }],
+    ),
+  };
+}
+
+/** Nothing of what the file holds is shown. */
+async function faultOfKey(file: string): Promise<string | undefined> {
+  try {
+    NoteKey.fromPem('any', await readFile(file, 'utf8'));
+    return undefined;
+  } catch (error) {
+    if (error instanceof NoteError)
+      return `the file is no good: ${error.message}; make one with openssl genpkey -algorithm ed25519, or leave this out to have one made`;
+    return `the file cannot be read: ${(error as NodeJS.ErrnoException).code}`;
+  }
+}
+
+function* faultsOf({ directory, witness, key, allowPrivate }: Anchor): Generator<[Place, string]> {
+  if ((directory === undefined) === (witness === undefined)) {
+    yield [[], 'is neither { directory: … } nor { witness: …, key: … }'];
+    return;
+  }
+  if (witness === undefined) {
+    if (key !== undefined) yield [['key'], 'goes with a witness, not with a directory'];
+    if (allowPrivate !== undefined) yield [['allowPrivate'], 'goes with a witness, not with a directory'];
+    return;
+  }
+  const protocol = URL.canParse(witness) ? new URL(witness).protocol : '';
+  if (protocol !== 'https:' && !(protocol === 'http:' && allowPrivate === true))
+    yield [['witness'], 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)'];
+  if (key === undefined)
+    yield [[], 'has no key: the public key of the witness, which says what its cosignatures are worth'];
+  else if (!isVerifier(key)) yield [['key'], 'is not a public key such as witness.example+1a2b3c4d+BA…'];
+}
+
+function isVerifier(key: string): boolean {
+  try {
+    return new NoteVerifier(key) !== undefined;
+  } catch {
+    return false;
+  }
+}

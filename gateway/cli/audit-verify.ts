@@ -1,0 +1,133 @@
+import { createReadStream } from 'node:fs';
+import { open, readFile } from 'node:fs/promises';
+import { resolve } from 'node:path';
+import { ExportVerifier, type Fault, readLastLine, type Trusted, type Verdict } from '../domain/audit-export.ts';
+import { type Output, paint } from './output.ts';
+import { type Invocation, type Io, NotGood, type Verb } from './verb.ts';
+
+const CHUNK = 1024 * 1024;
+/** The last line holds a checkpoint and a key: far less than this. */
+const TAIL = 64 * 1024;
+const BAR = 30;
+
+export const auditVerify: Verb = {
+  name: 'audit verify',
+  summary: 'whether an export of the log is what was signed; asks nobody',
+  operands: [{ name: 'file' }],
+  options: {
+    checkpoint: { value: 'FILE', help: 'a checkpoint that you kept: the export must hold all it vouches for' },
+    key: { value: 'FILE', help: 'the public key that you kept: the export must be signed with it' },
+  },
+  run: async (invocation) => {
+    const { io, out, operands } = invocation;
+    const file = resolve(io.cwd, operands[0] ?? '');
+    const trusted = await trustedOf(invocation);
+    const started = performance.now();
+    const verdict = await verify(file, trusted, progressOf(io, out));
+    const seconds = (performance.now() - started) / 1_000;
+    out.json({ good: verdict.isGood, ...shown(verdict), fault: verdict.fault });
+    tell(out, verdict, trusted, seconds);
+    return verdict.isGood ? 0 : 1;
+  },
+};
+
+function shown({ entries, proved, publicKey }: Verdict) {
+  return { entries, proved, publicKey };
+}
+
+async function trustedOf({ io, text }: Invocation): Promise<Trusted> {
+  const read = async (option: string) => {
+    const name = text(option);
+    return name === undefined ? undefined : readOrSay(resolve(io.cwd, name));
+  };
+  return { key: (await read('key'))?.trim(), checkpoint: await read('checkpoint') };
+}
+
+async function readOrSay(file: string): Promise<string> {
+  return readFile(file, 'utf8').catch((error: NodeJS.ErrnoException) => {
+    throw unreadable(file, error);
+  });
+}
+
+function unreadable(file: string, { code, message }: NodeJS.ErrnoException): NotGood {
+  return new NotGood('unreadable', `${file} cannot be read: ${code ?? message}`);
+}
+
+type Progress = (share: number) => void;
+
+async function verify(file: string, trusted: Trusted, progress: Progress): Promise<Verdict> {
+  const { size, publicKey } = await tailOf(file);
+  const verifier = new ExportVerifier(publicKey, trusted);
+  let read = 0;
+  try {
+    for await (const chunk of createReadStream(file, { highWaterMark: CHUNK }) as AsyncIterable<Buffer>) {
+      verifier.feed(chunk);
+      if (verifier.isOver) break;
+      read += chunk.length;
+      progress(read / size);
+    }
+  } catch (error) {
+    throw unreadable(file, error as NodeJS.ErrnoException);
+  } finally {
+    progress(1);
+  }
+  return verifier.end();
+}
+
+/** The key stands in the last line, and is needed from the first one on. */
+async function tailOf(file: string): Promise<{ size: number; publicKey: string | undefined }> {
+  try {
+    const handle = await open(file, 'r');
+    try {
+      const { size } = await handle.stat();
+      const tail = Buffer.alloc(Math.min(size, TAIL));
+      await handle.read(tail, 0, tail.length, size - tail.length);
+      const line = tail.toString('utf8').trimEnd().split('\n').at(-1) ?? '';
+      return { size, publicKey: readLastLine(line)?.publicKey };
+    } finally {
+      await handle.close();
+    }
+  } catch (error) {
+    throw unreadable(file, error as NodeJS.ErrnoException);
+  }
+}
+
+/** A bar on a terminal, and nothing anywhere else. */
+function progressOf(io: Io, out: Output): Progress {
+  if (!out.terminal) return () => {};
+  let last = -1;
+  return (share) => {
+    const full = Math.round(Math.min(1, share) * BAR);
+    if (full === last) return;
+    last = full;
+    const bar = `${'#'.repeat(full)}${'.'.repeat(BAR - full)}`;
+    io.stderr.write(
+      share >= 1 ? `\r${' '.repeat(BAR + 8)}\r` : `\r[${bar}] ${String(Math.floor(share * 100)).padStart(3)}%`,
+    );
+  };
+}
+
+function tell(out: Output, verdict: Verdict, trusted: Trusted, seconds: number): void {
+  const { entries, proved, publicKey, fault } = verdict;
+  if (fault === null) {
+    out.line(paint('green', 'good'), `\t${entries} ${entries === 1 ? 'entry' : 'entries'}`);
+    if (out.terminal) out.line(`${Math.round(entries / seconds).toLocaleString('en')} entries/s`);
+    if (trusted.key === undefined && trusted.checkpoint === undefined)
+      out.note(
+        `Every entry is signed with ${publicKey}.\n` +
+          'That key came with the export: compare it with the one you know, or give it with --key. A checkpoint that you kept,\n' +
+          'given with --checkpoint, also shows that nothing was cut off at the end.',
+      );
+    return;
+  }
+  out.line(paint('red', 'bad'), `\t${faultText(fault)}`);
+  if (fault.entry !== null)
+    out.note(proved === 0 ? 'No entry is proved.' : `Entries 0 to ${proved - 1} are as they were signed.`);
+}
+
+function faultText({ entry, upTo, why }: Fault): string {
+  if (entry === null) return why;
+  return upTo === null || upTo <= entry
+    ? `the first bad entry is ${entry}: ${why}`
+    : `the first bad entry is one of ${entry} to ${upTo}: ${why}`;
+}

@@ -1,0 +1,224 @@
+import { hash } from 'node:crypto';
+import { Frontier, HASH_BYTES } from './merkle.ts';
+import { type Checkpoint, NoteError, NoteVerifier } from './signed-note.ts';
+
+/**
+ * An export of the log: a line for each entry, in order, and a last one with the newest checkpoint and the public key.
+ *
+ *   {"index":0,"leaf":"<hex>","entry":{…}}
+ *   {"index":1,"leaf":"<hex>","checkpoint":"<signed note>","entry":{…}}
+ *   {"checkpoint":"<signed note>","publicKey":"<name+id+base64>"}
+ *
+ * The entry is the text that was hashed, byte for byte. Now and then an entry carries the checkpoint that was signed when it was
+ * the last one: they tell where something went wrong.
+ */
+export interface ExportedEntry {
+  readonly index: number;
+  readonly leaf: Buffer;
+  readonly entry: string;
+  readonly checkpoint: string | null;
+}
+
+export function entryLine({ index, leaf, entry, checkpoint }: ExportedEntry): string {
+  const signed = checkpoint === null ? '' : `,"checkpoint":${JSON.stringify(checkpoint)}`;
+  return `{"index":${index},"leaf":"${leaf.toString('hex')}"${signed},"entry":${entry}}`;
+}
+
+export function lastLine(checkpoint: string, publicKey: string): string {
+  return JSON.stringify({ checkpoint, publicKey });
+}
+
+/** What an export must agree with, from a source that whoever wrote the export had no hand in. */
+export interface Trusted {
+  readonly key?: string | undefined;
+  readonly checkpoint?: string | undefined;
+}
+
+export interface Verdict {
+  readonly isGood: boolean;
+  /** How many entries were read. */
+  readonly entries: number;
+  /** Entries below this are those that were signed. */
+  readonly proved: number;
+  readonly publicKey: string | null;
+  readonly fault: Fault | null;
+}
+
+export interface Fault {
+  /** The first bad entry: missing, changed or in the wrong place. Null: no entry, but what it is to be verified with. */
+  readonly entry: number | null;
+  /** Larger than `entry` where it is one of these, up to here: somebody made the hashes fit, so only a signature gave them away. */
+  readonly upTo: number | null;
+  readonly why: string;
+}
+
+/** The last line of an export, if that is what it is. */
+export function readLastLine(line: string): { checkpoint: string; publicKey: string } | undefined {
+  try {
+    const value = JSON.parse(line) as { checkpoint?: unknown; publicKey?: unknown };
+    const { checkpoint, publicKey } = value;
+    if (typeof checkpoint !== 'string' || typeof publicKey !== 'string') return undefined;
+    return lastLine(checkpoint, publicKey) === line ? { checkpoint, publicKey } : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+const LEAF_DIGITS = 2 * HASH_BYTES;
+const ENTRY = '","entry":';
+const CHECKPOINT = '","checkpoint":"';
+const NEWLINE = '\n'.charCodeAt(0);
+const CLOSING = '}'.charCodeAt(0);
+
+/**
+ * Reads an export and believes nothing but signatures. Never more than one line of it is held, whatever the size of
+ * the log. The key stands in the last line, so whoever reads looks there first (`readLastLine`).
+ */
+export class ExportVerifier {
+  readonly #frontier = new Frontier();
+  readonly #verifier: NoteVerifier | undefined;
+  readonly #trusted: Checkpoint | undefined;
+  #proved = 0;
+  #fault: Fault | undefined;
+  /** The first entry that is not what its own line says it hashes to. Whether an earlier one is bad too, the next signature tells. */
+  #suspect: number | undefined;
+  #isEnded = false;
+  /** The beginning of a line whose end is still to come. */
+  #rest: Buffer = Buffer.alloc(0);
+
+  constructor(publicKey: string | undefined, trusted: Trusted = {}) {
+    try {
+      const key = trusted.key ?? publicKey;
+      this.#verifier = key === undefined ? undefined : new NoteVerifier(key);
+      if (trusted.key !== undefined && publicKey !== undefined && trusted.key !== publicKey)
+        this.#blame(null, null, 'the export is signed with another key than the one that was given');
+      if (trusted.checkpoint !== undefined) this.#trusted = this.#verifier?.open(trusted.checkpoint);
+    } catch (error) {
+      if (!(error instanceof NoteError)) throw error;
+      this.#blame(null, null, `the public key, or the checkpoint that was given, does not fit: ${error.message}`);
+    }
+  }
+
+  /** Whether there is anything left to find out. */
+  get isOver(): boolean {
+    return this.#fault !== undefined;
+  }
+
+  get entries(): number {
+    return this.#frontier.size;
+  }
+
+  /** The next bytes of the export, however they are cut. They are scribbled on. */
+  feed(chunk: Buffer): void {
+    const bytes = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk]);
+    let from = 0;
+    for (let end = bytes.indexOf(NEWLINE); end >= 0 && !this.isOver; end = bytes.indexOf(NEWLINE, from)) {
+      this.#line(bytes.subarray(from, end));
+      from = end + 1;
+    }
+    this.#rest = bytes.subarray(from);
+  }
+
+  #line(bytes: Buffer): void {
+    if (this.#isEnded) return this.#blame(this.entries, this.entries, 'there is something after the last line');
+    const index = this.entries;
+    const head = `{"index":${index},"leaf":"`;
+    const start = bytes.toString('latin1', 0, head.length + LEAF_DIGITS + ENTRY.length);
+    if (!start.startsWith(head)) return this.#end(bytes.toString('utf8'), index);
+    const claimed = start.slice(head.length, head.length + LEAF_DIGITS);
+    const leaf = Buffer.from(claimed, 'hex');
+    const opened = start.endsWith(ENTRY) ? { at: start.length } : openSigned(bytes, head.length + LEAF_DIGITS);
+    if (opened === undefined || leaf.length !== HASH_BYTES || bytes[bytes.length - 1] !== CLOSING)
+      return this.#blame(index, index, 'its line has not the form of one');
+    // What was hashed is a zero byte and the entry; the colon before it is read already.
+    bytes[opened.at - 1] = 0;
+    if (hash('sha256', bytes.subarray(opened.at - 1, -1), 'hex') !== claimed) this.#suspect ??= index;
+    this.#frontier.append(leaf);
+    if (this.entries === this.#trusted?.size) this.#compare(this.#trusted, 'the checkpoint that was given');
+    if (opened.checkpoint !== undefined) this.#check(opened.checkpoint, index);
+  }
+
+  /** There is nothing more. */
+  end(): Verdict {
+    const { entries } = this;
+    if (this.#rest.length > 0) this.#blame(entries, entries, 'the export is cut off in the middle of a line');
+    if (!this.#isEnded) this.#blame(entries, entries, 'the export stops before its last line, with checkpoint and key');
+    return {
+      isGood: this.#fault === undefined,
+      entries,
+      proved: this.#proved,
+      publicKey: this.#verifier?.text ?? null,
+      fault: this.#fault ?? null,
+    };
+  }
+
+  #check(note: string, index: number): void {
+    try {
+      const checkpoint = this.#verifier?.open(note);
+      if (checkpoint === undefined) return;
+      if (checkpoint.size !== index + 1) this.#blame(index, index, 'it carries the checkpoint of another place');
+      else this.#compare(checkpoint, `the checkpoint of ${checkpoint.size} entries`);
+    } catch (error) {
+      if (!(error instanceof NoteError)) throw error;
+      this.#blame(index, index, `it carries a checkpoint that is none: ${error.message}`);
+    }
+  }
+
+  /** If the tree of all leaf hashes is the one that was signed, each of them is the true one. */
+  #compare({ root, size }: Checkpoint, name: string): void {
+    if (!this.#frontier.root().equals(root))
+      this.#blame(this.#proved, size - 1, `the entries do not give what ${name} has signed`);
+    else if (this.#suspect !== undefined)
+      this.#blame(this.#suspect, this.#suspect, 'it is not the entry that was signed in its place');
+    else this.#proved = size;
+  }
+
+  #end(text: string, index: number): void {
+    const last = readLastLine(text);
+    if (last === undefined) return this.#blame(index, index, 'the line in its place is not its own');
+    this.#isEnded = true;
+    try {
+      const checkpoint = this.#verifier?.open(last.checkpoint);
+      if (checkpoint === undefined) return;
+      if (checkpoint.size > index)
+        this.#blame(this.#proved, index, `${checkpoint.size} entries were signed, and not all of them are here`);
+      else if (checkpoint.size < index)
+        this.#blame(this.#proved, index - 1, `only ${checkpoint.size} entries were signed`);
+      else this.#compare(checkpoint, 'the last checkpoint');
+      if (this.#trusted !== undefined && this.#trusted.size > index)
+        this.#blame(
+          index,
+          index,
+          `it is missing: the checkpoint that was given vouches for ${this.#trusted.size} entries`,
+        );
+    } catch (error) {
+      if (!(error instanceof NoteError)) throw error;
+      this.#blame(index, index, `the last checkpoint does not fit: ${error.message}`);
+    }
+  }
+
+  /** The first fault counts. An entry that was suspect before is the earlier one. */
+  #blame(entry: number | null, upTo: number | null, why: string): void {
+    if (this.#suspect !== undefined && entry !== null && this.#suspect < entry)
+      this.#fault ??= {
+        entry: this.#suspect,
+        upTo: this.#suspect,
+        why: 'it does not have the hash that its line claims',
+      };
+    this.#fault ??= { entry, upTo, why };
+  }
+}
+
+/** Of a line with a checkpoint: that, and where its entry starts. */
+function openSigned(bytes: Buffer, at: number): { at: number; checkpoint?: string } | undefined {
+  if (bytes.toString('latin1', at, at + CHECKPOINT.length) !== CHECKPOINT) return undefined;
+  const end = bytes.indexOf(ENTRY, at + CHECKPOINT.length, 'latin1');
+  if (end < 0) return undefined;
+  try {
+    const text = bytes.toString('utf8', at + CHECKPOINT.length - 1, end + 1);
+    const checkpoint = JSON.parse(text) as string;
+    return JSON.stringify(checkpoint) === text ? { at: end + ENTRY.length, checkpoint } : undefined;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,103 @@
+import { auditEntry, digest } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import { isObject, type Json } from '../domain/json.ts';
+import { unseal } from '../domain/seal.ts';
+import { isCursor, listCalls } from '../ledger/lists.ts';
+import { eraseCalls, forgetSaga } from '../ledger/retention.ts';
+import type { Flow } from './call-tool.ts';
+import type { Payload } from './payload.ts';
+import type { Station } from './station.ts';
+import type { Hand } from './switching.ts';
+
+/** Whose payloads are erased. A subject is a text: every call that has it as a value anywhere in its arguments. */
+export interface ErasureScope {
+  readonly of: 'agent' | 'saga' | 'txn' | 'subject';
+  readonly value: string;
+}
+
+export interface Erased {
+  readonly erased: number;
+  /** Calls in scope that cannot be erased yet: they are open, may still be undone, or their saga is not over. */
+  readonly open: readonly string[];
+  /** Calls whose sealed arguments this gateway cannot open, so that nobody knows whether the subject is in them. */
+  readonly unreadable: readonly string[];
+  /** Where to go on; null when all was looked at. */
+  readonly cursor: string | null;
+}
+
+const PAGE = 200;
+/** Whoever asks is answered within a while, and goes on with the cursor. */
+const MOST_MS = 10_000;
+
+/**
+ * Erases payloads before their time. What remains are tombstones and the log, which holds digests only, goes on verifying,
+ * and says who erased what and why. It is answered when no process remembers any of it. A crash half-way leaves some erased
+ * and the rest not: asked again, it goes on.
+ */
+export async function erase(flow: Flow, scope: ErasureScope, hand: Hand, from: string | undefined): Promise<Erased> {
+  if (from !== undefined && !isCursor(from))
+    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
+  const { station } = flow;
+  const open: string[] = [];
+  const unreadable: string[] = [];
+  let erased = 0;
+  let cursor: string | null | undefined = from;
+  const until = performance.now() + MOST_MS;
+  do {
+    const page = await candidates(station, scope, cursor);
+    const live = page.items.filter((call) => call.erasedAt === null);
+    const chosen = live.filter((call) => isMeant(station, scope, call, unreadable));
+    const gone = await eraseCalls(
+      station.db,
+      chosen.map((call) => ({ txn: call.txn, entry: entryOf(call, scope, hand) })),
+    );
+    erased += gone.length;
+    open.push(...chosen.map(({ txn }) => txn).filter((txn) => !gone.includes(txn)));
+    cursor = page.cursor;
+  } while (cursor !== null && performance.now() < until);
+  if (scope.of === 'saga') await forgetSaga(station.db, scope.value);
+  const done = { ...named(scope), person: hand.person, reason: hand.reason, erased, open: open.length };
+  await station.switches.announce(auditEntry('erasure', done));
+  return { erased, open, unreadable, cursor };
+}
+
+async function candidates(station: Station, { of, value }: ErasureScope, cursor: string | undefined | null) {
+  if (of === 'txn') {
+    const call = await station.calls.read(value);
+    return { items: call === undefined ? [] : [call], cursor: null };
+  }
+  const filter = { limit: PAGE, cursor: cursor ?? undefined };
+  return listCalls(station.db, of === 'subject' ? filter : { ...filter, [of]: value });
+}
+
+function isMeant(station: Station, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
+  if (of !== 'subject') return true;
+  try {
+    return holds(argumentsOf(station.sealingKey, call), value);
+  } catch {
+    unreadable.push(call.txn);
+    return false;
+  }
+}
+
+/** All of them, also what the tool redacts. */
+function argumentsOf(key: Buffer, call: Call): Json {
+  if (call.sealed !== null) return (JSON.parse(unseal(key, call.txn, call.sealed)) as Payload).args;
+  return call.args === null ? null : (JSON.parse(call.args) as Json);
+}
+
+function holds(value: Json, text: string): boolean {
+  if (typeof value === 'string') return value === text;
+  if (Array.isArray(value)) return value.some((item: Json) => holds(item, text));
+  return isObject(value) && Object.values(value).some((item) => holds(item, text));
+}
+
+function entryOf({ txn, agent, tool }: Call, scope: ErasureScope, { person, reason }: Hand): string {
+  return auditEntry('call_erased', { txn, agent, tool, ...named(scope), person, reason });
+}
+
+/** The log is for ever: who is to be forgotten is not written into it, only what that hashes to. */
+function named({ of, value }: ErasureScope) {
+  return { scope: of === 'subject' ? `subject:sha256:${digest(value)}` : `${of}:${value}` };
+}

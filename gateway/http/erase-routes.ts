@@ -1,0 +1,36 @@
+import type { FastifyInstance } from 'fastify';
+import { z } from 'zod';
+import { GatewayError } from '../domain/errors.ts';
+import type { Flow } from '../flow/call-tool.ts';
+import { type ErasureScope, erase } from '../flow/erase.ts';
+import { reason } from './authority-routes.ts';
+import { readBody } from './bodies.ts';
+import { identifyPerson } from './identify.ts';
+
+const SCOPES = ['agent', 'saga', 'txn', 'subject'] as const;
+const text = z.string().min(1).max(4_096);
+const uuid = z.string().regex(/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'is not an id as the gateway gives them');
+const eraseSchema = z.strictObject({
+  agent: text.optional(),
+  saga: uuid.optional(),
+  txn: uuid.optional(),
+  subject: text.optional(),
+  cursor: z.string().optional(),
+  reason,
+});
+
+/** Payloads that must go before their time. */
+export function eraseRoutes(app: FastifyInstance, flow: Flow): void {
+  app.post('/admin/erase', async (request) => {
+    const person = identifyPerson(request, flow.station.policies(), 'admin');
+    const body = readBody(request, eraseSchema);
+    const scopes = SCOPES.flatMap((of): ErasureScope[] => {
+      const value = body[of];
+      return value === undefined ? [] : [{ of, value }];
+    });
+    const [scope] = scopes;
+    if (scope === undefined || scopes.length > 1)
+      throw new GatewayError('malformed', `Name exactly one of ${SCOPES.join(', ')}.`);
+    return erase(flow, scope, { person: person.name, reason: body.reason }, body.cursor);
+  });
+}

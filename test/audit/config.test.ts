@@ -1,0 +1,55 @@
+import { generateKeyPairSync } from 'node:crypto';
+import { join } from 'node:path';
+import { expect, it } from 'vitest';
+import { ConfigError, readConfig } from '../../gateway/config.ts';
+import { NoteKey } from '../../gateway/domain/signed-note.ts';
+import { directory } from '../cli/terminal.ts';
+
+const { privateKey } = generateKeyPairSync('ed25519');
+const pem = privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();
+const rsa = generateKeyPairSync('rsa', { modulusLength: 2048 }).privateKey.export({ type: 'pkcs8', format: 'pem' });
+const witness = new NoteKey('w.example', privateKey, 'witness').verifier;
+
+const read = async (config: string) => {
+  const cwd = await directory({ 'oncegate.yaml': config, 'good.pem': pem, 'rsa.pem': rsa.toString() });
+  return { cwd, config: await readConfig({}, cwd) };
+};
+
+it('signing key and anchors are read, paths from the working directory', async () => {
+  const text = `audit:
+  key: good.pem
+  anchors:
+    - directory: elsewhere
+    - { witness: "https://w.example/og", key: "${witness}" }
+    - { witness: "http://10.0.0.7:8090", key: "${witness}", allowPrivate: true }
+`;
+  const { cwd, config } = await read(text);
+  expect(config.audit).toEqual({
+    key: join(cwd, 'good.pem'),
+    directories: [join(cwd, 'elsewhere')],
+    witnesses: [
+      { url: 'https://w.example/og', key: witness, allowPrivate: false },
+      { url: 'http://10.0.0.7:8090', key: witness, allowPrivate: true },
+    ],
+  });
+  expect((await read('')).config.audit).toEqual({ key: undefined, directories: [], witnesses: [] });
+});
+
+it.each<[string, RegExp]>([
+  ['audit: { key: nowhere.key }', /^oncegate\.yaml:1:15: the file cannot be read: ENOENT$/],
+  ['audit: { key: oncegate.yaml }', /no good: it is not a private key in PEM form; make one with openssl/],
+  ['audit: { key: rsa.pem }', /no good: it is not an Ed25519 key; make one with openssl/],
+  ['audit: { anchors: [{}] }', /is neither \{ directory: … \} nor \{ witness: …, key: … \}/],
+  [`audit: { anchors: [{ directory: a, witness: "https://w.example" }] }`, /is neither/],
+  ['audit: { anchors: [{ directory: a, key: b }] }', /:1:\d+: goes with a witness/],
+  ['audit: { anchors: [{ directory: a, allowPrivate: true }] }', /goes with a witness/],
+  [`audit: { anchors: [{ witness: "http://w.example", key: "${witness}" }] }`, /is not a URL with https:\/\//],
+  [`audit: { anchors: [{ witness: "https://w.example", key: x }] }`, /is not a public key such as/],
+  ['audit: { anchors: [{ witness: "https://w.example" }] }', /has no key/],
+  ['audit: { anchor: [] }', /anchor/],
+])('a fault at start: %s', async (config, says) => {
+  const fault = await read(config).catch((error: unknown) => error);
+  expect(fault).toBeInstanceOf(ConfigError);
+  expect((fault as ConfigError).faults).toHaveLength(1);
+  expect((fault as ConfigError).faults[0]).toMatch(says);
+});

@@ -1,0 +1,159 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { directory, oncegate } from '../cli/terminal.ts';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import {
+  ADMIN_KEY,
+  AGENT_KEY,
+  type Gateway,
+  makeGateway,
+  OTHER_AGENT_KEY,
+  startGateway,
+  VIEWER_KEY,
+} from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let beside: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  const sealed = `tools:
+  world.sealed:
+    upstream: world
+    request: { method: PUT, path: "/nature/objects/x", body: "\${args}" }
+    once: { by: nature }
+    redact: [args.patient]
+`;
+  gateway = await startGateway({
+    policies: { 'faults.yaml': faults.replace('tools:\n', sealed) },
+    databaseUrl: database.url,
+  });
+  beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
+  await beside.start();
+});
+afterAll(async () => {
+  await beside?.dispose();
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+const cli = (...argv: string[]) => oncegate(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY } });
+const erase = (body: object, key = ADMIN_KEY) =>
+  gateway.request('POST', '/admin/erase', {
+    key,
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ reason: 'asked to be forgotten', ...body }),
+  });
+
+async function everything(): Promise<string> {
+  const tables = await database.query<{ name: string }>(
+    `select quote_ident(table_name) as name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'`,
+  );
+  const texts = await Promise.all(
+    tables.map(({ name }) => database.query<{ row: string }>(`select t::text as row from ${name} t`)),
+  );
+  return texts
+    .flat()
+    .map(({ row }) => row)
+    .join('\n');
+}
+
+it('a subject is forgotten by every table and every replica, and only that', async () => {
+  const subject = 'ann@example.com';
+  const mine = { id: 'ann', deep: [{ mail: subject }], note: 'secret-of-ann' };
+  const call = await gateway.call('world.keyed', mine, { key: 'ann-key-text' });
+  const sealed = await gateway.call('world.sealed', { id: 'sealed', patient: subject }, { key: 'sealed' });
+  const other = await gateway.call('world.keyed', { id: 'bob', note: `not ${subject}` }, { key: 'bob' });
+  for (const replica of [gateway, beside])
+    expect((await replica.call('world.keyed', mine, { key: 'ann-key-text' })).body.replayed).toBe(true);
+
+  const said = await cli('erase', '--subject', subject, '--reason', 'asked to be forgotten');
+  expect([said.code, said.out]).toEqual([0, 'erased\t2\n']);
+  for (const replica of [gateway, beside]) {
+    const gone = await replica.call('world.keyed', mine, { key: 'ann-key-text' });
+    expect(gone).toMatchObject({ status: 410, body: { code: 'key_expired' } });
+    expect((await replica.call('world.keyed', { id: 'bob', note: `not ${subject}` }, { key: 'bob' })).status).toBe(200);
+  }
+  const [row] = await database.query('select sealed, args from calls where txn = $1', [sealed.body.txn]);
+  expect(row).toEqual({ sealed: null, args: null });
+  const left = await everything();
+  for (const text of ['secret-of-ann', 'ann-key-text', `"${subject}"`, call.body.result.id])
+    expect(left).not.toContain(text);
+  expect(left).toContain(other.body.result.id);
+  expect(await upstream.effects('ann')).toHaveLength(1);
+});
+
+it('the log still verifies, proves the receipt, and says who erased what and why', async () => {
+  const call = await gateway.call('world.keyed', { id: 'logged' }, { key: 'logged' });
+  expect((await erase({ txn: call.body.txn, reason: 'a court said so' })).body).toMatchObject({ erased: 1, open: [] });
+  expect((await erase({ txn: call.body.txn })).body).toMatchObject({ erased: 0, open: [] });
+  const proof = await gateway.admin('GET', `/admin/audit/proof?leaf=${call.body.receipt.leaf}`);
+  expect(proof.body.entry).toMatchObject({ what: 'call_succeeded', txn: call.body.txn });
+  const last = await gateway.call('world.keyed', { id: 'after' }, { key: 'after' });
+  await gateway.admin('GET', `/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
+  const exported = await cli('audit', 'export');
+  const entries = exported.out
+    .trim()
+    .split('\n')
+    .slice(0, -1)
+    .map((line) => JSON.parse(line).entry);
+  const erased = entries.filter((entry) => entry.what === 'call_erased' && entry.txn === call.body.txn);
+  expect(erased).toMatchObject([{ person: 'root', reason: 'a court said so', scope: `txn:${call.body.txn}` }]);
+  expect(exported.out).not.toContain('ann@example.com');
+  const cwd = await directory({});
+  await writeFile(join(cwd, 'log.jsonl'), exported.out);
+  expect((await oncegate(['audit', 'verify', 'log.jsonl'], { cwd })).code).toBe(0);
+});
+
+it('what is open is not erased, and named', async () => {
+  const held = await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: { prefer: 'wait=0' } });
+  const step = async (saga: string, key: string) =>
+    (await gateway.call('world.keyed', { id: key }, { key, headers: { 'oncegate-saga': saga } })).body.txn;
+  const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
+  const txn = await step(saga, 'step');
+  const said = await cli('erase', '--saga', saga, '--reason', 'x');
+  expect([said.code, said.out]).toEqual([1, `erased\t0\nopen\t${txn}\n`]);
+  expect((await erase({ txn: held.body.txn })).body).toMatchObject({ erased: 0, open: [held.body.txn] });
+  expect((await gateway.call('world.keyed', { id: 'step' }, { key: 'step' })).status).toBe(200);
+  await gateway.request('POST', `/v1/sagas/${saga}/commit`, { key: AGENT_KEY });
+  expect((await erase({ saga })).body).toMatchObject({ erased: 1, open: [] });
+});
+
+it('an agent is erased page by page, others are not', async () => {
+  const calls = await Promise.all(
+    Array.from({ length: 450 }, (_, i) =>
+      gateway.call('world.keyed', { id: `other-${i}` }, { key: `other-${i}`, agentKey: OTHER_AGENT_KEY }),
+    ),
+  );
+  expect(new Set(calls.map(({ status }) => status))).toEqual(new Set([200]));
+  const mine = await gateway.call('world.keyed', { id: 'mine' }, { key: 'mine' });
+  expect((await erase({ agent: 'other' })).body).toMatchObject({ erased: 450, open: [], cursor: null });
+  expect(await database.query(`select 1 from calls where agent = 'other' and args is not null`)).toEqual([]);
+  expect((await gateway.get(`/v1/calls/${mine.body.txn}`)).body.args).toEqual({ id: 'mine' });
+});
+
+it('is for administrators, who name one scope and a reason', async () => {
+  expect((await erase({ agent: 'tester' }, VIEWER_KEY)).status).toBe(403);
+  expect((await erase({ agent: 'tester' }, AGENT_KEY)).status).toBe(403);
+  for (const body of [
+    {},
+    { agent: 'a', txn: 'b' },
+    { agent: 'tester', subject: 'x' },
+    { txn: 'x' },
+    { agent: 'a', reason: ' ' },
+    { subject: '' },
+    { agent: 'a', cursor: 'x' },
+  ])
+    expect([body, (await erase(body)).status]).toEqual([body, 400]);
+  expect((await cli('erase', '--reason', 'x')).code).toBe(2);
+  expect((await cli('erase', '--agent', 'a', '--txn', 'b', '--reason', 'x')).code).toBe(2);
+});

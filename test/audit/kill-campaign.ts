@@ -1,0 +1,41 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { startEmbedded } from '../../gateway/ledger/embedded.ts';
+import { migrate } from '../../gateway/ledger/migrate.ts';
+import { killSealers } from './kill-sealers.ts';
+import { generator } from './mutations.ts';
+
+/**
+ * Kills what seals the log, again and again, and checks that the log is still one.
+ *
+ *   npm run build && npx tsx test/audit/kill-campaign.ts --kills 500 [--seed 1]
+ */
+const { values } = parseArgs({
+  options: { kills: { type: 'string', default: '500' }, seed: { type: 'string', default: String(Date.now() % 1e9) } },
+});
+const kills = Number(values.kills);
+const home = await mkdtemp(join(tmpdir(), 'oncegate-kills-'));
+const postgres = await startEmbedded({ dataDir: join(home, 'postgres'), log: () => {} });
+console.log(`${kills} kills; seed ${values.seed}`);
+try {
+  await migrate(postgres.url, 'migrations');
+  const found = await killSealers({
+    databaseUrl: postgres.url,
+    home,
+    kills,
+    random: generator(Number(values.seed)),
+    progress: (done) => {
+      if (done % 50 === 0) console.log(`${done} kills`);
+    },
+  });
+  for (const fault of found) console.log(fault);
+  console.log(
+    `${found.length === 0 ? kills : 'Not all'} kills: ${found.length === 0 ? 'the log is one' : `${found.length} faults`}`,
+  );
+  process.exitCode = found.length === 0 ? 0 : 1;
+} finally {
+  await postgres.stop();
+  await rm(home, { recursive: true, force: true });
+}

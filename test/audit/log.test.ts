@@ -1,0 +1,221 @@
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { leafHash } from '../../gateway/domain/audit.ts';
+import { verifyConsistency, verifyInclusion } from '../../gateway/domain/merkle.ts';
+import { NoteVerifier } from '../../gateway/domain/signed-note.ts';
+import { oncegate, type Said } from '../cli/terminal.ts';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, makeGateway, startGateway, VIEWER_KEY } from '../support/gateway.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let beside: Gateway;
+let scratch: string;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  scratch = await mkdtemp(join(tmpdir(), 'oncegate-audit-'));
+  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
+  await beside.start();
+});
+afterAll(async () => {
+  await beside?.dispose();
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+  await rm(scratch, { recursive: true, force: true });
+});
+
+const ask = (path: string) => gateway.request('GET', path, { key: VIEWER_KEY });
+const cli = (...argv: string[]): Promise<Said> =>
+  oncegate(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY }, cwd: scratch });
+const bytes = (hex: string) => Buffer.from(hex, 'hex');
+
+async function log(): Promise<NoteVerifier> {
+  return new NoteVerifier((await ask('/admin/audit/key')).body.trim());
+}
+
+describe('a receipt', () => {
+  it('is proved to be in the log, by nothing but hashes and a signature', async () => {
+    const call = await gateway.call('world.keyed', { id: 'receipt' }, { key: 'receipt' });
+    const { leaf } = call.body.receipt;
+    const { status, body } = await ask(`/admin/audit/proof?leaf=${leaf}`);
+    expect(status).toBe(200);
+    const { size, root } = (await log()).open(body.checkpoint);
+    expect(size).toBe(body.size);
+    expect(root.toString('hex')).toBe(body.root);
+    expect(verifyInclusion(bytes(leaf), body.index, size, body.proof.map(bytes), root)).toBe(true);
+    expect(body.entry).toMatchObject({ what: 'call_succeeded', txn: call.body.txn, agent: 'tester' });
+    const [listed] = (await ask(`/admin/audit/entries?from=${body.index}&to=${body.index + 1}`)).body.items;
+    expect(listed).toMatchObject({ index: body.index, leaf, entry: body.entry });
+    // The same answer later: the same receipt.
+    expect((await gateway.call('world.keyed', { id: 'receipt' }, { key: 'receipt' })).body.receipt.leaf).toBe(leaf);
+  });
+
+  it('of nothing is told so', async () => {
+    expect((await ask(`/admin/audit/proof?leaf=${'0'.repeat(64)}`)).body.code).toBe('not_found');
+    for (const query of ['', '?leaf=xyz', '?from=-1', '?from=1&leaf=00', `?leaf=${'0'.repeat(64)}&from=1`])
+      expect([query, (await ask(`/admin/audit/proof${query}`)).body.code]).toEqual([query, 'malformed']);
+    expect((await ask('/admin/audit/proof?from=9&to=8')).body.code).toBe('not_found');
+    expect((await ask('/admin/audit/entries?from=x')).body.code).toBe('malformed');
+    expect((await ask('/admin/audit/entries?format=xml')).body.code).toBe('malformed');
+  });
+});
+
+describe('the log', () => {
+  it('is for people', async () => {
+    for (const path of ['checkpoint', 'key', 'entries', `proof?leaf=${'0'.repeat(64)}`]) {
+      expect((await gateway.request('GET', `/admin/audit/${path}`)).status).toBe(401);
+      expect((await gateway.get(`/admin/audit/${path}`, AGENT_KEY)).status).toBe(403);
+    }
+    const headers = { 'content-type': 'application/json' };
+    const body = '{"reason":"x"}';
+    const accept = (key: string) => gateway.request('POST', '/admin/audit/accept', { key, headers, body });
+    expect((await accept(VIEWER_KEY)).status).toBe(403);
+    expect((await accept(ADMIN_KEY)).body).toMatchObject({ accepted: false });
+  });
+
+  it('has a checkpoint, a signed note as text, that each later one extends', async () => {
+    const verifier = await log();
+    const first = await ask('/admin/audit/checkpoint');
+    expect(first.headers.get('content-type')).toMatch(/^text\/plain/);
+    const before = verifier.open(first.body);
+    const call = await beside.call('world.keyed', { id: 'later' }, { key: 'later' });
+    await ask(`/admin/audit/proof?leaf=${call.body.receipt.leaf}`);
+    const after = verifier.open((await ask('/admin/audit/checkpoint')).body);
+    expect(after.size).toBeGreaterThan(before.size);
+    const { body } = await ask(`/admin/audit/proof?from=${before.size}&to=${after.size}`);
+    expect(verifyConsistency(before, after, body.proof.map(bytes))).toBe(true);
+  });
+
+  it('holds denials, votes, boots and what people did and why; nothing of a dry run', async () => {
+    const headers = { 'oncegate-dry-run': '?1' };
+    await gateway.call('world.keyed', { id: 'dry-only' }, { key: 'dry-only', headers });
+    expect((await gateway.call('nothing.here', { id: 'denied' })).status).toBe(403);
+    const held = await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: { prefer: 'wait=0' } });
+    const [waiting] = (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items;
+    const decision = { reason: 'looks fine', digest: waiting.digest };
+    expect((await gateway.admin('POST', `/admin/approvals/${held.body.txn}/approve`, decision)).status).toBe(200);
+    const done = await gateway.callWhen(held.body.txn, (call) => call.settledAt !== null);
+    await gateway.admin('POST', '/admin/freeze', { tool: 'world.none', reason: 'odd mails' });
+    await gateway.admin('POST', '/admin/unfreeze', { tool: 'world.none', reason: 'all good' });
+    const last = await gateway.call('world.keyed', { id: 'last' }, { key: 'last' });
+    await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
+    const { items } = (await ask('/admin/audit/entries')).body;
+    const of = (what: string) =>
+      items.map(({ entry }: never) => entry).filter((entry: { what: string }) => entry.what === what);
+    expect(of('booted').length).toBeGreaterThanOrEqual(2);
+    expect(of('denied')).toMatchObject([{ tool: 'nothing.here', agent: 'tester' }]);
+    expect(of('vote')).toMatchObject([{ txn: held.body.txn, person: 'root', reason: 'looks fine' }]);
+    expect(of('frozen')).toMatchObject([{ scope: 'tool:world.none', person: 'root', reason: 'odd mails' }]);
+    expect(of('unfrozen')).toMatchObject([{ reason: 'all good' }]);
+    const ways = items.map(({ entry }: never) => entry).filter((entry: { txn?: string }) => entry.txn === done.txn);
+    expect(ways.map(({ what }: { what: string }) => what)).toEqual(
+      expect.arrayContaining(['call_held', 'vote', 'call_failed']),
+    );
+    expect(JSON.stringify(items)).not.toContain('dry-only');
+  });
+
+  it('is one, with two replicas at it, and not a leaf is lost or there twice', async () => {
+    const calls = await Promise.all(
+      Array.from({ length: 400 }, (_, i) =>
+        (i % 2 === 0 ? gateway : beside).call('world.keyed', { id: `both-${i}` }, { key: `both-${i}` }),
+      ),
+    );
+    const leaves = calls.map(({ body }) => body.receipt.leaf);
+    // Whatever was there before the last one is sealed with it, or was before.
+    const last = await gateway.call('world.keyed', { id: 'both-last' }, { key: 'both-last' });
+    expect((await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`)).status).toBe(200);
+    const rows = await database.query<{ leaf: string; n: number }>(
+      `select encode(leaf, 'hex') as leaf, count(*)::int as n from audit_log where encode(leaf, 'hex') = any($1) group by leaf`,
+      [leaves],
+    );
+    expect(rows).toHaveLength(400);
+    expect(new Set(rows.map(({ n }) => n))).toEqual(new Set([1]));
+  });
+
+  it('is kept outside the database too, by a key that only its owner can read', async () => {
+    const directory = join(gateway.home, 'data', 'checkpoints');
+    const names = (await readdir(directory)).filter((name) => name.startsWith('checkpoint-'));
+    expect(names.length).toBeGreaterThanOrEqual(1);
+    (await log()).open(await readFile(join(directory, names.sort().at(-1) ?? ''), 'utf8'));
+    expect((await stat(join(gateway.home, 'data', 'audit.key'))).mode & 0o777).toBe(0o600);
+  });
+});
+
+describe('audit export and verify', () => {
+  it('an export is verified offline, and what was done to it is named', async () => {
+    const exported = await cli('audit', 'export');
+    expect([exported.code, exported.err]).toEqual([0, '']);
+    const lines = exported.out.split('\n');
+    expect(lines.pop()).toBe('');
+    expect(Object.keys(JSON.parse(lines.at(-1) ?? ''))).toEqual(['checkpoint', 'publicKey']);
+    await writeFile(join(scratch, 'log.jsonl'), exported.out);
+    const good = await cli('audit', 'verify', 'log.jsonl', '--json');
+    expect([good.code, JSON.parse(good.out)]).toMatchObject([
+      0,
+      { good: true, entries: lines.length - 1, fault: null },
+    ]);
+    expect((await cli('audit', 'verify', 'log.jsonl')).out).toBe(`good\t${lines.length - 1} entries\n`);
+
+    const victim = lines.findIndex((line) => line.includes('"what":"denied"'));
+    await writeFile(join(scratch, 'bent.jsonl'), exported.out.replace('"what":"denied"', '"what":"allowd"'));
+    const bent = await cli('audit', 'verify', 'bent.jsonl', '--json');
+    expect([bent.code, JSON.parse(bent.out)]).toMatchObject([
+      1,
+      { good: false, fault: { entry: victim, upTo: victim } },
+    ]);
+    expect((await cli('audit', 'verify', 'bent.jsonl')).out).toContain(`the first bad entry is ${victim}:`);
+
+    const leaf = JSON.parse(lines[victim] ?? '').leaf;
+    const entry = /"entry":(.*)}$/.exec(lines[victim] ?? '')?.[1]?.replace('denied', 'allowd') ?? '';
+    const forged = lines.with(
+      victim,
+      (lines[victim] ?? '').replace(leaf, leafHash(entry).toString('hex')).replace('denied', 'allowd'),
+    );
+    await writeFile(join(scratch, 'forged.jsonl'), `${forged.join('\n')}\n`);
+    const { fault } = JSON.parse((await cli('audit', 'verify', 'forged.jsonl', '--json')).out);
+    expect(fault.entry).toBeLessThanOrEqual(victim);
+    expect(fault.upTo).toBeGreaterThanOrEqual(victim);
+  });
+
+  it('a checkpoint and a key that somebody kept are compared with it', async () => {
+    const checkpoint = (await ask('/admin/audit/checkpoint')).body;
+    await writeFile(join(scratch, 'kept'), checkpoint);
+    await writeFile(join(scratch, 'key'), (await ask('/admin/audit/key')).body);
+    const last = await gateway.call('world.keyed', { id: 'kept' }, { key: 'kept' });
+    await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
+    const { out } = await cli('audit', 'export');
+    await writeFile(join(scratch, 'whole.jsonl'), out);
+    const argv = ['audit', 'verify', 'whole.jsonl', '--checkpoint', 'kept', '--key', 'key'];
+    expect((await cli(...argv)).code).toBe(0);
+    const { size } = (await log()).open(checkpoint);
+    // Cut back to where an older signature vouches for it: only somebody who kept a newer one can tell.
+    const lines = out.split('\n');
+    const [signed] = await database.query<{ size: number; note: string }>(
+      'select size::int as size, note from audit_checkpoints where size < $1 order by size desc limit 1',
+      [size],
+    );
+    const { size: older, note } = signed ?? { size: 0, note: '' };
+    const cut = [
+      ...lines.slice(0, older),
+      JSON.stringify({ checkpoint: note, publicKey: JSON.parse(lines.at(-2) ?? '').publicKey }),
+      '',
+    ];
+    await writeFile(join(scratch, 'cut.jsonl'), cut.join('\n'));
+    expect((await cli('audit', 'verify', 'cut.jsonl')).code).toBe(0);
+    const noticed = await cli('audit', 'verify', 'cut.jsonl', '--checkpoint', 'kept', '--json');
+    expect([noticed.code, JSON.parse(noticed.out).fault.entry]).toEqual([1, older]);
+    await writeFile(join(scratch, 'other'), 'oncegate/x+00000000+AAAA\n');
+    expect((await cli('audit', 'verify', 'whole.jsonl', '--key', 'other')).code).toBe(1);
+    expect((await cli('audit', 'verify', 'nowhere.jsonl')).err).toContain('cannot be read: ENOENT');
+    expect((await cli('audit', 'verify')).code).toBe(2);
+  });
+});

@@ -1,0 +1,197 @@
+import { generateKeyPairSync } from 'node:crypto';
+import { auditEntry, leafHash } from '../../gateway/domain/audit.ts';
+import {
+  ExportVerifier,
+  entryLine,
+  lastLine,
+  readLastLine,
+  type Trusted,
+  type Verdict,
+} from '../../gateway/domain/audit-export.ts';
+import { Frontier } from '../../gateway/domain/merkle.ts';
+import { NoteKey } from '../../gateway/domain/signed-note.ts';
+
+export type Random = () => number;
+
+/** A log that was kept well. */
+export interface Kept {
+  readonly key: NoteKey;
+  readonly entries: readonly string[];
+  /** The lines of its export, without newlines. */
+  readonly lines: readonly string[];
+  /** The checkpoint that was signed at each of these sizes. */
+  readonly checkpoints: ReadonlyMap<number, string>;
+  readonly newest: string;
+}
+
+export function keep(size: number, every: number, random: Random): Kept {
+  const key = new NoteKey('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
+  const entries = Array.from({ length: size }, (_, i) => madeEntry(i, random));
+  const checkpoints = new Map<number, string>();
+  const lines = linesOf(entries, (count, root) => {
+    if (count % every !== 0 && count !== size) return null;
+    checkpoints.set(count, key.sign(count, root));
+    return checkpoints.get(count) ?? null;
+  });
+  const newest = checkpoints.get(size) ?? '';
+  return { key, entries, lines: [...lines, lastLine(newest, key.verifier)], checkpoints, newest };
+}
+
+export function linesOf(entries: readonly string[], sign: (size: number, root: Buffer) => string | null): string[] {
+  const frontier = new Frontier();
+  return entries.map((entry, index) => {
+    const leaf = leafHash(entry);
+    frontier.append(leaf);
+    return entryLine({ index, leaf, entry, checkpoint: sign(index + 1, frontier.root()) });
+  });
+}
+
+function madeEntry(i: number, random: Random): string {
+  const note = String.fromCodePoint(0x20 + Math.floor(random() * 0x2000)).repeat(1 + Math.floor(random() * 40));
+  return auditEntry('call_claimed', { txn: `t${i}`, agent: 'bot', amount: Math.floor(random() * 1e6), note });
+}
+
+export const textOf = (lines: readonly string[]) => lines.map((line) => `${line}\n`).join('');
+
+/** As the command line does it, cut wherever chance cuts. */
+export function verify(bytes: Buffer, trusted: Trusted, random: Random = Math.random): Verdict {
+  const last = bytes.toString('utf8').trimEnd().split('\n').at(-1) ?? '';
+  const verifier = new ExportVerifier(readLastLine(last)?.publicKey, trusted);
+  const copy = Buffer.from(bytes);
+  for (let at = 0; at < copy.length; ) {
+    const end = at + 1 + Math.floor(random() * 5_000);
+    verifier.feed(copy.subarray(at, end));
+    at = end;
+  }
+  return verifier.end();
+}
+
+/** What somebody did to an export. `first` is the first entry that is not what it was; undefined: no entry. */
+export interface Mutation {
+  readonly bytes: Buffer;
+  readonly first: number | undefined;
+}
+
+type Mutate = (kept: Kept, random: Random) => Mutation | undefined;
+
+const whole = (lines: readonly string[], first: number | undefined): Mutation => ({
+  bytes: Buffer.from(textOf(lines)),
+  first,
+});
+const below = (random: Random, most: number) => Math.floor(random() * most);
+
+/** Whoever changes entries and makes everything fit again that needs no key: indexes, leaf hashes, and which checkpoints go along. */
+function forge(kept: Kept, entries: readonly string[], first: number, random: Random): Mutation {
+  const keepsCheckpoints = random() < 0.5;
+  const lines = linesOf(entries, (size) => (keepsCheckpoints ? (kept.checkpoints.get(size) ?? null) : null));
+  return whole([...lines, lastLine(kept.newest, kept.key.verifier)], first);
+}
+
+function edited(entry: string, random: Random): string {
+  const digit = /[0-9]/g;
+  const places = [...entry.matchAll(digit)].map((match) => match.index);
+  const at = places[below(random, places.length)] ?? 0;
+  return `${entry.slice(0, at)}${(Number(entry[at]) + 1 + below(random, 8)) % 10}${entry.slice(at + 1)}`;
+}
+
+export const MUTATIONS: Readonly<Record<string, Mutate>> = {
+  'one byte is another': (kept, random) => {
+    const bytes = Buffer.from(textOf(kept.lines));
+    const at = below(random, bytes.length);
+    const before = bytes[at] ?? 0;
+    bytes[at] = (before + 1 + below(random, 255)) % 256;
+    const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
+    return { bytes, first: line < kept.entries.length ? line : undefined };
+  },
+  'an entry is edited and hashed anew': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    const entry = edited(kept.entries[at] ?? '', random);
+    const line = entryLine({
+      index: at,
+      leaf: leafHash(entry),
+      entry,
+      checkpoint: kept.checkpoints.get(at + 1) ?? null,
+    });
+    return whole(kept.lines.with(at, line), at);
+  },
+  'an entry is edited, and everything after it made to fit': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    return forge(kept, kept.entries.with(at, edited(kept.entries[at] ?? '', random)), at, random);
+  },
+  'lines are deleted': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    return whole(kept.lines.toSpliced(at, 1 + below(random, 3)), at);
+  },
+  'an entry is deleted, and everything after it made to fit': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    return forge(kept, kept.entries.toSpliced(at, 1), at, random);
+  },
+  'a line is inserted': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    const from = below(random, kept.lines.length);
+    // Of a line that is there twice in a row, the second is the one too many.
+    return whole(kept.lines.toSpliced(at, 0, kept.lines[from] ?? ''), from === at ? at + 1 : at);
+  },
+  'an entry is inserted, and everything after it made to fit': (kept, random) => {
+    const at = below(random, kept.entries.length);
+    return forge(kept, kept.entries.toSpliced(at, 0, madeEntry(-1, random)), at, random);
+  },
+  'two lines are swapped': (kept, random) => {
+    const [a, b] = [below(random, kept.entries.length), below(random, kept.entries.length)];
+    if (a === b) return undefined;
+    return whole(kept.lines.with(a, kept.lines[b] ?? '').with(b, kept.lines[a] ?? ''), Math.min(a, b));
+  },
+  'two entries are swapped, and everything made to fit': (kept, random) => {
+    const [a, b] = [below(random, kept.entries.length), below(random, kept.entries.length)];
+    if (a === b) return undefined;
+    const swapped = kept.entries.with(a, kept.entries[b] ?? '').with(b, kept.entries[a] ?? '');
+    return forge(kept, swapped, Math.min(a, b), random);
+  },
+  'it is cut off anywhere': (kept, random) => {
+    const bytes = Buffer.from(textOf(kept.lines));
+    const at = below(random, bytes.length);
+    const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
+    return { bytes: bytes.subarray(0, at), first: line < kept.entries.length ? line : undefined };
+  },
+  'it is cut back to an older checkpoint': (kept, random) => {
+    const sizes = [...kept.checkpoints.keys()].slice(0, -1);
+    const size = sizes[below(random, sizes.length)];
+    if (size === undefined) return undefined;
+    return whole([...kept.lines.slice(0, size), lastLine(kept.checkpoints.get(size) ?? '', kept.key.verifier)], size);
+  },
+  'it is written anew under another key': (kept, random) => {
+    const other = new NoteKey('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
+    const at = below(random, kept.entries.length);
+    const entries = kept.entries.with(at, edited(kept.entries[at] ?? '', random));
+    let newest = '';
+    const lines = linesOf(entries, (size, root) => {
+      newest = other.sign(size, root);
+      return kept.checkpoints.has(size) ? newest : null;
+    });
+    return whole([...lines, lastLine(newest, other.verifier)], undefined);
+  },
+};
+
+/** What is wrong with the verdict over a mutated export; undefined when it was found out, and the right entry named. */
+export function missed(kept: Kept, name: string, random: Random): string | undefined {
+  const mutation = MUTATIONS[name]?.(kept, random);
+  if (mutation === undefined || mutation.bytes.equals(Buffer.from(textOf(kept.lines)))) return undefined;
+  const { fault } = verify(mutation.bytes, { key: kept.key.verifier, checkpoint: kept.newest }, random);
+  if (fault === null) return `${name}: not detected`;
+  const { first } = mutation;
+  if (first === undefined) return undefined;
+  const { entry, upTo } = fault;
+  if (entry !== null && upTo !== null && entry <= first && first <= upTo) return undefined;
+  return `${name}: entry ${first} was the first bad one, ${JSON.stringify(fault)} was named`;
+}
+
+/** A small seeded generator (mulberry32), so that a finding can be repeated. */
+export function generator(seed: number): Random {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}

@@ -1,0 +1,133 @@
+import { generateKeyPairSync } from 'node:crypto';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
+import { NoteKey } from '../../gateway/domain/signed-note.ts';
+import { LogWatch } from '../../gateway/flow/log-watch.ts';
+import { Sequencer } from '../../gateway/flow/sequence.ts';
+import type { Station } from '../../gateway/flow/station.ts';
+import { logEntry } from '../../gateway/ledger/audit-queue.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { Lease } from '../../gateway/ledger/processes.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+let db: Database;
+let lease: Lease;
+let directory: string;
+const key = new NoteKey('test/signing', generateKeyPairSync('ed25519').privateKey);
+const log = { info: () => {}, warn: () => {}, error: () => {} };
+
+beforeEach(async () => {
+  database = await freshDatabase();
+  directory = await mkdtemp(join(tmpdir(), 'oncegate-signing-'));
+  db = new Database(database.url, { max: 4, applicationName: 'test' });
+  lease = new Lease(db, () => {});
+  await lease.start();
+});
+afterEach(async () => {
+  await lease?.end();
+  await db?.close();
+  await database?.drop();
+  await rm(directory, { recursive: true, force: true });
+});
+
+/** What seals the log in a gateway, without the gateway. */
+function process(by: NoteKey = key) {
+  const files = new CheckpointFiles(directory);
+  const watch = new LogWatch({ db, lease, key: by, files: [files], witnesses: [], log });
+  const sequencer = new Sequencer({ db, log, reach: () => {} } as unknown as Station, by, watch);
+  return { files, watch, sequencer };
+}
+
+type Process = ReturnType<typeof process>;
+
+async function sealed({ watch, sequencer }: Process, entry: string): Promise<void> {
+  await logEntry(db, entry);
+  expect(await sequencer.seal(0)).toBe(true);
+  // The second finds nothing new, and will not look again until something is.
+  await watch.look();
+  await watch.look();
+  expect(watch.doubt()).toBeUndefined();
+}
+
+const newest = async () =>
+  (await database.query<{ size: number }>('select max(size)::int as size from audit_checkpoints'))[0]?.size;
+const tamper = (statement: string) =>
+  database.query(`do $$ begin
+    alter table audit_log disable trigger all; alter table audit_checkpoints disable trigger all; ${statement} end $$`);
+const rewind = (size: number) =>
+  tamper(`delete from audit_log where index >= ${size}; delete from audit_checkpoints where size > ${size};
+    update audit_head set size = ${size};`);
+
+it('nothing is signed over a past that was rewritten, whatever was found good before', async () => {
+  const gateway = process();
+  for (const entry of ['{"a":1}', '{"b":1}']) await sealed(gateway, entry);
+  await tamper(`update audit_log set entry = 'x', leaf = sha256('\\x00'::bytea || 'x') where index = 0;`);
+  await logEntry(db, '{"c":1}');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  expect(await newest()).toBe(2);
+  await gateway.watch.look();
+  expect(gateway.watch.doubt()).toContain('it was rewritten');
+});
+
+it('nothing is signed over an older state, even one that was signed itself', async () => {
+  const gateway = process();
+  for (const entry of ['{"a":1}', '{"b":1}', '{"c":1}']) await sealed(gateway, entry);
+  await rewind(2);
+  await logEntry(db, '{"another":"past"}');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  expect(await newest()).toBe(2);
+  // Nor by one that was just started, and knows only what is kept outside.
+  await expect(process().sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  // A person may have it so.
+  await gateway.watch.look();
+  expect(gateway.watch.doubt()).toContain('ends after 2 entries');
+  expect(await gateway.sequencer.seal(0, true)).toBe(true);
+  await gateway.watch.accept();
+  expect(gateway.watch.doubt()).toBeUndefined();
+  await sealed(gateway, '{"d":1}');
+});
+
+it('what is in memory counts where nothing could be kept outside', async () => {
+  const gateway = process();
+  for (const entry of ['{"a":1}', '{"b":1}']) await sealed(gateway, entry);
+  await rewind(1);
+  await gateway.files.setAside();
+  await logEntry(db, '{"another":"past"}');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+});
+
+it('a log of another key is not gone on with', async () => {
+  await sealed(process(), '{"a":1}');
+  const stranger = process(new NoteKey('test/signing', generateKeyPairSync('ed25519').privateKey));
+  await stranger.watch.look();
+  expect(stranger.watch.doubt()).toContain('audit.key');
+  await logEntry(db, '{"b":1}');
+  await expect(stranger.sequencer.seal(0)).rejects.toThrow('does not bear the signature');
+  expect(await newest()).toBe(1);
+});
+
+it('a file that is no checkpoint is looked into, not passed over', async () => {
+  const gateway = process();
+  await sealed(gateway, '{"a":1}');
+  await gateway.files.keep('nonsense', 1_000);
+  await gateway.watch.look();
+  expect(gateway.watch.doubt()).toContain('it is not a signed note');
+});
+
+it('under a new lease nothing is sent before the log was looked at', async () => {
+  const held = { id: 'first' };
+  const files = [new CheckpointFiles(directory)];
+  const watch = new LogWatch({ db, lease: held as Lease, key, files, witnesses: [], log });
+  expect(watch.doubt()).toContain('still being compared');
+  await watch.look();
+  expect(watch.doubt()).toBeUndefined();
+  // It lapsed, and was taken anew: meanwhile the database may have been replaced.
+  held.id = 'second';
+  expect(watch.doubt()).toContain('still being compared');
+  await watch.look();
+  expect(watch.doubt()).toBeUndefined();
+});

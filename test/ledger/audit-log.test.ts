@@ -1,0 +1,165 @@
+import { generateKeyPairSync } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { leafHash } from '../../gateway/domain/audit.ts';
+import { Frontier, Proof, verifyInclusion } from '../../gateway/domain/merkle.ts';
+import { NoteKey, NoteVerifier } from '../../gateway/domain/signed-note.ts';
+import {
+  findLeaf,
+  leavesWait,
+  newestCheckpoint,
+  proofHashes,
+  readEntries,
+  type Sign,
+  sealLeaves,
+} from '../../gateway/ledger/audit-log.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+
+let database: TestDatabase;
+let db: Database;
+let other: Database;
+const key = new NoteKey('test/log', generateKeyPairSync('ed25519').privateKey);
+const log = new NoteVerifier(key.verifier);
+const sign: Sign = async (_before, size, root) => key.sign(size, root);
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  db = new Database(database.url, { max: 4, applicationName: 'test' });
+  other = new Database(database.url, { max: 4, applicationName: 'test-other' });
+});
+afterAll(async () => {
+  await db?.close();
+  await other?.close();
+  await database?.drop();
+});
+
+const write = (entries: readonly string[]) =>
+  database.query('insert into audit_queue (entry) select unnest($1::text[])', [entries]);
+
+/** The log as it stands, checked against a tree of its own. */
+async function checked(): Promise<string[]> {
+  const note = (await newestCheckpoint(db)) ?? '';
+  const { size, root } = log.open(note);
+  const entries = await readEntries(db, 0, size + 1);
+  expect(entries).toHaveLength(size);
+  const frontier = new Frontier();
+  for (const { index, leaf, entry, checkpoint } of entries) {
+    // Without `expect` for each of many: that would take longer than all the rest.
+    if (index !== frontier.size || !leaf.equals(leafHash(entry))) throw new Error(`entry ${index} is bad: ${entry}`);
+    frontier.append(leaf);
+    if (checkpoint !== null) expect(log.open(checkpoint)).toMatchObject({ size: frontier.size, root: frontier.root() });
+  }
+  expect(frontier.root()).toEqual(root);
+  return entries.map(({ entry }) => entry);
+}
+
+describe('sealing leaves', () => {
+  it('gives each its place, once, under a checkpoint, whatever it is made of', async () => {
+    expect(await leavesWait(db, 0)).toBe(false);
+    expect(await sealLeaves(db, sign)).toBeUndefined();
+    const odd = ['{"a":1}', '{"text":"\\u0000 ünïcödé \u{1f511} \\\\ \'"}', ''];
+    await write(odd);
+    expect(await leavesWait(db, 0)).toBe(true);
+    const sealed = await sealLeaves(db, sign);
+    expect(sealed).toMatchObject({ size: 3, isFull: false });
+    expect(await checked()).toEqual(odd);
+    expect(await database.query('select 1 from audit_queue')).toEqual([]);
+    expect(await leavesWait(db, 0)).toBe(false);
+    await write(['{"b":1}']);
+    // Just sealed: there is time, unless somebody hurries.
+    expect(await leavesWait(db, 60_000)).toBe(false);
+    await database.query(`update audit_head set sealed_at = now() + interval '1 day'`);
+    expect(await leavesWait(db, 60_000)).toBe(true);
+    await sealLeaves(db, sign);
+  });
+
+  it('goes on in batches over several levels of the tree, and any entry is proved', async () => {
+    const before = log.open((await newestCheckpoint(db)) ?? '').size;
+    const entries = Array.from({ length: 70_000 }, (_, i) => `{"n":${i}}`);
+    await write(entries);
+    while ((await sealLeaves(db, sign, 6_000))?.isFull);
+    expect(await database.query('select distinct level from audit_nodes order by level')).toHaveLength(2);
+    expect((await checked()).slice(before)).toEqual(entries);
+    const { size, root } = log.open((await newestCheckpoint(db)) ?? '');
+    for (const n of [0, 1, 255, 256, 65_535, 65_536, 69_999]) {
+      const leaf = leafHash(`{"n":${n}}`);
+      const found = await findLeaf(db, leaf);
+      expect(found).toMatchObject({ entry: `{"n":${n}}` });
+      const index = found?.index ?? -1;
+      const proof = await proofHashes(db, Proof.inclusion(index, size));
+      expect(verifyInclusion(leaf, index, size, proof, root)).toBe(true);
+    }
+  });
+
+  it('is done by one at a time, and by each of them in turn', async () => {
+    const before = (await checked()).length;
+    const rounds = Array.from({ length: 40 }, (_, round) => async () => {
+      await write(Array.from({ length: 50 }, (_, i) => `{"at":"${round}/${i}"}`));
+      await Promise.all([sealLeaves(db, sign, 37), sealLeaves(other, sign, 23), sealLeaves(db, sign, 11)]);
+    });
+    await Promise.all(rounds.map((round) => round()));
+    while ((await sealLeaves(db, sign)) !== undefined);
+    const after = await checked();
+    expect(after).toHaveLength(before + 2_000);
+    expect(new Set(after).size).toBe(after.length);
+  });
+
+  it('misses nothing that commits late, with an id from long ago', async () => {
+    const before = (await checked()).length;
+    await other.transaction(async (tx) => {
+      await tx.run({ name: 'late', text: `insert into audit_queue (entry) values ('{"late":1}')`, values: [] });
+      for (let round = 0; round < 4; round++) {
+        await write([`{"early":${round}}`]);
+        expect((await sealLeaves(db, sign))?.size).toBe(before + round + 1);
+        // As if a minute had passed: what is open is waited for all the same.
+        await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
+      }
+    });
+    expect(await leavesWait(db, 0)).toBe(true);
+    await sealLeaves(db, sign);
+    expect((await checked()).at(-1)).toBe('{"late":1}');
+    await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
+    await write(['{"settles":1}']);
+    await sealLeaves(db, sign);
+    const [head] = await database.query<{ settled: boolean }>('select settled_id > 0 as settled from audit_head');
+    expect(head?.settled).toBe(true);
+  });
+
+  it('that fails at the very end leaves everything as it was', async () => {
+    const before = (await checked()).length;
+    await write(['{"again":1}']);
+    const broken: Sign = async () => {
+      throw new Error('no key');
+    };
+    await expect(sealLeaves(db, broken)).rejects.toThrow('no key');
+    expect(await checked()).toHaveLength(before);
+    await sealLeaves(db, sign);
+    expect((await checked()).at(-1)).toBe('{"again":1}');
+  });
+});
+
+describe('the database', () => {
+  it.each([
+    'update audit_log set entry = entry',
+    'delete from audit_log',
+    'truncate audit_log',
+    'update audit_nodes set hash = hash',
+    'delete from audit_nodes',
+    'update audit_checkpoints set note = note',
+    'delete from audit_checkpoints',
+    'truncate audit_checkpoints',
+    'update audit_queue set entry = entry',
+    'delete from audit_queue',
+    'truncate audit_queue',
+  ])('refuses: %s', async (statement) => {
+    await expect(database.query(statement)).rejects.toThrow('append-only');
+  });
+
+  it('grants it to nobody, its owner included', async () => {
+    const rows = await database.query<{ may: boolean }>(
+      `select bool_or(acl.privilege_type in ('UPDATE', 'DELETE', 'TRUNCATE')) as may
+       from pg_class c cross join aclexplode(c.relacl) acl where c.relname in ('audit_log', 'audit_nodes', 'audit_checkpoints')`,
+    );
+    expect(rows).toEqual([{ may: false }]);
+  });
+});

@@ -10,6 +10,7 @@ import { asGatewayError, sendProblem } from './http/encode.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
+import { runRoutes } from './http/run-routes.ts';
 import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
@@ -104,6 +105,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   toolRoutes(app, options.flow);
   callRoutes(app, options.flow);
   sagaRoutes(app, options.flow);
+  runRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
   adminRoutes(app, options.flow);
   sagaAdminRoutes(app, options.flow);

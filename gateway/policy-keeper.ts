@@ -94,9 +94,6 @@ export class PolicyKeeper {
 /** What the language can say and this version cannot enforce yet is refused, never ignored. */
 function unenforced(policies: Policies): string[] {
   const faults: string[] = [];
-  for (const tool of policies.tools.values()) {
-    if (tool.locks.length > 0) faults.push(`tool ${tool.name}: locks are not enforced by this version`);
-  }
   for (const upstream of policies.upstreams.values()) {
     if (upstream.adapter === 'mcp')
       faults.push(`upstream ${upstream.name}: the mcp adapter is not part of this version`);

@@ -70,7 +70,7 @@ export class McpAdapter implements Adapter {
     const ended = await this.#peer.request({
       id: request.headers['oncegate-txn'] ?? randomUUID(),
       method: 'tools/call',
-      params: JSON.parse(request.body ?? '{}') as JsonObject,
+      params: withToken(JSON.parse(request.body ?? '{}') as JsonObject, request.headers['oncegate-lock-token']),
       headers: request.headers,
       timeoutMs: options.timeoutMs,
       mostBytes: tool.maxResultBytes,
@@ -224,6 +224,13 @@ export const IS_ERROR = 424;
  * arguments do not fit, its headers disagree, the client lacks something, the revision is unknown, a page must be visited.
  */
 const REFUSALS = new Set([-32700, -32600, -32601, -32602, -32020, -32021, -32022, -32042]);
+/** A server over standard streams has no headers to find the token of its locks in. */
+function withToken(params: JsonObject, token: string | undefined): JsonObject {
+  return token === undefined
+    ? params
+    : { ...params, _meta: { ...objectOr(params['_meta']), 'oncegate/lock-token': token } };
+}
+
 /** An error without an id is about no request in particular: the server never took it up. */
 function isRefusal({ id }: JsonObject, { code }: JsonObject): boolean {
   return (id ?? null) === null || REFUSALS.has(Number(code));

@@ -13,6 +13,7 @@ import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.t
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
+import { runRoutes } from './http/run-routes.ts';
 import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
@@ -108,6 +109,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   toolRoutes(app, options.flow);
   callRoutes(app, options.flow);
   sagaRoutes(app, options.flow);
+  runRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
   mcpRoutes(app, options.flow, options.version);
   resourceMetadata(app, options.flow);

@@ -32,10 +32,9 @@ export class PolicyKeeper {
     let keeper: PolicyKeeper | undefined;
     const watch = watchPolicies({ dir, env, onChange: (loaded, askedBy) => keeper?.apply(loaded, askedBy) });
     const loaded = await watch.reload();
-    const faults = loaded.ok ? unenforced(loaded.policies) : loaded.faults.map(formatFault);
-    if (!loaded.ok || faults.length > 0) {
+    if (!loaded.ok) {
       await watch.close();
-      throw new ConfigError(faults);
+      throw new ConfigError(loaded.faults.map(formatFault));
     }
     for (const warning of loaded.warnings) log.warn(formatFault(warning));
     keeper = new PolicyKeeper(loaded.policies, log);
@@ -71,8 +70,8 @@ export class PolicyKeeper {
   }
 
   apply(loaded: Loaded, askedBy = 'file change'): void {
-    this.#faults = loaded.ok ? unenforced(loaded.policies) : loaded.faults.map(formatFault);
-    if (loaded.ok && this.#faults.length === 0) this.#takeForce(loaded.policies);
+    this.#faults = loaded.ok ? [] : loaded.faults.map(formatFault);
+    if (loaded.ok) this.#takeForce(loaded.policies);
     for (const fault of this.#faults)
       this.#log.error({ askedBy }, `policy change refused, the old policies stay in force: ${fault}`);
     for (const listener of this.#readers) listener({ version: this.#current.version, faults: this.#faults, askedBy });
@@ -89,13 +88,4 @@ export class PolicyKeeper {
   async close(): Promise<void> {
     await this.#watch?.close();
   }
-}
-
-/** What the language can say and this version cannot enforce yet is refused, never ignored. */
-function unenforced(policies: Policies): string[] {
-  const faults: string[] = [];
-  for (const tool of policies.tools.values()) {
-    if (tool.locks.length > 0) faults.push(`tool ${tool.name}: locks are not enforced by this version`);
-  }
-  return faults;
 }

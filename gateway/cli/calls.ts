@@ -1,6 +1,6 @@
 import type { JsonObject } from '../domain/json.ts';
 import { STATES } from '../domain/states.ts';
-import { member, stateStyle } from './call-text.ts';
+import { member, stateStyle, UUID } from './call-text.ts';
 import { type Column, type Output, paint } from './output.ts';
 import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
 import { sagaId } from './saga-text.ts';
@@ -15,6 +15,7 @@ export const calls: Verb = {
     agent: { value: 'AGENT', help: 'only those of this agent' },
     tool: { value: 'TOOL', help: 'only those of this tool' },
     saga: { value: 'SAGA', help: 'only its steps, and what undid them' },
+    run: { value: 'RUN', help: 'only those made in it' },
     since: { value: 'TIME', help: 'not older than 90s, 15m, 24h, 7d or an ISO 8601 time' },
     ...LIST_OPTIONS,
   },
@@ -26,6 +27,7 @@ export const calls: Verb = {
       agent: text('agent'),
       tool: text('tool'),
       saga: sagaOf(text('saga')),
+      run: runOf(text('run')),
       since: await sinceOf(text('since')),
     };
     const { items, cursor } = await readList(io, '/admin/calls', query, limit);
@@ -40,6 +42,11 @@ export const calls: Verb = {
 
 function sagaOf(text: string | undefined): string | undefined {
   return text === undefined ? undefined : sagaId(text);
+}
+
+function runOf(text: string | undefined): string | undefined {
+  if (text === undefined || UUID.test(text)) return text?.toLowerCase();
+  throw new UsageError(`--run ${JSON.stringify(text)} is no run: its id is a UUID, and "oncegate runs" lists them`);
 }
 
 async function sinceOf(text: string | undefined): Promise<string | undefined> {

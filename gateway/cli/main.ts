@@ -15,6 +15,7 @@ import { explain } from './explain.ts';
 import { freeze, unfreeze } from './freeze.ts';
 import { helpOf, overview } from './help.ts';
 import { keyNew } from './key-new.ts';
+import { locks } from './locks.ts';
 import { migrate } from './migrate.ts';
 import { openapi } from './openapi.ts';
 import { Output } from './output.ts';
@@ -23,6 +24,7 @@ import { reload } from './reload.ts';
 import { resolve } from './resolve.ts';
 import { resume } from './resume.ts';
 import { rollback } from './rollback.ts';
+import { runs } from './runs.ts';
 import { saga } from './saga.ts';
 import { sagas } from './sagas.ts';
 import { start } from './start.ts';
@@ -50,6 +52,8 @@ const VERBS: readonly Verb[] = [
   rollback,
   resume,
   close,
+  runs,
+  locks,
   approvals,
   approve,
   reject,

@@ -68,6 +68,13 @@ export interface Call {
   readonly ordinal: number | null;
   /** Its saga is rolled back: nothing more of it is sent, except to find out about what was. */
   readonly recalled: boolean;
+  /** The run it was made in, and the epoch its agent held then. */
+  readonly run: string | null;
+  readonly epoch: number | null;
+  /** Its run was taken over: nothing more of it is sent, and of a `nature` call not even to find out. */
+  readonly fenced: boolean;
+  /** Grows with every taking of locks; null: it locked nothing. */
+  readonly lockToken: number | null;
   readonly undo: StoredUndo | null;
   /** The arguments of its undo as JSON, once the outcome is known; where something is redacted, only as they may be shown. */
   readonly undoArgs: string | null;

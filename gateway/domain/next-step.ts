@@ -42,6 +42,8 @@ export interface Facts {
   readonly bound: boolean;
   /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
   readonly recalled: boolean;
+  /** Its run was taken over: what it would overwrite may be its successor's by now. */
+  readonly fenced: boolean;
   /** Whether some attempt's outcome was ever unknown. */
   readonly wasUnknown: boolean;
   readonly msInRound: number;
@@ -59,6 +61,8 @@ export type Step =
   | { readonly do: 'release' }
   /** It is known that nothing happened, and the attempts are used up. */
   | { readonly do: 'fail' };
+
+const FENCED = 'its run was taken over, and a repeat could overwrite what the successor wrote: a person must look';
 
 /** A call whose owners keep dying under it may be what kills them. */
 export const MAX_OWNER_DEATHS = 5;
@@ -92,6 +96,7 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
       }
       return resend(exhausted, inTime, wait, woken);
     case 'nature':
+      if (facts.fenced) return { do: 'doubt', wakeMs: null, why: FENCED };
       // Not later: by then somebody may have written something newer that a repeat would overwrite.
       if (!exhausted) return { do: 'send', afterMs: wait };
       return { do: 'doubt', wakeMs: null, why: 'no clear answer, and the attempts are used up' };

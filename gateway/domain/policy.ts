@@ -1,4 +1,5 @@
 import type { Json, JsonObject } from './json.ts';
+import type { LockMode, LockScope } from './lock.ts';
 
 /**
  * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
@@ -91,6 +92,13 @@ export interface Undo {
   readonly template?: Json;
 }
 
+/** Things that a call holds from before its first byte until its end is known, or longer. */
+export interface Lock {
+  readonly keys: Expression<string[]>;
+  readonly mode: LockMode;
+  readonly for: LockScope;
+}
+
 export interface Observe {
   readonly tool: string;
   readonly args: Expression;
@@ -129,7 +137,7 @@ export interface Tool {
   readonly key?: Expression;
   readonly undo: Undo;
   readonly observe?: Observe;
-  readonly locks: readonly Expression<string>[];
+  readonly locks: readonly Lock[];
   readonly timeoutMs: number;
   readonly retry: Retry;
   /** Statuses that prove nothing happened. */

@@ -76,6 +76,11 @@ export function sagaId(deployment: string, agent: string, by: { readonly key: st
   return uuid(['oncegate.saga.1', deployment, agent, ...('key' in by ? ['key', by.key] : ['random', by.nonce])]);
 }
 
+/** The id of a run: the same whoever of its agent asks for it by that name. */
+export function runId(deployment: string, agent: string, name: string): string {
+  return uuid(['oncegate.run.1', deployment, agent, name]);
+}
+
 /** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls has one reading only. */
 function uuid(parts: readonly Part[]): string {
   const hex = hash('sha256', JSON.stringify(parts), 'hex');

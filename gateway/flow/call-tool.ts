@@ -6,6 +6,7 @@ import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Decision, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
@@ -16,16 +17,18 @@ import { awaitCall, released } from './await-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
 import type { Final } from './finals.ts';
-import { whatIsShown } from './hold.ts';
+import { guardsOf } from './guards.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
 import type { Job } from './job.ts';
+import { whenUnlocked } from './locking.ts';
 import type { Caller } from './patience.ts';
 import { type Payload, store } from './payload.ts';
 import type { Recovery } from './recover.ts';
 import type { Rollbacks } from './roll-back.ts';
+import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
 import type { Sequencer } from './sequence.ts';
-import { exceeded, spendsOf } from './spending.ts';
+import { exceeded } from './spending.ts';
 import type { Station } from './station.ts';
 import { type OwnUndo, storedUndo } from './undo.ts';
 
@@ -47,6 +50,8 @@ export interface ToolCall {
   /** The saga it is to be a step of, and which of its steps it rests on (absent: all earlier ones). */
   readonly saga?: string | undefined;
   readonly dependsOn?: readonly string[] | undefined;
+  /** The run it is made in, and the epoch that the agent holds. */
+  readonly fence?: Fence | undefined;
   /** An undo that is known only now. */
   readonly undo?: OwnUndo | undefined;
   /** What an earlier answer of an MCP tool asked for: another request, though the arguments are the same. */
@@ -107,6 +112,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
 /** The way of a call: decide, identify, claim, send, settle, reply. */
 async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnswer> {
   const { station } = flow;
+  const began = performance.now();
   const policies = station.policies();
   const args = canonical(asked.args);
   const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
@@ -115,7 +121,7 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   const decision = decide(policies, asked.agent, asked.tool, {
     args: asked.args,
     saga: asked.saga ?? null,
-    run: null,
+    run: asked.fence?.run ?? null,
     now: Date.now(),
   });
   const tool = policies.tools.get(asked.tool);
@@ -142,7 +148,7 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
-    const guards = guardsOf(station, { asked, tool, policies, rule, hold, fingerprint, request });
+    const guards = guardsOf(station, { asked, tool, policies, rule, hold, fingerprint, request, identified });
     admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards, stint };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
@@ -154,8 +160,9 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   await refuseStrangeDependencies(station, asked);
   const claiming = station.watch.begin('claim', about, stint);
   const won = await claim(flow, admitted).finally(() => claiming.end());
-  if (!won) return repeat(flow, txn, fingerprint, asked);
-  return tell(flow, txn, asked, false);
+  // Whoever waited for a lock has that much less patience left.
+  const left = { ...asked, patienceMs: Math.max(0, asked.patienceMs - (performance.now() - began)) };
+  return won ? tell(flow, txn, left, false) : repeat(flow, txn, fingerprint, left);
 }
 
 function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
@@ -220,9 +227,9 @@ export async function earlierCall(
 }
 
 /** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
-export function refuseUndo(policies: Policies, { agent, tool, undo, saga }: ToolCall): void {
+export function refuseUndo(policies: Policies, { agent, tool, undo, saga, fence }: ToolCall): void {
   if (undo === undefined) return;
-  const call = { args: undo.args, saga: saga ?? null, run: null, now: Date.now() };
+  const call = { args: undo.args, saga: saga ?? null, run: fence?.run ?? null, now: Date.now() };
   const decision = decide(policies, agent, undo.tool, call);
   const declared = policies.tools.get(undo.tool);
   const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
@@ -278,6 +285,8 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     ...store(station.sealingKey, txn, tool, payload, admitted.args),
     saga: asked.saga ?? null,
     dependsOn: asked.dependsOn ?? null,
+    run: asked.fence?.run ?? null,
+    epoch: asked.fence?.epoch ?? null,
     undo: tool.effect === 'read' ? null : storedUndo(station, txn, tool, asked.undo),
     undoes: null,
     entry: auditEntry(held ? 'call_held' : 'call_claimed', {
@@ -288,17 +297,23 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
       policy: admitted.policies.version,
       rule: admitted.rule.id,
       ...(asked.saga === undefined ? {} : { saga: asked.saga }),
+      ...asked.fence,
     }),
   };
-  if (!station.switches.inForce(owner))
-    throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
+  refuseUnlessInForce(station, owner);
   station.reach('claiming');
   await identified.announce?.();
-  const claimed = await claims.claim(intent, admitted.guards, () => {
-    if (held) return;
-    station.reach('claimed');
-    void dispatch.carry(freshJob(intent, tool, owner, payload, { follower: asked.follower, stint: admitted.stint }));
-  });
+  const attempt = () => {
+    // Asked again each time: while something was locked, this process may have lost its name.
+    refuseUnlessInForce(station, owner);
+    return claims.claim(intent, admitted.guards, (lockToken) => {
+      if (held) return;
+      station.reach('claimed');
+      const { follower } = asked;
+      void dispatch.carry(freshJob(intent, tool, owner, payload, { lockToken, follower, stint: admitted.stint }));
+    });
+  };
+  const claimed = await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
   if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
   return claimed === 'won';
 }
@@ -311,38 +326,8 @@ async function overLimit({ db }: Station, { asked, tool, policies, rule }: Admit
   return refusal;
 }
 
-/** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
-type Guarded = Pick<Admitted, 'asked' | 'tool' | 'policies' | 'rule' | 'hold' | 'fingerprint' | 'request'>;
-
-function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
-  const { asked, tool, rule, hold, policies, request, fingerprint } = guarded;
-  const agent = asked.agent.name;
-  const spends = spendsOf(rule, {
-    args: asked.args,
-    agent,
-    tool: tool.name,
-    saga: asked.saga ?? null,
-    run: null,
-    now: Date.now(),
-  });
-  if (spends.length === 0 && hold === undefined) return undefined;
-  if (hold === undefined) return { spends, approval: undefined };
-  const shown = whatIsShown(
-    { agent, args: asked.args, fingerprint, rule: rule.id, undo: asked.undo, saga: asked.saga },
-    tool,
-    request,
-    policies,
-  );
-  return {
-    spends,
-    approval: {
-      shown,
-      groups: hold.by,
-      quorum: hold.quorum,
-      withinMs: hold.withinMs,
-      mostPending: station.mostPending,
-    },
-  };
+function refuseUnlessInForce({ switches }: Station, owner: string): void {
+  if (!switches.inForce(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
 }
 
 function continued({ continuation }: ToolCall): { continuation?: Continuation } {
@@ -380,7 +365,7 @@ export function freshJob(
   tool: Tool,
   owner: string,
   payload: Payload,
-  { follower, stint }: Partial<Pick<Job, 'follower' | 'stint'>> = {},
+  { lockToken, follower, stint }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'follower' | 'stint'>>,
 ): Job {
   const isSending = intent.state === 'sending';
   return {
@@ -408,6 +393,9 @@ export function freshJob(
     saga: intent.saga,
     undoOf: intent.undoes?.txn ?? null,
     recalled: false,
+    fenced: false,
+    lockToken,
+    run: intent.run,
     undo: intent.undo,
     before: undefined,
     undoArguments: null,
@@ -421,6 +409,7 @@ export function freshJob(
 async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
   const asOf = flow.station.finals.asOf();
   const call = await flow.station.calls.read(txn);
+  if (call === undefined && asked.fence !== undefined) await refuseFenced(flow.station, asked.fence, asked.agent.name);
   if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
   refuseAnother(call, call.fingerprint, asked, fingerprint);

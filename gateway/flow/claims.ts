@@ -32,8 +32,12 @@ export class Claims {
     this.#dispatch = dispatch;
   }
 
-  /** `won` is ours to send: `then` runs before anybody else may look at the claim. */
-  async claim(intent: Intent, guards: Guards | undefined, then: () => void): Promise<Claimed> {
+  /** `won` is ours to send: `then` runs before anybody else may look at the claim, and gets the token of its locks. */
+  async claim(
+    intent: Intent,
+    guards: Guards | undefined,
+    then: (lockToken: number | null) => void,
+  ): Promise<Exclude<Claimed, { readonly token: number }>> {
     const { txn } = intent;
     // Whoever comes while another claims the same txn must wait: before that commits, the call cannot be read either. If it
     // fails, so does this one: to try in turn on a dead ledger would keep the last of them waiting for ever.
@@ -46,9 +50,10 @@ export class Claims {
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (written = resolve)));
     try {
       const claimed = await this.#station.calls.claim(intent, guards);
-      if (claimed === 'won') then();
+      const token = typeof claimed === 'object' && 'token' in claimed ? claimed.token : null;
+      if (claimed === 'won' || token !== null) then(token);
       written(true);
-      return claimed;
+      return typeof claimed === 'object' && 'token' in claimed ? 'won' : claimed;
     } catch (error) {
       if (!(error instanceof LedgerError)) {
         // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.

@@ -7,7 +7,8 @@ import type { Tool } from '../domain/policy.ts';
 import type { Step } from '../domain/saga.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import { readTrace } from '../domain/watch.ts';
-import type { Intent } from '../ledger/calls.ts';
+import type { Guards, Intent } from '../ledger/calls.ts';
+import { lockOrderOf } from './locking.ts';
 import { type Payload, store } from './payload.ts';
 import type { Station } from './station.ts';
 import { undoArgsOf } from './undo.ts';
@@ -17,6 +18,8 @@ export interface Compensation {
   readonly intent: Intent;
   readonly tool: Tool;
   readonly payload: Payload;
+  /** The locks of the tool that undoes. */
+  readonly guards: Guards | undefined;
 }
 
 /** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand. */
@@ -35,7 +38,9 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
     // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
     const trace = readTrace((header) => call.request?.headers[header]);
     const payload = { args, request: station.adapters.for(tool).prepare(tool, { args, agent, trace }, txn) };
-    return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload };
+    const locks = lockOrderOf(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
+    const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
+    return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
     if (error instanceof GatewayError) return error.message;
     throw error;
@@ -69,6 +74,8 @@ function intentOf(
     ...stored(station.sealingKey, txn, tool, payload, args, call),
     saga: call.saga,
     dependsOn: null,
+    run: null,
+    epoch: null,
     undo: null,
     undoes: { txn: call.txn, tries },
     entry: auditEntry('undo_claimed', {

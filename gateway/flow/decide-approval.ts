@@ -129,7 +129,12 @@ function whyNotNow(
     return `${tool.upstream} is somewhere else now`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
-  const decision = decide(policies, agent, toolName, { args, saga: shown.saga ?? null, run: null, now: Date.now() });
+  const decision = decide(policies, agent, toolName, {
+    args,
+    saga: shown.saga ?? null,
+    run: shown.run ?? null,
+    now: Date.now(),
+  });
   if (!decision.allowed) return decision.reason;
   return decision.hold === undefined || suffices(approval, decision.hold)
     ? undefined

@@ -1,10 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Answer, Outcome } from '../domain/adapter.ts';
 import type { CallEvent } from '../domain/call.ts';
+import type { ErrorCode } from '../domain/errors.ts';
 import { backoff, conclude, nextStep, type Step } from '../domain/next-step.ts';
 import { readTrace, type Stint } from '../domain/watch.ts';
+import { postpone } from '../ledger/custody.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
+import { type Bar, isLocked, lockLate, withToken } from './locking.ts';
 import { observe } from './observe.ts';
 import { Caller, pause } from './patience.ts';
 import { redactAnswer, resultOf } from './payload.ts';
@@ -103,11 +106,15 @@ export class Dispatch {
         case 'send': {
           if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#recorder.handBack(job);
           if (await this.#isRecalled(job)) {
-            step = { do: 'fail' };
+            step = nextStep(factsOf(job), job.tool, true);
             break;
           }
           const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : {};
           if (approved.why !== undefined) return this.#deny(job, `approved, but ${approved.why}`);
+          if (!job.attemptOpen) {
+            const bar = await this.#recorder.insist(job, () => lockLate(this.#station, job));
+            if (bar !== undefined) return this.#barred(job, bar);
+          }
           if (job.tool.observe !== undefined && job.attempt === 0) {
             const observed = await observe(this.#station, job);
             this.#station.reach('observed');
@@ -187,7 +194,7 @@ export class Dispatch {
   async #send(job: Job, under: string | undefined, stint: Stint): Promise<Outcome> {
     const sending = this.#station.watch.begin('send', about(job), stint);
     const { switches, adapters, policies, reach } = this.#station;
-    const outcome = await adapters.for(job.tool).send(job.tool, job.request, {
+    const outcome = await adapters.for(job.tool).send(job.tool, withToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
       ...(job.follower === undefined ? {} : { follower: job.follower }),
@@ -233,6 +240,18 @@ export class Dispatch {
     return this.#recorder.settle(job, 'failed', undefined, end);
   }
 
+  /** It cannot be sent because of what it must lock: not now, or not at all. */
+  async #barred(job: Job, bar: Bar): Promise<Ending> {
+    if (bar === 'elsewhere') return { as: 'elsewhere' };
+    if (!isLocked(bar)) {
+      if (job.unresolved > 0) return this.#recorder.park(job, null, bar.why, undefined);
+      return this.#deny(job, bar.why);
+    }
+    const { db } = this.#station;
+    await this.#recorder.insist(job, () => postpone(db, job.txn, job.owner, LOCKED_RECHECK_MS));
+    return { as: 'elsewhere' };
+  }
+
   /** The world is as asked already: nothing is sent, and there is nothing to undo. */
   #settleSatisfied(job: Job, answer: Answer): Promise<Ending> {
     job.undoArguments = null;
@@ -241,14 +260,17 @@ export class Dispatch {
   }
 
   /**
-   * A step that was on the wire when its saga was rolled back, and was not sent after all, learns it here. The ledger would
-   * refuse its next attempt in any case.
+   * A step that was on the wire when its saga was rolled back, and was not sent after all, learns it here; and so does a call
+   * whose run was taken over. The ledger would refuse its next attempt in any case.
    */
   async #isRecalled(job: Job): Promise<boolean> {
-    if (job.saga === null || job.undoOf !== null || job.attempt === 0 || job.attemptOpen || job.unresolved > 0)
-      return false;
-    job.recalled ||= (await this.#recorder.insist(job, () => this.#station.calls.read(job.txn)))?.recalled === true;
-    return job.recalled;
+    if ((job.saga === null && job.run === null) || job.undoOf !== null) return false;
+    if (job.attempt === 0 || job.attemptOpen) return false;
+    if (job.unresolved > 0 && (job.kind !== 'nature' || job.run === null)) return false;
+    const call = await this.#recorder.insist(job, () => this.#station.calls.read(job.txn));
+    job.recalled ||= call?.recalled === true;
+    job.fenced ||= call?.fenced === true;
+    return job.unresolved === 0 ? job.recalled : job.fenced;
   }
 
   /** Known not to have happened, and no attempt left. */
@@ -259,12 +281,12 @@ export class Dispatch {
       outcome: 'no_effect',
       evidence: 'gateway',
       problem: job.recalled
-        ? 'saga_closed'
+        ? withdrawnAs(job)
         : job.attempt === 0 || last?.kind === 'not_sent'
           ? 'unavailable'
           : 'tool_failed',
       detail: job.recalled
-        ? 'its saga was rolled back before it was sent'
+        ? `its ${job.fenced ? 'run was taken over' : 'saga was rolled back'} before it was sent`
         : job.attempt === 0 && last === undefined
           ? 'it could not be sent in time'
           : describe(last),
@@ -300,6 +322,8 @@ export class Dispatch {
   }
 }
 
+/** A call that was let go, and finds locked what it needs, is looked at again this much later. */
+const LOCKED_RECHECK_MS = 300;
 /** How often a call that may not be sent because it is frozen is looked at again. */
 const FROZEN_RECHECK_MS = 1_000;
 
@@ -307,6 +331,10 @@ const FROZEN_RECHECK_MS = 1_000;
 function afterBlindLook(job: Job, times: number): Step {
   if (times < job.tool.retry.attempts) return { do: 'send', afterMs: backoff(job.tool.retry, times) };
   return factsOf(job).bound ? { do: 'fail' } : { do: 'release' };
+}
+
+function withdrawnAs({ fenced }: Job): ErrorCode {
+  return fenced ? 'fenced' : 'saga_closed';
 }
 
 function closeAttempt(job: Job, unknown: boolean): void {

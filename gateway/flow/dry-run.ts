@@ -10,9 +10,14 @@ import { coversByName, explain } from '../policy/decide.ts';
 import { earlierCall, refuseUndo, type ToolCall } from './call-tool.ts';
 import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
+import { lockOrderOf } from './locking.ts';
+import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
 import { spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
+
+/** Of what would be locked. */
+const MOST_SHOWN = 100;
 
 type Allowed = Extract<Decision, { allowed: true }>;
 
@@ -34,7 +39,7 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
   const { decision, tried } = explain(policies, asked.agent, asked.tool, {
     args: asked.args,
     saga: asked.saga ?? null,
-    run: null,
+    run: asked.fence?.run ?? null,
     now: Date.now(),
   });
   const tool = policies.tools.get(asked.tool);
@@ -93,9 +98,11 @@ async function whatWouldHappen(
       used,
       costs: spend.amount,
     })),
+    locks: locksOf(station, asked, tool, identified.txn),
     request: shownRequest(station, asked, tool, identified.txn),
   };
   if (earlier === undefined) {
+    if (asked.fence !== undefined) await refuseFenced(station, asked.fence, asked.agent.name);
     if (asked.saga !== undefined) await refuseClosed(station, asked.saga, asked.agent.name);
     await refuseStrangeDependencies(station, asked);
     const code = whatIsOff(station, asked.agent.name, tool, held) ?? limits.find(({ fits }) => !fits)?.code;
@@ -108,6 +115,13 @@ async function whatWouldHappen(
   }
   if (!earlier.fingerprint.equals(fingerprint)) return { ...plan, wouldAnswer: refusal('key_reused') };
   return { ...plan, earlier: { state: earlier.state }, wouldAnswer: answerOf(earlier) };
+}
+
+/** What would be locked; whether it is free is only known when it is. */
+function locksOf(station: Station, asked: ToolCall, tool: Tool, txn: string): Json {
+  const of = { agent: asked.agent.name, args: asked.args, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
+  const wishes = lockOrderOf(station, tool, { ...of, txn })?.wishes ?? [];
+  return wishes.slice(0, MOST_SHOWN).map(({ shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
 }
 
 function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {
@@ -123,7 +137,7 @@ async function limitsOf(station: Station, asked: ToolCall, rule: Rule) {
     agent: asked.agent.name,
     tool: asked.tool,
     saga: asked.saga ?? null,
-    run: null,
+    run: asked.fence?.run ?? null,
     now: Date.now(),
   };
   return Promise.all(

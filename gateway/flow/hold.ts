@@ -23,6 +23,8 @@ export interface Shown {
   };
   /** The saga it is a step of. */
   readonly saga?: string;
+  /** The run it is made in. */
+  readonly run?: string;
 }
 
 export function whatIsShown(
@@ -33,6 +35,7 @@ export function whatIsShown(
     rule: string;
     undo: OwnUndo | undefined;
     saga: string | undefined;
+    run: string | undefined;
   },
   tool: Tool,
   request: PreparedRequest,
@@ -48,6 +51,7 @@ export function whatIsShown(
     target: targetOf(tool, request, policies),
     undo: undoShown(tool, call.undo, policies),
     ...(call.saga === undefined ? {} : { saga: call.saga }),
+    ...(call.run === undefined ? {} : { run: call.run }),
   };
   return canonical(shown as unknown as JsonObject);
 }

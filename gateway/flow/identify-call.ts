@@ -5,6 +5,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
 import { repeatSlot, txnId } from '../domain/txn-id.ts';
 import { newestRepeat, noteGeneration } from '../ledger/repeats.ts';
@@ -26,6 +27,7 @@ interface Asked {
   readonly args: JsonObject;
   readonly key: string | undefined;
   readonly saga?: string | undefined;
+  readonly fence?: Fence | undefined;
 }
 
 /**
@@ -42,21 +44,23 @@ export async function identifyCall(
   const { args, key } = asked;
   const agent = asked.agent.name;
   const saga = asked.saga ?? null;
+  const run = asked.fence?.run ?? null;
+  const seen = { args, agent, saga, run };
   const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
   if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  const business = businessKey(tool, args, agent, saga);
+  const business = businessKey(tool, seen);
   if (business !== undefined) {
-    const shown = shownKey(tool, args, agent, saga, business);
+    const shown = shownKey(tool, seen, business);
     return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
   }
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
     return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
   }
 
-  const slot = repeatSlot(station.deployment, agent, fingerprint, saga, null);
+  const slot = repeatSlot(station.deployment, agent, fingerprint, saga, run);
   const newest = await newestRepeat(station.db, slot);
   const generation = newest === undefined ? 0 : isSameWish(newest, tool) ? newest.generation : newest.generation + 1;
-  const txn = txnOf({ by: 'repeat', fingerprint, saga, run: null, generation });
+  const txn = txnOf({ by: 'repeat', fingerprint, saga, run, generation });
   const recent = generation > 0 && newest !== undefined && withinWindow(newest.msSinceDelivered, tool);
   return {
     txn,
@@ -82,18 +86,26 @@ function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
   return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
 }
 
+/** What a business key is made from. */
+interface Seen {
+  readonly args: JsonObject;
+  readonly agent: string;
+  readonly saga: string | null;
+  readonly run: string | null;
+}
+
 /** The business key as it may be stored: not when it tells what the tool redacts. */
-function shownKey(tool: Tool, args: JsonObject, agent: string, saga: string | null, key: string): string {
+function shownKey(tool: Tool, seen: Seen, key: string): string {
   const paths = pathsUnder('args', tool.redact);
   if (paths.length === 0) return key;
-  return businessKey(tool, redact(args, paths) as JsonObject, agent, saga) === key ? key : REDACTED;
+  return businessKey(tool, { ...seen, args: redact(seen.args, paths) as JsonObject }) === key ? key : REDACTED;
 }
 
 /** A key that cannot be read from these arguments (an optional one is absent) is no key: the rule for repeats applies. */
-function businessKey(tool: Tool, args: JsonObject, agent: string, saga: string | null): string | undefined {
+function businessKey(tool: Tool, seen: Seen): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
-    const value = tool.key({ args, agent, saga, run: null });
+    const value = tool.key(seen);
     if (value === null || value === '') return undefined;
     const text = typeof value === 'string' ? value : canonical(value);
     if (!text.includes('\0')) return text;

@@ -43,6 +43,11 @@ export interface Job {
   readonly undoOf: string | null;
   /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
   recalled: boolean;
+  /** Of the locks it holds; null while it holds none. */
+  lockToken: number | null;
+  /** Its run was taken over meanwhile. */
+  fenced: boolean;
+  readonly run: string | null;
   /** How it is undone, and what of that is known so far. */
   readonly undo: StoredUndo | null;
   before: Json | undefined;
@@ -89,6 +94,9 @@ export function jobOf(
     saga: call.saga,
     undoOf: call.undoOf,
     recalled: call.recalled,
+    fenced: call.fenced,
+    lockToken: call.lockToken,
+    run: call.run,
     undo: call.undo,
     before,
     undoArguments: null,
@@ -113,6 +121,7 @@ export function factsOf(job: Job): Facts {
     ownerDeaths: job.ownerDeaths,
     bound: job.approved || job.undoOf !== null,
     recalled: job.recalled,
+    fenced: job.fenced,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,
     msSinceUnknown: job.unknownSince === null ? 0 : now - job.unknownSince,

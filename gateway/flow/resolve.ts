@@ -82,8 +82,8 @@ function goOn(flow: Flow, call: Call): void {
 
 function refuseRecalled(call: Call): void {
   if (!call.recalled) return;
-  const detail =
-    'Its saga is rolled back, so it is not sent again. Find out whether it happened and say applied or not_applied.';
+  const why = call.fenced ? 'Its run was taken over' : 'Its saga is rolled back';
+  const detail = `${why}, so it is not sent again. Find out whether it happened and say applied or not_applied.`;
   throw new GatewayError('conflict', detail, { txn: call.txn });
 }
 

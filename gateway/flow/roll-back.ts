@@ -1,7 +1,9 @@
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
+import type { Fence } from '../domain/run.ts';
 import { type Manner, type Move, type Outlook, type Saga, type Step, unwind } from '../domain/saga.ts';
 import { isFinal } from '../domain/states.ts';
+import type { LockedBy } from '../ledger/locks.ts';
 import { closeForRollback, moveSaga } from '../ledger/sagas.ts';
 import { dropWork, postponeWork, takeWork, type UndoWork } from '../ledger/undo-work.ts';
 import { TOOL_DEFAULTS } from '../policy/compile-tool.ts';
@@ -9,6 +11,7 @@ import { freshJob } from './call-tool.ts';
 import type { Claims } from './claims.ts';
 import { compensationOf } from './compensation.ts';
 import type { Dispatch } from './dispatch.ts';
+import { isLocked } from './locking.ts';
 import { Lookout } from './lookout.ts';
 import type { Station } from './station.ts';
 
@@ -169,19 +172,26 @@ export class Rollbacks {
     const owner = station.lease.id;
     const prepared = await compensationOf(station, step);
     if (typeof prepared === 'string') return this.#give(step, prepared);
-    const { intent, tool, payload } = prepared;
+    const { intent, tool, payload, guards } = prepared;
     if (!station.switches.inForce(owner)) return false;
     station.reach('undoing');
     try {
-      const claimed = await this.#claims.claim(intent, undefined, () => {
+      const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
         station.reach('claimed');
-        void this.#dispatch.carry(freshJob(intent, tool, owner, payload)).then(() => this.hurry(work));
+        void this.#dispatch.carry(freshJob(intent, tool, owner, payload, { lockToken })).then(() => this.hurry(work));
       });
-      return claimed === 'won';
+      return isLocked(claimed) ? this.#waitFor(step, claimed, work) : claimed === 'won';
     } catch (error) {
       if (!(error instanceof GatewayError)) throw error;
       return false;
     }
+  }
+
+  /** Somebody holds what the undo must lock: said at the step, and tried again and again. What its own saga holds is not in its way. */
+  #waitFor(step: Step, { wanted }: LockedBy, work: UndoWork): Promise<boolean> {
+    const reason = `it waits for ${wanted}, which another call has locked`;
+    if (step.undoReason === reason) return Promise.resolve(false);
+    return this.#move({ do: 'mark', step, to: 'due', reason, inMs: STUMBLE_MS }, work);
   }
 
   /** It cannot be undone as things stand: said at the step, for a person to see. */
@@ -247,6 +257,8 @@ export interface Rollback {
   /** `agent`, `ttl`, or a person's name. */
   readonly by: string;
   readonly again: boolean;
+  /** The run in which its agent asks for it: in any but the current epoch it is refused. */
+  readonly fence?: Fence | undefined;
 }
 
 /**

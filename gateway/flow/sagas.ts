@@ -2,6 +2,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { auditEntry } from '../domain/audit.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
+import type { Fence } from '../domain/run.ts';
 import type { Saga } from '../domain/saga.ts';
 import { sagaId } from '../domain/txn-id.ts';
 import { isCursor } from '../ledger/lists.ts';
@@ -38,6 +39,7 @@ export async function beginSaga(
   agent: string,
   wish: SagaWish,
   key: string | undefined,
+  fence?: Fence,
 ): Promise<{ readonly story: SagaStory; readonly isRepeat: boolean }> {
   const id = sagaId(station.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
   const name = wish.name ?? null;
@@ -46,16 +48,8 @@ export async function beginSaga(
     .update(canonical({ name, ttl: wish.ttlMs ?? null, onExpire }))
     .digest();
   const entry = auditEntry('saga_opened', { saga: id, agent, name, ttlMs: wish.ttlMs ?? null, onExpire });
-  const opened = await openSaga(station.db, {
-    id,
-    agent,
-    name,
-    key: key ?? null,
-    asked,
-    ttlMs: wish.ttlMs ?? null,
-    onExpire,
-    entry,
-  });
+  const saga = { id, agent, name, key: key ?? null, asked, ttlMs: wish.ttlMs ?? null, onExpire, entry };
+  const opened = await openSaga(station.db, saga, fence);
   if (!opened.sameWish)
     throw new GatewayError('key_reused', 'This key opened a saga with another name, ttl or onExpire.');
   return { story: await readSaga(station, id, agent), isRepeat: !opened.created };
@@ -74,15 +68,15 @@ export async function findSagas(station: Station, filter: SagaFilter) {
   return listSagas(station.db, filter);
 }
 
-export async function commit(station: Station, id: string, agent: string): Promise<SagaStory> {
+export async function commit(station: Station, id: string, agent: string, fence?: Fence): Promise<SagaStory> {
   await readSaga(station, id, agent);
-  await commitSaga(station.db, id, auditEntry('saga_committed', { saga: id, agent }));
+  await commitSaga(station.db, id, fence, auditEntry('saga_committed', { saga: id, agent }));
   return readSaga(station, id, agent);
 }
 
-export async function savepoint(station: Station, id: string, agent: string, name: string) {
+export async function savepoint(station: Station, id: string, agent: string, name: string, fence?: Fence) {
   await readSaga(station, id, agent);
-  const made = await addSavepoint(station.db, id, name, auditEntry('savepoint', { saga: id, agent, name }));
+  const made = await addSavepoint(station.db, id, name, fence, auditEntry('savepoint', { saga: id, agent, name }));
   return { ...made, name };
 }
 

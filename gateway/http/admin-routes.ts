@@ -3,11 +3,12 @@ import { z } from 'zod';
 import { face } from '../domain/call.ts';
 import type { Json } from '../domain/json.ts';
 import type { Flow } from '../flow/call-tool.ts';
+import { heldLocks } from '../flow/locking.ts';
 import { findCalls, readCall } from '../flow/own-calls.ts';
 import { resolveDoubt } from '../flow/resolve.ts';
 import { reason } from './authority-routes.ts';
 import { readBody } from './bodies.ts';
-import { pageText, readFilter, single } from './call-routes.ts';
+import { pageText, readFilter, readId, readLimit, single } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
 import { identifyPerson } from './identify.ts';
 
@@ -34,6 +35,13 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
     const call = await readCall(flow, (request.params as { txn: string }).txn, undefined);
     const view = callView(call, face(call).pursued, true);
     return reply.type('application/json').send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call))}}`);
+  });
+
+  app.get('/admin/locks', async (request) => {
+    identifyPerson(request, policies(), 'viewer');
+    const query = request.query as Record<string, string>;
+    const filter = { agent: single(query, 'agent'), holder: readId(query, 'holder'), cursor: single(query, 'cursor') };
+    return heldLocks(flow.station, { ...filter, limit: readLimit(query) });
   });
 
   app.post('/admin/calls/:txn/resolve', async (request, reply) => {

@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify';
 import type { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
-import { isObject, type JsonObject } from '../domain/json.ts';
+import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
 
 /** The arguments of a call: a JSON object, read so that what is judged is exactly what is sent. */
@@ -14,6 +14,13 @@ export function readArguments(request: FastifyRequest): JsonObject {
   if (!isObject(value))
     throw new GatewayError('malformed', 'The body must be a JSON object: the arguments of the tool.');
   return value;
+}
+
+/** Any JSON, read as strictly as arguments are. */
+export function readJson(request: FastifyRequest, what: string): Json {
+  const { body } = request;
+  if (Buffer.isBuffer(body) && body.length > 0) return strict(body);
+  throw new GatewayError('malformed', `The body is empty; send ${what} as JSON.`);
 }
 
 /** The body of an admin action, against its schema; every fault is told. */

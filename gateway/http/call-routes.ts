@@ -42,13 +42,8 @@ export function callRoutes(app: FastifyInstance, flow: Flow): void {
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 const MOST_ITEMS = 200;
-const UNSUPPORTED = ['run'];
 
 export function readFilter(query: Query): CallFilter {
-  for (const name of UNSUPPORTED) {
-    if (query[name] !== undefined)
-      throw new GatewayError('malformed', `${name} is not supported by this version; leave it out`);
-  }
   const state = single(query, 'state');
   if (state !== undefined && !(STATES as readonly string[]).includes(state)) {
     throw new GatewayError('malformed', `state must be one of ${STATES.join(', ')}.`);
@@ -59,7 +54,8 @@ export function readFilter(query: Query): CallFilter {
   }
   return {
     tool: single(query, 'tool'),
-    saga: readSagaId(single(query, 'saga')),
+    saga: readId(query, 'saga'),
+    run: readId(query, 'run'),
     state: state as CallState | undefined,
     since: since === undefined ? undefined : new Date(since),
     cursor: single(query, 'cursor'),
@@ -74,9 +70,10 @@ export function readLimit(query: Query): number {
   return Math.min(Number(limit), MOST_ITEMS);
 }
 
-function readSagaId(saga: string | undefined): string | undefined {
-  if (saga === undefined || UUID.test(saga)) return saga;
-  throw new GatewayError('malformed', 'saga must be the id of a saga.');
+export function readId(query: Query, name: 'saga' | 'run' | 'holder'): string | undefined {
+  const id = single(query, name);
+  if (id === undefined || UUID.test(id)) return id;
+  throw new GatewayError('malformed', `${name} must be an id, as this API gives them out.`);
 }
 
 export function single(query: Query, name: string): string | undefined {

@@ -2,6 +2,7 @@ import type { FastifyRequest } from 'fastify';
 import { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import type { Fence } from '../domain/run.ts';
 import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
 import { readTrace, type Trace } from '../domain/watch.ts';
 import type { OwnUndo } from '../flow/undo.ts';
@@ -17,24 +18,47 @@ export interface CallHeaders {
   readonly dependsOn: readonly string[] | undefined;
   readonly undo: OwnUndo | undefined;
   readonly trace: Trace;
+  readonly fence: Fence | undefined;
 }
 
 /** The request headers that steer a call. What is there must be right: a header that is misread is a promise broken. */
 export function readCallHeaders(request: FastifyRequest): CallHeaders {
   refuseDoubled(request);
-  for (const name of ['oncegate-run', 'oncegate-epoch']) {
-    if (request.headers[name] !== undefined) throw malformed(`${name} is not supported by this version; leave it out`);
-  }
   const saga = parseSaga(header(request, 'oncegate-saga'));
   return {
     trace: readTrace((name) => header(request, name)),
     saga,
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),
+    fence: parseFence(fenceHeaders(request)),
     key: parseKey(header(request, 'idempotency-key')),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run')),
   };
+}
+
+interface FenceHeaders {
+  readonly run: string | undefined;
+  readonly epoch: string | undefined;
+}
+
+function fenceHeaders(request: FastifyRequest): FenceHeaders {
+  return { run: header(request, 'oncegate-run'), epoch: header(request, 'oncegate-epoch') };
+}
+
+/** The run in which something is asked for that is no call, if the request names one. */
+export function readRun(request: FastifyRequest): Fence | undefined {
+  refuseDoubled(request);
+  return parseFence(fenceHeaders(request));
+}
+
+/** The run of a request that names it in its path, in the epoch of its header. */
+export function readFence(request: FastifyRequest, run: string): Fence {
+  refuseDoubled(request);
+  const { run: named, epoch } = fenceHeaders(request);
+  if (named !== undefined && named !== run) throw malformed('Oncegate-Run is another run than that of the path');
+  if (epoch === undefined) throw malformed('Oncegate-Epoch is missing: send the epoch that POST /v1/runs answered');
+  return { run, epoch: parseEpoch(epoch) };
 }
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
@@ -43,6 +67,23 @@ const MOST_DEPENDENCIES = 256;
 export function parseSaga(text: string | undefined): string | undefined {
   if (text === undefined || UUID.test(text)) return text;
   throw malformed('Oncegate-Saga must be the id of a saga, as POST /v1/sagas answered it');
+}
+
+/** Both or neither: a call that names its run without an epoch could not be told from a forgotten holder's. */
+export function parseFence({ run, epoch }: FenceHeaders): Fence | undefined {
+  if (run === undefined && epoch === undefined) return undefined;
+  if (run === undefined) throw malformed('Oncegate-Epoch is that of a run: send Oncegate-Run too');
+  if (!UUID.test(run)) throw malformed('Oncegate-Run must be the id of a run, as POST /v1/runs answered it');
+  if (epoch === undefined) throw malformed('Oncegate-Run needs Oncegate-Epoch, as POST /v1/runs answered it');
+  return { run, epoch: parseEpoch(epoch) };
+}
+
+/** Larger than any epoch will ever be, and still an integer to PostgreSQL. */
+const MOST_EPOCH = 2_147_483_647;
+
+function parseEpoch(text: string): number {
+  if (!/^\d{1,15}$/.test(text)) throw malformed('Oncegate-Epoch must be a whole number');
+  return Math.min(Number(text), MOST_EPOCH);
 }
 
 /** `none`, or the txns of steps. Absent: all earlier steps. */

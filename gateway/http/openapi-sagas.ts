@@ -98,6 +98,7 @@ const PLAN: JsonObject = {
 export const SAGA_SCHEMAS: JsonObject = { Saga: SAGA, SagaLine: SAGA_LINE, Plan: PLAN, Undo: UNDO };
 
 const SAGA_ID = path('id');
+const IN_RUN = ['Run', 'Epoch'].map((name) => ({ $ref: `#/components/parameters/${name}` }));
 const WAIT = query('wait', { type: 'integer', maximum: 55, description: 'Seconds to wait for its end.' });
 const sagaAnswer = (description: string): JsonObject => ({ description, content: json(ref('Saga')) });
 const REASON: JsonObject = { type: 'string', minLength: 1, maxLength: 2_000 };
@@ -139,7 +140,7 @@ export function sagaPaths(): JsonObject {
       get: list("The agent's own sagas, newest first", []),
       post: posts(
         'Open a saga',
-        [{ $ref: '#/components/parameters/IdempotencyKey' }],
+        [{ $ref: '#/components/parameters/IdempotencyKey' }, ...IN_RUN],
         {
           properties: {
             name: NAME,
@@ -152,12 +153,17 @@ export function sagaPaths(): JsonObject {
     },
     '/v1/sagas/{id}': one('A saga, its steps, and how each is undone'),
     '/v1/sagas/{id}/commit': {
-      post: posts('Keep what was done', [SAGA_ID], { properties: {} }, { 200: sagaAnswer('It is committed.') }),
+      post: posts(
+        'Keep what was done',
+        [SAGA_ID, ...IN_RUN],
+        { properties: {} },
+        { 200: sagaAnswer('It is committed.') },
+      ),
     },
     '/v1/sagas/{id}/savepoints': {
       post: posts(
         'Name this place, to roll back to it',
-        [SAGA_ID],
+        [SAGA_ID, ...IN_RUN],
         { properties: { name: NAME }, required: ['name'] },
         {
           200: { description: 'It was there already.', content: json(savepoint) },
@@ -168,7 +174,7 @@ export function sagaPaths(): JsonObject {
     '/v1/sagas/{id}/rollback': {
       post: posts(
         'Undo its steps',
-        [SAGA_ID, WAIT],
+        [SAGA_ID, WAIT, ...IN_RUN],
         { properties: { to: { ...NAME, description: 'A savepoint.' }, reason: REASON }, required: ['reason'] },
         under,
       ),

@@ -5,6 +5,7 @@ import { STATES } from '../domain/states.ts';
 import { callable } from './catalogue.ts';
 import { auditPaths } from './openapi-audit.ts';
 import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
+import { RUN_SCHEMAS, runPaths } from './openapi-runs.ts';
 import { SAGA_SCHEMAS, sagaPaths } from './openapi-sagas.ts';
 
 /** OpenAPI 3.1 of the API; for a known agent with one operation per tool it may call. */
@@ -22,6 +23,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
     paths: {
       ...BASE_PATHS,
       ...sagaPaths(),
+      ...runPaths(),
       ...authorityPaths(),
       ...auditPaths(),
       ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
@@ -35,7 +37,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
           content: { 'application/problem+json': { schema: ref('Problem') } },
         },
       },
-      schemas: { Call: CALL, Problem: PROBLEM, ...SAGA_SCHEMAS },
+      schemas: { Call: CALL, Problem: PROBLEM, ...SAGA_SCHEMAS, ...RUN_SCHEMAS },
     },
   };
 }
@@ -51,6 +53,9 @@ const CALL: JsonObject = {
     result: {},
     outcome: { type: ['string', 'null'] },
     saga: { type: ['string', 'null'], format: 'uuid' },
+    run: { type: ['string', 'null'], format: 'uuid' },
+    epoch: { type: ['integer', 'null'] },
+    lockToken: { type: ['integer', 'null'], description: 'Grows with every taking of locks.' },
     undo: ref('Undo'),
     undoes: { type: 'string', format: 'uuid', description: 'The call that this one undoes.' },
     attempts: { type: 'integer' },
@@ -94,6 +99,18 @@ const PARAMETERS: JsonObject = {
     schema: { type: 'string' },
     description: 'The txns of the steps that it rests on, separated by commas, or none. Absent: all earlier steps.',
   },
+  Run: {
+    name: 'Oncegate-Run',
+    in: 'header',
+    schema: { type: 'string', format: 'uuid' },
+    description: 'The run that the call is made in. Goes with Oncegate-Epoch.',
+  },
+  Epoch: {
+    name: 'Oncegate-Epoch',
+    in: 'header',
+    schema: { type: 'integer', minimum: 1 },
+    description: 'The epoch that the agent holds: in any but the current one the call is fenced.',
+  },
   Undo: {
     name: 'Oncegate-Undo',
     in: 'header',
@@ -108,7 +125,7 @@ const CALL_RESPONSES: JsonObject = {
   202: callAnswer('Held, or still under way.'),
   default: problem,
 };
-const FILTERS = ['state', 'tool', 'saga', 'since', 'cursor', 'limit'].map((name) => query(name));
+const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'cursor', 'limit'].map((name) => query(name));
 const PAGE = json({
   type: 'object',
   properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } },
@@ -248,6 +265,7 @@ function authorityPaths(): JsonObject {
     '/admin/approvals': listing('Calls that wait, or waited, for people', ['state', 'cursor']),
     '/admin/approvals/{txn}/approve': action('Let exactly what was shown run', ['txn'], digest, ['digest']),
     '/admin/approvals/{txn}/reject': action('End it unsent', ['txn'], digest, ['digest']),
+    '/admin/locks': listing('What is locked, by whom and since when', ['agent', 'holder', 'cursor', 'limit']),
     '/admin/breakers': listing('Breakers of the upstreams'),
     '/admin/breakers/{upstream}/open': action('Send nothing to an upstream until it is closed by hand', ['upstream']),
     '/admin/breakers/{upstream}/close': action('Send again, and forget what was counted', ['upstream']),

@@ -5,11 +5,12 @@ import { GatewayError } from '../domain/errors.ts';
 import { SAGA_STATES } from '../domain/saga.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { rollBack } from '../flow/roll-back.ts';
+import { findRun } from '../flow/runs.ts';
 import { awaitRollback, beginSaga, commit, findSagas, readSaga, savepoint } from '../flow/sagas.ts';
 import { reason } from './authority-routes.ts';
 import { readBody } from './bodies.ts';
 import { type Query, readLimit, single } from './call-routes.ts';
-import { parseKey, parseWait } from './headers.ts';
+import { parseKey, parseWait, readRun } from './headers.ts';
 import { identifyAgent } from './identify.ts';
 import { sagaLine, sagaView } from './saga-view.ts';
 import { hangUp } from './tool-routes.ts';
@@ -40,12 +41,19 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
   const { station } = flow;
   const agentOf = (request: FastifyRequest) => identifyAgent(request, station.policies()).name;
 
+  /** A holder that was replaced neither opens, commits nor rolls back anything; another agent's run is none. */
+  const fenceOf = async (request: FastifyRequest, agent: string) => {
+    const fence = readRun(request);
+    if (fence !== undefined) await findRun(station, fence.run, agent);
+    return fence;
+  };
+
   app.post('/v1/sagas', async (request, reply) => {
     const agent = agentOf(request);
     const key = parseKey(keyHeader(request));
     const { name, ttl, onExpire } = readBody(request, sagaSchema);
     const wish = { name: name ?? undefined, ttlMs: ttlOf(ttl), onExpire: onExpire ?? undefined };
-    const { story, isRepeat } = await beginSaga(station, agent, wish, key);
+    const { story, isRepeat } = await beginSaga(station, agent, wish, key, await fenceOf(request, agent));
     if (isRepeat) reply.header('idempotent-replayed', 'true');
     return reply.status(201).header('location', `/v1/sagas/${story.saga.id}`).send(sagaView(story, false));
   });
@@ -66,13 +74,14 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
   app.post('/v1/sagas/:id/commit', async (request) => {
     const agent = agentOf(request);
     readBody(request, z.strictObject({}));
-    return sagaView(await commit(station, idOf(request), agent), false);
+    return sagaView(await commit(station, idOf(request), agent, await fenceOf(request, agent)), false);
   });
 
   app.post('/v1/sagas/:id/savepoints', async (request, reply) => {
     const agent = agentOf(request);
     const { name } = readBody(request, savepointSchema);
-    const { created, after } = await savepoint(station, idOf(request), agent, name);
+    const fence = await fenceOf(request, agent);
+    const { created, after } = await savepoint(station, idOf(request), agent, name, fence);
     return reply.status(created ? 201 : 200).send({ saga: idOf(request), name, after });
   });
 
@@ -83,7 +92,8 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     const { to, reason: why } = readBody(request, rollbackSchema);
     const patienceMs = patienceOf(request);
     await readSaga(station, id, agent);
-    await rollBack(station, { id, to: to ?? undefined, reason: why, by: 'agent', again: false });
+    const fence = await fenceOf(request, agent);
+    await rollBack(station, { id, to: to ?? undefined, reason: why, by: 'agent', again: false, fence });
     flow.rollbacks.hurry({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, agent, patienceMs, caller);
     return reply.status(202).header('location', `/v1/sagas/${id}`).send(sagaView(story, false));
@@ -115,7 +125,7 @@ export function readSagaFilter(query: Query) {
   return { state: known, cursor: single(query, 'cursor'), limit: readLimit(query) };
 }
 
-function keyHeader(request: FastifyRequest): string | undefined {
+export function keyHeader(request: FastifyRequest): string | undefined {
   const value = request.headers['idempotency-key'];
   return Array.isArray(value) ? value.join(', ') : value;
 }

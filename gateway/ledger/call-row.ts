@@ -46,6 +46,10 @@ export interface CallRow {
   saga: string | null;
   ordinal: number | null;
   recalled: boolean;
+  run: string | null;
+  epoch: number | null;
+  fenced: boolean;
+  lock_token: number | null;
   undo: string | null;
   undo_args: string | null;
   undo_sealed: Buffer | null;
@@ -66,7 +70,7 @@ export const CALL_COLUMNS = `
   c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
   c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
   c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events,
-  c.saga, c.ordinal, c.recalled, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
+  c.saga, c.ordinal, c.recalled, c.run, c.epoch, c.fenced, c.lock_token::float8 as lock_token, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
   o.owner, o.due_at, now() as read_at`;
 
 export const CALLS = 'calls c left join open_calls o on o.txn = c.txn';
@@ -113,6 +117,10 @@ export function toCall(row: CallRow): Call {
     saga: row.saga,
     ordinal: row.ordinal,
     recalled: row.recalled,
+    run: row.run,
+    epoch: row.epoch,
+    fenced: row.fenced,
+    lockToken: row.lock_token,
     undo: row.undo === null ? null : (JSON.parse(row.undo) as StoredUndo),
     undoArgs: row.undo_args,
     undoSealed: row.undo_sealed,

@@ -14,7 +14,7 @@ function unnested(first: number, types: readonly string[]): string {
 
 const CLAIM_TYPES = [
   ...['uuid', 'text', 'text', 'text', 'text', 'bytea', 'text', 'text', 'uuid', 'float8', 'float8', 'text', 'text'],
-  ...['text', 'text', 'bytea', 'text', 'int', 'uuid', 'text', 'text', 'uuid', 'int', 'int'],
+  ...['text', 'text', 'bytea', 'text', 'int', 'uuid', 'text', 'text', 'uuid', 'int', 'int', 'uuid', 'int'],
 ];
 
 /** Inserts what `admit` lets through. Whoever is not admitted, or there already, is not in `claimed`. */
@@ -22,19 +22,19 @@ function claims(admit: string): Part {
   return (first) => `wish as (
   select * from unnest(${unnested(first, CLAIM_TYPES)})
     as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry, fence,
-      saga, depends_on, undo, undo_of, tries, place)
+      saga, depends_on, undo, undo_of, tries, place, run, epoch)
 ), ${admit}
 ), claimed as (
   insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
-    policy_version, rule, args, request, sealed, saga, ordinal, depends_on, undo, undo_of)
+    policy_version, rule, args, request, sealed, saga, ordinal, depends_on, undo, undo_of, run, epoch)
   select txn, agent, tool, key, identity, fingerprint, kind, state, fence, (state = 'sending')::int, state = 'sending',
-    case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed, saga, ordinal, depends_on::uuid[], undo, undo_of
+    case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed, saga, ordinal, depends_on::uuid[], undo, undo_of, run, epoch
   from admitted
   on conflict (txn) do nothing
   returning txn
 ), opened as (
-  insert into open_calls (txn, owner, due_at)
-  select txn, owner, now() + due_ms * interval '1 ms' from wish where (txn in (select txn from claimed)) is true
+  insert into open_calls (txn, owner, due_at, run)
+  select txn, owner, now() + due_ms * interval '1 ms', run from wish where (txn in (select txn from claimed)) is true
 ), logged_claims as (
   insert into audit_queue (entry) select entry from wish where (txn in (select txn from claimed)) is true
 )`;
@@ -43,11 +43,19 @@ function claims(admit: string): Part {
 const ADMIT_ALL = 'admitted as (select w.*, null::int as ordinal from wish w';
 
 /**
- * Steps: only of an open saga of the same agent, whose row is locked until the claim is committed. So a rollback either
- * sees the step or the step sees the rollback. Sagas are locked in order of their ids: two batches never wait in a circle.
+ * Calls of a run: only of its own agent, and only in its current epoch. Steps: only of an open saga of the same agent. The rows
+ * of both are locked until the claim is committed, so whoever takes the run over, or rolls the saga back, either sees the
+ * call or is seen by it. Runs before sagas, each in order of their ids: two batches never wait in a circle. For update, not
+ * for share: those who share a row let others in before one who waits to change it, and a take-over could wait for ever.
  */
-const ADMIT_STEPS = `wanted as (
-  select saga, agent, count(*)::int as n from wish group by saga, agent
+const ADMIT_BOUND = `held_runs as materialized (
+  select r.id, r.agent, r.epoch from runs r where r.id in (select run from wish) and r.ended_at is null order by r.id for update
+), fit as (
+  select w.* from wish w
+  where (w.run is null or exists (select 1 from held_runs r where r.id = w.run and r.agent = w.agent and r.epoch = w.epoch))
+    and (select count(*) from held_runs) >= 0
+), wanted as (
+  select saga, agent, count(*)::int as n from fit where saga is not null group by saga, agent
 ), locked as materialized (
   select s.id from sagas s where s.id in (select saga from wanted) order by s.id for update
 ), numbered as (
@@ -56,8 +64,9 @@ const ADMIT_STEPS = `wanted as (
     and (select count(*) from locked) >= 0
   returning s.id, s.agent, s.steps - w.n as before
 ), admitted as (
-  select w.*, (n.before + row_number() over (partition by w.saga order by w.place))::int as ordinal
-  from wish w join numbered n on n.id = w.saga and n.agent = w.agent`;
+  select w.*, case when w.saga is not null then (n.before + row_number() over (partition by w.saga order by w.place))::int end as ordinal
+  from fit w left join numbered n on n.id = w.saga and n.agent = w.agent
+  where w.saga is null or n.id is not null`;
 
 /** Compensations: only of a call that is due to be undone, and only one for each try. */
 const ADMIT_UNDOS = `begun as (
@@ -104,6 +113,8 @@ const advances: Part = (first) => `change as (
   where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
     -- Of a recalled step nothing more is sent, except to find out about what may have happened already.
     and not (c.recalled and i.attempt > c.attempt and i.unresolved = 0)
+    -- Of a fenced one not even that, where a repeat could overwrite what the successor wrote.
+    and not (c.fenced and c.kind = 'nature' and i.attempt > c.attempt)
   returning c.txn, i.custody, i.due_ms, i.entry
 ), closed as (
   delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
@@ -125,7 +136,7 @@ const CLAIMED = 'select txn, false as advanced from claimed';
 
 /** Answers the txns that were claimed. */
 export const CLAIM = { name: 'claim', text: `with ${claims(ADMIT_ALL)(1)}\n${CLAIMED}` };
-export const CLAIM_STEPS = { name: 'claim-steps', text: `with ${claims(ADMIT_STEPS)(1)}\n${CLAIMED}` };
+export const CLAIM_BOUND = { name: 'claim-bound', text: `with ${claims(ADMIT_BOUND)(1)}\n${CLAIMED}` };
 export const CLAIM_UNDOS = { name: 'claim-undos', text: `with ${claims(ADMIT_UNDOS)(1)}\n${CLAIMED}` };
 /** Answers the txns that were changed. */
 export const ADVANCE = { name: 'advance', text: `with ${advances(1)}\n${MOVED}` };

@@ -5,10 +5,11 @@ import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
-import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_STEPS, CLAIM_UNDOS } from './calls-sql.ts';
+import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
+import { type LockedBy, type LockOrder, takeLocks } from './locks.ts';
 
 /** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
@@ -45,6 +46,9 @@ export interface Intent {
   readonly saga: string | null;
   /** Null: on all earlier steps. */
   readonly dependsOn: readonly string[] | null;
+  /** The run it is made in, and the epoch its agent holds: the claim applies only while that is the current one. */
+  readonly run: string | null;
+  readonly epoch: number | null;
   readonly undo: StoredUndo | null;
   /** Of a compensation: the call it undoes, which must be due and tried this often so far. */
   readonly undoes: { readonly txn: string; readonly tries: number } | null;
@@ -55,10 +59,11 @@ export interface Intent {
 export interface Guards {
   readonly spends: readonly Spend[];
   readonly approval: ApprovalRequest | undefined;
+  readonly locks: LockOrder | undefined;
 }
 
-/** Ours; somebody's before; or a limit is used up and nothing was written. */
-export type Claimed = 'won' | 'taken' | Exceeded;
+/** Ours, with or without locks; somebody's before; or a limit is used up or something is locked, and nothing was written. */
+export type Claimed = 'won' | { readonly token: number } | 'taken' | Exceeded | LockedBy;
 
 /** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
 export interface Advance {
@@ -104,7 +109,7 @@ type Write = { readonly claim: Intent } | { readonly advance: Advance };
 export class Calls {
   readonly #db: Database;
   readonly #writes: GroupCommit<Write, boolean>;
-  readonly #steps: GroupCommit<Intent, boolean>;
+  readonly #bound: GroupCommit<Intent, boolean>;
   readonly #undos: GroupCommit<Intent, boolean>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
@@ -113,15 +118,15 @@ export class Calls {
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
-    this.#steps = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#bound = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undos = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
   }
 
   /**
-   * T1. A call without guards goes with others in one statement. Limits and approvals lock rows of their own (a limit's
+   * T1. A call without guards goes with others in one statement. Limits, locks and approvals lock rows of their own (a limit's
    * bucket) and may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share
-   * its refusal. Steps lock their saga and compensations their step, in batches of their own.
+   * its refusal. Calls of a run lock their run, steps their saga and compensations their step, in batches of their own.
    */
   async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
     if (guards === undefined) return (await this.#claim(intent)) ? 'won' : 'taken';
@@ -132,12 +137,12 @@ export class Calls {
 
   #claim(intent: Intent): Promise<boolean> {
     if (intent.undoes !== null) return this.#undos.submit(intent);
-    return intent.saga === null ? this.#writes.submit({ claim: intent }) : this.#steps.submit(intent);
+    return isBound(intent) ? this.#bound.submit(intent) : this.#writes.submit({ claim: intent });
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
   #laneOf(intent: Intent, guards: Guards): GroupCommit<Guarded, Claimed | GatewayError> {
-    const name = guards.spends[0]?.bucket ?? `pending:${intent.agent}`;
+    const name = guards.spends[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
     let lane = this.#lanes.get(name);
     if (lane === undefined) {
       const run = (items: readonly Guarded[]) =>
@@ -165,21 +170,23 @@ export class Calls {
         if (won !== true) return 'taken';
         const exceeded = await spendAll(tx, intent.txn, guards.spends);
         if (exceeded !== undefined) throw new Refused(exceeded);
+        const held = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
+        if (held !== undefined && !('token' in held)) throw new Refused(held);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
-        return 'won';
+        return held ?? 'won';
       });
     } catch (error) {
-      if (error instanceof Refused) return error.exceeded;
+      if (error instanceof Refused) return error.why;
       if (error instanceof GatewayError) return error;
       throw error;
     }
   }
 
-  /** Claims of one kind: plain ones, steps, or compensations. */
+  /** Claims of one kind: plain ones, those of a saga or run, or compensations. */
   async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
     const [some] = intents;
-    const statement = some?.undoes != null ? CLAIM_UNDOS : some?.saga != null ? CLAIM_STEPS : CLAIM;
+    const statement = some?.undoes != null ? CLAIM_UNDOS : some !== undefined && isBound(some) ? CLAIM_BOUND : CLAIM;
     const first = firstOfEach(intents);
     const rows = await on.run<{ txn: string }>({ ...statement, values: claimValues(first) });
     return answers(intents, first, new Set(rows.map((row) => row.txn)));
@@ -221,6 +228,11 @@ export class Calls {
     const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
     return txns.map((txn) => found.get(txn));
   }
+}
+
+/** Whether it may be claimed only while something else stands. */
+function isBound({ saga, run }: Intent): boolean {
+  return saga !== null || run !== null;
 }
 
 /** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
@@ -272,6 +284,8 @@ function claimValues(first: ReadonlyMap<string, Intent>): unknown[] {
     column((i) => i.undoes?.txn ?? null),
     column((i) => i.undoes?.tries ?? null),
     column((i) => places.get(i.txn) ?? 0),
+    column((i) => i.run),
+    column((i) => i.epoch),
   ];
 }
 
@@ -306,12 +320,12 @@ function advanceValues(first: ReadonlyMap<string, Advance>): unknown[] {
   ];
 }
 
-/** Ends the transaction of a claim that a limit refuses. */
+/** Ends the transaction of a claim that a limit or somebody's lock refuses. Its code is never told. */
 class Refused extends GatewayError {
-  readonly exceeded: Exceeded;
+  readonly why: Exceeded | LockedBy;
 
-  constructor(exceeded: Exceeded) {
-    super(exceeded.spend.kind === 'rate' ? 'rate_limited' : 'over_budget', 'a limit is used up');
-    this.exceeded = exceeded;
+  constructor(why: Exceeded | LockedBy) {
+    super('conflict', 'a limit is used up, or something is locked');
+    this.why = why;
   }
 }

@@ -1,8 +1,10 @@
 import { auditEntry, leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
+import type { Fence } from '../domain/run.ts';
 import type { Saga, SagaState } from '../domain/saga.ts';
 import { endHeld } from './approvals.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { requireHolder } from './runs.ts';
 import { addWork, dropWork } from './undo-work.ts';
 
 const SAGA_COLUMNS = `s.id, s.agent, s.name, s.state, s.reason, s.by, s.keep, s.created_at as "createdAt", s.expires_at as "expiresAt",
@@ -22,7 +24,19 @@ export interface NewSaga {
 }
 
 /** Opens a saga, or finds the one that the same key opened before. */
-export async function openSaga(db: Database, saga: NewSaga): Promise<{ created: boolean; sameWish: boolean }> {
+export async function openSaga(
+  db: Database,
+  saga: NewSaga,
+  fence: Fence | undefined,
+): Promise<{ created: boolean; sameWish: boolean }> {
+  if (fence === undefined) return insertSaga(db, saga);
+  return db.transaction(async (tx) => {
+    await requireHolder(tx, fence);
+    return insertSaga(tx, saga);
+  });
+}
+
+async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: boolean; sameWish: boolean }> {
   const [row] = await db.run<{ created: boolean; same: boolean }>({
     name: 'open-saga',
     text: `with opened as (
@@ -126,8 +140,9 @@ async function changeSaga(tx: Tx, id: string, change: SagaChange): Promise<void>
 }
 
 /** From now on it cannot be rolled back. Again is fine; with steps that are not over it is refused. */
-export async function commitSaga(db: Database, id: string, entry: string): Promise<void> {
+export async function commitSaga(db: Database, id: string, fence: Fence | undefined, entry: string): Promise<void> {
   await db.transaction(async (tx) => {
+    if (fence !== undefined) await requireHolder(tx, fence);
     const saga = await lockSaga(tx, id);
     if (saga.state === 'committed') return;
     if (saga.state !== 'open' || saga.lapsed)
@@ -158,9 +173,11 @@ export async function addSavepoint(
   db: Database,
   id: string,
   name: string,
+  fence: Fence | undefined,
   entry: string,
 ): Promise<{ created: boolean; after: number }> {
   return db.transaction(async (tx) => {
+    if (fence !== undefined) await requireHolder(tx, fence);
     const saga = await lockSaga(tx, id);
     const known = saga.savepoints.find((savepoint) => savepoint.name === name);
     if (known !== undefined) return { created: false, after: known.after };
@@ -188,6 +205,8 @@ export interface RollbackOrder {
   readonly by: string;
   /** A person's word also takes a parked saga up again. */
   readonly again: boolean;
+  /** The run in which it is asked for, and the epoch that the agent holds. */
+  readonly fence?: Fence | undefined;
   readonly entry: string;
 }
 
@@ -198,6 +217,7 @@ export interface RollbackOrder {
  */
 export async function closeForRollback(db: Database, order: RollbackOrder): Promise<readonly string[]> {
   return db.transaction(async (tx) => {
+    if (order.fence !== undefined) await requireHolder(tx, order.fence);
     const saga = await lockSaga(tx, order.id);
     const keep = reachOf(saga, order.to);
     if (isUnderWay(saga, keep, order)) return recall(tx, order.id, keep, order.reason);

@@ -4,12 +4,13 @@ import type { CallFace } from '../domain/call.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { McpError } from '../domain/mcp-error.ts';
 import type { Agent } from '../domain/policy.ts';
+import type { Fence } from '../domain/run.ts';
 import { readTrace, type Trace } from '../domain/watch.ts';
 import { callTool, type Flow } from '../flow/call-tool.ts';
 import { Offers } from '../flow/offers.ts';
 import type { Caller } from '../flow/patience.ts';
 import { toolNamed } from '../http/catalogue.ts';
-import { type CallHeaders, parseDependsOn, parseSaga } from '../http/headers.ts';
+import { type CallHeaders, parseDependsOn, parseFence, parseSaga } from '../http/headers.ts';
 import { builtInNamed, useBuiltIn } from './built-in.ts';
 import type { Questions } from './clients.ts';
 import { continuedKey, keyOf, metaText } from './keys.ts';
@@ -144,6 +145,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     saga,
     dependsOn: parseDependsOn(metaText(meta, 'oncegate/depends-on'), saga) ?? headers.dependsOn,
     undo: headers.undo,
+    fence: fenceFor(meta, headers),
     trace: traceFor(meta, headers),
     follower,
     patienceMs: headers.patienceMs,
@@ -165,6 +167,12 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     // A client of an older revision cannot come back with the answers: it is asked right here.
     continuation = await answersOf(result, follower);
   }
+}
+
+/** The run in `_meta`, or in the headers. */
+function fenceFor(meta: JsonObject, { fence }: CallHeaders): Fence | undefined {
+  const own = { run: metaText(meta, 'oncegate/run'), epoch: metaText(meta, 'oncegate/epoch') };
+  return own.run === undefined && own.epoch === undefined ? fence : parseFence(own);
 }
 
 /** In `_meta`, where the newest revision puts it, or in the headers. */

@@ -4,13 +4,14 @@ import { canonical } from '../domain/canonical.ts';
 import { milliseconds } from '../domain/duration.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Observe, Once, Tool, Undo, Upstream } from '../domain/policy.ts';
+import { compileLock, LOCK_SEES } from './compile-locks.ts';
 import { compileRequest } from './compile-request.ts';
 import type { Declared } from './declared.ts';
 import { compileCondition, type Variable } from './expressions.ts';
 import { at, didYouMean, keyOf, listed, type Path, type Place, type Report } from './faults.ts';
 import { type Check, compileInput, declaredArguments } from './input.ts';
 import type { ToolFile } from './schema.ts';
-import { compileTemplate, compileText, splitTemplate, type TemplateSite } from './template.ts';
+import { compileTemplate, splitTemplate, type TemplateSite } from './template.ts';
 
 export const TOOL_DEFAULTS = {
   effect: 'write',
@@ -68,7 +69,7 @@ export function compileTool(
     undo: compileUndo(context),
     ...(value.observe !== undefined && { observe: compileObserve(context, value.observe) }),
     locks: (value.locks ?? []).map((lock, index) =>
-      compileText(lock, context.site(['locks', index], ['args', 'agent'])),
+      compileLock(lock, context.site(typeof lock === 'string' ? ['locks', index] : ['locks', index, 'key'], LOCK_SEES)),
     ),
     timeoutMs,
     retry: compileRetry(context),

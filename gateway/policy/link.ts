@@ -67,6 +67,8 @@ function linkTool({ declared, policies, report }: Context, { name, place, value 
       report.fault(where, `there is no tool ${JSON.stringify(tool)}${didYouMean(tool, declared.tools.keys())}`);
     } else if (mustRead && target.value !== undefined && target.value.effect !== 'read') {
       report.fault(where, `${tool} is not a read: give it effect: read`);
+    } else if (mustRead && (target.value?.locks?.length ?? 0) > 0) {
+      report.fault(where, `${tool} declares locks, which looking at a call's effect cannot wait for: use one without`);
     } else if (!mustRead && target.value?.effect === 'read') {
       report.fault(where, `${tool} is a read: it undoes nothing`);
     }

@@ -94,6 +94,15 @@ const once = z.discriminatedUnion('by', [
   z.strictObject({ by: z.literal('none') }),
 ]);
 
+const lock = z.union([
+  text,
+  z.strictObject({
+    key: text.meta({ description: 'What is locked: card/${args.card}, or table/* for everything below' }),
+    mode: z.enum(['exclusive', 'shared']).optional(),
+    for: z.enum(['call', 'saga', 'run']).meta({ description: 'How long it is held' }).optional(),
+  }),
+]);
+
 export const toolSchema = z.strictObject({
   upstream: name,
   description: z.string().max(8192).optional(),
@@ -120,7 +129,7 @@ export const toolSchema = z.strictObject({
     })
     .optional(),
   observe: z.strictObject({ tool: toolName, args: template.optional(), satisfied: condition }).optional(),
-  locks: z.array(text).max(16).optional(),
+  locks: z.array(lock).max(16).optional(),
   timeout: duration.optional(),
   retry: z
     .strictObject({
@@ -210,6 +219,7 @@ export const testFileSchema = z.strictObject({
   ),
 });
 
+export type LockFile = z.infer<typeof lock>;
 export type UpstreamFile = z.infer<typeof upstreamSchema>;
 export type ToolFile = z.infer<typeof toolSchema>;
 export type RuleFile = z.infer<typeof ruleSchema>;

@@ -26,6 +26,7 @@ const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
 const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
   bound: false,
   recalled: false,
+  fenced: false,
   attempt: 1,
   roundFrom: 0,
   unresolved: 0,
@@ -167,6 +168,7 @@ const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbi
       ownerDeaths: fc.nat({ max: 8 }),
       bound: fc.boolean(),
       recalled: fc.boolean(),
+      fenced: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
       msSinceUnknown: ms,
@@ -203,6 +205,12 @@ describe('whatever the facts', () => {
     always(fc.constant<Kind>('key'), (given, next) => {
       if (given.unresolved > 0 && next.do === 'send') expect(given.msToResend).toBeGreaterThan(next.afterMs);
       if (given.unresolved > 0 && given.msToResend <= 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
+    });
+  });
+
+  it('a nature tool whose run was taken over is not sent again while an attempt is unresolved (I21)', () => {
+    always(fc.constant<Kind>('nature'), (given, next) => {
+      if (given.fenced && given.unresolved > 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
     });
   });
 

@@ -211,7 +211,7 @@ describe('Oncegate-Dry-Run', () => {
   });
 });
 
-describe('what this version does not do', () => {
+describe('a header that cannot be read', () => {
   it.each(['oncegate-saga', 'oncegate-depends-on', 'oncegate-run', 'oncegate-epoch', 'oncegate-undo'])(
     'is refused rather than ignored: %s',
     async (name) => {

@@ -86,6 +86,16 @@ it('a saga, its plan and its steps are what their schemas say', async () => {
   expect(Object.keys(Plan.properties.plan.items.properties)).toEqual(expect.arrayContaining(Object.keys(plan.plan[0])));
 });
 
+it('a run is what its schemas say', async () => {
+  const { components } = (await gateway.request('GET', '/openapi.json')).body as Document;
+  const { Run, RunLine } = components.schemas;
+  const headers = { 'content-type': 'application/json' };
+  const taken = (await gateway.request('POST', '/v1/runs', { key: AGENT_KEY, body: '{"name":"a run"}', headers })).body;
+  const [line] = (await gateway.admin('GET', '/admin/runs')).body.items;
+  expect(Object.keys(Run.properties)).toEqual(expect.arrayContaining(Object.keys(taken)));
+  expect(Object.keys(RunLine.properties)).toEqual(expect.arrayContaining(Object.keys(line)));
+});
+
 it('a known agent sees the tools it may call, each with its schema', async () => {
   const { paths } = (await gateway.get('/openapi.json')).body as Document;
   expect(paths['/v1/tools/world.keyed']?.['post']).toMatchObject({ operationId: 'world__keyed' });

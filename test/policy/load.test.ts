@@ -54,7 +54,9 @@ describe("the contract's example", () => {
     expect(tool?.request?.body?.({ args })).toBe(args);
     expect(tool?.request?.path({ args })).toBe('/charges');
     expect(tool?.key?.({ args })).toBe(7);
-    expect(tool?.locks.map((lock) => lock({ args }))).toEqual(['card/c1']);
+    expect(tool?.locks.map(({ keys, mode, for: scope }) => [keys({ args }), mode, scope])).toEqual([
+      [['card/c1'], 'exclusive', 'call'],
+    ]);
     expect(undoArguments(tool?.undo.template ?? null, { args, result: { id: 'ch_1' } })).toEqual({
       charge: 'ch_1',
       amount: 5,

@@ -23,6 +23,8 @@ export function intentOf(owner: string, changes: Partial<Intent> = {}): Intent {
     sealed: null,
     saga: null,
     dependsOn: null,
+    run: null,
+    epoch: null,
     undo: null,
     undoes: null,
     entry: '{}',

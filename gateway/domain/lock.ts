@@ -1,0 +1,30 @@
+/**
+ * Names of things that calls lock: segments separated by slashes, `card/4242`. One that ends in the segment `*` stands for
+ * everything below: `table/*` conflicts with every `table/…`. Two that conflict are never held at once, unless both share.
+ */
+export type LockMode = 'shared' | 'exclusive';
+export type LockScope = 'call' | 'saga' | 'run';
+
+/** So many things may be locked by one call. */
+export const MOST_LOCKS = 10_000;
+export const MOST_LOCK_CHARACTERS = 1_024;
+
+/** What is wrong with a name; undefined: nothing. */
+export function lockFault(name: string): string | undefined {
+  const segments = name.split('/');
+  if (name === '' || segments.includes('')) return 'has an empty segment';
+  if (name.length > MOST_LOCK_CHARACTERS) return `is longer than ${MOST_LOCK_CHARACTERS} characters`;
+  if (name.includes('\0')) return 'holds a NUL character';
+  if (name === '*') return 'would lock everything there is: name something before /*';
+  return segments.slice(0, -1).some((segment) => segment === '*') ? 'has a * that is not its last segment' : undefined;
+}
+
+export function isPrefix(name: string): boolean {
+  return name.endsWith('/*');
+}
+
+/** The prefixes that cover a name, itself not among them: `a/b/c` is covered by `a/*` and `a/b/*`. */
+export function prefixesOf(name: string): string[] {
+  const segments = name.split('/').slice(0, isPrefix(name) ? -2 : -1);
+  return segments.map((_, i) => `${segments.slice(0, i + 1).join('/')}/*`);
+}

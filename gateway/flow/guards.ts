@@ -1,0 +1,50 @@
+import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Approve, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { ApprovalRequest } from '../ledger/approvals.ts';
+import type { Guards } from '../ledger/calls.ts';
+import type { ToolCall } from './call-tool.ts';
+import { whatIsShown } from './hold.ts';
+import { lockOrderOf } from './locking.ts';
+import { spendsOf } from './spending.ts';
+import type { Station } from './station.ts';
+
+/** A call that passed judgement, as far as it tells what else must hold. */
+interface Guarded {
+  readonly asked: ToolCall;
+  readonly tool: Tool;
+  readonly policies: Policies;
+  readonly rule: Rule;
+  readonly hold: Approve | undefined;
+  readonly fingerprint: Buffer;
+  readonly request: PreparedRequest;
+  readonly identified: { readonly txn: string };
+}
+
+/** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
+export function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
+  const { asked, tool, rule, hold, identified } = guarded;
+  const { args } = asked;
+  const agent = asked.agent.name;
+  const saga = asked.saga ?? null;
+  const run = asked.fence?.run ?? null;
+  const spends = spendsOf(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() });
+  // Made for a held call too: what cannot be locked is refused now, not after a person was asked.
+  const order = lockOrderOf(station, tool, { txn: identified.txn, agent, args, saga, run });
+  // But it locks nothing while it waits: it takes its locks when it is let go.
+  const locks = hold === undefined ? order : undefined;
+  if (spends.length === 0 && hold === undefined && locks === undefined) return undefined;
+  return { spends, locks, approval: hold === undefined ? undefined : approvalOf(station, guarded, hold) };
+}
+
+function approvalOf({ mostPending }: Station, guarded: Guarded, hold: Approve): ApprovalRequest {
+  const { asked, tool, rule, policies, request, fingerprint } = guarded;
+  const { args, undo, saga, fence } = asked;
+  const call = { agent: asked.agent.name, args, fingerprint, rule: rule.id, undo, saga, run: fence?.run };
+  return {
+    shown: whatIsShown(call, tool, request, policies),
+    groups: hold.by,
+    quorum: hold.quorum,
+    withinMs: hold.withinMs,
+    mostPending,
+  };
+}

@@ -1,0 +1,32 @@
+import type { JsonObject } from '../domain/json.ts';
+import type { Run } from '../domain/run.ts';
+import type { RunStory } from '../flow/runs.ts';
+
+/** A run in a list; a person sees whose it is. */
+export function runLine(run: Run, full: boolean): JsonObject {
+  return {
+    run: run.id,
+    name: run.name,
+    epoch: run.epoch,
+    drained: run.openCount === 0,
+    createdAt: run.createdAt.toISOString(),
+    takenAt: run.takenAt.toISOString(),
+    lastSeenAt: run.lastSeenAt.toISOString(),
+    ttlSeconds: run.ttlMs === null ? null : run.ttlMs / 1000,
+    abandoned: run.abandoned,
+    endedAt: run.endedAt?.toISOString() ?? null,
+    checkpointAt: run.checkpointAt?.toISOString() ?? null,
+    ...(full ? { agent: run.agent } : {}),
+  };
+}
+
+/** A run as the holder of `epoch` sees it. The checkpoint goes in as it was stored: parsing it again would gain nothing. */
+export function runText({ run, open, checkpoint }: RunStory, epoch: number, full: boolean): string {
+  const told = {
+    ...runLine(run, full),
+    epoch,
+    drained: open.length === 0,
+    open: open.map(({ createdAt, ...call }) => ({ ...call, createdAt: createdAt.toISOString() })),
+  };
+  return `${JSON.stringify(told).slice(0, -1)},"checkpoint":${checkpoint ?? 'null'}}`;
+}

@@ -1,0 +1,103 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { AGENT_KEY, type Gateway, makeGateway, PEOPLE, sha256, startGateway } from '../../support/gateway.ts';
+import { AgentProcess } from './agents.ts';
+
+const ROUNDS = 200;
+
+/** A table that notices when two neighbours eat at once, and when somebody comes with an older token than was seen at a fork. */
+class Table {
+  readonly eaten: string[] = [];
+  readonly clashes: string[] = [];
+  readonly #eating = new Set<number>();
+  readonly #newest = new Map<string, number>();
+
+  async serve(me: number, round: number, forks: readonly string[], token: number): Promise<void> {
+    for (const neighbour of [(me + 1) % 5, (me + 4) % 5])
+      if (this.#eating.has(neighbour)) this.clashes.push(`${me} eats beside ${neighbour} in round ${round}`);
+    for (const fork of forks) {
+      if (token <= (this.#newest.get(fork) ?? 0)) this.clashes.push(`${me} comes to fork ${fork} with ${token}`);
+      this.#newest.set(fork, token);
+    }
+    this.#eating.add(me);
+    await sleep(4);
+    this.#eating.delete(me);
+    this.eaten.push(`${me}-${round}`);
+  }
+}
+
+const table = new Table();
+let server: Server;
+let database: TestDatabase;
+let one: Gateway;
+let two: Gateway;
+
+beforeAll(async () => {
+  server = createServer(async (request, response) => {
+    let body = '';
+    for await (const chunk of request) body += chunk;
+    const { me, round, forks } = JSON.parse(body) as { me: number; round: number; forks: string[] };
+    await table.serve(me, round, forks, Number(request.headers['oncegate-lock-token']));
+    response.setHeader('content-type', 'application/json').end('{"full":true}');
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  database = await freshDatabase();
+  const policies = `
+upstreams:
+  table: { adapter: http, url: "http://127.0.0.1:${port}", allowPrivate: true, timeout: 20s, breaker: { minimum: 100000 } }
+tools:
+  table.eat:
+    upstream: table
+    input: { type: object, properties: { me: { type: integer }, round: { type: integer }, forks: { type: array, items: { type: string } } }, required: [me, round, forks] }
+    once: { by: none }
+    locks: ["fork/\${args.forks}"]
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - allow: table.eat
+        approve: never
+${PEOPLE}`;
+  one = await startGateway({ policies: { 'table.yaml': policies }, databaseUrl: database.url });
+  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
+  await two.start();
+});
+afterAll(async () => {
+  await two?.dispose();
+  await one?.dispose();
+  await database?.drop();
+  server?.close();
+});
+
+/** Sees one philosopher through all rounds, however often it dies. Answers how often it did. */
+async function see(me: number): Promise<number> {
+  for (let round = 0, deaths = 0; ; deaths += 1) {
+    const gateway = (me + deaths) % 2 === 0 ? one : two;
+    const philosopher = new AgentProcess('./philosopher.mjs', [
+      gateway.url,
+      AGENT_KEY,
+      `${me}`,
+      `${round}`,
+      `${ROUNDS}`,
+    ]);
+    const end = await philosopher.ended();
+    round += philosopher.lines.length;
+    if (round === ROUNDS) return deaths;
+    expect(end).toBe('SIGKILL');
+  }
+}
+
+it('five philosophers eat 200 times each at two replicas, a fifth of them dying over their forks, and no two neighbours at once', async () => {
+  const deaths = await Promise.all([0, 1, 2, 3, 4].map(see));
+  expect(deaths.every((times) => times >= ROUNDS / 5 - 1)).toBe(true);
+  expect(table.clashes).toEqual([]);
+  expect(table.eaten).toHaveLength(5 * ROUNDS);
+  expect(new Set(table.eaten).size).toBe(5 * ROUNDS);
+  expect(await database.query('select shown from locks')).toEqual([]);
+}, 480_000);

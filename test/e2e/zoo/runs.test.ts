@@ -1,0 +1,109 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../../faults/upstream.ts';
+import { Holder } from '../../runs/run.ts';
+import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { faultPolicies } from '../../support/fault-policies.ts';
+import { AGENT_KEY, type Gateway, makeGateway, startGateway } from '../../support/gateway.ts';
+import { AgentProcess } from './agents.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let one: Gateway;
+let two: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const policies = faultPolicies(upstream.url, { timeout: '30s' });
+  const narrow = (policies['faults.yaml'] ?? '').replace('timeout: 30s,', 'timeout: 30s, concurrency: 1,');
+  one = await startGateway({ policies: { 'faults.yaml': narrow }, databaseUrl: database.url });
+  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
+  await two.start();
+});
+afterAll(async () => {
+  await two?.dispose();
+  await one?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => upstream.reset());
+
+const deletes = async (id: string) => (await upstream.requests(id)).filter(({ method }) => method === 'DELETE');
+
+describe('the crashed one', () => {
+  it('is killed again and again while it moves 100 objects, and successors without memory finish: each moved once', async () => {
+    const many = 100;
+    const start = (k: number) =>
+      new AgentProcess('./mover.mjs', [(k % 2 === 0 ? one : two).url, AGENT_KEY, 'move', String(many)]);
+    for (const [k, at] of [9, 31, 47, 78].entries()) {
+      const mover = start(k);
+      // It dies with a call on the wire: the next one is sent the moment this line is said.
+      expect(await mover.says((line) => line === `moved ${at}`)).toBe(`moved ${at}`);
+      await mover.kill();
+    }
+    const last = start(4);
+    expect(await last.says((line) => line === 'finished')).toBe('finished');
+    expect(last.lines[0]).toMatch(/^took 5 with (7[89]|80) done$/);
+    const ids = (await upstream.effects()).map(({ id }) => id);
+    expect(ids).toHaveLength(many);
+    expect(new Set(ids).size).toBe(many);
+  });
+});
+
+describe('the zombie', () => {
+  it('that is frozen with a delete in flight is taken over, and thawed deletes nothing more', async () => {
+    await upstream.plan({
+      match: { id: 'frozen-2' },
+      do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }],
+    });
+    const zombie = new AgentProcess('./zombie.mjs', [one.url, AGENT_KEY, 'frozen']);
+    await upstream.awaitEvent('there');
+    zombie.signal('SIGSTOP');
+    const next = await Holder.take(two, 'frozen');
+    expect(next.took).toMatchObject({ epoch: 2, drained: false, open: [{ state: 'sending', epoch: 1 }] });
+    await upstream.release('go');
+    expect((await next.read('?wait=20')).body).toMatchObject({ drained: true, open: [] });
+    const before = (await upstream.requests()).length;
+    zombie.signal('SIGCONT');
+    expect(await zombie.says((line) => line.includes('fenced'))).toBe('409 fenced 3');
+    expect(await zombie.ended()).toBe('0');
+    expect(await upstream.requests()).toHaveLength(before);
+  });
+
+  it('whose gateway is frozen too: what it had on the wire is known when it thaws, what it had not is never sent', async () => {
+    for (const id of ['wire', 'queued']) await one.call('world.put', { id });
+    const old = await Holder.take(one, 'deep-frozen');
+    await upstream.plan({ match: { id: 'wire' }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
+    const wire = old.call('world.delete', { id: 'wire' }, { key: 'wire' });
+    await upstream.awaitEvent('there');
+    // The upstream takes one request at a time, so this one is claimed, and waits in the gateway for its turn.
+    const queued = old.call('world.delete', { id: 'queued' }, { key: 'queued' });
+    const claimed = async () => (await new Holder(two, old.took, AGENT_KEY).history()).body.items.length;
+    await expect.poll(claimed).toBe(2);
+    one.signal('SIGSTOP');
+
+    const next = await Holder.take(two, 'deep-frozen');
+    expect(next.took).toMatchObject({ epoch: 2, drained: false });
+    const states = async () => {
+      const items = (await next.history()).body.items as { args: { id: string }; state: string }[];
+      return Object.fromEntries(items.map(({ args, state }) => [args.id, state]));
+    };
+    // Its lease lapses, and the other replica takes both over: it repeats neither.
+    await expect.poll(states, { timeout: 30_000 }).toEqual({ wire: 'in_doubt', queued: 'in_doubt' });
+    expect((await next.read()).body.drained).toBe(false);
+    await upstream.release('go');
+    one.signal('SIGCONT');
+    expect((await wire).status).toBe(200);
+    await queued;
+    await expect.poll(states, { timeout: 30_000 }).toEqual({ wire: 'succeeded', queued: 'in_doubt' });
+    expect(await deletes('queued')).toEqual([]);
+    expect((await next.read()).body).toMatchObject({ drained: false, open: [{ tool: 'world.delete' }] });
+
+    const [{ txn }] = (await next.read()).body.open;
+    const verdict = { verdict: 'not_applied', reason: 'it is still there', senderIsDead: true };
+    expect((await two.admin('POST', `/admin/calls/${txn}/resolve`, verdict)).status).toBe(200);
+    expect((await next.read()).body).toMatchObject({ drained: true, open: [] });
+    expect(await deletes('queued')).toEqual([]);
+    expect(await deletes('wire')).toHaveLength(1);
+  });
+});

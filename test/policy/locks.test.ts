@@ -1,0 +1,67 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { describe, expect, it } from 'vitest';
+import type { JsonObject } from '../../gateway/domain/json.ts';
+import { isPrefix, lockFault, prefixesOf } from '../../gateway/domain/lock.ts';
+import { ExpressionError } from '../../gateway/domain/policy.ts';
+import { compileLock, LOCK_SEES } from '../../gateway/policy/compile-locks.ts';
+
+function compiled(key: string) {
+  const faults: string[] = [];
+  const lock = compileLock(key, { sees: LOCK_SEES, fault: (message) => faults.push(message) });
+  return { faults, names: (args: JsonObject) => lock.keys({ args, agent: 'a', saga: null, run: null }) };
+}
+
+describe('the names of a lock', () => {
+  it.each<[string, JsonObject, string[]]>([
+    ['nightly', {}, ['nightly']],
+    ['card/${args.card}', { card: '4242' }, ['card/4242']],
+    ['card/${args.card}', { card: 7 }, ['card/7']],
+    ['card/${args.card}', { card: 'a/b' }, ['card/a%2Fb']],
+    ['card/${args.card}', { card: '*' }, ['card/%2A']],
+    ['card/${args.card}', { card: '%2A' }, ['card/%252A']],
+    ['card/${args.cards}', { cards: ['a', 'b'] }, ['card/a', 'card/b']],
+    ['card/${args.cards}', { cards: [] }, []],
+    ['${args.a}/${args.b}', { a: ['1', '2'], b: ['x', 'y'] }, ['1/x', '1/y', '2/x', '2/y']],
+    ['table/${args.t}/*', { t: 't' }, ['table/t/*']],
+    ['${args.paths}', { paths: ['a/b', 'c/*'] }, ['a/b', 'c/*']],
+    ['${"one/" + args.id}', { id: 'x' }, ['one/x']],
+    ['of ${agent}', {}, ['of a']],
+  ])('%s of %j', (key, args, names) => {
+    const lock = compiled(key);
+    expect(lock.faults).toEqual([]);
+    expect(lock.names(args)).toEqual(names);
+  });
+
+  it.each<[string, JsonObject, string]>([
+    ['card/${args.card}', {}, 'card'],
+    ['card/${args.card}', { card: null }, 'neither text'],
+    ['card/${args.card}', { card: { deep: 1 } }, 'neither text'],
+    ['card/${args.card}', { card: '' }, 'empty segment'],
+    ['${args.paths}', { paths: ['a/*/b'] }, 'not its last segment'],
+    ['${args.paths}', { paths: '*' }, 'everything'],
+    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000'],
+    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'more than 10000'],
+  ])('%s cannot be made (%#)', (key, args, told) => {
+    const lock = compiled(key);
+    expect(() => lock.names(args)).toThrow(ExpressionError);
+    expect(() => lock.names(args)).toThrow(told);
+  });
+
+  it.each([
+    ['card//${args.card}', 'empty segment'],
+    ['*', 'everything'],
+    ['*/${args.card}', 'not its last segment'],
+    ['card/${args.card', 'no closing }'],
+    ['card/${resutl.id}', 'resutl'],
+  ])('%s is a fault when it is loaded', (key, told) => {
+    expect(compiled(key).faults.join()).toContain(told);
+  });
+});
+
+it('a name is covered by the prefixes above it', () => {
+  expect(prefixesOf('a')).toEqual([]);
+  expect(prefixesOf('a/b/c')).toEqual(['a/*', 'a/b/*']);
+  expect(prefixesOf('a/b/*')).toEqual(['a/*']);
+  expect(prefixesOf('a/*')).toEqual([]);
+  expect([isPrefix('a/*'), isPrefix('a*'), lockFault('a*')]).toEqual([true, false, undefined]);
+});

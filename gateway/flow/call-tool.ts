@@ -5,25 +5,26 @@ import { type Call, type CallFace, face } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Decision, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { Agent, Approve, Policies, Rule, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { Guards, Intent } from '../ledger/calls.ts';
-import { coversByName, DEFAULT_HOLD, decide } from '../policy/decide.ts';
+import { DEFAULT_HOLD, decide } from '../policy/decide.ts';
 import { awaitCall, released } from './await-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
 import type { Final } from './finals.ts';
 import { guardsOf } from './guards.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
-import type { Job } from './job.ts';
+import { freshJob } from './job.ts';
 import { whenUnlocked } from './locking.ts';
 import type { Caller } from './patience.ts';
-import { type Payload, store } from './payload.ts';
+import { store } from './payload.ts';
 import type { Recovery } from './recover.ts';
+import { overLimit, refusalOf, refuseAnother, refuseUndo, refuseUnlessInForce, refuseWhatIsOff } from './refuse.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
@@ -165,20 +166,6 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   return won ? tell(flow, txn, left, false) : repeat(flow, txn, fingerprint, left);
 }
 
-function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
-  const faults = tool?.faults(asked.args) ?? [];
-  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
-  if (faults.length > 0 && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool)))) {
-    return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
-  }
-  if (decision.allowed) return undefined;
-  return new GatewayError(
-    decision.code,
-    decision.reason,
-    decision.rule === undefined ? {} : { members: { rule: decision.rule.id } },
-  );
-}
-
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
 async function refuse(
   flow: Flow,
@@ -224,33 +211,6 @@ export async function earlierCall(
     if (error instanceof GatewayError) return undefined;
     throw error;
   }
-}
-
-/** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
-export function refuseUndo(policies: Policies, { agent, tool, undo, saga, fence }: ToolCall): void {
-  if (undo === undefined) return;
-  const call = { args: undo.args, saga: saga ?? null, run: fence?.run ?? null, now: Date.now() };
-  const decision = decide(policies, agent, undo.tool, call);
-  const declared = policies.tools.get(undo.tool);
-  const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
-  if (faults.length > 0)
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${faults.join('; ')}`, {
-      members: { faults: [...faults] },
-    });
-  if (!decision.allowed)
-    throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
-      ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
-    });
-  if (decision.tool.effect === 'read')
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
-  if (policies.tools.get(tool)?.effect === 'read')
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
-  if (decision.hold !== undefined)
-    throw new GatewayError(
-      'denied',
-      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when a person approves it, so it cannot be promised.`,
-      { members: { rule: decision.rule.id } },
-    );
 }
 
 /**
@@ -318,18 +278,6 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   return claimed === 'won';
 }
 
-/** That an agent was refused by its limits is a decision as any denial is. */
-async function overLimit({ db }: Station, { asked, tool, policies, rule }: Admitted, refusal: GatewayError) {
-  const { code, message } = refusal;
-  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id, reason: message };
-  await logEntry(db, auditEntry(code, about));
-  return refusal;
-}
-
-function refuseUnlessInForce({ switches }: Station, owner: string): void {
-  if (!switches.inForce(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
-}
-
 function continued({ continuation }: ToolCall): { continuation?: Continuation } {
   return continuation === undefined ? {} : { continuation };
 }
@@ -338,71 +286,6 @@ function continuationText(continuation: Continuation | undefined): string {
   if (continuation === undefined) return '';
   const { inputResponses = null, requestState = null } = continuation;
   return canonical({ inputResponses, requestState });
-}
-
-/** Switched off by people or sick: nothing is sent, and the key is not bound. A held call is not sent now anyway. */
-function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: boolean): void {
-  const frozen = station.switches.frozen(agent, tool.name);
-  if (frozen !== undefined) {
-    throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
-  }
-  if (tool.disabled !== undefined) {
-    throw new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, { retryAfterSeconds: 60 });
-  }
-  const doubt = tool.effect === 'read' ? undefined : station.logWatch.doubt();
-  if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });
-  const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
-  if (waitMs > 0) {
-    throw new GatewayError('breaker_open', `${tool.upstream} fails too often and is left alone for a while.`, {
-      retryAfterSeconds: Math.ceil(waitMs / 1000),
-    });
-  }
-}
-
-/** A claim that was just won, as it stands in the ledger. */
-export function freshJob(
-  intent: Intent,
-  tool: Tool,
-  owner: string,
-  payload: Payload,
-  { lockToken, follower, stint }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'follower' | 'stint'>>,
-): Job {
-  const isSending = intent.state === 'sending';
-  return {
-    txn: intent.txn,
-    agent: intent.agent,
-    identity: intent.identity,
-    fingerprint: intent.fingerprint,
-    kind: intent.kind,
-    tool,
-    owner,
-    fence: intent.fence,
-    step: 0,
-    ...payload,
-    state: intent.state,
-    attempt: isSending ? 1 : 0,
-    attemptOpen: isSending,
-    unresolved: 0,
-    roundFrom: 0,
-    ownerDeaths: 0,
-    keyLifetimeMs: intent.keyLifetimeMs,
-    roundAt: performance.now(),
-    firstSentAt: isSending ? performance.now() : null,
-    unknownSince: null,
-    approved: false,
-    saga: intent.saga,
-    undoOf: intent.undoes?.txn ?? null,
-    recalled: false,
-    fenced: false,
-    lockToken,
-    run: intent.run,
-    undo: intent.undo,
-    before: undefined,
-    undoArguments: null,
-    woken: false,
-    follower,
-    stint,
-  };
 }
 
 /** A call that was there before: another request, an answer to replay, or one to wait for. */
@@ -432,24 +315,6 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
 function replay({ face: call, fingerprint: first }: Final, asked: ToolCall, fingerprint: Buffer): ToolAnswer {
   refuseAnother(call, first, asked, fingerprint);
   return { call, repeat: true };
-}
-
-function refuseAnother(
-  call: Pick<CallFace, 'txn' | 'tool' | 'saga'>,
-  first: Buffer,
-  asked: ToolCall,
-  fingerprint: Buffer,
-): void {
-  const { txn } = call;
-  if (!first.equals(fingerprint)) {
-    const detail = `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
-    throw new GatewayError('key_reused', detail, { txn });
-  }
-  if (asked.saga === undefined || call.saga === asked.saga) return;
-  const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
-  throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
-    txn,
-  });
 }
 
 async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {

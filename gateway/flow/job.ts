@@ -6,7 +6,8 @@ import type { Tool } from '../domain/policy.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import type { Stint } from '../domain/watch.ts';
-import type { UndoArguments } from '../ledger/calls.ts';
+import type { Intent, UndoArguments } from '../ledger/calls.ts';
+import type { Payload } from './payload.ts';
 
 /**
  * An open call in the hands of this process: what the ledger said when it was claimed or taken over, and what happened
@@ -103,6 +104,52 @@ export function jobOf(
     woken: true,
     follower: undefined,
     stint: undefined,
+  };
+}
+
+/** A claim that was just won, as it stands in the ledger. */
+export function freshJob(
+  intent: Intent,
+  tool: Tool,
+  owner: string,
+  payload: Payload,
+  { lockToken, follower, stint }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'follower' | 'stint'>>,
+): Job {
+  const isSending = intent.state === 'sending';
+  return {
+    txn: intent.txn,
+    agent: intent.agent,
+    identity: intent.identity,
+    fingerprint: intent.fingerprint,
+    kind: intent.kind,
+    tool,
+    owner,
+    fence: intent.fence,
+    step: 0,
+    ...payload,
+    state: intent.state,
+    attempt: isSending ? 1 : 0,
+    attemptOpen: isSending,
+    unresolved: 0,
+    roundFrom: 0,
+    ownerDeaths: 0,
+    keyLifetimeMs: intent.keyLifetimeMs,
+    roundAt: performance.now(),
+    firstSentAt: isSending ? performance.now() : null,
+    unknownSince: null,
+    approved: false,
+    saga: intent.saga,
+    undoOf: intent.undoes?.txn ?? null,
+    recalled: false,
+    fenced: false,
+    lockToken,
+    run: intent.run,
+    undo: intent.undo,
+    before: undefined,
+    undoArguments: null,
+    woken: false,
+    follower,
+    stint,
   };
 }
 

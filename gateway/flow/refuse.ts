@@ -1,0 +1,111 @@
+import { auditEntry } from '../domain/audit.ts';
+import type { CallFace } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
+import { logEntry } from '../ledger/audit-queue.ts';
+import { coversByName, decide } from '../policy/decide.ts';
+import type { ToolCall } from './call-tool.ts';
+import type { Station } from './station.ts';
+
+/** Why a call is not carried out, station by station. Nothing is sent, and no key is bound. */
+
+/** By policy, or because the arguments do not fit; undefined when there is nothing to refuse. */
+export function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
+  const faults = tool?.faults(asked.args) ?? [];
+  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
+  if (faults.length > 0 && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool)))) {
+    return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
+  }
+  if (decision.allowed) return undefined;
+  return new GatewayError(
+    decision.code,
+    decision.reason,
+    decision.rule === undefined ? {} : { members: { rule: decision.rule.id } },
+  );
+}
+
+/** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
+export function refuseUndo(policies: Policies, { agent, tool, undo, saga, fence }: ToolCall): void {
+  if (undo === undefined) return;
+  const call = { args: undo.args, saga: saga ?? null, run: fence?.run ?? null, now: Date.now() };
+  const decision = decide(policies, agent, undo.tool, call);
+  const declared = policies.tools.get(undo.tool);
+  const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
+  if (faults.length > 0)
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${faults.join('; ')}`, {
+      members: { faults: [...faults] },
+    });
+  if (!decision.allowed)
+    throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
+      ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
+    });
+  if (decision.tool.effect === 'read')
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
+  if (policies.tools.get(tool)?.effect === 'read')
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
+  if (decision.hold !== undefined)
+    throw new GatewayError(
+      'denied',
+      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when a person approves it, so it cannot be promised.`,
+      { members: { rule: decision.rule.id } },
+    );
+}
+
+/** Switched off by people or sick: nothing is sent, and the key is not bound. A held call is not sent now anyway. */
+export function refuseWhatIsOff(station: Station, agent: string, tool: Tool, held: boolean): void {
+  const frozen = station.switches.frozen(agent, tool.name);
+  if (frozen !== undefined) {
+    throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
+  }
+  if (tool.disabled !== undefined) {
+    throw new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, { retryAfterSeconds: 60 });
+  }
+  const doubt = tool.effect === 'read' ? undefined : station.logWatch.doubt();
+  if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });
+  const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
+  if (waitMs > 0) {
+    throw new GatewayError('breaker_open', `${tool.upstream} fails too often and is left alone for a while.`, {
+      retryAfterSeconds: Math.ceil(waitMs / 1000),
+    });
+  }
+}
+
+/** A process that has lost its lease must not even claim. */
+export function refuseUnlessInForce({ switches }: Station, owner: string): void {
+  if (!switches.inForce(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
+}
+
+/** As much of an admitted call as its refusal tells. */
+interface Judged {
+  readonly asked: ToolCall;
+  readonly tool: Tool;
+  readonly policies: Policies;
+  readonly rule: Rule;
+}
+
+/** That an agent was refused by its limits is a decision as any denial is. */
+export async function overLimit({ db }: Station, { asked, tool, policies, rule }: Judged, refusal: GatewayError) {
+  const { code, message } = refusal;
+  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id, reason: message };
+  await logEntry(db, auditEntry(code, about));
+  return refusal;
+}
+
+/** A key that was used for something else before. */
+export function refuseAnother(
+  call: Pick<CallFace, 'txn' | 'tool' | 'saga'>,
+  first: Buffer,
+  asked: ToolCall,
+  fingerprint: Buffer,
+): void {
+  const { txn } = call;
+  if (!first.equals(fingerprint)) {
+    const detail = `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
+    throw new GatewayError('key_reused', detail, { txn });
+  }
+  if (asked.saga === undefined || call.saga === asked.saga) return;
+  const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
+  throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
+    txn,
+  });
+}

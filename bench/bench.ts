@@ -6,6 +6,7 @@ import { chart } from './chart.ts';
 import { startDatabase } from './database.ts';
 import { decisionMicros } from './decision.ts';
 import { countEffects } from './effects.ts';
+import { measureGrowth } from './growth.ts';
 import { measure } from './measure.ts';
 import { NOT_INSTALLED, peersAreInstalled, peerVersions } from './peers.ts';
 import { listening } from './processes.ts';
@@ -14,6 +15,7 @@ import { startOwn, startPeers } from './systems.ts';
 
 const USAGE = `npm run bench -- [--quick] [--rounds N] [--peers] [--write]
 npm run bench -- effects
+npm run bench -- growth [--rounds N] [--rows N]
 
 What the ledger costs: the gateway beside the same fastify and undici without it, on one machine, in alternating runs.
 Only the ratios mean anything.
@@ -22,6 +24,7 @@ Only the ratios mean anything.
   --rounds  how many times each case is run (5)
   --peers   also Restate, DBOS and bare PostgreSQL (first: npm ci --prefix bench)
   --write   the figures to bench/results.json, the chart to docs/bench.svg; not with --quick, which has none
+  growth    what a call costs with ten thousand and with five million (or --rows) calls in the ledger
   effects   what becomes of one call when the process is killed or the answer is lost, here and with the peers
 `;
 
@@ -32,14 +35,19 @@ const { values, positionals } = parseArgs({
     rounds: { type: 'string', default: '5' },
     peers: { type: 'boolean', default: false },
     write: { type: 'boolean', default: false },
+    rows: { type: 'string', default: '5000000' },
     help: { type: 'boolean', default: false },
   },
 });
 const rounds = values.quick ? 1 : Number(values.rounds);
 const isEffects = positionals[0] === 'effects';
+const isGrowth = positionals[0] === 'growth';
 
 const isWrong =
-  !Number.isInteger(rounds) || rounds < 1 || positionals.length > (isEffects ? 1 : 0) || (values.quick && values.write);
+  !Number.isInteger(rounds) ||
+  rounds < 1 ||
+  positionals.length > (isEffects || isGrowth ? 1 : 0) ||
+  (values.quick && values.write);
 if (values.help || isWrong) {
   console.log(USAGE);
   process.exit(values.help ? 0 : 2);
@@ -60,6 +68,7 @@ try {
   closing.push(async () => (await starting).stop());
   const database = await starting;
   if (isEffects) console.log(await countEffects({ database, home, closing }));
+  else if (isGrowth) console.log(await measureGrowth({ database, closing }, [10_000, Number(values.rows)], rounds));
   else await compare(database);
 } finally {
   await close();

@@ -1,0 +1,125 @@
+import pg from 'pg';
+import type { Gateway } from '../test/support/gateway.ts';
+import type { Database } from './database.ts';
+import { fire, median, type Sample } from './load.ts';
+import { startMcpServer } from './mcp.ts';
+import { callOf, KEY, makeOncegate } from './oncegate.ts';
+import { type Listening, listening } from './processes.ts';
+
+interface Place {
+  readonly database: Database;
+  readonly closing: (() => Promise<unknown>)[];
+}
+
+interface Ledger {
+  readonly rows: number;
+  readonly gateway: Gateway;
+  readonly client: pg.Client;
+  readonly samples: Sample[];
+  walBytes: number;
+}
+
+const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: 'y'.repeat(900) });
+const TEMPLATES = 200;
+const CALLS = 4_000;
+const FILL_AT_ONCE = 250_000;
+
+/** What a call costs when the ledger is small and when it is large: two gateways, each with a ledger of its own, in turns. */
+export async function measureGrowth(
+  { database, closing }: Place,
+  sizes: readonly [number, number],
+  rounds: number,
+): Promise<string> {
+  const [upstream, mcp] = [await listening('upstream.mjs'), await startMcpServer()];
+  closing.push(
+    () => upstream.kill(),
+    () => mcp.kill(),
+  );
+  const ledgers: Ledger[] = [];
+  for (const rows of sizes) ledgers.push(await fill(rows, upstream, mcp, database, closing));
+  for (let round = 0; round <= rounds; round += 1) {
+    for (const ledger of ledgers) {
+      const from = await walPosition(ledger.client);
+      const sample = await fire(ledger.gateway.url, CALLS, 64, callOf(KEY, BODY)(`round-${round}`));
+      if (round === 0) continue;
+      ledger.samples.push(sample);
+      ledger.walBytes += Number((await walPosition(ledger.client)) - from);
+    }
+    process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${rounds}\n`);
+  }
+  return report(ledgers, rounds);
+}
+
+/** A ledger with so many calls in it, all like calls that were really made. */
+async function fill(
+  rows: number,
+  upstream: Listening,
+  mcp: Listening,
+  database: Database,
+  closing: Place['closing'],
+): Promise<Ledger> {
+  const url = await database.make(`growth_${rows}`);
+  const gateway = await makeOncegate(upstream.url, `${mcp.url}/mcp`, url);
+  closing.push(() => gateway.dispose());
+  await gateway.start();
+  await fire(gateway.url, TEMPLATES, 16, callOf(KEY, BODY)('template'));
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  closing.push(() => client.end());
+  const { rows: columns } = await client.query<{ name: string }>(
+    `select column_name as name from information_schema.columns where table_name = 'calls' and column_name <> 'txn'
+       and is_generated = 'NEVER' order by ordinal_position`,
+  );
+  const names = columns.map(({ name }) => `"${name}"`).join(', ');
+  for (let made = TEMPLATES; made < rows; made += FILL_AT_ONCE) {
+    const wanted = Math.min(FILL_AT_ONCE, rows - made);
+    await client.query(
+      `insert into calls (txn, ${names})
+       select gen_random_uuid(), ${names} from (select * from calls limit ${TEMPLATES}) c
+         cross join generate_series(1, ${Math.ceil(wanted / TEMPLATES)})`,
+    );
+    process.stderr.write(`\rfilling a ledger: ${made + wanted} of ${rows} `);
+  }
+  process.stderr.write('\n');
+  await client.query('vacuum analyze calls');
+  await client.query('checkpoint');
+  return { rows, gateway, client, samples: [], walBytes: 0 };
+}
+
+async function walPosition(client: pg.Client): Promise<bigint> {
+  const { rows } = await client.query<{ at: string }>(`select pg_current_wal_lsn() - '0/0' as at`);
+  return BigInt(rows[0]?.at ?? 0);
+}
+
+async function report(ledgers: readonly Ledger[], rounds: number): Promise<string> {
+  const lines = [
+    `\n64 at once, median of ${rounds}`.padEnd(29) + 'calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call',
+  ];
+  for (const { rows, client, samples, walBytes } of ledgers) {
+    const { rows: sizes } = await client.query<{ table: string; indexes: string; count: string }>(
+      `select pg_table_size('calls') as table, pg_indexes_size('calls') as indexes, (select count(*) from calls) as count`,
+    );
+    const size = sizes[0];
+    const each = (bytes: string | undefined) => `${Math.round(Number(bytes ?? 0) / Number(size?.count ?? 1))} B`;
+    const wal = `${(walBytes / (CALLS * samples.length) / 1024).toFixed(1)} KiB`;
+    const of = (pick: (sample: Sample) => number) => median(samples.map(pick));
+    lines.push(
+      `${rows} calls`.padEnd(28) +
+        of((s) => s.perSecond)
+          .toFixed(0)
+          .padStart(7) +
+        of((s) => s.p50)
+          .toFixed(1)
+          .padStart(9) +
+        of((s) => s.p99)
+          .toFixed(1)
+          .padStart(9) +
+        wal.padStart(10) +
+        each(size?.table).padStart(12) +
+        each(size?.indexes).padStart(14),
+    );
+  }
+  const [small, large] = ledgers.map(({ samples }) => median(samples.map((sample) => sample.perSecond)));
+  lines.push(`\nthe small one is ${((small ?? 0) / (large ?? 1)).toFixed(2)} times as fast`);
+  return lines.join('\n');
+}

@@ -108,6 +108,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   #status = 0;
   #headers: WireHeaders = {};
   #isStream = false;
+  /** What came so far is no line of its own: it is looked at again only when it is whole. */
+  #isOneMessage = false;
   #chunks: Buffer[] = [];
   #size = 0;
   lastEventId: string | undefined;
@@ -155,9 +157,10 @@ class Exchange implements Dispatcher.DispatchHandler {
   /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */
   #collect(chunk: Buffer): void {
     this.#chunks.push(chunk);
-    if (chunk.at(-1) !== NEWLINE) return;
+    if (this.#isOneMessage || chunk.at(-1) !== NEWLINE) return;
     const messages = Buffer.concat(this.#chunks).toString('utf8').trimEnd().split('\n').map(readMessage);
-    if (!messages.every((message) => message !== undefined && 'method' in message)) return;
+    this.#isOneMessage = !messages.every((message) => message !== undefined && 'method' in message);
+    if (this.#isOneMessage) return;
     this.#chunks = [];
     for (const message of messages) if (message !== undefined) this.#outgoing.heard(message);
   }
@@ -187,11 +190,11 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#finish({ as: 'answered', response, headers: this.#headers });
   }
 
-  /** An error without an id answers the only request there is here. */
+  /** An error without an id answers the only request there is here, unless the HTTP status says what became of that. */
   #isAnswer(message: JsonObject): boolean {
     const { id } = this.#outgoing.message;
     if (id === undefined || 'method' in message) return false;
-    return message['id'] === id || ('error' in message && (message['id'] ?? null) === null);
+    return message['id'] === id || (this.#status === 200 && 'error' in message && (message['id'] ?? null) === null);
   }
 
   #fail(detail: string, refusedHere = false): void {

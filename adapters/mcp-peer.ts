@@ -1,13 +1,10 @@
 import { randomUUID } from 'node:crypto';
 import type { Follower } from '../gateway/domain/adapter.ts';
 import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
+import { IDENTITY, MODERN, modernHeaders, withEnvelope } from './mcp-envelope.ts';
 import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, type Wire } from './mcp-wire.ts';
 
-export const MODERN = '2026-07-28';
 const LEGACY = '2025-11-25';
-
-const META = 'io.modelcontextprotocol';
-const IDENTITY = { name: 'oncegate', version: '1' };
 
 /** A session that was silent this long may be gone: a write first makes sure, for then it cannot tell "gone" from "done". */
 const IDLE_MS = 10_000;
@@ -61,12 +58,16 @@ export class McpPeer {
     const found = await this.#tongueFor(asked);
     if (!('tongue' in found)) return found;
     const { tongue } = found;
-    const timeoutMs = Math.max(1, until - performance.now());
+    const timeoutMs = Math.max(1, Math.round(until - performance.now()));
+    // What is sent with hardly any time left for its answer would only be doubted.
+    if (asked.method === 'tools/call' && timeoutMs < asked.timeoutMs / 2)
+      return { as: 'not_sent', detail: 'the server took too long to be greeted' };
     tongue.usedAt = performance.now();
     const ended = await this.#wire.exchange(this.#outgoing({ ...asked, timeoutMs }, tongue));
     tongue.usedAt = performance.now();
-    if (tongue.session !== undefined && sessionIsGone(ended)) this.#forgetSession(tongue);
-    return ended;
+    if (tongue.session === undefined || !sessionIsGone(ended)) return ended;
+    this.#forgetSession(tongue);
+    return { ...ended, sessionGone: ended.status === 404 };
   }
 
   /** What the server says it can do. Undefined: it cannot be reached. */
@@ -100,7 +101,11 @@ export class McpPeer {
       if ('tongue' in session) return session;
     }
     const modern = await this.#discover(asked.timeoutMs);
-    return modern === 'unknown' ? this.#session(asked, {}) : modern;
+    if (modern !== 'unknown') return modern;
+    const session = await this.#session(asked, {});
+    // It knows neither way: perhaps it was not itself when it was asked, so it is asked once more next time.
+    if (!('tongue' in session)) this.#modern = undefined;
+    return session;
   }
 
   /** Whether the server knows the newer way; it is asked once, and again only if it could not be reached. */
@@ -182,7 +187,7 @@ export class McpPeer {
         if (typeof message['method'] !== 'string') return;
         const said = objectOr(message['params']);
         if (message['id'] !== undefined) void this.#answer(message, tongue, follower);
-        else if (isNews(message['method'])) this.#newsHeard(message['method'], said);
+        else if (NEWS.has(message['method'])) this.#newsHeard(message['method'], newsOf(said));
         else follower?.tell(message['method'], said);
       },
     };
@@ -200,7 +205,7 @@ export class McpPeer {
     if (typeof message['method'] !== 'string') return;
     if (message['id'] !== undefined)
       void this.#answer(message, { session: {}, capabilities: {}, usedAt: 0 }, undefined);
-    else if (isNews(message['method'])) this.#newsHeard(message['method'], objectOr(message['params']));
+    else if (NEWS.has(message['method'])) this.#newsHeard(message['method'], newsOf(objectOr(message['params'])));
   }
 
   #forget(): void {
@@ -226,35 +231,6 @@ const PLAIN: Omit<Outgoing, 'message'> = {
   heard: () => {},
 };
 
-/** What the newer way wants in every request: which revision, who asks, and what they can do. */
-function withEnvelope(params: JsonObject, follower: Follower | undefined): JsonObject {
-  const meta = {
-    ...objectOr(params['_meta']),
-    ...follower?.meta,
-    [`${META}/protocolVersion`]: MODERN,
-    [`${META}/clientInfo`]: IDENTITY,
-    [`${META}/clientCapabilities`]: follower?.capabilities ?? {},
-  };
-  return { ...params, _meta: meta };
-}
-
-function modernHeaders(method: string, params: JsonObject): Record<string, string> {
-  const name = params['name'] ?? params['uri'];
-  return {
-    'mcp-protocol-version': MODERN,
-    'mcp-method': method,
-    ...(typeof name === 'string' && NAMED.has(method) ? { 'mcp-name': headerText(name) } : {}),
-  };
-}
-
-const NAMED = new Set(['tools/call', 'prompts/get', 'resources/read']);
-
-/** As the revision wants it: plain where a header can carry it, else in base64 with a mark. */
-function headerText(text: string): string {
-  if (/^[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?$/.test(text) && !text.startsWith('=?base64?')) return text;
-  return `=?base64?${Buffer.from(text, 'utf8').toString('base64')}?=`;
-}
-
 async function answerTo(method: string, params: JsonObject, follower: Follower | undefined): Promise<JsonObject> {
   if (method === 'ping') return { result: {} };
   if (method === 'roots/list' && follower === undefined) return { result: { roots: [] } };
@@ -267,8 +243,16 @@ async function answerTo(method: string, params: JsonObject, follower: Follower |
   }
 }
 
-function isNews(method: string): boolean {
-  return method.endsWith('/list_changed') || method === 'notifications/resources/updated';
+const NEWS = new Set([
+  'notifications/tools/list_changed',
+  'notifications/prompts/list_changed',
+  'notifications/resources/list_changed',
+  'notifications/resources/updated',
+]);
+
+/** News go to many clients: nothing of what a server may have put beside them does. */
+function newsOf({ uri }: JsonObject): JsonObject {
+  return typeof uri === 'string' ? { uri } : {};
 }
 
 /** The server answered, and what it said is no: it knows the request, or at least that it does not. */
@@ -279,8 +263,7 @@ function isRefusal(ended: Ended): boolean {
   );
 }
 
-function sessionIsGone(ended: Ended): boolean {
-  if (ended.as === 'answered') return 'error' in ended.response && (ended.response['id'] ?? null) === null;
+function sessionIsGone(ended: Ended): ended is Extract<Ended, { as: 'status' }> {
   return ended.as === 'status' && (ended.status === 404 || ended.status === 400);
 }
 

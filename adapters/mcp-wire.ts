@@ -5,7 +5,14 @@ export type Ended =
   /** A JSON-RPC response came back whole. */
   | { readonly as: 'answered'; readonly response: JsonObject; readonly headers: WireHeaders }
   /** An HTTP answer without one. */
-  | { readonly as: 'status'; readonly status: number; readonly text: string; readonly headers: WireHeaders }
+  | {
+      readonly as: 'status';
+      readonly status: number;
+      readonly text: string;
+      readonly headers: WireHeaders;
+      /** The server no longer knows the session in which it was asked. */
+      readonly sessionGone?: boolean;
+    }
   | {
       readonly as: 'not_sent';
       readonly detail: string;

@@ -17,7 +17,7 @@ import { scrub } from '../gateway/domain/redact.ts';
 import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
 import { StdioWire } from './mcp-stdio.ts';
-import type { Ended } from './mcp-wire.ts';
+import { type Ended, readMessage } from './mcp-wire.ts';
 import { withField } from './render.ts';
 
 /**
@@ -84,14 +84,17 @@ export class McpAdapter implements Adapter {
   /** Everything else that a client may ask a server. Rejects with an `McpError`. */
   async ask(method: string, params: JsonObject, follower?: Follower): Promise<JsonObject> {
     const { timeoutMs } = this.#upstream;
-    const ended = await this.#peer.request({ id: randomUUID(), method, params, timeoutMs, follower });
-    if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${describe(ended)}`);
+    const asked = { id: randomUUID(), method, params, timeoutMs, follower, mostBytes: MOST_ANSWER_BYTES };
+    let ended = await this.#peer.request(asked);
+    // Nothing that is asked here does anything: it may be asked again in a new session.
+    if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#peer.request(asked);
+    if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${this.#describe(ended)}`);
     const { result, error } = ended.response;
     if (isObject(result)) return JSON.parse(this.#scrubbed(result)) as JsonObject;
-    const { code, message, data } = objectOr(error);
+    const { code, message, data } = JSON.parse(this.#scrubbed(objectOr(error))) as JsonObject;
     throw new McpError(
       typeof code === 'number' ? code : -32603,
-      scrub(typeof message === 'string' ? message : 'no result and no error', this.#upstream.secrets),
+      typeof message === 'string' ? message : 'no result and no error',
       data,
     );
   }
@@ -99,13 +102,15 @@ export class McpAdapter implements Adapter {
   /** Every page of a list. */
   async list(method: string, member: string, follower?: Follower): Promise<JsonObject[]> {
     const items: JsonObject[] = [];
+    let size = 0;
     let cursor: Json | undefined;
     for (let page = 0; page < MOST_PAGES; page += 1) {
       const result = await this.ask(method, typeof cursor === 'string' ? { cursor } : {}, follower);
       const found = result[member];
-      if (Array.isArray(found)) items.push(...found.filter(isObject));
+      if (Array.isArray(found)) for (const item of found) if (isObject(item)) items.push(item);
       cursor = result['nextCursor'];
-      if (typeof cursor !== 'string' || items.length > MOST_ITEMS) break;
+      size += JSON.stringify(result).length;
+      if (typeof cursor !== 'string' || items.length > MOST_ITEMS || size > MOST_ANSWER_BYTES) break;
     }
     return items.slice(0, MOST_ITEMS);
   }
@@ -114,8 +119,12 @@ export class McpAdapter implements Adapter {
     return this.#peer.capabilities(this.#upstream.timeoutMs);
   }
 
+  /** Of resources only those that somebody wants to hear of. */
   onNews(told: (method: string, params: JsonObject) => void): void {
-    this.#peer.onNews(told);
+    this.#peer.onNews((method, params) => {
+      if (method !== 'notifications/resources/updated' || this.#watched.has(String(params['uri'])))
+        told(method, params);
+    });
   }
 
   /** Hears from a server that can say so when its lists change, until this adapter is closed. */
@@ -152,13 +161,15 @@ export class McpAdapter implements Adapter {
   #outcome(tool: Tool, ended: Ended): Outcome {
     switch (ended.as) {
       case 'not_sent':
-        return { kind: 'not_sent', ...reasons(ended), detail: ended.detail };
+        return { kind: 'not_sent', ...reasons(ended), detail: this.#describe(ended) };
       case 'lost':
-        return { kind: 'ambiguous', detail: ended.detail };
+        return { kind: 'ambiguous', detail: this.#describe(ended) };
       case 'status': {
-        const answer = this.#answer(ended.status, ended.text);
-        const detail = describe(ended);
-        return tool.noEffect.has(ended.status)
+        const answer = this.#answer(ended.status, scrub(ended.text, this.#upstream.secrets));
+        const detail = this.#describe(ended);
+        // By the protocol nothing was done. Where a repeat is harmless that need not be believed: it is asked again.
+        if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
+        return tool.noEffect.has(ended.status) || isRefusedByServer(ended)
           ? { kind: 'refused', answer }
           : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
       }
@@ -173,7 +184,8 @@ export class McpAdapter implements Adapter {
       const error = objectOr(response['error']);
       const body = this.#scrubbed({ error });
       if (isRefusal(response, error)) return { kind: 'refused', answer: this.#answer(400, body) };
-      return this.#failed(tool, this.#answer(500, body), scrub(String(error['message']), this.#upstream.secrets));
+      const detail = this.#inItsWords(tool, 'the server answered with an error', error['message']);
+      return this.#failed(tool, this.#answer(500, body), detail);
     }
     if (result['isError'] === true)
       return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(tool, result));
@@ -183,12 +195,20 @@ export class McpAdapter implements Adapter {
       : { kind: 'ok', answer };
   }
 
-  /** In the tool's own words, unless they might repeat what is redacted. */
   #complaint(tool: Tool, { content }: JsonObject): string {
     const [first] = Array.isArray(content) ? content : [];
-    const words = isObject(first) && typeof first['text'] === 'string' ? first['text'] : '';
-    if (words === '' || tool.redact.length > 0) return 'the tool says that it failed';
-    return `the tool says that it failed: ${scrub(words, this.#upstream.secrets).slice(0, MOST_WORDS)}`;
+    return this.#inItsWords(tool, 'the tool says that it failed', isObject(first) ? first['text'] : undefined);
+  }
+
+  /** What the server said beside what it means, unless it might repeat what is redacted. */
+  #inItsWords(tool: Tool, meaning: string, words: Json | undefined): string {
+    if (typeof words !== 'string' || words === '' || tool.redact.length > 0) return meaning;
+    return `${meaning}: ${scrub(words, this.#upstream.secrets).slice(0, MOST_WORDS)}`;
+  }
+
+  #describe(ended: Exclude<Ended, { as: 'answered' }>): string {
+    if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
+    return scrub(ended.detail, this.#upstream.secrets);
   }
 
   /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
@@ -231,6 +251,16 @@ function withToken(params: JsonObject, token: string | undefined): JsonObject {
     : { ...params, _meta: { ...objectOr(params['_meta']), 'oncegate/lock-token': token } };
 }
 
+/**
+ * A server that does not take a request says so with a status and, in the words of the protocol, an error about no request in
+ * particular. A status alone may come from anything on the way.
+ */
+function isRefusedByServer({ status, text }: Extract<Ended, { as: 'status' }>): boolean {
+  const message = status >= 400 && status < 500 ? readMessage(text) : undefined;
+  if (message?.['jsonrpc'] !== '2.0' || (message['id'] ?? null) !== null) return false;
+  return typeof objectOr(message['error'])['code'] === 'number';
+}
+
 /** An error without an id is about no request in particular: the server never took it up. */
 function isRefusal({ id }: JsonObject, { code }: JsonObject): boolean {
   return (id ?? null) === null || REFUSALS.has(Number(code));
@@ -240,6 +270,8 @@ const MOST_WORDS = 1_000;
 const LISTEN_MS = 3_600_000;
 const LISTEN_AGAIN_MS = 1_000;
 const MOST_WATCHED = 256;
+/** Of one answer that is no tool's, and of all pages of a list. */
+const MOST_ANSWER_BYTES = 16 * 1024 * 1024;
 const MOST_PAGES = 100;
 const MOST_ITEMS = 10_000;
 
@@ -247,6 +279,7 @@ function reasons({ abandoned, refusedHere }: Extract<Ended, { as: 'not_sent' }>)
   return { ...(abandoned === true ? { abandoned } : {}), ...(refusedHere === true ? { refusedHere } : {}) };
 }
 
-function describe(ended: Exclude<Ended, { as: 'answered' }>): string {
-  return ended.as === 'status' ? `the server answered ${ended.status} without a result` : ended.detail;
+/** Whether sending it once more does no harm, whatever became of it. */
+function isRepeatable({ effect, once }: Tool): boolean {
+  return effect === 'read' || once.by === 'key' || once.by === 'nature';
 }

@@ -10,7 +10,10 @@ export interface StreamEvent {
  */
 export class EventReader {
   readonly #decoder = new TextDecoder('utf-8');
-  #rest = '';
+  /** The beginning of a line that has not ended. */
+  #parts: string[] = [];
+  /** A carriage return at the very end may be half of a line's end: it waits for the next bytes. */
+  #endsInReturn = false;
   #data: string[] = [];
   #id: string | undefined;
   #retryMs: number | undefined;
@@ -21,11 +24,15 @@ export class EventReader {
   }
 
   read(chunk: Uint8Array): StreamEvent[] {
-    this.#rest += this.#decoder.decode(chunk, { stream: true });
-    // A carriage return at the very end may be half of a line's end: it waits for the next bytes.
-    const whole = this.#rest.endsWith('\r') ? this.#rest.length - 1 : this.#rest.length;
-    const lines = this.#rest.slice(0, whole).split(/\r\n|\n|\r/);
-    this.#rest = (lines.pop() ?? '') + this.#rest.slice(whole);
+    const text = this.#decoder.decode(chunk, { stream: true });
+    this.#parts.push(text);
+    // A long line is put together once, when it ends: otherwise each chunk of it would cost as much as all before.
+    if (!this.#endsInReturn && !/[\r\n]/.test(text)) return [];
+    const rest = this.#parts.join('');
+    this.#endsInReturn = rest.endsWith('\r');
+    const whole = this.#endsInReturn ? rest.length - 1 : rest.length;
+    const lines = rest.slice(0, whole).split(/\r\n|\n|\r/);
+    this.#parts = [lines.pop() ?? '', rest.slice(whole)];
     return lines.flatMap((line) => this.#line(line));
   }
 

@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Registry } from '../../adapters/registry.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { canonical } from '../domain/canonical.ts';
@@ -8,11 +9,14 @@ import type { Policies, Upstream } from '../domain/policy.ts';
 import type { Database } from '../ledger/db.ts';
 import { acceptOffer, noteOffers, type Offer, type Pin, readPins } from '../ledger/pins.ts';
 import { type OfferedTool, withImported } from '../policy/imported.ts';
+import { News } from './news.ts';
 
 export type { Pin };
 
 /** How often a server is asked for its tools, and the pins are read that other replicas and people may have changed. */
 const LIST_EVERY_MS = 30_000;
+const LIST_AGAIN_MS = 200;
+const LIST_RETRY_MS = 2_000;
 const READ_EVERY_MS = 2_000;
 /** A start does not wait longer than this for servers that are slow to list their tools. */
 const START_MS = 3_000;
@@ -37,8 +41,9 @@ export class Imports {
   #pins: readonly Pin[] = [];
   /** The names each server listed last; none yet when it could not be asked since this process began. */
   readonly #listed = new Map<string, ReadonlySet<string>>();
+  readonly #listing = new Map<string, { again: boolean; done: Promise<void> }>();
   readonly #capabilities = new Map<string, JsonObject>();
-  readonly #told: ((method: string, params: JsonObject) => void)[] = [];
+  readonly #news = new News();
   readonly #reported = new Set<string>();
   #seen = '';
   readonly #timers: NodeJS.Timeout[] = [];
@@ -65,7 +70,7 @@ export class Imports {
 
   /** Told when what servers offer has changed: by the MCP notification about it. */
   onChange(told: (method: string, params: JsonObject) => void): void {
-    this.#told.push(told);
+    this.#news.onTold(told);
   }
 
   async start(): Promise<void> {
@@ -116,24 +121,63 @@ export class Imports {
     await Promise.all(this.#sources().map((upstream) => this.#list(upstream)));
   }
 
-  async #list(upstream: Upstream): Promise<void> {
+  /** One listing of a server at a time: whatever is heard meanwhile leads to one more, a moment later. */
+  #list(upstream: Upstream): Promise<void> {
+    const { name } = upstream;
+    const running = this.#listing.get(name);
+    if (running !== undefined) {
+      running.again = true;
+      return running.done;
+    }
+    const listing = { again: false, done: Promise.resolve() };
+    this.#listing.set(name, listing);
+    listing.done = this.#listOnce(upstream).then(async (isListed) => {
+      if (listing.again) await sleep(LIST_AGAIN_MS, undefined, { ref: false });
+      this.#listing.delete(name);
+      if (listing.again) await this.#list(upstream);
+      else if (!isListed) setTimeout(() => this.#listNamed(name), LIST_RETRY_MS).unref();
+    });
+    return listing.done;
+  }
+
+  #listNamed(name: string): void {
+    const upstream = this.#sources().find((source) => source.name === name);
+    if (upstream !== undefined) void this.#list(upstream);
+  }
+
+  async #listOnce(upstream: Upstream): Promise<boolean> {
     const server = this.#station.adapters.mcp(upstream.name);
-    if (server === undefined || this.#stopped) return;
+    if (server === undefined || this.#stopped) return true;
     try {
       const capabilities = await server.capabilities();
       if (capabilities !== undefined) this.#capabilities.set(upstream.name, capabilities);
       const offered = await server.list('tools/list', 'tools');
-      const offers = offered.flatMap((tool) => this.#offer(upstream.name, tool));
+      const offers = this.#unique(
+        upstream.name,
+        offered.flatMap((tool) => this.#offer(upstream.name, tool)),
+      );
       this.#listed.set(upstream.name, new Set(offers.map(({ tool }) => tool)));
       await noteOffers(this.#station.db, upstream.name, offers);
       await this.#read();
+      return true;
     } catch (error) {
       this.#report(
         `${upstream.name} ${String(error)}`,
         { upstream: upstream.name, err: String(error) },
         'an MCP server could not be asked for its tools',
       );
+      return false;
     }
+  }
+
+  /** Of two tools with one name nobody could say which is called: the first counts, as it does for the server itself. */
+  #unique(upstream: string, offers: readonly Offer[]): Offer[] {
+    const byName = new Map<string, Offer>();
+    for (const offer of offers) {
+      if (!byName.has(offer.tool)) byName.set(offer.tool, offer);
+      else this.#report(`${upstream} ${offer.tool} twice`, { upstream, tool: offer.tool }, 'a tool is listed twice');
+    }
+    return [...byName.values()];
   }
 
   #offer(upstream: string, { name, title, description, inputSchema, outputSchema, annotations }: JsonObject): Offer[] {
@@ -146,12 +190,12 @@ export class Imports {
       ...(isObject(outputSchema) ? { outputSchema } : {}),
       ...(isObject(annotations) ? { annotations } : {}),
     };
-    const text = canonical(definition);
-    if (text.length > MOST_DEFINITION || text.includes('\\u0000')) {
+    const text = written(definition);
+    if (text === undefined) {
       this.#report(
         `${upstream} ${name}`,
         { upstream, tool: name },
-        'a tool is described at too great a length, or with NUL characters, and is not taken in',
+        'a tool is described at too great a length or depth, or with characters that are none, and is not taken in',
       );
       return [];
     }
@@ -190,7 +234,7 @@ export class Imports {
     }
     if (sameTools(merged, this.#merged)) return;
     this.#merged = merged;
-    for (const told of this.#told) told('notifications/tools/list_changed', {});
+    this.#news.tell('notifications/tools/list_changed', {});
   }
 
   #offeredBy(upstream: string): OfferedTool[] {
@@ -215,9 +259,9 @@ export class Imports {
     const server = this.#station.adapters.mcp(name);
     if (server === undefined) return;
     server.onNews((method, params) => {
-      const upstream = this.#sources().find((source) => source.name === name);
-      if (method === 'notifications/tools/list_changed' && upstream !== undefined) void this.#list(upstream);
-      for (const told of this.#told) told(method, params);
+      // Clients hear of tools when ours have changed: whoever asked sooner would be shown the old ones.
+      if (method === 'notifications/tools/list_changed') this.#listNamed(name);
+      else this.#news.tell(method, params);
     });
     void server.follow();
   }
@@ -227,6 +271,17 @@ export class Imports {
     if (this.#reported.size >= MOST_REPORTED) this.#reported.clear();
     this.#reported.add(once);
     this.#station.log.warn(fields, message);
+  }
+}
+
+/** What a server says of a tool as it is compared and stored; undefined if it cannot be. */
+function written(definition: JsonObject): string | undefined {
+  try {
+    const text = canonical(definition);
+    return text.length > MOST_DEFINITION || text.includes('\\u0000') ? undefined : text;
+  } catch {
+    // Nested too deeply to be walked, or half of a surrogate pair.
+    return undefined;
   }
 }
 

@@ -11,6 +11,8 @@ type Kind = 'resources' | 'prompts';
 
 /** Errors by which servers say that they have no such thing: the next one may. */
 const NOT_HERE = new Set([-32601, -32602, -32002]);
+/** One that cannot be asked, or is not well, must not hide what the others have. */
+const CANNOT_SAY = -32603;
 
 /**
  * What MCP servers offer beside tools: resources and prompts, to read only. Whether an agent may is asked of its rules under
@@ -58,11 +60,19 @@ export class Offers {
     return this.#first('resources', this.#sources('resources'), 'resources/read', () => params, params);
   }
 
-  /** Hears of changes of a resource, from every server that has it and whose resources this agent may read. */
-  async watch(uri: string): Promise<void> {
+  /** Hears of changes of a resource from every server that has it and whose resources this agent may read. False: from none. */
+  async watch(uri: string): Promise<boolean> {
+    let isWatched = false;
     for (const upstream of this.#sources('resources')) {
-      if (await this.#allowed(upstream, 'resources', { uri })) await this.#server(upstream).watch(uri);
+      if (!(await this.#allowed(upstream, 'resources', { uri }))) continue;
+      try {
+        await this.#server(upstream).watch(uri);
+        isWatched = true;
+      } catch (error) {
+        if (!isNoAnswer(error)) throw error;
+      }
     }
+    return isWatched;
   }
 
   async prompt(params: JsonObject): Promise<JsonObject> {
@@ -91,18 +101,21 @@ export class Offers {
     paramsFor: (upstream: Upstream) => JsonObject,
     asked: JsonObject,
   ): Promise<JsonObject> {
-    let last: McpError | undefined;
+    let absent: McpError | undefined;
+    let trouble: McpError | undefined;
     for (const upstream of sources) {
       if (!(await this.#allowed(upstream, kind, asked))) continue;
       try {
         return await this.#server(upstream).ask(method, paramsFor(upstream), this.#follower);
       } catch (error) {
-        if (!(error instanceof McpError)) throw error;
-        if (!NOT_HERE.has(error.code)) throw error;
-        last ??= error;
+        if (!isNoAnswer(error)) throw error;
+        if (error.code === CANNOT_SAY) trouble ??= error;
+        else absent ??= error;
       }
     }
-    if (last !== undefined) throw last;
+    // Whoever could not be asked may have it.
+    const why = trouble ?? absent;
+    if (why !== undefined) throw why;
     const { uri } = asked;
     const what = kind === 'prompts' ? 'prompt' : 'resource';
     throw new McpError(-32602, `There is no such ${what}.`, uri === undefined ? undefined : { uri });
@@ -133,6 +146,11 @@ export class Offers {
     if (server === undefined) throw new McpError(-32603, `${name} is gone`);
     return server;
   }
+}
+
+/** The next server may have what this one has not, or cannot give now. */
+function isNoAnswer(error: unknown): error is McpError {
+  return error instanceof McpError && (NOT_HERE.has(error.code) || error.code === CANNOT_SAY);
 }
 
 function promptName(upstream: Upstream, name: unknown): string {

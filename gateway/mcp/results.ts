@@ -12,7 +12,7 @@ export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean): Json
   if (problem !== undefined) return problemResult(problem, call.answer);
   if (call.state !== 'succeeded') return waitingResult(call, repeat);
   const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...receipt(call) };
-  const result = isMcpTool ? ownResult(call) : writtenResult(call);
+  const result = (isMcpTool ? ownResult(call) : writtenResult(call)) ?? withoutResult(call, repeat);
   const { _meta } = result;
   return {
     ...result,
@@ -33,22 +33,28 @@ function receipt({ leaf }: CallFace): JsonObject {
 }
 
 /** A tool of an MCP server answered as tools of MCP servers do: it passes as it is. */
-function ownResult({ answer, outcome }: CallFace): JsonObject {
+function ownResult({ answer }: CallFace): JsonObject | undefined {
   const result = answer?.body == null ? undefined : (JSON.parse(answer.body) as Json);
   if (isObject(result) && (Array.isArray(result['content']) || result['resultType'] === 'input_required'))
     return result;
-  return { content: [text(withoutResult(outcome))] };
+  return undefined;
 }
 
-function withoutResult(outcome: string | null): string {
+/** The call itself stands where the result would: where a schema promises something structured there must be something. */
+function withoutResult(call: CallFace, repeat: boolean): JsonObject {
+  const structuredContent = JSON.parse(callText(call, repeat)) as JsonObject;
+  return { content: [text(whyWithoutResult(call.outcome))], structuredContent };
+}
+
+function whyWithoutResult(outcome: string | null): string {
   if (outcome === 'body_unavailable') return 'It succeeded, but its answer was lost on the way and cannot be shown.';
   if (outcome === 'already_satisfied') return 'Everything was already as asked: nothing was sent.';
   return 'It succeeded. There is no result to show.';
 }
 
-function writtenResult(call: CallFace): JsonObject {
-  const { answer, outcome } = call;
-  if (answer?.body == null) return { content: [text(withoutResult(outcome))] };
+function writtenResult(call: CallFace): JsonObject | undefined {
+  const { answer } = call;
+  if (answer?.body == null) return undefined;
   if (answer.encoding === 'base64') return { content: [binary(call, answer, answer.body)] };
   const value = resultJson(answer);
   const written = typeof value === 'string' ? value : answer.body;

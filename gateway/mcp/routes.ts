@@ -55,7 +55,9 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
         throw new GatewayError('forbidden', 'This origin or host is not one from which this gateway is used.');
       const agent = identify(request, reply, flow);
       const body = request.method === 'POST' ? readMessage(request) : undefined;
-      if (body instanceof StrictJsonError) return sendUnreadable(reply, body.message);
+      if (body instanceof StrictJsonError) return sendRefusal(reply, -32700, `Parse error: ${body.message}`);
+      // No revision that is spoken here knows batches, and one request would be counted for any number of calls.
+      if (Array.isArray(body)) return sendRefusal(reply, -32600, 'Invalid request: send one message, not a batch.');
       if (isObject(body) && !('method' in body) && body['id'] !== undefined && ('result' in body || 'error' in body)) {
         questions.answer(agent.name, body);
         return reply.status(202).send();
@@ -153,10 +155,8 @@ function readMessage(request: FastifyRequest): Json | StrictJsonError {
   }
 }
 
-function sendUnreadable(reply: FastifyReply, message: string): FastifyReply {
-  return reply
-    .status(400)
-    .send({ jsonrpc: '2.0', id: null, error: { code: -32700, message: `Parse error: ${message}` } });
+function sendRefusal(reply: FastifyReply, code: number, message: string): FastifyReply {
+  return reply.status(400).send({ jsonrpc: '2.0', id: null, error: { code, message } });
 }
 
 function isInitialize(body: Json | undefined): body is JsonObject {

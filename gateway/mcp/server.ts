@@ -1,12 +1,15 @@
 import { ProtocolError, Server, type ServerContext } from '@modelcontextprotocol/server';
 import type { Continuation, Era, Follower } from '../domain/adapter.ts';
 import type { CallFace } from '../domain/call.ts';
+import { canonical } from '../domain/canonical.ts';
+import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { McpError } from '../domain/mcp-error.ts';
 import type { Agent } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { readTrace, type Trace } from '../domain/watch.ts';
 import { callTool, type Flow } from '../flow/call-tool.ts';
+import { dryRun } from '../flow/dry-run.ts';
 import { Offers } from '../flow/offers.ts';
 import type { Caller } from '../flow/patience.ts';
 import { toolNamed } from '../http/catalogue.ts';
@@ -63,7 +66,7 @@ export function serverFor(visit: Visit, era: Era): Server {
     },
   );
   const raw = relaying(server as unknown as RawServer);
-  raw.setRequestHandler('tools/list', () => ({ tools: toolList(station.policies(), agent) }));
+  raw.setRequestHandler('tools/list', () => ({ tools: toolList(station.policies(), agent, era) }));
   raw.setRequestHandler('tools/call', (request, ctx) => callOne(visit, server, era, request.params, ctx));
   const offers = (ctx: ServerContext) => offersFor(visit, era, { server, ctx });
   if ('resources' in capabilities) {
@@ -72,7 +75,7 @@ export function serverFor(visit: Visit, era: Era): Server {
       offers(ctx).list('resources', 'resources/templates/list', 'resourceTemplates'),
     );
     raw.setRequestHandler('resources/subscribe', async ({ params: { uri } }, ctx) => {
-      await offers(ctx).watch(String(uri));
+      if (!(await offers(ctx).watch(String(uri)))) throw new McpError(-32602, 'There is no such resource.');
       visit.subscribe(String(uri));
       return {};
     });
@@ -130,9 +133,10 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
   const key = keyOf(meta, visit.rawKey);
   const builtIn = builtInNamed(name);
   if (builtIn !== undefined) {
+    if (headers.dryRun) throw new GatewayError('malformed', `There is no dry run of ${name}: it was not carried out.`);
     const use = { flow, agent, key, caller, patienceMs: builtIn.effect === 'read' ? 0 : headers.patienceMs };
     const value = await useBuiltIn(builtIn, use, args);
-    return { content: [{ type: 'text', text: JSON.stringify(value) }], structuredContent: value };
+    return told(value);
   }
   const policies = flow.station.policies();
   const tool = toolNamed(policies, name);
@@ -151,6 +155,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     patienceMs: headers.patienceMs,
     caller,
   };
+  if (headers.dryRun) return told(await dryRun(flow.station, () => ({ ...asked, key })));
   const upstream = policies.upstreams.get(policies.tools.get(tool)?.upstream ?? '');
   let continuation = continuationOf(ctx);
   for (let round = 1; ; round += 1) {
@@ -160,7 +165,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
       continuation,
     });
     visit.answered.push(answer.call);
-    if (answer.call.state === 'held' && mayVisit(follower)) return visitRequest(visit, answer.call);
+    if (answer.call.state === 'held' && mayVisit(follower)) return visitRequest(visit, answer.call, continuation);
     const result = resultOf(answer, upstream?.adapter === 'mcp');
     if (era === 'modern' || result['resultType'] !== 'input_required') return result;
     if (round === MOST_ROUNDS) throw new McpError(-32603, `The tool asked ${round} times and is not content.`);
@@ -181,6 +186,10 @@ function traceFor(meta: JsonObject, { trace }: CallHeaders): Trace {
   return own.traceparent === undefined ? trace : own;
 }
 
+function told(value: Json): JsonObject {
+  return { content: [{ type: 'text', text: JSON.stringify(value) }], structuredContent: value };
+}
+
 const MOST_ROUNDS = 8;
 
 async function answersOf({ inputRequests, requestState }: JsonObject, follower: Follower): Promise<Continuation> {
@@ -198,14 +207,17 @@ function mayVisit({ era, capabilities }: Follower): boolean {
   return era === 'modern' && isObject(elicitation) && elicitation['url'] !== undefined;
 }
 
-/** A held call, for a client that can take somebody to the page where it is decided and then ask again. */
-function visitRequest({ origin }: Visit, { txn, tool }: CallFace): JsonObject {
+/**
+ * A held call, for a client that can take somebody to the page where it is decided and then ask again. What the call brought
+ * goes out and comes back with the state, because such a client sends it only once.
+ */
+function visitRequest({ origin }: Visit, { txn, tool }: CallFace, continuation: Continuation | undefined): JsonObject {
   const message = `${tool} waits for a person's approval. Nothing was sent so far.`;
   const params = { mode: 'url', message, url: `${origin}/#approvals/${txn}` };
   return {
     resultType: 'input_required',
     inputRequests: { approval: { method: 'elicitation/create', params } },
-    requestState: `${HELD}${txn}`,
+    requestState: `${HELD}${continuation === undefined ? '' : Buffer.from(canonical(asJson(continuation))).toString('base64url')}`,
   };
 }
 
@@ -214,13 +226,26 @@ const HELD = 'oncegate.held.';
 function continuationOf(ctx: ServerContext): Continuation | undefined {
   const { inputResponses } = ctx.mcpReq;
   const requestState = ctx.mcpReq.requestState<string>();
-  // It comes back from the page where a held call is decided: the same call, not one that brings anything.
-  if (requestState?.startsWith(HELD) === true) return undefined;
+  // It comes back from the page where a held call is decided: the same call, with what that brought.
+  if (requestState?.startsWith(HELD) === true) return broughtBefore(requestState.slice(HELD.length));
   if (inputResponses === undefined && requestState === undefined) return undefined;
   return {
     ...(inputResponses === undefined ? {} : { inputResponses: inputResponses as JsonObject }),
     ...(requestState === undefined ? {} : { requestState }),
   };
+}
+
+function broughtBefore(text: string): Continuation | undefined {
+  if (text === '') return undefined;
+  try {
+    const { inputResponses, requestState } = JSON.parse(Buffer.from(text, 'base64url').toString()) as JsonObject;
+    return {
+      ...(isObject(inputResponses) ? { inputResponses } : {}),
+      ...(typeof requestState === 'string' ? { requestState } : {}),
+    };
+  } catch {
+    throw new GatewayError('malformed', 'requestState is not one that this gateway gave.');
+  }
 }
 
 function withRound(params: JsonObject, ctx: ServerContext): JsonObject {

@@ -3,8 +3,12 @@ import type { FastifyReply } from 'fastify';
 import type { JsonObject } from '../domain/json.ts';
 
 const KEEP_ALIVE_MS = 15_000;
-const MOST_STREAMS = 1_024;
+const MOST_SESSIONS = 1_024;
+/** Of one agent: what it takes must not be missing to others. */
+const MOST_STREAMS = 64;
 const MOST_URIS = 256;
+/** A client that does not read what it is told is let go: news must not pile up here. */
+const MOST_UNREAD_BYTES = 1_048_576;
 
 interface Listener {
   readonly agent: string;
@@ -21,7 +25,7 @@ export class Streams {
 
   /** Holds the answer open as a stream. False: there are too many already. */
   open(agent: string, session: string, reply: FastifyReply): boolean {
-    const listener = this.#of(agent, session);
+    const listener = this.#streamsOf(agent) < MOST_STREAMS ? this.#of(agent, session) : undefined;
     if (listener === undefined) return false;
     reply.hijack();
     const { raw } = reply;
@@ -32,7 +36,7 @@ export class Streams {
     raw.once('close', () => {
       clearInterval(keepAlive);
       listener.streams = listener.streams.filter((each) => each !== raw);
-      if (listener.streams.length === 0) this.#listeners.delete(session);
+      if (listener.streams.length === 0 && listener.uris.size === 0) this.#listeners.delete(session);
     });
     return true;
   }
@@ -54,7 +58,10 @@ export class Streams {
     const message = JSON.stringify({ jsonrpc: '2.0', method, ...(uri === undefined ? {} : { params }) });
     for (const { uris, streams } of this.#listeners.values()) {
       if (method === 'notifications/resources/updated' && !uris.has(String(uri))) continue;
-      for (const stream of streams) stream.write(`event: message\ndata: ${message}\n\n`);
+      for (const stream of streams) {
+        stream.write(`event: message\ndata: ${message}\n\n`);
+        if (stream.writableLength > MOST_UNREAD_BYTES) stream.destroy();
+      }
     }
   }
 
@@ -62,11 +69,16 @@ export class Streams {
     for (const { streams } of this.#listeners.values()) for (const stream of streams) stream.end();
   }
 
+  #streamsOf(agent: string): number {
+    const own = [...this.#listeners.values()].filter((listener) => listener.agent === agent);
+    return own.reduce((count, { streams }) => count + streams.length, 0);
+  }
+
   /** Another agent that uses the same session is not its owner. The oldest without a stream makes room. */
   #of(agent: string, session: string): Listener | undefined {
     const known = this.#listeners.get(session);
     if (known !== undefined) return known.agent === agent ? known : undefined;
-    if (this.#listeners.size >= MOST_STREAMS) {
+    if (this.#listeners.size >= MOST_SESSIONS) {
       const idle = [...this.#listeners].find(([, { streams }]) => streams.length === 0);
       if (idle === undefined) return undefined;
       this.#listeners.delete(idle[0]);

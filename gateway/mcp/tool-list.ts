@@ -1,11 +1,13 @@
 import type { Tool as McpTool } from '@modelcontextprotocol/server';
+import type { Era } from '../domain/adapter.ts';
+import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { callable, vendorName } from '../http/catalogue.ts';
 import { coversByName } from '../policy/decide.ts';
 import { BUILT_IN_TOOLS } from './built-in.ts';
 
 /** What this agent may call. What a server says of its own tools' effects is not repeated: contracts say it. */
-export function toolList(policies: Policies, agent: Agent): McpTool[] {
+export function toolList(policies: Policies, agent: Agent, era: Era): McpTool[] {
   const builtIn = BUILT_IN_TOOLS.filter((tool) => coversByName(agent, tool)).map(
     ({ name, description, input, effect }): McpTool => ({
       name: vendorName(name),
@@ -14,10 +16,11 @@ export function toolList(policies: Policies, agent: Agent): McpTool[] {
       annotations: { readOnlyHint: effect === 'read', destructiveHint: false, openWorldHint: false },
     }),
   );
-  return [...callable(policies, agent).map(shown), ...builtIn];
+  return [...callable(policies, agent).map((tool) => shown(tool, era)), ...builtIn];
 }
 
-function shown(tool: Tool): McpTool {
+function shown(tool: Tool, era: Era): McpTool {
+  const output = era === 'legacy' ? withOurAnswers(tool.output) : tool.output;
   return {
     name: vendorName(tool.name),
     ...(tool.title === undefined ? {} : { title: tool.title }),
@@ -25,7 +28,7 @@ function shown(tool: Tool): McpTool {
     inputSchema: (tool.input['type'] === 'object'
       ? tool.input
       : { ...tool.input, type: 'object' }) as McpTool['inputSchema'],
-    ...(hasObjectOutput(tool) ? { outputSchema: tool.output as NonNullable<McpTool['outputSchema']> } : {}),
+    ...(isOfObjects(output) ? { outputSchema: output as NonNullable<McpTool['outputSchema']> } : {}),
     annotations: annotations(tool),
     _meta: { 'oncegate/once': tool.effect === 'read' ? 'read' : tool.once.by, 'oncegate/undo': tool.undo.kind },
   };
@@ -44,6 +47,25 @@ function annotations(tool: Tool): NonNullable<McpTool['annotations']> {
 }
 
 /** Clients of all revisions understand only results that are objects. */
-export function hasObjectOutput(tool: Pick<Tool, 'output'>): boolean {
-  return tool.output?.['type'] === 'object';
+function isOfObjects(output: JsonObject | undefined): boolean {
+  return output?.['type'] === 'object';
+}
+
+/** What stands in the place of a result: a problem, a call that goes on or whose answer is lost, a dry run. */
+const OUR_ANSWERS: readonly JsonObject[] = [
+  { required: ['type', 'code', 'retry'], properties: { code: { type: 'string' } } },
+  { required: ['txn', 'tool', 'state', 'replayed'] },
+  { required: ['dryRun'], properties: { dryRun: { const: true } } },
+];
+
+/**
+ * Old clients hold whatever is structured against the schema, an error too, and keep from the model what does not fit. A
+ * schema that refers to itself otherwise than by its definitions cannot be put beside others, and is not shown.
+ */
+function withOurAnswers(output: JsonObject | undefined): JsonObject | undefined {
+  if (output === undefined || !isOfObjects(output)) return output;
+  const { $schema, $defs, definitions, ...own } = output;
+  if (/"\$ref":"(?!#\/(?:\$defs|definitions)\/)/.test(JSON.stringify(output))) return undefined;
+  const shared = Object.entries({ $schema, $defs, definitions }).filter(([, value]) => value !== undefined);
+  return { ...(Object.fromEntries(shared) as JsonObject), type: 'object', anyOf: [own, ...OUR_ANSWERS] };
 }

@@ -1,0 +1,38 @@
+import type { Follower } from '../gateway/domain/adapter.ts';
+import { isObject, type JsonObject } from '../gateway/domain/json.ts';
+
+/** The revision in which every request says all there is to know. */
+export const MODERN = '2026-07-28';
+export const IDENTITY = { name: 'oncegate', version: '1' };
+
+const META = 'io.modelcontextprotocol';
+
+/** What the newer way wants in every request: which revision, who asks, and what they can do. */
+export function withEnvelope(params: JsonObject, follower: Follower | undefined): JsonObject {
+  const { _meta } = params;
+  const meta = {
+    ...(isObject(_meta) ? _meta : {}),
+    ...follower?.meta,
+    [`${META}/protocolVersion`]: MODERN,
+    [`${META}/clientInfo`]: IDENTITY,
+    [`${META}/clientCapabilities`]: follower?.capabilities ?? {},
+  };
+  return { ...params, _meta: meta };
+}
+
+export function modernHeaders(method: string, params: JsonObject): Record<string, string> {
+  const name = params['name'] ?? params['uri'];
+  return {
+    'mcp-protocol-version': MODERN,
+    'mcp-method': method,
+    ...(typeof name === 'string' && NAMED.has(method) ? { 'mcp-name': headerText(name) } : {}),
+  };
+}
+
+const NAMED = new Set(['tools/call', 'prompts/get', 'resources/read']);
+
+/** As the revision wants it: plain where a header can carry it, else in base64 with a mark. */
+function headerText(text: string): string {
+  if (/^[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?$/.test(text) && !text.startsWith('=?base64?')) return text;
+  return `=?base64?${Buffer.from(text, 'utf8').toString('base64')}?=`;
+}

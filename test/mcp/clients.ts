@@ -1,0 +1,135 @@
+import { Client as NewClient, StreamableHTTPClientTransport as NewTransport } from '@modelcontextprotocol/client';
+import { Client as OldClient } from '@modelcontextprotocol/sdk/client/index.js';
+import { StreamableHTTPClientTransport as OldTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { expect, vi } from 'vitest';
+import { AGENT_KEY, type Gateway } from '../support/gateway.ts';
+
+export const NEWEST = '2026-07-28';
+const WHO = { name: 'tests', version: '1' };
+
+interface ClientOptions {
+  readonly key?: string;
+  readonly headers?: Readonly<Record<string, string>>;
+  readonly capabilities?: object;
+}
+
+function headersOf({ key = AGENT_KEY, headers = {} }: ClientOptions): Record<string, string> {
+  return { authorization: `Bearer ${key}`, ...headers };
+}
+
+/** A client of the newest revision, as its SDK is today. Its handlers answer what an `input_required` result asks. */
+export async function newClient(
+  gateway: Gateway,
+  options: ClientOptions & { prepare?: (client: NewClient) => void } = {},
+): Promise<NewClient> {
+  const client = new NewClient(WHO, {
+    capabilities: options.capabilities ?? {},
+    versionNegotiation: { mode: { pin: NEWEST } },
+  });
+  options.prepare?.(client);
+  await client.connect(
+    new NewTransport(new URL(`${gateway.url}/mcp`), { requestInit: { headers: headersOf(options) } }),
+  );
+  return client;
+}
+
+/** A client of the older revisions, with a session. */
+export async function oldClient(
+  gateway: Gateway,
+  options: ClientOptions & { prepare?: (client: OldClient) => void } = {},
+): Promise<OldClient> {
+  const client = new OldClient(WHO, { capabilities: options.capabilities ?? {} });
+  options.prepare?.(client);
+  const transport = new OldTransport(new URL(`${gateway.url}/mcp`), { requestInit: { headers: headersOf(options) } });
+  await client.connect(transport as Parameters<OldClient['connect']>[0]);
+  return client;
+}
+
+export interface Heard {
+  readonly status: number;
+  readonly headers: Headers;
+  /** Everything that was said before the answer, and the answer. */
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
+  readonly messages: any[];
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
+  readonly answer: any;
+  readonly text: string;
+}
+
+interface Post {
+  readonly key?: string | null;
+  readonly headers?: Readonly<Record<string, string>>;
+  readonly signal?: AbortSignal;
+}
+
+/** One POST to /mcp, byte for byte as it is given, and all that came back. */
+export async function post(
+  gateway: Gateway,
+  body: string,
+  { key = AGENT_KEY, headers, signal }: Post = {},
+): Promise<Heard> {
+  const response = await fetch(`${gateway.url}/mcp`, {
+    method: 'POST',
+    headers: {
+      'content-type': 'application/json',
+      accept: 'application/json, text/event-stream',
+      ...(key === null ? {} : { authorization: `Bearer ${key}` }),
+      ...headers,
+    },
+    body,
+    ...(signal === undefined ? {} : { signal }),
+  });
+  const text = await response.text();
+  const isStream = response.headers.get('content-type')?.startsWith('text/event-stream') === true;
+  const data = isStream
+    ? [...text.matchAll(/^data: ?(.+)$/gm)].map(([, line]) => line ?? '')
+    : text === ''
+      ? []
+      : [text];
+  const messages = data.map((line) => JSON.parse(line));
+  return { status: response.status, headers: response.headers, messages, answer: messages.at(-1), text };
+}
+
+/** A start does not wait for slow servers: resolves when the tools of these are there. */
+export async function imported(gateway: Gateway, ...tools: string[]): Promise<void> {
+  await vi.waitFor(
+    async () => {
+      const names = (await gateway.get('/v1/tools')).body.tools.map(({ name }: { name: string }) => name);
+      expect(names).toEqual(expect.arrayContaining(tools));
+    },
+    { timeout: 30_000 },
+  );
+}
+
+let rpcId = 0;
+
+/** A request of an older revision without any client between: a session that says only what `session` says. */
+export function ask(gateway: Gateway, method: string, params: object, options: Post & { version?: string } = {}) {
+  const { version = '2025-06-18', ...more } = options;
+  const body = JSON.stringify({ jsonrpc: '2.0', id: ++rpcId, method, params });
+  return post(gateway, body, { ...more, headers: { 'mcp-protocol-version': version, ...more.headers } });
+}
+
+/** The same in the newest revision, where every request says all there is to know. */
+export function askNewest(
+  gateway: Gateway,
+  method: string,
+  params: { name?: string; _meta?: object; [member: string]: unknown },
+  options: Post & { capabilities?: object } = {},
+) {
+  const { capabilities = {}, ...more } = options;
+  const _meta = {
+    ...params._meta,
+    'io.modelcontextprotocol/protocolVersion': NEWEST,
+    'io.modelcontextprotocol/clientInfo': WHO,
+    'io.modelcontextprotocol/clientCapabilities': capabilities,
+  };
+  const headers = {
+    'mcp-protocol-version': NEWEST,
+    'mcp-method': method,
+    ...(params.name === undefined ? {} : { 'mcp-name': params.name }),
+    ...more.headers,
+  };
+  const body = JSON.stringify({ jsonrpc: '2.0', id: ++rpcId, method, params: { ...params, _meta } });
+  return post(gateway, body, { ...more, headers });
+}

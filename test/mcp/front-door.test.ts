@@ -1,0 +1,211 @@
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { exportJWK, generateKeyPair, SignJWT } from 'jose';
+import { request } from 'undici';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, OTHER_AGENT_KEY } from '../support/gateway.ts';
+import { ask, askNewest, post } from './clients.ts';
+import { type Front, startFront } from './front.ts';
+
+let front: Front;
+let issuer: Server;
+let issuerUrl: string;
+let token: (audience: string) => Promise<string>;
+
+beforeAll(async () => {
+  const { publicKey, privateKey } = await generateKeyPair('RS256', { extractable: true });
+  const keys = [{ ...(await exportJWK(publicKey)), kid: 'k', alg: 'RS256', use: 'sig' }];
+  issuer = createServer((asked, response) => {
+    const isDiscovery = asked.url?.endsWith('/.well-known/openid-configuration') === true;
+    const body = isDiscovery ? { issuer: issuerUrl, jwks_uri: `${issuerUrl}/keys` } : { keys };
+    response.setHeader('content-type', 'application/json').end(JSON.stringify(body));
+  });
+  await new Promise<void>((done) => issuer.listen(0, '127.0.0.1', done));
+  issuerUrl = `http://127.0.0.1:${(issuer.address() as AddressInfo).port}`;
+  token = (audience) =>
+    new SignJWT({})
+      .setProtectedHeader({ alg: 'RS256', kid: 'k' })
+      .setIssuer(issuerUrl)
+      .setAudience(audience)
+      .setIssuedAt()
+      .setExpirationTime('5m')
+      .sign(privateKey);
+  const rules = 'rules: [{ allow: world.*, approve: never }]';
+  front = await startFront(
+    `agents: { federated: { jwt: { issuer: "${issuerUrl}", audience: gate, allowPrivate: true }, ${rules} } }`,
+  );
+});
+afterAll(async () => {
+  await front?.end();
+  issuer?.closeAllConnections();
+  issuer?.close();
+});
+beforeEach(() => front.upstream.reset());
+
+const charge = (id: string) => ({ name: 'world__charge', arguments: { id } });
+const effects = async (id: string) => (await front.upstream.effects(id)).length;
+
+describe('whoever knocks', () => {
+  it('without a key, or with a wrong one, is told where to get a token', async () => {
+    for (const key of [null, 'wrong']) {
+      const { status, headers } = await ask(front.gateway, 'tools/list', {}, { key });
+      expect(status).toBe(401);
+      const [, url] = /resource_metadata="([^"]+)"/.exec(headers.get('www-authenticate') ?? '') ?? [];
+      const metadata = (await (await fetch(url ?? '')).json()) as object;
+      expect(metadata).toMatchObject({ resource: `${front.gateway.url}/mcp`, authorization_servers: [issuerUrl] });
+    }
+  });
+
+  it('with a token for this gateway is its agent; with one for somebody else is nobody', async () => {
+    const right = await ask(front.gateway, 'tools/call', charge('jwt'), { key: await token('gate') });
+    expect(right.answer.result.structuredContent).toMatchObject({ t: 'jwt' });
+    const wrong = await ask(front.gateway, 'tools/call', charge('jwt2'), { key: await token('elsewhere') });
+    expect(wrong.status).toBe(401);
+    expect(await effects('jwt2')).toBe(0);
+  });
+
+  it('has a token that stays here: no tool sees it', async () => {
+    const key = await token('gate');
+    await ask(front.gateway, 'tools/call', charge('kept'), { key });
+    for (const { headers } of await front.upstream.requests('kept')) expect(JSON.stringify(headers)).not.toContain(key);
+  });
+
+  it.each(['https://evil.example', 'http://evil.example:8080', 'null', 'http://127.0.0.1.evil.example'])(
+    'with a page of %s behind it is turned away',
+    async (origin) => {
+      const { status } = await ask(front.gateway, 'tools/call', charge('page'), { headers: { origin } });
+      expect(status).toBe(403);
+      expect(await effects('page')).toBe(0);
+    },
+  );
+
+  it('under a name that was made to point here is turned away, and from this machine is let in', async () => {
+    const knock = async (host: string, origin: string) => {
+      const headers = { host, origin, authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json' };
+      const body = JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'ping' });
+      const accept = 'application/json, text/event-stream';
+      const answer = await request(`${front.gateway.url}/mcp`, {
+        method: 'POST',
+        headers: { ...headers, accept },
+        body,
+      });
+      await answer.body.dump();
+      return answer.statusCode;
+    };
+    expect(await knock('rebound.example', 'http://rebound.example')).toBe(403);
+    expect(await knock(`127.0.0.1:${front.gateway.port}`, `http://localhost:${front.gateway.port}`)).toBe(200);
+  });
+});
+
+describe('what is sent', () => {
+  const raw = (params: string) =>
+    post(front.gateway, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":${params}}`);
+
+  it.each([
+    ['a duplicate key', '{"name":"world__charge","arguments":{"id":"strict","id":"other"}}'],
+    ['a number that would be rounded', '{"name":"world__charge","arguments":{"id":"strict","n":9007199254740993}}'],
+    ['a lone surrogate', '{"name":"world__charge","arguments":{"id":"strict\\ud800"}}'],
+    ['__proto__', '{"name":"world__charge","arguments":{"id":"strict","__proto__":{}}}'],
+    ['what is no JSON', '{"name":'],
+    [
+      'JSON without end in depth',
+      `{"name":"world__charge","arguments":{"id":${'['.repeat(5_000)}${']'.repeat(5_000)}}}`,
+    ],
+  ])('with %s is refused and sends nothing', async (_, params) => {
+    const { status, answer } = await raw(params);
+    expect(status).toBe(400);
+    expect(answer).toMatchObject({ jsonrpc: '2.0', id: null, error: { code: -32700 } });
+    expect(await effects('strict')).toBe(0);
+  });
+
+  it('as a batch is refused and none of it happens', async () => {
+    const one = { jsonrpc: '2.0', id: 1, method: 'tools/call', params: charge('batch') };
+    const { status, answer } = await post(front.gateway, JSON.stringify([one, { ...one, id: 2 }]));
+    expect(status).toBe(400);
+    expect(answer.error.code).toBe(-32600);
+    expect(await effects('batch')).toBe(0);
+  });
+
+  it.each([
+    '[]',
+    '7',
+    '"x"',
+    'null',
+    '{}',
+    '{"jsonrpc":"2.0","id":1}',
+    '{"jsonrpc":"1.0","id":1,"method":"tools/list"}',
+  ])('that is no request (%s) is refused in order', async (body) => {
+    const { status } = await post(front.gateway, body);
+    expect(status).toBe(400);
+  });
+
+  it('as an answer that nobody waits for is taken and changes nothing', async () => {
+    const body = JSON.stringify({ jsonrpc: '2.0', id: 'made-up', result: { action: 'accept' } });
+    expect((await post(front.gateway, body)).status).toBe(202);
+  });
+
+  it('with a session that nobody gave is served as for a client that can do nothing', async () => {
+    for (const session of ['forged', `${'0'.repeat(36)}.esr`, 'x'.repeat(4_000)]) {
+      const { answer } = await ask(front.gateway, 'tools/call', charge('session'), {
+        headers: { 'mcp-session-id': session },
+      });
+      expect(answer.result.structuredContent).toMatchObject({ t: 'session' });
+    }
+  });
+
+  it('with a giant id gets its answer under that id', async () => {
+    const id = 'i'.repeat(100_000);
+    const { answer } = await post(front.gateway, JSON.stringify({ jsonrpc: '2.0', id, method: 'tools/list' }));
+    expect(answer.id).toBe(id);
+  });
+
+  it('too large is refused and sends nothing', async () => {
+    const huge = JSON.stringify({ name: 'world__charge', arguments: { id: 'huge', pad: 'x'.repeat(8 * 1024 * 1024) } });
+    // A gateway that has seen enough hangs up: whoever is still writing then may not get to read why.
+    const status = await raw(huge).then(
+      (heard) => heard.status,
+      () => 'cut off',
+    );
+    expect([413, 'cut off']).toContain(status);
+    expect(await effects('huge')).toBe(0);
+  });
+
+  it('as a method that there is not is an error of the protocol, in every revision', async () => {
+    expect((await ask(front.gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
+    expect((await askNewest(front.gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
+  });
+
+  it('in a revision that there is not is refused and sends nothing', async () => {
+    const { status } = await ask(front.gateway, 'tools/call', charge('rev'), { version: '2031-01-01' });
+    expect(status).toBe(400);
+    expect(await effects('rev')).toBe(0);
+  });
+
+  it('with headers that say something else than the body is refused', async () => {
+    const { status } = await askNewest(front.gateway, 'tools/call', charge('liar'), {
+      headers: { 'mcp-name': 'world__read' },
+    });
+    expect(status).toBe(400);
+    expect(await effects('liar')).toBe(0);
+  });
+});
+
+describe('a stream of news', () => {
+  const open = (session: string, key: string, signal: AbortSignal) =>
+    fetch(`${front.gateway.url}/mcp`, {
+      headers: { authorization: `Bearer ${key}`, accept: 'text/event-stream', 'mcp-session-id': session },
+      signal,
+    });
+
+  it('cannot be taken from another agent, nor all places by one', async () => {
+    const leave = new AbortController();
+    const mine = await open('shared-session', AGENT_KEY, leave.signal);
+    expect(mine.status).toBe(200);
+    expect((await open('shared-session', OTHER_AGENT_KEY, leave.signal)).status).not.toBe(200);
+    const statuses: number[] = [];
+    for (let i = 0; i < 200; i += 1) statuses.push((await open(`greedy-${i % 2}`, AGENT_KEY, leave.signal)).status);
+    expect(statuses.filter((status) => status === 200).length).toBeLessThan(128);
+    expect((await open('modest', OTHER_AGENT_KEY, leave.signal)).status).toBe(200);
+    leave.abort();
+  });
+});

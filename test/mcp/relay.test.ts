@@ -1,0 +1,314 @@
+import {
+  CreateMessageRequestSchema,
+  ElicitRequestSchema,
+  LoggingMessageNotificationSchema,
+  ResourceUpdatedNotificationSchema,
+  ToolListChangedNotificationSchema,
+} from '@modelcontextprotocol/sdk/types.js';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { ask, askNewest, imported, newClient, oldClient, post } from './clients.ts';
+import { type McpServer, startServer } from './server.ts';
+
+let world: McpServer;
+let second: McpServer;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  [world, second, database] = await Promise.all([
+    startServer(),
+    startServer({ label: 'second', era: 'modern' }),
+    freshDatabase(),
+  ]);
+  const upstream = (url: string) => `{ adapter: mcp, url: "${url}", allowPrivate: true, timeout: 3s, import: "*" }`;
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    policies: {
+      'relay.yaml': `
+upstreams:
+  world: ${upstream(world.url)}
+  second: ${upstream(second.url)}
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - { deny: world.resources, when: args.uri == "notes://private" }
+      - { allow: world.put }
+      - { allow: "world.*", approve: never }
+      - { allow: second.resources }
+      - { allow: second.greet, approve: never }
+      - { allow: second.think }
+  other:
+    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    rules: [{ allow: second.prompts }, { allow: world.mail, approve: never }]
+${PEOPLE}`,
+    },
+  });
+  await imported(gateway, 'world.greet', 'second.greet');
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await Promise.all([world?.stop(), second?.stop()]);
+});
+beforeEach(() => world.reset());
+
+const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
+const text = (result: unknown) =>
+  (result as { content: { text: string }[] }).content.map((part) => part.text).join('\n');
+
+describe('a question of a server in the middle of a call', () => {
+  it('reaches an old client that can be asked, and its answer finds the way back', async () => {
+    const client = await oldClient(gateway, {
+      capabilities: { elicitation: {}, sampling: {} },
+      prepare: (each) => {
+        each.setRequestHandler(ElicitRequestSchema, ({ params }) => {
+          expect(params.message).toBe('What is your name?');
+          return { action: 'accept', content: { name: 'Ada' } };
+        });
+        each.setRequestHandler(CreateMessageRequestSchema, () => ({
+          role: 'assistant',
+          model: 'm',
+          content: { type: 'text', text: 'word' },
+        }));
+      },
+    });
+    await client.callTool({ name: 'world__greet', arguments: { id: 'ada' } });
+    expect(await effects('ada')).toMatchObject([{ said: 'Ada' }]);
+    await client.callTool({ name: 'world__think', arguments: { id: 'thought' } });
+    expect(await effects('thought')).toMatchObject([{ said: 'word' }]);
+    await client.close();
+  });
+
+  it('is no when the client declines, and nobody is asked who cannot be', async () => {
+    const client = await oldClient(gateway, {
+      capabilities: { elicitation: {} },
+      prepare: (each) => each.setRequestHandler(ElicitRequestSchema, () => ({ action: 'decline' })),
+    });
+    const declined = await client.callTool({ name: 'world__greet', arguments: { id: 'shy' } });
+    expect(text(declined)).toContain('not greeted: decline');
+    await client.close();
+    const mute = await ask(gateway, 'tools/call', { name: 'world__think', arguments: { id: 'mute' } });
+    expect(text(mute.answer.result)).toContain('no model to ask');
+    expect([...(await effects('shy')), ...(await effects('mute'))]).toEqual([]);
+  });
+
+  it('cannot be answered by another agent', async () => {
+    const hello = await ask(gateway, 'initialize', {
+      protocolVersion: '2025-11-25',
+      capabilities: { elicitation: {} },
+      clientInfo: { name: 'raw', version: '1' },
+    });
+    const session = hello.headers.get('mcp-session-id') ?? '';
+    const response = await fetch(`${gateway.url}/mcp`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${AGENT_KEY}`,
+        'content-type': 'application/json',
+        accept: 'application/json, text/event-stream',
+        'mcp-session-id': session,
+      },
+      body: JSON.stringify({
+        jsonrpc: '2.0',
+        id: 1,
+        method: 'tools/call',
+        params: { name: 'world__greet', arguments: { id: 'eve' } },
+      }),
+    });
+    const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
+    let heard = '';
+    const hear = async (words: string) => {
+      while (!heard.includes(words)) {
+        const { done, value } = (await reader?.read()) ?? { done: true, value: '' };
+        if (done) throw new Error(`the stream ended before ${words}: ${heard}`);
+        heard += value;
+      }
+    };
+    await hear('elicitation/create');
+    const { id } = JSON.parse(/^data: (.*elicitation.*)$/m.exec(heard)?.[1] ?? '{}');
+    const reply = (name: string) =>
+      JSON.stringify({ jsonrpc: '2.0', id, result: { action: 'accept', content: { name } } });
+    expect((await post(gateway, reply('Eve'), { key: OTHER_AGENT_KEY })).status).toBe(202);
+    expect((await post(gateway, reply('Ada'))).status).toBe(202);
+    await hear('"result"');
+    expect(await effects('eve')).toMatchObject([{ said: 'Ada' }]);
+  });
+
+  it('is an input_required result to the newest client, whose answers go back with the state: two calls, one effect', async () => {
+    const client = await newClient(gateway, {
+      capabilities: { elicitation: { form: {} } },
+      prepare: (each) =>
+        each.setRequestHandler('elicitation/create', () => ({ action: 'accept', content: { name: 'Grace' } })),
+    });
+    const params = {
+      name: 'world__greet',
+      arguments: { id: 'grace' },
+      _meta: { 'oncegate/idempotency-key': 'grace-1' },
+    };
+    await client.callTool(params);
+    const again = await client.callTool(params);
+    expect(await effects('grace')).toMatchObject([{ said: 'Grace' }]);
+    expect(again._meta).toMatchObject({ 'oncegate/replayed': true });
+    await client.close();
+  });
+
+  it('is asked of an old client right away where the server speaks only the newest revision', async () => {
+    const client = await oldClient(gateway, {
+      capabilities: { elicitation: {} },
+      prepare: (each) =>
+        each.setRequestHandler(ElicitRequestSchema, () => ({ action: 'accept', content: { name: 'Old' } })),
+    });
+    await client.callTool({ name: 'second__greet', arguments: { id: 'bridge' } });
+    expect(await second.effects()).toMatchObject([{ id: 'bridge', said: 'Old' }]);
+    await client.close();
+  });
+});
+
+describe('what a server says while it works', () => {
+  it.each(['old', 'new'])(
+    'reaches the %s client that asked: progress under its own token, and its log',
+    async (kind) => {
+      const progress: number[] = [];
+      const id = `steps ${kind}`;
+      const onprogress = ({ progress: at }: { progress: number }) => void progress.push(at);
+      const params = { name: 'world__steps', arguments: { id } };
+      if (kind === 'old') {
+        const said: unknown[] = [];
+        const client = await oldClient(gateway, {
+          prepare: (each) =>
+            each.setNotificationHandler(
+              LoggingMessageNotificationSchema,
+              ({ params: { data } }) => void said.push(data),
+            ),
+        });
+        await client.callTool(params, undefined, { onprogress });
+        expect(said).toEqual(['almost done']);
+        await client.close();
+      } else {
+        const client = await newClient(gateway);
+        await client.callTool(params, { onprogress });
+        await client.close();
+      }
+      expect(progress).toEqual([1, 2, 3]);
+      expect(await effects(id)).toHaveLength(1);
+    },
+  );
+});
+
+describe('resources and prompts', () => {
+  it('are offered where a rule allows them, and read from the server that has them', async () => {
+    const client = await newClient(gateway);
+    const { resources } = await client.listResources();
+    expect(resources.map(({ uri }) => uri)).toContain('notes://1');
+    expect((await client.listResourceTemplates()).resourceTemplates.length).toBeGreaterThan(0);
+    const { contents } = await client.readResource({ uri: 'notes://1' });
+    expect(contents).toMatchObject([{ uri: 'notes://1', text: 'world: notes://1' }]);
+    const { prompts } = await client.listPrompts();
+    expect(prompts.map(({ name }) => name)).toEqual(['world__hello']);
+    const { messages } = await client.getPrompt({ name: 'world__hello', arguments: { who: 'you' } });
+    expect(messages).toMatchObject([{ content: { text: 'Hello you' } }]);
+    const completed = await client.complete({
+      ref: { type: 'ref/prompt', name: 'world__hello' },
+      argument: { name: 'who', value: 'a' },
+    });
+    expect(completed.completion.values).toEqual(['a-completed']);
+    await client.close();
+  });
+
+  it('are refused where none does: asked of one server only, by its rule, and logged', async () => {
+    const denied = await ask(gateway, 'resources/read', { uri: 'notes://private' });
+    expect(denied.answer.result.contents[0].text).toBe('second: notes://private');
+    const other = await ask(gateway, 'resources/read', { uri: 'notes://1' }, { key: OTHER_AGENT_KEY });
+    expect(other.answer.error.code).toBe(-32601);
+    const prompt = await ask(gateway, 'prompts/get', { name: 'world__hello' }, { key: OTHER_AGENT_KEY });
+    expect(prompt.answer.error.code).toBe(-32602);
+    expect((await world.requests()).filter(({ method }) => /read|get/.test(method))).toEqual([]);
+  });
+
+  it('of one server are read while another is down', async () => {
+    await world.kill();
+    const { answer } = await ask(gateway, 'resources/read', { uri: 'notes://7' });
+    await world.restart();
+    expect(answer.result?.contents[0].text).toBe('second: notes://7');
+  });
+
+  it('are listed by those servers that can be asked', async () => {
+    await second.kill();
+    const { answer } = await ask(gateway, 'resources/list', {});
+    await second.restart();
+    expect(answer.result.resources).toHaveLength(1);
+  });
+});
+
+describe('news', () => {
+  it('of tools reach old and new clients that listen, once what they list has changed', async () => {
+    const listedNames = async () =>
+      (await ask(gateway, 'tools/list', {})).answer.result.tools.map(({ name }: { name: string }) => name);
+    const heard: Promise<string[]>[] = [];
+    const old = await oldClient(gateway, {
+      prepare: (each) =>
+        each.setNotificationHandler(ToolListChangedNotificationSchema, () => void heard.push(listedNames())),
+    });
+    await old.listTools();
+    const arrived = { name: 'arrived', description: 'New.', inputSchema: { type: 'object' } };
+    await expect.poll(() => world.change(arrived).then(() => heard.length), { timeout: 10_000 }).toBeGreaterThan(0);
+    expect(await heard[0]).toContain('world__arrived');
+    await old.close();
+  });
+
+  it('of a resource reach whoever subscribed and may read it, and nobody else', async () => {
+    const seen: string[] = [];
+    const prepare =
+      (name: string) => (each: Parameters<NonNullable<NonNullable<Parameters<typeof oldClient>[1]>['prepare']>>[0]) =>
+        each.setNotificationHandler(
+          ResourceUpdatedNotificationSchema,
+          ({ params }) => void seen.push(`${name} ${params.uri}`),
+        );
+    const reader = await oldClient(gateway, { prepare: prepare('reader') });
+    const stranger = await oldClient(gateway, { key: OTHER_AGENT_KEY, prepare: prepare('stranger') });
+    await reader.subscribeResource({ uri: 'notes://1' });
+    await stranger.subscribeResource({ uri: 'notes://1' }).catch(() => {});
+    const updated = { message: { method: 'notifications/resources/updated', params: { uri: 'notes://1' } } };
+    await expect
+      .poll(
+        async () => {
+          await world.tell(updated);
+          return seen;
+        },
+        { timeout: 10_000 },
+      )
+      .toContain('reader notes://1');
+    expect(seen.every((line) => line === 'reader notes://1')).toBe(true);
+    await reader.close();
+    await stranger.close();
+  });
+});
+
+describe('a held call that brings an answer', () => {
+  it('is known when its client comes back from the page where it was approved', async () => {
+    const capabilities = { elicitation: { url: {}, form: {} }, sampling: {} };
+    const params = { name: 'second__think', arguments: { id: 'twice held' } };
+    const go = async (more: object = {}) =>
+      (await askNewest(gateway, 'tools/call', { ...params, ...more }, { capabilities, headers: { prefer: 'wait=0' } }))
+        .answer.result;
+    const approve = async ({ inputRequests }: { inputRequests: { approval: { params: { url: string } } } }) => {
+      const txn = inputRequests.approval.params.url.split('/').at(-1) ?? '';
+      const { items } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body;
+      const { digest } = items.find((item: { txn: string }) => item.txn === txn);
+      await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' });
+      await gateway.callWhen(txn, ({ state }) => state === 'succeeded');
+    };
+    const held = await go();
+    await approve(held);
+    const asked = await go({ requestState: held.requestState, inputResponses: { approval: { action: 'accept' } } });
+    expect(asked.inputRequests).toMatchObject({ word: { method: 'sampling/createMessage' } });
+    const word = { role: 'assistant', model: 'm', content: { type: 'text', text: 'deep' } };
+    const heldAgain = await go({ requestState: asked.requestState, inputResponses: { word } });
+    await approve(heldAgain);
+    const done = await go({ requestState: heldAgain.requestState, inputResponses: { approval: { action: 'accept' } } });
+    expect(done.structuredContent).toMatchObject({ id: 'twice held' });
+    expect((await second.effects()).filter(({ id }) => id === 'twice held')).toMatchObject([{ said: 'deep' }]);
+  });
+});

@@ -1,0 +1,205 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { freePort } from '../support/gateway.ts';
+
+const PROGRAM = fileURLToPath(new URL('./server.mjs', import.meta.url));
+
+/** Something that happened, as it is on the server's disk. */
+export type Effect = {
+  n: number;
+  tool: string;
+  id: string | null;
+  key: string | null;
+  argsSha256: string;
+  said?: string;
+};
+
+/** One request as the server got it. */
+export type ServerRequest = {
+  method: string;
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
+  params: any;
+  headers: Record<string, string>;
+  id: string | null;
+  rpcId: unknown;
+};
+
+/** What the server does with a call, in order; one that ends the answer is the last. Without any it applies and answers. */
+export type Step =
+  | 'apply'
+  | 'drop'
+  | 'headers'
+  | 'hang'
+  | 'end'
+  | 'garbage'
+  | 'exit'
+  | 'wrongId'
+  | 'twice'
+  | { delay: number }
+  | { event: string }
+  | { wait: string }
+  | { kill: number }
+  | { say: { method: string; params: object } }
+  | { raw: string }
+  | { status: number }
+  | { big: number }
+  | { deep: number }
+  | { isError: string }
+  | { error: { code: number; message: string; data?: unknown } }
+  | { later: number };
+
+export type Plan = { match?: { tool?: string; id?: string; method?: string }; do: Step[]; times?: number };
+export type Era = 'both' | 'legacy' | 'modern';
+
+/** The control routes of a running MCP server. */
+export class ServerControl {
+  port: number;
+
+  constructor(port: number) {
+    this.port = port;
+  }
+
+  get url(): string {
+    return `http://127.0.0.1:${this.port}/mcp`;
+  }
+
+  effects = (): Promise<Effect[]> => this.#ask('GET', '/_effects') as Promise<Effect[]>;
+  requests = (): Promise<ServerRequest[]> => this.#ask('GET', '/_requests') as Promise<ServerRequest[]>;
+  pid = (): Promise<number> => this.#ask('GET', '/_pid') as Promise<number>;
+  plan = (plan: Plan) => this.#ask('POST', '/_plan', plan);
+  /** Changes what it says of a tool, or adds one. */
+  tool = (tool: { name: string; [about: string]: unknown }) => this.#ask('POST', '/_tool', tool);
+  untool = (name: string) => this.#ask('POST', '/_untool', { name });
+  /** `extra` tools that stand at the end of the list, or a list that goes on for so many empty `pages`. */
+  listing = (listing: { extra?: object[]; pages?: number }) => this.#ask('POST', '/_listing', listing);
+  speak = (era: Era) => this.#ask('POST', '/_era', era);
+  /** Tells everybody who listens. */
+  tell = (news: { message?: object; raw?: string; times?: number }) => this.#ask('POST', '/_tell', news);
+  forgetSessions = () => this.#ask('POST', '/_forget-sessions');
+  release = (latch: string) => this.#ask('POST', '/_release', latch);
+  reset = () => this.#ask('POST', '/_reset');
+  /** Resolves once it was seen: `received:<id>`, `applied:<id>`, a method, `initialize`, `listening`, or an `{event}`. */
+  awaitEvent = (event: string, count = 1) =>
+    this.#ask('GET', `/_await?${new URLSearchParams({ event, count: String(count) })}`);
+
+  /** That one tool changed, and everybody is told so. */
+  async change(tool: { name: string; [about: string]: unknown }): Promise<void> {
+    await this.tool(tool);
+    await this.tell({ message: { method: 'notifications/tools/list_changed' } });
+  }
+
+  async #ask(method: string, path: string, body?: unknown): Promise<unknown> {
+    const response = await fetch(`http://127.0.0.1:${this.port}${path}`, {
+      method,
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+    });
+    if (!response.ok) throw new Error(`${method} ${path}: ${await response.text()}`);
+    return response.json();
+  }
+}
+
+export class McpServer extends ServerControl {
+  readonly #directory: string;
+  readonly #args: readonly string[];
+  #child: ChildProcess;
+
+  constructor(directory: string, args: readonly string[], child: ChildProcess, port: number) {
+    super(port);
+    this.#directory = directory;
+    this.#args = args;
+    this.#child = child;
+  }
+
+  /** SIGKILL. Effects outlive it, plans and sessions do not. */
+  async kill(): Promise<void> {
+    if (this.#child.exitCode !== null || this.#child.signalCode !== null) return;
+    const gone = once(this.#child, 'exit');
+    this.#child.kill('SIGKILL');
+    await gone;
+  }
+
+  async restart(): Promise<void> {
+    await this.kill();
+    this.#child = (await launch([...this.#args, '--port', String(this.port)])).child;
+  }
+
+  async stop(): Promise<void> {
+    await this.kill();
+    await rm(this.#directory, { recursive: true, force: true });
+  }
+}
+
+/** A real process that speaks MCP over HTTP. Tethered by its stdin: it ends with the tests, however they end. */
+export async function startServer(options: { era?: Era; label?: string } = {}): Promise<McpServer> {
+  const directory = await mkdtemp(join(tmpdir(), 'oncegate-mcp-'));
+  const args = ['--journal', join(directory, 'effects.jsonl'), '--tether', '--era', options.era ?? 'both'];
+  args.push('--label', options.label ?? 'world');
+  const { child, port } = await launch(args);
+  return new McpServer(directory, args, child, port);
+}
+
+async function launch(args: readonly string[]): Promise<{ child: ChildProcess; port: number }> {
+  const child = spawn(process.execPath, [PROGRAM, ...args], { stdio: ['pipe', 'pipe', 'inherit'] });
+  child.stdin.on('error', () => {});
+  for await (const line of createInterface({ input: child.stdout })) {
+    const [, port] = /^listening (\d+)$/.exec(line) ?? [];
+    if (port !== undefined) return { child, port: Number(port) };
+  }
+  throw new Error('the MCP server did not start');
+}
+
+/** A server that a gateway starts by itself, over standard streams: the command for its policies, and the way to control it. */
+export class StdioServer extends ServerControl {
+  readonly command: readonly string[];
+  readonly #directory: string;
+  readonly #journal: string;
+
+  constructor(directory: string, port: number, era: Era) {
+    super(port);
+    this.#directory = directory;
+    this.#journal = join(directory, 'effects.jsonl');
+    this.command = [
+      process.execPath,
+      PROGRAM,
+      '--stdio',
+      '--journal',
+      this.#journal,
+      '--port',
+      String(port),
+      '--era',
+      era,
+    ];
+  }
+
+  /** Also while no process of it runs. */
+  override effects = async (): Promise<Effect[]> => {
+    const text = await readFile(this.#journal, 'utf8');
+    return text
+      .split('\n')
+      .filter(Boolean)
+      .map((line) => JSON.parse(line) as Effect);
+  };
+
+  /** Resolves when the process that a gateway started can be controlled: another one than `after`, if that is given. */
+  async running(after?: number): Promise<number> {
+    for (;;) {
+      const pid = await this.pid().catch(() => undefined);
+      if (pid !== undefined && pid !== after) return pid;
+      await sleep(20);
+    }
+  }
+
+  async remove(): Promise<void> {
+    await rm(this.#directory, { recursive: true, force: true });
+  }
+}
+
+export async function stdioServer(era: Era = 'both'): Promise<StdioServer> {
+  return new StdioServer(await mkdtemp(join(tmpdir(), 'oncegate-mcp-')), await freePort(), era);
+}

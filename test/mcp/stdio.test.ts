@@ -1,0 +1,156 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { ask, imported } from './clients.ts';
+import { type StdioServer, type Step, stdioServer } from './server.ts';
+
+const SECRET = 'local-secret-token';
+let world: StdioServer;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  [world, database] = await Promise.all([stdioServer(), freshDatabase()]);
+  const retry = 'retry: { attempts: 20, base: 100ms, max: 500ms, within: 1m }';
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { WORLD_KEY: SECRET, UNRELATED_SECRET: 'of-the-gateway' },
+    policies: {
+      'stdio.yaml': `
+upstreams:
+  local: { adapter: mcp, command: ${JSON.stringify(world.command)}, env: { WORLD_KEY: "\${env.WORLD_KEY}" }, timeout: 2s, import: "*", breaker: { minimum: 1000 } }
+  absent: { adapter: mcp, command: [/no/such/program], timeout: 1s }
+tools:
+  local.pay: { upstream: local, once: { by: key, field: key }, input: { type: object }, ${retry} }
+  local.put: { upstream: local, once: { by: nature }, ${retry} }
+  local.mail: { upstream: local, ${retry} }
+  local.tell: { upstream: local, effect: read }
+  absent.mail: { upstream: absent, retry: { attempts: 1 } }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE}`,
+    },
+  });
+  await imported(gateway, 'local.find');
+  await world.running();
+});
+afterAll(async () => {
+  await gateway?.stop();
+  await gateway?.dispose();
+  await database?.drop();
+  await world?.remove();
+});
+beforeEach(async () => {
+  await world.running();
+  await world.reset();
+});
+
+const call = (tool: string, id: string, key?: string) =>
+  gateway.call(`local.${tool}`, { id }, key === undefined ? {} : { key });
+const plan = (tool: string, id: string, steps: Step[]) => world.plan({ match: { tool, id }, do: steps });
+const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
+
+describe('a server over standard streams', () => {
+  it('is started, and carries out what it is asked', async () => {
+    expect((await call('mail', 'one')).body).toMatchObject({ state: 'succeeded' });
+    const many = await Promise.all(Array.from({ length: 20 }, (_, i) => call('put', `many ${i}`)));
+    many.forEach(({ body }, i) => {
+      expect(body.result.structuredContent.id).toBe(`many ${i}`);
+    });
+  });
+
+  it('is given the environment that its policy names, and nothing else of ours', async () => {
+    const { body } = await call('tell', 'env');
+    const { env } = JSON.parse(body.result.content[0].text);
+    expect(env.WORLD_KEY).toBe('[redacted]');
+    expect(JSON.stringify(env)).not.toMatch(/of-the-gateway|DATABASE_URL|ONCEGATE/);
+  });
+
+  it.each([
+    ['it is killed after the effect', ['apply', 'exit']],
+    ['it answers what is no message, and dies', ['apply', { raw: 'this is no {JSON' }, 'exit']],
+    ['it never answers', ['apply', 'hang']],
+    ['its answer is too large', ['apply', { big: 2_000_000 }]],
+  ] as [string, Step[]][])('when %s, is asked again only where that is harmless', async (how, steps) => {
+    const isKilled = steps.includes('exit');
+    for (const tool of ['pay', 'mail']) {
+      const before = await world.running();
+      await plan(tool, `${tool} ${how}`, steps);
+      const { body } = await call(tool, `${tool} ${how}`);
+      if (tool === 'mail') expect(body).toMatchObject({ code: 'in_doubt' });
+      else await gateway.callWhen(body.txn, ({ state }) => state === 'succeeded');
+      expect(await effects(`${tool} ${how}`)).toHaveLength(1);
+      if (isKilled) await world.running(before);
+    }
+  });
+
+  it('that is killed before the effect is asked again for what is harmless by nature', async () => {
+    await plan('put', 'early', ['exit']);
+    const { body } = await call('put', 'early');
+    await gateway.callWhen(body.txn, ({ state }) => state === 'succeeded');
+    expect(await effects('early')).toHaveLength(1);
+  });
+
+  it('that is killed while nothing is asked of it is started again: nobody is in doubt', async () => {
+    const pid = await world.running();
+    process.kill(pid, 'SIGKILL');
+    await world.running(pid);
+    expect((await call('mail', 'again')).body).toMatchObject({ state: 'succeeded' });
+    expect(await effects('again')).toHaveLength(1);
+  });
+
+  it('that talks to nobody, floods, or nests without end does not harm the gateway', async () => {
+    const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
+    const say = (raw: string, times = 1) => world.tell({ raw, times });
+    await say('not json at all');
+    await say('{"jsonrpc":"2.0","id":"nobody","result":{}}');
+    await say('[]');
+    await say(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x","deep":${deep}}}`);
+    await say(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":${deep}}}`);
+    await say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"deep":${deep}}}`);
+    await say(`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"deep":${deep}}}`);
+    await say('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', 5_000);
+    expect((await call('mail', 'calm')).body).toMatchObject({ state: 'succeeded' });
+    const lists = (await world.requests()).filter(({ method }) => method === 'tools/list').length;
+    expect(lists).toBeLessThan(50);
+    expect(gateway.alive).toBe(true);
+  });
+
+  it('that nests what it says during a call does not harm the gateway either', async () => {
+    const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
+    await plan('mail', 'nested', [
+      { raw: `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":${deep}}}` },
+    ]);
+    const params = { name: 'local__mail', arguments: { id: 'nested' } };
+    expect((await ask(gateway, 'tools/call', params)).answer.result.isError).toBeUndefined();
+    expect(gateway.alive).toBe(true);
+  });
+
+  it('that cannot be started is not sent to', async () => {
+    expect((await gateway.call('absent.mail', {})).body).toMatchObject({ status: 503, code: 'unavailable' });
+  });
+});
+
+describe('a gateway that is killed', () => {
+  it('between the effect and its record finds the call in doubt, or done, and never sends it twice', async () => {
+    for (const tool of ['pay', 'mail']) {
+      const pid = await world.running();
+      await plan(tool, `crash ${tool}`, ['apply', { kill: gateway.pid }, 'hang']);
+      const asked = call(tool, `crash ${tool}`, `crash-${tool}`).catch(() => undefined);
+      await gateway.exited();
+      await asked;
+      await gateway.start();
+      const call2 = async () => (await call(tool, `crash ${tool}`, `crash-${tool}`)).body;
+      if (tool === 'pay') await expect.poll(async () => (await call2()).state, { timeout: 15_000 }).toBe('succeeded');
+      else expect(await call2()).toMatchObject({ code: 'in_doubt' });
+      expect(await effects(`crash ${tool}`)).toHaveLength(1);
+      await world.running(pid);
+    }
+  });
+
+  it('leaves no server behind', async () => {
+    await world.running();
+    await gateway.kill();
+    await expect.poll(() => world.pid().catch(() => 'gone')).toBe('gone');
+  });
+});

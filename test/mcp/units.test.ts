@@ -1,0 +1,132 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { EventReader, type StreamEvent } from '../../adapters/sse.ts';
+import { GatewayError } from '../../gateway/domain/errors.ts';
+import type { JsonObject } from '../../gateway/domain/json.ts';
+import { capabilitiesOf, sessionFor } from '../../gateway/mcp/clients.ts';
+import { continuedKey, FRAMEWORK_IDS, keyOf, metaText } from '../../gateway/mcp/keys.ts';
+
+const bytes = new TextEncoder();
+const all = (text: string): StreamEvent[] => new EventReader().read(bytes.encode(text));
+
+/** The same bytes, cut at any places. */
+function cut(text: string, at: readonly number[]): StreamEvent[] {
+  const whole = bytes.encode(text);
+  const places = [...new Set(at.map((place) => place % (whole.length + 1)))].sort((a, b) => a - b);
+  const reader = new EventReader();
+  return [...places, whole.length].flatMap((end, i) => reader.read(whole.subarray(places[i - 1] ?? 0, end)));
+}
+
+describe('a reader of server-sent events', () => {
+  const line = fc.oneof(
+    fc.string({ unit: 'grapheme' }).map((data) => `data: ${data.replaceAll(/[\r\n]/g, '')}`),
+    fc.constantFrom(
+      'data',
+      'data:',
+      'id: 7',
+      'id: a\0b',
+      'retry: 250',
+      'retry: soon',
+      ': comment',
+      'event: message',
+      '',
+    ),
+  );
+  const stream = fc.array(fc.tuple(line, fc.constantFrom('\n', '\r\n', '\r')), { maxLength: 30 });
+
+  it('hears the same however the bytes are cut', () => {
+    fc.assert(
+      fc.property(stream, fc.array(fc.nat()), (lines, at) => {
+        const text = `${lines.map(([words, end]) => words + end).join('')}\n\n`;
+        expect(cut(text, at)).toEqual(all(text));
+        expect(
+          cut(
+            text,
+            Array.from({ length: bytes.encode(text).length }, (_, i) => i),
+          ),
+        ).toEqual(all(text));
+      }),
+    );
+  });
+
+  it('joins the data of one event and passes over what is not for us', () => {
+    expect(all(': hi\nevent: message\ndata: a\ndata:b\nid: 1\n\ndata\n\n')).toEqual([
+      { id: '1', data: 'a\nb' },
+      { id: undefined, data: '' },
+    ]);
+  });
+
+  it('keeps an event that has not ended, and the time the server asks for', () => {
+    const reader = new EventReader();
+    expect(reader.read(bytes.encode('retry: 250\ndata: half'))).toEqual([]);
+    expect(reader.retryMs).toBe(250);
+    expect(reader.read(bytes.encode('\n\n'))).toEqual([{ id: undefined, data: 'half' }]);
+  });
+
+  it('reads a line of many chunks in time that grows with its length, not with its square', () => {
+    const reader = new EventReader();
+    const chunk = bytes.encode('x'.repeat(1_024));
+    reader.read(bytes.encode('data: '));
+    for (let i = 0; i < 32 * 1_024; i += 1) reader.read(chunk);
+    expect(reader.read(bytes.encode('\n\n'))[0]?.data.length).toBe(32 * 1_024 * 1_024);
+  });
+});
+
+describe('the key of a tools/call', () => {
+  const visible = fc.stringMatching(/^[\x21\x23-\x7e][\x21-\x7e]{0,254}$/);
+
+  it('is its own before any other, then the header, then the frameworks in their order', () => {
+    fc.assert(
+      fc.property(visible, visible, visible, fc.constantFrom(...FRAMEWORK_IDS), (own, header, id, name) => {
+        expect(keyOf({ 'oncegate/idempotency-key': own, [name]: id }, header)).toBe(own);
+        expect(keyOf({ [name]: id }, header)).toBe(header);
+        expect(keyOf({ [name]: id }, undefined)).toBe(id);
+      }),
+    );
+    const [first, second] = FRAMEWORK_IDS;
+    expect(keyOf({ [second]: 'b', [first]: 'a' }, undefined)).toBe('a');
+    expect(keyOf({}, undefined)).toBeUndefined();
+    expect(keyOf({ [first]: '', [second]: { id: 'x' } }, undefined)).toBeUndefined();
+  });
+
+  it('of a framework is always one that can be stored, and different ids are different keys', () => {
+    fc.assert(
+      fc.property(fc.string({ minLength: 1 }), fc.string({ minLength: 1 }), (one, two) => {
+        const [a, b] = [one, two].map((id) => keyOf({ toolCallId: id }, undefined));
+        expect(a).toMatch(/^[\x21-\x7e]{1,255}$/);
+        expect(a === b).toBe(one === two);
+      }),
+    );
+  });
+
+  it('that is none is refused, not passed over', () => {
+    for (const own of [7, '', 'with space', 'ü', 'x'.repeat(256), null])
+      expect(() => keyOf({ 'oncegate/idempotency-key': own as string }, 'header')).toThrow(GatewayError);
+    expect(() => metaText({ 'oncegate/saga': {} }, 'oncegate/saga')).toThrow(GatewayError);
+  });
+
+  it('of a call that brings answers is another for other answers, and the same for the same', () => {
+    const responses = fc.dictionary(fc.string(), fc.string());
+    fc.assert(
+      fc.property(visible, visible, responses, responses, (key, other, one, two) => {
+        const of = (name: string, inputResponses: JsonObject) => continuedKey(name, { inputResponses });
+        expect(of(key, one)).toBe(of(key, structuredClone(one)));
+        expect(of(key, one)).not.toBe(key);
+        if (key !== other) expect(of(key, one)).not.toBe(of(other, one));
+        if (JSON.stringify(Object.entries(one).sort()) !== JSON.stringify(Object.entries(two).sort()))
+          expect(of(key, one)).not.toBe(of(key, two));
+      }),
+    );
+  });
+});
+
+describe('a session', () => {
+  it('says what its client can do, to any replica', () => {
+    expect(capabilitiesOf(sessionFor({ elicitation: {}, roots: { listChanged: true }, experimental: {} }))).toEqual({
+      elicitation: {},
+      roots: {},
+    });
+    for (const strange of [undefined, '', 'x', '.esr', `${'0'.repeat(36)}.esrx`])
+      expect(capabilitiesOf(strange)).toEqual({});
+  });
+});

@@ -1,0 +1,265 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, type Reply, sha256, startGateway } from '../support/gateway.ts';
+import { ask, imported } from './clients.ts';
+import { type McpServer, type Plan, type Step, startServer } from './server.ts';
+
+const SECRET = 'tok/en+with=odd.letters';
+
+/** Contracts for the tools of the server: it is the same server, spoken to in the newer way and in the older. */
+function contracts(upstream: string): string {
+  const retry = 'retry: { attempts: 3, base: 20ms, max: 100ms, within: 20s }';
+  return `
+  ${upstream}.pay: { upstream: ${upstream}, once: { by: key, header: Idempotency-Key }, ${retry} }
+  ${upstream}.put: { upstream: ${upstream}, once: { by: nature }, ${retry} }
+  ${upstream}.mail: { upstream: ${upstream}, once: { by: none }, ${retry} }
+  ${upstream}.steps:
+    upstream: ${upstream}
+    once: { by: probe, probe: { tool: ${upstream}.find, args: { id: "\${args.id}" }, applied: result.structuredContent.found }, settles: 50ms }
+    ${retry}
+  ${upstream}.find: { upstream: ${upstream}, effect: read, ${retry} }
+  ${upstream}.tell: { upstream: ${upstream}, effect: read }
+  ${upstream}.show: { upstream: ${upstream}, effect: read }
+  ${upstream}.greet: { upstream: ${upstream}, noEffect: [400, 424], ${retry} }`;
+}
+
+const server: Record<string, McpServer> = {};
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  [server['modern'], server['legacy'], database] = await Promise.all([
+    startServer({ era: 'modern' }),
+    startServer({ era: 'legacy' }),
+    freshDatabase(),
+  ]);
+  const upstream = (name: string) =>
+    `  ${name}: { adapter: mcp, url: "${server[name]?.url}", allowPrivate: true, timeout: 1s, import: "*", headers: { x-key: "\${env.WORLD_KEY}" }, breaker: { minimum: 1000 } }`;
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { WORLD_KEY: SECRET },
+    policies: {
+      'mcp.yaml': `
+upstreams:
+${upstream('modern')}
+${upstream('legacy')}
+tools:${contracts('modern')}${contracts('legacy')}
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*.think" }, { allow: "*", approve: never }] }
+${PEOPLE}`,
+    },
+  });
+  // Tools that only the servers name.
+  await imported(gateway, 'modern.think', 'legacy.think');
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await Promise.all(Object.values(server).map((each) => each?.stop()));
+});
+
+describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
+  let world: McpServer;
+  beforeEach(async () => {
+    world = server[era] as McpServer;
+    await world.reset();
+  });
+  const call = (tool: string, id: string): Promise<Reply> => gateway.call(`${era}.${tool}`, { id });
+  const plan = (tool: string, id: string, steps: Step[], more: Partial<Plan> = {}) =>
+    world.plan({ match: { tool, id }, do: steps, ...more });
+  const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
+  const sends = async (id: string) => (await world.requests()).filter((request) => request.id === id);
+
+  it('gives its answer as it is: text, picture, sound, files, structure', async () => {
+    const { answer } = await ask(gateway, 'tools/call', { name: `${era}__show`, arguments: {} });
+    const { content, structuredContent, _meta } = answer.result;
+    expect(content.map(({ type }: { type: string }) => type)).toEqual([
+      'text',
+      'image',
+      'audio',
+      'resource',
+      'resource_link',
+    ]);
+    expect(content[0]).toEqual({
+      type: 'text',
+      text: 'a picture, a sound and a file — ünïcødé',
+      annotations: { audience: ['user'] },
+    });
+    expect(content[3]).toEqual({
+      type: 'resource',
+      resource: { uri: 'notes://1', mimeType: 'text/plain', text: 'a note' },
+    });
+    expect(structuredContent).toEqual({ deep: { list: [1, 'two', null, { three: 3.5 }] } });
+    expect(_meta).toMatchObject({ 'example.org/own': { kept: true }, 'oncegate/replayed': false });
+    const { tools } = (await ask(gateway, 'tools/list', {})).answer.result;
+    const shown = tools.find(({ name }: { name: string }) => name === `${era}__show`);
+    expect(shown).toMatchObject({ title: 'Show everything', annotations: { readOnlyHint: true } });
+    const pay = tools.find(({ name }: { name: string }) => name === `${era}__pay`);
+    expect(pay.outputSchema.type).toBe('object');
+  });
+
+  it('is told whose call it is by the key, and nothing of the agent', async () => {
+    const { body } = await call('pay', 'keyed');
+    const [sent] = await sends('keyed');
+    expect(sent?.params._meta['oncegate/idempotency-key']).toBe(body.txn);
+    expect(JSON.stringify(sent)).not.toContain(AGENT_KEY);
+    expect(body).toMatchObject({ state: 'succeeded', attempts: 1 });
+  });
+
+  /** What happens to the first answer. After each of them the effect has happened, or not, exactly as often as told. */
+  const applied: [string, Step[]][] = [
+    ['the connection is cut after the effect', ['apply', 'drop']],
+    ['the connection is cut after the headers', ['apply', 'headers', 'drop']],
+    ['the stream ends without an answer', ['apply', 'headers', 'end']],
+    ['it answers 500', ['apply', { status: 500 }]],
+    ['it answers 502', ['apply', { status: 502 }]],
+    ['it answers 503', ['apply', { status: 503 }]],
+    ['it answers 302', ['apply', { status: 302 }]],
+    ['it answers garbage', ['apply', 'garbage']],
+    ['it never answers', ['apply', 'hang']],
+    ['it answers somebody else', ['apply', 'wrongId', 'end']],
+    ['its answer is too large', ['apply', { big: 2_000_000 }]],
+    ['it fails inside', ['apply', { error: { code: -32603, message: 'oops' } }]],
+    ['it says isError', ['apply', { isError: 'half of it' }]],
+  ];
+
+  describe.each(applied)('when %s', (how, steps) => {
+    const id = (tool: string) => `${tool} ${how}`;
+
+    it('a tool with a key is asked again with the same bytes and the same key: one effect, told as succeeded', async () => {
+      await plan('pay', id('pay'), steps);
+      const { body } = await call('pay', id('pay'));
+      expect(body).toMatchObject({ state: 'succeeded', result: { structuredContent: { id: id('pay') } } });
+      const sent = await sends(id('pay'));
+      expect(sent.length).toBe(2);
+      expect(sent[1]?.params).toEqual(sent[0]?.params);
+      expect(await effects(id('pay'))).toHaveLength(1);
+    });
+
+    it('a tool that nothing makes repeatable is sent once and is in doubt', async () => {
+      await plan('mail', id('mail'), steps);
+      const { body } = await call('mail', id('mail'));
+      expect(body).toMatchObject({ status: 504, code: 'in_doubt' });
+      expect(await sends(id('mail'))).toHaveLength(1);
+      expect(await effects(id('mail'))).toHaveLength(1);
+      expect((await gateway.call(`${era}.mail`, { id: id('mail') })).body).toMatchObject({
+        code: 'in_doubt',
+        txn: body.txn,
+      });
+      expect(await sends(id('mail'))).toHaveLength(1);
+    });
+  });
+
+  it('is asked again for what is harmless by nature, and probed where a probe can tell', async () => {
+    await plan('put', 'n1', ['drop']);
+    expect((await call('put', 'n1')).body).toMatchObject({ state: 'succeeded', attempts: 2 });
+    await plan('steps', 'p1', ['apply', 'drop']);
+    const { body } = await call('steps', 'p1');
+    expect(body).toMatchObject({ state: 'succeeded', attempts: 1, result: { structuredContent: { found: true } } });
+    expect(await effects('p1')).toHaveLength(1);
+    await plan('steps', 'p2', ['drop']);
+    expect((await call('steps', 'p2')).body).toMatchObject({ state: 'succeeded', attempts: 2 });
+    expect(await effects('p2')).toHaveLength(1);
+  });
+
+  it('that refuses in the words of the protocol has done nothing, and the call has failed', async () => {
+    await plan('mail', 'refused', [{ error: { code: -32602, message: 'no such thing' } }]);
+    const { body } = await call('mail', 'refused');
+    expect(body).toMatchObject({ status: 502, code: 'tool_failed' });
+    expect(await effects('refused')).toHaveLength(0);
+  });
+
+  it.each([400, 401, 403])(
+    'whose answer is only a %d, perhaps of something on the way, may have done it',
+    async (status) => {
+      const id = `bare-${status}`;
+      await plan('mail', id, ['apply', { status }]);
+      const { body } = await call('mail', id);
+      expect(body).toMatchObject({ status: 504, code: 'in_doubt' });
+      expect(await effects(id)).toHaveLength(1);
+    },
+  );
+
+  it('whose contract says that isError means nothing happened is believed', async () => {
+    await plan('greet', 'trusted', [{ isError: 'declined' }]);
+    expect((await call('greet', 'trusted')).body).toMatchObject({ code: 'tool_failed' });
+    const read = await plan('find', 'r', [{ isError: 'not found' }]).then(() => call('find', 'r'));
+    expect(read.body).toMatchObject({ code: 'tool_failed' });
+  });
+
+  it('that answers twice is heard once, and one that ends the stream to be asked later is asked later', async () => {
+    await plan('mail', 'dup', ['twice']);
+    expect((await call('mail', 'dup')).body.result.content).toEqual([{ type: 'text', text: 'answer 1' }]);
+    await plan('mail', 'later', ['apply', { later: 60 }]);
+    expect((await call('mail', 'later')).body).toMatchObject({ state: 'succeeded', attempts: 1 });
+    expect(await effects('later')).toHaveLength(1);
+  });
+
+  it('that is slow is waited for, and its late answer after the deadline leaves doubt', async () => {
+    await plan('mail', 'slow', ['apply', { delay: 400 }]);
+    expect((await call('mail', 'slow')).body).toMatchObject({ state: 'succeeded' });
+    await plan('mail', 'late', ['apply', { delay: 1_300 }]);
+    expect((await call('mail', 'late')).body).toMatchObject({ code: 'in_doubt' });
+  });
+
+  it('that echoes its credentials is scrubbed, wherever it puts them', async () => {
+    const { body } = await call('tell', 'echo');
+    expect(body.result.content[0].text).toContain('[redacted]');
+    const error = { code: -32000, message: `bad ${SECRET}`, data: { seen: SECRET } };
+    await plan('mail', 's1', [{ error }]);
+    await plan('mail', 's2', [{ isError: `it was ${SECRET}` }]);
+    await plan('find', 's3', [{ error: { ...error, code: -32602 } }]);
+    const answers = [body];
+    for (const [tool, id] of [
+      ['mail', 's1'],
+      ['mail', 's2'],
+      ['find', 's3'],
+    ] as const) {
+      const told = await call(tool, id);
+      answers.push(told.body, (await gateway.admin('GET', `/admin/calls/${told.body.txn}`)).body);
+    }
+    expect(JSON.stringify(answers)).not.toContain(JSON.stringify(SECRET).slice(1, -1));
+    expect(gateway.output).not.toContain(SECRET);
+    const rows = await database.query('select row_to_json(c)::text as text from calls c');
+    expect(JSON.stringify(rows)).not.toContain('tok/en');
+  });
+
+  it('that answers a depth no stack can hold leaves doubt, and the gateway standing', async () => {
+    await plan('mail', 'deep', ['apply', { deep: 50_000 }, 'end']);
+    expect((await call('mail', 'deep')).body).toMatchObject({ code: 'in_doubt' });
+    expect((await call('mail', 'after')).body).toMatchObject({ state: 'succeeded' });
+  });
+
+  it('that is gone is not sent to: nothing is bound, and it is found again', async () => {
+    await world.kill();
+    const key = `gone-${era}`;
+    expect((await gateway.call(`${era}.pay`, { id: 'gone' }, { key })).body).toMatchObject({ status: 503 });
+    await world.restart();
+    expect((await gateway.call(`${era}.pay`, { id: 'gone' }, { key })).body).toMatchObject({ state: 'succeeded' });
+    expect(await effects('gone')).toHaveLength(1);
+  });
+});
+
+describe('a session that the server forgot', () => {
+  const forget = async () => {
+    await gateway.call('legacy.mail', { id: 'before' });
+    await server['legacy']?.forgetSessions();
+  };
+  const effects = async (id: string) => (await server['legacy']?.effects())?.filter((effect) => effect.id === id);
+
+  it('is begun anew for what may be repeated', async () => {
+    await forget();
+    expect((await gateway.call('legacy.pay', { id: 'forgotten' })).body).toMatchObject({
+      state: 'succeeded',
+      attempts: 2,
+    });
+    expect(await effects('forgotten')).toHaveLength(1);
+  });
+
+  it('fails one call that may not be, which had no effect, and no other', async () => {
+    await forget();
+    expect((await gateway.call('legacy.mail', { id: 'unlucky' })).body).toMatchObject({ code: 'tool_failed' });
+    expect(await effects('unlucky')).toHaveLength(0);
+    expect((await gateway.call('legacy.mail', { id: 'lucky' })).body).toMatchObject({ state: 'succeeded' });
+  });
+});

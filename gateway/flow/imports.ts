@@ -7,7 +7,7 @@ import { GatewayError } from '../domain/errors.ts';
 import { isObject, type JsonObject } from '../domain/json.ts';
 import type { Policies, Upstream } from '../domain/policy.ts';
 import type { Database } from '../ledger/db.ts';
-import { acceptOffer, noteOffers, type Offer, type Pin, readPins } from '../ledger/pins.ts';
+import { acceptOffer, noteOffers, type Offer, type Pin, pinsVersion, readPins } from '../ledger/pins.ts';
 import { type OfferedTool, withImported } from '../policy/imported.ts';
 import { News } from './news.ts';
 
@@ -44,6 +44,7 @@ export class Imports {
   readonly #listing = new Map<string, { again: boolean; done: Promise<void> }>();
   readonly #capabilities = new Map<string, JsonObject>();
   readonly #news = new News();
+  readonly #definitions = new Map<string, OfferedTool>();
   readonly #reported = new Set<string>();
   #seen = '';
   readonly #timers: NodeJS.Timeout[] = [];
@@ -213,12 +214,10 @@ export class Imports {
   }
 
   async #read(): Promise<void> {
-    this.#pins = await readPins(this.#station.db);
-    const digests = this.#pins.map(({ digest, offeredDigest }) =>
-      [digest, offeredDigest].map((d) => d?.toString('hex')),
-    );
-    const seen = JSON.stringify([digests, [...this.#listed].map(([name, tools]) => [name, [...tools].sort()])]);
+    const version = await pinsVersion(this.#station.db);
+    const seen = JSON.stringify([version, [...this.#listed].map(([name, tools]) => [name, [...tools].sort()])]);
     if (seen === this.#seen) return;
+    this.#pins = await readPins(this.#station.db);
     this.#seen = seen;
     this.#merge();
   }
@@ -242,7 +241,7 @@ export class Imports {
     return this.#pins
       .filter((pin) => pin.upstream === upstream && listed?.has(pin.tool) !== false)
       .map((pin) => {
-        const offer = JSON.parse(pin.definition) as unknown as OfferedTool;
+        const offer = this.#parsed(pin);
         if (pin.offered === null) return offer;
         const disabled = `${upstream} now says something else of it than what was pinned; a person must accept the change (oncegate pins)`;
         this.#report(
@@ -252,6 +251,17 @@ export class Imports {
         );
         return { ...offer, disabled };
       });
+  }
+
+  /** The same object for the same definition: what was compiled for it is found again. */
+  #parsed({ digest, definition }: Pin): OfferedTool {
+    const id = digest.toString('hex');
+    const known = this.#definitions.get(id);
+    if (known !== undefined) return known;
+    const parsed = JSON.parse(definition) as unknown as OfferedTool;
+    if (this.#definitions.size >= 2 * this.#pins.length) this.#definitions.clear();
+    this.#definitions.set(id, parsed);
+    return parsed;
   }
 
   /** Hears of changes at once where the server can say so; elsewhere it is asked from time to time. */

@@ -27,6 +27,17 @@ export interface Offer {
 const COLUMNS = `upstream, tool, digest, definition, pinned_at as "pinnedAt", accepted_by as "acceptedBy",
   offered_digest as "offeredDigest", offered, offered_at as "offeredAt"`;
 
+/** Tells whether any pin is not what it was, without reading what they say. */
+export async function pinsVersion(db: Database): Promise<string> {
+  const [row] = await db.run<{ version: string | null }>({
+    name: 'pins-version',
+    text: `select md5(string_agg(upstream || chr(10) || tool || encode(digest, 'hex') || coalesce(encode(offered_digest, 'hex'), ''),
+        chr(10) order by upstream, tool)) as version from pins`,
+    values: [],
+  });
+  return row?.version ?? '';
+}
+
 export async function readPins(db: Database): Promise<readonly Pin[]> {
   return db.run<Pin>({
     name: 'read-pins',

@@ -3,7 +3,7 @@ import type { Policies, Tool, Upstream } from '../domain/policy.ts';
 import { contractDigest, TOOL_DEFAULTS } from './compile-tool.ts';
 import { freezeDeeply } from './freeze.ts';
 import { globMatcher } from './glob.ts';
-import { compileInput } from './input.ts';
+import { compileInputLater } from './input.ts';
 import { modelName } from './link.ts';
 import { names } from './schema.ts';
 
@@ -60,7 +60,7 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
     return 'not a name that models and policies can use';
   }
   const input = offer.inputSchema ?? TOOL_DEFAULTS.input;
-  const compiled = compileInput(input);
+  const compiled = compileInputLater(input);
   if ('faults' in compiled) return compiled.faults.map((fault) => fault.message).join('; ');
   return {
     name,
@@ -89,7 +89,7 @@ function complete(declared: Tool, offer: OfferedTool): Tool | string {
   const digest = contractDigest({ contract: declared.digest, offer });
   const completed = { ...shownOf(offer), ...declared, description, digest };
   if (declared.input !== TOOL_DEFAULTS.input || offer.inputSchema === undefined) return completed;
-  const compiled = compileInput(offer.inputSchema);
+  const compiled = compileInputLater(offer.inputSchema);
   if ('faults' in compiled) return completed;
   return { ...completed, input: offer.inputSchema, faults: compiled.check };
 }

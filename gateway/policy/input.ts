@@ -25,14 +25,34 @@ export function compileInput(schema: JsonObject): Compiled {
   return compiled;
 }
 
-function compileAnew(schema: JsonObject): Compiled {
-  // The default: arguments are an object, which they always are.
-  if (Object.keys(schema).every((key) => key === 'type') && schema['type'] === 'object') return { check: () => [] };
+/**
+ * Looked at now and compiled when it is first needed: a server may list thousands of tools of which few are ever called. One
+ * that turns out not to be a schema then fits no arguments.
+ */
+export function compileInputLater(schema: JsonObject): Compiled {
+  const faults = visibleFaults(schema);
+  if (faults.length > 0) return { faults };
+  return {
+    check: (args) => {
+      const compiled = compileInput(schema);
+      return 'check' in compiled ? compiled.check(args) : compiled.faults.map(({ message }) => message);
+    },
+  };
+}
+
+function visibleFaults(schema: JsonObject): SchemaFault[] {
   const faults: SchemaFault[] = [];
   if (schema['type'] !== undefined && schema['type'] !== 'object') {
     faults.push({ path: ['type'], message: 'the arguments of a tool are always an object: write type: object' });
   }
   inspect(schema, [], faults, 0);
+  return faults;
+}
+
+function compileAnew(schema: JsonObject): Compiled {
+  // The default: arguments are an object, which they always are.
+  if (Object.keys(schema).every((key) => key === 'type') && schema['type'] === 'object') return { check: () => [] };
+  const faults = visibleFaults(schema);
   if (faults.length > 0) return { faults };
   let first: ValidateFunction;
   try {

@@ -1,4 +1,4 @@
-import type { Follower } from '../gateway/domain/adapter.ts';
+import type { Manner } from '../gateway/domain/adapter.ts';
 import { isObject, type JsonObject } from '../gateway/domain/json.ts';
 
 /** The revision in which every request says all there is to know. */
@@ -8,14 +8,14 @@ export const IDENTITY = { name: 'oncegate', version: '1' };
 const META = 'io.modelcontextprotocol';
 
 /** What the newer way wants in every request: which revision, who asks, and what they can do. */
-export function withEnvelope(params: JsonObject, follower: Follower | undefined): JsonObject {
+export function withEnvelope(params: JsonObject, manner: Manner | undefined): JsonObject {
   const { _meta } = params;
   const meta = {
     ...(isObject(_meta) ? _meta : {}),
-    ...follower?.meta,
+    ...manner?.meta,
     [`${META}/protocolVersion`]: MODERN,
     [`${META}/clientInfo`]: IDENTITY,
-    [`${META}/clientCapabilities`]: follower?.capabilities ?? {},
+    [`${META}/clientCapabilities`]: manner?.capabilities ?? {},
   };
   return { ...params, _meta: meta };
 }

@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import type { Follower } from '../gateway/domain/adapter.ts';
+import type { Follower, Manner } from '../gateway/domain/adapter.ts';
 import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
 import { IDENTITY, MODERN, modernHeaders, withEnvelope } from './mcp-envelope.ts';
 import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, type Wire } from './mcp-wire.ts';
@@ -19,6 +19,8 @@ export interface PeerRequest {
   readonly mostBytes?: number;
   readonly freshConnection?: boolean;
   readonly maySend?: () => boolean;
+  /** How it is said; absent: as its follower speaks, or in the newer way. */
+  readonly manner?: Manner | undefined;
   readonly follower?: Follower | undefined;
 }
 
@@ -96,8 +98,9 @@ export class McpPeer {
   }
 
   async #tongueFor(asked: PeerRequest): Promise<Found> {
-    if (asked.follower?.era === 'legacy') {
-      const session = await this.#session(asked, asked.follower.capabilities);
+    const manner = asked.manner ?? asked.follower;
+    if (manner?.era === 'legacy') {
+      const session = await this.#session(asked, manner.capabilities);
       if ('tongue' in session) return session;
     }
     const modern = await this.#discover(asked.timeoutMs);
@@ -174,7 +177,7 @@ export class McpPeer {
   #outgoing(asked: PeerRequest, tongue: Tongue): Outgoing {
     const { id, method, follower } = asked;
     const isModern = tongue.session === undefined;
-    const params = isModern ? withEnvelope(asked.params, follower) : asked.params;
+    const params = isModern ? withEnvelope(asked.params, asked.manner ?? follower) : asked.params;
     return {
       ...PLAIN,
       message: { jsonrpc: '2.0', id, method, params },

@@ -141,12 +141,10 @@ export class StdioWire implements Wire {
     waiting.finish({ as: 'answered', response: message, headers: {} });
   }
 
-  /** Progress names its request; anything else belongs to somebody only if there is but one. */
+  /** Only progress names its request. Whom anything else is about nobody can say, also if but one is waited for here. */
   #listener(message: JsonObject): Waiting | undefined {
     const params = message['params'];
     const token = isObject(params) ? params['progressToken'] : undefined;
-    if (token !== undefined) return this.#waiting.get(String(token));
-    const [only, ...others] = this.#waiting.values();
-    return others.length === 0 && message['method'] !== 'notifications/tools/list_changed' ? only : undefined;
+    return token === undefined ? undefined : this.#waiting.get(String(token));
   }
 }

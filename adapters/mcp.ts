@@ -43,13 +43,15 @@ export class McpAdapter implements Adapter {
     );
   }
 
-  prepare(tool: Tool, { args, continuation, trace }: Wish, txn: string): PreparedRequest {
+  prepare(tool: Tool, { args, continuation, trace, manner }: Wish, txn: string): PreparedRequest {
     const { once } = tool;
     const isKeyed = tool.effect === 'write' && once.by === 'key';
+    // A look is made in the name of a write: its answer must never pass for that of the write, nor its key for the write's.
+    const own = tool.effect === 'read' ? { progressToken: randomUUID() } : { progressToken: txn, [KEY]: txn };
     const params: JsonObject = {
       name: this.#remoteName(tool.name),
       arguments: isKeyed && once.field !== undefined ? withField(args, once.field, txn) : args,
-      _meta: { progressToken: txn, 'oncegate/idempotency-key': txn, ...trace },
+      _meta: { ...own, ...trace },
       ...(continuation?.inputResponses === undefined ? {} : { inputResponses: continuation.inputResponses }),
       ...(continuation?.requestState === undefined ? {} : { requestState: continuation.requestState }),
     };
@@ -58,7 +60,14 @@ export class McpAdapter implements Adapter {
       ...trace,
       ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
     };
-    return { base: this.#base, method: 'tools/call', path: String(params['name']), headers, body: canonical(params) };
+    return {
+      base: this.#base,
+      method: 'tools/call',
+      path: String(params['name']),
+      headers,
+      body: canonical(params),
+      ...(manner === undefined ? {} : { manner }),
+    };
   }
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
@@ -67,15 +76,17 @@ export class McpAdapter implements Adapter {
       return { kind: 'not_sent', detail, refusedHere: true };
     }
     const { follower } = options;
+    const params = JSON.parse(request.body ?? '{}') as JsonObject;
     const ended = await this.#peer.request({
-      id: request.headers['oncegate-txn'] ?? randomUUID(),
+      id: String(objectOr(params['_meta'])['progressToken']),
       method: 'tools/call',
-      params: withToken(JSON.parse(request.body ?? '{}') as JsonObject, request.headers['oncegate-lock-token']),
+      params: withToken(params, request.headers['oncegate-lock-token']),
       headers: request.headers,
       timeoutMs: options.timeoutMs,
       mostBytes: tool.maxResultBytes,
       freshConnection: options.freshConnection,
       maySend: options.maySend,
+      manner: request.manner,
       follower: follower && this.#scrubbing(follower),
     });
     return this.#outcome(tool, ended);
@@ -183,7 +194,7 @@ export class McpAdapter implements Adapter {
     if (!isObject(result)) {
       const error = objectOr(response['error']);
       const body = this.#scrubbed({ error });
-      if (isRefusal(response, error)) return { kind: 'refused', answer: this.#answer(400, body) };
+      if (REFUSALS.has(Number(error['code']))) return { kind: 'refused', answer: this.#answer(400, body) };
       const detail = this.#inItsWords(tool, 'the server answered with an error', error['message']);
       return this.#failed(tool, this.#answer(500, body), detail);
     }
@@ -236,6 +247,8 @@ export class McpAdapter implements Adapter {
   }
 }
 
+const KEY = 'oncegate/idempotency-key';
+
 /** The status under which `noEffect` knows a result with `isError`. */
 export const IS_ERROR = 424;
 
@@ -259,11 +272,6 @@ function isRefusedByServer({ status, text }: Extract<Ended, { as: 'status' }>): 
   const message = status >= 400 && status < 500 ? readMessage(text) : undefined;
   if (message?.['jsonrpc'] !== '2.0' || (message['id'] ?? null) !== null) return false;
   return typeof objectOr(message['error'])['code'] === 'number';
-}
-
-/** An error without an id is about no request in particular: the server never took it up. */
-function isRefusal({ id }: JsonObject, { code }: JsonObject): boolean {
-  return (id ?? null) === null || REFUSALS.has(Number(code));
 }
 
 const MOST_WORDS = 1_000;

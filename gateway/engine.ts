@@ -22,7 +22,7 @@ import { Database } from './ledger/db.ts';
 import { deploymentId } from './ledger/deployment.ts';
 import { forgetNotices } from './ledger/notices.ts';
 import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
-import { dropTombstones, erasePayloads } from './ledger/retention.ts';
+import { dropTombstones, erasePayloads, forgetCheckpoints } from './ledger/retention.ts';
 import { Switches } from './ledger/switches.ts';
 import { Undos } from './ledger/undos.ts';
 import type { PolicyKeeper } from './policy-keeper.ts';
@@ -154,8 +154,9 @@ export class Engine {
     this.#station.imports.stop();
     await this.#recovery.stop();
     await this.#rollbacks.stop();
-    await this.#station.switches.stop();
     await this.flow.dispatch.drain(drainMs);
+    // To the last byte: what is frozen while this process drains is not sent by it either.
+    await this.#station.switches.stop();
     await this.#sequencer.stop();
     try {
       await handOver(db, lease.id);
@@ -189,6 +190,7 @@ function sweep(
     running = true;
     try {
       while ((await erasePayloads(db, retention.payloadsMs)) >= 500);
+      await forgetCheckpoints(db, retention.payloadsMs);
       if (retention.keysMs !== null) while ((await dropTombstones(db, retention.keysMs)) >= 500);
       while ((await forgetNotices(db, retention.payloadsMs, webhook === undefined)) >= 500);
       await forgetEndedProcesses(db);

@@ -29,6 +29,8 @@ import { demoBeside, WorkerFailed, Workers } from './workers.ts';
 const ROOT = new URL('../../', import.meta.url).pathname;
 const DRAIN_MS = 25_000;
 const JOURNAL_MS = 2_000;
+/** A collector that is silent must not keep a gateway from ending. */
+const TRACING_MS = 2_000;
 const MOST_FAULTS = 20;
 
 /** The process: everything is started here in order, and stopped in the opposite one. */
@@ -123,7 +125,7 @@ async function serve(config: Config): Promise<void> {
     await migrate(url, join(ROOT, 'migrations'));
     const metrics = new Metrics();
     const tracing = await startTracing(config.telemetry, version);
-    if (tracing !== undefined) stops.push(() => tracing.stop());
+    if (tracing !== undefined) stops.push(() => within(TRACING_MS, tracing.stop()));
     const engine = await Engine.start({
       watch: new Telemetry(metrics, tracing, log),
       onBatch: (size, waiting) => metrics.batch(size, waiting),

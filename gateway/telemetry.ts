@@ -29,7 +29,7 @@ export class Telemetry implements Watch {
     const { name, about, seconds } = watched;
     this.#metrics.stint(name, about.tool, seconds);
     if (watched.whole !== watched) return;
-    this.#metrics.call(about.tool, result);
+    if (name === 'call') this.#metrics.call(about.tool, result);
     const { tool, agent } = about;
     this.#log.info({ ...result, tool, agent, as: name, ms: watched.spent(), trace: traceIdOf(watched.trace) }, 'call');
   }

@@ -18,7 +18,10 @@ export function answerForAll(): void {
   cluster.on('message', (worker, message: Asked) => {
     if (message?.oncegate !== 'metrics') return;
     all.clusterMetrics().then(
-      (text) => worker.send({ ...message, text } satisfies Answered),
+      (text) => {
+        // It may have died while the others were asked.
+        if (worker.isConnected()) worker.send({ ...message, text } satisfies Answered, () => {});
+      },
       () => {
         // One of them did not answer in time; the worker that asked then tells its own.
       },

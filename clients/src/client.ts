@@ -125,11 +125,13 @@ function weigh(known: Outcome | undefined, heard: Outcome | undefined, key: stri
 }
 
 function outcomeOf({ response, body }: Answer, key: string): Outcome {
-  const txn = String(body['txn'] ?? '');
-  if (response.status === 200)
+  const txn = typeof body['txn'] === 'string' ? body['txn'] : '';
+  if (response.status === 200 && txn !== '' && body['state'] === 'succeeded')
     return { kind: 'done', txn, result: body['result'] ?? null, replayed: body['replayed'] === true };
-  if (response.status === 202) return { kind: 'pending', txn, state: String(body['state']) };
+  if (response.status === 202 && txn !== '') return { kind: 'pending', txn, state: String(body['state']) };
   const problem = problemOf(response, body);
+  // The key is so old that its answer is gone: it was used, so something may well have happened.
+  if (problem.code === 'key_expired') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };
   if (problem.code === 'in_progress') return { kind: 'pending', txn, state: 'sending' };
   // Asked for again with the same key means: this call exists, and how it ended is not known here.
   if (problem.retry === 'same_key') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };

@@ -11,9 +11,11 @@ export function callKey(
   return fitting(looksUnique(callId) ? callId : `${run.made}/${callId}`);
 }
 
-/** At least 16 letters and digits in a row, as no counter has them. */
+/** At least 16 letters and digits in a row, of both sorts or after a vendor's mark, as no counter and no name of a tool has them. */
 function looksUnique(id: string): boolean {
-  return /[A-Za-z0-9]{16}/.test(id.replaceAll('-', ''));
+  const runs = id.replaceAll('-', '').match(/[A-Za-z0-9]{16,}/g) ?? [];
+  const isMarked = /^(?:toolu|call|fc)_[A-Za-z0-9]{16,}$/.test(id);
+  return (isMarked || runs.some((run) => /\d/.test(run) && /[A-Za-z]/.test(run))) && !/[:_.]\d{1,6}$/.test(id);
 }
 
 /** A key is 1 to 255 visible ASCII characters; what is not becomes its own hash. */

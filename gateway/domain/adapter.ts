@@ -12,6 +12,8 @@ export interface PreparedRequest {
   /** Everything but credentials: those are added at the last moment and never stored. */
   readonly headers: Readonly<Record<string, string>>;
   readonly body: string | null;
+  /** How an MCP server is spoken to, so that it is spoken to in the same way again. */
+  readonly manner?: Manner;
 }
 
 /** As it is stored: `true` for a body that is the arguments themselves, which are stored already. */
@@ -64,13 +66,17 @@ export interface SendOptions {
 /** The two ways of speaking MCP: with a session and requests in both directions, or each request for itself. */
 export type Era = 'legacy' | 'modern';
 
-/** An MCP client on whose behalf something is sent: it hears what the server says meanwhile, and may be asked. */
-export interface Follower {
+/** What of an MCP client shows in a request that is made on its behalf. */
+export interface Manner {
   readonly era: Era;
   /** What the client said it can do: `elicitation`, `sampling`, `roots`. */
   readonly capabilities: JsonObject;
   /** Members of `_meta` that the client wants the server to see, such as its log level. */
   readonly meta: JsonObject;
+}
+
+/** An MCP client on whose behalf something is sent: it hears what the server says meanwhile, and may be asked. */
+export interface Follower extends Manner {
   tell(method: string, params: JsonObject): void;
   /** What the client answers; rejects when it cannot be asked. */
   ask(method: string, params: JsonObject): Promise<JsonObject>;
@@ -82,6 +88,8 @@ export interface Wish {
   /** The same in canonical form, where somebody made it already. */
   readonly canonicalArgs?: string;
   readonly agent: string;
+  /** The manner of the MCP client that asks, if one does. */
+  readonly manner?: Manner;
   /** What the upstream is to continue. */
   readonly trace?: Trace;
   /** What an earlier answer asked for, to be handed to the same tool. */

@@ -8,12 +8,15 @@ export type LockScope = 'call' | 'saga' | 'run';
 /** So many things may be locked by one call. */
 export const MOST_LOCKS = 10_000;
 export const MOST_LOCK_CHARACTERS = 1_024;
+/** What covers a name is looked up segment by segment. */
+export const MOST_LOCK_SEGMENTS = 16;
 
 /** What is wrong with a name; undefined: nothing. */
 export function lockFault(name: string): string | undefined {
   const segments = name.split('/');
   if (name === '' || segments.includes('')) return 'has an empty segment';
   if (name.length > MOST_LOCK_CHARACTERS) return `is longer than ${MOST_LOCK_CHARACTERS} characters`;
+  if (segments.length > MOST_LOCK_SEGMENTS) return `has more than ${MOST_LOCK_SEGMENTS} segments`;
   if (name.includes('\0')) return 'holds a NUL character';
   if (name === '*') return 'would lock everything there is: name something before /*';
   return segments.slice(0, -1).some((segment) => segment === '*') ? 'has a * that is not its last segment' : undefined;

@@ -10,8 +10,14 @@ import type { Station } from './station.ts';
 export { BUILT_IN };
 
 /** Judged by the agent's rules like any tool, and its denial logged like any denial. */
-export async function admitBuiltIn(station: Station, agent: Agent, tool: string, args: JsonObject): Promise<void> {
-  const decision = decideBuiltIn(agent, tool, { args, saga: null, run: null, now: Date.now() });
+export async function admitBuiltIn(
+  station: Station,
+  agent: Agent,
+  tool: string,
+  args: JsonObject,
+  run: string | null,
+): Promise<void> {
+  const decision = decideBuiltIn(agent, tool, { args, saga: null, run, now: Date.now() });
   if (decision.allowed) return;
   const { reason, rule } = decision;
   const entry = auditEntry('denied', { agent: agent.name, tool, policy: station.policies().version, reason });

@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto';
-import type { Continuation, Follower, PreparedRequest } from '../domain/adapter.ts';
+import type { Continuation, Follower, PreparedRequest, Wish } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { type Call, type CallFace, face } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
@@ -129,7 +129,7 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   const refusal = refusalOf(decision, tool, asked);
   deciding.end({ allowed: decision.allowed, ...(decision.rule === undefined ? {} : { rule: decision.rule.id }) });
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
-    return refuse(flow, asked, tool, fingerprint, policies, refusal);
+    return refuse(flow, asked, { tool, fingerprint, policies, refusal, stint });
   }
 
   let admitted: Admitted;
@@ -155,7 +155,7 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
     if (!(error instanceof GatewayError)) throw error;
-    return refuse(flow, asked, tool, fingerprint, policies, error);
+    return refuse(flow, asked, { tool, fingerprint, policies, refusal: error, stint });
   }
   const { txn } = admitted.identified;
   await refuseStrangeDependencies(station, asked);
@@ -163,21 +163,25 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   const won = await claim(flow, admitted).finally(() => claiming.end());
   // Whoever waited for a lock has that much less patience left.
   const left = { ...asked, patienceMs: Math.max(0, asked.patienceMs - (performance.now() - began)) };
-  return won ? tell(flow, txn, left, false) : repeat(flow, txn, fingerprint, left);
+  return won ? tell(flow, txn, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
 }
 
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
 async function refuse(
   flow: Flow,
   asked: ToolCall,
-  tool: Tool | undefined,
-  fingerprint: Buffer,
-  policies: Policies,
-  refusal: GatewayError | undefined,
+  why: {
+    readonly tool: Tool | undefined;
+    readonly fingerprint: Buffer;
+    readonly policies: Policies;
+    readonly refusal: GatewayError | undefined;
+    readonly stint: Stint;
+  },
 ): Promise<ToolAnswer> {
   const { station } = flow;
+  const { tool, fingerprint, policies, refusal, stint } = why;
   const earlier = await earlierCall(station, asked, tool, fingerprint);
-  if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked);
+  if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
   if (error.code === 'denied' || error.code === 'unknown_tool') {
     const entry = auditEntry(error.code, {
@@ -278,8 +282,13 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   return claimed === 'won';
 }
 
-function continued({ continuation }: ToolCall): { continuation?: Continuation } {
-  return continuation === undefined ? {} : { continuation };
+/** What a request to an MCP server holds beside the arguments. */
+function continued({ continuation, follower }: ToolCall): Pick<Wish, 'continuation' | 'manner'> {
+  const { era = 'modern', capabilities = {}, meta = {} } = follower ?? {};
+  return {
+    ...(continuation === undefined ? {} : { continuation }),
+    ...(follower === undefined ? {} : { manner: { era, capabilities, meta } }),
+  };
 }
 
 function continuationText(continuation: Continuation | undefined): string {
@@ -289,7 +298,13 @@ function continuationText(continuation: Continuation | undefined): string {
 }
 
 /** A call that was there before: another request, an answer to replay, or one to wait for. */
-async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolCall): Promise<ToolAnswer> {
+async function repeat(
+  flow: Flow,
+  txn: string,
+  fingerprint: Buffer,
+  asked: ToolCall,
+  stint: Stint,
+): Promise<ToolAnswer> {
   const asOf = flow.station.finals.asOf();
   const call = await flow.station.calls.read(txn);
   if (call === undefined && asked.fence !== undefined) await refuseFenced(flow.station, asked.fence, asked.agent.name);
@@ -308,7 +323,7 @@ async function repeat(flow: Flow, txn: string, fingerprint: Buffer, asked: ToolC
     flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
     return { call: told, repeat: true };
   }
-  return tell(flow, txn, asked, true);
+  return tell(flow, txn, asked, true, stint);
 }
 
 /** Answered a moment ago by this process: told again without asking the ledger. */
@@ -317,9 +332,15 @@ function replay({ face: call, fingerprint: first }: Final, asked: ToolCall, fing
   return { call, repeat: true };
 }
 
-async function tell({ station, dispatch }: Flow, txn: string, asked: ToolCall, isRepeat: boolean): Promise<ToolAnswer> {
+async function tell(
+  { station, dispatch }: Flow,
+  txn: string,
+  asked: ToolCall,
+  isRepeat: boolean,
+  stint: Stint,
+): Promise<ToolAnswer> {
   const about = { tool: asked.tool, agent: asked.agent.name, txn };
-  const waiting = isRepeat ? station.watch.begin('wait', about, asked.trace ?? {}) : undefined;
+  const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
   const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller).finally(() => waiting?.end());
   if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
   return { call, repeat: isRepeat };

@@ -28,6 +28,7 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
   if (call === undefined) return 'the call is no longer there';
   const tool = station.policies().tools.get(step.undo?.tool ?? '');
   if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
+  if (tool.disabled !== undefined) return `${tool.name} is disabled: ${tool.disabled}`;
   const args = undoArgsOf(station.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);

@@ -127,6 +127,7 @@ function locksOf(station: Station, asked: ToolCall, tool: Tool, txn: string): Js
 
 function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {
   if (station.switches.frozen(agent, tool.name) !== undefined) return 'frozen';
+  if (tool.disabled !== undefined) return 'unavailable';
   if (tool.effect !== 'read' && station.logWatch.doubt() !== undefined) return 'unavailable';
   return !held && station.adapters.for(tool).heldBackMs(tool) > 0 ? 'breaker_open' : undefined;
 }

@@ -4,7 +4,7 @@ import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { unseal } from '../domain/seal.ts';
 import { isCursor, listCalls } from '../ledger/lists.ts';
-import { eraseCalls, forgetSaga } from '../ledger/retention.ts';
+import { eraseCalls, forgetAgent, forgetSaga } from '../ledger/retention.ts';
 import type { Flow } from './call-tool.ts';
 import type { Payload } from './payload.ts';
 import type { Station } from './station.ts';
@@ -57,6 +57,7 @@ export async function erase(flow: Flow, scope: ErasureScope, hand: Hand, from: s
     cursor = page.cursor;
   } while (cursor !== null && performance.now() < until);
   if (scope.of === 'saga') await forgetSaga(station.db, scope.value);
+  if (scope.of === 'agent' && cursor === null) await forgetAgent(station.db, scope.value);
   const done = { ...named(scope), person: hand.person, reason: hand.reason, erased, open: open.length };
   await station.switches.announce(auditEntry('erasure', done));
   return { erased, open, unreadable, cursor };

@@ -38,8 +38,8 @@ export function guardsOf(station: Station, guarded: Guarded): Guards | undefined
 
 function approvalOf({ mostPending }: Station, guarded: Guarded, hold: Approve): ApprovalRequest {
   const { asked, tool, rule, policies, request, fingerprint } = guarded;
-  const { args, undo, saga, fence } = asked;
-  const call = { agent: asked.agent.name, args, fingerprint, rule: rule.id, undo, saga, run: fence?.run };
+  const { args, undo, saga, fence, continuation } = asked;
+  const call = { agent: asked.agent.name, args, fingerprint, rule: rule.id, undo, saga, run: fence?.run, continuation };
   return {
     shown: whatIsShown(call, tool, request, policies),
     groups: hold.by,

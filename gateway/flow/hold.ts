@@ -1,9 +1,9 @@
-import type { PreparedRequest } from '../domain/adapter.ts';
+import type { Continuation, PreparedRequest } from '../domain/adapter.ts';
 import { digest } from '../domain/audit.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
-import { pathsUnder, redact } from '../domain/redact.ts';
+import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import type { OwnUndo } from './undo.ts';
 
 /** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
@@ -25,6 +25,8 @@ export interface Shown {
   readonly saga?: string;
   /** The run it is made in. */
   readonly run?: string;
+  /** What an MCP client answers to its tool's questions: it is sent with the arguments. */
+  readonly input?: Json;
 }
 
 export function whatIsShown(
@@ -35,6 +37,7 @@ export function whatIsShown(
     rule: string;
     undo: OwnUndo | undefined;
     saga: string | undefined;
+    continuation?: Continuation | undefined;
     run: string | undefined;
   },
   tool: Tool,
@@ -50,10 +53,17 @@ export function whatIsShown(
     args: redact(call.args, pathsUnder('args', tool.redact)),
     target: targetOf(tool, request, policies),
     undo: undoShown(tool, call.undo, policies),
+    ...(call.continuation === undefined ? {} : { input: inputShown(tool, call.continuation) }),
     ...(call.saga === undefined ? {} : { saga: call.saga }),
     ...(call.run === undefined ? {} : { run: call.run }),
   };
   return canonical(shown as unknown as JsonObject);
+}
+
+/** A tool that redacts may ask again for what it redacts: then only the fingerprint stands for it. */
+function inputShown(tool: Tool, { inputResponses, requestState }: Continuation): Json {
+  if (tool.redact.length > 0) return REDACTED;
+  return { responses: inputResponses ?? null, state: requestState ?? null };
 }
 
 /** How it would be undone: by the tool's contract, or as the caller says. */

@@ -22,6 +22,8 @@ const READ_EVERY_MS = 2_000;
 const START_MS = 3_000;
 const MOST_DEFINITION = 262_144;
 const MOST_REPORTED = 1_000;
+/** Of one server: more than models can be shown anyway, and every tool that was ever offered keeps a row. */
+const MOST_TOOLS = 2_000;
 
 interface Needs {
   readonly db: Database;
@@ -48,6 +50,7 @@ export class Imports {
   readonly #reported = new Set<string>();
   #seen = '';
   readonly #timers: NodeJS.Timeout[] = [];
+  readonly #retries = new Map<string, NodeJS.Timeout>();
   #stopped = false;
 
   constructor(station: Needs, base: Policies) {
@@ -109,7 +112,7 @@ export class Imports {
 
   stop(): void {
     this.#stopped = true;
-    for (const timer of this.#timers) clearTimeout(timer);
+    for (const timer of [...this.#timers, ...this.#retries.values()]) clearTimeout(timer);
   }
 
   #sources(): Upstream[] {
@@ -130,15 +133,24 @@ export class Imports {
       running.again = true;
       return running.done;
     }
+    clearTimeout(this.#retries.get(name));
     const listing = { again: false, done: Promise.resolve() };
     this.#listing.set(name, listing);
     listing.done = this.#listOnce(upstream).then(async (isListed) => {
       if (listing.again) await sleep(LIST_AGAIN_MS, undefined, { ref: false });
       this.#listing.delete(name);
       if (listing.again) await this.#list(upstream);
-      else if (!isListed) setTimeout(() => this.#listNamed(name), LIST_RETRY_MS).unref();
+      else if (!isListed) this.#listLater(name);
     });
     return listing.done;
+  }
+
+  /** One at a time for each server, however many ways lead here. */
+  #listLater(name: string): void {
+    clearTimeout(this.#retries.get(name));
+    const timer = setTimeout(() => this.#listNamed(name), LIST_RETRY_MS);
+    this.#retries.set(name, timer);
+    timer.unref();
   }
 
   #listNamed(name: string): void {
@@ -178,7 +190,14 @@ export class Imports {
       if (!byName.has(offer.tool)) byName.set(offer.tool, offer);
       else this.#report(`${upstream} ${offer.tool} twice`, { upstream, tool: offer.tool }, 'a tool is listed twice');
     }
-    return [...byName.values()];
+    const offered = [...byName.values()];
+    if (offered.length > MOST_TOOLS)
+      this.#report(
+        `${upstream} too many`,
+        { upstream, tools: offered.length },
+        `only the first ${MOST_TOOLS} are taken in`,
+      );
+    return offered.slice(0, MOST_TOOLS);
   }
 
   #offer(upstream: string, { name, title, description, inputSchema, outputSchema, annotations }: JsonObject): Offer[] {

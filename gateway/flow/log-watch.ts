@@ -44,6 +44,7 @@ export class LogWatch {
   #trusted = 0;
   readonly #contradictions = new Map<string, string>();
   readonly #warnings = new Map<string, string>();
+  readonly #seen = new Map<string, Anchored>();
   #showing: Promise<void> | undefined;
 
   constructor(options: LogWatchOptions) {
@@ -68,7 +69,7 @@ export class LogWatch {
     const { lease, log } = this.#options;
     const { id } = lease;
     // In this order: what is kept outside is never newer than what is committed.
-    const anchors = await Promise.all(this.#options.files.map(anchored));
+    const anchors = await Promise.all(this.#options.files.map((files) => this.#anchored(files)));
     const newest = anchors.reduce((a, b) => (b.size > a.size ? b : a));
     const note = await newestCheckpoint(this.#options.db);
     const judged = `${newest.note}${note}`;
@@ -82,7 +83,7 @@ export class LogWatch {
 
   /** Right before the next checkpoint is signed: that this is the log which was signed before, and not an older state of it. */
   async vouchFor({ size, root, note }: Tip): Promise<void> {
-    const anchors = await Promise.all(this.#options.files.map(anchored));
+    const anchors = await Promise.all(this.#options.files.map((files) => this.#anchored(files)));
     const least = Math.max(this.#trusted, ...anchors.map((anchor) => anchor.size));
     const signed = note === undefined ? undefined : this.#verifier.open(note);
     const isOurs = signed === undefined ? size === 0 : signed.size === size && signed.root.equals(root);
@@ -93,6 +94,21 @@ export class LogWatch {
       'conflict',
       `nothing is added to a log of ${size} entries that is not the one that was signed`,
     );
+  }
+
+  /** A place that cannot be read now stands for what was last seen there; one that never could be is no proof of anything. */
+  async #anchored(files: CheckpointFiles): Promise<Anchored> {
+    const { directory } = files;
+    try {
+      const found = await anchored(files);
+      this.#seen.set(directory, found);
+      return found;
+    } catch (error) {
+      const seen = this.#seen.get(directory);
+      if (seen === undefined) throw error;
+      this.#warn(directory, `the checkpoints in ${directory} cannot be read: ${error}`);
+      return seen;
+    }
   }
 
   /** Shows the newest checkpoint to the witnesses. Resolves when each has answered, or is not going to. */

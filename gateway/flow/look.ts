@@ -15,6 +15,7 @@ export type Looked =
 export async function lookAt(station: Station, job: Job, name: string, argsOf: () => Json): Promise<Looked> {
   const look = station.policies().tools.get(name);
   if (look === undefined) return blind(`${name} no longer exists`);
+  if (look.disabled !== undefined) return blind(`${name} is disabled: ${look.disabled}`);
   try {
     const args = argsOf();
     if (!isObject(args)) return blind(`the arguments of ${name} are no object`);
@@ -29,6 +30,7 @@ export async function lookAt(station: Station, job: Job, name: string, argsOf: (
       return blind(`${look.upstream} is somewhere else now than when this was sent`);
     }
     const outcome = await adapter.send(look, request, { timeoutMs: look.timeoutMs, freshConnection: false, maySend });
+    if (outcome.kind === 'ok' && outcome.wantsInput === true) return blind(`${name} only asked for more`);
     if (outcome.kind === 'ok') return { look, args, answer: outcome.answer };
     const isAbsent = outcome.kind === 'refused' && (outcome.answer.status === 404 || outcome.answer.status === 410);
     return { detail: describe(outcome), isAbsent };

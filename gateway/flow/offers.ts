@@ -43,14 +43,16 @@ export class Offers {
 
   async list(kind: Kind, method: string, member: string): Promise<JsonObject> {
     const lists = await Promise.all(
-      this.#sources(kind).map(async (upstream) => {
-        const items = await this.#server(upstream)
-          .list(method, member, this.#follower)
-          .catch(() => []);
-        return kind === 'prompts'
-          ? items.map((item) => ({ ...item, name: promptName(upstream, item['name']) }))
-          : items;
-      }),
+      this.#sources(kind)
+        .filter((upstream) => this.#mayAsk(upstream, kind))
+        .map(async (upstream) => {
+          const items = await this.#server(upstream)
+            .list(method, member, this.#follower)
+            .catch(() => []);
+          return kind === 'prompts'
+            ? items.map((item) => ({ ...item, name: promptName(upstream, item['name']) }))
+            : items;
+        }),
     );
     return { [member]: lists.flat() };
   }
@@ -125,12 +127,18 @@ export class Offers {
     const tool = `${upstream.name}.${kind}`;
     const { allowed, reason } = decideOffer(this.#agent, tool, { args, saga: null, run: null, now: Date.now() });
     const said = { agent: this.#agent.name, tool, policy: this.#station.policies().version };
-    const isClosed = this.#station.adapters.isClosed(upstream.name);
-    const isFrozen = this.#station.switches.frozen(this.#agent.name, tool) !== undefined;
-    const what = allowed ? 'read_allowed' : 'denied';
     const of = args['uri'] ?? args['name'] ?? null;
-    await logEntry(this.#station.db, auditEntry(what, { ...said, of, ...(allowed ? {} : { reason }) }));
-    return allowed && isClosed && !isFrozen;
+    const isKeptBack = allowed && !this.#mayAsk(upstream, kind);
+    const why = isKeptBack ? { reason: `${tool} is frozen, or its breaker is open` } : allowed ? {} : { reason };
+    const what = isKeptBack ? 'read_kept_back' : allowed ? 'read_allowed' : 'denied';
+    await logEntry(this.#station.db, auditEntry(what, { ...said, of, ...why }));
+    // Asked again after the log was written: a freeze may have come meanwhile.
+    return allowed && this.#mayAsk(upstream, kind);
+  }
+
+  #mayAsk({ name }: Upstream, kind: Kind): boolean {
+    const { adapters, switches } = this.#station;
+    return adapters.isClosed(name) && switches.frozen(this.#agent.name, `${name}.${kind}`) === undefined;
   }
 
   #sources(kind: Kind): Upstream[] {

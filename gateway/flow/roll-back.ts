@@ -146,10 +146,10 @@ export class Rollbacks {
   }
 
   /** True: something moved. False: somebody else was faster, or it could not be done now. */
-  async #move(move: Move, work: UndoWork): Promise<boolean> {
+  async #move(move: Move, work: UndoWork, logged?: string): Promise<boolean> {
     const { step } = move;
     if (move.do === 'start') return this.#compensate(step, work);
-    const entry = auditEntry(`undo_${move.to}`, { txn: step.txn, tool: step.tool, reason: move.reason });
+    const entry = auditEntry(`undo_${move.to}`, { txn: step.txn, tool: step.tool, reason: logged ?? move.reason });
     const marked = await this.#station.undos.mark({
       txn: step.txn,
       from: step.undoState,
@@ -191,7 +191,8 @@ export class Rollbacks {
   #waitFor(step: Step, { wanted }: LockedBy, work: UndoWork): Promise<boolean> {
     const reason = `it waits for ${wanted}, which another call has locked`;
     if (step.undoReason === reason) return Promise.resolve(false);
-    return this.#move({ do: 'mark', step, to: 'due', reason, inMs: STUMBLE_MS }, work);
+    // What is locked is made of arguments, which the log never holds.
+    return this.#move({ do: 'mark', step, to: 'due', reason, inMs: STUMBLE_MS }, work, 'it waits for a lock');
   }
 
   /** It cannot be undone as things stand: said at the step, for a person to see. */

@@ -2,6 +2,7 @@ import { auditEntry, digest } from '../domain/audit.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Fence, OpenCall, Run } from '../domain/run.ts';
 import { runId } from '../domain/txn-id.ts';
+import { logEntry } from '../ledger/audit-queue.ts';
 import { isCursor } from '../ledger/lists.ts';
 import {
   endRun,
@@ -165,7 +166,9 @@ export async function finishByHand(
 export async function refuseFenced(station: Station, { run: id, epoch }: Fence, agent: string): Promise<void> {
   const run = await findRun(station, id, agent);
   const why = whyFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
-  if (why !== undefined) throw new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
+  if (why === undefined) return;
+  await logEntry(station.db, auditEntry('fenced', { agent, run: id, epoch, current: run.epoch }));
+  throw new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
 }
 
 function noRun(id: string): GatewayError {

@@ -69,7 +69,8 @@ export class Sequencer {
       });
       if (sealed === undefined) break;
       isAny = true;
-      if (!sealed.isFull) break;
+      // Whoever waits for the end of this process does not wait for a long backlog: another goes on with it.
+      if (!sealed.isFull || this.#lookout.stopped) break;
     }
     return isAny;
   }

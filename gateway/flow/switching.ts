@@ -26,11 +26,11 @@ export interface Withheld {
 
 /**
  * What keeps a call back, if anything does. A compensation runs whatever became of its agent: freezing an agent must not keep
- * what it did from being undone. What freezes everything, or the tool, holds for it too; so does a log in doubt, for all but
- * reads, which have no effect.
+ * what it did from being undone. What freezes everything, or the tool, holds for it too; so does a tool of which its server
+ * says something else now, and a log in doubt, for all but reads, which have no effect.
  */
 export function frozenFor(
-  { switches, logWatch }: Pick<Station, 'switches' | 'logWatch'>,
+  { switches, logWatch, policies }: Pick<Station, 'switches' | 'logWatch' | 'policies'>,
   call: {
     readonly agent: string;
     readonly tool: { readonly name: string };
@@ -43,6 +43,8 @@ export function frozenFor(
       ? switches.frozen(call.agent, call.tool.name)
       : (switches.get('all') ?? switches.get(`tool:${call.tool.name}`));
   if (frozen !== undefined) return { code: 'frozen', detail: `${frozen.by} froze ${frozen.scope}` };
+  const disabled = policies().tools.get(call.tool.name)?.disabled;
+  if (disabled !== undefined) return { code: 'unavailable', detail: `${call.tool.name} is disabled: ${disabled}` };
   const doubt = call.kind === 'read' ? undefined : logWatch.doubt();
   return doubt === undefined ? undefined : { code: 'unavailable', detail: doubt };
 }

@@ -2,6 +2,7 @@ import { leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { lockBucket } from './limits.ts';
+import { before } from './lists.ts';
 
 export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled';
 
@@ -90,10 +91,11 @@ export async function listApprovals(
 ): Promise<{ items: readonly Approval[]; cursor: string | null }> {
   const [micros, txn] = cursor?.split('.') ?? [];
   const rows = await db.run<Approval & { position: string }>({
-    name: 'list-approvals',
+    name: state === 'pending' ? 'list-pending-approvals' : 'list-approvals',
     text: `select ${COLUMNS}, (extract(epoch from a.requested_at) * 1000000)::bigint || '.' || a.txn as position from approvals a
       where ($1::text is null or a.state = $1)
-        and ($2::bigint is null or (a.requested_at, a.txn) < (to_timestamp($2::bigint / 1000000) + ($2::bigint % 1000000) * interval '1 microsecond', $3::uuid))
+        and ${before('a.requested_at', 'a.txn', '$2', '$3')}
+        and ${state === 'pending' ? 'a.txn = any (array(select txn from open_calls))' : 'true'}
       order by a.requested_at desc, a.txn desc limit $4`,
     values: [state ?? null, micros ?? null, txn ?? null, limit + 1],
   });

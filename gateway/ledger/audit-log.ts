@@ -195,7 +195,7 @@ export async function readEntries(db: Database, from: number, to: number): Promi
 export async function findLeaf(db: Database, leaf: Buffer): Promise<{ index: number; entry: string } | undefined> {
   const rows = await db.run<{ index: string; entry: string }>({
     name: 'find-leaf',
-    text: 'select index, entry from audit_log where leaf = $1 order by index limit 1',
+    text: 'select index, entry from audit_log where leaf = $1 order by index + 0 limit 1',
     values: [leaf],
   });
   const [found] = rows;

@@ -33,6 +33,8 @@ export interface LockedBy {
  * call's own saga or run holds is not in its way. Answers the token, or who was first; then nothing was written.
  */
 export async function takeLocks(tx: Tx, order: LockOrder): Promise<{ readonly token: number } | LockedBy> {
+  // Run and saga before gates, as a claim that is bound to them does: two that meet must not wait for each other.
+  const lasting = await withLastingHolders(tx, order);
   await lockGates(tx, [...new Set(order.wishes.flatMap(({ resource }) => gatesOf(resource)))].sort());
   const taken = await findConflict(tx, order);
   if (taken !== undefined) return taken;
@@ -42,7 +44,7 @@ export async function takeLocks(tx: Tx, order: LockOrder): Promise<{ readonly to
     values: [],
   });
   const token = Number(drawn?.token);
-  await insertLocks(tx, await withLastingHolders(tx, order), token);
+  await insertLocks(tx, lasting, token);
   await tx.run({
     name: 'note-locks',
     text: `with noted as (update calls set lock_token = $2 where txn = $1)
@@ -59,6 +61,8 @@ export async function takeLocksLate(
   holder: { readonly fence: number; readonly entry: string },
 ): Promise<{ readonly token: number } | LockedBy | 'elsewhere'> {
   return db.transaction(async (tx) => {
+    // As everywhere: run and saga, then the call, then gates.
+    await withLastingHolders(tx, order);
     const mine = await tx.run({
       name: 'lock-mine',
       text: 'select txn from calls where txn = $1 and fence = $2 and settled_at is null for update',

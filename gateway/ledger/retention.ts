@@ -105,6 +105,28 @@ export async function forgetSaga(db: Database, id: string): Promise<void> {
   });
 }
 
+/** What an agent kept in its runs and wrote about its sagas that are over; of runs that go on, nothing is taken away. */
+export async function forgetAgent(db: Database, agent: string): Promise<void> {
+  await db.run({
+    name: 'forget-agent',
+    text: `with runs_forgotten as (
+        update runs set checkpoint = null, checkpoint_at = null where agent = $1 and ended_at is not null
+      )
+      update sagas set name = null, key = null, reason = null where agent = $1 and ended_at is not null`,
+    values: [agent],
+  });
+}
+
+/** Checkpoints of runs that ended longer ago than payloads are kept. */
+export async function forgetCheckpoints(db: Database, payloadsMs: number): Promise<void> {
+  await db.run({
+    name: 'forget-checkpoints',
+    text: `update runs set checkpoint = null, checkpoint_at = null
+      where ended_at < now() - $1 * interval '1 ms' and checkpoint is not null`,
+    values: [payloadsMs],
+  });
+}
+
 /** Drops tombstones older than `keysMs`. Only if the operator set a limit: afterwards an old key is new again. */
 export async function dropTombstones(db: Database, keysMs: number): Promise<number> {
   const rows = await db.run<{ txn: string }>({

@@ -1,6 +1,7 @@
 import { GatewayError } from '../domain/errors.ts';
 import type { Fence, OpenCall, Run } from '../domain/run.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { before } from './lists.ts';
 import { withdrawOlder } from './withdraw.ts';
 
 /** A read has no effect that could land. */
@@ -209,12 +210,13 @@ export async function listRuns(
 ): Promise<{ items: readonly Run[]; cursor: string | null }> {
   const [micros, id] = filter.cursor?.split('.') ?? [];
   const rows = await db.run<Run & { position: string }>({
-    name: filter.agent === undefined ? 'list-runs' : 'list-runs-of-agent',
+    name: `list-runs${filter.agent === undefined ? '' : '-of-agent'}${filter.abandoned === true ? '-abandoned' : ''}`,
     text: `select * from (
         select ${RUN_COLUMNS}, (extract(epoch from r.created_at) * 1000000)::bigint || '.' || r.id as position
         from ${RUNS}
         where ${filter.agent === undefined ? '$1::text is null' : 'r.agent = $1::text'}
-          and ($3::bigint is null or (r.created_at, r.id) < (to_timestamp($3::bigint / 1000000) + ($3::bigint % 1000000) * interval '1 microsecond', $4::uuid))
+          and ${before('r.created_at', 'r.id', '$3', '$4')}
+          ${filter.abandoned === true ? 'and r.ended_at is null and r.ttl_ms is not null' : ''}
         order by r.created_at desc, r.id desc) listed
       where $2::bool is null or abandoned = $2 limit $5`,
     values: [filter.agent ?? null, filter.abandoned ?? null, micros ?? null, id ?? null, filter.limit + 1],

@@ -4,6 +4,7 @@ import type { Fence } from '../domain/run.ts';
 import type { Saga, SagaState } from '../domain/saga.ts';
 import { endHeld } from './approvals.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { before } from './lists.ts';
 import { requireHolder } from './runs.ts';
 import { addWork, dropWork } from './undo-work.ts';
 
@@ -85,12 +86,12 @@ export async function listSagas(
 ): Promise<{ items: readonly (Saga & { stepCount: number })[]; cursor: string | null }> {
   const [micros, id] = filter.cursor?.split('.') ?? [];
   const rows = await db.run<Saga & { stepCount: number; position: string }>({
-    name: filter.agent === undefined ? 'list-sagas' : 'list-sagas-of-agent',
+    name: `list-sagas${filter.agent === undefined ? '' : '-of-agent'}${filter.state === undefined ? '' : '-in-state'}`,
     text: `select ${SAGA_COLUMNS}, (select count(*)::int from calls c where c.saga = s.id and c.ordinal is not null) as "stepCount",
         (extract(epoch from s.created_at) * 1000000)::bigint || '.' || s.id as position
       from sagas s
-      where ${filter.agent === undefined ? '$1::text is null' : 's.agent = $1::text'} and ($2::text is null or s.state = $2)
-        and ($3::bigint is null or (s.created_at, s.id) < (to_timestamp($3::bigint / 1000000) + ($3::bigint % 1000000) * interval '1 microsecond', $4::uuid))
+      where ${filter.agent === undefined ? '$1::text is null' : 's.agent = $1::text'} and ${filter.state === undefined ? '$2::text is null' : 's.state = $2::text'}
+        and ${before('s.created_at', 's.id', '$3', '$4')}
       order by s.created_at desc, s.id desc limit $5`,
     values: [filter.agent ?? null, filter.state ?? null, micros ?? null, id ?? null, filter.limit + 1],
   });

@@ -3,12 +3,14 @@ import { face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
+import type { Fence } from '../domain/run.ts';
 import { STATES } from '../domain/states.ts';
 import { admitBuiltIn, BUILT_IN } from '../flow/built-in.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { findCalls, readCall } from '../flow/own-calls.ts';
 import type { Caller } from '../flow/patience.ts';
 import { rollBack } from '../flow/roll-back.ts';
+import { findRun } from '../flow/runs.ts';
 import { awaitRollback, beginSaga, commit, readSaga } from '../flow/sagas.ts';
 import { callView } from '../http/encode.ts';
 import { sagaSchema, savepointName, ttlOf } from '../http/saga-routes.ts';
@@ -19,6 +21,8 @@ interface Use {
   readonly flow: Flow;
   readonly agent: Agent;
   readonly key: string | undefined;
+  /** The run it is done in, and the epoch that the agent holds. */
+  readonly fence: Fence | undefined;
   readonly patienceMs: number;
   readonly caller: Caller;
 }
@@ -59,24 +63,24 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     'oncegate.begin_saga',
     'Begin a piece of work that can be undone as a whole. Put the id that comes back into _meta["oncegate/saga"] of every call that belongs to it.',
     sagaSchema,
-    async ({ flow, agent, key }, { name, ttl, onExpire }) => {
+    async ({ flow, agent, key, fence }, { name, ttl, onExpire }) => {
       const wish = { name: name ?? undefined, ttlMs: ttlOf(ttl), onExpire: onExpire ?? undefined };
-      return sagaView((await beginSaga(flow.station, agent.name, wish, key)).story, false);
+      return sagaView((await beginSaga(flow.station, agent.name, wish, key, fence)).story, false);
     },
   ),
   tool(
     'oncegate.commit_saga',
     'The work is done: everything in it stays.',
     z.strictObject({ saga: id }),
-    async ({ flow, agent }, { saga }) => sagaView(await commit(flow.station, saga, agent.name), false),
+    async ({ flow, agent, fence }, { saga }) => sagaView(await commit(flow.station, saga, agent.name, fence), false),
   ),
   tool(
     'oncegate.rollback_saga',
     'Undo everything that was done in a saga, or everything after a savepoint of it. It goes on by itself; ask again to see how far it is.',
     z.strictObject({ saga: id, to: savepointName.nullish(), reason }),
-    async ({ flow, agent, patienceMs, caller }, { saga, to, reason: why }) => {
+    async ({ flow, agent, patienceMs, caller, fence }, { saga, to, reason: why }) => {
       await readSaga(flow.station, saga, agent.name);
-      await rollBack(flow.station, { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false });
+      await rollBack(flow.station, { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false, fence });
       flow.rollbacks.hurry({ id: saga, of: 'saga' });
       return sagaView(await awaitRollback(flow, saga, agent.name, patienceMs, caller), false);
     },
@@ -118,6 +122,9 @@ export function builtInNamed(name: string): BuiltInTool | undefined {
 }
 
 export async function useBuiltIn(builtIn: BuiltInTool, use: Use, args: JsonObject): Promise<Json> {
-  await admitBuiltIn(use.flow.station, use.agent, builtIn.name, args);
+  const { station } = use.flow;
+  await admitBuiltIn(station, use.agent, builtIn.name, args, use.fence?.run ?? null);
+  // Another agent's run is none.
+  if (use.fence !== undefined) await findRun(station, use.fence.run, use.agent.name);
   return builtIn.run(use, args);
 }

@@ -29,11 +29,15 @@ export function keyOf(meta: JsonObject, header: string | undefined): string | un
   if (fromHeader !== undefined) return fromHeader;
   for (const name of FRAMEWORK_IDS) {
     const id = meta[name];
-    if (typeof id === 'string' && id !== '') return fitting(id);
-    if (typeof id === 'number') return String(id);
+    if (typeof id === 'string' && id !== '' && !(COUNTED.test(id) && !VENDORS.has(name))) return fitting(id);
   }
   return undefined;
 }
+
+/** Some frameworks only count (`call_0`, `functions.charge:3`): the next run's first call has the same id, and is another wish. */
+const COUNTED = /^(?:\d{1,6}|.*[^A-Za-z0-9]\d{1,4}|[A-Za-z]{1,16}\d{1,4})$/;
+/** These never do. */
+const VENDORS: ReadonlySet<string> = new Set(['claudecode/toolUseId', 'anthropic/toolUseId']);
 
 /** A framework's id may be longer, or written otherwise, than a key may be: then its digest is the key. */
 function fitting(id: string): string {

@@ -1,15 +1,15 @@
 import { ProtocolError } from '@modelcontextprotocol/server';
 import type { Answer } from '../domain/adapter.ts';
 import type { CallFace } from '../domain/call.ts';
-import { GatewayError } from '../domain/errors.ts';
+import type { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { ToolAnswer } from '../flow/call-tool.ts';
-import { callText, problemJson, problemOf, resultJson } from '../http/encode.ts';
+import { asGatewayError, callText, problemJson, problemOf, resultJson } from '../http/encode.ts';
 
 /** What an agent is told of a call, as a model reads it. */
 export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean): JsonObject {
   const problem = problemOf(call, repeat);
-  if (problem !== undefined) return problemResult(problem, call.answer);
+  if (problem !== undefined) return problemResult(problem, call.answer, isMcpTool);
   if (call.state !== 'succeeded') return waitingResult(call, repeat);
   const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...receipt(call) };
   const result = (isMcpTool ? ownResult(call) : writtenResult(call)) ?? withoutResult(call, repeat);
@@ -87,11 +87,11 @@ function waitingResult(call: CallFace, repeat: boolean): JsonObject {
  * A refusal, a failure or a doubt, for the model to read: first what the tool itself said, then what it means. What an MCP
  * server answered as an error of the protocol stays one.
  */
-export function problemResult(problem: GatewayError, answer: Answer | null = null): JsonObject {
+export function problemResult(problem: GatewayError, answer: Answer | null = null, isMcpTool = false): JsonObject {
   if (problem.code === 'malformed' || problem.code === 'unknown_tool')
     throw new ProtocolError(-32602, problem.message, problemJson(problem, '/mcp'));
   const said = answer === null ? null : resultJson(answer);
-  if (problem.code === 'tool_failed') refuseAsTheServerDid(said);
+  if (problem.code === 'tool_failed' && isMcpTool) refuseAsTheServerDid(said);
   const { txn } = problem.extras;
   return {
     isError: true,
@@ -135,6 +135,7 @@ function text(words: string): JsonObject {
 
 /** Whatever was thrown, as a result; what is no error of ours is thrown on. */
 export function thrownResult(error: unknown): JsonObject {
-  if (error instanceof GatewayError) return problemResult(error);
-  throw error;
+  const told = asGatewayError(error);
+  if (told === undefined) throw error;
+  return problemResult(told);
 }

@@ -96,11 +96,8 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
       reply.raw.once('finish', () => {
         for (const call of visit.answered) if (isFinal(call.state)) delivered(flow, call);
       });
-      for (const uri of subscriptionsOf(body))
-        await offersFor(visit, 'modern', undefined)
-          .watch(uri)
-          .catch(() => {});
-      const response = await handler.fetch(asked, body === undefined ? {} : { parsedBody: body });
+      const message = await withWatched(body, visit);
+      const response = await handler.fetch(asked, message === undefined ? {} : { parsedBody: message });
       if (isInitialize(body) && response.ok) reply.header(SESSION, sessionFor(clientOf(body)));
       return send(reply, response);
     },
@@ -162,6 +159,25 @@ function sendRefusal(reply: FastifyReply, code: number, message: string): Fastif
 function isInitialize(body: Json | undefined): body is JsonObject {
   return isObject(body) && body['method'] === 'initialize';
 }
+
+/** A client of the newest revision hears of the resources that it may read and that somebody can tell about, of no others. */
+async function withWatched(body: Json | undefined, visit: Visit): Promise<Json | undefined> {
+  const wanted = subscriptionsOf(body);
+  if (wanted.length === 0 || !isObject(body) || !isObject(body['params'])) return body;
+  if (wanted.length > MOST_URIS)
+    throw new GatewayError('malformed', `More than ${MOST_URIS} resources are too many to listen for at once.`);
+  const offers = offersFor(visit, 'modern', undefined);
+  const watched: string[] = [];
+  for (const uri of new Set(wanted)) {
+    if (visit.caller.gone) break;
+    if (await offers.watch(uri).catch(() => false)) watched.push(uri);
+  }
+  const { notifications } = body['params'];
+  const allowed = { ...(isObject(notifications) ? notifications : {}), resourceSubscriptions: watched };
+  return { ...body, params: { ...body['params'], notifications: allowed } };
+}
+
+const MOST_URIS = 64;
 
 /** The resources that a client of the newest revision wants to hear of. */
 function subscriptionsOf(body: Json | undefined): string[] {

@@ -134,7 +134,8 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
   const builtIn = builtInNamed(name);
   if (builtIn !== undefined) {
     if (headers.dryRun) throw new GatewayError('malformed', `There is no dry run of ${name}: it was not carried out.`);
-    const use = { flow, agent, key, caller, patienceMs: builtIn.effect === 'read' ? 0 : headers.patienceMs };
+    const patienceMs = builtIn.effect === 'read' ? 0 : headers.patienceMs;
+    const use = { flow, agent, key, caller, patienceMs, fence: fenceFor(meta, headers) };
     const value = await useBuiltIn(builtIn, use, args);
     return told(value);
   }

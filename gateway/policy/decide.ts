@@ -81,7 +81,14 @@ export function decideBuiltIn(agent: Agent, toolName: string, call: CallScope): 
 /** What an MCP server offers beside tools has no contract either, and is only ever read. */
 export function decideOffer(agent: Agent, name: string, call: CallScope): { allowed: boolean; reason: string } {
   const verdict = judge(agent, name, 'read', candidatesOf(agent, name), scopeOf(agent, name, call));
-  return { allowed: verdict.allowed, reason: verdict.reason };
+  if (!verdict.allowed) return { allowed: false, reason: verdict.reason };
+  const { rule } = verdict;
+  // Such a reading is no call: it cannot be held or counted, so a rule that wants that does not allow it.
+  const isBound = rule.rate !== undefined || rule.budget !== undefined || typeof rule.approve === 'object';
+  return {
+    allowed: !isBound,
+    reason: isBound ? `${rule.id} holds or counts what it allows; ${name} is only read` : '',
+  };
 }
 
 /** Whether some rule could allow the tool for some arguments: what a list of tools shows. */

@@ -74,10 +74,12 @@ describe('a reader of server-sent events', () => {
 
 describe('the key of a tools/call', () => {
   const visible = fc.stringMatching(/^[\x21\x23-\x7e][\x21-\x7e]{0,254}$/);
+  /** No counter: those are no keys, see below. */
+  const unique = fc.stringMatching(/^[\x21\x23-\x7e][\x21-\x7e]{0,200}x$/);
 
   it('is its own before any other, then the header, then the frameworks in their order', () => {
     fc.assert(
-      fc.property(visible, visible, visible, fc.constantFrom(...FRAMEWORK_IDS), (own, header, id, name) => {
+      fc.property(visible, visible, unique, fc.constantFrom(...FRAMEWORK_IDS), (own, header, id, name) => {
         expect(keyOf({ 'oncegate/idempotency-key': own, [name]: id }, header)).toBe(own);
         expect(keyOf({ [name]: id }, header)).toBe(header);
         expect(keyOf({ [name]: id }, undefined)).toBe(id);
@@ -91,12 +93,27 @@ describe('the key of a tools/call', () => {
 
   it('of a framework is always one that can be stored, and different ids are different keys', () => {
     fc.assert(
-      fc.property(fc.string({ minLength: 1 }), fc.string({ minLength: 1 }), (one, two) => {
-        const [a, b] = [one, two].map((id) => keyOf({ toolCallId: id }, undefined));
+      fc.property(fc.string(), fc.string(), (one, two) => {
+        const [a, b] = [one, two].map((id) => keyOf({ toolCallId: `${id}x` }, undefined));
         expect(a).toMatch(/^[\x21-\x7e]{1,255}$/);
         expect(a === b).toBe(one === two);
       }),
     );
+  });
+
+  it('is not an id that only counts: the next run begins to count again', () => {
+    for (const id of [
+      '0',
+      '17',
+      'call_0',
+      'call-12',
+      'functions.charge:3',
+      'functions.payments__createPaymentIntent:0',
+    ])
+      expect(keyOf({ toolCallId: id }, undefined)).toBeUndefined();
+    for (const id of ['call_Xy7', 'call_01JABCDEFGH', '0b6e0f4e-6c7f-4bb5-9f0e-1d2c3b4a5968'])
+      expect(keyOf({ toolCallId: id }, undefined)).toBe(id);
+    expect(keyOf({ 'claudecode/toolUseId': 'toolu_1' }, undefined)).toBe('toolu_1');
   });
 
   it('that is none is refused, not passed over', () => {

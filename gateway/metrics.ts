@@ -36,6 +36,8 @@ export class Metrics {
     labelNames: ['tool', 'outcome', 'replayed'],
     registers: [this.#registry],
   });
+  /** Looking up labels costs more than counting; there are as many as tools and stations. */
+  readonly #stintOf = new Map<string, Histogram.Internal<'station' | 'tool'>>();
   readonly #batches = new Histogram({
     name: 'oncegate_ledger_batch_size',
     help: 'How many claims and outcomes went to PostgreSQL with one commit',
@@ -81,7 +83,13 @@ export class Metrics {
   }
 
   stint(station: StintName, tool: string, seconds: number): void {
-    this.#stints.observe({ station, tool }, seconds);
+    const name = `${station} ${tool}`;
+    let child = this.#stintOf.get(name);
+    if (child === undefined) {
+      child = this.#stints.labels(station, tool);
+      this.#stintOf.set(name, child);
+    }
+    child.observe(seconds);
   }
 
   call(tool: string, { state, code, replayed }: Result): void {

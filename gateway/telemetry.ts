@@ -30,6 +30,7 @@ export class Telemetry implements Watch {
     this.#metrics.stint(name, about.tool, seconds);
     if (watched.whole !== watched) return;
     if (name === 'call') this.#metrics.call(about.tool, result);
+    if (!this.#log.isLevelEnabled('info')) return;
     const { tool, agent } = about;
     this.#log.info({ ...result, tool, agent, as: name, ms: watched.spent(), trace: traceIdOf(watched.trace) }, 'call');
   }

@@ -30,13 +30,14 @@ export function untilText(out: Output, approval: JsonObject): string {
 
 /** Everything that the digest stands for, and the digest last: what a person says yes to. */
 export function tellApproval(out: Output, approval: JsonObject): void {
-  const { target, undo, args, votes } = approval;
+  const { target, undo, args, votes, input } = approval;
   const fields: [string, string][] = [
     ['txn', member(approval, 'txn')],
     ['agent', member(approval, 'agent')],
     ['tool', member(approval, 'tool')],
     ['target', isObject(target) ? `${member(target, 'method')} ${member(target, 'url')}` : textOf(target)],
     ['args', out.terminal && args !== undefined ? stringifyExact(args) : textOf(args)],
+    ...(input === undefined ? [] : [['input', stringifyExact(input)] as [string, string]]),
     ['undo', isObject(undo) ? undoText(undo) : textOf(undo)],
     ['saga', member(approval, 'saga')],
     ['rule', member(approval, 'rule')],

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY } from '../support/gateway.ts';
 import { ask, askNewest } from './clients.ts';
 import { type Front, startFront } from './front.ts';
 
@@ -151,6 +152,28 @@ describe('a saga', () => {
     expect((await call('oncegate__commit_saga', { saga })).structuredContent).toMatchObject({ state: 'committed' });
     const listed = await call('oncegate__list_calls', { saga });
     expect(listed.structuredContent.items).toMatchObject([{ tool: 'world.charge', state: 'succeeded' }]);
+  });
+
+  it('is out of reach for a holder of its run that was replaced, as over HTTP', async () => {
+    const take = () =>
+      front.gateway.request('POST', '/v1/runs', {
+        key: AGENT_KEY,
+        body: JSON.stringify({ name: 'fenced over MCP' }),
+        headers: { 'content-type': 'application/json' },
+      });
+    const { body: first } = await take();
+    const old = { 'oncegate/run': first.run, 'oncegate/epoch': first.epoch };
+    const saga = (await call('oncegate__begin_saga', {}, old)).structuredContent.saga as string;
+    await take();
+    for (const [tool, args] of [
+      ['oncegate__begin_saga', {}],
+      ['oncegate__commit_saga', { saga }],
+      ['oncegate__rollback_saga', { saga, reason: 'a zombie wants it' }],
+      ['world__charge', { id: 'zombie' }],
+    ] as const)
+      expect((await call(tool, args, old)).structuredContent).toMatchObject({ code: 'fenced' });
+    expect((await front.gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
+    expect(await effects('zombie')).toBe(0);
   });
 
   it('takes a run only whole and well-formed: a promise that is misread is a promise broken', async () => {

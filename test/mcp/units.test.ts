@@ -1,10 +1,12 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { McpAdapter } from '../../adapters/mcp.ts';
 import { EventReader, type StreamEvent } from '../../adapters/sse.ts';
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import { capabilitiesOf, sessionFor } from '../../gateway/mcp/clients.ts';
 import { continuedKey, FRAMEWORK_IDS, keyOf, metaText } from '../../gateway/mcp/keys.ts';
+import { compilePolicies } from '../../gateway/policy/load.ts';
 
 const bytes = new TextEncoder();
 const all = (text: string): StreamEvent[] => new EventReader().read(bytes.encode(text));
@@ -145,5 +147,36 @@ describe('a session', () => {
     });
     for (const strange of [undefined, '', 'x', '.esr', `${'0'.repeat(36)}.esrx`])
       expect(capabilitiesOf(strange)).toEqual({});
+  });
+});
+
+describe('the request of an MCP tool', () => {
+  const policies = compilePolicies(
+    [
+      {
+        name: 'p.yaml',
+        file: 'p.yaml',
+        bytes: Buffer.from(`
+upstreams: { crm: { adapter: mcp, command: [node, nothing.mjs] } }
+tools:
+  crm.make: { upstream: crm, once: { by: none } }
+  crm.find: { upstream: crm, effect: read }`),
+      },
+    ],
+    {},
+  );
+  const prepared = (name: string) => {
+    if (!policies.ok) throw new Error(JSON.stringify(policies.faults));
+    const [upstream, tool] = [policies.policies.upstreams.get('crm'), policies.policies.tools.get(name)];
+    if (upstream === undefined || tool === undefined) throw new Error('not there');
+    const { body } = new McpAdapter(upstream).prepare(tool, { args: {}, agent: 'a' }, 'the-txn');
+    return JSON.parse(body ?? '')._meta as Record<string, string>;
+  };
+
+  it('carries the transaction; a look that is made in its name does not, or its answer would pass for that of the write', () => {
+    expect(prepared('crm.make')).toEqual({ progressToken: 'the-txn', 'oncegate/idempotency-key': 'the-txn' });
+    const looks = [prepared('crm.find'), prepared('crm.find')];
+    expect(looks.map((meta) => Object.keys(meta))).toEqual([['progressToken'], ['progressToken']]);
+    expect(new Set([...looks.map(({ progressToken }) => progressToken), 'the-txn']).size).toBe(3);
   });
 });

@@ -7,9 +7,9 @@ import type { ToolAnswer } from '../flow/call-tool.ts';
 import { asGatewayError, callText, problemJson, problemOf, resultJson } from '../http/encode.ts';
 
 /** What an agent is told of a call, as a model reads it. */
-export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean): JsonObject {
+export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean, bringsAnswers = false): JsonObject {
   const problem = problemOf(call, repeat);
-  if (problem !== undefined) return problemResult(problem, call.answer, isMcpTool);
+  if (problem !== undefined) return problemResult(problem, call.answer, isMcpTool ? passing(bringsAnswers) : NONE);
   if (call.state !== 'succeeded') return waitingResult(call, repeat);
   const marks = { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat, ...receipt(call) };
   const result = (isMcpTool ? ownResult(call) : writtenResult(call)) ?? withoutResult(call, repeat);
@@ -84,14 +84,14 @@ function waitingResult(call: CallFace, repeat: boolean): JsonObject {
 }
 
 /**
- * A refusal, a failure or a doubt, for the model to read: first what the tool itself said, then what it means. What an MCP
- * server answered as an error of the protocol stays one.
+ * A refusal, a failure or a doubt, for the model to read: first what the tool itself said, then what it means. What concerns
+ * the client more than the model stays an error of the protocol.
  */
-export function problemResult(problem: GatewayError, answer: Answer | null = null, isMcpTool = false): JsonObject {
+export function problemResult(problem: GatewayError, answer: Answer | null = null, passed = NONE): JsonObject {
   if (problem.code === 'malformed' || problem.code === 'unknown_tool')
     throw new ProtocolError(-32602, problem.message, problemJson(problem, '/mcp'));
   const said = answer === null ? null : resultJson(answer);
-  if (problem.code === 'tool_failed' && isMcpTool) refuseAsTheServerDid(said);
+  if (problem.code === 'tool_failed') refuseAsTheServerDid(said, passed);
   const { txn } = problem.extras;
   return {
     isError: true,
@@ -101,15 +101,27 @@ export function problemResult(problem: GatewayError, answer: Answer | null = nul
   };
 }
 
-function refuseAsTheServerDid(said: Json): void {
+/**
+ * Errors of a server that are about the client and not about the tool, and that the client itself must see: it lacks a
+ * capability, it must visit a page, its headers or revision are wrong; or the state that it brings back is not the server's.
+ */
+const ABOUT_THE_CLIENT = [-32020, -32021, -32022, -32042];
+const NONE: readonly number[] = [];
+
+function passing(bringsAnswers: boolean): readonly number[] {
+  return bringsAnswers ? [...ABOUT_THE_CLIENT, -32602] : ABOUT_THE_CLIENT;
+}
+
+function refuseAsTheServerDid(said: Json, passed: readonly number[]): void {
   const error = isObject(said) && isObject(said['error']) ? said['error'] : undefined;
   if (error === undefined || typeof error['code'] !== 'number' || typeof error['message'] !== 'string') return;
-  throw new ProtocolError(error['code'], error['message'], error['data']);
+  if (passed.includes(error['code'])) throw new ProtocolError(error['code'], error['message'], error['data']);
 }
 
 function contentOf(said: Json): readonly Json[] {
-  const content = isObject(said) ? said['content'] : undefined;
-  return Array.isArray(content) ? content : [];
+  const { content, error } = isObject(said) ? said : {};
+  if (Array.isArray(content)) return content;
+  return isObject(error) && typeof error['message'] === 'string' ? [text(error['message'])] : [];
 }
 
 const ADVICE = {

@@ -167,7 +167,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
     });
     visit.answered.push(answer.call);
     if (answer.call.state === 'held' && mayVisit(follower)) return visitRequest(visit, answer.call, continuation);
-    const result = resultOf(answer, upstream?.adapter === 'mcp');
+    const result = resultOf(answer, upstream?.adapter === 'mcp', continuation !== undefined);
     if (era === 'modern' || result['resultType'] !== 'input_required') return result;
     if (round === MOST_ROUNDS) throw new McpError(-32603, `The tool asked ${round} times and is not content.`);
     // A client of an older revision cannot come back with the answers: it is asked right here.

@@ -93,7 +93,7 @@ async function walPosition(client: pg.Client): Promise<bigint> {
 
 async function report(ledgers: readonly Ledger[], rounds: number): Promise<string> {
   const lines = [
-    `\n64 at once, median of ${rounds}`.padEnd(29) + 'calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call',
+    `${`\n64 at once, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call`,
   ];
   for (const { rows, client, samples, walBytes } of ledgers) {
     const { rows: sizes } = await client.query<{ table: string; indexes: string; count: string }>(

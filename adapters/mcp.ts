@@ -266,13 +266,19 @@ function withToken(params: JsonObject, token: string | undefined): JsonObject {
 
 /**
  * A server that does not take a request says so with a status and, in the words of the protocol, an error about no request in
- * particular. A status alone may come from anything on the way.
+ * particular: that it cannot be read, or that there is no such session. A status alone may come from anything on the way, and
+ * an error of the server itself may come after the effect.
  */
 function isRefusedByServer({ status, text }: Extract<Ended, { as: 'status' }>): boolean {
   const message = status >= 400 && status < 500 ? readMessage(text) : undefined;
   if (message?.['jsonrpc'] !== '2.0' || (message['id'] ?? null) !== null) return false;
-  return typeof objectOr(message['error'])['code'] === 'number';
+  const code = Number(objectOr(message['error'])['code']);
+  return REFUSALS.has(code) || (status === 404 && code === NO_SESSION) || (status === 400 && code === BAD_REQUEST);
 }
+
+/** As the official servers say it: the session is unknown, or the request names none. */
+const NO_SESSION = -32001;
+const BAD_REQUEST = -32000;
 
 const MOST_WORDS = 1_000;
 const LISTEN_MS = 3_600_000;

@@ -75,6 +75,8 @@ const steps = {
   hang: () => true,
   end: (call) => call.end(),
   status: (call, code) => call.status(code, { error: 'as planned' }),
+  refuse: (call, { status, code }) =>
+    call.status(status, { jsonrpc: '2.0', id: null, error: { code, message: 'as planned' } }),
   garbage: (call) => call.text('this is no {JSON'),
   big: (call, bytes) => call.answer({ result: { content: [{ type: 'text', text: 'x'.repeat(bytes) }] } }),
   deep: (call, depth) =>

@@ -48,6 +48,8 @@ export type Step =
   | { say: { method: string; params: object } }
   | { raw: string }
   | { status: number }
+  /** A status with an error of the protocol that names no request. */
+  | { refuse: { status: number; code: number } }
   | { big: number }
   | { deep: number }
   | { isError: string }

@@ -169,6 +169,14 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(await effects('refused')).toHaveLength(0);
   });
 
+  it('that fails with a status and an error of its own may have done it, whatever the status', async () => {
+    await plan('mail', 'own-error', ['apply', { refuse: { status: 400, code: -32603 } }]);
+    expect((await call('mail', 'own-error')).body).toMatchObject({ status: 504, code: 'in_doubt' });
+    expect(await effects('own-error')).toHaveLength(1);
+    await plan('mail', 'unreadable', [{ refuse: { status: 400, code: -32600 } }]);
+    expect((await call('mail', 'unreadable')).body).toMatchObject({ status: 502, code: 'tool_failed' });
+  });
+
   it.each([400, 401, 403])(
     'whose answer is only a %d, perhaps of something on the way, may have done it',
     async (status) => {

@@ -1,3 +1,6 @@
+import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
+import { unnest } from './columns.ts';
+
 /**
  * The statements of a call's way, each for a whole batch, put together from two lists of CTEs: claims and advances. What
  * waits in a process goes as one statement and one commit, whichever of the two it is.
@@ -8,21 +11,10 @@
 
 type Part = (first: number) => string;
 
-function unnested(first: number, types: readonly string[]): string {
-  return types.map((type, i) => `$${first + i}::${type}[]`).join(', ');
-}
-
-const CLAIM_TYPES = [
-  ...['uuid', 'text', 'text', 'text', 'text', 'bytea', 'text', 'text', 'uuid', 'float8', 'float8', 'text', 'text'],
-  ...['text', 'text', 'bytea', 'text', 'int', 'uuid', 'text', 'text', 'uuid', 'int', 'int', 'uuid', 'int'],
-];
-
 /** Inserts what `admit` lets through. Whoever is not admitted, or there already, is not in `claimed`. */
 function claims(admit: string): Part {
   return (first) => `wish as (
-  select * from unnest(${unnested(first, CLAIM_TYPES)})
-    as t(txn, agent, tool, key, identity, fingerprint, kind, state, owner, due_ms, lifetime_ms, policy_version, rule, args, request, sealed, entry, fence,
-      saga, depends_on, undo, undo_of, tries, place, run, epoch)
+  select * from ${unnest(CLAIM_COLUMNS, first)}
 ), ${admit}
 ), claimed as (
   insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
@@ -76,15 +68,9 @@ const ADMIT_UNDOS = `begun as (
 ), admitted as (
   select w.*, null::int as ordinal from wish w join begun b on b.txn = w.undo_of`;
 
-const ADVANCE_TYPES = [
-  ...['uuid', 'int', 'bool', 'text', 'int', 'bool', 'int', 'float8', 'text', 'float8', 'text', 'text', 'text', 'text'],
-  ...['text', 'text', 'bytea', 'text', 'text', 'int', 'text', 'text', 'bytea', 'text'],
-];
-
 /** Changes calls that are still open. */
 const advances: Part = (first) => `change as (
-  select * from unnest(${unnested(first, ADVANCE_TYPES)})
-    as t(txn, fence, evident, state, attempt, attempt_open, unresolved, unknown_ms, custody, due_ms, outcome, problem, detail, answer, evidence, resolved_by, leaf, event, entry, step, before, undo_args, undo_sealed, undo_reason)
+  select * from ${unnest(ADVANCE_COLUMNS, first)}
 ), moved as (
   update calls c set
     state = i.state,
@@ -143,5 +129,5 @@ export const ADVANCE = { name: 'advance', text: `with ${advances(1)}\n${MOVED}` 
 /** Claims first, then advances; `advanced` tells which of the two a txn was answered for. */
 export const CLAIM_AND_ADVANCE = {
   name: 'claim-and-advance',
-  text: `with ${claims(ADMIT_ALL)(1)}, ${advances(1 + CLAIM_TYPES.length)}\n${CLAIMED}\nunion all\n${MOVED}`,
+  text: `with ${claims(ADMIT_ALL)(1)}, ${advances(1 + CLAIM_COLUMNS.length)}\n${CLAIMED}\nunion all\n${MOVED}`,
 };

@@ -4,8 +4,10 @@ import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
+import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
 import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
+import { valuesOf } from './columns.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
@@ -255,69 +257,14 @@ function sorted<T extends { readonly txn: string }>(first: ReadonlyMap<string, T
   return [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
 }
 
-function claimValues(first: ReadonlyMap<string, Intent>): unknown[] {
-  const rows = sorted(first);
+function claimValues(first: ReadonlyMap<string, Intent>): readonly unknown[] {
   const places = new Map([...first.keys()].map((txn, place) => [txn, place]));
-  const column = <T>(pick: (intent: Intent) => T) => rows.map(pick);
-  return [
-    column((i) => i.txn),
-    column((i) => i.agent),
-    column((i) => i.tool),
-    column((i) => i.key),
-    column((i) => i.identity),
-    column((i) => i.fingerprint),
-    column((i) => i.kind),
-    column((i) => i.state),
-    column((i) => i.owner),
-    column((i) => i.dueInMs),
-    column((i) => i.keyLifetimeMs),
-    column((i) => i.policyVersion),
-    column((i) => i.rule),
-    column((i) => i.args),
-    column((i) => (i.request === null ? null : JSON.stringify(i.request))),
-    column((i) => i.sealed),
-    column((i) => i.entry),
-    column((i) => i.fence),
-    column((i) => i.saga),
-    column((i) => (i.dependsOn === null ? null : `{${i.dependsOn.join(',')}}`)),
-    column((i) => (i.undo === null ? null : JSON.stringify(i.undo))),
-    column((i) => i.undoes?.txn ?? null),
-    column((i) => i.undoes?.tries ?? null),
-    column((i) => places.get(i.txn) ?? 0),
-    column((i) => i.run),
-    column((i) => i.epoch),
-  ];
+  const rows = sorted(first).map((intent) => ({ intent, place: places.get(intent.txn) ?? 0 }));
+  return valuesOf(CLAIM_COLUMNS, rows);
 }
 
-function advanceValues(first: ReadonlyMap<string, Advance>): unknown[] {
-  const rows = sorted(first);
-  const column = <T>(pick: (change: Advance) => T) => rows.map(pick);
-  return [
-    column((c) => c.txn),
-    column((c) => c.fence),
-    column((c) => c.evident),
-    column((c) => c.state),
-    column((c) => c.attempt),
-    column((c) => c.attemptOpen),
-    column((c) => c.unresolved),
-    column((c) => c.unknownSinceMs),
-    column((c) => c.custody),
-    column((c) => c.dueInMs),
-    column((c) => c.outcome),
-    column((c) => c.problem),
-    column((c) => c.detail),
-    column((c) => c.answer),
-    column((c) => c.evidence),
-    column((c) => c.resolvedBy),
-    column((c) => c.leaf),
-    column((c) => (c.event === null ? null : JSON.stringify([c.event]))),
-    column((c) => c.entry),
-    column((c) => c.step),
-    column((c) => c.undo?.before ?? null),
-    column((c) => c.undo?.args ?? null),
-    column((c) => c.undo?.sealed ?? null),
-    column((c) => c.undo?.reason ?? null),
-  ];
+function advanceValues(first: ReadonlyMap<string, Advance>): readonly unknown[] {
+  return valuesOf(ADVANCE_COLUMNS, sorted(first));
 }
 
 /** Ends the transaction of a claim that a limit or somebody's lock refuses. Its code is never told. */

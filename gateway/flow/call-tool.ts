@@ -117,6 +117,9 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   const policies = station.policies();
   const args = canonical(asked.args);
   const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
+  // What was done is told before anything is judged: whatever the rules say today, it does not become undone.
+  const done = rememberedUnderItsKey(station, asked);
+  if (done !== undefined) return replay(done, asked, fingerprint);
   const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
   const deciding = station.watch.begin('decide', about, stint);
   const decision = decide(policies, asked.agent, asked.tool, {
@@ -324,6 +327,10 @@ async function repeat(
     return { call: told, repeat: true };
   }
   return tell(flow, txn, asked, true, stint);
+}
+
+function rememberedUnderItsKey({ finals, deployment }: Station, { agent, key }: ToolCall): Final | undefined {
+  return key === undefined ? undefined : finals.get(txnId(deployment, agent.name, { by: 'key', key }));
 }
 
 /** Answered a moment ago by this process: told again without asking the ledger. */

@@ -146,6 +146,8 @@ export interface Tool {
   readonly redact: readonly (readonly string[])[];
   readonly maxResultBytes: number;
   readonly repeats: Repeats;
+  /** A read that leaves nothing in the ledger, unless something else about the call needs it there. */
+  readonly unrecorded?: true;
   /** SHA-256 (hex) over the declared contract, so that an approval can bind to it. */
   readonly digest: string;
   /** Why it must not be called at present, although it exists: what its server says of it has changed. */

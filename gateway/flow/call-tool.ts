@@ -32,6 +32,7 @@ import type { Sequencer } from './sequence.ts';
 import { exceeded } from './spending.ts';
 import type { Station } from './station.ts';
 import { type OwnUndo, storedUndo } from './undo.ts';
+import { goesUnrecorded, readUnrecorded } from './unrecorded.ts';
 
 /** The station with what moves calls along it. */
 export interface Flow {
@@ -160,6 +161,7 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
     if (!(error instanceof GatewayError)) throw error;
     return refuse(flow, asked, { tool, fingerprint, policies, refusal: error, stint });
   }
+  if (goesUnrecorded(admitted)) return { call: await readUnrecorded(flow, admitted), repeat: false };
   const { txn } = admitted.identified;
   await refuseStrangeDependencies(station, asked);
   const claiming = station.watch.begin('claim', about, stint);

@@ -53,6 +53,8 @@ export interface Job {
   readonly undo: StoredUndo | null;
   before: Json | undefined;
   undoArguments: UndoArguments | null;
+  /** False for a read whose contract says so: it is carried like any call, and leaves no trace in the ledger. */
+  readonly recorded: boolean;
   /** Its time had come: the next step may be taken at once. */
   readonly woken: boolean;
   /** The MCP client that waits for it, if one does. */
@@ -101,19 +103,42 @@ export function jobOf(
     undo: call.undo,
     before,
     undoArguments: null,
+    recorded: true,
     woken: true,
     follower: undefined,
     stint: undefined,
   };
 }
 
+/** As much of an intent as its job is made of. */
+type FreshIntent = Pick<
+  Intent,
+  | 'txn'
+  | 'agent'
+  | 'identity'
+  | 'fingerprint'
+  | 'kind'
+  | 'fence'
+  | 'state'
+  | 'keyLifetimeMs'
+  | 'saga'
+  | 'undoes'
+  | 'run'
+  | 'undo'
+>;
+
 /** A claim that was just won, as it stands in the ledger. */
 export function freshJob(
-  intent: Intent,
+  intent: FreshIntent,
   tool: Tool,
   owner: string,
   payload: Payload,
-  { lockToken, follower, stint }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'follower' | 'stint'>>,
+  {
+    lockToken,
+    recorded = true,
+    follower,
+    stint,
+  }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'recorded' | 'follower' | 'stint'>>,
 ): Job {
   const isSending = intent.state === 'sending';
   return {
@@ -147,6 +172,7 @@ export function freshJob(
     undo: intent.undo,
     before: undefined,
     undoArguments: null,
+    recorded,
     woken: false,
     follower,
     stint,

@@ -82,7 +82,7 @@ export class Recorder {
       evidence: end.evidence,
       ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
     });
-    const leaf = leafHash(entry);
+    const leaf = job.recorded ? leafHash(entry) : null;
     const change: Advance = {
       ...unchanged(job),
       evident: state === 'succeeded' && end.seenOnly !== true,
@@ -162,7 +162,7 @@ export class Recorder {
 
   async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
     const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
-    const gone = await this.insist(job, () => release(this.#station.db, job, entry));
+    const gone = !job.recorded || (await this.insist(job, () => release(this.#station.db, job, entry)));
     const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
     return gone
       ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
@@ -178,7 +178,7 @@ export class Recorder {
 
   /** One change, made once however often it has to be tried: its number tells a repeat from the next. */
   async #advance(job: Job, change: Advance): Promise<boolean> {
-    const moved = await this.insist(job, () => this.#station.calls.advance(change));
+    const moved = !job.recorded || (await this.insist(job, () => this.#station.calls.advance(change)));
     job.step = change.step;
     return moved;
   }

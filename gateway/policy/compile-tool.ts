@@ -47,6 +47,7 @@ export function compileTool(
   const context = toolContext(name, place, value, input, report);
   const effect = value.effect ?? TOOL_DEFAULTS.effect;
   if (effect === 'read') refuseOnRead(context);
+  if (value.record === false) refuseUnrecorded(context, effect);
   const adapter = upstream.compiled?.adapter;
   if (adapter === 'mcp' && value.request !== undefined) {
     report.fault(keyOf(place, 'request'), 'request is only for tools of http upstreams');
@@ -81,6 +82,7 @@ export function compileTool(
       windowMs:
         value.repeats?.window === undefined ? TOOL_DEFAULTS.repeats.windowMs : milliseconds(value.repeats.window),
     },
+    ...(value.record === false && { unrecorded: true as const }),
     digest: contractDigest({ name, tool: value, upstream: upstream.raw }),
   };
 }
@@ -131,6 +133,18 @@ function refuseOnRead({ value, place, report }: ToolContext): void {
   for (const key of ['once', 'repeats', 'observe', 'undo'] as const) {
     if (value[key] === undefined || (key === 'undo' && value.undo?.kind === 'none')) continue;
     report.fault(keyOf(place, key), `${key} is for writes: a read has no effect to repeat or undo`);
+  }
+}
+
+/** What must be known later has to be written down. */
+function refuseUnrecorded({ value, place, report }: ToolContext, effect: Tool['effect']): void {
+  if (effect === 'write') {
+    report.fault(keyOf(place, 'record'), 'record: false is for reads: a write that nobody recorded could happen twice');
+    return;
+  }
+  for (const key of ['key', 'locks'] as const) {
+    if (value[key] === undefined) continue;
+    report.fault(keyOf(place, key), `${key} needs the ledger: leave out record: false, or ${key}`);
   }
 }
 

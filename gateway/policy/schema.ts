@@ -144,6 +144,7 @@ export const toolSchema = z.strictObject({
     .array(z.string().regex(/^(?:args|result)(?:\.[^.\s]+)+$/, 'is not a path: write args.card or result.token'))
     .optional(),
   result: z.strictObject({ maxBytes: z.int().min(0).max(67_108_864).optional() }).optional(),
+  record: z.boolean().meta({ description: 'false: a read that leaves nothing in the ledger' }).optional(),
   repeats: z
     .strictObject({ policy: z.enum(['replay', 'hold', 'run']).optional(), window: durationOrZero.optional() })
     .optional(),

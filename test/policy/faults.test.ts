@@ -131,7 +131,7 @@ describe('shape', () => {
     [
       tool('efect: read'),
       [
-        `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result and repeats); did you mean "effect"?`,
+        `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result, record and repeats); did you mean "effect"?`,
       ],
     ],
     [tool('once: { by: magic }'), [`${at}:4:33: "magic" is not one of key, nature, probe, none`]],
@@ -144,6 +144,14 @@ describe('shape', () => {
     [
       tool('effect: read, once: { by: nature }'),
       [`${at}:4:35: once is for writes: a read has no effect to repeat or undo`],
+    ],
+    [
+      tool('record: false'),
+      [`${at}:4:21: record: false is for reads: a write that nobody recorded could happen twice`],
+    ],
+    [
+      tool('effect: read, record: false, locks: [all]'),
+      [`${at}:4:50: locks needs the ledger: leave out record: false, or locks`],
     ],
     [tool('locks: x'), [`${at}:4:28: "x" is not a list`]],
     [tool('noEffect: [200]'), [`${at}:4:32: 200 is too small: at least 300`]],

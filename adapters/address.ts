@@ -1,14 +1,12 @@
 import { BlockList, isIP } from 'node:net';
 
-/**
- * Addresses that lead inside: loopback, private, link-local, shared, multicast, reserved and documentation ranges, and the
- * IPv6 forms that carry an IPv4 address (`net.BlockList` alone knows nothing of NAT64 or 6to4).
- */
+/** IPv4 that leads inside: loopback, private, link-local, shared, multicast, reserved, documentation. */
 const PRIVATE_V4: readonly (readonly [string, number])[] = [
   ['0.0.0.0', 8],
   ['10.0.0.0', 8],
   ['100.64.0.0', 10],
   ['127.0.0.0', 8],
+  ['168.63.129.16', 32], // looks public, and is the host's own service on every Azure machine
   ['169.254.0.0', 16],
   ['172.16.0.0', 12],
   ['192.0.0.0', 24],
@@ -22,34 +20,40 @@ const PRIVATE_V4: readonly (readonly [string, number])[] = [
   ['240.0.0.0', 4],
 ];
 
+/**
+ * IPv6 that leads outside, and nothing else does: global unicast, and the two forms that carry an IPv4 address which is then
+ * judged by itself. What is not assigned today may be anything tomorrow.
+ */
+const PUBLIC_V6: readonly (readonly [string, number])[] = [
+  ['2000::', 3],
+  ['64:ff9b::', 96], // NAT64
+  ['::ffff:0:0', 96], // IPv4-mapped
+];
+
+/** Inside that: tunnels that end wherever their last bits say, documentation, benchmarks. */
 const PRIVATE_V6: readonly (readonly [string, number])[] = [
-  ['::', 96], // unspecified, loopback and the deprecated IPv4-compatible form
-  ['::ffff:0:0:0', 96], // IPv4-translated (SIIT)
-  ['64:ff9b:1::', 48],
-  ['100::', 64],
-  ['2001::', 32], // Teredo
+  ['2001::', 23], // Teredo, ORCHID and other protocol assignments
   ['2001:db8::', 32],
   ['2002::', 16], // 6to4
   ['3fff::', 20],
-  ['5f00::', 16],
-  ['fc00::', 7],
-  ['fe80::', 10],
-  ['fec0::', 10],
-  ['ff00::', 8],
 ];
 
 const blocked = new BlockList();
 for (const [net, prefix] of PRIVATE_V4) {
+  // `net.BlockList` judges an IPv4-mapped address by these too; of NAT64 it knows nothing.
   blocked.addSubnet(net, prefix, 'ipv4');
-  // The same addresses behind a NAT64 gateway.
   blocked.addSubnet(`64:ff9b::${net}`, 96 + prefix, 'ipv6');
 }
 for (const [net, prefix] of PRIVATE_V6) blocked.addSubnet(net, prefix, 'ipv6');
+
+const publicV6 = new BlockList();
+for (const [net, prefix] of PUBLIC_V6) publicV6.addSubnet(net, prefix, 'ipv6');
 
 /** Whether a literal address must not be connected to without `allowPrivate`. What is no address at all is private too. */
 export function isPrivateAddress(address: string): boolean {
   const bare = address.split('%')[0] ?? '';
   const family = isIP(bare);
   if (family === 0) return true;
-  return blocked.check(bare, family === 6 ? 'ipv6' : 'ipv4');
+  if (family === 4) return blocked.check(bare, 'ipv4');
+  return !publicV6.check(bare, 'ipv6') || blocked.check(bare, 'ipv6');
 }

@@ -20,6 +20,14 @@ export function withEnvelope(params: JsonObject, manner: Manner | undefined): Js
   return { ...params, _meta: meta };
 }
 
+/** What a server may believe because only the gateway says it, a client may not say through the gateway. */
+export function withoutOurs(params: JsonObject): JsonObject {
+  const { _meta } = params;
+  if (!isObject(_meta)) return params;
+  const theirs = Object.entries(_meta).filter(([name]) => !name.startsWith('oncegate/'));
+  return { ...params, _meta: Object.fromEntries(theirs) };
+}
+
 export function modernHeaders(method: string, params: JsonObject): Record<string, string> {
   const name = params['name'] ?? params['uri'];
   return {

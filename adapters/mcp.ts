@@ -14,6 +14,7 @@ import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts'
 import { McpError } from '../gateway/domain/mcp-error.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
 import { scrub } from '../gateway/domain/redact.ts';
+import { withoutOurs } from './mcp-envelope.ts';
 import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
 import { StdioWire } from './mcp-stdio.ts';
@@ -95,7 +96,8 @@ export class McpAdapter implements Adapter {
   /** Everything else that a client may ask a server. Rejects with an `McpError`. */
   async ask(method: string, params: JsonObject, follower?: Follower): Promise<JsonObject> {
     const { timeoutMs } = this.#upstream;
-    const asked = { id: randomUUID(), method, params, timeoutMs, follower, mostBytes: MOST_ANSWER_BYTES };
+    const said = withoutOurs(params);
+    const asked = { id: randomUUID(), method, params: said, timeoutMs, follower, mostBytes: MOST_ANSWER_BYTES };
     let ended = await this.#peer.request(asked);
     // Nothing that is asked here does anything: it may be asked again in a new session.
     if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#peer.request(asked);

@@ -8,6 +8,10 @@ import { ExpressionError, type RequestTemplate, type Scope, type Tool } from '..
 // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
 const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]/;
 
+/** Longer ones no common server takes: it would cut the connection, or answer what proves nothing. */
+const MOST_TARGET = 16_384;
+const MOST_HEADER = 8_192;
+
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
 export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string): PreparedRequest {
   const { args, agent, canonicalArgs, trace } = wish;
@@ -31,8 +35,10 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
     }
     if (body !== undefined) headers['content-type'] ??= 'application/json';
     const query = renderQuery(template, scope);
-    const path = template.path(scope);
-    return { method: template.method, path: path + query, headers, body: textOf(body, args, canonicalArgs) };
+    const path = template.path(scope) + query;
+    if (path.length > MOST_TARGET)
+      throw new ExpressionError(`path and query are longer than ${MOST_TARGET} characters`);
+    return { method: template.method, path, headers, body: textOf(body, args, canonicalArgs) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
     throw new GatewayError(
@@ -64,6 +70,8 @@ function headerValue(name: string, value: Json): string {
   const text = typeof value === 'string' ? value : canonical(value);
   if (UNSAFE_HEADER_VALUE.test(text))
     throw new ExpressionError(`the value of header ${name} has characters that no header may have`);
+  if (text.length > MOST_HEADER)
+    throw new ExpressionError(`the value of header ${name} is longer than ${MOST_HEADER} characters`);
   return text;
 }
 

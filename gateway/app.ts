@@ -125,7 +125,8 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
 function limitInflight(app: FastifyInstance, most: number): void {
   let inflight = 0;
   app.addHook('onRequest', (request, reply, done) => {
-    if (inflight >= most && (request.url.startsWith('/v1/') || request.url.startsWith('/mcp'))) {
+    // The route, not the URL as it was sent: that may be absolute, or written with escapes.
+    if (inflight >= most && /^\/(?:v1\/|mcp)/.test(request.routeOptions.url ?? '')) {
       return done(
         new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }),
       );

@@ -178,47 +178,53 @@ function namesAbove(wishes: readonly LockWish[]): Looked[] {
   return [...names.values()];
 }
 
-interface LockRow extends LockWish {
-  readonly holder: string;
-  readonly of: LockScope;
-}
-
 /** A call holds what it locks; its saga or run beside it, if the lock is to last as long as they do. */
-function rowsOf({ txn, saga, run, wishes }: LockOrder): LockRow[] {
-  const rows = new Map<string, LockRow>();
-  const add = (wish: LockWish, of: LockScope, holder: string | null) => {
-    if (holder === null) return;
-    const id = `${wish.resource} ${holder}`;
-    if (rows.get(id)?.mode !== 'exclusive') rows.set(id, { ...wish, of, holder });
-  };
-  for (const wish of wishes) {
-    add(wish, 'call', txn);
-    if (wish.for === 'saga') add(wish, 'saga', saga);
-    if (wish.for === 'run') add(wish, 'run', run);
+async function insertLocks(tx: Tx, order: LockOrder, token: number): Promise<void> {
+  const { txn, saga, run, wishes } = order;
+  await hold(tx, order, token, 'call', txn, wishes);
+  for (const [of, holder] of [
+    ['saga', saga],
+    ['run', run],
+  ] as const) {
+    const lasting = holder === null ? [] : wishes.filter((wish) => wish.for === of);
+    if (holder !== null && lasting.length > 0) await hold(tx, order, token, of, holder, lasting);
   }
-  return [...rows.values()];
 }
 
-async function insertLocks(tx: Tx, order: LockOrder, token: number): Promise<void> {
-  const rows = rowsOf(order);
+async function hold(
+  tx: Tx,
+  order: LockOrder,
+  token: number,
+  of: LockScope,
+  holder: string,
+  wishes: readonly LockWish[],
+): Promise<void> {
+  const held = strongest(wishes);
   await tx.run({
     name: 'insert-locks',
-    text: `insert into locks (resource, holder, of, mode, shown, token, txn, agent, tool)
-      select t.*, $6::bigint, $7::uuid, $8, $9 from unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[]) as t
+    text: `insert into locks (resource, mode, shown, holder, of, token, txn, agent, tool)
+      select t.*, $4::uuid, $5, $6::bigint, $7::uuid, $8, $9 from unnest($1::text[], $2::text[], $3::text[]) as t
       on conflict (resource, holder) do update set token = excluded.token,
         mode = case when locks.mode = 'exclusive' then locks.mode else excluded.mode end`,
     values: [
-      rows.map((row) => row.resource),
-      rows.map((row) => row.holder),
-      rows.map((row) => row.of),
-      rows.map((row) => row.mode),
-      rows.map((row) => row.shown),
+      held.map((wish) => wish.resource),
+      held.map((wish) => wish.mode),
+      held.map((wish) => wish.shown),
+      holder,
+      of,
       token,
       order.txn,
       order.agent,
       order.tool,
     ],
   });
+}
+
+/** Each resource once. */
+function strongest(wishes: readonly LockWish[]): LockWish[] {
+  const found = new Map<string, LockWish>();
+  for (const wish of wishes) if (found.get(wish.resource)?.mode !== 'exclusive') found.set(wish.resource, wish);
+  return [...found.values()];
 }
 
 /** A lock as people see it. */

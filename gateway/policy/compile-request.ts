@@ -1,9 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: the default body is a template
 import type { RequestTemplate } from '../domain/policy.ts';
 import type { ToolContext } from './compile-tool.ts';
-import { MESSAGE_HEADERS } from './compile-upstream.ts';
+import { isGatewaysOwn } from './compile-upstream.ts';
 import type { Variable } from './expressions.ts';
 import { at } from './faults.ts';
+import { leavesItsPlace } from './path-place.ts';
 import { compileOptionalText, compilePath, compileTemplate, splitTemplate } from './template.ts';
 
 const SEES: readonly Variable[] = ['args', 'agent', 'saga', 'run'];
@@ -21,7 +22,7 @@ export function compileRequest(context: ToolContext): RequestTemplate {
     report.fault(at(place, 'request', 'body'), `${method} has no body`);
   }
   for (const header of Object.keys(declared.headers ?? {})) {
-    if (MESSAGE_HEADERS.has(header.toLowerCase())) {
+    if (isGatewaysOwn(header)) {
       report.fault(
         { ...at(place, 'request', 'headers', header), key: true },
         `${header} is written by the gateway itself`,
@@ -54,7 +55,7 @@ export function checkPath(path: string, fault: (message: string) => void): void 
   if (!path.startsWith('/')) fault('a path begins with /');
   if (/[?#]/.test(text)) fault('a path has no ? and no #: use query');
   if (/\s|\\|[^\x20-\x7e]/.test(text)) fault('a path holds only visible ASCII: percent-encode the rest');
-  if (text.split('/').some((part) => /^(?:\.|%2e){1,2}$/i.test(part))) fault('a path has no . and .. segments');
+  if (leavesItsPlace(text)) fault('a path has no . and .. segments, however they are written');
 }
 
 /** `/x/${args.a}` and `/x/${args.b}` are the same to anybody who only sees a request. */

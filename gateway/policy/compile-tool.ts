@@ -6,6 +6,7 @@ import type { Json, JsonObject } from '../domain/json.ts';
 import type { Observe, Once, Tool, Undo, Upstream } from '../domain/policy.ts';
 import { compileLock, LOCK_SEES } from './compile-locks.ts';
 import { compileRequest } from './compile-request.ts';
+import { isGatewaysOwn } from './compile-upstream.ts';
 import type { Declared } from './declared.ts';
 import { compileCondition, type Variable } from './expressions.ts';
 import { at, didYouMean, keyOf, listed, type Path, type Place, type Report } from './faults.ts';
@@ -170,6 +171,9 @@ function compileOnce(context: ToolContext): Once {
     if ((once.header === undefined) === (once.field === undefined)) {
       report.fault(at(place, 'once'), 'once by key needs exactly one of header and field');
     }
+    // The key may well be the id that every request has; no other header of the gateway's can carry it.
+    if (once.header !== undefined && isGatewaysOwn(once.header) && once.header.toLowerCase() !== 'oncegate-txn')
+      report.fault(at(place, 'once', 'header'), `${once.header} is written by the gateway itself: choose another`);
     return {
       by: 'key',
       ...(once.header !== undefined && { header: once.header }),

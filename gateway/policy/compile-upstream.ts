@@ -13,7 +13,7 @@ export const UPSTREAM_DEFAULTS = {
 } as const;
 
 /** Headers that describe the message itself: the adapter writes them, and a second one would smuggle. */
-export const MESSAGE_HEADERS = new Set([
+const MESSAGE_HEADERS = new Set([
   'connection',
   'content-length',
   'expect',
@@ -24,6 +24,12 @@ export const MESSAGE_HEADERS = new Set([
   'transfer-encoding',
   'upgrade',
 ]);
+
+/** A header that only the gateway writes: of the message, or one by which services know a call and its locks. */
+export function isGatewaysOwn(header: string): boolean {
+  const lower = header.toLowerCase();
+  return MESSAGE_HEADERS.has(lower) || lower.startsWith('oncegate-');
+}
 
 const LEAST_SECRET = 6;
 const MOST_TIMEOUT = 24 * 3_600_000;
@@ -51,7 +57,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     const fault = (message: string): void => report.fault(at(place, 'headers', header), message);
     const { text, values } = resolve(template, true, 'headers', header);
     const lower = header.toLowerCase();
-    if (MESSAGE_HEADERS.has(lower)) fault(`${header} is written by the gateway itself`);
+    if (isGatewaysOwn(lower)) fault(`${header} is written by the gateway itself`);
     if (lower in headers) fault(`${header} is there twice`);
     if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text)) fault(`the value of ${header} holds characters no header may have`);
     headers[lower] = text;

@@ -1,6 +1,6 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is written here
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
-import { MESSAGE_HEADERS } from './compile-upstream.ts';
+import { isGatewaysOwn } from './compile-upstream.ts';
 import type { Path } from './faults.ts';
 import { type Located, NotImportable, type OpenApiDocument } from './import-document.ts';
 import type { SchemaReader } from './import-schema.ts';
@@ -17,6 +17,10 @@ export interface Parameter {
 
 /** The specification says of these that a parameter with their name is ignored: they are written elsewhere. */
 const NEVER = new Set(['accept', 'content-type', 'authorization']);
+
+/** By these some servers take a request for one with another method, path or host: then a tool would not be what it says. */
+const DIVERTING =
+  /^(?:x-http-method|x-(?:http-)?method-override|x-original-url|x-rewrite-url|x-(?:original-|forwarded-)?host|x-forwarded-.+|forwarded)$/i;
 
 /**
  * The parameters of an operation, its own before those of its path. One that cannot be sent is left out with a
@@ -97,7 +101,7 @@ function unsupported(
     return `${JSON.stringify(where)} is not a place for one`;
   if (name.length > 128 || !/^[\x21-\x7e]+$/.test(name))
     return 'its name is longer than 128 characters or not visible ASCII';
-  if (where === 'header' && (!headerName.safeParse(name).success || MESSAGE_HEADERS.has(name.toLowerCase())))
+  if (where === 'header' && (!headerName.safeParse(name).success || isGatewaysOwn(name) || DIVERTING.test(name)))
     return 'no tool may write this header';
   if (map['schema'] === undefined) return 'it has no schema (content is not supported)';
   if (style !== (where === 'query' ? 'form' : 'simple')) return `style: ${style} is not supported`;

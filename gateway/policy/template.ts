@@ -3,6 +3,7 @@ import type { Json } from '../domain/json.ts';
 import { type Expression, ExpressionError } from '../domain/policy.ts';
 import { compileExpression, type Site, type Variable } from './expressions.ts';
 import type { Path } from './faults.ts';
+import { leavesItsPlace } from './path-place.ts';
 
 /**
  * Strings with `${expr}`. A string that is exactly one `${expr}` keeps the expression's type; otherwise the values are
@@ -51,14 +52,23 @@ export function compileOptionalText(template: string, site: TemplateSite): Expre
 /** A path: every value fills one segment or a part of it, and can never leave it. */
 export function compilePath(template: string, site: TemplateSite): Expression<string> {
   const parts = compileParts(template, at(site, []));
-  return (scope) =>
-    parts.map((part) => (typeof part === 'string' ? part : segment(textOf(part(scope), template), template))).join('');
+  return (scope) => {
+    const texts = parts.map((part) => (typeof part === 'string' ? part : segment(part(scope), template)));
+    if (leavesItsPlace(texts.join('')))
+      throw new ExpressionError(
+        `a value has "." or ".." beside a slash, or a control character, which no path may have: \`${template}\``,
+      );
+    return parts.map((part, i) => (typeof part === 'string' ? part : encoded(texts[i] ?? '', template))).join('');
+  };
 }
 
-function segment(value: string, template: string): string {
-  if (value === '' || value === '.' || value === '..') {
-    throw new ExpressionError(`a value is empty, "." or "..", which no path segment may be: \`${template}\``);
-  }
+function segment(value: Json, template: string): string {
+  const text = textOf(value, template);
+  if (text !== '' && text !== '.' && text !== '..') return text;
+  throw new ExpressionError(`a value is empty, "." or "..", which no path segment may be: \`${template}\``);
+}
+
+function encoded(value: string, template: string): string {
   try {
     return encodeURIComponent(value);
   } catch {

@@ -11,6 +11,7 @@ import {
   sha256,
   startGateway,
 } from '../support/gateway.ts';
+import { sendRaw } from '../support/raw.ts';
 
 let upstream: Upstream;
 let database: TestDatabase;
@@ -21,7 +22,7 @@ beforeAll(async () => {
   database = await freshDatabase();
   gateway = await startGateway({
     databaseUrl: database.url,
-    config: 'limits: { perAgent: 5/m, perAddress: 3/m }\n',
+    config: 'limits: { perAgent: 5/m, perAddress: 3/m, inflight: 2 }\n',
     policies: {
       'door.yaml': `
 upstreams:
@@ -83,6 +84,23 @@ describe('the front door', () => {
     expect((await gateway.get('/v1/tools', 'eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.')).status).toBe(429);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
     expect((await gateway.get('/admin/calls', ADMIN_KEY)).status).toBe(200);
+  });
+
+  it('takes so many requests at once and no more, however their address is written', async () => {
+    await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'there' }, { wait: 'go' }, { reply: 200 }], times: 2 });
+    const slow = [1, 2].map(() => gateway.call('world.read', { id: 'slow' }));
+    await upstream.awaitEvent('there', 2);
+    for (const path of ['/v1/tools', `${gateway.url}/v1/tools`, '/%761/tools', '/v1/proxy/world/x', '/mcp'])
+      expect(
+        await sendRaw(
+          gateway.port,
+          `GET ${path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${AGENT_KEY}\r\n\r\n`,
+        ),
+        path,
+      ).toContain('carrying 2 requests already');
+    await upstream.release('go');
+    expect(statuses(await Promise.all(slow))).toEqual([200, 200]);
+    expect((await gateway.get('/v1/tools')).status).toBe(200);
   });
 
   it('is always open to those who ask whether the gateway is alive', async () => {

@@ -91,6 +91,10 @@ describe('shape', () => {
       upstream('adapter: http, url: "http://x", headers: { host: x }'),
       [`${at}:2:57: host is written by the gateway itself`],
     ],
+    [
+      upstream('adapter: http, url: "http://x", headers: { oncegate-lock-token: "1" }'),
+      [`${at}:2:72: oncegate-lock-token is written by the gateway itself`],
+    ],
     [upstream('adapter: http, url: "http://x", headers: { "a b": x }'), [`${at}:2:51: "a b" is not a header name`]],
     [
       upstream('adapter: http, url: "http://x", headers: { a: "x\\ny" }'),
@@ -163,7 +167,23 @@ describe('shape', () => {
     ],
     [tool('request: { path: charges }'), [`${at}:4:38: a path begins with /`]],
     [tool('request: { path: "/a?b=1" }'), [`${at}:4:38: a path has no ? and no #: use query`]],
-    [tool('request: { path: "/a/../b" }'), [`${at}:4:38: a path has no . and .. segments`]],
+    [tool('request: { path: "/a/../b" }'), [`${at}:4:38: a path has no . and .. segments, however they are written`]],
+    [
+      tool('request: { path: "/a/%2e%2E%2fb" }'),
+      [`${at}:4:38: a path has no . and .. segments, however they are written`],
+    ],
+    [
+      tool('request: { headers: { Oncegate-Lock-Token: "7" } }'),
+      [`${at}:4:43: Oncegate-Lock-Token is written by the gateway itself`],
+    ],
+    [
+      tool('once: { by: key, header: Content-Length }'),
+      [`${at}:4:46: Content-Length is written by the gateway itself: choose another`],
+    ],
+    [
+      tool('once: { by: key, header: oncegate-lock-token }'),
+      [`${at}:4:46: oncegate-lock-token is written by the gateway itself: choose another`],
+    ],
     [tool('request: { method: GET, body: {} }'), [`${at}:4:45: GET has no body`]],
     [rule('allow: t, deny: r'), [`${at}:9:9: a rule needs exactly one of allow and deny`]],
     [rule('when: "true"'), [`${at}:9:9: a rule needs exactly one of allow and deny`]],

@@ -247,6 +247,31 @@ describe('what is not supported is said, never sent wrongly', () => {
   });
 
   test.each([
+    ...[
+      'Host',
+      'Transfer-Encoding',
+      'Oncegate-Lock-Token',
+      'oncegate-txn',
+      'X-HTTP-Method-Override',
+      'x-method-override',
+    ],
+    ...[
+      'X-HTTP-Method',
+      'X-Original-URL',
+      'X-Rewrite-URL',
+      'X-Forwarded-Host',
+      'X-Forwarded-For',
+      'X-Host',
+      'Forwarded',
+    ],
+  ])('a header by which a request would be another: %s', (name) => {
+    const header = (more: string) => `{ operationId: x, parameters: [{ name: ${name}, in: header, ${more} }] }`;
+    expect(warningsOf(one(header('schema: {}'))).join()).toContain('no tool may write this header');
+    expect(good(one(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(good(one(header('required: true, schema: {}'))).tools.size).toBe(0);
+  });
+
+  test.each([
     ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'nothing is fetched'],
     ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'nothing is fetched'],
     ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'its schema uses $dynamicRef'],

@@ -72,10 +72,51 @@ describe('paths', () => {
 
   test('a value never leaves its segment', () => {
     const path = compilePath('/c/${args.id}', site());
-    expect(path({ args: { id: '../admin?x=1#y' } })).toBe('/c/..%2Fadmin%3Fx%3D1%23y');
-    expect(path({ args: { id: '\\..\\' } })).toBe('/c/%5C..%5C');
+    expect(path({ args: { id: 'a/admin?x=1#y' } })).toBe('/c/a%2Fadmin%3Fx%3D1%23y');
+    expect(path({ args: { id: '\\..x\\.y' } })).toBe('/c/%5C..x%5C.y');
     for (const id of ['', '.', '..', null, ['a'], '\ud800'])
       expect(() => path({ args: { id } })).toThrow(ExpressionError);
+  });
+
+  test.each([
+    '../admin',
+    'a/../admin',
+    'a/..',
+    'a/./b',
+    '..\\admin',
+    'a\\..\\b',
+    '%2e%2e',
+    '%2e%2e%2fadmin',
+    '..%2fadmin',
+    '..%5cadmin',
+    '%252e%252e%252fadmin',
+    '%25252e%25252e/x',
+    '..;/admin',
+    'a/..;x=1/admin',
+    '..?x',
+    'a/..#',
+    'a\0b',
+    'a\r\nHost: b',
+    'a%00',
+    'a%0d%0ab',
+  ])('a value that a careless server would let climb is not sent: %j', (id) => {
+    expect(() => compilePath('/c/${args.id}', site())({ args: { id } })).toThrow(ExpressionError);
+  });
+
+  test.each(['a/b', '.well-known', '...', 'a..b', 'v1.2', '100%', '%zz', 'a;b=c', 'a%2Fb', '..a', 'a..'])(
+    'a value that only looks like it is sent: %j',
+    (id) => {
+      expect(compilePath('/c/${args.id}', site())({ args: { id } })).toBe(`/c/${encodeURIComponent(id)}`);
+    },
+  );
+
+  test('two values cannot climb together, nor with the text around them', () => {
+    const climbs = (template: string, a: string, b = 'b') => compilePath(template, site())({ args: { a, b } });
+    expect(() => climbs('/c/${args.a}${args.b}', 'x/', '../y')).toThrow(ExpressionError);
+    expect(() => climbs('/c/.${args.a}', './y')).toThrow(ExpressionError);
+    expect(() => climbs('/c/..${args.a}', '/y')).toThrow(ExpressionError);
+    expect(() => climbs('/c/%2e${args.a}', '%2e')).toThrow(ExpressionError);
+    expect(climbs('/c/.${args.a}', 'y')).toBe('/c/.y');
   });
 });
 

@@ -1,0 +1,26 @@
+// Tries to connect to each host:port it is given, and says which of them can be reached. Run it where an agent runs:
+//   node --input-type=module - example.com:443 1.1.1.1:443 < check-egress.mjs
+// Exit code 0: none could be reached, as it should be. 1: there is a way out. 2: wrong usage.
+import { connect } from 'node:net';
+
+const places = process.argv.slice(2).map((text) => /^\[?([^\]]+?)\]?:(\d+)$/.exec(text));
+if (places.length === 0 || places.includes(null)) {
+  process.stderr.write('usage: node --input-type=module - HOST:PORT… < check-egress.mjs\n');
+  process.exit(2);
+}
+
+const reach = ([, host, port]) =>
+  new Promise((resolve) => {
+    const socket = connect({ host, port: Number(port), timeout: 5_000 });
+    const end = (isOpen, why) => {
+      process.stdout.write(`${host}:${port} ${isOpen ? 'OPEN' : `closed (${why})`}\n`);
+      socket.destroy();
+      resolve(isOpen);
+    };
+    socket.once('connect', () => end(true));
+    socket.once('timeout', () => end(false, 'no answer'));
+    socket.once('error', (error) => end(false, error.code));
+  });
+
+const reached = await Promise.all(places.map(reach));
+process.exitCode = reached.includes(true) ? 1 : 0;

@@ -1,0 +1,170 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { AGENT_KEY, PEOPLE, sha256 } from '../../support/gateway.ts';
+import type { Answers } from './name-server.ts';
+
+/** Ways to write an address of this machine, or of what is inside its network. */
+export const INSIDE = [
+  '127.0.0.1',
+  '127.1',
+  '127.0.1',
+  '127.0.0.2',
+  '127.255.255.254',
+  '2130706433',
+  '0x7f000001',
+  '0x7f.1',
+  '0177.0.0.1',
+  '017700000001',
+  '0',
+  '0.0.0.0',
+  '127.0.0.1.',
+  '%31%32%37.0.0.1',
+  '\uff11\uff12\uff17.0.0.1',
+  '127\u30020\u30020\u30021',
+  'localhost',
+  'LOCALHOST',
+  '\uff4cocalhost',
+  '[::1]',
+  '[0:0:0:0:0:0:0:1]',
+  '[::]',
+  '[::ffff:127.0.0.1]',
+  '[::ffff:7f00:1]',
+  '[::127.0.0.1]',
+  '[64:ff9b::127.0.0.1]',
+  '[2002:7f00:1::]',
+  '[2001:0:7f00:1::]',
+  '[fe80::1]',
+  '[fd00:ec2::254]',
+  '169.254.169.254',
+  '100.100.100.200',
+  '168.63.129.16',
+  '255.255.255.255',
+] as const;
+
+/** Global by its number, and nobody's: packets to it end at the first router. */
+const OUTSIDE = '2d00::1';
+
+/** For an upstream that may go inside. */
+export const CONTROL_NAME = 'control.example';
+
+/** Names whose owner is no friend, and what they answer. */
+export const NAMES: Readonly<Record<string, Answers>> = {
+  'loopback.example': [['127.0.0.1']],
+  'loopback2.example': [['127.0.0.2']],
+  'loopback6.example': [['::1']],
+  'mapped.example': [['::ffff:127.0.0.1']],
+  'nat64.example': [['64:ff9b::7f00:1']],
+  'zero.example': [['0.0.0.0']],
+  'metadata.example': [['169.254.169.254']],
+  'mixed.example': [['127.0.0.1', OUTSIDE]],
+  'mixed-v6.example': [[OUTSIDE, '::1']],
+  'rebinding.example': [[OUTSIDE], ['127.0.0.1']],
+  'rebinding-later.example': [[OUTSIDE], ['127.0.0.1']],
+};
+
+const toolOf = (name: string) => name.replaceAll(/[^a-z0-9]/g, '_');
+export const nameTool = (name: string) => `names.${toolOf(name)}`;
+export const insideTool = (index: number) => `inside.n${index}`;
+
+const OPENAPI = (wire: string) => `openapi: 3.1.0
+info: { title: Elsewhere, version: "1" }
+servers: [{ url: "${wire}" }]
+paths:
+  /documented/{id}:
+    servers: [{ url: "${wire}" }]
+    get:
+      operationId: documented
+      servers: [{ url: "${wire}" }]
+      externalDocs: { url: "${wire}" }
+      parameters:
+        - { name: id, in: path, required: true, schema: { type: string } }
+        - { name: Host, in: header, schema: { type: string } }
+        - { name: X-HTTP-Method-Override, in: header, schema: { type: string } }
+        - { name: X-Original-URL, in: header, schema: { type: string } }
+        - { name: Oncegate-Lock-Token, in: header, schema: { type: string } }
+      responses: { 200: { description: ok, links: { next: { operationRef: "${wire}" } } } }
+`;
+
+/** Where things are: the world that may be spoken to, and the wire that may not. */
+export interface Places {
+  readonly world: string;
+  readonly wirePort: number;
+  readonly credential: string;
+}
+
+export function cleverPolicies({ world, wirePort, credential }: Places): Record<string, string> {
+  // Of those that are rebound the first connection may lead nowhere at all, and is given up in time.
+  const outside = (name: string, host: string, more = '') =>
+    `  ${name}: { adapter: http, url: "http://${host}:${wirePort}", timeout: ${host.startsWith('rebinding') ? '2s' : '10s'}, breaker: { minimum: 100000 }${more} }`;
+  const look = (tool: string, upstream: string) =>
+    `  ${tool}: { upstream: ${upstream}, effect: read, request: { method: GET, path: /x }, retry: { attempts: 1 } }`;
+  return {
+    'inside.yaml': `
+upstreams:
+${INSIDE.map((host, i) => outside(`inside${i}`, host)).join('\n')}
+${Object.keys(NAMES)
+  .map((name) => outside(toolOf(name), name))
+  .join('\n')}
+${['127.0.0.1', '127.0.0.2', '[::1]', CONTROL_NAME].map((host, i) => outside(`control${i}`, host, ', allowPrivate: true')).join('\n')}
+tools:
+${INSIDE.map((_, i) => look(insideTool(i), `inside${i}`)).join('\n')}
+${Object.keys(NAMES)
+  .filter((name) => name !== 'rebinding.example')
+  .map((name) => look(nameTool(name), toolOf(name)))
+  .join('\n')}
+${[0, 1, 2, 3].map((i) => look(`control.n${i}`, `control${i}`)).join('\n')}
+  # Each attempt on a connection of its own, so that each looks the name up.
+  ${nameTool('rebinding.example')}:
+    upstream: ${toolOf('rebinding.example')}
+    request: { method: POST, path: /x }
+    retry: { attempts: 3, base: 1ms, max: 1ms }
+`,
+    'world.openapi.yaml': OPENAPI(`http://127.0.0.1:${wirePort}`),
+    'world.yaml': `
+upstreams:
+  world: { adapter: http, url: "http://${world}/api", allowPrivate: true, headers: { authorization: "${credential}" }, timeout: 3s, breaker: { minimum: 100000 }, import: world.openapi.yaml }
+  server: { adapter: mcp, url: "http://${world}/mcp", allowPrivate: true, import: "*", breaker: { minimum: 100000 } }
+  away: { adapter: mcp, url: "http://${world}/mcp-away", allowPrivate: true, breaker: { minimum: 100000 } }
+tools:
+  away.fetch: { upstream: away, effect: read, retry: { attempts: 1 } }
+  world.item:
+    upstream: world
+    effect: read
+    input: { type: object, properties: { id: { type: string } }, required: [id] }
+    request: { method: GET, path: "/items/\${args.id}" }
+    retry: { attempts: 1 }
+  world.search:
+    upstream: world
+    effect: read
+    input: { type: object, properties: { q: {}, label: { type: string } }, additionalProperties: false }
+    request: { method: GET, path: /search, query: { q: "\${has(args.q) ? args.q : null}" }, headers: { x-label: "\${has(args.label) ? args.label : null}" } }
+    retry: { attempts: 1 }
+  world.charge:
+    upstream: world
+    input: { type: object, properties: { amount: { type: integer } }, required: [amount], additionalProperties: false }
+    request: { method: POST, path: /charges, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    repeats: { policy: run }
+  world.astray:
+    upstream: world
+    effect: read
+    input: { type: object, properties: { way: { type: string } }, required: [way] }
+    request: { method: GET, path: "/astray/\${args.way}" }
+    retry: { attempts: 1 }
+  world.write_astray:
+    upstream: world
+    input: { type: object, properties: { way: { type: string } }, required: [way] }
+    request: { method: POST, path: "/astray/\${args.way}" }
+    once: { by: nature }
+    retry: { attempts: 1 }
+  world.forbidden: { upstream: world, request: { method: DELETE, path: "/admin" }, once: { by: nature } }
+agents:
+  clever:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - deny: world.forbidden
+      - allow: "*"
+        approve: never
+  bearer: { jwt: { issuer: "http://${world}/issuer", audience: gate, allowPrivate: true }, rules: [{ allow: world.item }] }
+${PEOPLE}`,
+  };
+}

@@ -23,7 +23,7 @@ export interface Call {
   readonly agent: string;
   readonly tool: string;
   readonly key: string | null;
-  readonly identity: 'key' | 'business' | 'repeat' | 'undo' | 'random';
+  readonly identity: 'key' | 'business' | 'shared' | 'repeat' | 'undo' | 'random';
   readonly fingerprint: Buffer;
   readonly kind: Kind;
   readonly state: CallState;
@@ -92,6 +92,20 @@ export interface Call {
   readonly dueAt: Date | null;
   /** PostgreSQL's time when this was read: ages are differences to it, never to a gateway's clock. */
   readonly readAt: Date;
+}
+
+/** A call as it is told to an agent that only joined it: saga, run, locks and undo are the first one's affair. */
+export function asJoined(call: Call): Call {
+  return {
+    ...call,
+    saga: null,
+    ordinal: null,
+    run: null,
+    epoch: null,
+    lockToken: null,
+    undoTxn: null,
+    undoReason: null,
+  };
 }
 
 /** As much of a call as an answer tells. */

@@ -44,6 +44,10 @@ export interface Facts {
   readonly recalled: boolean;
   /** Its run was taken over: what it would overwrite may be its successor's by now. */
   readonly fenced: boolean;
+  /** It is recorded as `in_doubt`, so whoever asks sees it. */
+  readonly isSaid: boolean;
+  /** What it would change was seen before its first attempt, and was not as asked. */
+  readonly wasObserved: boolean;
   /** Whether some attempt's outcome was ever unknown. */
   readonly wasUnknown: boolean;
   readonly msInRound: number;
@@ -55,6 +59,8 @@ export interface Facts {
 export type Step =
   | { readonly do: 'send'; readonly afterMs: number }
   | { readonly do: 'probe' }
+  /** See whether the world is as asked now. */
+  | { readonly do: 'observe' }
   /** Say `in_doubt`; look again after `wakeMs`, or never (null): only a person can tell. */
   | { readonly do: 'doubt'; readonly wakeMs: number | null; readonly why: string }
   /** Nothing was ever sent and the attempts are used up: unbind the key. */
@@ -67,7 +73,24 @@ const FENCED = 'its run was taken over, and a repeat could overwrite what the su
 /** A call whose owners keep dying under it may be what kills them. */
 export const MAX_OWNER_DEATHS = 5;
 
-export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken: boolean): Step {
+export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once' | 'observe'>, woken: boolean): Step {
+  const step = stepByKind(facts, tool, woken);
+  const isForPerson = step.do === 'doubt' && step.wakeMs === null && facts.ownerDeaths <= MAX_OWNER_DEATHS;
+  return isForPerson && facts.kind !== 'probe' ? lookFirst(facts, tool.observe, step) : step;
+}
+
+/**
+ * Where only a person could tell: a look, once the upstream has settled. What it proves is for the tool to say. The doubt is
+ * said first, because a look may take long.
+ */
+function lookFirst(facts: Facts, observe: Tool['observe'], doubt: Step): Step {
+  if (observe === undefined || !facts.wasObserved) return doubt;
+  const left = (observe.settlesMs ?? 0) - facts.msSinceUnknown;
+  if (facts.isSaid && left <= 0) return { do: 'observe' };
+  return { do: 'doubt', wakeMs: Math.max(left, 1), why: 'waiting for the upstream to settle before looking at it' };
+}
+
+function stepByKind(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken: boolean): Step {
   const tries = facts.attempt - facts.roundFrom;
   const inTime = facts.msInRound <= tool.retry.withinMs;
   const exhausted = tries >= tool.retry.attempts || !inTime;
@@ -79,7 +102,9 @@ export function nextStep(facts: Facts, tool: Pick<Tool, 'retry' | 'once'>, woken
     return facts.bound ? { do: 'fail' } : { do: 'release' };
   }
   if (facts.unresolved === 0) {
-    if (facts.recalled) return { do: 'fail' };
+    // A key that was sent once must not be sent after its lifetime, although nothing came of it.
+    const isTooLate = facts.kind === 'key' && facts.wasUnknown && facts.msToResend <= wait;
+    if (facts.recalled || isTooLate) return { do: 'fail' };
     if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };
     return facts.wasUnknown || facts.bound || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
   }

@@ -104,6 +104,18 @@ export interface Observe {
   readonly args: Expression;
   /** CEL over `observed` and `args`. */
   readonly satisfied: Expression<boolean>;
+  /**
+   * How long after an unknown attempt the world shows what it did, and nothing of it lands any more: a look after that ends
+   * a doubt. Absent: a look proves nothing, and is only shown to whoever resolves it.
+   */
+  readonly settlesMs?: number;
+}
+
+/** What a call that brings no key is told from others by. */
+export interface BusinessKey {
+  readonly of: Expression;
+  /** `shared`: it identifies the call alone, whoever asks and whatever key they bring. */
+  readonly scope: 'agent' | 'shared';
 }
 
 export interface Retry {
@@ -134,7 +146,7 @@ export interface Tool {
   /** Always there for tools of an `http` upstream. */
   readonly request?: RequestTemplate;
   readonly once: Once;
-  readonly key?: Expression;
+  readonly key?: BusinessKey;
   readonly undo: Undo;
   readonly observe?: Observe;
   readonly locks: readonly Lock[];

@@ -37,6 +37,11 @@ export function txnId(deployment: string, agent: string, identity: CallIdentity)
   return uuid(['oncegate.txn.1', deployment, agent, identity.by, ...distinguishing(identity)]);
 }
 
+/** A wish that is the same whoever has it: no agent is part of it, and by its tag it is no agent's call. */
+export function sharedTxnId(deployment: string, tool: string, key: string): string {
+  return uuid(['oncegate.shared-txn.1', deployment, tool, key]);
+}
+
 /** Where the generation of identical unkeyed calls is kept: one slot for all that would be repeats of one another. */
 export function repeatSlot(
   deployment: string,

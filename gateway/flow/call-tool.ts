@@ -8,7 +8,7 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, Policies, Rule, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
-import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
+import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { Guards, Intent } from '../ledger/calls.ts';
@@ -20,11 +20,20 @@ import type { Final } from './finals.ts';
 import { guardsOf } from './guards.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
 import { freshJob } from './job.ts';
-import { whenUnlocked } from './locking.ts';
+import { aliasOf, join, meantBy, toldToJoiner, tookPart } from './join.ts';
+import { isLocked, whenUnlocked } from './locking.ts';
 import type { Caller } from './patience.ts';
 import { store } from './payload.ts';
 import type { Recovery } from './recover.ts';
-import { overLimit, refusalOf, refuseAnother, refuseUndo, refuseUnlessInForce, refuseWhatIsOff } from './refuse.ts';
+import {
+  overLimit,
+  refusalOf,
+  refuseAnother,
+  refuseLocked,
+  refuseUndo,
+  refuseUnlessInForce,
+  refuseWhatIsOff,
+} from './refuse.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
@@ -200,7 +209,10 @@ async function refuse(
   throw error;
 }
 
-/** The same request made before. Without a tool, because it is no longer declared, only a key still finds it. */
+/**
+ * The same request made before, by this agent or joined by it. Without a tool, because it is no longer declared, only a key
+ * still finds it.
+ */
 export async function earlierCall(
   station: Station,
   asked: ToolCall,
@@ -212,10 +224,11 @@ export async function earlierCall(
   try {
     const txn =
       tool === undefined
-        ? txnId(station.deployment, agent, { by: 'key', key: asked.key ?? '' })
+        ? aliasOf(station, agent, asked.key ?? '')
         : (await identifyCall(station, asked, tool, fingerprint)).txn;
-    const call = await station.calls.read(txn);
-    return call?.fingerprint.equals(fingerprint) === true ? call : undefined;
+    const call = (await station.calls.read(txn)) ?? (asked.key === undefined ? undefined : await meantBy(station, txn));
+    if (call === undefined || !call.fingerprint.equals(fingerprint)) return undefined;
+    return (await tookPart(station, call, agent)) ? call : undefined;
   } catch (error) {
     if (error instanceof GatewayError) return undefined;
     throw error;
@@ -283,6 +296,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     });
   };
   const claimed = await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
+  if (isLocked(claimed)) throw await refuseLocked(station, admitted, claimed);
   if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
   return claimed === 'won';
 }
@@ -311,7 +325,7 @@ async function repeat(
   stint: Stint,
 ): Promise<ToolAnswer> {
   const asOf = flow.station.finals.asOf();
-  const call = await flow.station.calls.read(txn);
+  const call = (await flow.station.calls.read(txn)) ?? (await meantBy(flow.station, txn));
   if (call === undefined && asked.fence !== undefined) await refuseFenced(flow.station, asked.fence, asked.agent.name);
   if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
@@ -320,19 +334,21 @@ async function repeat(
     throw new GatewayError(
       'key_expired',
       'This key is past its retention: what was answered is gone, and it is never executed anew.',
-      { txn },
+      { txn: call.txn },
     );
   }
+  await join(flow.station, call, asked);
+  if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call.txn, asked, true, stint));
   if (isFinal(call.state) && call.settledAt !== null) {
     const told = face(call);
     flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
     return { call: told, repeat: true };
   }
-  return tell(flow, txn, asked, true, stint);
+  return tell(flow, call.txn, asked, true, stint);
 }
 
-function rememberedUnderItsKey({ finals, deployment }: Station, { agent, key }: ToolCall): Final | undefined {
-  return key === undefined ? undefined : finals.get(txnId(deployment, agent.name, { by: 'key', key }));
+function rememberedUnderItsKey(station: Station, { agent, key }: ToolCall): Final | undefined {
+  return key === undefined ? undefined : station.finals.get(aliasOf(station, agent.name, key));
 }
 
 /** Answered a moment ago by this process: told again without asking the ledger. */

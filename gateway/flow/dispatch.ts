@@ -8,7 +8,7 @@ import { postpone } from '../ledger/custody.ts';
 import { whyNotApproved } from './decide-approval.ts';
 import { factsOf, type Job } from './job.ts';
 import { type Bar, isLocked, lockLate, withToken } from './locking.ts';
-import { observe } from './observe.ts';
+import { observe, observeAgain, shownToPerson } from './observe.ts';
 import { Caller, pause } from './patience.ts';
 import { redactAnswer, resultOf } from './payload.ts';
 import { probe } from './probe.ts';
@@ -156,6 +156,12 @@ export class Dispatch {
           step = nextStep(factsOf(job), job.tool, true);
           break;
         }
+        case 'observe': {
+          const seen = await this.#lookAgain(job);
+          if (!('do' in seen)) return seen;
+          step = seen;
+          break;
+        }
         case 'doubt':
           return this.#recorder.park(job, step.wakeMs, step.why, last);
         case 'release':
@@ -202,7 +208,7 @@ export class Dispatch {
         reach('sending');
         if (under !== undefined && policies().version !== under) return false;
         // The time for a re-send may have run out while it queued and connected.
-        if (job.unresolved > 0 && factsOf(job).msToResend <= 0) return false;
+        if (job.unknownSince !== null && factsOf(job).msToResend <= 0) return false;
         if (job.unresolved === 0 && switches.get(`call:${job.txn}`) !== undefined) return false;
         return switches.inForce(job.owner) && frozenFor(this.#station, job) === undefined;
       },
@@ -250,6 +256,35 @@ export class Dispatch {
     const { db } = this.#station;
     await this.#recorder.insist(job, () => postpone(db, job.txn, job.owner, LOCKED_RECHECK_MS));
     return { as: 'elsewhere' };
+  }
+
+  /**
+   * Nothing but a look is left to end a doubt. What it proves is for the tool to say; where it says nothing, or nothing can be
+   * seen, a person is told. A crash in here leaves a call in doubt, and somebody looks again.
+   */
+  async #lookAgain(job: Job): Promise<Step | Ending> {
+    const seen = await observeAgain(this.#station, job);
+    this.#station.reach('probed');
+    const isProof = job.tool.observe?.settlesMs !== undefined;
+    if (seen.satisfied === undefined) {
+      const inTime = factsOf(job).msInRound <= job.tool.retry.withinMs;
+      const wakeMs = isProof && inTime ? job.tool.retry.maxMs : null;
+      return { do: 'doubt', wakeMs, why: `what it would have changed could not be observed: ${seen.detail}` };
+    }
+    if (!isProof) {
+      job.undoArguments = null;
+      const why = `looked at again, the world is ${seen.satisfied ? '' : 'not '}as asked, which proves nothing by itself`;
+      const shown = { satisfied: seen.satisfied, observed: shownToPerson(seen.answer) };
+      return this.#recorder.park(job, null, why, undefined, shown);
+    }
+    if (seen.satisfied) {
+      const end = { outcome: 'observed', evidence: 'probe', seenOnly: true } as const;
+      return this.#recorder.settle(job, 'succeeded', seen.answer, end);
+    }
+    job.unresolved = 0;
+    const finding = event('observed_not_satisfied', { attempt: job.attempt });
+    if (!(await this.#recorder.record(job, finding))) return { as: 'elsewhere' };
+    return nextStep(factsOf(job), job.tool, true);
   }
 
   /** The world is as asked already: nothing is sent, and there is nothing to undo. */

@@ -10,8 +10,9 @@ import { coversByName, explain } from '../policy/decide.ts';
 import { earlierCall, type ToolCall } from './call-tool.ts';
 import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
+import { isOfAnother, meantBy } from './join.ts';
 import { lockOrderOf } from './locking.ts';
-import { refuseUndo } from './refuse.ts';
+import { refuseUndo, whyAnother } from './refuse.ts';
 import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
 import { spendsOf } from './spending.ts';
@@ -82,7 +83,8 @@ async function whatWouldHappen(
 ): Promise<JsonObject> {
   refuseUndo(station.policies(), asked);
   const identified = await identifyCall(station, asked, tool, fingerprint);
-  const earlier = await station.calls.read(identified.txn);
+  const found = await station.calls.read(identified.txn);
+  const earlier = found ?? (identified.identity === 'key' ? await meantBy(station, identified.txn) : undefined);
   const held = hold !== undefined || identified.holdAsRepeat === true;
   const limits = await limitsOf(station, asked, rule);
   const plan: JsonObject = {
@@ -102,6 +104,9 @@ async function whatWouldHappen(
     locks: locksOf(station, asked, tool, identified.txn),
     request: shownRequest(station, asked, tool, identified.txn),
   };
+  const { alias, txn } = identified;
+  if (alias !== undefined && (await isOfAnother(station, alias, txn)))
+    return { ...plan, wouldAnswer: refusal('key_reused') };
   if (earlier === undefined) {
     if (asked.fence !== undefined) await refuseFenced(station, asked.fence, asked.agent.name);
     if (asked.saga !== undefined) await refuseClosed(station, asked.saga, asked.agent.name);
@@ -114,7 +119,8 @@ async function whatWouldHappen(
       wouldAnswer: held ? { status: 202, state: 'held', sends: false } : { status: 200, sends: true },
     };
   }
-  if (!earlier.fingerprint.equals(fingerprint)) return { ...plan, wouldAnswer: refusal('key_reused') };
+  if (whyAnother(earlier, earlier.fingerprint, asked, fingerprint) !== undefined)
+    return { ...plan, wouldAnswer: refusal('key_reused') };
   return { ...plan, earlier: { state: earlier.state }, wouldAnswer: answerOf(earlier) };
 }
 

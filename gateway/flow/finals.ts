@@ -54,7 +54,10 @@ export class Finals {
     return { dropped: this.#dropped, at: performance.now() };
   }
 
-  /** `ageMs`: how long ago it was settled. Calls without a key depend on what was delivered, so they are not kept. */
+  /**
+   * `ageMs`: how long ago it was settled. Not kept are calls without a key, which depend on what was delivered, and shared
+   * ones, which are joined before they are told.
+   */
   keep(face: CallFace, fingerprint: Buffer, ageMs: number, asOf: AsOf = this.asOf()): void {
     if (asOf.dropped !== this.#dropped || (face.identity !== 'key' && face.identity !== 'business')) return;
     const now = performance.now();

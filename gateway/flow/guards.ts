@@ -17,7 +17,7 @@ interface Guarded {
   readonly hold: Approve | undefined;
   readonly fingerprint: Buffer;
   readonly request: PreparedRequest;
-  readonly identified: { readonly txn: string };
+  readonly identified: { readonly txn: string; readonly alias?: string };
 }
 
 /** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
@@ -32,8 +32,9 @@ export function guardsOf(station: Station, guarded: Guarded): Guards | undefined
   const order = lockOrderOf(station, tool, { txn: identified.txn, agent, args, saga, run });
   // But it locks nothing while it waits: it takes its locks when it is let go.
   const locks = hold === undefined ? order : undefined;
-  if (spends.length === 0 && hold === undefined && locks === undefined) return undefined;
-  return { spends, locks, approval: hold === undefined ? undefined : approvalOf(station, guarded, hold) };
+  const { alias } = identified;
+  if (spends.length === 0 && hold === undefined && locks === undefined && alias === undefined) return undefined;
+  return { spends, locks, alias, approval: hold === undefined ? undefined : approvalOf(station, guarded, hold) };
 }
 
 function approvalOf({ mostPending }: Station, guarded: Guarded, hold: Approve): ApprovalRequest {

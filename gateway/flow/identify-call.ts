@@ -7,14 +7,17 @@ import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
-import { repeatSlot, txnId } from '../domain/txn-id.ts';
+import { repeatSlot, sharedTxnId, txnId } from '../domain/txn-id.ts';
 import { newestRepeat, noteGeneration } from '../ledger/repeats.ts';
+import { aliasOf } from './join.ts';
 import type { Station } from './station.ts';
 
 export interface Identified {
   readonly txn: string;
   readonly identity: Call['identity'];
   readonly key: string | null;
+  /** Of a shared wish: the key that came with it, which must stand for no other call. */
+  readonly alias?: string;
   /** To be done once the call is sure to be claimed, before it is: notes the generation of an unkeyed wish. */
   readonly announce?: () => Promise<void>;
   /** An identical call was answered a moment ago and the tool asks for a person before it runs again. */
@@ -31,9 +34,10 @@ interface Asked {
 }
 
 /**
- * Which transaction this call is. In this order: the key it brings, the tool's business key, and for a write without
- * either the rule for repeats: an identical wish whose answer was never delivered, or was delivered a moment ago, is the
- * same call. Two replicas that decide the same thing at once arrive at the same txn, and the claim decides between them.
+ * Which transaction this call is. In this order: the tool's key if it is shared, the key that the call brings, the tool's
+ * key otherwise, and for a write without any the rule for repeats: an identical wish whose answer was never delivered, or
+ * was delivered a moment ago, is the same call. Two replicas that decide the same thing at once arrive at the same txn, and
+ * the claim decides between them.
  */
 export async function identifyCall(
   station: Station,
@@ -47,8 +51,14 @@ export async function identifyCall(
   const run = asked.fence?.run ?? null;
   const seen = { args, agent, saga, run };
   const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
+  const isShared = tool.key?.scope === 'shared';
+  const business = key === undefined || isShared ? businessKey(tool, seen) : undefined;
+  if (business !== undefined && isShared) {
+    const shared = { txn: sharedTxnId(station.deployment, tool.name, business), identity: 'shared' } as const;
+    const alias = key === undefined ? {} : { alias: aliasOf(station, agent, key) };
+    return { ...shared, ...alias, key: shownKey(tool, seen, business) };
+  }
   if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  const business = businessKey(tool, seen);
   if (business !== undefined) {
     const shown = shownKey(tool, seen, business);
     return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
@@ -105,7 +115,7 @@ function shownKey(tool: Tool, seen: Seen, key: string): string {
 function businessKey(tool: Tool, seen: Seen): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
-    const value = tool.key(seen);
+    const value = tool.key.of(seen);
     if (value === null || value === '') return undefined;
     const text = typeof value === 'string' ? value : canonical(value);
     if (!text.includes('\0')) return text;

@@ -195,6 +195,8 @@ export function factsOf(job: Job): Facts {
     bound: job.approved || job.undoOf !== null,
     recalled: job.recalled,
     fenced: job.fenced,
+    isSaid: job.state === 'in_doubt',
+    wasObserved: job.before !== undefined,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,
     msSinceUnknown: job.unknownSince === null ? 0 : now - job.unknownSince,

@@ -90,9 +90,9 @@ export function isLocked(claimed: unknown): claimed is LockedBy {
   return typeof claimed === 'object' && claimed !== null && 'wanted' in claimed;
 }
 
-/** Tries again and again while something is locked, as long as the caller has patience. */
+/** Tries again and again while something is locked, as long as the caller has patience; then tells what is. */
 export async function whenUnlocked<T>(
-  attempt: () => Promise<T | LockedBy>,
+  attempt: () => Promise<T>,
   patienceMs: number,
   ...callers: readonly (Caller | undefined)[]
 ): Promise<T> {
@@ -101,7 +101,7 @@ export async function whenUnlocked<T>(
     const result = await attempt();
     if (!isLocked(result)) return result;
     const left = until - performance.now();
-    if (left <= 0 || callers.some((caller) => caller?.gone === true)) throw locked(result);
+    if (left <= 0 || callers.some((caller) => caller?.gone === true)) return result;
     await pause(Math.min(poll * (0.5 + Math.random()), left), ...callers);
   }
 }

@@ -1,18 +1,20 @@
 import { auditEntry } from '../domain/audit.ts';
-import { type Call, type CallFace, face } from '../domain/call.ts';
+import { asJoined, type Call, type CallFace, face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
+import { type Joined, joinedBy } from '../ledger/joins.ts';
 import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/lists.ts';
 import { noteDelivered } from '../ledger/repeats.ts';
 import { awaitCall } from './await-call.ts';
 import type { Flow } from './call-tool.ts';
+import { tookPart } from './join.ts';
 import type { Caller } from './patience.ts';
 
 export type { CallFilter, CallPage };
 
 const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
-/** A call, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
+/** A call, to its own agent, to one that joined it, or to a person, who names none. To others it is as if it did not exist. */
 export async function readCall(
   flow: Flow,
   txn: string,
@@ -21,10 +23,17 @@ export async function readCall(
   caller?: Caller,
 ): Promise<Call> {
   const call = TXN.test(txn) ? await flow.station.calls.read(txn) : undefined;
-  if (call === undefined || (agent !== undefined && call.agent !== agent)) throw notFound(txn);
-  if (patienceMs === 0 || call.settledAt !== null) return call;
+  if (call === undefined) throw notFound(txn);
+  if (agent !== undefined && !(await tookPart(flow.station, call, agent))) throw notFound(txn);
+  const seen = (one: Call) => (agent === undefined || one.agent === agent ? one : asJoined(one));
+  if (patienceMs === 0 || call.settledAt !== null) return seen(call);
   await awaitCall(flow.station, flow.dispatch, txn, patienceMs, caller);
-  return (await flow.station.calls.read(txn)) ?? call;
+  return seen((await flow.station.calls.read(txn)) ?? call);
+}
+
+/** Who joined a call: for people. */
+export async function participants({ station }: Flow, call: Call): Promise<readonly Joined[]> {
+  return call.identity === 'shared' ? joinedBy(station.db, call.txn) : [];
 }
 
 export async function findCalls(flow: Flow, filter: CallFilter): Promise<CallPage> {
@@ -37,6 +46,11 @@ export async function findCalls(flow: Flow, filter: CallFilter): Promise<CallPag
 /** Withdraws a call that is still held. Again is fine; of a call that went ahead it is refused. */
 export async function cancelCall(flow: Flow, txn: string, agent: string): Promise<CallFace> {
   const call = await readCall(flow, txn, agent);
+  if (call.agent !== agent)
+    throw new GatewayError('conflict', 'Another agent asked for this call first: only that one can withdraw it.', {
+      txn,
+      state: call.state,
+    });
   if (call.state === 'held') {
     const entry = auditEntry('call_cancelled', { txn, agent, tool: call.tool });
     await endHeld(flow.station.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);

@@ -139,8 +139,17 @@ export class Recorder {
     return this.#advance(job, { ...unchanged(job), event: happened, undo, entry });
   }
 
-  /** Says `in_doubt` and lets go. A crash before it leaves a call of a dead owner, which recovery parks again. */
-  async park(job: Job, wakeMs: number | null, why: string, last: Outcome | undefined): Promise<Ending> {
+  /**
+   * Says `in_doubt`, with what was seen of the world if somebody looked, and lets go. A crash before it leaves a call of a dead
+   * owner, which recovery parks again.
+   */
+  async park(
+    job: Job,
+    wakeMs: number | null,
+    why: string,
+    last: Outcome | undefined,
+    seen: JsonObject = {},
+  ): Promise<Ending> {
     this.#station.reach('parking');
     const detail = last === undefined ? why : `${describe(last)}; ${why}`;
     const entry = auditEntry('call_in_doubt', { ...subject(job), unresolved: job.unresolved });
@@ -150,7 +159,7 @@ export class Recorder {
       custody: 'park',
       dueInMs: wakeMs,
       detail,
-      event: event('in_doubt', { attempt: job.attempt, why: detail }),
+      event: event('in_doubt', { attempt: job.attempt, why: detail, ...seen }),
       entry,
     };
     const parked = await this.#advance(job, change);

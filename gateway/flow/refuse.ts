@@ -1,10 +1,12 @@
-import { auditEntry } from '../domain/audit.ts';
+import { auditEntry, digest } from '../domain/audit.ts';
 import type { CallFace } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
+import type { LockedBy } from '../ledger/locks.ts';
 import { coversByName, decide } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
+import { locked } from './locking.ts';
 import type { Station } from './station.ts';
 
 /** Why a call is not carried out, station by station. Nothing is sent, and no key is bound. */
@@ -91,21 +93,38 @@ export async function overLimit({ db }: Station, { asked, tool, policies, rule }
   return refusal;
 }
 
+/** So is that what it needs is held. The log is for ever, so it has only what the name of that hashes to. */
+export async function refuseLocked({ db }: Station, { asked, tool, policies, rule }: Judged, by: LockedBy) {
+  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id };
+  await logEntry(db, auditEntry('locked', { ...about, resource: digest(by.wanted) }));
+  return locked(by);
+}
+
+/** As much of a call as tells whether it is the one that is asked for. */
+type Earlier = Pick<CallFace, 'txn' | 'agent' | 'tool' | 'identity' | 'saga'>;
+
 /** A key that was used for something else before. */
-export function refuseAnother(
-  call: Pick<CallFace, 'txn' | 'tool' | 'saga'>,
-  first: Buffer,
-  asked: ToolCall,
-  fingerprint: Buffer,
-): void {
-  const { txn } = call;
+export function refuseAnother(call: Earlier, first: Buffer, asked: ToolCall, fingerprint: Buffer): void {
+  const why = whyAnother(call, first, asked, fingerprint);
+  if (why !== undefined) throw new GatewayError('key_reused', why, { txn: call.txn });
+}
+
+/** Why a call that is there is not the one that is asked for; undefined when it is. */
+export function whyAnother(call: Earlier, first: Buffer, asked: ToolCall, fingerprint: Buffer): string | undefined {
   if (!first.equals(fingerprint)) {
-    const detail = `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
-    throw new GatewayError('key_reused', detail, { txn });
+    if (call.identity !== 'shared')
+      return `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
+    return `The key that these arguments give belongs to a call of ${call.tool} with other arguments.`;
   }
-  if (asked.saga === undefined || call.saga === asked.saga) return;
+  if (call.agent !== asked.agent.name) return whyNotJoined(asked);
+  if (asked.saga === undefined || call.saga === asked.saga) return undefined;
   const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
-  throw new GatewayError('key_reused', `This key belongs to a call of ${where}: it cannot be a step of this one.`, {
-    txn,
-  });
+  return `This key belongs to a call of ${where}: it cannot be a step of this one.`;
+}
+
+/** Whoever joins a call can promise nothing about undoing it: that is for whoever asked first. */
+function whyNotJoined({ saga, undo }: ToolCall): string | undefined {
+  if (saga === undefined && undo === undefined) return undefined;
+  const what = saga === undefined ? 'its undo is not yours to say' : 'it cannot be a step of your saga';
+  return `Another agent asked for this first, so ${what}. Ask without it to be told how it went.`;
 }

@@ -4,7 +4,7 @@ import { face } from '../domain/call.ts';
 import type { Json } from '../domain/json.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { heldLocks } from '../flow/locking.ts';
-import { findCalls, readCall } from '../flow/own-calls.ts';
+import { findCalls, participants, readCall } from '../flow/own-calls.ts';
 import { resolveDoubt } from '../flow/resolve.ts';
 import { reason } from './authority-routes.ts';
 import { readBody } from './bodies.ts';
@@ -34,7 +34,10 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
     identifyPerson(request, policies(), 'viewer');
     const call = await readCall(flow, (request.params as { txn: string }).txn, undefined);
     const view = callView(call, face(call).pursued, true);
-    return reply.type('application/json').send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call))}}`);
+    const joined = await participants(flow, call);
+    return reply
+      .type('application/json')
+      .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, joined))}}`);
   });
 
   app.get('/admin/locks', async (request) => {

@@ -1,6 +1,6 @@
 import type { FastifyReply } from 'fastify';
 import type { Answer } from '../domain/adapter.ts';
-import type { Call, CallFace } from '../domain/call.ts';
+import type { Call, CallEvent, CallFace } from '../domain/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 
@@ -103,7 +103,7 @@ function sentence(text: string | null): string {
 }
 
 /** Outcomes without which a result would be misread. */
-const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'input_required']);
+const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
 
 /** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
 export function callText(call: CallFace, replayed: boolean): string {
@@ -213,13 +213,18 @@ function personOnly(call: Call) {
 }
 
 /** Everything known of how a call went, oldest first. */
-export function timeline(call: Call): Json[] {
-  const events: Json[] = [
+export function timeline(
+  call: Call,
+  joined: readonly { readonly agent: string; readonly at: Date }[] = [],
+): CallEvent[] {
+  const events: CallEvent[] = [
     { at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' },
   ];
   events.push(...call.events);
   if (call.settledAt !== null) {
     events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });
   }
-  return events;
+  // Agents join at any time, also when all is over.
+  for (const { agent, at } of joined) events.push({ at: at.toISOString(), what: 'joined', by: agent });
+  return joined.length === 0 ? events : events.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
 }

@@ -32,7 +32,9 @@ function claims(admit: string): Part {
 )`;
 }
 
-const ADMIT_ALL = 'admitted as (select w.*, null::int as ordinal from wish w';
+/** A key that came with a shared wish stands for that call: it cannot become one of its own. */
+const NO_ALIAS = 'not exists (select 1 from aliases a where a.alias = w.txn)';
+const ADMIT_ALL = `admitted as (select w.*, null::int as ordinal from wish w where ${NO_ALIAS}`;
 
 /**
  * Calls of a run: only of its own agent, and only in its current epoch. Steps: only of an open saga of the same agent. The rows
@@ -45,7 +47,7 @@ const ADMIT_BOUND = `held_runs as materialized (
 ), fit as (
   select w.* from wish w
   where (w.run is null or exists (select 1 from held_runs r where r.id = w.run and r.agent = w.agent and r.epoch = w.epoch))
-    and (select count(*) from held_runs) >= 0
+    and (select count(*) from held_runs) >= 0 and ${NO_ALIAS}
 ), wanted as (
   select saga, agent, count(*)::int as n from fit where saga is not null group by saga, agent
 ), locked as materialized (

@@ -10,6 +10,7 @@ import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './c
 import { valuesOf } from './columns.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
+import { bindAlias } from './joins.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 import { type LockedBy, type LockOrder, takeLocks } from './locks.ts';
 
@@ -62,6 +63,8 @@ export interface Guards {
   readonly spends: readonly Spend[];
   readonly approval: ApprovalRequest | undefined;
   readonly locks: LockOrder | undefined;
+  /** The caller's own key beside a shared one: it must stand for no other call. */
+  readonly alias?: string | undefined;
 }
 
 /** Ours, with or without locks; somebody's before; or a limit is used up or something is locked, and nothing was written. */
@@ -170,6 +173,7 @@ export class Calls {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
         const [won] = await this.#claimAll([intent], tx);
         if (won !== true) return 'taken';
+        if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         const exceeded = await spendAll(tx, intent.txn, guards.spends);
         if (exceeded !== undefined) throw new Refused(exceeded);
         const held = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);

@@ -91,6 +91,10 @@ export async function release(
         delete from approvals a using dropped d where a.txn = d.txn
       ), unvoted as (
         delete from votes v using dropped d where v.txn = d.txn
+      ), unjoined as (
+        delete from joins j using dropped d where j.txn = d.txn
+      ), unaliased as (
+        delete from aliases a using dropped d where a.txn = d.txn
       ), logged as (
         insert into audit_queue (entry) select $3 from dropped
       )

@@ -140,6 +140,10 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
         delete from approvals a using dropped d where a.txn = d.txn
       ), votes_too as (
         delete from votes v using dropped d where v.txn = d.txn
+      ), joins_too as (
+        delete from joins j using dropped d where j.txn = d.txn
+      ), aliases_too as (
+        delete from aliases a using dropped d where a.txn = d.txn
       ), sagas_too as (
         delete from sagas where id in (select id from sagas where created_at < now() - $1 * interval '1 ms' and ended_at < now() - $1 * interval '1 ms'
           and not exists (select 1 from calls c where c.saga = sagas.id and c.erased_at is null) order by created_at limit ${SWEEP_AT_ONCE})

@@ -48,6 +48,7 @@ function withoutResult(call: CallFace, repeat: boolean): JsonObject {
 
 function whyWithoutResult(outcome: string | null): string {
   if (outcome === 'body_unavailable') return 'It succeeded, but its answer was lost on the way and cannot be shown.';
+  if (outcome === 'observed') return 'The answer was lost, but looked at again everything is as asked.';
   if (outcome === 'already_satisfied') return 'Everything was already as asked: nothing was sent.';
   return 'It succeeded. There is no result to show.';
 }

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { canonical } from '../domain/canonical.ts';
 import { milliseconds } from '../domain/duration.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Observe, Once, Tool, Undo, Upstream } from '../domain/policy.ts';
+import type { BusinessKey, Observe, Once, Tool, Undo, Upstream } from '../domain/policy.ts';
 import { compileLock, LOCK_SEES } from './compile-locks.ts';
 import { compileRequest } from './compile-request.ts';
 import { isGatewaysOwn } from './compile-upstream.ts';
@@ -11,7 +11,7 @@ import type { Declared } from './declared.ts';
 import { compileCondition, type Variable } from './expressions.ts';
 import { at, didYouMean, keyOf, listed, type Path, type Place, type Report } from './faults.ts';
 import { type Check, compileInput, declaredArguments } from './input.ts';
-import type { ToolFile } from './schema.ts';
+import type { KeyFile, LockFile, ToolFile } from './schema.ts';
 import { compileTemplate, splitTemplate, type TemplateSite } from './template.ts';
 
 export const TOOL_DEFAULTS = {
@@ -191,12 +191,18 @@ function compileOnce(context: ToolContext): Once {
 }
 
 /** A key that is the same for every call would make all of them one call. */
-function compileKey(context: ToolContext, key: string): Tool['key'] & object {
-  const parts = splitTemplate(key);
+function compileKey({ value, place, report, site }: ToolContext, key: KeyFile): BusinessKey {
+  const { of, scope = 'agent' } = typeof key === 'string' ? { of: key } : key;
+  const path: Path = typeof key === 'string' ? ['key'] : ['key', 'of'];
+  const parts = splitTemplate(of);
   if (Array.isArray(parts) && !parts.some((part) => 'expression' in part)) {
-    context.report.fault(at(context.place, 'key'), 'this key is the same for every call: write "${args.order_id}"');
+    report.fault(at(place, ...path), 'this key is the same for every call: write "${args.order_id}"');
   }
-  return compileTemplate(key, context.site(['key'], ['args', 'agent', 'saga', 'run'], 'closed'));
+  if (scope === 'shared' && value.effect === 'read')
+    report.fault(at(place, 'key', 'scope'), 'a read has no effect to share: several agents read for themselves');
+  // What tells agents apart would make a shared key one for each of them again.
+  const sees: Variable[] = scope === 'shared' ? ['args'] : ['args', 'agent', 'saga', 'run'];
+  return { of: compileTemplate(of, site(path, sees, 'closed')), scope };
 }
 
 function compileUndo(context: ToolContext): Undo {
@@ -217,11 +223,26 @@ function compileUndo(context: ToolContext): Undo {
 }
 
 function compileObserve(context: ToolContext, observe: NonNullable<ToolFile['observe']>): Observe {
+  const { value, place, report } = context;
+  if (observe.settles !== undefined && value.once?.by === 'probe')
+    report.fault(
+      keyOf(place, 'observe', 'settles'),
+      'a doubt about this tool is ended by its probe: settles belongs to once',
+    );
+  else if (observe.settles !== undefined && !value.locks?.some(isExclusive)) {
+    const why = 'what is seen proves who did it only while nobody else may change it: declare an exclusive lock';
+    report.warn(keyOf(place, 'observe', 'settles'), why);
+  }
   return {
     tool: observe.tool,
     args: compileTemplate(observe.args ?? {}, context.site(['observe', 'args'], ['args', 'agent'])),
     satisfied: context.condition(['observe', 'satisfied'], observe.satisfied, ['observed', 'args']),
+    ...(observe.settles !== undefined && { settlesMs: milliseconds(observe.settles) }),
   };
+}
+
+function isExclusive(lock: LockFile): boolean {
+  return typeof lock === 'string' || lock.mode !== 'shared';
 }
 
 function compileRetry({ value, place, report }: ToolContext): Tool['retry'] {

@@ -94,6 +94,17 @@ const once = z.discriminatedUnion('by', [
   z.strictObject({ by: z.literal('none') }),
 ]);
 
+const key = z.union([
+  text,
+  z.strictObject({
+    of: text.meta({ description: 'What tells a call from others: ${args.order_id}' }),
+    scope: z
+      .enum(['agent', 'shared'])
+      .meta({ description: 'shared: the same wish of several agents is one call' })
+      .optional(),
+  }),
+]);
+
 const lock = z.union([
   text,
   z.strictObject({
@@ -120,7 +131,7 @@ export const toolSchema = z.strictObject({
     })
     .optional(),
   once: once.optional(),
-  key: text.optional(),
+  key: key.optional(),
   undo: z
     .strictObject({
       kind: z.enum(['reversible', 'compensable', 'irreversible', 'none']),
@@ -128,7 +139,16 @@ export const toolSchema = z.strictObject({
       args: template.optional(),
     })
     .optional(),
-  observe: z.strictObject({ tool: toolName, args: template.optional(), satisfied: condition }).optional(),
+  observe: z
+    .strictObject({
+      tool: toolName,
+      args: template.optional(),
+      satisfied: condition,
+      settles: durationOrZero
+        .meta({ description: 'After this long the read shows what an unknown attempt did, and it ends the doubt' })
+        .optional(),
+    })
+    .optional(),
   locks: z.array(lock).max(16).optional(),
   timeout: duration.optional(),
   retry: z
@@ -220,6 +240,7 @@ export const testFileSchema = z.strictObject({
   ),
 });
 
+export type KeyFile = z.infer<typeof key>;
 export type LockFile = z.infer<typeof lock>;
 export type UpstreamFile = z.infer<typeof upstreamSchema>;
 export type ToolFile = z.infer<typeof toolSchema>;

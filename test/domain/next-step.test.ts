@@ -22,11 +22,19 @@ const onceOf = (kind: Kind): Tool['once'] => {
   return kind === 'nature' ? { by: 'nature' } : { by: 'none' };
 };
 const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
+const observing = (settlesMs?: number): NonNullable<Tool['observe']> => ({
+  tool: 'o',
+  args: () => ({}),
+  satisfied: () => true,
+  ...(settlesMs !== undefined && { settlesMs }),
+});
 
 const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
   bound: false,
   recalled: false,
   fenced: false,
+  isSaid: true,
+  wasObserved: false,
   attempt: 1,
   roundFrom: 0,
   unresolved: 0,
@@ -39,6 +47,14 @@ const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
 });
 const step = (more: Partial<Facts> & Pick<Facts, 'kind'>, woken = false): Step =>
   nextStep(facts(more), toolOf(more.kind), woken);
+
+/** Of a tool that looked before it sent, and may look again. */
+const watched = (more: Partial<Facts> & Pick<Facts, 'kind'>, settlesMs?: number): Step =>
+  nextStep(
+    facts({ wasObserved: true, unresolved: 1, ...more }),
+    { ...toolOf(more.kind), observe: observing(settlesMs) },
+    true,
+  );
 
 const answerOf = (status: number): Answer => ({ status, contentType: null, body: null, encoding: 'utf8' });
 const OUTCOMES: readonly Outcome[] = [
@@ -151,6 +167,52 @@ describe('what comes next', () => {
   });
 });
 
+describe('a tool that can look at what it would change', () => {
+  const settled = { msSinceUnknown: SETTLES };
+  const usedUp = { attempt: 9 };
+
+  it.each<[string, Step['do'], Step]>([
+    ['none, settled: look', 'observe', watched({ kind: 'none', ...settled }, SETTLES)],
+    ['none, not settled: wait', 'doubt', watched({ kind: 'none', msSinceUnknown: SETTLES - 1 }, SETTLES)],
+    [
+      'none, settled, not yet said: say it first',
+      'doubt',
+      watched({ kind: 'none', isSaid: false, ...settled }, SETTLES),
+    ],
+    ['none, settles at once: look', 'observe', watched({ kind: 'none' }, 0)],
+    ['none, says nothing about settling: look, to tell a person', 'observe', watched({ kind: 'none' })],
+    [
+      'none, never observed before: a person',
+      'doubt',
+      watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES),
+    ],
+    ['nature, attempts left: the same bytes', 'send', watched({ kind: 'nature', ...settled }, SETTLES)],
+    ['nature, attempts used up: look', 'observe', watched({ kind: 'nature', ...usedUp, ...settled }, SETTLES)],
+    ['nature, taken over: look', 'observe', watched({ kind: 'nature', fenced: true, ...settled }, SETTLES)],
+    ['key, in its lifetime: the same key', 'send', watched({ kind: 'key', ...settled }, SETTLES)],
+    ['key, lifetime over: look', 'observe', watched({ kind: 'key', msToResend: 0, ...settled }, SETTLES)],
+    ['key, no time for retries: look', 'observe', watched({ kind: 'key', msInRound: 60_001, ...settled }, SETTLES)],
+    ['probe: the probe knows better', 'probe', watched({ kind: 'probe', ...settled }, SETTLES)],
+    ['owners keep dying: a person', 'doubt', watched({ kind: 'none', ownerDeaths: 9, ...settled }, SETTLES)],
+  ])('%s', (_name, expected, actual) => {
+    expect(actual.do).toBe(expected);
+  });
+
+  it('waits exactly until the upstream has settled, and says the doubt before it looks', () => {
+    expect(watched({ kind: 'none', msSinceUnknown: 1_000 }, SETTLES)).toMatchObject({ wakeMs: SETTLES - 1_000 });
+    expect(watched({ kind: 'none', isSaid: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
+    expect(watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: null });
+  });
+
+  it('seen not to have happened it is sent again, but no key after its lifetime (I2)', () => {
+    const seen = { unresolved: 0, wasUnknown: true };
+    expect(watched({ kind: 'none', ...seen }, SETTLES).do).toBe('send');
+    expect(watched({ kind: 'key', ...seen }, SETTLES).do).toBe('send');
+    expect(watched({ kind: 'key', msToResend: 0, ...seen }, SETTLES).do).toBe('fail');
+    expect(watched({ kind: 'none', recalled: true, ...seen }, SETTLES).do).toBe('fail');
+  });
+});
+
 const anyRetry = fc.record({
   attempts: fc.integer({ min: 1, max: 20 }),
   baseMs: fc.integer({ min: 1, max: 10_000 }),
@@ -169,6 +231,8 @@ const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbi
       bound: fc.boolean(),
       recalled: fc.boolean(),
       fenced: fc.boolean(),
+      isSaid: fc.boolean(),
+      wasObserved: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
       msSinceUnknown: ms,
@@ -233,6 +297,24 @@ describe('whatever the facts', () => {
       expect(given.unresolved).toBeGreaterThan(0);
       expect(given.msSinceUnknown).toBeGreaterThanOrEqual(SETTLES);
     });
+  });
+
+  it('only what was observed before and may settle is looked at again, said, settled, and with no better evidence left', () => {
+    const settles = fc.option(fc.integer({ min: 0, max: 100_000 }), { nil: undefined });
+    fc.assert(
+      fc.property(anyCase(), settles, ([given, retry, woken], settlesMs) => {
+        const plain = nextStep(given, toolOf(given.kind, retry), woken);
+        const next = nextStep(given, { ...toolOf(given.kind, retry), observe: observing(settlesMs) }, woken);
+        // A look takes the place of a person's, and of nothing else.
+        if (!(plain.do === 'doubt' && plain.wakeMs === null)) expect(next).toEqual(plain);
+        if (next.do !== 'observe') return;
+        expect(given).toMatchObject({ wasObserved: true, isSaid: true });
+        expect(given.unresolved).toBeGreaterThan(0);
+        expect(given.msSinceUnknown).toBeGreaterThanOrEqual(settlesMs ?? 0);
+        expect(['key', 'nature', 'none']).toContain(given.kind);
+      }),
+      { numRuns: 5_000 },
+    );
   });
 
   it('a read is never in doubt, unless its owners keep dying', () => {

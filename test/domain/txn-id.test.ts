@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { canonical } from '../../gateway/domain/canonical.ts';
-import { type CallIdentity, fingerprint, repeatSlot, txnId } from '../../gateway/domain/txn-id.ts';
+import { type CallIdentity, fingerprint, repeatSlot, sharedTxnId, txnId } from '../../gateway/domain/txn-id.ts';
 
 const UUID_V8 = /^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const CHARGE = '67d8b0051156f3788af41871ab5a5127ccf614f842058c1361e8180ea36fb988';
@@ -100,6 +100,26 @@ describe('txnId', () => {
       const identity = { by: 'repeat', fingerprint: Buffer.alloc(32), saga: null, run: null, generation } as const;
       expect(() => txnId('d', 'a', identity)).toThrow(RangeError);
     }
+  });
+});
+
+describe('sharedTxnId', () => {
+  // Computed by other code (Python's hashlib and json), and for ever.
+  it('is for ever', () => {
+    expect(sharedTxnId('dep', 'tickets.close', 'é-1')).toBe('036e4765-3491-8df0-916c-6404ba03915f');
+  });
+
+  it('is equal for equal wishes, differs for different ones, and is never the call of an agent', () => {
+    const wish = fc.tuple(word, word, word);
+    fc.assert(
+      fc.property(wish, wish, identity, (one, other, agents) => {
+        expect(sharedTxnId(...one) === sharedTxnId(...other)).toBe(isDeepStrictEqual(one, other));
+        expect(sharedTxnId(...one)).not.toBe(txnId(one[0], one[1], agents));
+      }),
+      { numRuns: 5000 },
+    );
+    const business = { by: 'business', tool: 't', key: 'k' } as const;
+    for (const agent of ['', 'shared', 't']) expect(sharedTxnId('d', 't', 'k')).not.toBe(txnId('d', agent, business));
   });
 });
 

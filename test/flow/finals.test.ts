@@ -44,10 +44,10 @@ describe('final answers of a moment ago', () => {
 
   it('are those of calls with a key only', () => {
     const finals = new Finals(86_400_000);
-    for (const identity of ['repeat', 'random', 'undo'] as const)
+    for (const identity of ['repeat', 'random', 'undo', 'shared'] as const)
       finals.keep(face(identity, { identity }), FINGERPRINT, 0);
     finals.keep(face('business', { identity: 'business' }), FINGERPRINT, 0);
-    expect(['repeat', 'random', 'undo', 'business'].filter((txn) => finals.get(txn) !== undefined)).toEqual([
+    expect(['repeat', 'random', 'undo', 'shared', 'business'].filter((txn) => finals.get(txn) !== undefined)).toEqual([
       'business',
     ]);
   });

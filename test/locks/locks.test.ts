@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { digest } from '../../gateway/domain/audit.ts';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { Holder } from '../runs/run.ts';
 import { TestSaga } from '../sagas/saga.ts';
@@ -88,6 +89,28 @@ describe('an exclusive lock', () => {
     expect((await one.call('world.charge', { id, card }, { key: id, ...NOW })).body.code).toBe('locked');
     await holder.letGo();
     expect((await one.call('world.free', { id: 'other' }, { key: id })).status).toBe(200);
+  });
+
+  it('that is refused leaves one entry in the log, which does not tell what is locked', async () => {
+    const holder = await hanging('world.charge', { card });
+    const refusals = async () =>
+      database.query<{ entry: string }>(
+        `select entry from audit_entries where entry like '%"what":"locked"%' and entry like $1`,
+        [`%${digest(`card/${card}`)}%`],
+      );
+    for (const [k, agentKey] of [undefined, OTHER_AGENT_KEY].entries()) {
+      const id = randomUUID();
+      const who = agentKey === undefined ? {} : { agentKey };
+      await two.call('world.charge', { id, card }, { key: id, ...who, ...NOW });
+      expect(await refusals()).toHaveLength(k + 1);
+    }
+    const entries = (await refusals()).map(({ entry }) => JSON.parse(entry));
+    expect(entries).toMatchObject([
+      { agent: 'tester', tool: 'world.charge', policy: expect.any(String), rule: expect.any(String) },
+      { agent: 'other', tool: 'world.charge' },
+    ]);
+    expect(JSON.stringify(entries)).not.toContain(card);
+    await holder.letGo();
   });
 
   it('is waited for as long as the caller has patience', async () => {

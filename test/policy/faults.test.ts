@@ -247,6 +247,32 @@ describe('across', () => {
     ],
     [tool('key: order'), [`${at}:4:26: this key is the same for every call: write "\${args.order_id}"`]],
     [tool('key: "${args.x +}"'), [`${at}:4:37: not an expression: Unexpected token: EOF`]],
+    [
+      tool('key: { of: order, scope: shared }'),
+      [`${at}:4:32: this key is the same for every call: write "\${args.order_id}"`],
+    ],
+    [
+      tool('key: { of: "${args.id}/${agent}", scope: shared }'),
+      [`${at}:4:46: "agent" is not known here (known: args)`],
+    ],
+    [tool('key: { of: "${args.id}", scope: everybody }'), [`${at}:4:53: "everybody" is not one of agent, shared`]],
+    [tool('key: { scope: shared }'), [`${at}:4:21: "of" is missing`]],
+    [tool('key: { of: "${args.id}", shared: true }'), [`${at}:4:46: "shared" is not a key here (known: of and scope)`]],
+    [tool('key: 7'), [`${at}:4:26: 7 is not a string or a map`]],
+    [
+      tool('effect: read, key: { of: "${args.id}", scope: shared }'),
+      [`${at}:4:67: a read has no effect to share: several agents read for themselves`],
+    ],
+    [
+      tool('observe: { tool: r, satisfied: "true", settles: soon }'),
+      [`${at}:4:69: "soon" is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d`],
+    ],
+    [
+      tool(
+        'once: { by: probe, probe: { tool: r, applied: "true" } }, observe: { tool: r, satisfied: "true", settles: 1s }',
+      ).replace('agents:', '  r: { upstream: u, effect: read, request: { path: /r } }\nagents:'),
+      [`${at}:4:118: a doubt about this tool is ended by its probe: settles belongs to once`],
+    ],
     [tool('input: { type: string }'), [`${at}:4:36: the arguments of a tool are always an object: write type: object`]],
     [
       tool('input: { type: object, properties: { a: { type: strin } } }'),
@@ -393,6 +419,13 @@ describe('warnings', () => {
         `${at}:4:63: args.b is not in the input schema (it has: a)`,
         `${at}:4:82: args.c is not in the input schema (it has: a)`,
       ],
+    ],
+    [
+      tool('observe: { tool: r, satisfied: "true", settles: 1s }, locks: [{ key: a, mode: shared }]').replace(
+        'agents:',
+        '  r: { upstream: u, effect: read, request: { path: /r } }\nagents:',
+      ),
+      [`${at}:4:60: what is seen proves who did it only while nobody else may change it: declare an exclusive lock`],
     ],
   ])('%s', (yaml, warnings) => {
     expect(faultsOf(yaml)).toEqual([]);

@@ -53,7 +53,7 @@ describe("the contract's example", () => {
     const args = { amount: 5, card: 'c1', order_id: 7 };
     expect(tool?.request?.body?.({ args })).toBe(args);
     expect(tool?.request?.path({ args })).toBe('/charges');
-    expect(tool?.key?.({ args })).toBe(7);
+    expect(tool?.key?.of({ args })).toBe(7);
     expect(tool?.locks.map(({ keys, mode, for: scope }) => [keys({ args }), mode, scope])).toEqual([
       [['card/c1'], 'exclusive', 'call'],
     ]);
@@ -61,7 +61,7 @@ describe("the contract's example", () => {
       charge: 'ch_1',
       amount: 5,
     });
-    expect(() => tool?.key?.({ args: {} })).toThrow(ExpressionError);
+    expect(() => tool?.key?.of({ args: {} })).toThrow(ExpressionError);
     expect(tool?.faults(args)).toEqual([]);
     expect(tool?.faults({ amount: 'x' })).toEqual(['args must have "card"', 'args.amount must be integer']);
   });

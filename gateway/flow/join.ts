@@ -1,0 +1,60 @@
+import { auditEntry } from '../domain/audit.ts';
+import type { Call } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import { txnId } from '../domain/txn-id.ts';
+import { aliased, hasJoined, joinCall } from '../ledger/joins.ts';
+import { released } from './await-call.ts';
+import type { ToolAnswer, ToolCall } from './call-tool.ts';
+import type { Station } from './station.ts';
+
+/**
+ * Calls of a tool whose key is shared: the same wish of several agents is one call. Whoever asks first is its agent: its rules,
+ * limits, saga, run and locks count. Whoever asks later joins: nothing is sent for them, and they are told how it went.
+ */
+
+/** Whether an agent may hear of a call at all. */
+export async function tookPart({ db }: Station, call: Call, agent: string): Promise<boolean> {
+  if (call.agent === agent) return true;
+  return call.identity === 'shared' && (await hasJoined(db, call.txn, agent));
+}
+
+/**
+ * Notes that an agent, which its own rules allow this, asks for a call that is there. A crash after it leaves an agent that
+ * may ask how the call went.
+ */
+export async function join(station: Station, call: Call, asked: ToolCall): Promise<void> {
+  if (call.identity !== 'shared') return;
+  const { txn, tool } = call;
+  const agent = asked.agent.name;
+  const alias = asked.key === undefined ? undefined : aliasOf(station, agent, asked.key);
+  if (call.agent === agent && alias === undefined) return;
+  await joinCall(station.db, { txn, agent, alias, entry: auditEntry('call_joined', { txn, agent, tool }) });
+}
+
+/** What a caller's own key would identify, did the tool's key not do it. */
+export function aliasOf({ deployment }: Pick<Station, 'deployment'>, agent: string, key: string): string {
+  return txnId(deployment, agent, { by: 'key', key });
+}
+
+/** The call that a key stands for because it once came with a shared wish. */
+export async function meantBy({ db, calls }: Station, alias: string): Promise<Call | undefined> {
+  const txn = await aliased(db, alias);
+  return txn === undefined ? undefined : calls.read(txn);
+}
+
+/** Whether a key that came with a shared wish belongs to another call already. */
+export async function isOfAnother({ db, calls }: Station, alias: string, txn: string): Promise<boolean> {
+  const meant = await aliased(db, alias);
+  return meant === undefined ? (await calls.read(alias)) !== undefined : meant !== txn;
+}
+
+/** The answer as it is told to one who joined: without what is the first one's affair. */
+export async function toldToJoiner(txn: string, answer: Promise<ToolAnswer>): Promise<ToolAnswer> {
+  try {
+    const { call, repeat } = await answer;
+    return { call: { ...call, saga: null }, repeat };
+  } catch (error) {
+    if (!(error instanceof GatewayError) || error.code !== 'frozen') throw error;
+    throw released(txn, 'unavailable', 'whoever asked for it first may not send now');
+  }
+}

@@ -1,0 +1,80 @@
+import { GatewayError } from '../domain/errors.ts';
+import type { Database, Queryable, Tx } from './db.ts';
+
+/** An agent asks for what another one asked for before. */
+export interface Join {
+  readonly txn: string;
+  readonly agent: string;
+  /** The txn that the key it brought would have been otherwise. */
+  readonly alias: string | undefined;
+  readonly entry: string;
+}
+
+/** Takes part in a call, if it is still there, once, with its entry in the log. Of the call's own agent only the key is noted. */
+export async function joinCall(db: Database, { txn, agent, alias, entry }: Join): Promise<void> {
+  await db.transaction(async (tx) => {
+    const calls = await tx.run<{ txn: string }>({
+      name: 'join-call',
+      // Locked, and before its key: a claim that is given up meanwhile takes both away, in the same order.
+      text: `with call as (
+          select txn, agent from calls where txn = $1 for key share
+        ), joined as (
+          insert into joins (txn, agent) select txn, $2 from call where agent <> $2 on conflict do nothing returning txn
+        ), logged as (
+          insert into audit_queue (entry) select $3 from joined
+        )
+        select txn from call`,
+      values: [txn, agent, entry],
+    });
+    if (alias !== undefined && calls.length === 1) await bindAlias(tx, alias, txn);
+  });
+}
+
+/**
+ * A caller's own key stands for one call, although it does not identify it. Refused when it stands for another one already,
+ * or is itself one. Two different calls that bring one key at the same instant may both be let in: each still runs once.
+ */
+export async function bindAlias(tx: Tx, alias: string, txn: string): Promise<void> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'bind-alias',
+    // An update that changes nothing answers what is there already, also when it was written a moment ago.
+    text: `insert into aliases (alias, txn) select $1, $2 where not exists (select 1 from calls where txn = $1)
+      on conflict (alias) do update set txn = aliases.txn returning txn`,
+    values: [alias, txn],
+  });
+  if (rows[0]?.txn !== txn)
+    throw new GatewayError('key_reused', 'This key belongs to another call. Use a new key for a new call.');
+}
+
+/** The call that a key stands for without identifying it. */
+export async function aliased(db: Queryable, alias: string): Promise<string | undefined> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'aliased',
+    text: 'select txn from aliases where alias = $1',
+    values: [alias],
+  });
+  return rows[0]?.txn;
+}
+
+export interface Joined {
+  readonly agent: string;
+  readonly at: Date;
+}
+
+/** Who joined a call, the earliest first. */
+export async function joinedBy(db: Queryable, txn: string): Promise<readonly Joined[]> {
+  return db.run<Joined>({
+    name: 'joined-by',
+    text: 'select agent, joined_at as at from joins where txn = $1 order by joined_at, agent',
+    values: [txn],
+  });
+}
+
+export async function hasJoined(db: Queryable, txn: string, agent: string): Promise<boolean> {
+  const rows = await db.run<{ txn: string }>({
+    name: 'has-joined',
+    text: 'select txn from joins where txn = $1 and agent = $2',
+    values: [txn, agent],
+  });
+  return rows.length === 1;
+}

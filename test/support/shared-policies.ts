@@ -1,0 +1,57 @@
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
+
+/** Agents that may close no tickets, only those that a person lets them, and as many as they like. */
+export const STRANGER_KEY = 'test-stranger-key';
+export const CAREFUL_KEY = 'test-careful-key';
+export const TWIN_KEY = 'test-twin-key';
+
+/** Tools whose key is shared, against the effect-counting upstream. */
+export function sharedPolicies(url: string): Record<string, string> {
+  const input = 'input: { type: object, properties: { id: { type: string }, note: { type: string } }, required: [id] }';
+  const retry = 'retry: { attempts: 4, base: 20ms, max: 200ms, within: 1h }';
+  const keyed = 'once: { by: key, header: Idempotency-Key }';
+  const shared = `key: { of: "\${args.id}", scope: shared }`;
+  return {
+    'shared.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  tags: { adapter: http, url: "${url}", allowPrivate: true }
+  notes: { adapter: http, url: "${url}", allowPrivate: true }
+tools:
+  tickets.close:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    ${keyed}
+    ${retry}
+    ${shared}
+    locks: ["ticket/\${args.id}"]
+    undo: { kind: compensable, tool: tickets.reopen, args: { id: "reopen-\${args.id}" } }
+  tickets.reopen: { upstream: world, ${input}, request: { method: POST, path: /keyed/refund, body: "\${args}" }, ${keyed} }
+  tickets.mail: { upstream: world, ${input}, request: { method: POST, path: /none/mail, body: "\${args}" }, ${shared} }
+  tickets.tag: { upstream: tags, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, ${keyed} }
+  tickets.note:
+    upstream: notes
+    input: { type: object, properties: { id: { type: string }, order: { type: string } }, required: [id] }
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    ${keyed}
+    key: { of: "\${args.order}", scope: shared }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules: [{ allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
+  other:
+    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    rules: [{ allow: tickets.close, rate: 1/h }, { allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
+  stranger:
+    keys: ["sha256:${sha256(STRANGER_KEY)}"]
+    rules: [{ allow: tickets.tag }]
+  twin:
+    keys: ["sha256:${sha256(TWIN_KEY)}"]
+    rules: [{ allow: tickets.close }]
+  careful:
+    keys: ["sha256:${sha256(CAREFUL_KEY)}"]
+    rules: [{ allow: tickets.*, approve: { quorum: 1 } }]
+${PEOPLE}`,
+  };
+}

@@ -81,6 +81,7 @@ export function compileTool(
       windowMs:
         value.repeats?.window === undefined ? TOOL_DEFAULTS.repeats.windowMs : milliseconds(value.repeats.window),
     },
+    ...((value.untrusted ?? upstream.compiled?.untrusted) === true && { untrusted: true as const }),
     digest: contractDigest({ name, tool: value, upstream: upstream.raw }),
   };
 }

@@ -9,6 +9,7 @@ import type { Watch } from './domain/watch.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { Claims } from './flow/claims.ts';
 import { Dispatch } from './flow/dispatch.ts';
+import { KnownTaints } from './flow/exposure.ts';
 import { Finals } from './flow/finals.ts';
 import { Imports } from './flow/imports.ts';
 import { LogWatch } from './flow/log-watch.ts';
@@ -95,6 +96,7 @@ export class Engine {
         calls: new Calls(db, onBatch),
         undos: new Undos(db),
         finals,
+        taints: new KnownTaints(),
         lease,
         switches,
         logWatch: new LogWatch({ db, lease, key, ...anchorsOf(config), log }),

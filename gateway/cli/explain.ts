@@ -17,6 +17,7 @@ export const explain: Verb = {
     agent: { value: 'AGENT', required: true, help: 'who calls' },
     tool: { value: 'TOOL', required: true, help: 'what is called' },
     args: { value: 'JSON', help: 'with which arguments (default {})' },
+    tainted: { help: 'as if it had read what strangers wrote' },
     remote: { help: 'ask the running gateway: also what it did before, and what is left of limits' },
   },
   run: async (invocation) => {
@@ -26,6 +27,7 @@ export const explain: Verb = {
     const name = text('agent') ?? '';
     if (flag('remote')) {
       if (operands.length > 0) throw new UsageError('--remote goes without a directory: the gateway has its own');
+      if (flag('tainted')) throw new UsageError('--remote goes without --tainted: the gateway knows');
       return explainRemotely(invocation, { agent: name, tool: text('tool') ?? '', args });
     }
     const { policies } = await readGoodPolicies(invocation);
@@ -34,7 +36,7 @@ export const explain: Verb = {
       const message = `there is no agent ${JSON.stringify(name)}${await near(name, policies.agents.keys())}`;
       throw new NotGood('unknown_agent', message, { agents: [...policies.agents.keys()] });
     }
-    const explained = await explanationOf(policies, agent, text('tool') ?? '', args);
+    const explained = await explanationOf(policies, agent, text('tool') ?? '', args, flag('tainted'));
     tell(out, explained);
     out.json(explained);
     return explained.outcome === 'deny' || explained.argumentFaults.length > 0 ? 1 : 0;
@@ -54,6 +56,8 @@ interface Explained {
   readonly argumentFaults: readonly string[];
   readonly tried: readonly TriedRule[];
   readonly policyVersion: string;
+  /** What the rules asked beside the call itself, and what they were told; null: nothing. */
+  readonly facts: { readonly history: Record<string, number | 'unknown'>; readonly tainted: boolean | null } | null;
 }
 
 interface TriedRule extends Pick<Rule, 'verdict' | 'pattern'> {
@@ -63,10 +67,21 @@ interface TriedRule extends Pick<Rule, 'verdict' | 'pattern'> {
   readonly why: string;
 }
 
-async function explanationOf(policies: Policies, agent: Agent, tool: string, args: JsonObject): Promise<Explained> {
+async function explanationOf(
+  policies: Policies,
+  agent: Agent,
+  tool: string,
+  args: JsonObject,
+  tainted: boolean,
+): Promise<Explained> {
   const { decideBuiltIn, explain: explainCall } = await import('../policy/decide.ts');
   const { BUILT_IN } = await import('../policy/built-in.ts');
-  const call = { args, saga: null, run: null, now: Date.now() };
+  const { asksOf } = await import('../policy/asks.ts');
+  const { pastOf } = await import('../policy/history.ts');
+  const asks = asksOf(agent, tool);
+  // Without a gateway nothing is known of its past: it has none.
+  const history = pastOf([], asks?.history ?? []);
+  const call = { args, saga: null, run: null, now: Date.now(), history, tainted };
   const { decision, tried } = explainCall(policies, agent, tool, call);
   const isOwn = !policies.tools.has(tool) && Object.hasOwn(BUILT_IN, tool);
   const { decider, ...verdict } = isOwn ? ownVerdict(decideBuiltIn(agent, tool, call)) : verdictOf(decision, args);
@@ -75,7 +90,8 @@ async function explanationOf(policies: Policies, agent: Agent, tool: string, arg
     return { rule: id, verdict, pattern, matched, decides: rule === decider, why };
   });
   const { version: policyVersion } = policies;
-  return { agent: agent.name, tool, args, ...verdict, rule: decider?.id ?? null, tried: rules, policyVersion };
+  const facts = asks === undefined ? null : { history: history.shown(), tainted: asks.taint ? tainted : null };
+  return { agent: agent.name, tool, args, ...verdict, rule: decider?.id ?? null, tried: rules, policyVersion, facts };
 }
 
 type Verdict = Pick<Explained, 'outcome' | 'code' | 'reason' | 'hold' | 'argumentFaults'> & {
@@ -109,13 +125,16 @@ function ownVerdict(decision: BuiltInDecision): Verdict {
 
 const STYLE: Readonly<Record<Explained['outcome'], Style>> = { allow: 'green', hold: 'yellow', deny: 'red' };
 
-function tell(out: Output, { outcome, reason, code, hold, argumentFaults, tried }: Explained): void {
+function tell(out: Output, { outcome, reason, code, hold, argumentFaults, tried, facts }: Explained): void {
   out.line(paint(STYLE[outcome], outcome), out.terminal ? `: ${reason}` : `\t${reason}`);
   if (code === 'unknown_tool') out.line('a rule covers the name, so the agent hears 404 unknown_tool');
   if (hold !== null) {
     const who = hold.by.length === 0 ? 'any approver' : hold.by.join(', ');
     out.line(`it is held for ${counted(hold.quorum, 'approval')} by ${who} within ${span(hold.withinMs)}`);
   }
+  for (const question of Object.keys(facts?.history ?? {}))
+    out.line(`taken as 0, as of an agent without a past: history.${question}`);
+  if (facts?.tainted != null) out.line(`taken as ${facts.tainted}: tainted`);
   for (const fault of argumentFaults) out.line(paint('red', `but the arguments do not fit the tool: ${fault}`));
   if (!out.terminal) {
     for (const { rule, verdict, pattern, decides, why } of tried) {

@@ -1,5 +1,6 @@
 import type { Json, JsonObject } from './json.ts';
 import type { LockMode, LockScope } from './lock.ts';
+import type { Asks, Past } from './past.ts';
 
 /**
  * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
@@ -18,6 +19,10 @@ export interface Scope {
   readonly run?: string | null;
   /** Unix milliseconds; seen by CEL as a timestamp. */
   readonly now?: number;
+  /** What the agent did before; only rules see it. */
+  readonly history?: Past;
+  /** Whether the agent may be obeying a stranger; only rules see it. */
+  readonly tainted?: boolean;
 }
 
 /** A compiled CEL expression or `${…}` template. Throws `ExpressionError` when it cannot be evaluated. */
@@ -53,6 +58,8 @@ export interface Upstream {
   readonly allowPrivate: boolean;
   readonly import?: string;
   readonly expose: 'prefixed' | 'bare';
+  /** Of all its tools that do not say otherwise, and of its resources and prompts. */
+  readonly untrusted?: true;
 }
 
 /** How a repeat of this write is harmless: the question every write tool answers. */
@@ -160,6 +167,8 @@ export interface Tool {
   readonly repeats: Repeats;
   /** A read that leaves nothing in the ledger, unless something else about the call needs it there. */
   readonly unrecorded?: true;
+  /** Strangers can write what it answers: whoever calls it is tainted. */
+  readonly untrusted?: true;
   /** SHA-256 (hex) over the declared contract, so that an approval can bind to it. */
   readonly digest: string;
   /** Why it must not be called at present, although it exists: what its server says of it has changed. */
@@ -196,6 +205,8 @@ export interface Rule {
   readonly covers: (tool: string) => boolean;
   readonly effect?: 'read' | 'write';
   readonly when?: Expression<boolean>;
+  /** What its conditions ask beside the call itself; absent: nothing. */
+  readonly asks?: Asks;
   readonly rate?: Rate;
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */

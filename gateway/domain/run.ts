@@ -1,4 +1,5 @@
 import type { CallState } from './states.ts';
+import type { Taint } from './taint.ts';
 
 /**
  * A run: the work of one agent that outlives its processes. Whoever takes it holds it in a new epoch; every older holder can
@@ -21,6 +22,8 @@ export interface Run {
   readonly checkpointAt: Date | null;
   /** Calls of earlier epochs that may still have an effect. */
   readonly openCount: number;
+  /** What strangers wrote was read in it. */
+  readonly tainted: Taint | null;
 }
 
 /** What the holder of a run names in every request. */

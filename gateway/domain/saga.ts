@@ -3,6 +3,7 @@ import type { Json } from './json.ts';
 import { backoff } from './next-step.ts';
 import type { Retry, UndoKind } from './policy.ts';
 import { isFinal } from './states.ts';
+import type { Taint } from './taint.ts';
 
 /**
  * The life of a saga.
@@ -80,6 +81,8 @@ export interface Saga {
   readonly endedAt: Date | null;
   /** Its time is over, by PostgreSQL's clock. */
   readonly lapsed: boolean;
+  /** What strangers wrote was read in it. */
+  readonly tainted: Taint | null;
   readonly savepoints: readonly { readonly name: string; readonly after: number }[];
 }
 

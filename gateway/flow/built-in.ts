@@ -5,6 +5,7 @@ import type { Agent } from '../domain/policy.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import { BUILT_IN } from '../policy/built-in.ts';
 import { decideBuiltIn } from '../policy/decide.ts';
+import { factsOf, factsShown } from './facts.ts';
 import type { Station } from './station.ts';
 
 export { BUILT_IN };
@@ -17,10 +18,13 @@ export async function admitBuiltIn(
   args: JsonObject,
   run: string | null,
 ): Promise<void> {
-  const decision = decideBuiltIn(agent, tool, { args, saga: null, run, now: Date.now() });
+  const place = { saga: null, run };
+  const facts = await factsOf(station, agent, tool, place);
+  const decision = decideBuiltIn(agent, tool, { args, ...place, now: Date.now(), ...facts });
   if (decision.allowed) return;
   const { reason, rule } = decision;
-  const entry = auditEntry('denied', { agent: agent.name, tool, policy: station.policies().version, reason });
+  const said = { agent: agent.name, tool, policy: station.policies().version, reason, ...factsShown(facts) };
+  const entry = auditEntry('denied', said);
   await logEntry(station.db, entry);
   throw new GatewayError('denied', reason, rule === undefined ? {} : { members: { rule: rule.id } });
 }

@@ -11,11 +11,13 @@ import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
-import type { Guards, Intent } from '../ledger/calls.ts';
-import { DEFAULT_HOLD, decide } from '../policy/decide.ts';
+import type { Guards, Intent, Overtaken } from '../ledger/calls.ts';
+import { type CallScope, DEFAULT_HOLD, decide } from '../policy/decide.ts';
 import { awaitCall, released } from './await-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
+import { exposeAsker } from './exposure.ts';
+import { type Facts, factsOf, factsShown } from './facts.ts';
 import type { Final } from './finals.ts';
 import { guardsOf } from './guards.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
@@ -33,6 +35,7 @@ import {
   refuseUndo,
   refuseUnlessInForce,
   refuseWhatIsOff,
+  undecided,
 } from './refuse.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseFenced } from './runs.ts';
@@ -42,6 +45,9 @@ import { exceeded } from './spending.ts';
 import type { Station } from './station.ts';
 import { type OwnUndo, storedUndo } from './undo.ts';
 import { goesUnrecorded, readUnrecorded } from './unrecorded.ts';
+
+/** A decision that what the agent does beside it changes this often is given up. */
+const MOST_DECISIONS = 5;
 
 /** The station with what moves calls along it. */
 export interface Flow {
@@ -105,6 +111,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   const stint = flow.station.watch.begin('call', { tool: known, agent: agent.name }, asked.trace ?? {});
   try {
     const answer = await walk(flow, asked, stint);
+    await exposeAsker(flow.station, asked, answer);
     const { txn, state, attempt, problem } = answer.call;
     stint.end({
       txn,
@@ -120,8 +127,17 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   }
 }
 
-/** The way of a call: decide, identify, claim, send, settle, reply. */
-async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnswer> {
+function placeOf({ saga, fence }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
+  return { saga: saga ?? null, run: fence?.run ?? null };
+}
+
+/** The way of a call: decide, identify, claim, send, settle, reply. `overtaken` is what the last claim found out, and how often. */
+async function walk(
+  flow: Flow,
+  asked: ToolCall,
+  stint: Stint,
+  overtaken?: { readonly facts: Facts; readonly times: number },
+): Promise<ToolAnswer> {
   const { station } = flow;
   const began = performance.now();
   const policies = station.policies();
@@ -132,23 +148,20 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   if (done !== undefined) return replay(done, asked, fingerprint);
   const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
   const deciding = station.watch.begin('decide', about, stint);
-  const decision = decide(policies, asked.agent, asked.tool, {
-    args: asked.args,
-    saga: asked.saga ?? null,
-    run: asked.fence?.run ?? null,
-    now: Date.now(),
-  });
+  const facts = overtaken?.facts ?? (await factsOf(station, asked.agent, asked.tool, placeOf(asked)));
+  const scope: CallScope = { args: asked.args, ...placeOf(asked), now: Date.now(), ...facts };
+  const decision = decide(policies, asked.agent, asked.tool, scope);
   const tool = policies.tools.get(asked.tool);
-  const refusal = refusalOf(decision, tool, asked);
+  const refusal = refusalOf(decision, tool, asked, facts);
   deciding.end({ allowed: decision.allowed, ...(decision.rule === undefined ? {} : { rule: decision.rule.id }) });
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
-    return refuse(flow, asked, { tool, fingerprint, policies, refusal, stint });
+    return refuse(flow, asked, { tool, fingerprint, policies, refusal, facts, stint });
   }
 
   let admitted: Admitted;
   try {
     const agent = asked.agent.name;
-    refuseUndo(policies, asked);
+    await refuseUndo(station, policies, asked);
     const identified = await identifyCall(station, asked, tool, fingerprint);
     const known = station.finals.get(identified.txn);
     if (known !== undefined) return replay(known, asked, fingerprint);
@@ -162,13 +175,14 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
     const { rule } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     refuseWhatIsOff(station, agent, tool, hold !== undefined);
-    const guards = guardsOf(station, { asked, tool, policies, rule, hold, fingerprint, request, identified });
+    const judged = { asked, tool, policies, rule, decision, scope, hold, fingerprint, request, identified };
+    const guards = guardsOf(station, judged);
     admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards, stint };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
     if (!(error instanceof GatewayError)) throw error;
-    return refuse(flow, asked, { tool, fingerprint, policies, refusal: error, stint });
+    return refuse(flow, asked, { tool, fingerprint, policies, refusal: error, facts, stint });
   }
   if (goesUnrecorded(admitted)) return { call: await readUnrecorded(flow, admitted), repeat: false };
   const { txn } = admitted.identified;
@@ -177,6 +191,11 @@ async function walk(flow: Flow, asked: ToolCall, stint: Stint): Promise<ToolAnsw
   const won = await claim(flow, admitted).finally(() => claiming.end());
   // Whoever waited for a lock has that much less patience left.
   const left = { ...asked, patienceMs: Math.max(0, asked.patienceMs - (performance.now() - began)) };
+  if (typeof won === 'object') {
+    const times = (overtaken?.times ?? 0) + 1;
+    if (times >= MOST_DECISIONS) throw undecided(txn);
+    return walk(flow, left, stint, { facts: { ...facts, history: won.past }, times });
+  }
   return won ? tell(flow, txn, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
 }
 
@@ -189,11 +208,12 @@ async function refuse(
     readonly fingerprint: Buffer;
     readonly policies: Policies;
     readonly refusal: GatewayError | undefined;
+    readonly facts: Facts;
     readonly stint: Stint;
   },
 ): Promise<ToolAnswer> {
   const { station } = flow;
-  const { tool, fingerprint, policies, refusal, stint } = why;
+  const { tool, fingerprint, policies, refusal, facts, stint } = why;
   const earlier = await earlierCall(station, asked, tool, fingerprint);
   if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
@@ -203,6 +223,7 @@ async function refuse(
       tool: asked.tool,
       policy: policies.version,
       reason: error.message,
+      ...factsShown(facts),
     });
     await logEntry(station.db, entry);
   }
@@ -239,7 +260,7 @@ export async function earlierCall(
  * T1. A crash before it leaves nothing; a crash after it leaves a call in `sending` whose owner is gone, which means
  * unknown although nothing may have left.
  */
-async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): Promise<boolean> {
+async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): Promise<boolean | Overtaken> {
   const { asked, tool, identified } = admitted;
   const { txn } = identified;
   if (dispatch.carried(txn) !== undefined) return false;
@@ -296,8 +317,10 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     });
   };
   const claimed = await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
+  if (typeof claimed === 'object' && 'past' in claimed) return claimed;
   if (isLocked(claimed)) throw await refuseLocked(station, admitted, claimed);
   if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
+  if (claimed === 'won') station.taints.add(admitted.guards?.exposure?.scopes ?? []);
   return claimed === 'won';
 }
 

@@ -6,6 +6,7 @@ import { type Approval, type ApprovalState, castVote, listApprovals, readApprova
 import { isCursor } from '../ledger/lists.ts';
 import { decide } from '../policy/decide.ts';
 import type { Flow } from './call-tool.ts';
+import { factsOf } from './facts.ts';
 import { digestOf, type Shown, targetOf } from './hold.ts';
 import type { Payload } from './payload.ts';
 import type { Station } from './station.ts';
@@ -59,7 +60,7 @@ export async function decideApproval(flow: Flow, wanted: Decision): Promise<Appr
       { txn },
     );
   }
-  if (verdict === 'approve') refuseWhatPolicyForbids(station, approval, view.shown);
+  if (verdict === 'approve') await refuseWhatPolicyForbids(station, approval, view.shown);
   const entry = auditEntry('vote', {
     txn,
     agent: approval.agent,
@@ -88,8 +89,8 @@ function refuseOutsiders(approval: Approval, person: Person): void {
 }
 
 /** An approval adds to what policy allows; it never goes beyond. */
-function refuseWhatPolicyForbids(station: Station, approval: Approval, shown: Shown | null): void {
-  const why = whyNotNow(station, approval, shown, undefined);
+async function refuseWhatPolicyForbids(station: Station, approval: Approval, shown: Shown | null): Promise<void> {
+  const why = await whyNotNow(station, approval, shown, undefined);
   if (why !== undefined)
     throw new GatewayError('conflict', `It cannot run any more: ${why}. The agent must ask anew.`, {
       txn: approval.txn,
@@ -110,12 +111,12 @@ export async function whyNotApproved(
 }
 
 /** Without the exact arguments, which a person may not see where they are redacted, the rules are asked when it runs. */
-function whyNotNow(
+async function whyNotNow(
   station: Station,
   approval: Approval,
   shown: Shown | null,
   exact: Payload | undefined,
-): string | undefined {
+): Promise<string | undefined> {
   const policies = station.policies();
   const { agent: agentName, tool: toolName } = approval;
   const agent = policies.agents.get(agentName);
@@ -129,12 +130,10 @@ function whyNotNow(
     return `${tool.upstream} is somewhere else now`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
-  const decision = decide(policies, agent, toolName, {
-    args,
-    saga: shown.saga ?? null,
-    run: shown.run ?? null,
-    now: Date.now(),
-  });
+  const place = { saga: shown.saga ?? null, run: shown.run ?? null };
+  // What the agent did after it asked was judged with this call in mind, and not the other way round.
+  const facts = await factsOf(station, agent, toolName, { ...place, txn: approval.txn, asOf: approval.requestedAt });
+  const decision = decide(policies, agent, toolName, { args, ...place, now: Date.now(), ...facts });
   if (!decision.allowed) return decision.reason;
   return decision.hold === undefined || suffices(approval, decision.hold)
     ? undefined

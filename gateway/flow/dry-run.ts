@@ -8,6 +8,7 @@ import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { usedNow } from '../ledger/limits.ts';
 import { coversByName, explain } from '../policy/decide.ts';
 import { earlierCall, type ToolCall } from './call-tool.ts';
+import { factsOf, factsShown } from './facts.ts';
 import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
 import { isOfAnother, meantBy } from './join.ts';
@@ -38,12 +39,10 @@ export async function dryRun(station: Station, ask: () => ToolCall): Promise<Jso
 
 async function explainCall(station: Station, asked: ToolCall): Promise<JsonObject> {
   const policies = station.policies();
-  const { decision, tried } = explain(policies, asked.agent, asked.tool, {
-    args: asked.args,
-    saga: asked.saga ?? null,
-    run: asked.fence?.run ?? null,
-    now: Date.now(),
-  });
+  const place = { saga: asked.saga ?? null, run: asked.fence?.run ?? null };
+  const facts = await factsOf(station, asked.agent, asked.tool, place);
+  const scope = { args: asked.args, ...place, now: Date.now(), ...facts };
+  const { decision, tried } = explain(policies, asked.agent, asked.tool, scope);
   const tool = policies.tools.get(asked.tool);
   const fingerprint = fingerprintOf(asked.tool, canonical(asked.args));
   const explained: JsonObject = {
@@ -56,6 +55,7 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
       reason: decision.allowed ? null : decision.reason,
       tried: tried.map(({ rule, matched, why }) => ({ rule: rule.id, verdict: rule.verdict, matched, why })),
     },
+    ...factsShown(facts),
   };
   const refused = async (code: ErrorCode, why: JsonObject): Promise<JsonObject> => {
     const earlier = await earlierCall(station, asked, tool, fingerprint);
@@ -81,7 +81,7 @@ async function whatWouldHappen(
   { tool, rule, hold }: Allowed,
   fingerprint: Buffer,
 ): Promise<JsonObject> {
-  refuseUndo(station.policies(), asked);
+  await refuseUndo(station, station.policies(), asked);
   const identified = await identifyCall(station, asked, tool, fingerprint);
   const found = await station.calls.read(identified.txn);
   const earlier = found ?? (identified.identity === 'key' ? await meantBy(station, identified.txn) : undefined);

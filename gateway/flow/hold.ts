@@ -27,6 +27,8 @@ export interface Shown {
   readonly run?: string;
   /** What an MCP client answers to its tool's questions: it is sent with the arguments. */
   readonly input?: Json;
+  /** What its rules asked beside the call itself, and were told. */
+  readonly facts?: JsonObject;
 }
 
 export function whatIsShown(
@@ -39,6 +41,7 @@ export function whatIsShown(
     saga: string | undefined;
     continuation?: Continuation | undefined;
     run: string | undefined;
+    facts?: JsonObject | undefined;
   },
   tool: Tool,
   request: PreparedRequest,
@@ -56,6 +59,7 @@ export function whatIsShown(
     ...(call.continuation === undefined ? {} : { input: inputShown(tool, call.continuation) }),
     ...(call.saga === undefined ? {} : { saga: call.saga }),
     ...(call.run === undefined ? {} : { run: call.run }),
+    ...(call.facts === undefined ? {} : { facts: call.facts }),
   };
   return canonical(shown as unknown as JsonObject);
 }

@@ -5,6 +5,8 @@ import { McpError } from '../domain/mcp-error.ts';
 import type { Agent, Upstream } from '../domain/policy.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import { coversByName, decideOffer } from '../policy/decide.ts';
+import { expose } from './exposure.ts';
+import { factsOf, factsShown } from './facts.ts';
 import type { Station } from './station.ts';
 
 type Kind = 'resources' | 'prompts';
@@ -108,7 +110,9 @@ export class Offers {
     for (const upstream of sources) {
       if (!(await this.#allowed(upstream, kind, asked))) continue;
       try {
-        return await this.#server(upstream).ask(method, paramsFor(upstream), this.#follower);
+        const answer = await this.#server(upstream).ask(method, paramsFor(upstream), this.#follower);
+        await this.#expose(upstream, kind);
+        return answer;
       } catch (error) {
         if (!isNoAnswer(error)) throw error;
         if (error.code === CANNOT_SAY) trouble ??= error;
@@ -125,8 +129,12 @@ export class Offers {
 
   async #allowed(upstream: Upstream, kind: Kind, args: JsonObject): Promise<boolean> {
     const tool = `${upstream.name}.${kind}`;
-    const { allowed, reason } = decideOffer(this.#agent, tool, { args, saga: null, run: null, now: Date.now() });
-    const said = { agent: this.#agent.name, tool, policy: this.#station.policies().version };
+    // Nothing checks the run that a reading names, so it counts as outside of runs.
+    const place = { saga: null, run: null };
+    const facts = await factsOf(this.#station, this.#agent, tool, place);
+    const { allowed, reason } = decideOffer(this.#agent, tool, { args, ...place, now: Date.now(), ...facts });
+    const version = this.#station.policies().version;
+    const said = { agent: this.#agent.name, tool, policy: version, ...factsShown(facts) };
     const of = args['uri'] ?? args['name'] ?? null;
     const isKeptBack = allowed && !this.#mayAsk(upstream, kind);
     const why = isKeptBack ? { reason: `${tool} is frozen, or its breaker is open` } : allowed ? {} : { reason };
@@ -134,6 +142,13 @@ export class Offers {
     await logEntry(this.#station.db, auditEntry(what, { ...said, of, ...why }));
     // Asked again after the log was written: a freeze may have come meanwhile.
     return allowed && this.#mayAsk(upstream, kind);
+  }
+
+  /** What is read of an untrusted server is a stranger's, as the answers of its tools are. */
+  async #expose({ name, untrusted }: Upstream, kind: Kind): Promise<void> {
+    if (untrusted !== true) return;
+    const place = { agent: this.#agent.name, saga: null, run: null };
+    await expose(this.#station, place, { txn: null, tool: `${name}.${kind}` });
   }
 
   #mayAsk({ name }: Upstream, kind: Kind): boolean {

@@ -6,30 +6,36 @@ import { logEntry } from '../ledger/audit-queue.ts';
 import type { LockedBy } from '../ledger/locks.ts';
 import { coversByName, decide } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
+import { type Facts, factsOf, factsShown } from './facts.ts';
 import { locked } from './locking.ts';
 import type { Station } from './station.ts';
 
 /** Why a call is not carried out, station by station. Nothing is sent, and no key is bound. */
 
 /** By policy, or because the arguments do not fit; undefined when there is nothing to refuse. */
-export function refusalOf(decision: Decision, tool: Tool | undefined, asked: ToolCall): GatewayError | undefined {
+export function refusalOf(
+  decision: Decision,
+  tool: Tool | undefined,
+  asked: ToolCall,
+  facts: Facts,
+): GatewayError | undefined {
   const faults = tool?.faults(asked.args) ?? [];
   // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
   if (faults.length > 0 && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool)))) {
     return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
   }
   if (decision.allowed) return undefined;
-  return new GatewayError(
-    decision.code,
-    decision.reason,
-    decision.rule === undefined ? {} : { members: { rule: decision.rule.id } },
-  );
+  const rule = decision.rule === undefined ? {} : { rule: decision.rule.id };
+  return new GatewayError(decision.code, decision.reason, { members: { ...rule, ...factsShown(facts) } });
 }
 
 /** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
-export function refuseUndo(policies: Policies, { agent, tool, undo, saga, fence }: ToolCall): void {
+export async function refuseUndo(station: Station, policies: Policies, asked: ToolCall): Promise<void> {
+  const { agent, tool, undo, saga, fence } = asked;
   if (undo === undefined) return;
-  const call = { args: undo.args, saga: saga ?? null, run: fence?.run ?? null, now: Date.now() };
+  const place = { saga: saga ?? null, run: fence?.run ?? null };
+  const facts = await factsOf(station, agent, undo.tool, place);
+  const call = { args: undo.args, ...place, now: Date.now(), ...facts };
   const decision = decide(policies, agent, undo.tool, call);
   const declared = policies.tools.get(undo.tool);
   const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
@@ -91,6 +97,12 @@ export async function overLimit({ db }: Station, { asked, tool, policies, rule }
   const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id, reason: message };
   await logEntry(db, auditEntry(code, about));
   return refusal;
+}
+
+/** Two rules that take turns: what each allows makes the other one decide. */
+export function undecided(txn: string): GatewayError {
+  const detail = 'What the agent does at the same time changes what its rules say, again and again; nothing was sent.';
+  return new GatewayError('unavailable', detail, { txn, retryAfterSeconds: 1 });
 }
 
 /** So is that what it needs is held. The log is for ever, so it has only what the name of that hashes to. */

@@ -6,6 +6,7 @@ import type { Database } from '../ledger/db.ts';
 import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
+import type { KnownTaints } from './exposure.ts';
 import type { Finals } from './finals.ts';
 import type { Imports } from './imports.ts';
 import type { LogWatch } from './log-watch.ts';
@@ -49,6 +50,7 @@ export interface Station {
   readonly calls: Calls;
   readonly undos: Undos;
   readonly finals: Finals;
+  readonly taints: KnownTaints;
   readonly lease: Lease;
   readonly switches: Switches;
   /** Whether the log is still the one that was signed. */

@@ -168,6 +168,7 @@ function approvalJson({ approval, shown, policyVersion, digest }: ApprovalView):
     rule: shown?.rule ?? null,
     saga: shown?.saga ?? null,
     run: shown?.run ?? null,
+    ...(shown?.facts === undefined ? {} : { facts: shown.facts }),
     policyVersion,
     digest,
     groups: approval.groups,

@@ -11,3 +11,14 @@ export const query = (name: string, schema: JsonObject = { type: 'string' }): Js
   schema,
 });
 export const problem: JsonObject = { $ref: '#/components/responses/Problem' };
+
+/** Of a run or saga. */
+export const TAINTED: JsonObject = {
+  type: ['object', 'null'],
+  description: 'The first call by which what strangers wrote was read in it; null while it is clean.',
+  properties: {
+    txn: { type: ['string', 'null'], format: 'uuid', description: 'Null: a resource or prompt, which is no call.' },
+    tool: { type: 'string' },
+    since: { type: 'string', format: 'date-time' },
+  },
+};

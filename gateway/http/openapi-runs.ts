@@ -1,6 +1,6 @@
 import type { JsonObject } from '../domain/json.ts';
 import { STATES } from '../domain/states.ts';
-import { json, path, problem, query, ref } from './openapi-parts.ts';
+import { json, path, problem, query, ref, TAINTED } from './openapi-parts.ts';
 
 const RUN_MEMBERS: JsonObject = {
   run: { type: 'string', format: 'uuid' },
@@ -14,6 +14,7 @@ const RUN_MEMBERS: JsonObject = {
   abandoned: { type: 'boolean', description: 'No sign of life for longer than its ttl.' },
   endedAt: { type: ['string', 'null'], format: 'date-time' },
   checkpointAt: { type: ['string', 'null'], format: 'date-time' },
+  tainted: TAINTED,
   agent: { type: 'string', description: 'Only people see it.' },
 };
 

@@ -1,7 +1,7 @@
 import type { JsonObject } from '../domain/json.ts';
 import { SAGA_STATES, UNDO_STATES } from '../domain/saga.ts';
 import { STATES } from '../domain/states.ts';
-import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
+import { callAnswer, json, path, problem, query, ref, TAINTED } from './openapi-parts.ts';
 
 const UNDO: JsonObject = {
   type: 'object',
@@ -24,6 +24,7 @@ const SAGA_MEMBERS: JsonObject = {
   createdAt: { type: 'string', format: 'date-time' },
   expiresAt: { type: ['string', 'null'], format: 'date-time' },
   onExpire: { enum: ['rollback', 'park'] },
+  tainted: TAINTED,
   endedAt: { type: ['string', 'null'], format: 'date-time' },
   agent: { type: 'string', description: 'Only people see it.' },
   by: { type: ['string', 'null'], description: 'Who asked for the last change. Only people see it.' },

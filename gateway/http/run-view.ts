@@ -1,6 +1,7 @@
 import type { JsonObject } from '../domain/json.ts';
 import type { Run } from '../domain/run.ts';
 import type { RunStory } from '../flow/runs.ts';
+import { taintView } from './taint-view.ts';
 
 /** A run in a list; a person sees whose it is. */
 export function runLine(run: Run, full: boolean): JsonObject {
@@ -16,6 +17,7 @@ export function runLine(run: Run, full: boolean): JsonObject {
     abandoned: run.abandoned,
     endedAt: run.endedAt?.toISOString() ?? null,
     checkpointAt: run.checkpointAt?.toISOString() ?? null,
+    tainted: taintView(run.tainted),
     ...(full ? { agent: run.agent } : {}),
   };
 }

@@ -2,6 +2,7 @@ import type { JsonObject } from '../domain/json.ts';
 import { type Planned, planOf, type Saga, type Step, unwind } from '../domain/saga.ts';
 import type { SagaStory } from '../flow/sagas.ts';
 import { undoView } from './encode.ts';
+import { taintView } from './taint-view.ts';
 
 /** Beyond this many steps "all earlier ones" is told by those that no other of them rests on: it means the same. */
 const MOST_SPELLED_OUT = 200;
@@ -27,6 +28,7 @@ export function sagaLine(saga: Saga, full: boolean): JsonObject {
     expiresAt: saga.expiresAt?.toISOString() ?? null,
     onExpire: saga.onExpire,
     endedAt: saga.endedAt?.toISOString() ?? null,
+    tainted: taintView(saga.tainted),
     ...(full ? { agent: saga.agent, by: saga.by } : {}),
   };
 }

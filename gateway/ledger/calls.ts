@@ -1,6 +1,7 @@
 import type { StoredRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
 import { type ErrorCode, GatewayError } from '../domain/errors.ts';
+import type { Past, Question } from '../domain/past.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
@@ -10,9 +11,11 @@ import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './c
 import { valuesOf } from './columns.ts';
 import type { Database, Queryable } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
+import { lockPast } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 import { type LockedBy, type LockOrder, takeLocks } from './locks.ts';
+import { type Exposure, taint } from './taints.ts';
 
 /** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
@@ -65,10 +68,19 @@ export interface Guards {
   readonly locks: LockOrder | undefined;
   /** The caller's own key beside a shared one: it must stand for no other call. */
   readonly alias?: string | undefined;
+  /** What the rules asked about the agent's past, and whether they would still say the same. */
+  readonly history?: { readonly questions: readonly Question[]; readonly stands: (past: Past) => boolean } | undefined;
+  /** What is tainted by this call. */
+  readonly exposure?: Exposure | undefined;
 }
 
-/** Ours, with or without locks; somebody's before; or a limit is used up or something is locked, and nothing was written. */
-export type Claimed = 'won' | { readonly token: number } | 'taken' | Exceeded | LockedBy;
+/** The agent did something since its rules were asked, and they would say something else now. */
+export interface Overtaken {
+  readonly past: Past;
+}
+
+/** Ours, with or without locks; somebody's before; or refused by a limit, a lock or what was done since, and nothing was written. */
+export type Claimed = 'won' | { readonly token: number } | 'taken' | Exceeded | LockedBy | Overtaken;
 
 /** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
 export interface Advance {
@@ -147,7 +159,12 @@ export class Calls {
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
   #laneOf(intent: Intent, guards: Guards): GroupCommit<Guarded, Claimed | GatewayError> {
+    if (guards.history !== undefined) return this.#laneNamed(`history/${intent.agent}`);
     const name = guards.spends[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
+    return this.#laneNamed(name);
+  }
+
+  #laneNamed(name: string): GroupCommit<Guarded, Claimed | GatewayError> {
     let lane = this.#lanes.get(name);
     if (lane === undefined) {
       const run = (items: readonly Guarded[]) =>
@@ -174,6 +191,12 @@ export class Calls {
         const [won] = await this.#claimAll([intent], tx);
         if (won !== true) return 'taken';
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
+        if (guards.exposure !== undefined) await taint(tx, guards.exposure);
+        if (guards.history !== undefined) {
+          const { questions, stands } = guards.history;
+          const past = await lockPast(tx, { agent: intent.agent, questions, besides: intent.txn });
+          if (!stands(past)) throw new Refused({ past });
+        }
         const exceeded = await spendAll(tx, intent.txn, guards.spends);
         if (exceeded !== undefined) throw new Refused(exceeded);
         const held = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
@@ -271,12 +294,12 @@ function advanceValues(first: ReadonlyMap<string, Advance>): readonly unknown[] 
   return valuesOf(ADVANCE_COLUMNS, sorted(first));
 }
 
-/** Ends the transaction of a claim that a limit or somebody's lock refuses. Its code is never told. */
+/** Ends the transaction of a claim that a limit, somebody's lock or the agent's past refuses. Its code is never told. */
 class Refused extends GatewayError {
-  readonly why: Exceeded | LockedBy;
+  readonly why: Exceeded | LockedBy | Overtaken;
 
-  constructor(why: Exceeded | LockedBy) {
-    super('conflict', 'a limit is used up, or something is locked');
+  constructor(why: Exceeded | LockedBy | Overtaken) {
+    super('conflict', 'a limit is used up, something is locked, or more was done since');
     this.why = why;
   }
 }

@@ -2,6 +2,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { Fence, OpenCall, Run } from '../domain/run.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { before } from './lists.ts';
+import { taintColumn } from './taints.ts';
 import { withdrawOlder } from './withdraw.ts';
 
 /** A read has no effect that could land. */
@@ -15,7 +16,8 @@ const LAST_SEEN = `greatest(r.taken_at, r.heartbeat_at, r.checkpoint_at,
 const RUN_COLUMNS = `r.id, r.agent, r.name, r.epoch, r.created_at as "createdAt", r.taken_at as "takenAt", s.seen as "lastSeenAt",
   r.ttl_ms as "ttlMs", r.ended_at as "endedAt", r.checkpoint_at as "checkpointAt",
   coalesce(r.ended_at is null and s.seen + r.ttl_ms * interval '1 ms' < now(), false) as abandoned,
-  (select count(*)::int ${OPEN_BELOW('r.epoch')}) as "openCount"`;
+  (select count(*)::int ${OPEN_BELOW('r.epoch')}) as "openCount",
+  ${taintColumn('run', 'r.id')}`;
 const RUNS = `runs r cross join lateral (select ${LAST_SEEN} as seen) s`;
 
 export interface Take {

@@ -6,10 +6,12 @@ import { endHeld } from './approvals.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { before } from './lists.ts';
 import { requireHolder } from './runs.ts';
+import { taintColumn } from './taints.ts';
 import { addWork, dropWork } from './undo-work.ts';
 
 const SAGA_COLUMNS = `s.id, s.agent, s.name, s.state, s.reason, s.by, s.keep, s.created_at as "createdAt", s.expires_at as "expiresAt",
   s.on_expire as "onExpire", s.ended_at as "endedAt", coalesce(s.expires_at <= now(), false) as lapsed,
+  ${taintColumn('saga', 's.id')},
   coalesce((select jsonb_agg(jsonb_build_object('name', p.name, 'after', p.after) order by p.after, p.at) from savepoints p where p.saga = s.id), '[]') as savepoints`;
 
 export interface NewSaga {

@@ -1,7 +1,7 @@
 import path from 'node:path';
 import { milliseconds } from '../domain/duration.ts';
-import type { JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, JwtSpec, Person, Rule } from '../domain/policy.ts';
+import type { Agent, Approve, JwtSpec, Person, Rule, Tool } from '../domain/policy.ts';
+import { Asking, type World, whyNotAsked } from './asks.ts';
 import { bare } from './compile-tool.ts';
 import { DEFAULT_HOLD } from './decide.ts';
 import type { Declared } from './declared.ts';
@@ -13,13 +13,10 @@ import { type AgentFile, type PersonFile, type RuleFile, rateOf } from './schema
 import { type Env, resolveSecrets } from './secrets.ts';
 
 const SEES: readonly Variable[] = ['args', 'agent', 'tool', 'saga', 'run', 'now'];
+/** Conditions of a rule also see what the agent did before. */
+const CONDITION_SEES: readonly Variable[] = [...SEES, 'history', 'tainted'];
 
-export function compileAgent(
-  declared: Declared<AgentFile>,
-  env: Env,
-  inputOf: (tool: string) => JsonObject | undefined,
-  report: Report,
-): Agent | undefined {
+export function compileAgent(declared: Declared<AgentFile>, env: Env, world: World, report: Report): Agent | undefined {
   const { name, place, value } = declared;
   if (value === undefined) return undefined;
   return {
@@ -28,7 +25,7 @@ export function compileAgent(
     ...compileJwt(value.jwt, at(place, 'jwt'), env, report),
     rules: (value.rules ?? []).flatMap((rule, index) => {
       const twins = (value.rules ?? []).slice(0, index).filter((earlier) => earlier.allow === rule.allow).length;
-      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), inputOf, report);
+      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), world, report);
       return compiled === undefined ? [] : [compiled];
     }),
   };
@@ -94,7 +91,7 @@ function compileRule(
   { agent, index, twins }: { agent: string; index: number; twins: number },
   rule: RuleFile,
   place: Place,
-  inputOf: (tool: string) => JsonObject | undefined,
+  world: World,
   report: Report,
 ): Rule | undefined {
   const pattern = rule.allow ?? rule.deny;
@@ -108,15 +105,17 @@ function compileRule(
       if (rule[key] !== undefined) report.fault(keyOf(place, key), `a deny has no ${key}: it denies`);
     }
   }
-  const site = (...path: Path): Site => ruleSite(at(place, ...path), inputOf(pattern), report);
-  return {
+  const asking = new Asking();
+  const site = (...path: Path): Site => ruleSite(at(place, ...path), world.tools.get(pattern), report);
+  const conditionSite = (...path: Path): Site => askingSite(site(...path), at(place, ...path), asking, world, report);
+  const compiled: Rule = {
     id: ruleId(agent, index, place),
     bucket: `${agent}/${pattern}#${twins}`,
     verdict,
     pattern,
     covers: globMatcher(pattern),
     ...(rule.effect !== undefined && { effect: rule.effect }),
-    ...(rule.when !== undefined && { when: compileCondition(bare(String(rule.when)), site('when')) }),
+    ...(rule.when !== undefined && { when: compileCondition(bare(String(rule.when)), conditionSite('when')) }),
     ...(rule.rate !== undefined && { rate: rateOf(rule.rate) }),
     ...(rule.budget !== undefined && {
       budget: {
@@ -126,9 +125,11 @@ function compileRule(
       },
     }),
     ...(rule.approve !== undefined && {
-      approve: rule.approve === 'never' ? 'never' : compileApprove(rule.approve, site('approve', 'when')),
+      approve: rule.approve === 'never' ? 'never' : compileApprove(rule.approve, conditionSite('approve', 'when')),
     }),
   };
+  const asks = asking.all();
+  return asks === undefined ? compiled : { ...compiled, asks };
 }
 
 /** How every decision names a rule. Agents read it: where on this machine the policies are is not for them. */
@@ -139,8 +140,8 @@ export function ruleId(agent: string, index: number, place: Place): string {
 }
 
 /** A rule for one tool whose schema is closed must not read what can never be there: it would deny every call. */
-function ruleSite(place: Place, input: JsonObject | undefined, report: Report): Site {
-  const declared = input === undefined ? undefined : declaredArguments(input);
+function ruleSite(place: Place, tool: Tool | undefined, report: Report): Site {
+  const declared = tool === undefined ? undefined : declaredArguments(tool.input);
   return {
     sees: SEES,
     fault: (message, offset) => report.fault(place, message, offset),
@@ -148,6 +149,23 @@ function ruleSite(place: Place, input: JsonObject | undefined, report: Report): 
       if (!declared?.closed || declared.names.has(argument)) return;
       const has = `(it has: ${listed(declared.names) || 'nothing'})${didYouMean(argument, declared.names)}`;
       report.fault(place, `args.${argument} is not in the tool's input schema ${has}`, offset);
+    },
+  };
+}
+
+/** The same for a condition, which may also ask about what the agent did before. */
+function askingSite(site: Site, place: Place, asking: Asking, world: World, report: Report): Site {
+  return {
+    ...site,
+    sees: CONDITION_SEES,
+    asks: (asked, offset) => {
+      const why = whyNotAsked(asked, world);
+      if (why === undefined) asking.ask(asked);
+      // Where nothing is untrusted `tainted` is false, which is true; a sum of nothing would let everything through.
+      else if (asked === 'taint') {
+        asking.ask(asked);
+        report.warn(place, why, offset);
+      } else report.fault(place, why, offset);
     },
   };
 }

@@ -84,6 +84,7 @@ export function compileTool(
         value.repeats?.window === undefined ? TOOL_DEFAULTS.repeats.windowMs : milliseconds(value.repeats.window),
     },
     ...(value.record === false && { unrecorded: true as const }),
+    ...((value.untrusted ?? upstream.compiled?.untrusted) === true && { untrusted: true as const }),
     digest: contractDigest({ name, tool: value, upstream: upstream.raw }),
   };
 }

@@ -79,6 +79,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     allowPrivate: value.allowPrivate ?? false,
     ...(value.import !== undefined && value.adapter === 'mcp' && { import: value.import }),
     expose: value.expose ?? 'prefixed',
+    ...(value.untrusted === true && { untrusted: true as const }),
   };
 }
 

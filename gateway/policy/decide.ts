@@ -1,4 +1,5 @@
 import type { JsonObject } from '../domain/json.ts';
+import type { Past } from '../domain/past.ts';
 import {
   type Agent,
   type Approve,
@@ -24,6 +25,9 @@ export interface CallScope {
   readonly run: string | null;
   /** Unix milliseconds. */
   readonly now: number;
+  /** What `asksOf` says must be known. A rule that asks for what is missing here cannot tell, and so denies. */
+  readonly history?: Past | undefined;
+  readonly tainted?: boolean | undefined;
 }
 
 /** One rule that was looked at. */
@@ -67,6 +71,12 @@ export function decide(policies: Policies, agent: Agent, toolName: string, call:
   }
   if (!verdict.allowed) return { allowed: false, code: 'denied', reason: verdict.reason, rule: verdict.rule };
   return { allowed: true, tool, rule: verdict.rule, hold: holdOf(tool, verdict.rule, scopeOf(agent, toolName, call)) };
+}
+
+/** Whether two decisions about the same call come to the same. Every member counts, whatever they are. */
+export function isSameDecision(one: Decision, other: Decision): boolean {
+  const members = Object.entries(one);
+  return members.length === Object.keys(other).length && members.every(([k, v]) => other[k as keyof Decision] === v);
 }
 
 /** The gateway's own tools have no contract and no upstream, only a rule that allows them or none. */
@@ -189,7 +199,12 @@ function holdOf(tool: Tool, rule: Rule, scope: Scope): Approve | undefined {
 }
 
 function scopeOf(agent: Agent, tool: string, call: CallScope): Scope {
-  return { args: call.args, agent: agent.name, tool, saga: call.saga, run: call.run, now: call.now };
+  const { args, saga, run, now, history, tainted } = call;
+  return {
+    ...{ args, agent: agent.name, tool, saga, run, now },
+    ...(history === undefined ? {} : { history }),
+    ...(tainted === undefined ? {} : { tainted }),
+  };
 }
 
 const cache = new WeakMap<Agent, Map<string, Candidates>>();

@@ -1,8 +1,10 @@
 import type { ASTNode, ParseResult } from '@marcbachmann/cel-js';
 import { Environment } from '@marcbachmann/cel-js';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import type { Question } from '../domain/past.ts';
 import { type Expression, ExpressionError, type Scope } from '../domain/policy.ts';
 import { didYouMean, listed } from './faults.ts';
+import { questionAt, withHistory } from './history.ts';
 import { boundCost, childrenOf, toJson } from './metering.ts';
 import { shortcut } from './shortcut.ts';
 
@@ -19,6 +21,8 @@ export interface Site {
   fault(message: string, offset?: number): void;
   /** An argument that the expression reads without asking `has(args.…)` for it first. */
   reads?(argument: string, offset: number): void;
+  /** What it asks beside the call itself, where it sees `history` and `tainted`. */
+  asks?(asked: Question | 'taint', offset: number): void;
 }
 
 const LIMITS = { maxAstNodes: 400, maxDepth: 40, maxListElements: 200, maxMapEntries: 100, maxCallArguments: 8 };
@@ -34,14 +38,16 @@ const TYPES: Readonly<Record<Variable, string>> = {
   saga: 'dyn',
   run: 'dyn',
   now: 'google.protobuf.Timestamp',
+  history: 'History',
+  tainted: 'bool',
 };
 
 /** Which values a compiled expression may turn out to have. */
 const BOOLEAN = new Set(['bool', 'dyn']);
 const NUMBER = new Set(['int', 'uint', 'double', 'dyn']);
 
-const base = withMapFunctions(
-  withMixedArithmetic(new Environment({ homogeneousAggregateLiterals: false, limits: LIMITS })),
+const base = withHistory(
+  withMapFunctions(withMixedArithmetic(new Environment({ homogeneousAggregateLiterals: false, limits: LIMITS }))),
 );
 const environments = new Map<string, Environment>();
 
@@ -176,7 +182,15 @@ function survey(root: ASTNode, site: Site): boolean {
     good = false;
     site.fault(message, node.start);
   };
+  const asksHistory = site.sees.includes('history');
   const walk = (node: ASTNode, inMacro: boolean, inHas: boolean): void => {
+    const question = asksHistory ? questionAt(node) : undefined;
+    if (question !== undefined) {
+      if (typeof question === 'string') refuse(question, node);
+      else site.asks?.(question, node.start);
+      return;
+    }
+    if (node.op === 'id' && node.args === 'tainted') site.asks?.('taint', node.start);
     const argument = argumentRead(node);
     if (argument !== undefined) {
       if (inHas) guarded.add(argument);
@@ -266,8 +280,9 @@ function plainRemainder(node: ASTNode): Expression | undefined {
 
 /** `args`, `result.id`: the commonest templates need no interpreter, and hand on exactly the value that is there. */
 function plainPath(source: string): Expression | undefined {
-  if (!/^(?:args|result|before|observed|agent|tool|saga|run)(?:\.[A-Za-z_]\w*)*$/.test(source)) return undefined;
-  const [root, ...rest] = source.split('.') as [Exclude<Variable, 'now'>, ...string[]];
+  if (!/^(?:args|result|before|observed|agent|tool|saga|run|tainted)(?:\.[A-Za-z_]\w*)*$/.test(source))
+    return undefined;
+  const [root, ...rest] = source.split('.') as [Exclude<Variable, 'now' | 'history'>, ...string[]];
   return (scope) => {
     let value: Json | undefined = scope[root];
     if (value === undefined) throw new ExpressionError(`Unknown variable: ${root}: \`${source}\``);

@@ -79,6 +79,7 @@ function importTool(upstream: Upstream, name: string, offer: OfferedTool): Tool 
     redact: [],
     maxResultBytes: TOOL_DEFAULTS.maxResultBytes,
     repeats: TOOL_DEFAULTS.repeats,
+    ...(upstream.untrusted === true && { untrusted: true }),
     digest: contractDigest({ name, upstream: upstream.name, offer }),
   };
 }

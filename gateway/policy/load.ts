@@ -64,8 +64,7 @@ function compile(
     const upstream = entry.value?.upstream ?? '';
     return compileTool(entry, { compiled: upstreams.get(upstream), raw: targetOf(declared, upstream) }, report);
   });
-  const inputOf = (tool: string) => tools.get(tool)?.input;
-  const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, inputOf, report));
+  const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, { tools, upstreams }, report));
   const people = compileEach(declared.people, (entry) => compilePerson(entry, env, report));
   link(declared, { upstreams, tools, agents, people }, report);
   const version = versionOf([...sorted.policies.map(({ file }) => file), ...sorted.documents.values()]);

@@ -49,6 +49,8 @@ const keys = z
   .array(z.string().meta({ description: '"sha256:<hex of the bearer key>", or "${env.NAME}" that holds it' }))
   .max(16);
 
+const untrusted = z.boolean().meta({ description: 'Strangers can write what it answers: its callers are tainted' });
+
 export const upstreamSchema = z.strictObject({
   adapter: z.enum(['http', 'mcp']),
   url: z.string().optional(),
@@ -73,6 +75,7 @@ export const upstreamSchema = z.strictObject({
     .meta({ description: 'mcp: a glob over the names of its tools; http: the path of an OpenAPI document' })
     .optional(),
   expose: z.enum(['prefixed', 'bare']).optional(),
+  untrusted: untrusted.optional(),
 });
 
 const once = z.discriminatedUnion('by', [
@@ -165,6 +168,7 @@ export const toolSchema = z.strictObject({
     .optional(),
   result: z.strictObject({ maxBytes: z.int().min(0).max(67_108_864).optional() }).optional(),
   record: z.boolean().meta({ description: 'false: a read that leaves nothing in the ledger' }).optional(),
+  untrusted: untrusted.optional(),
   repeats: z
     .strictObject({ policy: z.enum(['replay', 'hold', 'run']).optional(), window: durationOrZero.optional() })
     .optional(),
@@ -233,6 +237,13 @@ export const testFileSchema = z.strictObject({
       saga: z.string().optional(),
       run: z.string().optional(),
       now: z.iso.datetime({ offset: true }).optional(),
+      history: z
+        .array(
+          z.strictObject({ tool: toolName, args: z.record(z.string(), z.unknown()).optional(), ago: durationOrZero }),
+        )
+        .meta({ description: 'What the agent did before' })
+        .optional(),
+      tainted: z.boolean().meta({ description: 'Whether it has read what strangers wrote' }).optional(),
       expect: z.enum(['allow', 'deny', 'hold']),
       rule: z.string().optional(),
       code: z.enum(['denied', 'unknown_tool']).optional(),

@@ -180,6 +180,28 @@ describe('explain', () => {
     expect(code).toBe(0);
   });
 
+  it('takes the past as empty, says so, and is told whether the agent has read what strangers wrote', async () => {
+    const when = `'!tainted && history.count("billing.*", "1h") < 1'`;
+    const cwd = await directory({
+      'p.yaml': `upstreams:
+  u: { adapter: http, url: "https://u.example", untrusted: true }
+tools:
+  billing.pay: { upstream: u, once: { by: nature } }
+agents:
+  billing-bot: { rules: [{ allow: billing.pay, when: ${when} }] }
+`,
+    });
+    const clean = await oncegate(explain('billing.pay', '{}', '.'), { cwd });
+    expect(clean.code).toBe(0);
+    expect(clean.out).toContain('taken as 0, as of an agent without a past: history.count("billing.*", "1h")\n');
+    expect(clean.out).toContain('taken as false: tainted\n');
+    const tainted = await oncegate(explain('billing.pay', '{}', '.', '--tainted', '--json'), { cwd });
+    expect(tainted.code).toBe(1);
+    const facts = { tainted: true, history: { 'count("billing.*", "1h")': 0 } };
+    expect(JSON.parse(tainted.out)).toMatchObject({ outcome: 'deny', facts });
+    expect((await oncegate(explain('billing.pay', '{}', '--remote', '--tainted'), { cwd })).code).toBe(2);
+  });
+
   it('knows no such agent, but perhaps one like it', async () => {
     const cwd = await directory({ 'billing.yaml': CONTRACT });
     const { code, err } = await oncegate(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });

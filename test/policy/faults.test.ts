@@ -135,7 +135,7 @@ describe('shape', () => {
     [
       tool('efect: read'),
       [
-        `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result, record and repeats); did you mean "effect"?`,
+        `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result, record, untrusted and repeats); did you mean "effect"?`,
       ],
     ],
     [tool('once: { by: magic }'), [`${at}:4:33: "magic" is not one of key, nature, probe, none`]],
@@ -343,7 +343,7 @@ describe('across', () => {
     ],
     [
       rule('allow: t, when: result.ok'),
-      [`${at}:9:27: "result" is not known here (known: args, agent, tool, saga, run and now)`],
+      [`${at}:9:27: "result" is not known here (known: args, agent, tool, saga, run, now, history and tainted)`],
     ],
     [
       rule('allow: t, budget: { sum: "\'x\'", max: 1, per: 1h }'),

@@ -1,0 +1,68 @@
+import { auditEntry } from '../domain/audit.ts';
+import type { Policies, Tool } from '../domain/policy.ts';
+import { type TaintScope, taints, type Whereabouts } from '../domain/taint.ts';
+import { type Exposure, taint } from '../ledger/taints.ts';
+import type { ToolAnswer, ToolCall } from './call-tool.ts';
+import type { Station } from './station.ts';
+
+/** More than this many are not remembered; the ledger knows them all. */
+const MOST_KNOWN = 10_000;
+
+/** What this process knows to be tainted. It never becomes clean again, so there is nothing to forget. */
+export class KnownTaints {
+  readonly #known = new Set<string>();
+
+  has({ of, holder }: TaintScope): boolean {
+    return this.#known.has(`${of} ${holder}`);
+  }
+
+  add(scopes: readonly TaintScope[]): void {
+    if (this.#known.size >= MOST_KNOWN) this.#known.clear();
+    for (const { of, holder } of scopes) this.#known.add(`${of} ${holder}`);
+  }
+}
+
+/** Whether what the agent is told may be a stranger's words: the tool's own, or those of what looks for its effect. */
+export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
+  const looksWith = [tool.observe?.tool, tool.once.by === 'probe' ? tool.once.tool : undefined];
+  return tool.untrusted === true || looksWith.some((name) => name !== undefined && tools.get(name)?.untrusted === true);
+}
+
+/** What a call of an untrusted tool taints; undefined: nothing that is not known to be. */
+export function exposureOf(
+  { taints: known }: Pick<Station, 'taints'>,
+  place: Whereabouts,
+  { txn, tool }: { readonly txn: string | null; readonly tool: string },
+): Exposure | undefined {
+  const scopes = taints(place).filter((scope) => !known.has(scope));
+  // Which runs are open is known to the ledger only.
+  const loose = place.run === null;
+  if (scopes.length === 0 && !loose) return undefined;
+  const { agent } = place;
+  const entryOf = ({ of, holder }: TaintScope) => auditEntry('tainted', { agent, [of]: holder, txn, tool });
+  return { agent, scopes, loose, txn, tool, entryOf };
+}
+
+/**
+ * Taints whoever is about to be told an untrusted answer without having claimed it: a repeat, or a resource. And once more
+ * those who claimed it outside of runs: a run that was begun while they waited goes on with what they are told now.
+ */
+export async function expose(
+  station: Station,
+  place: Whereabouts,
+  what: { readonly txn: string | null; readonly tool: string },
+): Promise<void> {
+  const exposure = exposureOf(station, place, what);
+  if (exposure === undefined) return;
+  await taint(station.db, exposure);
+  station.taints.add(exposure.scopes);
+}
+
+/** Whoever is told what strangers wrote is tainted before it is told; whoever claimed the call in a run is already. */
+export async function exposeAsker(station: Station, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
+  const policies = station.policies();
+  const tool = policies.tools.get(asked.tool);
+  if (tool === undefined || !isUntrusted(policies, tool) || (!repeat && asked.fence !== undefined)) return;
+  const place = { agent: asked.agent.name, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
+  await expose(station, place, call);
+}

@@ -1,0 +1,7 @@
+import type { JsonObject } from '../domain/json.ts';
+import type { Taint } from '../domain/taint.ts';
+
+/** By which call a run or saga became tainted; null while it is clean. */
+export function taintView(taint: Taint | null): JsonObject | null {
+  return taint === null ? null : { txn: taint.txn, tool: taint.tool, since: taint.since };
+}

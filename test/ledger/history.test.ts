@@ -1,0 +1,207 @@
+import { randomUUID } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { canonical } from '../../gateway/domain/canonical.ts';
+import type { Json } from '../../gateway/domain/json.ts';
+import { Past, type Question } from '../../gateway/domain/past.ts';
+import { Calls, type Guards, type Intent } from '../../gateway/ledger/calls.ts';
+import { release } from '../../gateway/ledger/custody.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { readPast } from '../../gateway/ledger/history.ts';
+import { Lease } from '../../gateway/ledger/processes.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { intentOf } from '../support/intent.ts';
+
+let database: TestDatabase;
+let db: Database;
+let calls: Calls;
+let lease: Lease;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  db = new Database(database.url, { max: 8, applicationName: 'test' });
+  calls = new Calls(db);
+  lease = new Lease(db, () => {});
+  await lease.start();
+});
+afterAll(async () => {
+  await lease?.end();
+  await db?.close();
+  await database?.drop();
+});
+
+const HOUR = 3_600_000;
+const count = (glob: string, windowMs = HOUR): Question => ({ text: `count ${glob}`, glob, windowMs });
+const sum = (glob: string, ...path: string[]): Question => ({ text: `sum ${glob}`, glob, windowMs: HOUR, sum: path });
+
+async function claimed(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
+  const intent = intentOf(lease.id, { agent, tool, args: canonical(args), ...changes });
+  expect(await calls.claim(intent)).toBe('won');
+  return intent.txn;
+}
+
+async function answer(agent: string, question: Question, besides: string | null = null) {
+  return (await readPast(db, { agent, questions: [question], besides })).answer(question.text);
+}
+
+/** As only time could make it; the row itself refuses to be rewritten. */
+async function settle(txn: string, state: string): Promise<void> {
+  const problem = state === 'succeeded' ? null : 'tool_failed';
+  await database.query(
+    `update calls set state = $2, settled_at = now(), problem = $3, evidence = 'answer', attempt_open = false where txn = $1`,
+    [txn, state, problem],
+  );
+}
+
+describe('the past of an agent', () => {
+  it('has what may have had an effect: open, in doubt and done, and neither what failed nor what was given up', async () => {
+    const agent = randomUUID();
+    const [open, doubted, done, failed, given] = [
+      await claimed(agent, 'a.delete_x'),
+      await claimed(agent, 'a.delete_x'),
+      await claimed(agent, 'b.delete_y'),
+      await claimed(agent, 'a.delete_x'),
+      await claimed(agent, 'a.delete_x'),
+    ];
+    await database.query(`update calls set state = 'in_doubt', attempt_open = false, unresolved = 1 where txn = $1`, [
+      doubted,
+    ]);
+    await settle(done, 'succeeded');
+    await settle(failed, 'failed');
+    expect(await release(db, { txn: given, owner: lease.id, fence: 1 }, '{}')).toBe(true);
+    for (const state of ['rejected', 'expired', 'cancelled']) {
+      const held = await claimed(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
+      await database.query(`update calls set state = $2, settled_at = now(), problem = $2 where txn = $1`, [
+        held,
+        state,
+      ]);
+    }
+    const waiting = await claimed(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
+    expect(await answer(agent, count('*.delete_*'))).toBe(4);
+    expect(await answer(agent, count('a.*'))).toBe(3);
+    expect(await answer(agent, count('*.delete_*'), open)).toBe(3);
+    expect(await answer(agent, count('*.delete_*'), waiting)).toBe(3);
+    expect(await answer(randomUUID(), count('*'))).toBe(0);
+  });
+
+  it('takes _ for itself, as globs do', async () => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.deleteXy');
+    expect(await answer(agent, count('*.delete_*'))).toBe(0);
+  });
+
+  it('has no compensations: those are the doing of whoever rolls back', async () => {
+    const agent = randomUUID();
+    const txn = await claimed(
+      agent,
+      'a.make',
+      {},
+      { undo: { kind: 'compensable', tool: 'a.delete' } as Intent['undo'] },
+    );
+    await settle(txn, 'succeeded');
+    await database.query(`update calls set undo_state = 'due' where txn = $1`, [txn]);
+    await claimed(agent, 'a.delete', {}, { undoes: { txn, tries: 0 }, identity: 'undo' });
+    expect(await answer(agent, count('a.*'))).toBe(1);
+  });
+
+  it('ends with its window', async () => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.x');
+    expect(await answer(agent, count('a.*', 60_000))).toBe(1);
+    // A window that is over by the time it is looked at.
+    await expect.poll(() => answer(agent, count('a.*', 1))).toBe(0);
+  });
+
+  it('of a call that was claimed before is what was there then', async () => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.x');
+    const [{ at }] = (await database.query<{ at: Date }>(`select clock_timestamp() as at`)) as [{ at: Date }];
+    await expect.poll(() => Date.now()).toBeGreaterThan(at.getTime());
+    await claimed(agent, 'a.x');
+    const questions = [count('a.*')];
+    expect((await readPast(db, { agent, questions, besides: null, asOf: at })).answer('count a.*')).toBe(1);
+  });
+});
+
+describe('a sum', () => {
+  it('is exact in decimals, and leaves out what is negative or not there', async () => {
+    const agent = randomUUID();
+    for (const amount of [0.1, 0.2, -5, null]) await claimed(agent, 'a.pay', { order: { total: amount } });
+    await claimed(agent, 'a.pay', {});
+    await claimed(agent, 'a.pay', { order: [] });
+    expect(await answer(agent, sum('a.*', 'order', 'total'))).toBe(0.3);
+    expect(await answer(agent, count('a.*'))).toBe(6);
+  });
+
+  it.each<[string, Json]>([
+    ['a NUL beside it', { note: 'a\0b', amount: 5 }],
+    ['a backslash and u0000', { note: '\\u0000\\', amount: 5 }],
+    ['both, in a row', { note: '\\\0\\\\\0', '\0': '\\', amount: 5 }],
+    ['a quote', { 'a"b': '"', amount: 5 }],
+  ])('reads arguments with %s', async (_name, args) => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.pay', args);
+    expect(await answer(agent, sum('a.pay', 'amount'))).toBe(5);
+  });
+
+  it.each<[string, Json]>([
+    ['a text', '5'],
+    ['a list', [5]],
+    ['what is redacted', '[redacted]'],
+  ])('is unknown where the amount is %s', async (_name, amount) => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.pay', { amount: 1 });
+    await claimed(agent, 'a.pay', { amount });
+    expect(await answer(agent, sum('a.pay', 'amount'))).toBe('unknown');
+  });
+
+  it('is unknown where a payload is gone; a count is not', async () => {
+    const agent = randomUUID();
+    const txn = await claimed(agent, 'a.pay', { amount: 1 });
+    await settle(txn, 'succeeded');
+    await database.query(`update calls set args = null, erased_at = now() where txn = $1`, [txn]);
+    expect(await answer(agent, sum('a.pay', 'amount'))).toBe('unknown');
+    expect(await answer(agent, count('a.pay'))).toBe(1);
+  });
+
+  it('answers several questions at once', async () => {
+    const agent = randomUUID();
+    await claimed(agent, 'a.pay', { amount: 2, fee: 1 });
+    const questions = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
+    const past = await readPast(db, { agent, questions, besides: null });
+    expect(past.shown()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
+  });
+});
+
+describe('a claim under a rule that asks', () => {
+  const capped = (most: number): Guards => ({
+    spends: [],
+    approval: undefined,
+    locks: undefined,
+    history: { questions: [count('a.*')], stands: (past) => Number(past.answer('count a.*')) < most },
+  });
+
+  it('of twenty at once on two replicas exactly seven go, and the others are told what there is now', async () => {
+    const agent = randomUUID();
+    const elsewhere = new Calls(db);
+    const outcomes = await Promise.all(
+      Array.from({ length: 20 }, (_, i) =>
+        (i % 2 === 0 ? calls : elsewhere).claim(intentOf(lease.id, { agent, tool: 'a.x' }), capped(7)),
+      ),
+    );
+    expect(outcomes.filter((outcome) => outcome === 'won')).toHaveLength(7);
+    const overtaken = outcomes.filter((outcome) => typeof outcome === 'object' && 'past' in outcome);
+    expect(overtaken).toHaveLength(13);
+    for (const outcome of overtaken) {
+      const { past } = outcome as { past: Past };
+      expect(past.answer('count a.*')).toBe(7);
+    }
+    expect(await answer(agent, count('a.*'))).toBe(7);
+  });
+
+  it('that is refused leaves nothing behind', async () => {
+    const agent = randomUUID();
+    const intent = intentOf(lease.id, { agent, tool: 'a.x' });
+    expect(await calls.claim(intent, capped(0))).toEqual({ past: expect.any(Past) });
+    expect(await calls.read(intent.txn)).toBeUndefined();
+  });
+});

@@ -4,6 +4,7 @@ import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import type { Vote } from '../domain/vote.ts';
 import type { OwnUndo } from './undo.ts';
 
 /** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
@@ -27,6 +28,10 @@ export interface Shown {
   readonly run?: string;
   /** What an MCP client answers to its tool's questions: it is sent with the arguments. */
   readonly input?: Json;
+  /** What the voters of its rule said of it before. */
+  readonly voters?: readonly Vote[];
+  /** The version of the policies that they voted under. */
+  readonly votedUnder?: string;
 }
 
 export function whatIsShown(
@@ -39,6 +44,7 @@ export function whatIsShown(
     saga: string | undefined;
     continuation?: Continuation | undefined;
     run: string | undefined;
+    votes?: readonly Vote[];
   },
   tool: Tool,
   request: PreparedRequest,
@@ -56,6 +62,9 @@ export function whatIsShown(
     ...(call.continuation === undefined ? {} : { input: inputShown(tool, call.continuation) }),
     ...(call.saga === undefined ? {} : { saga: call.saga }),
     ...(call.run === undefined ? {} : { run: call.run }),
+    ...(call.votes === undefined || call.votes.length === 0
+      ? {}
+      : { voters: call.votes, votedUnder: policies.version }),
   };
   return canonical(shown as unknown as JsonObject);
 }

@@ -3,7 +3,7 @@ import type { CallFace } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
-import { coversByName, decide } from '../policy/decide.ts';
+import { coversByName, decide, isWary } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
 import type { Station } from './station.ts';
 
@@ -43,10 +43,10 @@ export function refuseUndo(policies: Policies, { agent, tool, undo, saga, fence 
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
   if (policies.tools.get(tool)?.effect === 'read')
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
-  if (decision.hold !== undefined)
+  if (decision.hold !== undefined || isWary(decision.rule))
     throw new GatewayError(
       'denied',
-      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when a person approves it, so it cannot be promised.`,
+      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when ${decision.hold === undefined ? 'its voters or its delay let' : 'a person approves'} it, so it cannot be promised.`,
       { members: { rule: decision.rule.id } },
     );
 }

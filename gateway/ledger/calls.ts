@@ -6,7 +6,7 @@ import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
 import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
-import type { Database, Queryable } from './db.ts';
+import type { Database, Queryable, Tx } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { type Exceeded, type Spend, spendAll } from './limits.ts';
 import { type LockedBy, type LockOrder, takeLocks } from './locks.ts';
@@ -60,6 +60,8 @@ export interface Guards {
   readonly spends: readonly Spend[];
   readonly approval: ApprovalRequest | undefined;
   readonly locks: LockOrder | undefined;
+  /** What happened before it was claimed, for its timeline. */
+  readonly events?: readonly CallEvent[];
 }
 
 /** Ours, with or without locks; somebody's before; or a limit is used up or something is locked, and nothing was written. */
@@ -174,6 +176,7 @@ export class Calls {
         if (held !== undefined && !('token' in held)) throw new Refused(held);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
+        if (guards.events !== undefined) await noteEvents(tx, intent.txn, guards.events);
         return held ?? 'won';
       });
     } catch (error) {
@@ -228,6 +231,14 @@ export class Calls {
     const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
     return txns.map((txn) => found.get(txn));
   }
+}
+
+async function noteEvents(tx: Tx, txn: string, events: readonly CallEvent[]): Promise<void> {
+  await tx.run({
+    name: 'note-events',
+    text: 'update calls set events = events || $2::jsonb where txn = $1',
+    values: [txn, JSON.stringify(events)],
+  });
 }
 
 /** Whether it may be claimed only while something else stands. */

@@ -3,6 +3,7 @@ import { milliseconds } from '../domain/duration.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Approve, JwtSpec, Person, Rule } from '../domain/policy.ts';
 import { bare } from './compile-tool.ts';
+import { compileDelay, compileVoters } from './compile-voters.ts';
 import { DEFAULT_HOLD } from './decide.ts';
 import type { Declared } from './declared.ts';
 import { compileCondition, compileNumber, type Site, type Variable } from './expressions.ts';
@@ -28,7 +29,11 @@ export function compileAgent(
     ...compileJwt(value.jwt, at(place, 'jwt'), env, report),
     rules: (value.rules ?? []).flatMap((rule, index) => {
       const twins = (value.rules ?? []).slice(0, index).filter((earlier) => earlier.allow === rule.allow).length;
-      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), inputOf, report);
+      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), {
+        env,
+        inputOf,
+        report,
+      });
       return compiled === undefined ? [] : [compiled];
     }),
   };
@@ -94,8 +99,7 @@ function compileRule(
   { agent, index, twins }: { agent: string; index: number; twins: number },
   rule: RuleFile,
   place: Place,
-  inputOf: (tool: string) => JsonObject | undefined,
-  report: Report,
+  { env, inputOf, report }: { env: Env; inputOf: (tool: string) => JsonObject | undefined; report: Report },
 ): Rule | undefined {
   const pattern = rule.allow ?? rule.deny;
   if (pattern === undefined || (rule.allow !== undefined && rule.deny !== undefined)) {
@@ -104,7 +108,7 @@ function compileRule(
   }
   const verdict = rule.allow === undefined ? 'deny' : 'allow';
   if (verdict === 'deny') {
-    for (const key of ['rate', 'budget', 'approve'] as const) {
+    for (const key of ['rate', 'budget', 'approve', 'voters', 'delay'] as const) {
       if (rule[key] !== undefined) report.fault(keyOf(place, key), `a deny has no ${key}: it denies`);
     }
   }
@@ -128,6 +132,10 @@ function compileRule(
     ...(rule.approve !== undefined && {
       approve: rule.approve === 'never' ? 'never' : compileApprove(rule.approve, site('approve', 'when')),
     }),
+    ...(rule.voters !== undefined && {
+      voters: compileVoters(rule.voters, at(place, 'voters'), (...path) => site('voters', ...path), env, report),
+    }),
+    ...(rule.delay !== undefined && { delayMs: compileDelay(rule.delay, at(place, 'delay'), report) }),
   };
 }
 

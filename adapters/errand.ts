@@ -17,6 +17,7 @@ export interface Errand {
 
 export interface ErrandAnswer {
   readonly status: number;
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>;
   readonly body: string;
 }
 
@@ -35,7 +36,7 @@ export async function runErrand(errand: Errand): Promise<ErrandAnswer> {
     void client.destroy().catch(() => {});
   }, errand.timeoutMs);
   try {
-    const { statusCode, body } = await client.request({
+    const { statusCode, headers, body } = await client.request({
       path: url.pathname + url.search,
       method: errand.method,
       headers: errand.headers,
@@ -49,7 +50,7 @@ export async function runErrand(errand: Errand): Promise<ErrandAnswer> {
       if (size > errand.mostBytes) throw new Error(`the answer is larger than ${errand.mostBytes} bytes`);
       chunks.push(chunk);
     }
-    return { status: statusCode, body: Buffer.concat(chunks).toString('utf8') };
+    return { status: statusCode, headers, body: Buffer.concat(chunks).toString('utf8') };
   } finally {
     clearTimeout(timer);
     void client.destroy().catch(() => {});

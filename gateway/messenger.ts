@@ -1,8 +1,8 @@
-import { createHmac } from 'node:crypto';
 import type { Logger } from 'pino';
 import { runErrand } from '../adapters/errand.ts';
 import type { Webhook } from './config.ts';
 import type { JsonObject } from './domain/json.ts';
+import { signatureOf } from './domain/signature.ts';
 import type { Database } from './ledger/db.ts';
 import { dropNotice, type Notice, putOffNotice, takeNotices } from './ledger/notices.ts';
 
@@ -76,8 +76,6 @@ function delayAfter(tries: number): number {
 
 async function send({ url, secret, allowPrivate }: Webhook, notice: Notice): Promise<string | undefined> {
   const body = noticeText(notice);
-  const seconds = Math.floor(Date.now() / 1000);
-  const signature = createHmac('sha256', secret).update(`${seconds}.${body}`).digest('hex');
   try {
     const { status } = await runErrand({
       url,
@@ -86,7 +84,7 @@ async function send({ url, secret, allowPrivate }: Webhook, notice: Notice): Pro
         'content-type': 'application/json',
         'user-agent': 'oncegate',
         'oncegate-delivery': notice.id,
-        'oncegate-signature': `t=${seconds},v1=${signature}`,
+        'oncegate-signature': signatureOf(secret, body),
       },
       body,
       allowPrivate,

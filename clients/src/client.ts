@@ -128,7 +128,11 @@ function outcomeOf({ response, body }: Answer, key: string): Outcome {
   const txn = typeof body['txn'] === 'string' ? body['txn'] : '';
   if (response.status === 200 && txn !== '' && body['state'] === 'succeeded')
     return { kind: 'done', txn, result: body['result'] ?? null, replayed: body['replayed'] === true };
-  if (response.status === 202 && txn !== '') return { kind: 'pending', txn, state: String(body['state']) };
+  if (response.status === 202 && txn !== '') {
+    const { kind, until } = (body['hold'] ?? {}) as Record<string, unknown>;
+    const state = String(body['state']);
+    return { kind: 'pending', txn, state, ...(kind === 'delay' && { leavesAt: String(until) }) };
+  }
   const problem = problemOf(response, body);
   // The key is so old that its answer is gone: it was used, so something may well have happened.
   if (problem.code === 'key_expired') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };

@@ -13,8 +13,8 @@ export interface Problem {
 /** What came of a call. Of the three that are not `done`, only `refused` says that nothing happened. */
 export type Outcome =
   | { readonly kind: 'done'; readonly txn: string; readonly result: unknown; readonly replayed: boolean }
-  /** Waits for a person, or is still on its way; it goes on without us. */
-  | { readonly kind: 'pending'; readonly txn: string; readonly state: string }
+  /** Waits for a person or for its time (`leavesAt`), or is still on its way; it goes on without us. */
+  | { readonly kind: 'pending'; readonly txn: string; readonly state: string; readonly leavesAt?: string }
   /** It may or may not have happened. `problem` is absent when not even the gateway could be reached. */
   | { readonly kind: 'unknown'; readonly txn?: string; readonly problem?: Problem; readonly key: string }
   | { readonly kind: 'refused'; readonly problem: Problem };
@@ -34,6 +34,8 @@ export class OncegateError extends Error {
 export function words(outcome: Exclude<Outcome, { kind: 'done' }>): string {
   switch (outcome.kind) {
     case 'pending':
+      if (outcome.leavesAt !== undefined)
+        return `Delayed (${outcome.txn}): it has not happened yet, and runs by itself at ${outcome.leavesAt} unless somebody stops it. Do not call the tool again for the same purpose; tell the user that it can still be stopped.`;
       return outcome.state === 'held'
         ? `Held: a person has to approve this call (${outcome.txn}). It has not happened yet, and runs by itself once approved. Do not call the tool again for the same purpose; tell the user that it waits for approval.`
         : `Still running (${outcome.txn}): it goes on by itself and may yet succeed. Do not call the tool again for the same purpose.`;

@@ -6,7 +6,7 @@ import { undoText } from './undo-text.ts';
 import { span } from './words.ts';
 
 export function approvalStyle(state: string): Style | undefined {
-  if (state === 'approved') return 'green';
+  if (state === 'approved' || state === 'unopposed') return 'green';
   return state === 'pending' ? 'yellow' : 'red';
 }
 
@@ -25,12 +25,19 @@ export function untilText(out: Output, approval: JsonObject): string {
   const until = member(approval, 'expiresAt');
   if (!out.terminal || approval['state'] !== 'pending') return until;
   const left = Date.parse(until) - Date.now();
-  return left > 0 ? span(left) : 'over';
+  const text = left > 0 ? span(left) : 'over';
+  return approval['hold'] === 'delay' ? `${text}, leaves` : text;
+}
+
+/** Whether it waits for people or leaves by itself, and when. */
+function delayText({ hold, leavesAt, delaySeconds }: JsonObject): string {
+  if (hold === 'delay') return `it leaves by itself at ${textOf(leavesAt)}; reject it to stop it`;
+  return typeof delaySeconds === 'number' ? `${span(delaySeconds * 1000)} more once it is approved` : '';
 }
 
 /** Everything that the digest stands for, and the digest last: what a person says yes to. */
 export function tellApproval(out: Output, approval: JsonObject): void {
-  const { target, undo, args, votes, input } = approval;
+  const { target, undo, args, votes, input, voters } = approval;
   const fields: [string, string][] = [
     ['txn', member(approval, 'txn')],
     ['agent', member(approval, 'agent')],
@@ -41,7 +48,12 @@ export function tellApproval(out: Output, approval: JsonObject): void {
     ['undo', isObject(undo) ? undoText(undo) : textOf(undo)],
     ['saga', member(approval, 'saga')],
     ['rule', member(approval, 'rule')],
+    ...(Array.isArray(voters) ? voters.filter(isObject) : []).map((vote): [string, string] => [
+      'voter',
+      [`${member(vote, 'voter')}: ${member(vote, 'verdict')}`, member(vote, 'reason')].filter(Boolean).join(', '),
+    ]),
     ['decided by', `${groupsText(approval)}, ${votesText(approval)} so far`],
+    ['delay', delayText(approval)],
     ...(Array.isArray(votes) ? votes.filter(isObject) : []).map((vote): [string, string] => [
       'vote',
       `${member(vote, 'person')}: ${member(vote, 'verdict')}, ${member(vote, 'reason')}`,

@@ -6,7 +6,7 @@ import { LIST_OPTIONS, limitOf, readList } from './pages.ts';
 import { undoManner } from './undo-text.ts';
 import type { Verb } from './verb.ts';
 
-const STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'any'] as const;
+const STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'unopposed', 'any'] as const;
 
 export const approvals: Verb = {
   name: 'approvals',

@@ -94,6 +94,9 @@ function tell(out: Output, decided: JsonObject, isNew: boolean): void {
   }
   out.line('');
   out.line(`${txn} is ${isNew && state !== 'pending' ? 'now ' : ''}`, paint(approvalStyle(state), state));
-  if (state === 'pending') out.line(`Your vote counts; it has ${votesText(decided)} of what it needs.`);
+  const leavesAt = member(decided, 'leavesAt');
+  if (state === 'pending' && leavesAt !== '')
+    out.line(`It leaves by itself at ${leavesAt}; until then it can be rejected.`);
+  else if (state === 'pending') out.line(`Your vote counts; it has ${votesText(decided)} of what it needs.`);
   if (state === 'approved') out.line('It runs without its agent; "oncegate call <txn>" shows what comes of it.');
 }

@@ -1,6 +1,8 @@
 import { isObject, type JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Decision, Policies, Rule } from '../domain/policy.ts';
+import type { Agent, Approve, Decision, Policies, Poll, Rule } from '../domain/policy.ts';
+import type { Verdict } from '../domain/vote.ts';
 import type { BuiltInDecision } from '../policy/decide.ts';
+import { isOpen } from '../policy/poll.ts';
 import { explainRemotely } from './explain-remotely.ts';
 import { jsonOption } from './json-option.ts';
 import { near } from './near.ts';
@@ -52,12 +54,20 @@ interface Explained {
   readonly reason: string;
   readonly rule: string | null;
   readonly hold: Pick<Approve, 'by' | 'quorum' | 'withinMs'> | null;
+  readonly delayMs: number | null;
+  readonly voters: ExplainedVoters | null;
   /** The policies allow it, and the tool's schema does not. */
   readonly argumentFaults: readonly string[];
   readonly tried: readonly TriedRule[];
   readonly policyVersion: string;
   /** What the rules asked beside the call itself, and what they were told; null: nothing. */
   readonly facts: { readonly history: Record<string, number | 'unknown'>; readonly tainted: boolean | null } | null;
+}
+
+interface ExplainedVoters {
+  readonly quorum: number;
+  /** The verdict of a webhook is null: it is not asked here. */
+  readonly of: readonly { readonly voter: string; readonly verdict: Verdict | null; readonly reason: string | null }[];
 }
 
 interface TriedRule extends Pick<Rule, 'verdict' | 'pattern'> {
@@ -94,30 +104,40 @@ async function explanationOf(
   return { agent: agent.name, tool, args, ...verdict, rule: decider?.id ?? null, tried: rules, policyVersion, facts };
 }
 
-type Verdict = Pick<Explained, 'outcome' | 'code' | 'reason' | 'hold' | 'argumentFaults'> & {
+type Told = Pick<Explained, 'outcome' | 'code' | 'reason' | 'hold' | 'delayMs' | 'voters' | 'argumentFaults'> & {
   readonly decider: Rule | undefined;
 };
 
-function verdictOf(decision: Decision, args: JsonObject): Verdict {
+function verdictOf(decision: Decision, args: JsonObject): Told {
   const { rule: decider } = decision;
   if (!decision.allowed) {
-    return { outcome: 'deny', code: decision.code, reason: decision.reason, hold: null, argumentFaults: [], decider };
+    return { ...NOTHING_MORE, outcome: 'deny', code: decision.code, reason: decision.reason, decider };
   }
-  const { tool, rule, hold } = decision;
+  const { tool, rule, hold, poll } = decision;
+  const isOutvoted = poll !== undefined && !isOpen(poll);
+  const outcome = hold === undefined && rule.delayMs === undefined ? 'allow' : 'hold';
   return {
-    outcome: hold === undefined ? 'allow' : 'hold',
-    code: null,
-    reason: `allowed by ${rule.id}`,
+    outcome: isOutvoted ? 'deny' : outcome,
+    code: isOutvoted ? 'denied' : null,
+    reason: isOutvoted ? `too few voters of ${rule.id} approve` : `allowed by ${rule.id}`,
+    delayMs: rule.delayMs ?? null,
+    voters: poll === undefined ? null : votersOf(poll),
     hold: hold === undefined ? null : { by: hold.by, quorum: hold.quorum, withinMs: hold.withinMs },
     argumentFaults: tool.faults(args),
     decider,
   };
 }
 
+const NOTHING_MORE = { hold: null, delayMs: null, voters: null, argumentFaults: [] } as const;
+
+function votersOf({ quorum, votes, open }: Poll): ExplainedVoters {
+  return { quorum, of: [...votes, ...open.map(({ name }) => ({ voter: name, verdict: null, reason: null }))] };
+}
+
 /** Of a tool of the gateway itself, which has no contract. */
-function ownVerdict(decision: BuiltInDecision): Verdict {
+function ownVerdict(decision: BuiltInDecision): Told {
   const { allowed, rule: decider } = decision;
-  const common = { hold: null, argumentFaults: [], decider };
+  const common = { ...NOTHING_MORE, decider };
   return allowed
     ? { ...common, outcome: 'allow', code: null, reason: `allowed by ${decision.rule.id}` }
     : { ...common, outcome: 'deny', code: 'denied', reason: decision.reason };
@@ -125,7 +145,10 @@ function ownVerdict(decision: BuiltInDecision): Verdict {
 
 const STYLE: Readonly<Record<Explained['outcome'], Style>> = { allow: 'green', hold: 'yellow', deny: 'red' };
 
-function tell(out: Output, { outcome, reason, code, hold, argumentFaults, tried, facts }: Explained): void {
+function tell(
+  out: Output,
+  { outcome, reason, code, hold, delayMs, voters, argumentFaults, tried, facts }: Explained,
+): void {
   out.line(paint(STYLE[outcome], outcome), out.terminal ? `: ${reason}` : `\t${reason}`);
   if (code === 'unknown_tool') out.line('a rule covers the name, so the agent hears 404 unknown_tool');
   if (hold !== null) {
@@ -135,6 +158,13 @@ function tell(out: Output, { outcome, reason, code, hold, argumentFaults, tried,
   for (const question of Object.keys(facts?.history ?? {}))
     out.line(`taken as 0, as of an agent without a past: history.${question}`);
   if (facts?.tainted != null) out.line(`taken as ${facts.tainted}: tainted`);
+  if (voters !== null) {
+    out.line(`${voters.quorum} of ${counted(voters.of.length, 'voter')} must approve:`);
+    for (const { voter, verdict, reason: why } of voters.of)
+      out.line(`  ${voter}: ${verdict === null ? 'would be asked' : `${verdict}, ${why}`}`);
+  }
+  if (delayMs !== null)
+    out.line(`it is held for ${span(delayMs)}${hold === null ? '' : ' more'}, then leaves by itself`);
   for (const fault of argumentFaults) out.line(paint('red', `but the arguments do not fit the tool: ${fault}`));
   if (!out.terminal) {
     for (const { rule, verdict, pattern, decides, why } of tried) {

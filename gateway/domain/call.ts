@@ -17,6 +17,14 @@ export interface CallEvent {
   readonly [detail: string]: Json;
 }
 
+/** What a held call waits for: people, until it expires; or its time, when it leaves by itself. */
+export interface Hold {
+  readonly kind: 'approval' | 'delay';
+  readonly until: Date;
+  /** As PostgreSQL counts it. */
+  readonly leftMs: number;
+}
+
 /** A call as the ledger tells it. */
 export interface Call {
   readonly txn: string;
@@ -87,6 +95,8 @@ export interface Call {
   readonly undoTries: number;
   /** Of a compensation: the call it undoes. */
   readonly undoOf: string | null;
+  /** While it is held. */
+  readonly hold: Hold | null;
   /** Who looks after an open call: a process, the clock, or (neither) a person. */
   readonly owner: string | null;
   readonly dueAt: Date | null;
@@ -126,6 +136,7 @@ export type CallFace = Pick<
 > & {
   /** In doubt, but the gateway itself is still finding out. */
   readonly pursued: boolean;
+  readonly hold?: Hold | null;
 };
 
 export function face(call: Call): CallFace {

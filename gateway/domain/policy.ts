@@ -1,6 +1,7 @@
 import type { Json, JsonObject } from './json.ts';
 import type { LockMode, LockScope } from './lock.ts';
 import type { Asks, Past } from './past.ts';
+import type { Vote } from './vote.ts';
 
 /**
  * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
@@ -194,6 +195,34 @@ export interface Approve {
   readonly withinMs: number;
 }
 
+/** A voter that is asked over the network. */
+export interface WebhookVoter {
+  readonly name: string;
+  readonly url: string;
+  /** Signs what is asked and what is answered. Never stored, logged or shown. */
+  readonly secret: string;
+  readonly allowPrivate: boolean;
+  readonly withinMs: number;
+}
+
+/** One who must be convinced that a call is a good idea: an expression, or somebody at a webhook. */
+export type Voter = { readonly name: string; readonly when: Expression<boolean> } | WebhookVoter;
+
+export interface Voters {
+  /** So many must approve. */
+  readonly quorum: number;
+  readonly of: readonly Voter[];
+}
+
+/** Where the voters of one call stand before anybody is asked over the network. */
+export interface Poll {
+  readonly quorum: number;
+  /** What the expressions say. */
+  readonly votes: readonly Vote[];
+  /** Who is still to be asked. */
+  readonly open: readonly WebhookVoter[];
+}
+
 export interface Rule {
   /** `billing-bot rule 1 (policies/billing.yaml:12)`: how every decision names it. */
   readonly id: string;
@@ -211,6 +240,9 @@ export interface Rule {
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */
   readonly approve?: Approve | 'never';
+  readonly voters?: Voters;
+  /** How long what it allows is held before it leaves by itself. */
+  readonly delayMs?: number;
 }
 
 /** Which tokens of an OIDC issuer make their bearer an agent. */
@@ -250,7 +282,14 @@ export interface Policies {
 }
 
 export type Decision =
-  | { readonly allowed: true; readonly tool: Tool; readonly rule: Rule; readonly hold: Approve | undefined }
+  | {
+      readonly allowed: true;
+      readonly tool: Tool;
+      readonly rule: Rule;
+      readonly hold: Approve | undefined;
+      /** The rule has voters: it allows nothing unless enough of them approve. */
+      readonly poll: Poll | undefined;
+    }
   | {
       readonly allowed: false;
       readonly code: 'denied' | 'unknown_tool';

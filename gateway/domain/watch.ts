@@ -6,7 +6,7 @@ export interface Trace {
 }
 
 /** Where the time of a call goes; `call` is all of it as its caller sees it, `recover` and `undo` all of it without one. */
-export const STINTS = ['call', 'decide', 'claim', 'wait', 'send', 'settle', 'recover', 'undo'] as const;
+export const STINTS = ['call', 'decide', 'vote', 'claim', 'wait', 'send', 'settle', 'recover', 'undo'] as const;
 export type StintName = (typeof STINTS)[number];
 
 export interface About {

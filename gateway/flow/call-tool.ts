@@ -9,6 +9,7 @@ import type { Agent, Approve, Policies, Rule, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
+import type { Vote } from '../domain/vote.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { Guards, Intent, Overtaken } from '../ledger/calls.ts';
@@ -19,7 +20,7 @@ import type { Dispatch } from './dispatch.ts';
 import { exposeAsker } from './exposure.ts';
 import { type Facts, factsOf, factsShown } from './facts.ts';
 import type { Final } from './finals.ts';
-import { guardsOf } from './guards.ts';
+import { guardsOf, shownOf } from './guards.ts';
 import { type Identified, identifyCall } from './identify-call.ts';
 import { freshJob } from './job.ts';
 import { aliasOf, join, meantBy, toldToJoiner, tookPart } from './join.ts';
@@ -45,6 +46,7 @@ import { exceeded } from './spending.ts';
 import type { Station } from './station.ts';
 import { type OwnUndo, storedUndo } from './undo.ts';
 import { goesUnrecorded, readUnrecorded } from './unrecorded.ts';
+import { Outvoted, votesJson, votesOn } from './votes.ts';
 
 /** A decision that what the agent does beside it changes this often is given up. */
 const MOST_DECISIONS = 5;
@@ -96,6 +98,9 @@ interface Admitted {
   readonly policies: Policies;
   readonly rule: Rule;
   readonly hold: Approve | undefined;
+  /** How long it is held at most: for people, or because its rule delays it. Undefined: it is sent now. */
+  readonly heldMs: number | undefined;
+  readonly votes: readonly Vote[];
   readonly args: string;
   readonly fingerprint: Buffer;
   readonly identified: Identified;
@@ -172,12 +177,16 @@ async function walk(
         { args: asked.args, agent, canonicalArgs: args, trace: stint.trace, ...continued(asked) },
         identified.txn,
       );
-    const { rule } = decision;
+    const { rule, poll } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
-    refuseWhatIsOff(station, agent, tool, hold !== undefined);
-    const judged = { asked, tool, policies, rule, decision, scope, hold, fingerprint, request, identified };
-    const guards = guardsOf(station, judged);
-    admitted = { asked, tool, policies, rule, hold, args, fingerprint, identified, request, guards, stint };
+    const heldMs = hold?.withinMs ?? rule.delayMs;
+    refuseWhatIsOff(station, agent, tool, heldMs !== undefined);
+    const judged = { asked, tool, policies, rule, scope, fingerprint, request };
+    const motion = { txn: identified.txn, tool, rule, poll, policies, shown: () => shownOf({ ...judged, votes: [] }) };
+    const votes = await votesOn(station, motion, { agent, stint });
+    if (votes === undefined) return repeat(flow, identified.txn, fingerprint, asked, stint);
+    const guards = guardsOf(station, { ...judged, decision, hold, identified, votes });
+    admitted = { ...judged, hold, heldMs, votes, args, identified, guards, stint };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
@@ -190,12 +199,15 @@ async function walk(
   const claiming = station.watch.begin('claim', about, stint);
   const won = await claim(flow, admitted).finally(() => claiming.end());
   // Whoever waited for a lock has that much less patience left.
-  const left = { ...asked, patienceMs: Math.max(0, asked.patienceMs - (performance.now() - began)) };
+  const patienceMs = Math.max(0, asked.patienceMs - (performance.now() - began));
   if (typeof won === 'object') {
     const times = (overtaken?.times ?? 0) + 1;
     if (times >= MOST_DECISIONS) throw undecided(txn);
-    return walk(flow, left, stint, { facts: { ...facts, history: won.past }, times });
+    return walk(flow, { ...asked, patienceMs }, stint, { facts: { ...facts, history: won.past }, times });
   }
+  // Nobody waits for a delay that is longer than their patience.
+  const isFar = won && admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
+  const left = { ...asked, patienceMs: isFar ? 0 : patienceMs };
   return won ? tell(flow, txn, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
 }
 
@@ -224,6 +236,7 @@ async function refuse(
       policy: policies.version,
       reason: error.message,
       ...factsShown(facts),
+      ...(error instanceof Outvoted ? { votes: votesJson(error.votes) } : {}),
     });
     await logEntry(station.db, entry);
   }
@@ -266,7 +279,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
   if (dispatch.carried(txn) !== undefined) return false;
   const owner = station.lease.id;
   const payload = { args: asked.args, request: admitted.request };
-  const held = admitted.hold !== undefined;
+  const held = admitted.heldMs !== undefined;
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
   const state = held ? 'held' : tool.observe === undefined ? 'sending' : 'ready';
@@ -281,7 +294,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
     fence: randomInt(1, 1_000_000_000),
     state,
     owner: held ? null : owner,
-    dueInMs: admitted.hold?.withinMs ?? null,
+    dueInMs: admitted.heldMs ?? null,
     keyLifetimeMs,
     policyVersion: admitted.policies.version,
     rule: admitted.rule.id,
@@ -301,6 +314,7 @@ async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): P
       rule: admitted.rule.id,
       ...(asked.saga === undefined ? {} : { saga: asked.saga }),
       ...asked.fence,
+      ...(admitted.votes.length === 0 ? {} : { votes: votesJson(admitted.votes) }),
     }),
   };
   refuseUnlessInForce(station, owner);

@@ -1,7 +1,7 @@
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Approve, Person } from '../domain/policy.ts';
+import type { Approve, Person, Role } from '../domain/policy.ts';
 import { type Approval, type ApprovalState, castVote, listApprovals, readApproval } from '../ledger/approvals.ts';
 import { isCursor } from '../ledger/lists.ts';
 import { decide } from '../policy/decide.ts';
@@ -49,7 +49,7 @@ export async function decideApproval(flow: Flow, wanted: Decision): Promise<Appr
   const approval = await readApproval(station.db, txn);
   if (approval === undefined)
     throw new GatewayError('not_found', `Nothing waits for a decision under ${txn.slice(0, 64)}.`);
-  refuseOutsiders(approval, person);
+  refuseOutsiders(approval, wanted);
   if (approval.state !== 'pending') return alreadyDecided(station, approval, verdict);
 
   const view = viewOf(station, approval);
@@ -77,15 +77,27 @@ export async function decideApproval(flow: Flow, wanted: Decision): Promise<Appr
 
 function alreadyDecided(station: Station, approval: Approval, verdict: Decision['verdict']): ApprovalView {
   const agrees =
-    (verdict === 'approve' && approval.state === 'approved') || (verdict === 'reject' && approval.state === 'rejected');
+    verdict === 'reject' ? approval.state === 'rejected' : ['approved', 'unopposed'].includes(approval.state);
   if (agrees) return viewOf(station, approval);
   throw new GatewayError('conflict', `It is decided already: ${approval.state}.`, { txn: approval.txn });
 }
 
-function refuseOutsiders(approval: Approval, person: Person): void {
+function refuseOutsiders(approval: Approval, { person, verdict }: Decision): void {
+  // What leaves by itself may be stopped by whoever may stop anything: there is no time to look for the right person.
+  const stops = verdict === 'reject' && approval.leavesAt !== null && has(person, 'operator', 'approver');
+  if (!stops && !has(person, 'approver'))
+    throw new GatewayError(
+      'forbidden',
+      `${person.name} has the roles ${person.roles.join(', ')}; this needs approver.`,
+    );
+  if (stops) return;
   if (person.name === approval.agent) throw new GatewayError('forbidden', 'Whoever asks cannot approve.');
   if (approval.groups.length === 0 || approval.groups.some((group) => person.groups.includes(group))) return;
   throw new GatewayError('forbidden', `This needs somebody of ${approval.groups.join(' or ')}; ${person.name} is not.`);
+}
+
+function has(person: Person, ...roles: readonly Role[]): boolean {
+  return person.roles.some((role) => role === 'admin' || roles.includes(role));
 }
 
 /** An approval adds to what policy allows; it never goes beyond. */
@@ -97,17 +109,21 @@ async function refuseWhatPolicyForbids(station: Station, approval: Approval, sho
     });
 }
 
-/** Why an approved call must not run under the policies in force; undefined when it may. */
+/** Why a call that was let go must not run under the policies in force; undefined when it may. */
 export async function whyNotApproved(
   station: Station,
   call: { readonly txn: string; readonly agent: string; readonly tool: string },
   payload: Payload,
 ): Promise<string | undefined> {
   const approval = await readApproval(station.db, call.txn);
-  if (approval?.shown == null || approval.state !== 'approved') return 'it was not approved';
-  if (approval.approvedDigest !== digestOf(approval.shown, station.policies().version))
-    return 'the policies changed after it was approved';
-  return whyNotNow(station, approval, JSON.parse(approval.shown) as Shown, payload);
+  const isLetGo = approval?.state === 'approved' || approval?.state === 'unopposed';
+  if (approval?.shown == null || !isLetGo) return 'it was held, and never let go';
+  const isAsAgreed = approval.approvedDigest === digestOf(approval.shown, station.policies().version);
+  const why = isAsAgreed
+    ? await whyNotNow(station, approval, JSON.parse(approval.shown) as Shown, payload)
+    : `the policies changed after it was ${approval.state === 'approved' ? 'approved' : 'held'}`;
+  if (why === undefined) return undefined;
+  return approval.state === 'approved' ? `approved, but ${why}` : `its delay is over, but ${why}`;
 }
 
 /** Without the exact arguments, which a person may not see where they are redacted, the rules are asked when it runs. */
@@ -135,6 +151,9 @@ async function whyNotNow(
   const facts = await factsOf(station, agent, toolName, { ...place, txn: approval.txn, asOf: approval.requestedAt });
   const decision = decide(policies, agent, toolName, { args, ...place, now: Date.now(), ...facts });
   if (!decision.allowed) return decision.reason;
+  // People do not stand in for voters, and voters said nothing of what other policies would do.
+  if (decision.rule.voters !== undefined && shown.votedUnder !== policies.version)
+    return `the voters of ${decision.rule.id} were not asked under these policies`;
   return decision.hold === undefined || suffices(approval, decision.hold)
     ? undefined
     : `${decision.rule.id} now asks for other people`;

@@ -110,7 +110,7 @@ export class Dispatch {
             break;
           }
           const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : {};
-          if (approved.why !== undefined) return this.#deny(job, `approved, but ${approved.why}`);
+          if (approved.why !== undefined) return this.#deny(job, approved.why);
           if (!job.attemptOpen) {
             const bar = await this.#recorder.insist(job, () => lockLate(this.#station, job));
             if (bar !== undefined) return this.#barred(job, bar);

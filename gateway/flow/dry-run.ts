@@ -2,11 +2,12 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { ERRORS, type ErrorCode, GatewayError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Decision, Rule, Tool } from '../domain/policy.ts';
+import type { Decision, Poll, Rule, Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { usedNow } from '../ledger/limits.ts';
 import { coversByName, explain } from '../policy/decide.ts';
+import { isOpen } from '../policy/poll.ts';
 import { earlierCall, type ToolCall } from './call-tool.ts';
 import { factsOf, factsShown } from './facts.ts';
 import { undoShown } from './hold.ts';
@@ -78,14 +79,14 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
 async function whatWouldHappen(
   station: Station,
   asked: ToolCall,
-  { tool, rule, hold }: Allowed,
+  { tool, rule, hold, poll }: Allowed,
   fingerprint: Buffer,
 ): Promise<JsonObject> {
   await refuseUndo(station, station.policies(), asked);
   const identified = await identifyCall(station, asked, tool, fingerprint);
   const found = await station.calls.read(identified.txn);
   const earlier = found ?? (identified.identity === 'key' ? await meantBy(station, identified.txn) : undefined);
-  const held = hold !== undefined || identified.holdAsRepeat === true;
+  const held = hold !== undefined || identified.holdAsRepeat === true || rule.delayMs !== undefined;
   const limits = await limitsOf(station, asked, rule);
   const plan: JsonObject = {
     txn: identified.txn,
@@ -94,6 +95,8 @@ async function whatWouldHappen(
     once: tool.effect === 'read' ? null : tool.once.by,
     undo: undoShown(tool, asked.undo, station.policies()) as JsonObject,
     hold: held,
+    ...(rule.delayMs === undefined ? {} : { delaySeconds: rule.delayMs / 1000 }),
+    ...(poll === undefined ? {} : { voters: votersOf(poll) }),
     limits: limits.map(({ spend, used }) => ({
       kind: spend.kind,
       max: spend.max,
@@ -111,7 +114,10 @@ async function whatWouldHappen(
     if (asked.fence !== undefined) await refuseFenced(station, asked.fence, asked.agent.name);
     if (asked.saga !== undefined) await refuseClosed(station, asked.saga, asked.agent.name);
     await refuseStrangeDependencies(station, asked);
-    const code = whatIsOff(station, asked.agent.name, tool, held) ?? limits.find(({ fits }) => !fits)?.code;
+    const code =
+      whatIsOff(station, asked.agent.name, tool, held) ??
+      (poll !== undefined && !isOpen(poll) ? 'denied' : undefined) ??
+      limits.find(({ fits }) => !fits)?.code;
     if (code !== undefined) return { ...plan, earlier: null, wouldAnswer: refusal(code) };
     return {
       ...plan,
@@ -122,6 +128,17 @@ async function whatWouldHappen(
   if (whyAnother(earlier, earlier.fingerprint, asked, fingerprint) !== undefined)
     return { ...plan, wouldAnswer: refusal('key_reused') };
   return { ...plan, earlier: { state: earlier.state }, wouldAnswer: answerOf(earlier) };
+}
+
+/** What the voters' expressions say now. Nobody is asked: the verdict of a webhook is null, and the answer supposes its approval. */
+function votersOf({ quorum, votes, open }: Poll): JsonObject {
+  return {
+    quorum,
+    of: [
+      ...votes.map(({ voter, verdict }) => ({ voter, by: 'when', verdict })),
+      ...open.map(({ name }) => ({ voter: name, by: 'webhook', verdict: null })),
+    ],
+  };
 }
 
 /** What would be locked; whether it is free is only known when it is. */

@@ -1,15 +1,17 @@
 import type { PreparedRequest } from '../domain/adapter.ts';
 import type { Approve, Decision, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { Vote } from '../domain/vote.ts';
 import type { ApprovalRequest } from '../ledger/approvals.ts';
 import type { Guards } from '../ledger/calls.ts';
-import type { CallScope } from '../policy/decide.ts';
+import { type CallScope, DEFAULT_HOLD } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
 import { exposureOf, isUntrusted } from './exposure.ts';
 import { factsShown, historyGuard } from './facts.ts';
-import { whatIsShown } from './hold.ts';
+import { digestOf, whatIsShown } from './hold.ts';
 import { lockOrderOf } from './locking.ts';
 import { spendsOf } from './spending.ts';
 import type { Station } from './station.ts';
+import { voteEvents } from './votes.ts';
 
 /** A call that passed judgement, as far as it tells what else must hold. */
 interface Guarded {
@@ -24,11 +26,13 @@ interface Guarded {
   readonly fingerprint: Buffer;
   readonly request: PreparedRequest;
   readonly identified: { readonly txn: string; readonly alias?: string };
+  /** What the voters of its rule said. */
+  readonly votes: readonly Vote[];
 }
 
 /** What else must hold in the transaction of the claim; undefined for most calls, which then share theirs with others. */
 export function guardsOf(station: Station, guarded: Guarded): Guards | undefined {
-  const { asked, tool, rule, hold, identified } = guarded;
+  const { asked, tool, rule, hold, identified, votes } = guarded;
   const { args } = asked;
   const agent = asked.agent.name;
   const saga = asked.saga ?? null;
@@ -36,28 +40,45 @@ export function guardsOf(station: Station, guarded: Guarded): Guards | undefined
   const spends = spendsOf(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() });
   // Made for a held call too: what cannot be locked is refused now, not after a person was asked.
   const order = lockOrderOf(station, tool, { txn: identified.txn, agent, args, saga, run });
+  const isHeld = hold !== undefined || rule.delayMs !== undefined;
   // But it locks nothing while it waits: it takes its locks when it is let go.
-  const locks = hold === undefined ? order : undefined;
+  const locks = isHeld ? undefined : order;
   const history = historyGuard({ ...guarded, agent: asked.agent, tool: tool.name });
   const told = { txn: identified.txn, tool: tool.name };
   const exposure = isUntrusted(guarded.policies, tool) ? exposureOf(station, { agent, saga, run }, told) : undefined;
   const { alias } = identified;
-  const plain = spends.length === 0 && hold === undefined && locks === undefined && alias === undefined;
-  if (plain && history === undefined && exposure === undefined) return undefined;
-  const approval = hold === undefined ? undefined : approvalOf(station, guarded, hold);
-  return { spends, locks, alias, approval, history, exposure };
+  const isPlain = spends.length === 0 && !isHeld && locks === undefined && alias === undefined && votes.length === 0;
+  if (isPlain && history === undefined && exposure === undefined) return undefined;
+  const approval = isHeld ? approvalOf(station, guarded) : undefined;
+  const events = votes.length === 0 ? {} : { events: voteEvents(votes) };
+  return { spends, locks, alias, approval, history, exposure, ...events };
 }
 
-function approvalOf({ mostPending }: Station, guarded: Guarded, hold: Approve): ApprovalRequest {
-  const { asked, tool, rule, policies, request, fingerprint, scope } = guarded;
+/** What a person, a voter or nobody is shown before it is sent. */
+export function shownOf({
+  asked,
+  tool,
+  rule,
+  policies,
+  request,
+  fingerprint,
+  scope,
+  votes,
+}: Omit<Guarded, 'hold' | 'identified' | 'decision'>) {
   const { args, undo, saga, fence, continuation } = asked;
-  const told = { fingerprint, rule: rule.id, ...factsShown(scope) };
+  const told = { fingerprint, rule: rule.id, ...factsShown(scope), votes };
   const call = { agent: asked.agent.name, args, undo, saga, run: fence?.run, continuation, ...told };
-  return {
-    shown: whatIsShown(call, tool, request, policies),
-    groups: hold.by,
-    quorum: hold.quorum,
-    withinMs: hold.withinMs,
-    mostPending,
-  };
+  return whatIsShown(call, tool, request, policies);
+}
+
+/** People decide first, and the delay begins when they have; without them it begins now, under today's policies. */
+function approvalOf({ mostPending }: Station, guarded: Guarded): ApprovalRequest {
+  const { rule, policies, hold } = guarded;
+  const { delayMs = null } = rule;
+  const shown = shownOf(guarded);
+  const { by: groups, quorum, withinMs } = hold ?? { ...DEFAULT_HOLD, withinMs: delayMs ?? 0 };
+  const common = { shown, groups, quorum, withinMs, mostPending };
+  return hold === undefined
+    ? { ...common, delayMs: null, leavesAs: digestOf(shown, policies.version) }
+    : { ...common, delayMs, leavesAs: null };
 }

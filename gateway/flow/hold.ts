@@ -4,6 +4,7 @@ import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import type { Vote } from '../domain/vote.ts';
 import type { OwnUndo } from './undo.ts';
 
 /** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
@@ -29,6 +30,10 @@ export interface Shown {
   readonly input?: Json;
   /** What its rules asked beside the call itself, and were told. */
   readonly facts?: JsonObject;
+  /** What the voters of its rule said of it before. */
+  readonly voters?: readonly Vote[];
+  /** The version of the policies that they voted under. */
+  readonly votedUnder?: string;
 }
 
 export function whatIsShown(
@@ -42,6 +47,7 @@ export function whatIsShown(
     continuation?: Continuation | undefined;
     run: string | undefined;
     facts?: JsonObject | undefined;
+    votes?: readonly Vote[];
   },
   tool: Tool,
   request: PreparedRequest,
@@ -60,6 +66,9 @@ export function whatIsShown(
     ...(call.saga === undefined ? {} : { saga: call.saga }),
     ...(call.run === undefined ? {} : { run: call.run }),
     ...(call.facts === undefined ? {} : { facts: call.facts }),
+    ...(call.votes === undefined || call.votes.length === 0
+      ? {}
+      : { voters: call.votes, votedUnder: policies.version }),
   };
   return canonical(shown as unknown as JsonObject);
 }

@@ -37,7 +37,7 @@ export interface Job {
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
-  /** A person approved it: before anything leaves it is made sure that this still holds. */
+  /** It was held, and a person or the end of its delay let it go: before anything leaves it is made sure that this still holds. */
   readonly approved: boolean;
   readonly saga: string | null;
   /** Of a compensation: the call it undoes. It runs whatever became of its agent. */
@@ -93,7 +93,7 @@ export function jobOf(
     roundAt: moment(call.roundAt) ?? performance.now(),
     firstSentAt: moment(call.firstSentAt),
     unknownSince: moment(call.unknownSince),
-    approved: call.events.some((event) => event.what === 'approved'),
+    approved: call.events.some(({ what }) => what === 'approved' || what === 'unopposed'),
     saga: call.saga,
     undoOf: call.undoOf,
     recalled: call.recalled,

@@ -4,6 +4,7 @@ import type { ErrorCode } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
 import type { Advance } from '../ledger/calls.ts';
 import { disown, ownedCalls, postpone, takeOver } from '../ledger/custody.ts';
+import { letGo } from '../ledger/delays.ts';
 import { endDeadNeighbours } from '../ledger/processes.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
@@ -97,13 +98,19 @@ export class Recovery {
 
   async #carry(call: Call, owner: string): Promise<void> {
     const { db, sealingKey } = this.#station;
-    if (call.state === 'held') {
+    if (call.state === 'held' && call.hold?.kind !== 'delay') {
       const entry = auditEntry('call_expired', { txn: call.txn, agent: call.agent, tool: call.tool });
       await endHeld(db, call.txn, 'expired', 'nobody answered in time', entry);
       return;
     }
+    // What is delayed stays so while it is frozen, and can still be stopped.
     if (frozenFor(this.#station, { ...call, tool: { name: call.tool } }) !== undefined)
       return postpone(db, call.txn, owner, FROZEN_RECHECK_MS);
+    if (call.state === 'held') {
+      const entry = auditEntry('call_unopposed', { txn: call.txn, agent: call.agent, tool: call.tool });
+      if (await letGo(db, call.txn, entry)) this.wake();
+      return;
+    }
     const tool = this.#station.policies().tools.get(call.tool);
     const payload = load(sealingKey, call);
     if (tool === undefined) return this.#doubt(call, `the tool ${call.tool} is no longer declared`);

@@ -4,7 +4,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import type { LockedBy } from '../ledger/locks.ts';
-import { coversByName, decide } from '../policy/decide.ts';
+import { coversByName, decide, isWary } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
 import { type Facts, factsOf, factsShown } from './facts.ts';
 import { locked } from './locking.ts';
@@ -51,10 +51,10 @@ export async function refuseUndo(station: Station, policies: Policies, asked: To
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
   if (policies.tools.get(tool)?.effect === 'read')
     throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
-  if (decision.hold !== undefined)
+  if (decision.hold !== undefined || isWary(decision.rule))
     throw new GatewayError(
       'denied',
-      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when a person approves it, so it cannot be promised.`,
+      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when ${decision.hold === undefined ? 'its voters or its delay let' : 'a person approves'} it, so it cannot be promised.`,
       { members: { rule: decision.rule.id } },
     );
 }

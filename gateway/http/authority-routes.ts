@@ -31,7 +31,7 @@ const explainSchema = z.strictObject({
   tool: z.string(),
   args: z.custom<JsonObject>((v) => typeof v === 'object' && v !== null && !Array.isArray(v), 'must be an object'),
 });
-const APPROVAL_STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled'] as const;
+const APPROVAL_STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'unopposed'] as const;
 const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
 export interface PolicyControl {
@@ -58,7 +58,8 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   for (const verdict of ['approve', 'reject'] as const) {
     app.post(`/admin/approvals/:txn/${verdict}`, async (request) => {
-      const person = as(request, 'approver');
+      // An operator may stop what is delayed, which is for the flow to know.
+      const person = as(request, verdict === 'approve' ? 'approver' : 'viewer');
       const txn = param(request, 'txn');
       if (!TXN.test(txn)) throw new GatewayError('not_found', 'Nothing waits for a decision here.');
       return approvalJson(await decideApproval(flow, { ...readBody(request, decisionSchema), txn, verdict, person }));
@@ -175,6 +176,10 @@ function approvalJson({ approval, shown, policyVersion, digest }: ApprovalView):
     quorum: approval.quorum,
     requestedAt: approval.requestedAt.toISOString(),
     expiresAt: approval.expiresAt.toISOString(),
+    hold: approval.leavesAt === null ? 'approval' : 'delay',
+    leavesAt: approval.leavesAt?.toISOString() ?? null,
+    delaySeconds: approval.delayMs === null ? null : approval.delayMs / 1000,
+    voters: (shown?.voters ?? []).map((vote) => ({ ...vote })),
     decidedAt: approval.decidedAt?.toISOString() ?? null,
     votes: approval.votes.map(({ person, verdict, reason: why, at }) => ({ person, verdict, reason: why, at })),
   };

@@ -57,9 +57,19 @@ export function sendCall(reply: FastifyReply, call: CallFace, repeat: boolean, i
   return reply
     .status(202)
     .header('location', `/v1/calls/${call.txn}`)
-    .header('retry-after', '1')
+    .header('retry-after', String(secondsToWait(call)))
     .type('application/json')
     .send(callText(call, repeat));
+}
+
+/** What is delayed leaves when it does; a person may come at any time. */
+function secondsToWait({ hold }: CallFace): number {
+  return hold?.kind === 'delay' ? Math.max(1, Math.ceil(hold.leftMs / 1000)) : 1;
+}
+
+/** What a held call waits for, and until when. */
+function holdView({ hold }: Pick<CallFace, 'hold'>): { hold?: JsonObject } {
+  return hold == null ? {} : { hold: { kind: hold.kind, until: hold.until.toISOString() } };
 }
 
 /** The problem a call ended in, or is in; undefined when there is none to tell. */
@@ -107,7 +117,7 @@ const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observe
 
 /** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
 export function callText(call: CallFace, replayed: boolean): string {
-  const head = { txn: call.txn, tool: call.tool, state: call.state, replayed };
+  const head = { txn: call.txn, tool: call.tool, state: call.state, replayed, ...holdView(call) };
   const tail = {
     ...(call.outcome !== null && TOLD_OUTCOMES.has(call.outcome) ? { outcome: call.outcome } : {}),
     saga: call.saga,
@@ -158,7 +168,7 @@ export function resultJson(answer: Answer | null): Json {
 export function callView(call: Call, pursued: boolean, full: boolean): string {
   const problem = problemOf({ ...call, pursued }, false);
   const { txn, tool, state } = call;
-  const head = { txn, tool, state, replayed: false };
+  const head = { txn, tool, state, replayed: false, ...holdView(call) };
   // What a compensation carries may be what was observed, which its agent need not be allowed to see.
   const isHidden = !full && call.undoOf !== null;
   const tail = {
@@ -217,10 +227,12 @@ export function timeline(
   call: Call,
   joined: readonly { readonly agent: string; readonly at: Date }[] = [],
 ): CallEvent[] {
+  const isVote = ({ what }: CallEvent): boolean => what === 'vote';
   const events: CallEvent[] = [
+    ...call.events.filter(isVote),
     { at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' },
   ];
-  events.push(...call.events);
+  events.push(...call.events.filter((happened) => !isVote(happened)));
   if (call.settledAt !== null) {
     events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });
   }

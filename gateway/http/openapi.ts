@@ -50,6 +50,14 @@ const CALL: JsonObject = {
     tool: { type: 'string' },
     state: { type: 'string', enum: [...STATES] },
     replayed: { type: 'boolean' },
+    hold: {
+      type: 'object',
+      description: 'Of a held call: whether it waits for people, or leaves by itself; and until when.',
+      properties: {
+        kind: { type: 'string', enum: ['approval', 'delay'] },
+        until: { type: 'string', format: 'date-time' },
+      },
+    },
     result: {},
     outcome: { type: ['string', 'null'] },
     saga: { type: ['string', 'null'], format: 'uuid' },

@@ -1,10 +1,12 @@
 import { leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { beginDelay } from './delays.ts';
 import { lockBucket } from './limits.ts';
 import { before } from './lists.ts';
 
-export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled';
+/** `unopposed`: nobody stopped it while it was delayed, and it left by itself. */
+export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled' | 'unopposed';
 
 /** What a held call waits for. */
 export interface ApprovalRequest {
@@ -15,6 +17,10 @@ export interface ApprovalRequest {
   readonly withinMs: number;
   /** How many of the agent's calls may wait at once. */
   readonly mostPending: number;
+  /** How long it is held once people agreed; null: it goes at once. */
+  readonly delayMs: number | null;
+  /** Nobody must agree: it leaves after `withinMs`, if it still has this digest then. Null: people must. */
+  readonly leavesAs: string | null;
 }
 
 export interface Vote {
@@ -36,6 +42,10 @@ export interface Approval {
   readonly approvedDigest: string | null;
   readonly requestedAt: Date;
   readonly expiresAt: Date;
+  /** How long it is held once people agreed. */
+  readonly delayMs: number | null;
+  /** When it leaves by itself; null: not before people agree. */
+  readonly leavesAt: Date | null;
   readonly decidedAt: Date | null;
   readonly votes: readonly Vote[];
 }
@@ -48,28 +58,35 @@ export async function requestApproval(
   tool: string,
   request: ApprovalRequest,
 ): Promise<void> {
+  const { shown, groups, quorum, withinMs, delayMs, leavesAs } = request;
+  if (leavesAs === null) await refuseTooMany(tx, agent, request.mostPending);
+  await tx.run({
+    name: 'request-approval',
+    text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at, delay_ms, leaves_at, approved_digest)
+      values ($1, $2, $3, $4, $5, $6, now() + $7 * interval '1 ms', $8, case when $9::text is not null then now() + $7 * interval '1 ms' end,
+        decode($9, 'hex'))`,
+    values: [txn, agent, tool, shown, groups, quorum, withinMs, delayMs, leavesAs],
+  });
+}
+
+/** What leaves by itself waits for nobody, and does not count. */
+async function refuseTooMany(tx: Tx, agent: string, mostPending: number): Promise<void> {
   // Locked like a limit, so that the cap is exact.
   await lockBucket(tx, `pending:${agent}`);
   const [pending] = await tx.run<{ n: number }>({
     name: 'count-pending',
-    text: `select count(*)::int as n from approvals where agent = $1 and state = 'pending'`,
+    text: `select count(*)::int as n from approvals where agent = $1 and state = 'pending' and leaves_at is null`,
     values: [agent],
   });
-  if ((pending?.n ?? 0) >= request.mostPending) {
-    throw new GatewayError('rate_limited', `${request.mostPending} calls of ${agent} wait for people already.`, {
+  if ((pending?.n ?? 0) >= mostPending) {
+    throw new GatewayError('rate_limited', `${mostPending} calls of ${agent} wait for people already.`, {
       retryAfterSeconds: 60,
     });
   }
-  await tx.run({
-    name: 'request-approval',
-    text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at)
-      values ($1, $2, $3, $4, $5, $6, now() + $7 * interval '1 ms')`,
-    values: [txn, agent, tool, request.shown, request.groups, request.quorum, request.withinMs],
-  });
 }
 
 const COLUMNS = `a.txn, a.agent, a.tool, a.state, a.shown, a.groups, a.quorum, encode(a.approved_digest, 'hex') as "approvedDigest",
-  a.requested_at as "requestedAt", a.expires_at as "expiresAt", a.decided_at as "decidedAt",
+  a.requested_at as "requestedAt", a.expires_at as "expiresAt", a.delay_ms as "delayMs", a.leaves_at as "leavesAt", a.decided_at as "decidedAt",
   coalesce((select jsonb_agg(jsonb_build_object('person', v.person, 'verdict', v.verdict, 'digest', encode(v.digest, 'hex'),
     'reason', v.reason, 'at', v.at) order by v.at) from votes v where v.txn = a.txn), '[]') as votes`;
 
@@ -122,20 +139,24 @@ export interface CastVote {
  */
 export async function castVote(db: Database, vote: CastVote): Promise<Approval> {
   return db.transaction(async (tx) => {
-    const [locked] = await tx.run<{ state: ApprovalState; lapsed: boolean; quorum: number }>({
+    const [locked] = await tx.run<Locked>({
       name: 'lock-approval',
-      text: `select state, expires_at <= now() as lapsed, quorum from approvals where txn = $1 for update`,
+      text: `select state, expires_at <= now() as lapsed, quorum, delay_ms as "delayMs", leaves_at is not null as leaving,
+        encode(approved_digest, 'hex') as agreed from approvals where txn = $1 for update`,
       values: [vote.txn],
     });
     if (locked === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
     if (locked.state === 'pending') {
-      if (locked.lapsed) throw new GatewayError('conflict', 'The time to decide is over.', { txn: vote.txn });
+      // What leaves by itself can be stopped for as long as it has not: frozen, for one, it stays.
+      if (locked.lapsed && !locked.leaving)
+        throw new GatewayError('conflict', 'The time to decide is over.', { txn: vote.txn });
       // Before the call itself, as whoever takes calls over does it.
       await tx.run({
         name: 'lock-open-call',
         text: 'select txn from open_calls where txn = $1 for update',
         values: [vote.txn],
       });
+      const isNew = !(await hasApproved(tx, vote));
       await tx.run({
         name: 'vote',
         text: `insert into votes (txn, person, verdict, digest, reason) values ($1, $2, $3, decode($4, 'hex'), $5)
@@ -144,12 +165,47 @@ export async function castVote(db: Database, vote: CastVote): Promise<Approval> 
       });
       await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [vote.entry] });
       if (vote.verdict === 'reject') await reject(tx, vote);
-      else if ((await approvalsFor(tx, vote)) >= locked.quorum) await approve(tx, vote);
+      else await count(tx, vote, locked, isNew);
     }
     const now = await readApproval(tx, vote.txn);
     if (now === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
     return now;
   });
+}
+
+interface Locked {
+  readonly state: ApprovalState;
+  readonly lapsed: boolean;
+  readonly quorum: number;
+  readonly delayMs: number | null;
+  /** It leaves by itself. */
+  readonly leaving: boolean;
+  /** The digest it leaves as. */
+  readonly agreed: string | null;
+}
+
+/**
+ * A yes. It lets the call go, or begins its delay. Within the delay one more person is enough to let it go at once; but not
+ * one who is known to agree: a decision that is sent twice must not cut the delay short.
+ */
+async function count(
+  tx: Tx,
+  vote: CastVote,
+  { quorum, delayMs, leaving, agreed }: Locked,
+  isNew: boolean,
+): Promise<void> {
+  if (leaving && agreed === vote.digest) return isNew ? approve(tx, vote) : undefined;
+  if ((await approvalsFor(tx, vote)) < quorum) return undefined;
+  return delayMs === null ? approve(tx, vote) : beginDelay(tx, vote, delayMs);
+}
+
+async function hasApproved(tx: Tx, { txn, person, digest }: CastVote): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'has-approved',
+    text: `select 1 from votes where txn = $1 and person = $2 and verdict = 'approve' and digest = decode($3, 'hex')`,
+    values: [txn, person, digest],
+  });
+  return rows.length === 1;
 }
 
 /** Only votes for what is shown now count: whoever approved something else approved something else. */
@@ -212,12 +268,14 @@ export async function endHeld(
   const rows = await db.run<{ txn: string }>({
     name: 'end-held',
     text: `with locked as materialized (
-        select txn from approvals where txn = $1 for update
+        select txn, leaves_at from approvals where txn = $1 for update
       ), looked_after as materialized (
         select txn from open_calls where txn = $1 and (select count(*) from locked) >= 0 for update
       ), ended as (
         update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = $2, problem = $2, detail = $3, evidence = 'gateway', leaf = $4
-        where txn = $1 and state = 'held' and (select count(*) from looked_after) >= 0 returning txn
+        where txn = $1 and state = 'held' and (select count(*) from looked_after) >= 0
+          -- Somebody's yes began its delay while it was being ended for lack of one.
+          and ($2 <> 'expired' or not exists (select 1 from locked where leaves_at is not null)) returning txn
       ), closed as (
         delete from open_calls o using ended e where o.txn = e.txn
       ), decided as (

@@ -1,5 +1,5 @@
 import type { Answer, StoredRequest } from '../domain/adapter.ts';
-import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
+import type { Call, CallEvent, Evidence, Hold, Kind } from '../domain/call.ts';
 import type { ErrorCode } from '../domain/errors.ts';
 import type { StoredUndo, UndoState } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
@@ -59,10 +59,16 @@ export interface CallRow {
   undo_txn: string | null;
   undo_tries: number;
   undo_of: string | null;
+  hold: { kind: Hold['kind']; until: string; left_ms: number } | null;
   owner: string | null;
   due_at: Date | null;
   read_at: Date;
 }
+
+/** Looked up for held calls only: an expression, not a join that every call would pay for. */
+const HOLD = `case when c.state = 'held' then (
+  select jsonb_build_object('kind', case when a.leaves_at is null then 'approval' else 'delay' end, 'until', a.expires_at,
+    'left_ms', extract(epoch from a.expires_at - now()) * 1000) from approvals a where a.txn = c.txn) end`;
 
 /** For `from calls c left join open_calls o on o.txn = c.txn`. */
 export const CALL_COLUMNS = `
@@ -71,7 +77,7 @@ export const CALL_COLUMNS = `
   c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
   c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events,
   c.saga, c.ordinal, c.recalled, c.run, c.epoch, c.fenced, c.lock_token::float8 as lock_token, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
-  o.owner, o.due_at, now() as read_at`;
+  ${HOLD} as hold, o.owner, o.due_at, now() as read_at`;
 
 export const CALLS = 'calls c left join open_calls o on o.txn = c.txn';
 
@@ -130,6 +136,10 @@ export function toCall(row: CallRow): Call {
     undoTxn: row.undo_txn,
     undoTries: row.undo_tries,
     undoOf: row.undo_of,
+    hold:
+      row.hold === null
+        ? null
+        : { kind: row.hold.kind, until: new Date(row.hold.until), leftMs: Math.max(0, row.hold.left_ms) },
     owner: row.owner,
     dueAt: row.due_at,
     readAt: row.read_at,

@@ -9,7 +9,7 @@ import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
 import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
 import { valuesOf } from './columns.ts';
-import type { Database, Queryable } from './db.ts';
+import type { Database, Queryable, Tx } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { lockPast } from './history.ts';
 import { bindAlias } from './joins.ts';
@@ -72,6 +72,8 @@ export interface Guards {
   readonly history?: { readonly questions: readonly Question[]; readonly stands: (past: Past) => boolean } | undefined;
   /** What is tainted by this call. */
   readonly exposure?: Exposure | undefined;
+  /** What happened before it was claimed, for its timeline. */
+  readonly events?: readonly CallEvent[];
 }
 
 /** The agent did something since its rules were asked, and they would say something else now. */
@@ -203,6 +205,7 @@ export class Calls {
         if (held !== undefined && !('token' in held)) throw new Refused(held);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
+        if (guards.events !== undefined) await noteEvents(tx, intent.txn, guards.events);
         return held ?? 'won';
       });
     } catch (error) {
@@ -257,6 +260,14 @@ export class Calls {
     const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
     return txns.map((txn) => found.get(txn));
   }
+}
+
+async function noteEvents(tx: Tx, txn: string, events: readonly CallEvent[]): Promise<void> {
+  await tx.run({
+    name: 'note-events',
+    text: 'update calls set events = events || $2::jsonb where txn = $1',
+    values: [txn, JSON.stringify(events)],
+  });
 }
 
 /** Whether it may be claimed only while something else stands. */

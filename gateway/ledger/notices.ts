@@ -3,10 +3,10 @@ import type { Database } from './db.ts';
 
 export interface Notice {
   readonly id: string;
-  readonly kind: 'held' | 'approved' | 'rejected' | 'expired' | 'cancelled';
+  readonly kind: 'held' | 'approved' | 'rejected' | 'expired' | 'cancelled' | 'unopposed';
   readonly tries: number;
   readonly createdAt: Date;
-  /** What the trigger of migration 3 wrote. */
+  /** What the trigger of migration 11 wrote. */
   readonly body: NoticeBody;
 }
 
@@ -21,6 +21,8 @@ export interface NoticeBody {
   readonly quorum: number;
   readonly requestedAt: string;
   readonly expiresAt: string;
+  /** When it leaves by itself; not in what older builds wrote. */
+  readonly leavesAt?: string | null;
   readonly decidedAt: string | null;
   readonly votes: readonly Omit<Vote, 'digest'>[];
 }

@@ -71,10 +71,7 @@ function binary({ txn }: CallFace, { contentType }: Answer, data: string): JsonO
 
 /** Held by a person, or not ended yet: the call as it stands, and how to hear of it again. */
 function waitingResult(call: CallFace, repeat: boolean): JsonObject {
-  const why =
-    call.state === 'held'
-      ? `This call waits for a person to approve it. Nothing was sent so far.`
-      : `This call is still being carried out.`;
+  const why = call.state === 'held' ? whyHeld(call) : 'This call is still being carried out.';
   const how = `Ask again with the same arguments and the same key, or with oncegate__get_call and txn ${call.txn}: it is not carried out twice.`;
   return {
     isError: true,
@@ -82,6 +79,12 @@ function waitingResult(call: CallFace, repeat: boolean): JsonObject {
     structuredContent: JSON.parse(callText(call, repeat)) as JsonObject,
     _meta: { 'oncegate/txn': call.txn, 'oncegate/replayed': repeat },
   };
+}
+
+function whyHeld({ hold }: CallFace): string {
+  return hold?.kind === 'delay'
+    ? `This call is delayed on purpose and leaves by itself at ${hold.until.toISOString()}, unless it is withdrawn. Nothing was sent so far.`
+    : 'This call waits for a person to approve it. Nothing was sent so far.';
 }
 
 /**

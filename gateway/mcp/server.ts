@@ -166,7 +166,8 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
       continuation,
     });
     visit.answered.push(answer.call);
-    if (answer.call.state === 'held' && mayVisit(follower)) return visitRequest(visit, answer.call, continuation);
+    if (answer.call.state === 'held' && answer.call.hold?.kind !== 'delay' && mayVisit(follower))
+      return visitRequest(visit, answer.call, continuation);
     const result = resultOf(answer, upstream?.adapter === 'mcp', continuation !== undefined);
     if (era === 'modern' || result['resultType'] !== 'input_required') return result;
     if (round === MOST_ROUNDS) throw new McpError(-32603, `The tool asked ${round} times and is not content.`);

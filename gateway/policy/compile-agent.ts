@@ -3,6 +3,7 @@ import { milliseconds } from '../domain/duration.ts';
 import type { Agent, Approve, JwtSpec, Person, Rule, Tool } from '../domain/policy.ts';
 import { Asking, type World, whyNotAsked } from './asks.ts';
 import { bare } from './compile-tool.ts';
+import { compileDelay, compileVoters } from './compile-voters.ts';
 import { DEFAULT_HOLD } from './decide.ts';
 import type { Declared } from './declared.ts';
 import { compileCondition, compileNumber, type Site, type Variable } from './expressions.ts';
@@ -25,7 +26,11 @@ export function compileAgent(declared: Declared<AgentFile>, env: Env, world: Wor
     ...compileJwt(value.jwt, at(place, 'jwt'), env, report),
     rules: (value.rules ?? []).flatMap((rule, index) => {
       const twins = (value.rules ?? []).slice(0, index).filter((earlier) => earlier.allow === rule.allow).length;
-      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), world, report);
+      const compiled = compileRule({ agent: name, index, twins }, rule, at(place, 'rules', index), {
+        env,
+        world,
+        report,
+      });
       return compiled === undefined ? [] : [compiled];
     }),
   };
@@ -91,8 +96,7 @@ function compileRule(
   { agent, index, twins }: { agent: string; index: number; twins: number },
   rule: RuleFile,
   place: Place,
-  world: World,
-  report: Report,
+  { env, world, report }: { env: Env; world: World; report: Report },
 ): Rule | undefined {
   const pattern = rule.allow ?? rule.deny;
   if (pattern === undefined || (rule.allow !== undefined && rule.deny !== undefined)) {
@@ -101,7 +105,7 @@ function compileRule(
   }
   const verdict = rule.allow === undefined ? 'deny' : 'allow';
   if (verdict === 'deny') {
-    for (const key of ['rate', 'budget', 'approve'] as const) {
+    for (const key of ['rate', 'budget', 'approve', 'voters', 'delay'] as const) {
       if (rule[key] !== undefined) report.fault(keyOf(place, key), `a deny has no ${key}: it denies`);
     }
   }
@@ -127,6 +131,16 @@ function compileRule(
     ...(rule.approve !== undefined && {
       approve: rule.approve === 'never' ? 'never' : compileApprove(rule.approve, conditionSite('approve', 'when')),
     }),
+    ...(rule.voters !== undefined && {
+      voters: compileVoters(
+        rule.voters,
+        at(place, 'voters'),
+        (...path) => conditionSite('voters', ...path),
+        env,
+        report,
+      ),
+    }),
+    ...(rule.delay !== undefined && { delayMs: compileDelay(rule.delay, at(place, 'delay'), report) }),
   };
   const asks = asking.all();
   return asks === undefined ? compiled : { ...compiled, asks };

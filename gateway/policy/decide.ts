@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util';
 import type { JsonObject } from '../domain/json.ts';
 import type { Past } from '../domain/past.ts';
 import {
@@ -11,6 +12,7 @@ import {
   type Tool,
 } from '../domain/policy.ts';
 import { BUILT_IN } from './built-in.ts';
+import { openPoll } from './poll.ts';
 
 /**
  * May this agent call this tool with these arguments? Pure, and closed by default:
@@ -70,22 +72,30 @@ export function decide(policies: Policies, agent: Agent, toolName: string, call:
       : { allowed: false, code: 'denied', reason, rule: verdict.rule };
   }
   if (!verdict.allowed) return { allowed: false, code: 'denied', reason: verdict.reason, rule: verdict.rule };
-  return { allowed: true, tool, rule: verdict.rule, hold: holdOf(tool, verdict.rule, scopeOf(agent, toolName, call)) };
+  const { rule } = verdict;
+  const scope = scopeOf(agent, toolName, call);
+  return { allowed: true, tool, rule, hold: holdOf(tool, rule, scope), poll: openPoll(rule, scope) };
 }
 
 /** Whether two decisions about the same call come to the same. Every member counts, whatever they are. */
 export function isSameDecision(one: Decision, other: Decision): boolean {
   const members = Object.entries(one);
-  return members.length === Object.keys(other).length && members.every(([k, v]) => other[k as keyof Decision] === v);
+  return (
+    members.length === Object.keys(other).length &&
+    members.every(([k, v]) => isDeepStrictEqual(other[k as keyof Decision], v))
+  );
 }
 
 /** The gateway's own tools have no contract and no upstream, only a rule that allows them or none. */
 export function decideBuiltIn(agent: Agent, toolName: string, call: CallScope): BuiltInDecision {
   const scope = scopeOf(agent, toolName, call);
   const verdict = judge(agent, toolName, BUILT_IN[toolName], candidatesOf(agent, toolName), scope);
-  return verdict.allowed
-    ? { allowed: true, rule: verdict.rule }
-    : { allowed: false, reason: verdict.reason, rule: verdict.rule };
+  if (!verdict.allowed) return { allowed: false, reason: verdict.reason, rule: verdict.rule };
+  const { rule } = verdict;
+  // It is no call that could be voted on or wait; a rule that wants that does not allow it.
+  return isWary(rule)
+    ? { allowed: false, reason: `${rule.id} has voters or a delay: ${toolName} needs a rule without`, rule }
+    : { allowed: true, rule };
 }
 
 /** What an MCP server offers beside tools has no contract either, and is only ever read. */
@@ -94,11 +104,17 @@ export function decideOffer(agent: Agent, name: string, call: CallScope): { allo
   if (!verdict.allowed) return { allowed: false, reason: verdict.reason };
   const { rule } = verdict;
   // Such a reading is no call: it cannot be held or counted, so a rule that wants that does not allow it.
-  const isBound = rule.rate !== undefined || rule.budget !== undefined || typeof rule.approve === 'object';
+  const isBound =
+    rule.rate !== undefined || rule.budget !== undefined || typeof rule.approve === 'object' || isWary(rule);
   return {
     allowed: !isBound,
     reason: isBound ? `${rule.id} holds or counts what it allows; ${name} is only read` : '',
   };
+}
+
+/** Whether a rule wants voters, or time, before what it allows is done. */
+export function isWary({ voters, delayMs }: Rule): boolean {
+  return voters !== undefined || delayMs !== undefined;
 }
 
 /** Whether some rule could allow the tool for some arguments: what a list of tools shows. */

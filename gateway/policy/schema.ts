@@ -174,6 +174,20 @@ export const toolSchema = z.strictObject({
     .optional(),
 });
 
+const voter = z.strictObject({
+  name,
+  when: condition.optional(),
+  webhook: z
+    .string()
+    .min(1)
+    .max(2048)
+    .meta({ description: 'Whom to ask; answers approve, deny or abstain' })
+    .optional(),
+  secret: z.string().meta({ description: 'Signs question and answer: "${env.NAME}" or "${file("/path")}"' }).optional(),
+  within: duration.optional(),
+  allowPrivate: z.boolean().meta({ description: 'The webhook is at a private or loopback address' }).optional(),
+});
+
 const ruleSchema = z.strictObject({
   allow: glob.optional(),
   deny: glob.optional(),
@@ -191,6 +205,13 @@ const ruleSchema = z.strictObject({
         within: duration.optional(),
       }),
     ])
+    .optional(),
+  voters: z
+    .strictObject({ quorum: z.int().min(1).max(16).optional(), of: z.array(voter).min(1).max(16) })
+    .meta({ description: 'Who must be convinced of each call, and how many of them (default all)' })
+    .optional(),
+  delay: duration
+    .meta({ description: 'Held this long before it leaves by itself: time to think better of it' })
     .optional(),
 });
 
@@ -244,6 +265,10 @@ export const testFileSchema = z.strictObject({
         .meta({ description: 'What the agent did before' })
         .optional(),
       tainted: z.boolean().meta({ description: 'Whether it has read what strangers wrote' }).optional(),
+      votes: z
+        .record(name, z.enum(['approve', 'deny', 'abstain']))
+        .meta({ description: 'What voters behind webhooks say; whoever is not named says nothing' })
+        .optional(),
       expect: z.enum(['allow', 'deny', 'hold']),
       rule: z.string().optional(),
       code: z.enum(['denied', 'unknown_tool']).optional(),
@@ -255,6 +280,7 @@ export type KeyFile = z.infer<typeof key>;
 export type LockFile = z.infer<typeof lock>;
 export type UpstreamFile = z.infer<typeof upstreamSchema>;
 export type ToolFile = z.infer<typeof toolSchema>;
+export type VoterFile = z.infer<typeof voter>;
 export type RuleFile = z.infer<typeof ruleSchema>;
 export type AgentFile = z.infer<typeof agentSchema>;
 export type PersonFile = z.infer<typeof personSchema>;

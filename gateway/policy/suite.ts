@@ -1,9 +1,10 @@
 import { milliseconds } from '../domain/duration.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Decision, Policies } from '../domain/policy.ts';
+import type { Decision, Policies, Poll } from '../domain/policy.ts';
+import { carries, type Vote } from '../domain/vote.ts';
 import { asksOf } from './asks.ts';
 import { decide } from './decide.ts';
-import { locate, type Report, type Source } from './faults.ts';
+import { listed, locate, type Report, type Source } from './faults.ts';
 import { type PastCall, pastOf } from './history.ts';
 import { reportIssues } from './issues.ts';
 import { type TestFile, testFileSchema } from './schema.ts';
@@ -16,7 +17,8 @@ import { type TestFile, testFileSchema } from './schema.ts';
  *         agent: billing-bot
  *         tool: payments.charge
  *         args: { amount: 100, currency: usd }
- *         expect: allow              # allow | deny | hold
+ *         votes: { reviewer: approve }   # optional: what voters behind webhooks say; whoever is not named says nothing
+ *         expect: allow              # allow | deny | hold; a delay is a hold
  *         rule: rule 1               # optional: part of what names the rule or the reason
  *         history: [{ tool: payments.charge, args: { amount: 5 }, ago: 3m }]   # optional: what the agent did before
  *         tainted: true              # optional: it has read what strangers wrote
@@ -70,9 +72,10 @@ function runTest(policies: Policies, test: PolicyTest): TestResult {
     history: pastOf(before, asksOf(agent, test.tool)?.history ?? []),
     tainted: test.tainted ?? false,
   });
-  const got = outcomeOf(decision);
-  const because = decision.allowed ? decision.rule.id : decision.reason;
-  const faults: string[] = [];
+  const votes = decision.allowed ? votesIn(test, decision.poll) : [];
+  const got = outcomeOf(decision, votes);
+  const because = reasonOf(decision, votes);
+  const faults: string[] = strangersIn(test, decision);
   if (got !== test.expect) faults.push(`expected ${test.expect}, got ${got}: ${because}`);
   if (test.rule !== undefined && !because.includes(test.rule)) {
     faults.push(`expected ${JSON.stringify(test.rule)} to decide, but it was: ${because}`);
@@ -95,7 +98,38 @@ function mayImport({ upstreams }: Policies): boolean {
   return [...upstreams.values()].some((upstream) => upstream.import !== undefined);
 }
 
-function outcomeOf(decision: Decision): TestResult['got'] {
-  if (!decision.allowed) return 'deny';
-  return decision.hold === undefined ? 'allow' : 'hold';
+function outcomeOf(decision: Decision, votes: readonly Vote[]): TestResult['got'] {
+  if (!decision.allowed || isOutvoted(decision, votes)) return 'deny';
+  return decision.hold === undefined && decision.rule.delayMs === undefined ? 'allow' : 'hold';
+}
+
+function isOutvoted({ poll }: Extract<Decision, { allowed: true }>, votes: readonly Vote[]): boolean {
+  return poll !== undefined && !carries(votes, poll.quorum);
+}
+
+function reasonOf(decision: Decision, votes: readonly Vote[]): string {
+  if (!decision.allowed) return decision.reason;
+  const { rule, poll } = decision;
+  if (!isOutvoted(decision, votes)) return rule.id;
+  const said = votes.map(({ voter, verdict }) => `${voter}: ${verdict}`).join(', ');
+  return `${rule.id} needs ${poll?.quorum} approvals of its voters (${said})`;
+}
+
+/** Nobody is asked by a test: what it does not say itself counts as silence, which is not a yes. */
+function votesIn(test: PolicyTest, poll: Poll | undefined): readonly Vote[] {
+  const given = (voter: string): Vote['verdict'] => test.votes?.[voter] ?? 'abstain';
+  const reason = 'as the test says';
+  return [
+    ...(poll?.votes ?? []),
+    ...(poll?.open ?? []).map(({ name }) => ({ voter: name, verdict: given(name), reason })),
+  ];
+}
+
+/** Votes of nobody who would be asked: the test means another rule, or takes an expression for a webhook. */
+function strangersIn({ votes = {} }: PolicyTest, decision: Decision): string[] {
+  const asked = decision.allowed ? (decision.poll?.open ?? []).map(({ name }) => name) : [];
+  const rule = decision.rule?.id ?? 'no rule';
+  return Object.keys(votes)
+    .filter((voter) => !asked.includes(voter))
+    .map((voter) => `votes has ${voter}, but ${rule} decides, and it asks ${listed(asked) || 'nobody'} over a webhook`);
 }

@@ -65,6 +65,46 @@ describe('approvals', () => {
   });
 });
 
+describe('a delayed call', () => {
+  const leavesAt = new Date(Date.now() + 3_599_000).toISOString();
+  const DELAYED = {
+    ...APPROVAL,
+    hold: 'delay',
+    leavesAt,
+    expiresAt: leavesAt,
+    voters: [{ voter: 'reviewer', verdict: 'abstain', reason: 'no answer within 2000 ms' }],
+  };
+
+  it('is listed with the time until it leaves, and fits a terminal', async () => {
+    const { env } = await desk(APPROVED, [DELAYED]);
+    const { out } = await oncegate(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
+    expect(out).toContain('59m, leaves');
+    expect((await oncegate(['approvals', '--state', 'unopposed'], { env })).code).toBe(0);
+  });
+
+  it('is shown with what its voters said and when it leaves, and is rejected like any other', async () => {
+    const { env, asked } = await desk({ body: { ...DELAYED, state: 'rejected' } }, [DELAYED]);
+    const argv = ['reject', TXN, '--reason', 'not him'];
+    const { code, out } = await oncegate(argv, { env });
+    expect(code).toBe(0);
+    expect(out).toContain('voter\treviewer: abstain, no answer within 2000 ms\n');
+    expect(out).toContain(`delay\tit leaves by itself at ${leavesAt}; reject it to stop it\n`);
+    expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
+  });
+
+  it('says after an approval that began its delay when it leaves', async () => {
+    const waiting = { ...APPROVAL, hold: 'approval', leavesAt: null, delaySeconds: 300 };
+    const { env } = await desk({ body: DELAYED }, [waiting]);
+    const { out } = await oncegate(['approve', TXN, '--reason', 'yes', '--yes'], {
+      env: { ...env, NO_COLOR: '1' },
+      isTty: true,
+    });
+    expect(out).toContain('5m more once it is approved');
+    expect(out).toContain(`It leaves by itself at ${leavesAt}`);
+  });
+});
+
 describe('approve', () => {
   const argv = ['approve', TXN, '--reason', 'he knows Ann'];
 

@@ -125,6 +125,26 @@ describe('test', () => {
 });
 
 describe('explain', () => {
+  it('says what voters would be asked, and how long it would be held', async () => {
+    const rules = `[{ allow: u.t, delay: 5m, voters: { quorum: 1, of: [{ name: small, when: args.n < 5 }, { name: big, when: args.n > 100 }] } }]`;
+    const yaml = `upstreams:\n  u: { adapter: http, url: https://u.example }\ntools:\n  u.t: { upstream: u, once: { by: nature } }\nagents:\n  bot: { rules: ${rules} }\n`;
+    const cwd = await directory({ 'p.yaml': yaml });
+    const ask = (n: number) =>
+      oncegate(['explain', '--agent', 'bot', '--tool', 'u.t', '--args', `{"n": ${n}}`, '.'], { cwd });
+    const good = await ask(1);
+    expect([good.code, good.out.split('\n').slice(0, 5)]).toEqual([
+      0,
+      [
+        'hold\tallowed by bot rule 1 (p.yaml:6)',
+        '1 of 2 voters must approve:',
+        '  small: approve, its condition is true',
+        '  big: deny, its condition is false',
+        'it is held for 5m, then leaves by itself',
+      ],
+    ]);
+    expect(await ask(50)).toMatchObject({ code: 1, out: expect.stringContaining('too few voters of bot rule 1') });
+  });
+
   it('shows every rule that was tried, and which one decided', async () => {
     const cwd = await directory({ 'billing.yaml': CONTRACT });
     const { code, out } = await oncegate(explain('payments.charge', SMALL, '.'), { cwd, env });

@@ -108,6 +108,17 @@ describe('a call', () => {
     expect(await client.call('t', {}, { key: 'key-1' })).toEqual({ kind: 'pending', txn: 'txn-1', state: 'held' });
   });
 
+  test('a delay is told at once, with when it leaves', async () => {
+    const hold = { kind: 'delay', until: '2026-01-31T12:05:00.000Z' };
+    const { client, keys } = await scripted([
+      json(202, { txn: 'txn-1', state: 'held', hold }, { 'retry-after': '300' }),
+    ]);
+    const outcome = await client.call('t', {}, { key: 'key-1' });
+    expect(outcome).toEqual({ kind: 'pending', txn: 'txn-1', state: 'held', leavesAt: hold.until });
+    expect(words(outcome as never)).toMatch(/runs by itself at 2026.*Do not call the tool again/);
+    expect(keys).toHaveLength(1);
+  });
+
   test.each([
     ['a flood guard', problem(429, 'rate_limited', 'after_delay'), 'unknown'],
     ['a freeze', problem(503, 'frozen', 'after_delay'), 'unknown'],

@@ -1,0 +1,118 @@
+import { randomUUID } from 'node:crypto';
+import { type Asked, askVoter } from '../../adapters/voter.ts';
+import { digest } from '../domain/audit.ts';
+import type { CallEvent } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
+import type { Policies, Poll, Rule, Tool, WebhookVoter } from '../domain/policy.ts';
+import { approvals, carries, type Vote } from '../domain/vote.ts';
+import type { Stint } from '../domain/watch.ts';
+import { isOpen } from '../policy/poll.ts';
+import type { Station } from './station.ts';
+
+/** What is voted on: a call under the policies that were in force when it was judged. */
+export interface Motion {
+  readonly txn: string;
+  readonly tool: Tool;
+  readonly rule: Rule;
+  readonly poll: Poll;
+  readonly policies: Policies;
+  /** Everything a person would be shown of it, as canonical JSON. */
+  readonly shown: () => string;
+}
+
+/** Too few voters approve. The agent learns who did not; what they said is for people. */
+export class Outvoted extends GatewayError {
+  readonly votes: readonly Vote[];
+
+  constructor({ tool, rule, poll }: Motion, votes: readonly Vote[]) {
+    const others = votes.filter(({ verdict }) => verdict !== 'approve').map(({ voter }) => voter);
+    const detail = `${rule.id} allows ${tool.name} only if ${poll.quorum} of ${votes.length} voters approve; ${approvals(votes)} did. Not: ${others.join(', ')}.`;
+    super('denied', detail, {
+      members: { rule: rule.id, votes: votes.map(({ voter, verdict }) => ({ voter, verdict })) },
+    });
+    this.votes = votes;
+  }
+}
+
+/**
+ * What the voters of its rule say of a call; nothing, where the rule has none. Undefined: it was let through before, or is
+ * under way, and is not put to the vote again.
+ */
+export async function votesOn(
+  station: Station,
+  motion: Omit<Motion, 'poll'> & { readonly poll: Poll | undefined },
+  { agent, stint }: { readonly agent: string; readonly stint: Stint },
+): Promise<readonly Vote[] | undefined> {
+  const { poll, txn, tool } = motion;
+  if (poll === undefined) return [];
+  if ((await station.calls.read(txn)) !== undefined) return undefined;
+  const voting = station.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
+  return takeVotes(station, { ...motion, poll }).finally(() => voting.end());
+}
+
+/**
+ * Asks every voter at once, before anything is written: no transaction waits for them. A crash in here leaves nothing, and
+ * whoever asks again with the same key has them asked again. Throws when the call is not carried, or when the policies
+ * changed meanwhile: a vote is about what these would do.
+ */
+export async function takeVotes(station: Station, motion: Motion): Promise<readonly Vote[]> {
+  const { poll, policies, tool } = motion;
+  const ask = isOpen(poll) ? (voter: WebhookVoter) => askOne(station, motion, voter) : spare;
+  const votes = [...poll.votes, ...(await Promise.all(poll.open.map(ask)))];
+  if (!carries(votes, poll.quorum)) throw new Outvoted(motion, votes);
+  const now = station.policies();
+  if (now.version !== policies.version || now.tools.get(tool.name)?.digest !== tool.digest) {
+    const detail = 'The policies changed while voters were asked, so nothing was sent. Ask again with the same key.';
+    throw new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });
+  }
+  return votes;
+}
+
+async function spare({ name }: WebhookVoter): Promise<Vote> {
+  return { voter: name, verdict: 'abstain', reason: 'it was not asked: too few approvals were left to be had' };
+}
+
+/** Questions of one rule that a voter has open here. A denial costs an agent nothing, so it must not bury whoever denies. */
+const asking = new WeakMap<WebhookVoter, number>();
+const MOST_ASKED = 32;
+
+async function askOne(station: Station, motion: Motion, voter: WebhookVoter): Promise<Vote> {
+  const { vote, trouble } = await inTurn(voter, () => askVoter(voter, questionFor(motion, voter.name)));
+  if (vote.verdict === 'abstain') {
+    const about = { voter: voter.name, txn: motion.txn, tool: motion.tool.name, why: vote.reason, trouble };
+    station.log.warn(about, 'a voter abstained');
+  }
+  return vote;
+}
+
+async function inTurn(voter: WebhookVoter, ask: () => Promise<Asked>): Promise<Asked> {
+  const open = asking.get(voter) ?? 0;
+  if (open >= MOST_ASKED)
+    return {
+      vote: { voter: voter.name, verdict: 'abstain', reason: `${open} questions of this rule are open already` },
+    };
+  asking.set(voter, open + 1);
+  return ask().finally(() => asking.set(voter, (asking.get(voter) ?? 1) - 1));
+}
+
+/** As a person sees it; what stands for redacted values (the fingerprint) is not for others. */
+function questionFor({ txn, policies, ...motion }: Motion, voter: string) {
+  const shown = motion.shown();
+  const delivery = randomUUID();
+  const asked = digest(`${delivery}\n${voter}\n${txn}\n${policies.version}\n${shown}`);
+  const { fingerprint: _, contract: __, ...seen } = JSON.parse(shown) as JsonObject;
+  const question = { ...seen, kind: 'vote', voter, delivery, txn, policyVersion: policies.version, digest: asked };
+  return { digest: asked, body: JSON.stringify(question) };
+}
+
+/** The votes as the log and whoever is shown the call have them. */
+export function votesJson(votes: readonly Vote[]): JsonObject[] {
+  return votes.map(({ voter, verdict, reason }) => ({ voter, verdict, reason }));
+}
+
+/** And as the call's timeline does. */
+export function voteEvents(votes: readonly Vote[]): CallEvent[] {
+  const at = new Date().toISOString();
+  return votesJson(votes).map((vote) => ({ ...vote, what: 'vote', at }));
+}

@@ -1,0 +1,33 @@
+import { ExpressionError, type Poll, type Rule, type Scope, type WebhookVoter } from '../domain/policy.ts';
+import { approvals, type Vote } from '../domain/vote.ts';
+
+/**
+ * What the voters of a rule say as far as it can be known without asking anybody. An expression that cannot be evaluated
+ * abstains: it said neither yes nor no, and only a yes counts.
+ */
+export function openPoll({ voters }: Rule, scope: Scope): Poll | undefined {
+  if (voters === undefined) return undefined;
+  const votes: Vote[] = [];
+  const open: WebhookVoter[] = [];
+  for (const voter of voters.of) {
+    if ('when' in voter) votes.push(castBy(voter.name, () => voter.when(scope)));
+    else open.push(voter);
+  }
+  return { quorum: voters.quorum, votes, open };
+}
+
+function castBy(voter: string, asks: () => boolean): Vote {
+  try {
+    return asks()
+      ? { voter, verdict: 'approve', reason: 'its condition is true' }
+      : { voter, verdict: 'deny', reason: 'its condition is false' };
+  } catch (error) {
+    const why = error instanceof ExpressionError ? error.message : 'unexpected error';
+    return { voter, verdict: 'abstain', reason: `its condition cannot be evaluated: ${why}` };
+  }
+}
+
+/** Whether those who are still to be asked can make it a yes. If not, they need not be troubled. */
+export function isOpen({ quorum, votes, open }: Poll): boolean {
+  return approvals(votes) + open.length >= quorum;
+}

@@ -1,0 +1,67 @@
+import { createServer, type IncomingHttpHeaders, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { isSigned, signatureOf } from '../../gateway/domain/signature.ts';
+
+export interface Asked {
+  readonly headers: IncomingHttpHeaders;
+  readonly text: string;
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into it
+  readonly body: any;
+  /** Whether the gateway signed it. */
+  readonly signed: boolean;
+}
+
+/** What a test lets a voter do with a question: say something, properly, or misbehave on the wire. */
+export type Manner = 'approve' | 'deny' | 'abstain' | ((asked: Asked, response: ServerResponse) => void);
+
+/** A voter on loopback that keeps what it was asked. */
+export class TestVoter {
+  readonly secret: string;
+  readonly asked: Asked[] = [];
+  manner: Manner = 'approve';
+  readonly #server: Server;
+
+  private constructor(secret: string) {
+    this.secret = secret;
+    this.#server = createServer((request, response) => {
+      const chunks: Buffer[] = [];
+      request.on('data', (chunk: Buffer) => chunks.push(chunk));
+      request.on('end', () => {
+        const text = Buffer.concat(chunks).toString();
+        const signed = isSigned(secret, text, request.headers['oncegate-signature']);
+        const asked = { headers: request.headers, text, body: JSON.parse(text), signed };
+        this.asked.push(asked);
+        const { manner } = this;
+        if (typeof manner === 'function') manner(asked, response);
+        else this.answer(response, { vote: manner, digest: asked.body.digest, reason: `I say ${manner}` });
+      });
+    });
+  }
+
+  static async start(secret: string): Promise<TestVoter> {
+    const voter = new TestVoter(secret);
+    await new Promise<void>((done) => voter.#server.listen(0, '127.0.0.1', done));
+    return voter;
+  }
+
+  get url(): string {
+    return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/vote`;
+  }
+
+  /** Signed with this voter's secret, or another one. */
+  answer(response: ServerResponse, answer: unknown, secret = this.secret): void {
+    const body = JSON.stringify(answer);
+    response.writeHead(200, { 'content-type': 'application/json', 'oncegate-signature': signatureOf(secret, body) });
+    response.end(body);
+  }
+
+  /** The questions about one call. */
+  about(id: string): Asked[] {
+    return this.asked.filter(({ body }) => body.args?.id === id);
+  }
+
+  stop(): void {
+    this.#server.closeAllConnections();
+    this.#server.close();
+  }
+}

@@ -37,6 +37,7 @@ tools:
   world.any: ${tool('/keyed/refund')}
   world.held: ${tool('/none/mail')}
   world.private: ${tool('/probed/orders')}
+  world.counted: ${tool('/keyed-field/charge')}
   world.restore:
     upstream: world
     request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }
@@ -54,6 +55,8 @@ agents:
         approve: {}
       - allow: world.private
         voters: { of: [${hook.replace(', allowPrivate: true', '').replace('VOTER_URL', 'PRIVATE_URL')}] }
+      - allow: world.counted
+        voters: { of: [{ name: few, when: 'history.count("world.counted", "1h") < 3' }] }
       - allow: world.restore
         voters: { of: [{ name: never, when: false }] }
       - allow: oncegate.begin_saga
@@ -97,6 +100,12 @@ const entries = async (about: string) =>
 const said = (votes: readonly { voter: string; verdict: string }[]) => votes.map((v) => `${v.voter}:${v.verdict}`);
 
 describe('voters', () => {
+  it('that count the past are exact, however many calls come at once', async () => {
+    const keys = Array.from({ length: 12 }, (_, i) => `${id}-${i}`);
+    const replies = await Promise.all(keys.map((key) => gateway.call('world.counted', { id: key }, { key })));
+    expect(replies.map(({ status }) => status).sort()).toEqual([...Array(3).fill(200), ...Array(9).fill(403)]);
+  });
+
   it('are asked before anything is written, signed; what they said is committed with the claim and shown', async () => {
     const reply = await call('world.delete', { card: CARD });
     expect(reply).toMatchObject({ status: 200, body: { state: 'succeeded' } });

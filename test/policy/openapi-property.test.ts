@@ -148,7 +148,7 @@ test('whatever a document says, it is loaded or refused, and each tool is one th
     { numRuns: RUNS, interruptAfterTimeLimit: 30_000 },
   );
   // Worth something only if much of it gets through.
-  expect(imported).toBeGreaterThan(RUNS / 10);
+  expect(imported).toBeGreaterThan(RUNS / 20);
 });
 
 test('mutated text never throws', () => {
@@ -181,7 +181,7 @@ test('mutated text never throws', () => {
         load(edits.reduce((text, { at, cut, piece }) => text.slice(0, at) + piece + text.slice(at + cut), PETS)),
       );
     }),
-    { numRuns: RUNS / 4, interruptAfterTimeLimit: 30_000 },
+    { numRuns: RUNS / 4, interruptAfterTimeLimit: 10_000 },
   );
 });
 

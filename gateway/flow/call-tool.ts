@@ -1,50 +1,31 @@
-import { randomInt } from 'node:crypto';
-import type { Continuation, Follower, PreparedRequest, Wish } from '../domain/adapter.ts';
+import type { Continuation, Follower, Wish } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
-import { type Call, type CallFace, face } from '../domain/call.ts';
+import type { CallFace } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Policies, Rule, Tool } from '../domain/policy.ts';
+import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
-import { isFinal } from '../domain/states.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
-import type { Vote } from '../domain/vote.ts';
 import type { Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
-import type { Guards, Intent, Overtaken } from '../ledger/calls.ts';
 import { type CallScope, DEFAULT_HOLD, decide } from '../policy/decide.ts';
-import { awaitCall, released } from './await-call.ts';
+import { type Admitted, claimCall } from './claim-call.ts';
 import type { Claims } from './claims.ts';
 import type { Dispatch } from './dispatch.ts';
 import { exposeAsker } from './exposure.ts';
 import { type Facts, factsOf, factsShown } from './facts.ts';
-import type { Final } from './finals.ts';
 import { guardsOf, shownOf } from './guards.ts';
-import { type Identified, identifyCall } from './identify-call.ts';
-import { freshJob } from './job.ts';
-import { aliasOf, join, meantBy, toldToJoiner, tookPart } from './join.ts';
-import { isLocked, whenUnlocked } from './locking.ts';
+import { identifyCall } from './identify-call.ts';
 import type { Caller } from './patience.ts';
-import { store } from './payload.ts';
 import type { Recovery } from './recover.ts';
-import {
-  overLimit,
-  refusalOf,
-  refuseAnother,
-  refuseLocked,
-  refuseUndo,
-  refuseUnlessInForce,
-  refuseWhatIsOff,
-  undecided,
-} from './refuse.ts';
+import { refusalOf, refuseUndo, refuseWhatIsOff, undecided } from './refuse.ts';
+import { earlierCall, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
-import { refuseFenced } from './runs.ts';
-import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
+import { refuseStrangeDependencies } from './sagas.ts';
 import type { Sequencer } from './sequence.ts';
-import { exceeded } from './spending.ts';
 import type { Station } from './station.ts';
-import { type OwnUndo, storedUndo } from './undo.ts';
+import type { OwnUndo } from './undo.ts';
 import { goesUnrecorded, readUnrecorded } from './unrecorded.ts';
 import { Outvoted, votesJson, votesOn } from './votes.ts';
 
@@ -89,24 +70,6 @@ export interface ToolAnswer {
   readonly call: CallFace;
   /** This caller did not start the call. */
   readonly repeat: boolean;
-}
-
-/** A call that passed judgement: who asks for what, under which contract and rule. */
-interface Admitted {
-  readonly asked: ToolCall;
-  readonly tool: Tool;
-  readonly policies: Policies;
-  readonly rule: Rule;
-  readonly hold: Approve | undefined;
-  /** How long it is held at most: for people, or because its rule delays it. Undefined: it is sent now. */
-  readonly heldMs: number | undefined;
-  readonly votes: readonly Vote[];
-  readonly args: string;
-  readonly fingerprint: Buffer;
-  readonly identified: Identified;
-  readonly request: PreparedRequest;
-  readonly guards: Guards | undefined;
-  readonly stint: Stint;
 }
 
 /** A call from its request to its answer, watched. */
@@ -197,7 +160,7 @@ async function walk(
   const { txn } = admitted.identified;
   await refuseStrangeDependencies(station, asked);
   const claiming = station.watch.begin('claim', about, stint);
-  const won = await claim(flow, admitted).finally(() => claiming.end());
+  const won = await claimCall(flow, admitted).finally(() => claiming.end());
   // Whoever waited for a lock has that much less patience left.
   const patienceMs = Math.max(0, asked.patienceMs - (performance.now() - began));
   if (typeof won === 'object') {
@@ -243,101 +206,6 @@ async function refuse(
   throw error;
 }
 
-/**
- * The same request made before, by this agent or joined by it. Without a tool, because it is no longer declared, only a key
- * still finds it.
- */
-export async function earlierCall(
-  station: Station,
-  asked: ToolCall,
-  tool: Tool | undefined,
-  fingerprint: Buffer,
-): Promise<Call | undefined> {
-  const agent = asked.agent.name;
-  if (tool === undefined && asked.key === undefined) return undefined;
-  try {
-    const txn =
-      tool === undefined
-        ? aliasOf(station, agent, asked.key ?? '')
-        : (await identifyCall(station, asked, tool, fingerprint)).txn;
-    const call = (await station.calls.read(txn)) ?? (asked.key === undefined ? undefined : await meantBy(station, txn));
-    if (call === undefined || !call.fingerprint.equals(fingerprint)) return undefined;
-    return (await tookPart(station, call, agent)) ? call : undefined;
-  } catch (error) {
-    if (error instanceof GatewayError) return undefined;
-    throw error;
-  }
-}
-
-/**
- * T1. A crash before it leaves nothing; a crash after it leaves a call in `sending` whose owner is gone, which means
- * unknown although nothing may have left.
- */
-async function claim({ station, dispatch, claims }: Flow, admitted: Admitted): Promise<boolean | Overtaken> {
-  const { asked, tool, identified } = admitted;
-  const { txn } = identified;
-  if (dispatch.carried(txn) !== undefined) return false;
-  const owner = station.lease.id;
-  const payload = { args: asked.args, request: admitted.request };
-  const held = admitted.heldMs !== undefined;
-  const kind = tool.effect === 'read' ? 'read' : tool.once.by;
-  const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
-  const state = held ? 'held' : tool.observe === undefined ? 'sending' : 'ready';
-  const intent: Intent = {
-    txn,
-    agent: asked.agent.name,
-    tool: tool.name,
-    key: identified.key,
-    identity: identified.identity,
-    fingerprint: admitted.fingerprint,
-    kind,
-    fence: randomInt(1, 1_000_000_000),
-    state,
-    owner: held ? null : owner,
-    dueInMs: admitted.heldMs ?? null,
-    keyLifetimeMs,
-    policyVersion: admitted.policies.version,
-    rule: admitted.rule.id,
-    ...store(station.sealingKey, txn, tool, payload, admitted.args),
-    saga: asked.saga ?? null,
-    dependsOn: asked.dependsOn ?? null,
-    run: asked.fence?.run ?? null,
-    epoch: asked.fence?.epoch ?? null,
-    undo: tool.effect === 'read' ? null : storedUndo(station, txn, tool, asked.undo),
-    undoes: null,
-    entry: auditEntry(held ? 'call_held' : 'call_claimed', {
-      txn,
-      agent: asked.agent.name,
-      tool: tool.name,
-      fingerprint: admitted.fingerprint.toString('hex'),
-      policy: admitted.policies.version,
-      rule: admitted.rule.id,
-      ...(asked.saga === undefined ? {} : { saga: asked.saga }),
-      ...asked.fence,
-      ...(admitted.votes.length === 0 ? {} : { votes: votesJson(admitted.votes) }),
-    }),
-  };
-  refuseUnlessInForce(station, owner);
-  station.reach('claiming');
-  await identified.announce?.();
-  const attempt = () => {
-    // Asked again each time: while something was locked, this process may have lost its name.
-    refuseUnlessInForce(station, owner);
-    return claims.claim(intent, admitted.guards, (lockToken) => {
-      if (held) return;
-      station.reach('claimed');
-      const { follower } = asked;
-      void dispatch.carry(freshJob(intent, tool, owner, payload, { lockToken, follower, stint: admitted.stint }));
-    });
-  };
-  const claimed = await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
-  if (typeof claimed === 'object' && 'past' in claimed) return claimed;
-  if (isLocked(claimed)) throw await refuseLocked(station, admitted, claimed);
-  if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
-  if (claimed === 'won') station.taints.add(admitted.guards?.exposure?.scopes ?? []);
-  return claimed === 'won';
-}
-
 /** What a request to an MCP server holds beside the arguments. */
 function continued({ continuation, follower }: ToolCall): Pick<Wish, 'continuation' | 'manner'> {
   const { era = 'modern', capabilities = {}, meta = {} } = follower ?? {};
@@ -351,59 +219,4 @@ function continuationText(continuation: Continuation | undefined): string {
   if (continuation === undefined) return '';
   const { inputResponses = null, requestState = null } = continuation;
   return canonical({ inputResponses, requestState });
-}
-
-/** A call that was there before: another request, an answer to replay, or one to wait for. */
-async function repeat(
-  flow: Flow,
-  txn: string,
-  fingerprint: Buffer,
-  asked: ToolCall,
-  stint: Stint,
-): Promise<ToolAnswer> {
-  const asOf = flow.station.finals.asOf();
-  const call = (await flow.station.calls.read(txn)) ?? (await meantBy(flow.station, txn));
-  if (call === undefined && asked.fence !== undefined) await refuseFenced(flow.station, asked.fence, asked.agent.name);
-  if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
-  if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
-  refuseAnother(call, call.fingerprint, asked, fingerprint);
-  if (call.erasedAt !== null) {
-    throw new GatewayError(
-      'key_expired',
-      'This key is past its retention: what was answered is gone, and it is never executed anew.',
-      { txn: call.txn },
-    );
-  }
-  await join(flow.station, call, asked);
-  if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call.txn, asked, true, stint));
-  if (isFinal(call.state) && call.settledAt !== null) {
-    const told = face(call);
-    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
-    return { call: told, repeat: true };
-  }
-  return tell(flow, call.txn, asked, true, stint);
-}
-
-function rememberedUnderItsKey(station: Station, { agent, key }: ToolCall): Final | undefined {
-  return key === undefined ? undefined : station.finals.get(aliasOf(station, agent.name, key));
-}
-
-/** Answered a moment ago by this process: told again without asking the ledger. */
-function replay({ face: call, fingerprint: first }: Final, asked: ToolCall, fingerprint: Buffer): ToolAnswer {
-  refuseAnother(call, first, asked, fingerprint);
-  return { call, repeat: true };
-}
-
-async function tell(
-  { station, dispatch }: Flow,
-  txn: string,
-  asked: ToolCall,
-  isRepeat: boolean,
-  stint: Stint,
-): Promise<ToolAnswer> {
-  const about = { tool: asked.tool, agent: asked.agent.name, txn };
-  const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
-  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller).finally(() => waiting?.end());
-  if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
-  return { call, repeat: isRepeat };
 }

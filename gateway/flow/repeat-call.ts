@@ -1,0 +1,97 @@
+import { type Call, face } from '../domain/call.ts';
+import { GatewayError } from '../domain/errors.ts';
+import type { Tool } from '../domain/policy.ts';
+import { isFinal } from '../domain/states.ts';
+import type { Stint } from '../domain/watch.ts';
+import { awaitCall, released } from './await-call.ts';
+import type { Flow, ToolAnswer, ToolCall } from './call-tool.ts';
+import type { Final } from './finals.ts';
+import { identifyCall } from './identify-call.ts';
+import { aliasOf, join, meantBy, toldToJoiner, tookPart } from './join.ts';
+import { refuseAnother } from './refuse.ts';
+import { refuseFenced } from './runs.ts';
+import { refuseClosed } from './sagas.ts';
+import type { Station } from './station.ts';
+
+/**
+ * The same request made before, by this agent or joined by it. Without a tool, because it is no longer declared, only a key
+ * still finds it.
+ */
+export async function earlierCall(
+  station: Station,
+  asked: ToolCall,
+  tool: Tool | undefined,
+  fingerprint: Buffer,
+): Promise<Call | undefined> {
+  const agent = asked.agent.name;
+  if (tool === undefined && asked.key === undefined) return undefined;
+  try {
+    const txn =
+      tool === undefined
+        ? aliasOf(station, agent, asked.key ?? '')
+        : (await identifyCall(station, asked, tool, fingerprint)).txn;
+    const call = (await station.calls.read(txn)) ?? (asked.key === undefined ? undefined : await meantBy(station, txn));
+    if (call === undefined || !call.fingerprint.equals(fingerprint)) return undefined;
+    return (await tookPart(station, call, agent)) ? call : undefined;
+  } catch (error) {
+    if (error instanceof GatewayError) return undefined;
+    throw error;
+  }
+}
+
+/** A call that was there before: another request, an answer to replay, or one to wait for. */
+export async function repeat(
+  flow: Flow,
+  txn: string,
+  fingerprint: Buffer,
+  asked: ToolCall,
+  stint: Stint,
+): Promise<ToolAnswer> {
+  const asOf = flow.station.finals.asOf();
+  const call = (await flow.station.calls.read(txn)) ?? (await meantBy(flow.station, txn));
+  if (call === undefined && asked.fence !== undefined) await refuseFenced(flow.station, asked.fence, asked.agent.name);
+  if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
+  if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
+  refuseAnother(call, call.fingerprint, asked, fingerprint);
+  if (call.erasedAt !== null) {
+    throw new GatewayError(
+      'key_expired',
+      'This key is past its retention: what was answered is gone, and it is never executed anew.',
+      { txn: call.txn },
+    );
+  }
+  await join(flow.station, call, asked);
+  if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call.txn, asked, true, stint));
+  if (isFinal(call.state) && call.settledAt !== null) {
+    const told = face(call);
+    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
+    return { call: told, repeat: true };
+  }
+  return tell(flow, call.txn, asked, true, stint);
+}
+
+/** What this process answered a moment ago to the key that comes with the request. */
+export function rememberedUnderItsKey(station: Station, { agent, key }: ToolCall): Final | undefined {
+  return key === undefined ? undefined : station.finals.get(aliasOf(station, agent.name, key));
+}
+
+/** Answered a moment ago by this process: told again without asking the ledger. */
+export function replay({ face: call, fingerprint: first }: Final, asked: ToolCall, fingerprint: Buffer): ToolAnswer {
+  refuseAnother(call, first, asked, fingerprint);
+  return { call, repeat: true };
+}
+
+/** Waits for a call, for as long as its caller does. */
+export async function tell(
+  { station, dispatch }: Flow,
+  txn: string,
+  asked: ToolCall,
+  isRepeat: boolean,
+  stint: Stint,
+): Promise<ToolAnswer> {
+  const about = { tool: asked.tool, agent: asked.agent.name, txn };
+  const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
+  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller).finally(() => waiting?.end());
+  if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
+  return { call, repeat: isRepeat };
+}

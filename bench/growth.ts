@@ -1,3 +1,5 @@
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
 import pg from 'pg';
 import type { Gateway } from '../test/support/gateway.ts';
 import type { Database } from './database.ts';
@@ -16,6 +18,8 @@ interface Ledger {
   readonly gateway: Gateway;
   readonly client: pg.Client;
   readonly samples: Sample[];
+  /** Answers 503, after which the same was asked again. */
+  readonly refused: { times: number };
   walBytes: number;
 }
 
@@ -40,7 +44,7 @@ export async function measureGrowth(
   for (let round = 0; round <= rounds; round += 1) {
     for (const ledger of ledgers) {
       const from = await walPosition(ledger.client);
-      const sample = await fire(ledger.gateway.url, CALLS, 64, callOf(KEY, BODY)(`round-${round}`));
+      const sample = await fire(ledger.gateway.url, CALLS, 64, callOf(KEY, BODY)(`round-${round}`), ledger.refused);
       if (round === 0) continue;
       ledger.samples.push(sample);
       ledger.walBytes += Number((await walPosition(ledger.client)) - from);
@@ -83,7 +87,9 @@ async function fill(
   process.stderr.write('\n');
   await client.query('vacuum analyze calls');
   await client.query('checkpoint');
-  return { rows, gateway, client, samples: [], walBytes: 0 };
+  // What the system has not written yet it would write while the first calls want to.
+  await promisify(execFile)('sync');
+  return { rows, gateway, client, samples: [], refused: { times: 0 }, walBytes: 0 };
 }
 
 async function walPosition(client: pg.Client): Promise<bigint> {
@@ -93,9 +99,9 @@ async function walPosition(client: pg.Client): Promise<bigint> {
 
 async function report(ledgers: readonly Ledger[], rounds: number): Promise<string> {
   const lines = [
-    `${`\n64 at once, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call`,
+    `${`\n64 at once, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call   503s`,
   ];
-  for (const { rows, client, samples, walBytes } of ledgers) {
+  for (const { rows, client, samples, refused, walBytes } of ledgers) {
     const { rows: sizes } = await client.query<{ table: string; indexes: string; count: string }>(
       `select pg_table_size('calls') as table, pg_indexes_size('calls') as indexes, (select count(*) from calls) as count`,
     );
@@ -116,7 +122,8 @@ async function report(ledgers: readonly Ledger[], rounds: number): Promise<strin
           .padStart(9) +
         wal.padStart(10) +
         each(size?.table).padStart(12) +
-        each(size?.indexes).padStart(14),
+        each(size?.indexes).padStart(14) +
+        String(refused.times).padStart(7),
     );
   }
   const [small, large] = ledgers.map(({ samples }) => median(samples.map((sample) => sample.perSecond)));

@@ -12,8 +12,17 @@ export interface Shot {
   readonly body: string;
 }
 
-/** So many requests, so many at once, over kept connections; every answer must be a 200. */
-export async function fire(url: string, total: number, atOnce: number, shot: (i: number) => Shot): Promise<Sample> {
+/**
+ * So many requests, so many at once, over kept connections; every answer must be a 200. Only whoever counts them in `refused` asks
+ * again, with the same key, after a 503.
+ */
+export async function fire(
+  url: string,
+  total: number,
+  atOnce: number,
+  shot: (i: number) => Shot,
+  refused?: { times: number },
+): Promise<Sample> {
   const pool = new Pool(url, { connections: atOnce, pipelining: 1 });
   const times: number[] = [];
   let next = 0;
@@ -22,13 +31,14 @@ export async function fire(url: string, total: number, atOnce: number, shot: (i:
     for (let i = next++; i < total; i = next++) {
       const { path, headers, body } = shot(i);
       const asked = performance.now();
-      const answer = await pool.request({
-        path,
-        method: 'POST',
-        headers: { 'content-type': 'application/json', ...headers },
-        body,
-      });
-      const text = await answer.body.text();
+      const ask = async () => {
+        const sent = { 'content-type': 'application/json', ...headers };
+        const answered = await pool.request({ path, method: 'POST', headers: sent, body });
+        return { statusCode: answered.statusCode, text: await answered.body.text() };
+      };
+      let answer = await ask();
+      for (; answer.statusCode === 503 && refused !== undefined; answer = await ask()) refused.times += 1;
+      const { text } = answer;
       if (answer.statusCode !== 200) throw new Error(`${answer.statusCode} ${text.slice(0, 300)}`);
       times.push(performance.now() - asked);
     }

@@ -21,6 +21,7 @@ import { Calls } from './ledger/calls.ts';
 import { handOver } from './ledger/custody.ts';
 import { Database } from './ledger/db.ts';
 import { deploymentId } from './ledger/deployment.ts';
+import { Pasts } from './ledger/history.ts';
 import { forgetNotices } from './ledger/notices.ts';
 import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
 import { dropTombstones, erasePayloads, forgetCheckpoints } from './ledger/retention.ts';
@@ -96,6 +97,7 @@ export class Engine {
         calls: new Calls(db, onBatch),
         undos: new Undos(db),
         finals,
+        pasts: new Pasts(db),
         taints: new KnownTaints(),
         lease,
         switches,

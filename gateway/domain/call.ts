@@ -104,11 +104,21 @@ export interface Call {
   readonly readAt: Date;
 }
 
+/** What became of the first one's rules, run or saga is not for others to know: to them it was withdrawn. */
+const PRIVATE = new Set<ErrorCode>(['denied', 'fenced', 'saga_closed']);
+
+export function withoutReasons<T extends Pick<Call, 'saga' | 'problem' | 'detail'>>(call: T): T {
+  if (call.problem === null || !PRIVATE.has(call.problem)) return { ...call, saga: null };
+  const detail = 'whoever asked for it first could not go through with it; nothing was sent';
+  return { ...call, saga: null, problem: 'cancelled', detail };
+}
+
 /** A call as it is told to an agent that only joined it: saga, run, locks and undo are the first one's affair. */
 export function asJoined(call: Call): Call {
   return {
-    ...call,
-    saga: null,
+    ...withoutReasons(call),
+    undo: null,
+    undoArgs: null,
     ordinal: null,
     run: null,
     epoch: null,

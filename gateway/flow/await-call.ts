@@ -26,6 +26,7 @@ export async function awaitCall(
   txn: string,
   patienceMs: number,
   caller?: Caller,
+  fingerprint?: Buffer,
 ): Promise<CallFace | undefined> {
   const until = performance.now() + patienceMs;
   for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
@@ -40,7 +41,8 @@ export async function awaitCall(
       if (ending?.as === 'released') throw released(txn, ending.code, ending.detail);
     }
     const call = await station.calls.read(txn);
-    if (call === undefined) return undefined;
+    // Given up; and perhaps the txn is another request's by now.
+    if (call === undefined || fingerprint?.equals(call.fingerprint) === false) return undefined;
     const now = face(call);
     const left = until - performance.now();
     if (isAtRest(now) || left <= 0 || caller?.gone === true || dispatch.stopping.gone) return now;

@@ -16,11 +16,11 @@ import type { Dispatch } from './dispatch.ts';
 import { exposeAsker } from './exposure.ts';
 import { type Facts, factsOf, factsShown } from './facts.ts';
 import { guardsOf, shownOf } from './guards.ts';
-import { identifyCall } from './identify-call.ts';
+import { continuationText, identifyCall } from './identify-call.ts';
 import type { Caller } from './patience.ts';
 import type { Recovery } from './recover.ts';
-import { refusalOf, refuseUndo, refuseWhatIsOff, undecided } from './refuse.ts';
-import { earlierCall, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
+import { refusalOf, refuseUndo, refuseWhatIsOff, reloaded, undecided } from './refuse.ts';
+import { earlierCall, earlierUnderKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseStrangeDependencies } from './sagas.ts';
 import type { Sequencer } from './sequence.ts';
@@ -104,16 +104,17 @@ async function walk(
   flow: Flow,
   asked: ToolCall,
   stint: Stint,
-  overtaken?: { readonly facts: Facts; readonly times: number },
+  overtaken?: { readonly facts: Facts; readonly times: number; readonly version: string },
 ): Promise<ToolAnswer> {
   const { station } = flow;
   const began = performance.now();
   const policies = station.policies();
+  if (overtaken !== undefined && overtaken.version !== policies.version) throw reloaded();
   const args = canonical(asked.args);
   const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
   // What was done is told before anything is judged: whatever the rules say today, it does not become undone.
   const done = rememberedUnderItsKey(station, asked);
-  if (done !== undefined) return replay(done, asked, fingerprint);
+  if (done?.fingerprint.equals(fingerprint) === true) return replay(done, asked, fingerprint);
   const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
   const deciding = station.watch.begin('decide', about, stint);
   const facts = overtaken?.facts ?? (await factsOf(station, asked.agent, asked.tool, placeOf(asked)));
@@ -133,6 +134,10 @@ async function walk(
     const identified = await identifyCall(station, asked, tool, fingerprint);
     const known = station.finals.get(identified.txn);
     if (known !== undefined) return replay(known, asked, fingerprint);
+    if (identified.identity === 'shared') {
+      const earlier = await earlierUnderKey(station, asked, identified.txn, fingerprint);
+      if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
+    }
     const request = station.adapters
       .for(tool)
       .prepare(
@@ -166,12 +171,16 @@ async function walk(
   if (typeof won === 'object') {
     const times = (overtaken?.times ?? 0) + 1;
     if (times >= MOST_DECISIONS) throw undecided(txn);
-    return walk(flow, { ...asked, patienceMs }, stint, { facts: { ...facts, history: won.past }, times });
+    return walk(flow, { ...asked, patienceMs }, stint, {
+      facts: { ...facts, history: won.past },
+      times,
+      version: policies.version,
+    });
   }
   // Nobody waits for a delay that is longer than their patience.
   const isFar = won && admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
   const left = { ...asked, patienceMs: isFar ? 0 : patienceMs };
-  return won ? tell(flow, txn, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
+  return won ? tell(flow, { txn, fingerprint }, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
 }
 
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
@@ -213,10 +222,4 @@ function continued({ continuation, follower }: ToolCall): Pick<Wish, 'continuati
     ...(continuation === undefined ? {} : { continuation }),
     ...(follower === undefined ? {} : { manner: { era, capabilities, meta } }),
   };
-}
-
-function continuationText(continuation: Continuation | undefined): string {
-  if (continuation === undefined) return '';
-  const { inputResponses = null, requestState = null } = continuation;
-  return canonical({ inputResponses, requestState });
 }

@@ -10,7 +10,8 @@ const LATE_COMMIT_MS = 60_000;
 
 interface Doubtful {
   readonly txn: string;
-  readonly owner: string;
+  /** Null: it was to be held. That one too may leave by itself one day, and nobody would know of it. */
+  readonly owner: string | null;
   readonly fence: number;
   readonly since: number;
   /** The ledger was asked at least once and did not have it: a new claim may be tried. */
@@ -60,7 +61,7 @@ export class Claims {
         written(true);
         throw error;
       }
-      if (error.unknown && intent.owner !== null) {
+      if (error.unknown) {
         this.#doubtful.set(txn, {
           txn,
           owner: intent.owner,

@@ -152,9 +152,12 @@ async function whyNotNow(
   const decision = decide(policies, agent, toolName, { args, ...place, now: Date.now(), ...facts });
   if (!decision.allowed) return decision.reason;
   // People do not stand in for voters, and voters said nothing of what other policies would do.
-  if (decision.rule.voters !== undefined && shown.votedUnder !== policies.version)
+  const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
+  if (decision.rule.voters !== undefined && !isVotedOn)
     return `the voters of ${decision.rule.id} were not asked under these policies`;
-  return decision.hold === undefined || suffices(approval, decision.hold)
+  // Nobody was asked about what only waited for its time: then its rule wanted nobody.
+  const isAgreed = approval.state !== 'unopposed' || approval.delayMs !== null;
+  return decision.hold === undefined || (isAgreed && suffices(approval, decision.hold))
     ? undefined
     : `${decision.rule.id} now asks for other people`;
 }

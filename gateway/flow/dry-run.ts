@@ -12,7 +12,7 @@ import type { ToolCall } from './call-tool.ts';
 import { factsOf, factsShown } from './facts.ts';
 import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
-import { isOfAnother, meantBy } from './join.ts';
+import { isOfAnother, meantBy, tookPart } from './join.ts';
 import { lockOrderOf } from './locking.ts';
 import { refuseUndo, whyAnother } from './refuse.ts';
 import { earlierCall } from './repeat-call.ts';
@@ -86,7 +86,9 @@ async function whatWouldHappen(
   await refuseUndo(station, station.policies(), asked);
   const identified = await identifyCall(station, asked, tool, fingerprint);
   const found = await station.calls.read(identified.txn);
-  const earlier = found ?? (identified.identity === 'key' ? await meantBy(station, identified.txn) : undefined);
+  const meant = found ?? (identified.identity === 'key' ? await meantBy(station, identified.txn) : undefined);
+  // Whoever only tries learns nothing of what others did.
+  const earlier = meant !== undefined && (await tookPart(station, meant, asked.agent.name)) ? meant : undefined;
   const held = hold !== undefined || identified.holdAsRepeat === true || rule.delayMs !== undefined;
   const limits = await limitsOf(station, asked, rule);
   const plan: JsonObject = {

@@ -1,7 +1,7 @@
 import { auditEntry } from '../domain/audit.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { type TaintScope, taints, type Whereabouts } from '../domain/taint.ts';
-import { type Exposure, taint } from '../ledger/taints.ts';
+import { type Exposure, isRunOf, taint } from '../ledger/taints.ts';
 import type { ToolAnswer, ToolCall } from './call-tool.ts';
 import type { Station } from './station.ts';
 
@@ -63,6 +63,9 @@ export async function exposeAsker(station: Station, asked: ToolCall, { call, rep
   const policies = station.policies();
   const tool = policies.tools.get(asked.tool);
   if (tool === undefined || !isUntrusted(policies, tool) || (!repeat && asked.fence !== undefined)) return;
-  const place = { agent: asked.agent.name, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
-  await expose(station, place, call);
+  const { agent, fence } = asked;
+  const run = fence?.run ?? null;
+  // Of a repeat nobody asked whether the run that it names is the agent's: one that is not is as none.
+  const isOwn = !repeat || run === null || (await isRunOf(station.db, run, agent.name));
+  await expose(station, { agent: agent.name, saga: asked.saga ?? null, run: isOwn ? run : null }, call);
 }

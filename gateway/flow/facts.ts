@@ -3,7 +3,6 @@ import type { Past } from '../domain/past.ts';
 import type { Agent, Decision, Policies } from '../domain/policy.ts';
 import { taintedBy } from '../domain/taint.ts';
 import type { Guards } from '../ledger/calls.ts';
-import { readPast } from '../ledger/history.ts';
 import { isTainted } from '../ledger/taints.ts';
 import { asksOf } from '../policy/asks.ts';
 import { type CallScope, decide, isSameDecision } from '../policy/decide.ts';
@@ -28,13 +27,13 @@ interface Place {
  * enough. Whatever an agent asks for because of a stranger's words it asks after it was told them, which is after the taint
  * was committed. What `history` counted may be overtaken by another call of the same agent; see `historyGuard`.
  */
-export async function factsOf({ db }: Station, agent: Agent, tool: string, place: Place): Promise<Facts> {
+export async function factsOf({ db, pasts }: Station, agent: Agent, tool: string, place: Place): Promise<Facts> {
   const asks = asksOf(agent, tool);
   if (asks === undefined) return {};
   const { saga, run, txn, asOf } = place;
   const looking = { agent: agent.name, questions: asks.history, besides: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([
-    asks.history.length === 0 ? undefined : readPast(db, looking),
+    asks.history.length === 0 ? undefined : pasts.read(looking),
     asks.taint ? isTainted(db, taintedBy({ agent: agent.name, saga, run }), asOf) : undefined,
   ]);
   return {

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto';
+import type { Continuation } from '../domain/adapter.ts';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -31,6 +32,7 @@ interface Asked {
   readonly key: string | undefined;
   readonly saga?: string | undefined;
   readonly fence?: Fence | undefined;
+  readonly continuation?: Continuation | undefined;
 }
 
 /**
@@ -52,15 +54,18 @@ export async function identifyCall(
   const seen = { args, agent, saga, run };
   const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
   const isShared = tool.key?.scope === 'shared';
-  const business = key === undefined || isShared ? businessKey(tool, seen) : undefined;
+  const round = continuationText(asked.continuation);
+  const wish = key === undefined || isShared ? businessKey(tool, seen) : undefined;
+  // What a tool asked back for, and now gets, is another request of the same wish.
+  const business = wish === undefined || round === '' ? wish : `${wish}\n${round}`;
   if (business !== undefined && isShared) {
     const shared = { txn: sharedTxnId(station.deployment, tool.name, business), identity: 'shared' } as const;
     const alias = key === undefined ? {} : { alias: aliasOf(station, agent, key) };
-    return { ...shared, ...alias, key: shownKey(tool, seen, business) };
+    return { ...shared, ...alias, key: shownKey(tool, seen, wish ?? '') };
   }
   if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
   if (business !== undefined) {
-    const shown = shownKey(tool, seen, business);
+    const shown = shownKey(tool, seen, wish ?? '');
     return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
   }
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
@@ -97,6 +102,13 @@ function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
 }
 
 /** What a business key is made from. */
+/** What else makes it another request, as canonical text; nothing for most. */
+export function continuationText(continuation: Continuation | undefined): string {
+  if (continuation === undefined) return '';
+  const { inputResponses = null, requestState = null } = continuation;
+  return canonical({ inputResponses, requestState });
+}
+
 interface Seen {
   readonly args: JsonObject;
   readonly agent: string;

@@ -1,10 +1,12 @@
 import { auditEntry } from '../domain/audit.ts';
-import type { Call } from '../domain/call.ts';
+import { type Call, withoutReasons } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { txnId } from '../domain/txn-id.ts';
 import { aliased, hasJoined, joinCall } from '../ledger/joins.ts';
 import { released } from './await-call.ts';
 import type { ToolAnswer, ToolCall } from './call-tool.ts';
+import { exposureOf, isUntrusted } from './exposure.ts';
+import { refuseFenced } from './runs.ts';
 import type { Station } from './station.ts';
 
 /**
@@ -28,7 +30,15 @@ export async function join(station: Station, call: Call, asked: ToolCall): Promi
   const agent = asked.agent.name;
   const alias = asked.key === undefined ? undefined : aliasOf(station, agent, asked.key);
   if (call.agent === agent && alias === undefined) return;
-  await joinCall(station.db, { txn, agent, alias, entry: auditEntry('call_joined', { txn, agent, tool }) });
+  // Its rules were asked about the run that it names: that one must be its own.
+  if (call.agent !== agent && asked.fence !== undefined) await refuseFenced(station, asked.fence, agent);
+  const policies = station.policies();
+  const declared = policies.tools.get(tool);
+  const place = { agent, saga: null, run: asked.fence?.run ?? null };
+  const exposure =
+    declared !== undefined && isUntrusted(policies, declared) ? exposureOf(station, place, { txn, tool }) : undefined;
+  await joinCall(station.db, { txn, agent, alias, exposure, entry: auditEntry('call_joined', { txn, agent, tool }) });
+  station.taints.add(exposure?.scopes ?? []);
 }
 
 /** What a caller's own key would identify, did the tool's key not do it. */
@@ -50,9 +60,14 @@ export async function isOfAnother({ db, calls }: Station, alias: string, txn: st
 
 /** The answer as it is told to one who joined: without what is the first one's affair. */
 export async function toldToJoiner(txn: string, answer: Promise<ToolAnswer>): Promise<ToolAnswer> {
+  const { call, repeat } = await withoutNames(txn, answer);
+  return { call: withoutReasons(call), repeat };
+}
+
+/** Who froze whom is the first one's affair too. */
+export async function withoutNames<T>(txn: string, waiting: Promise<T>): Promise<T> {
   try {
-    const { call, repeat } = await answer;
-    return { call: { ...call, saga: null }, repeat };
+    return await waiting;
   } catch (error) {
     if (!(error instanceof GatewayError) || error.code !== 'frozen') throw error;
     throw released(txn, 'unavailable', 'whoever asked for it first may not send now');

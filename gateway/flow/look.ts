@@ -1,4 +1,5 @@
 import type { Answer } from '../domain/adapter.ts';
+import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
 import type { Job } from './job.ts';
@@ -35,7 +36,8 @@ export async function lookAt(station: Station, job: Job, name: string, argsOf: (
     const isAbsent = outcome.kind === 'refused' && (outcome.answer.status === 404 || outcome.answer.status === 410);
     return { detail: describe(outcome), isAbsent };
   } catch (error) {
-    if (error instanceof ExpressionError) return blind(error.message);
+    // Nor can it look with a request that these arguments do not make.
+    if (error instanceof ExpressionError || error instanceof GatewayError) return blind(error.message);
     throw error;
   }
 }

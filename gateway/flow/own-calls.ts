@@ -7,7 +7,7 @@ import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/l
 import { noteDelivered } from '../ledger/repeats.ts';
 import { awaitCall } from './await-call.ts';
 import type { Flow } from './call-tool.ts';
-import { tookPart } from './join.ts';
+import { tookPart, withoutNames } from './join.ts';
 import type { Caller } from './patience.ts';
 
 export type { CallFilter, CallPage };
@@ -27,8 +27,12 @@ export async function readCall(
   if (agent !== undefined && !(await tookPart(flow.station, call, agent))) throw notFound(txn);
   const seen = (one: Call) => (agent === undefined || one.agent === agent ? one : asJoined(one));
   if (patienceMs === 0 || call.settledAt !== null) return seen(call);
-  await awaitCall(flow.station, flow.dispatch, txn, patienceMs, caller);
-  return seen((await flow.station.calls.read(txn)) ?? call);
+  const waiting = awaitCall(flow.station, flow.dispatch, txn, patienceMs, caller, call.fingerprint);
+  await (agent === undefined || call.agent === agent ? waiting : withoutNames(txn, waiting));
+  const now = await flow.station.calls.read(txn);
+  // Given up meanwhile, and perhaps somebody else's by now.
+  if (now === undefined || !now.fingerprint.equals(call.fingerprint)) return seen(call);
+  return seen(now);
 }
 
 /** Who joined a call: for people. */

@@ -99,6 +99,12 @@ export async function overLimit({ db }: Station, { asked, tool, policies, rule }
   return refusal;
 }
 
+/** The agent that was decided about is one of the older policies. */
+export function reloaded(): GatewayError {
+  const detail = 'The policies changed while this was decided, so nothing was sent. Ask again with the same key.';
+  return new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });
+}
+
 /** Two rules that take turns: what each allows makes the other one decide. */
 export function undecided(txn: string): GatewayError {
   const detail = 'What the agent does at the same time changes what its rules say, again and again; nothing was sent.';
@@ -118,7 +124,10 @@ type Earlier = Pick<CallFace, 'txn' | 'agent' | 'tool' | 'identity' | 'saga'>;
 /** A key that was used for something else before. */
 export function refuseAnother(call: Earlier, first: Buffer, asked: ToolCall, fingerprint: Buffer): void {
   const why = whyAnother(call, first, asked, fingerprint);
-  if (why !== undefined) throw new GatewayError('key_reused', why, { txn: call.txn });
+  if (why === undefined) return;
+  // No other key makes another call of a shared wish.
+  const retry = call.identity === 'shared' ? ({ retry: 'never' } as const) : {};
+  throw new GatewayError('key_reused', why, { txn: call.txn, ...retry });
 }
 
 /** Why a call that is there is not the one that is asked for; undefined when it is. */

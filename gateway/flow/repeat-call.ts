@@ -61,13 +61,30 @@ export async function repeat(
     );
   }
   await join(flow.station, call, asked);
-  if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call.txn, asked, true, stint));
+  if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call, asked, true, stint));
   if (isFinal(call.state) && call.settledAt !== null) {
     const told = face(call);
     flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
     return { call: told, repeat: true };
   }
-  return tell(flow, call.txn, asked, true, stint);
+  return tell(flow, call, asked, true, stint);
+}
+
+/**
+ * The same request that was made under the same key when the tool's key was another one, or not shared: it is still the one
+ * that the key stands for.
+ */
+export async function earlierUnderKey(
+  station: Station,
+  { agent, key }: ToolCall,
+  txn: string,
+  fingerprint: Buffer,
+): Promise<Call | undefined> {
+  if (key === undefined) return undefined;
+  const alias = aliasOf(station, agent.name, key);
+  const call = (await station.calls.read(alias)) ?? (await meantBy(station, alias));
+  if (call === undefined || call.txn === txn || !call.fingerprint.equals(fingerprint)) return undefined;
+  return (await tookPart(station, call, agent.name)) ? call : undefined;
 }
 
 /** What this process answered a moment ago to the key that comes with the request. */
@@ -84,14 +101,15 @@ export function replay({ face: call, fingerprint: first }: Final, asked: ToolCal
 /** Waits for a call, for as long as its caller does. */
 export async function tell(
   { station, dispatch }: Flow,
-  txn: string,
+  { txn, fingerprint }: { readonly txn: string; readonly fingerprint: Buffer },
   asked: ToolCall,
   isRepeat: boolean,
   stint: Stint,
 ): Promise<ToolAnswer> {
   const about = { tool: asked.tool, agent: asked.agent.name, txn };
   const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
-  const call = await awaitCall(station, dispatch, txn, asked.patienceMs, asked.caller).finally(() => waiting?.end());
+  const { patienceMs, caller } = asked;
+  const call = await awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint).finally(() => waiting?.end());
   if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
   return { call, repeat: isRepeat };
 }

@@ -3,6 +3,7 @@ import type { Policies } from '../domain/policy.ts';
 import type { Watch } from '../domain/watch.ts';
 import type { Calls } from '../ledger/calls.ts';
 import type { Database } from '../ledger/db.ts';
+import type { Pasts } from '../ledger/history.ts';
 import type { Lease } from '../ledger/processes.ts';
 import type { Switches } from '../ledger/switches.ts';
 import type { Undos } from '../ledger/undos.ts';
@@ -50,6 +51,7 @@ export interface Station {
   readonly calls: Calls;
   readonly undos: Undos;
   readonly finals: Finals;
+  readonly pasts: Pasts;
   readonly taints: KnownTaints;
   readonly lease: Lease;
   readonly switches: Switches;

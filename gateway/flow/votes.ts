@@ -8,6 +8,7 @@ import type { Policies, Poll, Rule, Tool, WebhookVoter } from '../domain/policy.
 import { approvals, carries, type Vote } from '../domain/vote.ts';
 import type { Stint } from '../domain/watch.ts';
 import { isOpen } from '../policy/poll.ts';
+import { tookPart } from './join.ts';
 import type { Station } from './station.ts';
 
 /** What is voted on: a call under the policies that were in force when it was judged. */
@@ -46,7 +47,9 @@ export async function votesOn(
 ): Promise<readonly Vote[] | undefined> {
   const { poll, txn, tool } = motion;
   if (poll === undefined) return [];
-  if ((await station.calls.read(txn)) !== undefined) return undefined;
+  const earlier = await station.calls.read(txn);
+  // Of a shared wish the first one's voters were asked: whoever would join it has voters of its own.
+  if (earlier !== undefined && (await tookPart(station, earlier, agent))) return undefined;
   const voting = station.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
   return takeVotes(station, { ...motion, poll }).finally(() => voting.end());
 }

@@ -74,14 +74,14 @@ export async function handOver(db: Database, owner: string): Promise<void> {
 /** Unbinds a claim of which it is certain that nothing was ever sent: the key may be used as if never seen. */
 export async function release(
   db: Database,
-  claim: { readonly txn: string; readonly owner: string; readonly fence: number },
+  claim: { readonly txn: string; readonly owner: string | null; readonly fence: number },
   entry: string,
 ): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'release',
     text: `with dropped as (
         delete from calls c using open_calls o
-        where c.txn = $1 and o.txn = c.txn and o.owner = $2 and c.fence = $4 and c.settled_at is null and c.unresolved = 0
+        where c.txn = $1 and o.txn = c.txn and o.owner is not distinct from $2::uuid and c.fence = $4 and c.settled_at is null and c.unresolved = 0
         returning c.txn
       ), closed as (
         delete from open_calls o using dropped d where o.txn = d.txn
@@ -132,11 +132,11 @@ export async function postpone(db: Database, txn: string, owner: string, ms: num
   });
 }
 
-/** After a T1 whose commit is unknown: whether the claim is there and ours. */
-export async function ownedBy(db: Database, txn: string, owner: string): Promise<boolean> {
+/** After a T1 whose commit is unknown: whether the claim is there and in these hands (null: in nobody's, as what is held). */
+export async function ownedBy(db: Database, txn: string, owner: string | null): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'owned-by',
-    text: `select txn from open_calls where txn = $1 and owner = $2`,
+    text: `select txn from open_calls where txn = $1 and owner is not distinct from $2::uuid`,
     values: [txn, owner],
   });
   return rows.length === 1;

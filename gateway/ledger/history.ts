@@ -1,5 +1,6 @@
 import { Past, type Question } from '../domain/past.ts';
-import type { Queryable, Tx } from './db.ts';
+import type { Database, Queryable, Tx } from './db.ts';
+import { GroupCommit } from './group-commit.ts';
 import { lockBucket } from './limits.ts';
 
 /** Whose past, as seen by which call. */
@@ -60,6 +61,28 @@ export async function readPast(db: Queryable, { agent, questions, besides, asOf 
       return [[question.text, answer] as const];
     }),
   );
+}
+
+/** Two at once of one agent: whoever has a long past, and asks often, must not keep the connections of all others busy. */
+const LANE = { maxBatch: 1, maxInFlight: 2 };
+
+export class Pasts {
+  readonly #db: Database;
+  /** By agent; there are as many as the policies ever named. */
+  readonly #lanes = new Map<string, GroupCommit<Looking, Past>>();
+
+  constructor(db: Database) {
+    this.#db = db;
+  }
+
+  read(looking: Looking): Promise<Past> {
+    let lane = this.#lanes.get(looking.agent);
+    if (lane === undefined) {
+      lane = new GroupCommit({ ...LANE, run: (all) => Promise.all(all.map((each) => readPast(this.#db, each))) });
+      this.#lanes.set(looking.agent, lane);
+    }
+    return lane.submit(looking);
+  }
 }
 
 /**

@@ -1,5 +1,6 @@
 import { GatewayError } from '../domain/errors.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { type Exposure, taint } from './taints.ts';
 
 /** An agent asks for what another one asked for before. */
 export interface Join {
@@ -7,11 +8,13 @@ export interface Join {
   readonly agent: string;
   /** The txn that the key it brought would have been otherwise. */
   readonly alias: string | undefined;
+  /** What is tainted by it: from now on it may ask how the call went. */
+  readonly exposure: Exposure | undefined;
   readonly entry: string;
 }
 
 /** Takes part in a call, if it is still there, once, with its entry in the log. Of the call's own agent only the key is noted. */
-export async function joinCall(db: Database, { txn, agent, alias, entry }: Join): Promise<void> {
+export async function joinCall(db: Database, { txn, agent, alias, exposure, entry }: Join): Promise<void> {
   await db.transaction(async (tx) => {
     const calls = await tx.run<{ txn: string }>({
       name: 'join-call',
@@ -27,6 +30,7 @@ export async function joinCall(db: Database, { txn, agent, alias, entry }: Join)
       values: [txn, agent, entry],
     });
     if (alias !== undefined && calls.length === 1) await bindAlias(tx, alias, txn);
+    if (exposure !== undefined) await taint(tx, exposure);
   });
 }
 
@@ -39,7 +43,10 @@ export async function bindAlias(tx: Tx, alias: string, txn: string): Promise<voi
     name: 'bind-alias',
     // An update that changes nothing answers what is there already, also when it was written a moment ago.
     text: `insert into aliases (alias, txn) select $1, $2 where not exists (select 1 from calls where txn = $1)
-      on conflict (alias) do update set txn = aliases.txn returning txn`,
+      on conflict (alias) do update
+        -- One whose call was given up while it was noted stands for nothing.
+        set txn = case when exists (select 1 from calls c where c.txn = aliases.txn) then aliases.txn else excluded.txn end
+      returning txn`,
     values: [alias, txn],
   });
   if (rows[0]?.txn !== txn)

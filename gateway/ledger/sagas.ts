@@ -282,13 +282,8 @@ async function tryAgain(tx: Tx, id: string): Promise<void> {
  * between two attempts, or approved and not yet sent, ends here.
  */
 async function recall(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
-  const held = await tx.run<{ txn: string }>({
-    name: 'held-steps',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
-    values: [id, keep],
-  });
   const why = `its saga is rolled back: ${reason}`;
-  for (const { txn } of held) await endHeld(tx, txn, 'cancelled', why, auditEntry('call_cancelled', { txn, why }));
+  await withdrawHeld(tx, id, keep, why);
   await tx.run({
     name: 'lock-open-steps',
     text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
@@ -316,6 +311,16 @@ async function recall(tx: Tx, id: string, keep: number, reason: string): Promise
     });
   }
   return open.filter((step) => step.attempt_open).map((step) => step.txn);
+}
+
+/** Held steps of a saga that takes no more: one that only waits for its time would leave by itself. */
+async function withdrawHeld(tx: Tx, id: string, keep: number, why: string): Promise<void> {
+  const held = await tx.run<{ txn: string }>({
+    name: 'held-steps',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
+    values: [id, keep],
+  });
+  for (const { txn } of held) await endHeld(tx, txn, 'cancelled', why, auditEntry('call_cancelled', { txn, why }));
 }
 
 /** A person takes a parked rollback up again. Steps that they waive no longer hold up what they rest on. */
@@ -356,6 +361,7 @@ export async function closeSaga(
     if (saga.state !== 'parked')
       throw new GatewayError('conflict', `Only a parked saga can be closed by hand; this one ${standing(saga)}.`);
     await changeSaga(tx, id, { state: 'closed', ...change });
+    await withdrawHeld(tx, id, -1, `its saga was closed: ${change.reason}`);
     await dropWork(tx, id);
   });
 }
@@ -377,6 +383,8 @@ export async function moveSaga(
       return false;
     // Back at its savepoint it is as if no rollback had been.
     await changeSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
+    if (state === 'open' && change.state === 'parked')
+      await withdrawHeld(tx, id, -1, `its saga is parked: ${change.reason}`);
     if (change.state === 'open' && saga.expiresAt !== null)
       await tx.run({
         name: 'time-saga',

@@ -55,6 +55,15 @@ async function unfinishedRuns(db: Queryable, agent: string): Promise<readonly Ta
   });
 }
 
+export async function isRunOf(db: Queryable, run: string, agent: string): Promise<boolean> {
+  const rows = await db.run({
+    name: 'is-run-of',
+    text: 'select 1 from runs where id = $1 and agent = $2',
+    values: [run, agent],
+  });
+  return rows.length > 0;
+}
+
 /** Whether any of these is tainted, or was at the given time. */
 export async function isTainted(db: Queryable, scopes: readonly TaintScope[], asOf?: Date): Promise<boolean> {
   const rows = await db.run({

@@ -24,7 +24,9 @@ export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean, bring
   };
 }
 
-function replayWords({ txn }: CallFace): string {
+function replayWords({ txn, identity }: CallFace): string {
+  if (identity === 'shared')
+    return `(This was asked for before, perhaps by another agent, and was not carried out again. What you see is its recorded result, transaction ${txn}.)`;
   return `(This exact call was made before and was not carried out again. What you see is its recorded result, transaction ${txn}. If you mean to do it once more, send another idempotency key.)`;
 }
 

@@ -60,6 +60,8 @@ export function whyNotAsked(asked: Question | 'taint', world: World): string | u
     const near = didYouMean(asked.glob, world.tools.keys());
     return imports ? undefined : `history.${asked.text} is always 0: no tool is named like ${asked.glob}${near}`;
   }
+  const unseen = covered.find(({ unrecorded }) => unrecorded === true);
+  if (unseen !== undefined) return `${unseen.name} has record: false: what is not recorded cannot be counted`;
   return asked.sum === undefined ? undefined : (hidden(asked.sum, covered) ?? unheard(asked.sum, covered, imports));
 }
 

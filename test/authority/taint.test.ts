@@ -12,6 +12,7 @@ const AGENTS = [
   'loose',
   'saga',
   'replay',
+  'inventor',
   'stranger',
   'victim',
   'held',
@@ -121,6 +122,16 @@ describe('a run', () => {
     const saga = await TestSaga.open(one, {}, 'run');
     expect(await isTainted('run', { 'oncegate-saga': saga.id })).toBe(true);
     expect(await isTainted('run', (await Holder.take(one, 'new', '', 'run')).headers)).toBe(false);
+  });
+
+  it('that is invented for a repeat is none: what the agent reads there taints the runs it has', async () => {
+    const reader = await Holder.take(one, 'reader', '', 'inventor');
+    await read('inventor', { ...inRun(reader), key: 'told-again' });
+    const clean = await Holder.take(one, 'clean', '', 'inventor');
+    expect(await isTainted('inventor', clean.headers)).toBe(false);
+    const invented = { 'oncegate-run': randomUUID(), 'oncegate-epoch': '1' };
+    await read('inventor', { headers: invented, key: 'told-again' });
+    expect(await isTainted('inventor', clean.headers)).toBe(true);
   });
 
   it('that is not finished is tainted by what its agent reads outside of runs', async () => {

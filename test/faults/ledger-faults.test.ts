@@ -35,6 +35,24 @@ async function settled(tool: string, id: string) {
   return { answer, effects: (await upstream.effects(id)).length };
 }
 
+describe('a claim that is to be held', () => {
+  it('and whose commit is unknown, but persisted, never leaves by itself: the caller was told that nothing was sent', async () => {
+    const id = 't1-kept-delayed';
+    let isAsked = false;
+    const commits = (chunk: Buffer) => {
+      isAsked ||= names('request-approval')(chunk);
+      return isAsked && chunk.includes('commit\0');
+    };
+    const cut = link.cutAfterClientBytes(commits, { forward: true });
+    const first = await gateway.call('world.delayed', { id }, { key: id });
+    expect(await cut).toBe(true);
+    expect(first.status).toBe(503);
+    const open = () => database.query('select txn from open_calls where txn = $1', [first.body.txn]);
+    await expect.poll(open, { timeout: 10_000 }).toEqual([]);
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+});
+
 describe.each(KINDS)('a ledger write that fails, world.%s', (kind) => {
   const tool = `world.${kind}`;
 

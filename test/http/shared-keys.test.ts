@@ -14,7 +14,7 @@ import {
   startGateway,
   writePolicies,
 } from '../support/gateway.ts';
-import { CAREFUL_KEY, STRANGER_KEY, sharedPolicies } from '../support/shared-policies.ts';
+import { CAREFUL_KEY, OUTVOTED_KEY, STRANGER_KEY, sharedPolicies } from '../support/shared-policies.ts';
 
 let upstream: Upstream;
 let database: TestDatabase;
@@ -129,6 +129,27 @@ describe('the same wish of two agents', () => {
 });
 
 describe('an agent', () => {
+  it('whose voters do not approve it does not join, and learns nothing', async () => {
+    const before = await close(one, OUTVOTED_KEY);
+    const { txn } = (await close(one, AGENT_KEY)).body;
+    const after = await close(one, OUTVOTED_KEY);
+    expect([after.status, after.body]).toEqual([403, before.body]);
+    expect((await one.get(`/v1/calls/${txn}`, OUTVOTED_KEY)).status).toBe(404);
+  });
+
+  it('that may close it learns from a dry run nothing of what others closed', async () => {
+    const before = await close(one, OTHER_AGENT_KEY, dry);
+    await close(one, AGENT_KEY);
+    expect((await close(one, OTHER_AGENT_KEY, dry)).body.earlier).toEqual(before.body.earlier);
+    expect((await close(one, AGENT_KEY, dry)).body.earlier).toEqual({ state: 'succeeded' });
+  });
+
+  it('that names a run which is not its own does not join', async () => {
+    await close(one, AGENT_KEY);
+    const headers = { 'oncegate-run': randomUUID(), 'oncegate-epoch': '1' };
+    expect((await close(one, OTHER_AGENT_KEY, { headers })).status).toBe(404);
+  });
+
   it('that its rules do not allow it learns nothing, not even that the call exists', async () => {
     const before = await close(one, STRANGER_KEY);
     const { txn } = (await close(one, AGENT_KEY)).body;
@@ -183,11 +204,11 @@ describe('an agent', () => {
     expect(borrowed.body.code).toBe('key_reused');
     const undo = JSON.stringify({ tool: 'tickets.reopen', args: { id: 'x' } });
     expect((await close(two, OTHER_AGENT_KEY, { headers: { 'oncegate-undo': undo } })).body.code).toBe('key_reused');
-    const dryRun = await second.step('tickets.close', { id }, { headers: dry.headers });
-    expect(dryRun.body.wouldAnswer).toMatchObject({ code: 'key_reused' });
     expect((await second.read()).steps).toEqual([]);
 
     await close(two, OTHER_AGENT_KEY);
+    const dryRun = await second.step('tickets.close', { id }, { headers: dry.headers });
+    expect(dryRun.body.wouldAnswer).toMatchObject({ code: 'key_reused' });
     expect((await first.rollback()).body.state).toBe('rolled_back');
     const { undo: undone } = (
       await two.get(`/v1/calls/${(await close(two, OTHER_AGENT_KEY)).body.txn}`, OTHER_AGENT_KEY)
@@ -279,6 +300,19 @@ describe('when it is erased', () => {
     expect((await one.admin('POST', '/admin/erase', { txn, reason: 'asked to' })).status).toBe(200);
     for (const agentKey of [AGENT_KEY, OTHER_AGENT_KEY])
       expect((await close(two, agentKey)).body.code).toBe('key_expired');
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+});
+
+describe('a key that was used before its tool was shared', () => {
+  it('stands for the call that was made then', async () => {
+    await writePolicies(one, sharedPolicies(upstream.url, 'agent'));
+    await one.admin('POST', '/admin/policies/reload');
+    const first = await close(one, AGENT_KEY, { key: `before-${id}` });
+    await writePolicies(one, sharedPolicies(upstream.url));
+    await one.admin('POST', '/admin/policies/reload');
+    const again = await close(one, AGENT_KEY, { key: `before-${id}` });
+    expect([again.status, again.body]).toEqual([200, { ...first.body, replayed: true }]);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 });

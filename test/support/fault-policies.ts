@@ -58,6 +58,11 @@ tools:
     upstream: world
     ${input}
     request: { method: POST, path: /none/mail2, body: "\${args}" }
+  world.delayed:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /keyed/refund, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
   world.read:
     upstream: world
     effect: read
@@ -69,6 +74,8 @@ agents:
     keys: ["sha256:${sha256(AGENT_KEY)}"]
     rules:
       - allow: world.held
+      - allow: world.delayed
+        delay: 3s
       - allow: world.*
         approve: never
   other:

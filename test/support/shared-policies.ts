@@ -1,16 +1,17 @@
 import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
 
-/** Agents that may close no tickets, only those that a person lets them, and as many as they like. */
+/** Agents that may close no tickets, only those that a person lets them, those that voters approve (none), and as many as they like. */
 export const STRANGER_KEY = 'test-stranger-key';
 export const CAREFUL_KEY = 'test-careful-key';
+export const OUTVOTED_KEY = 'test-outvoted-key';
 export const TWIN_KEY = 'test-twin-key';
 
 /** Tools whose key is shared, against the effect-counting upstream. */
-export function sharedPolicies(url: string): Record<string, string> {
+export function sharedPolicies(url: string, scope = 'shared'): Record<string, string> {
   const input = 'input: { type: object, properties: { id: { type: string }, note: { type: string } }, required: [id] }';
   const retry = 'retry: { attempts: 4, base: 20ms, max: 200ms, within: 1h }';
   const keyed = 'once: { by: key, header: Idempotency-Key }';
-  const shared = `key: { of: "\${args.id}", scope: shared }`;
+  const shared = `key: { of: "\${args.id}", scope: ${scope} }`;
   return {
     'shared.yaml': `
 upstreams:
@@ -49,6 +50,9 @@ agents:
   twin:
     keys: ["sha256:${sha256(TWIN_KEY)}"]
     rules: [{ allow: tickets.close }]
+  outvoted:
+    keys: ["sha256:${sha256(OUTVOTED_KEY)}"]
+    rules: [{ allow: tickets.close, voters: { of: [{ name: nobody, when: false }] } }]
   careful:
     keys: ["sha256:${sha256(CAREFUL_KEY)}"]
     rules: [{ allow: tickets.*, approve: { quorum: 1 } }]

@@ -124,6 +124,10 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */
 function limitInflight(app: FastifyInstance, most: number): void {
   let inflight = 0;
+  // A response closes once: one listener serves them all.
+  const left = () => {
+    inflight -= 1;
+  };
   app.addHook('onRequest', (request, reply, done) => {
     // The route, not the URL as it was sent: that may be absolute, or written with escapes.
     if (inflight >= most && /^\/(?:v1\/|mcp)/.test(request.routeOptions.url ?? '')) {
@@ -132,9 +136,7 @@ function limitInflight(app: FastifyInstance, most: number): void {
       );
     }
     inflight += 1;
-    reply.raw.once('close', () => {
-      inflight -= 1;
-    });
+    reply.raw.on('close', left);
     done();
   });
 }

@@ -1,6 +1,7 @@
 import { AggregatorRegistry, Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Result, StintName } from './domain/watch.ts';
 import type { Backlog } from './ledger/backlog.ts';
+import { StationTimes } from './station-times.ts';
 
 /** What is asked of the rest of the gateway when somebody looks. */
 export interface Soundings {
@@ -9,8 +10,13 @@ export interface Soundings {
 }
 
 const BREAKER = { closed: 0, half_open: 1, open: 2 } as const;
-const SECONDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 const SIZES = [1, 2, 4, 8, 16, 32, 64, 128];
+
+/** How many calls were answered in one way. */
+interface Tally {
+  readonly labels: { readonly tool: string; readonly outcome: string; readonly replayed: string };
+  count: number;
+}
 
 /**
  * What Prometheus may ask of this process. One registry of its own: nothing is counted behind the gateway's back. Labels are
@@ -23,21 +29,18 @@ export class Metrics {
     'Whether the policies on disk are refused (1) and older ones are in force',
   );
   readonly #policyInfo = this.#gauge('policy_info', 'The version of the policies in force', ['version']);
-  readonly #stints = new Histogram({
-    name: 'oncegate_station_seconds',
-    help: 'Time spent at each station of a call; "call" is all of it, as its caller sees it',
-    labelNames: ['station', 'tool'],
-    buckets: SECONDS,
-    registers: [this.#registry],
-  });
+  readonly #stints = this.#times();
+  readonly #tallies = new Map<string, Tally>();
   readonly #calls = new Counter({
     name: 'oncegate_calls_total',
     help: 'Answers to calls: by state, or by the code of the refusal',
     labelNames: ['tool', 'outcome', 'replayed'],
     registers: [this.#registry],
+    collect: () => {
+      this.#calls.reset();
+      for (const { labels, count } of this.#tallies.values()) this.#calls.inc(labels, count);
+    },
   });
-  /** Looking up labels costs more than counting; there are as many as tools and stations. */
-  readonly #stintOf = new Map<string, Histogram.Internal<'station' | 'tool'>>();
   readonly #batches = new Histogram({
     name: 'oncegate_ledger_batch_size',
     help: 'How many claims and outcomes went to PostgreSQL with one commit',
@@ -83,17 +86,16 @@ export class Metrics {
   }
 
   stint(station: StintName, tool: string, seconds: number): void {
-    const name = `${station} ${tool}`;
-    let child = this.#stintOf.get(name);
-    if (child === undefined) {
-      child = this.#stints.labels(station, tool);
-      this.#stintOf.set(name, child);
-    }
-    child.observe(seconds);
+    this.#stints.observe(station, tool, seconds);
   }
 
   call(tool: string, { state, code, replayed }: Result): void {
-    this.#calls.inc({ tool, outcome: String(code ?? state), replayed: String(replayed === true) });
+    const outcome = String(code ?? state);
+    const again = replayed === true ? 'true' : 'false';
+    const name = `${tool} ${outcome} ${again}`;
+    const tally = this.#tallies.get(name);
+    if (tally === undefined) this.#tallies.set(name, { labels: { tool, outcome, replayed: again }, count: 1 });
+    else tally.count += 1;
   }
 
   batch(size: number, queued: number): void {
@@ -107,6 +109,13 @@ export class Metrics {
 
   text(): Promise<string> {
     return this.#registry.metrics();
+  }
+
+  #times(): StationTimes {
+    const times = new StationTimes();
+    // All that a registry wants of a metric is what it is called and `get`; its types know only prom-client's own.
+    this.#registry.registerMetric(times as unknown as Histogram);
+    return times;
   }
 
   /** Workers behind one port are added up, but what each of them reads from the same place is not. */

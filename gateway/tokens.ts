@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import { createRemoteJWKSet, customFetch, decodeJwt, errors, jwtVerify } from 'jose';
 import { type ErrandAnswer, runErrand } from '../adapters/errand.ts';
 import { GatewayError } from './domain/errors.ts';
@@ -99,7 +99,7 @@ export class Tokens {
 }
 
 function digest(token: string): string {
-  return createHash('sha256').update(token).digest('base64');
+  return hash('sha256', token, 'base64');
 }
 
 function specsFor(token: string, policies: Policies): JwtSpec[] {

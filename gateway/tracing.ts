@@ -1,4 +1,5 @@
 import {
+  type Attributes,
   type Context,
   ROOT_CONTEXT,
   type Span,
@@ -59,25 +60,18 @@ const KINDS: Readonly<Partial<Record<StintName, SpanKind>>> = { call: SpanKind.S
 
 function begin(tracer: Tracer, name: StintName, about: About, parent: Trace): Traced {
   const above = contextOf(parent);
-  const isOwnTool = name === 'call' || name === 'recover' || name === 'undo';
   const span = tracer.startSpan(
-    isOwnTool ? `execute_tool ${about.tool}` : `oncegate.${name}`,
+    isWhole(name) ? `execute_tool ${about.tool}` : `oncegate.${name}`,
     {
       kind: KINDS[name] ?? SpanKind.INTERNAL,
-      attributes: {
-        'gen_ai.tool.name': about.tool,
-        'gen_ai.agent.name': about.agent,
-        'oncegate.station': name,
-        ...(isOwnTool ? { 'gen_ai.operation.name': 'execute_tool', 'gen_ai.tool.type': 'function' } : {}),
-        ...(about.txn === undefined ? {} : { 'gen_ai.tool.call.id': about.txn }),
-      },
+      attributes: attributesOf(name, about),
       // A call that is carried on without its caller continues what another process, or another call, began.
-      ...(name === 'recover' || name === 'undo' ? { links: linksOf(above) } : {}),
+      links: name === 'recover' || name === 'undo' ? linksOf(above) : [],
     },
     above,
   );
   return {
-    trace: { ...parent, traceparent: headerOf(span) },
+    trace: Object.assign({}, parent, { traceparent: headerOf(span) }),
     end: (result) => {
       for (const [key, value] of Object.entries(result))
         span.setAttribute(key === 'txn' ? 'gen_ai.tool.call.id' : `oncegate.${key}`, value);
@@ -88,6 +82,20 @@ function begin(tracer: Tracer, name: StintName, about: About, parent: Trace): Tr
       span.end();
     },
   };
+}
+
+function isWhole(name: StintName): boolean {
+  return name === 'call' || name === 'recover' || name === 'undo';
+}
+
+function attributesOf(name: StintName, { tool, agent, txn }: About): Attributes {
+  const attributes: Attributes = { 'gen_ai.tool.name': tool, 'gen_ai.agent.name': agent, 'oncegate.station': name };
+  if (isWhole(name)) {
+    attributes['gen_ai.operation.name'] = 'execute_tool';
+    attributes['gen_ai.tool.type'] = 'function';
+  }
+  if (txn !== undefined) attributes['gen_ai.tool.call.id'] = txn;
+  return attributes;
 }
 
 function linksOf(above: Context) {

@@ -47,11 +47,11 @@ export function readTrace(read: (name: string) => string | undefined): Trace {
   const tracestate = read('tracestate');
   const baggage = read('baggage');
   const isTraced = traceparent !== undefined && TRACEPARENT.test(traceparent);
-  return {
-    ...(isTraced ? { traceparent } : {}),
-    ...(isTraced && isShort(tracestate, 512) ? { tracestate } : {}),
-    ...(isShort(baggage, 8_192) ? { baggage } : {}),
-  };
+  const trace: { -readonly [Header in keyof Trace]: Trace[Header] } = {};
+  if (isTraced) trace.traceparent = traceparent;
+  if (isTraced && isShort(tracestate, 512)) trace.tracestate = tracestate;
+  if (isShort(baggage, 8_192)) trace.baggage = baggage;
+  return trace;
 }
 
 function isShort(text: string | undefined, most: number): text is string {

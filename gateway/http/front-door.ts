@@ -4,7 +4,8 @@ import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Policies, Rate } from '../domain/policy.ts';
 import { agentsOf, looksLikeToken } from '../domain/token.ts';
-import { callerOf, rememberToken } from './identify.ts';
+import { type Caller, callerOf } from './identify.ts';
+import { Limiter, Stores } from './limiter.ts';
 
 export interface TokenCheck {
   /** The claims of a token that was verified a moment ago. */
@@ -20,6 +21,7 @@ export interface DoorLimits {
   readonly perAddress: Rate;
 }
 
+const MOST_ADDRESSES = 5_000;
 const OPEN = new Set(['/healthz', '/readyz']);
 
 /**
@@ -34,30 +36,34 @@ export async function frontDoor(
   tokens: TokenCheck,
   limits: DoorLimits,
 ): Promise<void> {
-  await app.register(rateLimit, { global: false });
-  const names = new WeakMap<FastifyRequest, string>();
-  const byName = limiter(app, limits.perAgent, (request) => names.get(request) ?? '');
-  const byAddress = limiter(app, limits.perAddress);
+  await app.register(rateLimit, { global: false, store: Stores });
+  app.decorateRequest('caller', undefined);
+  // There are no more names than the policies have; addresses may be as many as a flood likes.
+  const byName = new Limiter(app, limits.perAgent, Number.POSITIVE_INFINITY, ({ caller }) => caller?.countedAs ?? '');
+  const byAddress = new Limiter(app, limits.perAddress, MOST_ADDRESSES);
 
-  app.addHook('onRequest', async (request) => {
-    if (OPEN.has(request.routeOptions.url ?? '')) return;
+  app.addHook('onRequest', (request, _reply, done) => {
+    if (OPEN.has(request.routeOptions.url ?? '')) return done();
     const caller = callerOf(request, policies());
-    let known = 'known' in caller ? caller.known : undefined;
-    if ('bearer' in caller && caller.bearer !== undefined && looksLikeToken(caller.bearer)) {
-      const token = caller.bearer;
-      let claims: JsonObject | GatewayError | undefined = tokens.recall(token);
-      if (claims === undefined) {
-        // Verifying is work: an address that sent too much rubbish already is turned away first.
-        await byAddress(request, false);
-        claims = await outcome(tokens, token, policies());
-      }
-      rememberToken(request, claims);
-      if (!(claims instanceof GatewayError)) known = nameOf(policies(), claims);
-    }
-    if (known === undefined) return byAddress(request, true);
-    names.set(request, known);
-    return byName(request, true);
+    request.caller = caller;
+    if (caller.countedAs !== undefined && byName.admits(caller.countedAs)) return done();
+    return ask(request, caller);
   });
+
+  /** Of a token nothing is known until it is verified. */
+  async function ask(request: FastifyRequest, caller: Caller): Promise<void> {
+    const { bearer } = caller;
+    if (caller.countedAs === undefined && bearer !== undefined && looksLikeToken(bearer)) {
+      caller.token = tokens.recall(bearer);
+      if (caller.token === undefined) {
+        // Verifying is work: an address that sent too much rubbish already is turned away first.
+        await byAddress.ask(request, false);
+        caller.token = await outcome(tokens, bearer, policies());
+      }
+      if (!(caller.token instanceof GatewayError)) caller.countedAs = nameOf(policies(), caller.token);
+    }
+    return (caller.countedAs === undefined ? byAddress : byName).ask(request, true);
+  }
 }
 
 async function outcome(tokens: TokenCheck, token: string, policies: Policies): Promise<JsonObject | GatewayError> {
@@ -72,25 +78,4 @@ async function outcome(tokens: TokenCheck, token: string, policies: Policies): P
 function nameOf(policies: Policies, claims: JsonObject): string | undefined {
   const [agent] = agentsOf(policies.agents.values(), claims);
   return agent && `agent ${agent.name}`;
-}
-
-function limiter(
-  app: FastifyInstance,
-  { limit, perMs }: Rate,
-  keyGenerator?: (request: FastifyRequest) => string,
-): (request: FastifyRequest, count: boolean) => Promise<void> {
-  const check = app.createRateLimit({
-    max: limit,
-    timeWindow: perMs,
-    ...(keyGenerator === undefined ? {} : { keyGenerator }),
-  });
-  return async (request, count) => {
-    const found = await check(request, { increment: count });
-    if (found.isAllowed) return;
-    // Looked at without counting, a limit that is just used up is already too much.
-    if (!found.isExceeded && (count || found.remaining > 0)) return;
-    throw new GatewayError('rate_limited', `More than ${limit} requests in ${perMs / 1000} s.`, {
-      retryAfterSeconds: Math.max(1, found.ttlInSeconds),
-    });
-  };
 }

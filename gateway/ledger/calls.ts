@@ -5,10 +5,9 @@ import type { Past, Question } from '../domain/past.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
-import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
-import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
-import { valuesOf } from './columns.ts';
+import { changeRows, claimRows, type RowTypes, readRowTypes } from './call-rows.ts';
+import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS, type Written } from './calls-sql.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { lockPast } from './history.ts';
@@ -123,7 +122,10 @@ export interface UndoArguments {
 }
 
 /** What goes to the ledger in one batch: T1 of some calls and T2 of others. */
-type Write = { readonly claim: Intent } | { readonly advance: Advance };
+interface Write {
+  readonly claim: Intent | undefined;
+  readonly advance: Advance | undefined;
+}
 
 export class Calls {
   readonly #db: Database;
@@ -133,6 +135,7 @@ export class Calls {
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
   readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
+  #types: Promise<RowTypes> | undefined;
 
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
@@ -156,7 +159,7 @@ export class Calls {
 
   #claim(intent: Intent): Promise<boolean> {
     if (intent.undoes !== null) return this.#undos.submit(intent);
-    return isBound(intent) ? this.#bound.submit(intent) : this.#writes.submit({ claim: intent });
+    return isBound(intent) ? this.#bound.submit(intent) : this.#writes.submit({ claim: intent, advance: undefined });
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
@@ -179,7 +182,7 @@ export class Calls {
 
   /** T2 and everything between. False: the call is final, or in other hands. */
   advance(change: Advance): Promise<boolean> {
-    return this.#writes.submit({ advance: change });
+    return this.#writes.submit({ claim: undefined, advance: change });
   }
 
   read(txn: string): Promise<Call | undefined> {
@@ -188,6 +191,8 @@ export class Calls {
 
   async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed | GatewayError> {
     try {
+      // Not in there: it takes a connection of its own.
+      await this.#rowTypes();
       return await this.#db.transaction(async (tx) => {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
         const [won] = await this.#claimAll([intent], tx);
@@ -219,36 +224,44 @@ export class Calls {
   async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
     const [some] = intents;
     const statement = some?.undoes != null ? CLAIM_UNDOS : some !== undefined && isBound(some) ? CLAIM_BOUND : CLAIM;
-    const first = firstOfEach(intents);
-    const rows = await on.run<{ txn: string }>({ ...statement, values: claimValues(first) });
-    return answers(intents, first, new Set(rows.map((row) => row.txn)));
+    const first = new Map<string, Intent>();
+    for (const intent of intents) keepFirst(first, intent);
+    const types = await this.#rowTypes();
+    const [written] = await on.run<Written>({ ...statement, values: [claimRows(first, types.claim)] });
+    const won = txnsIn(written?.claimed);
+    return intents.map((intent) => first.get(intent.txn) === intent && won.has(intent.txn));
   }
 
   async #writeAll(writes: readonly Write[]): Promise<(boolean | Promise<boolean>)[]> {
-    const intents: Intent[] = [];
-    const changes: Advance[] = [];
-    for (const write of writes) {
-      if ('claim' in write) intents.push(write.claim);
-      else changes.push(write.advance);
+    const claims = new Map<string, Intent>();
+    const changes = new Map<string, Advance>();
+    for (const { claim, advance } of writes) {
+      if (claim !== undefined) keepFirst(claims, claim);
+      if (advance !== undefined) keepFirst(changes, advance);
     }
-    const claims = firstOfEach(intents);
-    const advances = firstOfEach(changes);
-    const statement = changes.length === 0 ? CLAIM : intents.length === 0 ? ADVANCE : CLAIM_AND_ADVANCE;
-    const rows = await this.#db.run<{ txn: string; advanced: boolean }>({
-      ...statement,
-      values: [
-        ...(intents.length === 0 ? [] : claimValues(claims)),
-        ...(changes.length === 0 ? [] : advanceValues(advances)),
-      ],
-    });
-    const won = answers(intents, claims, new Set(rows.filter((row) => !row.advanced).map((row) => row.txn)));
-    const moved = answers(changes, advances, new Set(rows.filter((row) => row.advanced).map((row) => row.txn)));
-    return writes.map((write) => {
-      if ('claim' in write) return won.shift() ?? false;
-      const done = moved.shift() ?? false;
+    const { name, text } = changes.size === 0 ? CLAIM : claims.size === 0 ? ADVANCE : CLAIM_AND_ADVANCE;
+    const types = await this.#rowTypes();
+    const values: Buffer[] = [];
+    if (claims.size > 0) values.push(claimRows(claims, types.claim));
+    if (changes.size > 0) values.push(changeRows(changes, types.change));
+    const [written] = await this.#db.run<Written>({ name, text, values });
+    const won = txnsIn(written?.claimed);
+    const moved = txnsIn(written?.moved);
+    return writes.map(({ claim, advance }) => {
+      if (claim !== undefined) return claims.get(claim.txn) === claim && won.has(claim.txn);
+      if (advance === undefined) return false;
       // Of two changes of one call the second is tried after the first.
-      return advances.get(write.advance.txn) === write.advance ? done : this.advance(write.advance);
+      return changes.get(advance.txn) === advance ? moved.has(advance.txn) : this.advance(advance);
     });
+  }
+
+  /** The numbers of the rows' types in this database. They are asked for once; a failure is no answer. */
+  #rowTypes(): Promise<RowTypes> {
+    this.#types ??= readRowTypes(this.#db).catch((error: unknown) => {
+      this.#types = undefined;
+      throw error;
+    });
+    return this.#types;
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
@@ -276,33 +289,12 @@ function isBound({ saga, run }: Intent): boolean {
 }
 
 /** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
-function firstOfEach<T extends { readonly txn: string }>(items: readonly T[]): ReadonlyMap<string, T> {
-  const first = new Map<string, T>();
-  for (const item of items) if (!first.has(item.txn)) first.set(item.txn, item);
-  return first;
+function keepFirst<T extends { readonly txn: string }>(first: Map<string, T>, item: T): void {
+  if (!first.has(item.txn)) first.set(item.txn, item);
 }
 
-function answers<T extends { readonly txn: string }>(
-  items: readonly T[],
-  first: ReadonlyMap<string, T>,
-  done: ReadonlySet<string>,
-): boolean[] {
-  return items.map((item) => first.get(item.txn) === item && done.has(item.txn));
-}
-
-/** Sorted, so that two batches never wait for each other. */
-function sorted<T extends { readonly txn: string }>(first: ReadonlyMap<string, T>): T[] {
-  return [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
-}
-
-function claimValues(first: ReadonlyMap<string, Intent>): readonly unknown[] {
-  const places = new Map([...first.keys()].map((txn, place) => [txn, place]));
-  const rows = sorted(first).map((intent) => ({ intent, place: places.get(intent.txn) ?? 0 }));
-  return valuesOf(CLAIM_COLUMNS, rows);
-}
-
-function advanceValues(first: ReadonlyMap<string, Advance>): readonly unknown[] {
-  return valuesOf(ADVANCE_COLUMNS, sorted(first));
+function txnsIn(text: string | null | undefined): ReadonlySet<string> {
+  return new Set(text?.split(' '));
 }
 
 /** Ends the transaction of a claim that a limit, somebody's lock or the agent's past refuses. Its code is never told. */

@@ -129,9 +129,10 @@ interface Write {
 
 export class Calls {
   readonly #db: Database;
-  readonly #writes: GroupCommit<Write, boolean>;
-  readonly #bound: GroupCommit<Intent, boolean>;
-  readonly #undos: GroupCommit<Intent, boolean>;
+  /** Answers as `claim` and `advance` do, whichever was written. */
+  readonly #writes: GroupCommit<Write, Claimed | boolean>;
+  readonly #bound: GroupCommit<Intent, Claimed>;
+  readonly #undos: GroupCommit<Intent, Claimed>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
   readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
@@ -150,16 +151,11 @@ export class Calls {
    * bucket) and may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share
    * its refusal. Calls of a run lock their run, steps their saga and compensations their step, in batches of their own.
    */
-  async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
-    if (guards === undefined) return (await this.#claim(intent)) ? 'won' : 'taken';
-    const claimed = await this.#laneOf(intent, guards).submit({ intent, guards });
-    if (claimed instanceof GatewayError) throw claimed;
-    return claimed;
-  }
-
-  #claim(intent: Intent): Promise<boolean> {
+  claim(intent: Intent, guards?: Guards): Promise<Claimed> {
+    if (guards !== undefined) return this.#laneOf(intent, guards).submit({ intent, guards }).then(unlessRefused);
     if (intent.undoes !== null) return this.#undos.submit(intent);
-    return isBound(intent) ? this.#bound.submit(intent) : this.#writes.submit({ claim: intent, advance: undefined });
+    if (isBound(intent)) return this.#bound.submit(intent);
+    return this.#writes.submit({ claim: intent, advance: undefined }) as Promise<Claimed>;
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
@@ -182,13 +178,14 @@ export class Calls {
 
   /** T2 and everything between. False: the call is final, or in other hands. */
   advance(change: Advance): Promise<boolean> {
-    return this.#writes.submit({ claim: undefined, advance: change });
+    return this.#writes.submit({ claim: undefined, advance: change }) as Promise<boolean>;
   }
 
   read(txn: string): Promise<Call | undefined> {
     return this.#reads.submit(txn);
   }
 
+  /** A refusal is an answer: as an error it would be one of the ledger, and refuse whatever waits in the same lane. */
   async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed | GatewayError> {
     try {
       // Not in there: it takes a connection of its own.
@@ -196,7 +193,7 @@ export class Calls {
       return await this.#db.transaction(async (tx) => {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
         const [won] = await this.#claimAll([intent], tx);
-        if (won !== true) return 'taken';
+        if (won !== 'won') return 'taken';
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         if (guards.exposure !== undefined) await taint(tx, guards.exposure);
         if (guards.history !== undefined) {
@@ -221,7 +218,7 @@ export class Calls {
   }
 
   /** Claims of one kind: plain ones, those of a saga or run, or compensations. */
-  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
+  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<Claimed[]> {
     const [some] = intents;
     const statement = some?.undoes != null ? CLAIM_UNDOS : some !== undefined && isBound(some) ? CLAIM_BOUND : CLAIM;
     const first = new Map<string, Intent>();
@@ -229,10 +226,10 @@ export class Calls {
     const types = await this.#rowTypes();
     const [written] = await on.run<Written>({ ...statement, values: [claimRows(first, types.claim)] });
     const won = txnsIn(written?.claimed);
-    return intents.map((intent) => first.get(intent.txn) === intent && won.has(intent.txn));
+    return intents.map((intent) => claimedAs(first.get(intent.txn) === intent && won.has(intent.txn)));
   }
 
-  async #writeAll(writes: readonly Write[]): Promise<(boolean | Promise<boolean>)[]> {
+  async #writeAll(writes: readonly Write[]): Promise<(Claimed | boolean | Promise<boolean>)[]> {
     const claims = new Map<string, Intent>();
     const changes = new Map<string, Advance>();
     for (const { claim, advance } of writes) {
@@ -248,7 +245,7 @@ export class Calls {
     const won = txnsIn(written?.claimed);
     const moved = txnsIn(written?.moved);
     return writes.map(({ claim, advance }) => {
-      if (claim !== undefined) return claims.get(claim.txn) === claim && won.has(claim.txn);
+      if (claim !== undefined) return claimedAs(claims.get(claim.txn) === claim && won.has(claim.txn));
       if (advance === undefined) return false;
       // Of two changes of one call the second is tried after the first.
       return changes.get(advance.txn) === advance ? moved.has(advance.txn) : this.advance(advance);
@@ -291,6 +288,15 @@ function isBound({ saga, run }: Intent): boolean {
 /** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
 function keepFirst<T extends { readonly txn: string }>(first: Map<string, T>, item: T): void {
   if (!first.has(item.txn)) first.set(item.txn, item);
+}
+
+function unlessRefused(answer: Claimed | GatewayError): Claimed {
+  if (answer instanceof GatewayError) throw answer;
+  return answer;
+}
+
+function claimedAs(ours: boolean): Claimed {
+  return ours ? 'won' : 'taken';
 }
 
 function txnsIn(text: string | null | undefined): ReadonlySet<string> {

@@ -1,5 +1,4 @@
-import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
-import { unnest } from './columns.ts';
+import { CHANGE_ROW, CLAIM_ROW } from './call-rows.ts';
 
 /**
  * The statements of a call's way, each for a whole batch, put together from two lists of CTEs: claims and advances. What
@@ -9,12 +8,13 @@ import { unnest } from './columns.ts';
  * comparing each row of a batch with each other one would cost more than writing it.
  */
 
-type Part = (first: number) => string;
+/** A part of a statement whose rows are the parameter of this number. */
+type Part = (parameter: number) => string;
 
 /** Inserts what `admit` lets through. Whoever is not admitted, or there already, is not in `claimed`. */
 function claims(admit: string): Part {
-  return (first) => `wish as (
-  select * from ${unnest(CLAIM_COLUMNS, first)}
+  return (parameter) => `wish as (
+  select * from unnest($${parameter}::${CLAIM_ROW.type}[])
 ), ${admit}
 ), claimed as (
   insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
@@ -71,8 +71,8 @@ const ADMIT_UNDOS = `begun as (
   select w.*, null::int as ordinal from wish w join begun b on b.txn = w.undo_of`;
 
 /** Changes calls that are still open. */
-const advances: Part = (first) => `change as (
-  select * from ${unnest(ADVANCE_COLUMNS, first)}
+const advances: Part = (parameter) => `change as (
+  select * from unnest($${parameter}::${CHANGE_ROW.type}[])
 ), moved as (
   update calls c set
     state = i.state,
@@ -116,20 +116,34 @@ const advances: Part = (first) => `change as (
  * Also answers a change that was applied before and is asked for again. Not one whose number a late success took: then the
  * call is final, by another leaf.
  */
-const MOVED = `select txn, true as advanced from moved
+const MOVED = `select txn from moved
 union all
-select c.txn, true from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
+select c.txn from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
   and (c.settled_at is null or c.leaf = i.leaf)`;
-const CLAIMED = 'select txn, false as advanced from claimed';
 
-/** Answers the txns that were claimed. */
-export const CLAIM = { name: 'claim', text: `with ${claims(ADMIT_ALL)(1)}\n${CLAIMED}` };
-export const CLAIM_BOUND = { name: 'claim-bound', text: `with ${claims(ADMIT_BOUND)(1)}\n${CLAIMED}` };
-export const CLAIM_UNDOS = { name: 'claim-undos', text: `with ${claims(ADMIT_UNDOS)(1)}\n${CLAIMED}` };
-/** Answers the txns that were changed. */
-export const ADVANCE = { name: 'advance', text: `with ${advances(1)}\n${MOVED}` };
-/** Claims first, then advances; `advanced` tells which of the two a txn was answered for. */
+/** The txns as one text: a row for each would cost more to read than to find. */
+const CLAIMED_TXNS = `(select string_agg(txn::text, ' ') from claimed)`;
+const MOVED_TXNS = `(select string_agg(txn::text, ' ') from (${MOVED}) as found)`;
+
+/** What each of these answers: the txns that were claimed, and those that were changed, with a space between two. */
+export interface Written {
+  readonly claimed: string | null;
+  readonly moved: string | null;
+}
+
+const claimStatement = (name: string, admit: string) => ({
+  name,
+  text: `with ${claims(admit)(1)}\nselect ${CLAIMED_TXNS} as claimed, null as moved`,
+});
+export const CLAIM = claimStatement('claim', ADMIT_ALL);
+export const CLAIM_BOUND = claimStatement('claim-bound', ADMIT_BOUND);
+export const CLAIM_UNDOS = claimStatement('claim-undos', ADMIT_UNDOS);
+export const ADVANCE = {
+  name: 'advance',
+  text: `with ${advances(1)}\nselect null as claimed, ${MOVED_TXNS} as moved`,
+};
+/** Claims first, then changes. */
 export const CLAIM_AND_ADVANCE = {
   name: 'claim-and-advance',
-  text: `with ${claims(ADMIT_ALL)(1)}, ${advances(1 + CLAIM_COLUMNS.length)}\n${CLAIMED}\nunion all\n${MOVED}`,
+  text: `with ${claims(ADMIT_ALL)(1)}, ${advances(2)}\nselect ${CLAIMED_TXNS} as claimed, ${MOVED_TXNS} as moved`,
 };

@@ -5,10 +5,9 @@ import type { Past, Question } from '../domain/past.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import { type ApprovalRequest, requestApproval } from './approvals.ts';
-import { ADVANCE_COLUMNS, CLAIM_COLUMNS } from './call-columns.ts';
 import { CALL_COLUMNS, CALLS, type CallRow, toCall } from './call-row.ts';
-import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS } from './calls-sql.ts';
-import { valuesOf } from './columns.ts';
+import { changeRows, claimRows, type RowTypes, readRowTypes } from './call-rows.ts';
+import { ADVANCE, CLAIM, CLAIM_AND_ADVANCE, CLAIM_BOUND, CLAIM_UNDOS, type Written } from './calls-sql.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { lockPast } from './history.ts';
@@ -123,16 +122,21 @@ export interface UndoArguments {
 }
 
 /** What goes to the ledger in one batch: T1 of some calls and T2 of others. */
-type Write = { readonly claim: Intent } | { readonly advance: Advance };
+interface Write {
+  readonly claim: Intent | undefined;
+  readonly advance: Advance | undefined;
+}
 
 export class Calls {
   readonly #db: Database;
-  readonly #writes: GroupCommit<Write, boolean>;
-  readonly #bound: GroupCommit<Intent, boolean>;
-  readonly #undos: GroupCommit<Intent, boolean>;
+  /** Answers as `claim` and `advance` do, whichever was written. */
+  readonly #writes: GroupCommit<Write, Claimed | boolean>;
+  readonly #bound: GroupCommit<Intent, Claimed>;
+  readonly #undos: GroupCommit<Intent, Claimed>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** By limit; there are as many as the policies ever named. */
   readonly #lanes = new Map<string, GroupCommit<Guarded, Claimed | GatewayError>>();
+  #types: Promise<RowTypes> | undefined;
 
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
@@ -147,16 +151,11 @@ export class Calls {
    * bucket) and may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share
    * its refusal. Calls of a run lock their run, steps their saga and compensations their step, in batches of their own.
    */
-  async claim(intent: Intent, guards?: Guards): Promise<Claimed> {
-    if (guards === undefined) return (await this.#claim(intent)) ? 'won' : 'taken';
-    const claimed = await this.#laneOf(intent, guards).submit({ intent, guards });
-    if (claimed instanceof GatewayError) throw claimed;
-    return claimed;
-  }
-
-  #claim(intent: Intent): Promise<boolean> {
+  claim(intent: Intent, guards?: Guards): Promise<Claimed> {
+    if (guards !== undefined) return this.#laneOf(intent, guards).submit({ intent, guards }).then(unlessRefused);
     if (intent.undoes !== null) return this.#undos.submit(intent);
-    return isBound(intent) ? this.#bound.submit(intent) : this.#writes.submit({ claim: intent });
+    if (isBound(intent)) return this.#bound.submit(intent);
+    return this.#writes.submit({ claim: intent, advance: undefined }) as Promise<Claimed>;
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
@@ -179,19 +178,22 @@ export class Calls {
 
   /** T2 and everything between. False: the call is final, or in other hands. */
   advance(change: Advance): Promise<boolean> {
-    return this.#writes.submit({ advance: change });
+    return this.#writes.submit({ claim: undefined, advance: change }) as Promise<boolean>;
   }
 
   read(txn: string): Promise<Call | undefined> {
     return this.#reads.submit(txn);
   }
 
+  /** A refusal is an answer: as an error it would be one of the ledger, and refuse whatever waits in the same lane. */
   async #claimGuarded(intent: Intent, guards: Guards): Promise<Claimed | GatewayError> {
     try {
+      // Not in there: it takes a connection of its own.
+      await this.#rowTypes();
       return await this.#db.transaction(async (tx) => {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
         const [won] = await this.#claimAll([intent], tx);
-        if (won !== true) return 'taken';
+        if (won !== 'won') return 'taken';
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         if (guards.exposure !== undefined) await taint(tx, guards.exposure);
         if (guards.history !== undefined) {
@@ -216,39 +218,47 @@ export class Calls {
   }
 
   /** Claims of one kind: plain ones, those of a saga or run, or compensations. */
-  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<boolean[]> {
+  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<Claimed[]> {
     const [some] = intents;
     const statement = some?.undoes != null ? CLAIM_UNDOS : some !== undefined && isBound(some) ? CLAIM_BOUND : CLAIM;
-    const first = firstOfEach(intents);
-    const rows = await on.run<{ txn: string }>({ ...statement, values: claimValues(first) });
-    return answers(intents, first, new Set(rows.map((row) => row.txn)));
+    const first = new Map<string, Intent>();
+    for (const intent of intents) keepFirst(first, intent);
+    const types = await this.#rowTypes();
+    const [written] = await on.run<Written>({ ...statement, values: [claimRows(first, types.claim)] });
+    const won = txnsIn(written?.claimed);
+    return intents.map((intent) => claimedAs(first.get(intent.txn) === intent && won.has(intent.txn)));
   }
 
-  async #writeAll(writes: readonly Write[]): Promise<(boolean | Promise<boolean>)[]> {
-    const intents: Intent[] = [];
-    const changes: Advance[] = [];
-    for (const write of writes) {
-      if ('claim' in write) intents.push(write.claim);
-      else changes.push(write.advance);
+  async #writeAll(writes: readonly Write[]): Promise<(Claimed | boolean | Promise<boolean>)[]> {
+    const claims = new Map<string, Intent>();
+    const changes = new Map<string, Advance>();
+    for (const { claim, advance } of writes) {
+      if (claim !== undefined) keepFirst(claims, claim);
+      if (advance !== undefined) keepFirst(changes, advance);
     }
-    const claims = firstOfEach(intents);
-    const advances = firstOfEach(changes);
-    const statement = changes.length === 0 ? CLAIM : intents.length === 0 ? ADVANCE : CLAIM_AND_ADVANCE;
-    const rows = await this.#db.run<{ txn: string; advanced: boolean }>({
-      ...statement,
-      values: [
-        ...(intents.length === 0 ? [] : claimValues(claims)),
-        ...(changes.length === 0 ? [] : advanceValues(advances)),
-      ],
-    });
-    const won = answers(intents, claims, new Set(rows.filter((row) => !row.advanced).map((row) => row.txn)));
-    const moved = answers(changes, advances, new Set(rows.filter((row) => row.advanced).map((row) => row.txn)));
-    return writes.map((write) => {
-      if ('claim' in write) return won.shift() ?? false;
-      const done = moved.shift() ?? false;
+    const { name, text } = changes.size === 0 ? CLAIM : claims.size === 0 ? ADVANCE : CLAIM_AND_ADVANCE;
+    const types = await this.#rowTypes();
+    const values: Buffer[] = [];
+    if (claims.size > 0) values.push(claimRows(claims, types.claim));
+    if (changes.size > 0) values.push(changeRows(changes, types.change));
+    const [written] = await this.#db.run<Written>({ name, text, values });
+    const won = txnsIn(written?.claimed);
+    const moved = txnsIn(written?.moved);
+    return writes.map(({ claim, advance }) => {
+      if (claim !== undefined) return claimedAs(claims.get(claim.txn) === claim && won.has(claim.txn));
+      if (advance === undefined) return false;
       // Of two changes of one call the second is tried after the first.
-      return advances.get(write.advance.txn) === write.advance ? done : this.advance(write.advance);
+      return changes.get(advance.txn) === advance ? moved.has(advance.txn) : this.advance(advance);
     });
+  }
+
+  /** The numbers of the rows' types in this database. They are asked for once; a failure is no answer. */
+  #rowTypes(): Promise<RowTypes> {
+    this.#types ??= readRowTypes(this.#db).catch((error: unknown) => {
+      this.#types = undefined;
+      throw error;
+    });
+    return this.#types;
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
@@ -276,33 +286,21 @@ function isBound({ saga, run }: Intent): boolean {
 }
 
 /** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
-function firstOfEach<T extends { readonly txn: string }>(items: readonly T[]): ReadonlyMap<string, T> {
-  const first = new Map<string, T>();
-  for (const item of items) if (!first.has(item.txn)) first.set(item.txn, item);
-  return first;
+function keepFirst<T extends { readonly txn: string }>(first: Map<string, T>, item: T): void {
+  if (!first.has(item.txn)) first.set(item.txn, item);
 }
 
-function answers<T extends { readonly txn: string }>(
-  items: readonly T[],
-  first: ReadonlyMap<string, T>,
-  done: ReadonlySet<string>,
-): boolean[] {
-  return items.map((item) => first.get(item.txn) === item && done.has(item.txn));
+function unlessRefused(answer: Claimed | GatewayError): Claimed {
+  if (answer instanceof GatewayError) throw answer;
+  return answer;
 }
 
-/** Sorted, so that two batches never wait for each other. */
-function sorted<T extends { readonly txn: string }>(first: ReadonlyMap<string, T>): T[] {
-  return [...first.values()].sort((a, b) => (a.txn < b.txn ? -1 : 1));
+function claimedAs(ours: boolean): Claimed {
+  return ours ? 'won' : 'taken';
 }
 
-function claimValues(first: ReadonlyMap<string, Intent>): readonly unknown[] {
-  const places = new Map([...first.keys()].map((txn, place) => [txn, place]));
-  const rows = sorted(first).map((intent) => ({ intent, place: places.get(intent.txn) ?? 0 }));
-  return valuesOf(CLAIM_COLUMNS, rows);
-}
-
-function advanceValues(first: ReadonlyMap<string, Advance>): readonly unknown[] {
-  return valuesOf(ADVANCE_COLUMNS, sorted(first));
+function txnsIn(text: string | null | undefined): ReadonlySet<string> {
+  return new Set(text?.split(' '));
 }
 
 /** Ends the transaction of a claim that a limit, somebody's lock or the agent's past refuses. Its code is never told. */

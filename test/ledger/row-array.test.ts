@@ -1,0 +1,106 @@
+import fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { CHANGE_ROW, CLAIM_ROW } from '../../gateway/ledger/call-rows.ts';
+import { Calls } from '../../gateway/ledger/calls.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { RowArray } from '../../gateway/ledger/row-array.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { intentOf } from '../support/intent.ts';
+
+interface Row {
+  readonly id: string | null;
+  readonly words: string | null;
+  readonly bytes: Buffer | null;
+  readonly count: number | null;
+  readonly share: number | null;
+  readonly flag: boolean;
+}
+
+function encode(rows: readonly Row[], oid: number): Buffer {
+  const array = new RowArray(6);
+  array.begin();
+  for (const row of rows) {
+    array.row();
+    array.uuid('id', row.id);
+    array.text(row.words);
+    array.bytea(row.bytes);
+    array.int('count', row.count);
+    array.float8(row.share);
+    array.bool(row.flag);
+  }
+  return array.end(oid);
+}
+
+let database: TestDatabase;
+let db: Database;
+
+beforeAll(async () => {
+  database = await freshDatabase();
+  db = new Database(database.url, { max: 2, applicationName: 'test' });
+});
+afterAll(async () => {
+  await db?.close();
+  await database?.drop();
+});
+
+describe('the rows of a batch', () => {
+  it('arrive as they were, whatever is in them and wherever nothing is', async () => {
+    await db.run({
+      name: 'row-type',
+      text: 'create type odd_row as (id uuid, words text, bytes bytea, count int, share float8, flag bool)',
+      values: [],
+    });
+    const [type] = await db.run<{ oid: number }>({ name: 'oid', text: `select 'odd_row'::regtype::oid`, values: [] });
+    const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: null });
+    const row: fc.Arbitrary<Row> = fc.record({
+      id: maybe(fc.uuid()),
+      words: maybe(fc.string({ unit: 'binary' }).filter((text) => !text.includes('\0'))),
+      bytes: maybe(fc.uint8Array().map((bytes) => Buffer.from(bytes))),
+      count: maybe(fc.integer()),
+      share: maybe(fc.double({ noNaN: true })),
+      flag: fc.boolean(),
+    });
+    await fc.assert(
+      fc.asyncProperty(fc.array(row, { minLength: 1, maxLength: 8 }), async (rows) => {
+        const values = [encode(rows, type?.oid ?? 0)];
+        expect(await db.run({ name: 'rows', text: 'select * from unnest($1::odd_row[])', values })).toEqual(rows);
+      }),
+      { numRuns: 60 },
+    );
+  });
+
+  it('have room for whatever comes, and for less after it', async () => {
+    const array = new RowArray(1);
+    const lengths = async (texts: readonly string[]) => {
+      array.begin();
+      for (const text of texts) {
+        array.row();
+        array.text(text);
+      }
+      const values = [array.end(type?.oid ?? 0)];
+      return db.run({ name: 'long', text: 'select length(words) as n from unnest($1::long_row[])', values });
+    };
+    await db.run({ name: 'long-type', text: 'create type long_row as (words text)', values: [] });
+    const [type] = await db.run<{ oid: number }>({ name: 'lid', text: `select 'long_row'::regtype::oid`, values: [] });
+    expect(await lengths(['ä'.repeat(3_000_000), 'x'.repeat(70_000), ''])).toEqual([
+      { n: 3_000_000 },
+      { n: 70_000 },
+      { n: 0 },
+    ]);
+    expect(await lengths(['short'])).toEqual([{ n: 5 }]);
+  });
+
+  it.each([CLAIM_ROW, CHANGE_ROW])('are as the schema has them: $type', async ({ type, columns }) => {
+    const text = 'select count(*)::int as columns from pg_attribute where attrelid = $1::regclass and not attisdropped';
+    expect(await db.run({ name: 'attributes', text, values: [type] })).toEqual([{ columns }]);
+  });
+
+  it('that cannot be written are refused alone: their neighbours are claimed', async () => {
+    const calls = new Calls(db);
+    const good = intentOf('00000000-0000-4000-8000-000000000001');
+    const claims = [calls.claim(good), calls.claim({ ...good, txn: 'no uuid' })];
+    const [first, second] = await Promise.allSettled(claims);
+    expect(first).toEqual({ status: 'fulfilled', value: 'won' });
+    expect(second).toMatchObject({ reason: { message: '"no uuid" cannot be the txn of a call: it is no uuid' } });
+  });
+});

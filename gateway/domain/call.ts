@@ -150,5 +150,20 @@ export type CallFace = Pick<
 };
 
 export function face(call: Call): CallFace {
-  return { ...call, pursued: call.owner !== null || call.dueAt !== null };
+  return {
+    txn: call.txn,
+    agent: call.agent,
+    tool: call.tool,
+    identity: call.identity,
+    attempt: call.attempt,
+    saga: call.saga,
+    state: call.state,
+    answer: call.answer,
+    outcome: call.outcome,
+    problem: call.problem,
+    detail: call.detail,
+    leaf: call.leaf,
+    pursued: call.owner !== null || call.dueAt !== null,
+    hold: call.hold,
+  };
 }

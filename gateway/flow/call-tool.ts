@@ -7,7 +7,7 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
-import type { Stint, Trace } from '../domain/watch.ts';
+import type { Result, Stint, Trace } from '../domain/watch.ts';
 import { logEntry } from '../ledger/audit-queue.ts';
 import { type CallScope, DEFAULT_HOLD, decide } from '../policy/decide.ts';
 import { type Admitted, claimCall } from './claim-call.ts';
@@ -20,7 +20,7 @@ import { continuationText, identifyCall } from './identify-call.ts';
 import type { Caller } from './patience.ts';
 import type { Recovery } from './recover.ts';
 import { refusalOf, refuseUndo, refuseWhatIsOff, reloaded, undecided } from './refuse.ts';
-import { earlierCall, earlierUnderKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
+import { earlierCall, earlierUnderKey, noteKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseStrangeDependencies } from './sagas.ts';
 import type { Sequencer } from './sequence.ts';
@@ -63,7 +63,9 @@ export interface ToolCall {
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** The caller hung up. Ends the waiting, never the call. */
-  readonly caller?: Caller;
+  readonly caller?: Caller | undefined;
+  /** What `args` was read from, a character a byte, where that is all that was read. */
+  readonly body?: string | undefined;
 }
 
 export interface ToolAnswer {
@@ -78,16 +80,12 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   const known = flow.station.policies().tools.has(tool) ? tool : 'unknown';
   const stint = flow.station.watch.begin('call', { tool: known, agent: agent.name }, asked.trace ?? {});
   try {
-    const answer = await walk(flow, asked, stint);
+    const args = canonical(asked.args);
+    const meant = { args, fingerprint: fingerprintOf(tool, args, continuationText(asked.continuation)) };
+    const answer = await walk(flow, asked, meant, stint);
     await exposeAsker(flow.station, asked, answer);
-    const { txn, state, attempt, problem } = answer.call;
-    stint.end({
-      txn,
-      state,
-      attempts: attempt,
-      replayed: answer.repeat,
-      ...(problem === null ? {} : { code: problem }),
-    });
+    noteKey(flow.station, asked, meant.fingerprint, answer.call);
+    stint.end(endOf(answer));
     return answer;
   } catch (error) {
     stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
@@ -95,14 +93,27 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   }
 }
 
+/** How a call ended, as it is watched. */
+export function endOf({ call, repeat: replayed }: ToolAnswer): Result {
+  const { txn, state, attempt: attempts, problem } = call;
+  return problem === null ? { txn, state, attempts, replayed } : { txn, state, attempts, replayed, code: problem };
+}
+
 function placeOf({ saga, fence }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
   return { saga: saga ?? null, run: fence?.run ?? null };
+}
+
+/** What is asked for: the canonical text of its arguments, and what tells it from any other wish. */
+interface Meant {
+  readonly args: string;
+  readonly fingerprint: Buffer;
 }
 
 /** The way of a call: decide, identify, claim, send, settle, reply. `overtaken` is what the last claim found out, and how often. */
 async function walk(
   flow: Flow,
   asked: ToolCall,
+  meant: Meant,
   stint: Stint,
   overtaken?: { readonly facts: Facts; readonly times: number; readonly version: string },
 ): Promise<ToolAnswer> {
@@ -110,8 +121,7 @@ async function walk(
   const began = performance.now();
   const policies = station.policies();
   if (overtaken !== undefined && overtaken.version !== policies.version) throw reloaded();
-  const args = canonical(asked.args);
-  const fingerprint = fingerprintOf(asked.tool, args, continuationText(asked.continuation));
+  const { args, fingerprint } = meant;
   // What was done is told before anything is judged: whatever the rules say today, it does not become undone.
   const done = rememberedUnderItsKey(station, asked);
   if (done?.fingerprint.equals(fingerprint) === true) return replay(done, asked, fingerprint);
@@ -171,7 +181,7 @@ async function walk(
   if (typeof won === 'object') {
     const times = (overtaken?.times ?? 0) + 1;
     if (times >= MOST_DECISIONS) throw undecided(txn);
-    return walk(flow, { ...asked, patienceMs }, stint, {
+    return walk(flow, { ...asked, patienceMs }, meant, stint, {
       facts: { ...facts, history: won.past },
       times,
       version: policies.version,

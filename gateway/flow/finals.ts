@@ -7,7 +7,14 @@ export interface Final {
 
 interface Kept extends Final {
   readonly until: number;
-  readonly bytes: number;
+  /** What asked for it, as it came. */
+  body: string | undefined;
+}
+
+interface AskedWith {
+  readonly agent: string;
+  readonly key: string;
+  readonly body: string | undefined;
 }
 
 interface AsOf {
@@ -17,7 +24,7 @@ interface AsOf {
 
 /** A retry comes within seconds, or much later. */
 const KEEP_MS = 60_000;
-/** What a row costs beyond its answer. */
+/** What a row costs beyond its answer and its body. */
 const ROW_BYTES = 2_000;
 
 /**
@@ -28,7 +35,11 @@ const ROW_BYTES = 2_000;
 export class Finals {
   readonly #mostBytes: number;
   readonly #payloadsMs: number;
-  readonly #kept = new Map<string, Kept>();
+  /** By txn; and by agent and key, once somebody was told one that has a key. */
+  #young = new Map<string, Kept>();
+  /** What was kept before the young ones: it goes all at once when they are half of what may be. */
+  #old = new Map<string, Kept>();
+  /** Of the young. */
   #bytes = 0;
   /** How often everything was dropped. */
   #dropped = 0;
@@ -40,10 +51,22 @@ export class Finals {
   }
 
   get(txn: string): Final | undefined {
-    const kept = this.#kept.get(txn);
-    if (kept === undefined || kept.until > performance.now()) return kept;
-    this.#drop(txn, kept);
-    return undefined;
+    return this.#find(txn);
+  }
+
+  underKey(agent: string, key: string): Final | undefined {
+    return this.#find(nameOf(agent, key));
+  }
+
+  /** Only if the very same bytes asked for it: then nothing of them need be read to know what is asked for. */
+  askedWith(body: string, agent: string, key: string, tool: string): Final | undefined {
+    const kept = this.#find(nameOf(agent, key));
+    return kept !== undefined && kept.body === body && kept.face.tool === tool ? kept : undefined;
+  }
+
+  #find(name: string): Kept | undefined {
+    const kept = this.#young.get(name) ?? this.#old.get(name);
+    return kept !== undefined && kept.until > performance.now() ? kept : undefined;
   }
 
   /**
@@ -62,29 +85,38 @@ export class Finals {
     if (asOf.dropped !== this.#dropped || (face.identity !== 'key' && face.identity !== 'business')) return;
     const now = performance.now();
     const until = Math.min(now + KEEP_MS, asOf.at + this.#payloadsMs - ageMs);
-    if (until <= now || this.#kept.has(face.txn)) return;
+    if (until <= now || this.#find(face.txn) !== undefined) return;
     const bytes = ROW_BYTES + 2 * (face.answer?.body?.length ?? 0);
     if (bytes > this.#mostBytes / 16) return;
-    this.#kept.set(face.txn, { face, fingerprint, bytes, until });
+    if (this.#bytes + bytes > this.#mostBytes / 2) this.#age();
+    this.#young.set(face.txn, { face, fingerprint, until, body: undefined });
     this.#bytes += bytes;
-    if (this.#bytes > this.#mostBytes) this.#dropOldest();
+  }
+
+  /** Under which key it was asked for, and with which body, if that may be kept too. Nothing, if it is another's by now. */
+  noteKey(txn: string, fingerprint: Buffer, { agent, key, body }: AskedWith): void {
+    const kept = this.#young.get(txn);
+    if (kept === undefined || kept.body !== undefined || !kept.fingerprint.equals(fingerprint)) return;
+    this.#young.set(nameOf(agent, key), kept);
+    if (body === undefined || body.length > this.#mostBytes / 16) return;
+    kept.body = body;
+    this.#bytes += body.length;
   }
 
   clear(): void {
     this.#dropped += 1;
-    this.#kept.clear();
+    this.#age();
+    this.#old = new Map();
+  }
+
+  #age(): void {
+    this.#old = this.#young;
+    this.#young = new Map();
     this.#bytes = 0;
   }
+}
 
-  #dropOldest(): void {
-    for (const [txn, oldest] of this.#kept) {
-      if (this.#bytes <= this.#mostBytes) return;
-      this.#drop(txn, oldest);
-    }
-  }
-
-  #drop(txn: string, kept: Kept): void {
-    this.#kept.delete(txn);
-    this.#bytes -= kept.bytes;
-  }
+/** Agents have no spaces in their names, and a txn has none at all: no two calls share a name. */
+function nameOf(agent: string, key: string): string {
+  return `${agent} ${key}`;
 }

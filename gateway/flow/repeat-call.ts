@@ -1,4 +1,4 @@
-import { type Call, face } from '../domain/call.ts';
+import { type Call, type CallFace, face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
@@ -89,7 +89,15 @@ export async function earlierUnderKey(
 
 /** What this process answered a moment ago to the key that comes with the request. */
 export function rememberedUnderItsKey(station: Station, { agent, key }: ToolCall): Final | undefined {
-  return key === undefined ? undefined : station.finals.get(aliasOf(station, agent.name, key));
+  return key === undefined ? undefined : station.finals.underKey(agent.name, key);
+}
+
+/** What was answered is remembered under the key that came with the request, and by what it was asked with. */
+export function noteKey(station: Station, asked: ToolCall, fingerprint: Buffer, { txn, identity }: CallFace): void {
+  const { agent, key } = asked;
+  if (key === undefined || identity !== 'key') return;
+  const redacts = station.policies().tools.get(asked.tool)?.redact.length !== 0;
+  station.finals.noteKey(txn, fingerprint, { agent: agent.name, key, body: redacts ? undefined : asked.body });
 }
 
 /** Answered a moment ago by this process: told again without asking the ledger. */

@@ -16,6 +16,11 @@ export function readArguments(request: FastifyRequest): JsonObject {
   return value;
 }
 
+/** The body of a call, a character a byte: two are the same if their bytes are. */
+export function asItCame({ body }: FastifyRequest): string | undefined {
+  return Buffer.isBuffer(body) ? body.toString('latin1') : undefined;
+}
+
 /** Any JSON, read as strictly as arguments are. */
 export function readJson(request: FastifyRequest, what: string): Json {
   const { body } = request;

@@ -26,7 +26,8 @@ export function callRoutes(app: FastifyInstance, flow: Flow): void {
     const wait = single(request.query as Query, 'wait');
     const patienceMs = wait === undefined ? 0 : parseWait('wait', wait) * 1000;
     const { txn } = request.params as { txn: string };
-    const call = await readCall(flow, txn, agent.name, patienceMs, hangUp(request, reply));
+    const caller = patienceMs === 0 ? undefined : hangUp(request, reply);
+    const call = await readCall(flow, txn, agent.name, patienceMs, caller);
     if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
     reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
     return reply.type('application/json').send(callView(call, face(call).pursued, false));

@@ -1,6 +1,6 @@
 import type { FastifyReply } from 'fastify';
 import type { Answer } from '../domain/adapter.ts';
-import type { Call, CallEvent, CallFace } from '../domain/call.ts';
+import type { Call, CallEvent, CallFace, Hold } from '../domain/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 
@@ -47,19 +47,20 @@ export function asGatewayError(error: unknown): GatewayError | undefined {
   return undefined;
 }
 
+/** As fastify would write it: it need not be completed for each answer. */
+const JSON_TEXT = 'application/json; charset=utf-8';
+
 /** How a call stands, in the words of HTTP. */
 export function sendCall(reply: FastifyReply, call: CallFace, repeat: boolean, instance: string): FastifyReply {
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
-  const problem = problemOf(call, repeat);
-  if (problem !== undefined) return sendProblem(reply, problem, instance);
-  if (call.state === 'succeeded') return reply.status(200).type('application/json').send(callText(call, repeat));
-  return reply
-    .status(202)
-    .header('location', `/v1/calls/${call.txn}`)
-    .header('retry-after', String(secondsToWait(call)))
-    .type('application/json')
-    .send(callText(call, repeat));
+  if (call.state !== 'succeeded') {
+    const problem = problemOf(call, repeat);
+    if (problem !== undefined) return sendProblem(reply, problem, instance);
+    const wait = String(secondsToWait(call));
+    reply.status(202).header('location', `/v1/calls/${call.txn}`).header('retry-after', wait);
+  }
+  return reply.header('content-type', JSON_TEXT).send(callText(call, repeat));
 }
 
 /** What is delayed leaves when it does; a person may come at any time. */
@@ -68,8 +69,8 @@ function secondsToWait({ hold }: CallFace): number {
 }
 
 /** What a held call waits for, and until when. */
-function holdView({ hold }: Pick<CallFace, 'hold'>): { hold?: JsonObject } {
-  return hold == null ? {} : { hold: { kind: hold.kind, until: hold.until.toISOString() } };
+function holdJson({ kind, until }: Hold): JsonObject {
+  return { kind, until: until.toISOString() };
 }
 
 /** The problem a call ended in, or is in; undefined when there is none to tell. */
@@ -117,14 +118,14 @@ const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observe
 
 /** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
 export function callText(call: CallFace, replayed: boolean): string {
-  const head = { txn: call.txn, tool: call.tool, state: call.state, replayed, ...holdView(call) };
-  const tail = {
-    ...(call.outcome !== null && TOLD_OUTCOMES.has(call.outcome) ? { outcome: call.outcome } : {}),
-    saga: call.saga,
-    attempts: call.attempt,
-    receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
-  };
-  return `${JSON.stringify(head).slice(0, -1)},"result":${resultText(call.answer)},${JSON.stringify(tail).slice(1)}`;
+  const { txn, tool, state, outcome, saga, attempt, leaf } = call;
+  const head = `{"txn":"${txn}","tool":${JSON.stringify(tool)},"state":"${state}","replayed":${replayed}`;
+  const hold = call.hold == null ? '' : `,"hold":${JSON.stringify(holdJson(call.hold))}`;
+  const told = outcome !== null && TOLD_OUTCOMES.has(outcome) ? `"outcome":"${outcome}",` : '';
+  const place = saga === null ? 'null' : `"${saga}"`;
+  const receipt = leaf === null ? 'null' : `{"leaf":"${leaf.toString('hex')}"}`;
+  const tail = `${told}"saga":${place},"attempts":${attempt},"receipt":${receipt}}`;
+  return `${head}${hold},"result":${resultText(call.answer)},${tail}`;
 }
 
 /** Whether a body that says it is JSON is; asked once of each answer, however often it is told. */
@@ -168,7 +169,8 @@ export function resultJson(answer: Answer | null): Json {
 export function callView(call: Call, pursued: boolean, full: boolean): string {
   const problem = problemOf({ ...call, pursued }, false);
   const { txn, tool, state } = call;
-  const head = { txn, tool, state, replayed: false, ...holdView(call) };
+  const hold = call.hold === null ? {} : { hold: holdJson(call.hold) };
+  const head = { txn, tool, state, replayed: false, ...hold };
   // What a compensation carries may be what was observed, which its agent need not be allowed to see.
   const isHidden = !full && call.undoOf !== null;
   const tail = {

@@ -26,7 +26,7 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
   refuseDoubled(request);
   const saga = parseSaga(header(request, 'oncegate-saga'));
   return {
-    trace: readTrace((name) => header(request, name)),
+    trace: traceOf(request),
     saga,
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),
@@ -35,6 +35,13 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run')),
   };
+}
+
+const UNTRACED: Trace = {};
+
+function traceOf(request: FastifyRequest): Trace {
+  const { traceparent, baggage } = request.headers;
+  return traceparent === undefined && baggage === undefined ? UNTRACED : readTrace((name) => header(request, name));
 }
 
 interface FenceHeaders {
@@ -143,9 +150,10 @@ export function parseKey(text: string | undefined): string | undefined {
  * `respond-async, wait=10`, in either order, means: wait that long, then answer 202.
  */
 export function parsePrefer(text: string | undefined): number {
+  if (text === undefined) return DEFAULT_WAIT_S;
   let wait: number | undefined;
   let fallback = DEFAULT_WAIT_S;
-  for (const preference of text?.split(',') ?? []) {
+  for (const preference of text.split(',')) {
     const [name, value] = preference.split(';')[0]?.split('=') ?? [];
     if (name?.trim().toLowerCase() === 'respond-async') fallback = 0;
     if (name?.trim().toLowerCase() === 'wait')
@@ -172,15 +180,18 @@ function header(request: FastifyRequest, name: string): string | undefined {
 
 /** Node joins or drops repeated headers; of ours there may be one each. */
 function refuseDoubled(request: FastifyRequest): void {
-  const seen = new Set<string>();
   const raw = request.raw.rawHeaders;
+  const seen: string[] = [];
   for (let i = 0; i < raw.length; i += 2) {
-    const name = raw[i]?.toLowerCase() ?? '';
-    if (name !== 'idempotency-key' && name !== 'authorization' && !name.startsWith('oncegate-')) continue;
-    if (seen.has(name)) throw malformed(`the header ${name} is there twice`);
-    seen.add(name);
+    const written = raw[i] ?? '';
+    if (!OURS.test(written)) continue;
+    const name = written.toLowerCase();
+    if (seen.includes(name)) throw malformed(`the header ${name} is there twice`);
+    seen.push(name);
   }
 }
+
+const OURS = /^(?:idempotency-key$|authorization$|oncegate-)/i;
 
 function malformed(detail: string): GatewayError {
   return new GatewayError('malformed', detail);

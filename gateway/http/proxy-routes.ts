@@ -2,13 +2,14 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
-import { callTool, type Flow, type ToolAnswer } from '../flow/call-tool.ts';
+import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
 import { dryRun } from '../flow/dry-run.ts';
+import type { Caller } from '../flow/patience.ts';
 import { readArguments } from './bodies.ts';
 import { sendCall } from './encode.ts';
 import { readCallHeaders } from './headers.ts';
 import { identifyAgent } from './identify.ts';
-import { answered, hangUp } from './tool-routes.ts';
+import { hangUp, replying, toolCall } from './tool-routes.ts';
 
 /**
  * For tools that already speak HTTP: the request is matched to the declared tool with that method and path, walks the
@@ -19,10 +20,14 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
     const policies = flow.station.policies();
     const agent = identifyAgent(request, policies);
     const headers = readCallHeaders(request);
-    const ask = () => ({ agent, ...match(policies, request), ...headers });
+    const ask = (caller?: Caller): ToolCall => {
+      const { tool, args } = match(policies, request);
+      return toolCall(agent, tool, args, headers, caller);
+    };
     if (headers.dryRun) return dryRun(flow.station, ask);
-    const answer = await callTool(flow, { ...ask(), caller: hangUp(request, reply) });
-    return answered(flow, reply, answer, () => sendUpstream(reply, answer, request.url));
+    const answer = await callTool(flow, ask(hangUp(request, reply)));
+    replying(flow, reply, answer.call);
+    return sendUpstream(reply, answer, request.url);
   });
 }
 

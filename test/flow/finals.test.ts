@@ -65,11 +65,53 @@ describe('final answers of a moment ago', () => {
     expect(finals.get('large')).toBeUndefined();
   });
 
+  it('are known by the key of their agent, and by what they were asked with: byte for byte, of the same tool', () => {
+    const finals = new Finals(86_400_000);
+    finals.keep(face('x'), FINGERPRINT, 0);
+    expect(finals.underKey('a', 'k')).toBeUndefined();
+    finals.noteKey('x', FINGERPRINT, { agent: 'a', key: 'k', body: '{"n":1}' });
+    expect(finals.underKey('a', 'k')?.face.txn).toBe('x');
+    expect(finals.underKey('b', 'k')).toBeUndefined();
+    expect(finals.askedWith('{"n":1}', 'a', 'k', 't')?.face.txn).toBe('x');
+    expect(finals.askedWith('{"n": 1}', 'a', 'k', 't')).toBeUndefined();
+    expect(finals.askedWith('{"n":1}', 'a', 'k', 't2')).toBeUndefined();
+    expect(finals.askedWith('{"n":1}', 'b', 'k', 't')).toBeUndefined();
+  });
+
+  it('are not known by the key of a request that they do not answer, nor by a body that must not be kept', () => {
+    const finals = new Finals(86_400_000);
+    for (const txn of ['x', 'y']) finals.keep(face(txn), FINGERPRINT, 0);
+    finals.noteKey('x', Buffer.alloc(32, 8), { agent: 'a', key: 'other', body: '{}' });
+    finals.noteKey('never kept', FINGERPRINT, { agent: 'a', key: 'none', body: '{}' });
+    finals.noteKey('y', FINGERPRINT, { agent: 'a', key: 'secret', body: undefined });
+    expect(['other', 'none', 'secret'].map((key) => finals.underKey('a', key)?.face.txn)).toEqual([
+      undefined,
+      undefined,
+      'y',
+    ]);
+    expect(finals.askedWith('{}', 'a', 'secret', 't')).toBeUndefined();
+  });
+
+  it('take memory for what they were asked with too', () => {
+    const finals = new Finals(86_400_000, 64_000);
+    for (let i = 0; i < 1_000; i++) {
+      finals.keep(face(`t${i}`), FINGERPRINT, 0);
+      finals.noteKey(`t${i}`, FINGERPRINT, { agent: 'a', key: `k${i}`, body: 'x'.repeat(4_000) });
+    }
+    const kept = Array.from({ length: 1_000 }, (_, i) => i).filter((i) => finals.underKey('a', `k${i}`) !== undefined);
+    expect(kept.length).toBeGreaterThan(4);
+    expect(kept.length).toBeLessThanOrEqual(64_000 / 6_000 + 2);
+    expect(kept.at(-1)).toBe(999);
+  });
+
   it('are forgotten at once when told to', () => {
     const finals = new Finals(86_400_000);
     finals.keep(face('x'), FINGERPRINT, 0);
+    finals.noteKey('x', FINGERPRINT, { agent: 'a', key: 'k', body: '{}' });
     finals.clear();
     expect(finals.get('x')).toBeUndefined();
+    expect(finals.underKey('a', 'k')).toBeUndefined();
+    expect(finals.askedWith('{}', 'a', 'k', 't')).toBeUndefined();
   });
 
   it('that were read before everything was forgotten do not come back after it', () => {

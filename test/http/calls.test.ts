@@ -2,7 +2,7 @@ import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { faultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
 
 let upstream: Upstream;
 let database: TestDatabase;
@@ -59,6 +59,27 @@ describe('a call', () => {
     expect(other.status).toBe(422);
     expect(other.body).toMatchObject({ code: 'key_reused', retry: 'new_key' });
     expect(await count()).toBe(1);
+  });
+
+  it('is replayed to the same bytes and to others that mean the same, and to nothing else', async () => {
+    const body = JSON.stringify({ id, note: '\ufffd' });
+    const first = await gateway.call('world.keyed', body, { key: id });
+    const told = { ...first.body, replayed: true };
+    expect((await gateway.call('world.keyed', body, { key: id })).body).toEqual(told);
+    expect((await gateway.call('world.keyed', ` {"note":"\ufffd","id":"${id}"}`, { key: id })).body).toEqual(told);
+    expect((await gateway.call('world__keyed', body, { key: `"${id}"` })).body).toEqual(told);
+
+    expect((await gateway.call('world.keyed_field', body, { key: id })).body.code).toBe('key_reused');
+    const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
+    const step = await gateway.call('world.keyed', body, { key: id, headers: { 'oncegate-saga': saga } });
+    expect(step.body.code).toBe('key_reused');
+    const headers = { authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json', 'idempotency-key': id };
+    const notUtf8 = Buffer.concat([Buffer.from(`{"id":"${id}","note":"`), Buffer.of(0xff), Buffer.from('"}')]);
+    const torn = await fetch(`${gateway.url}/v1/tools/world.keyed`, { method: 'POST', headers, body: notUtf8 });
+    expect(torn.status).toBe(400);
+    const theirs = await gateway.call('world.keyed', body, { key: id, agentKey: OTHER_AGENT_KEY });
+    expect(theirs.body).toMatchObject({ state: 'succeeded', replayed: false });
+    expect(await count()).toBe(2);
   });
 
   it('is another call under the same key of another agent', async () => {

@@ -1,0 +1,33 @@
+import type { Agent } from '../domain/policy.ts';
+import type { Trace } from '../domain/watch.ts';
+import { endOf, type Flow, type ToolAnswer } from './call-tool.ts';
+import { isUntrusted } from './exposure.ts';
+
+/** A call before its arguments are read. */
+interface Unread {
+  readonly agent: Agent;
+  readonly tool: string;
+  readonly key: string | undefined;
+  readonly saga: string | undefined;
+  readonly trace: Trace;
+  /** Its body, a character a byte. */
+  readonly body: string | undefined;
+}
+
+/**
+ * What this process answered a moment ago to the same bytes under the same key: they need not be read to know that the same is
+ * asked for. Undefined: they must be, for whatever more there is to find out about the call.
+ */
+export function retell({ station }: Flow, { agent, tool, key, saga, trace, body }: Unread): ToolAnswer | undefined {
+  if (key === undefined || body === undefined) return undefined;
+  const final = station.finals.askedWith(body, agent.name, key, tool);
+  if (final === undefined || (saga !== undefined && final.face.saga !== saga)) return undefined;
+  const policies = station.policies();
+  const declared = policies.tools.get(tool);
+  // Whoever is told what strangers wrote is tainted first, which the ledger must know.
+  if (declared !== undefined && isUntrusted(policies, declared)) return undefined;
+  const about = { tool: declared === undefined ? 'unknown' : tool, agent: agent.name };
+  const answer = { call: final.face, repeat: true };
+  station.watch.begin('call', about, trace).end(endOf(answer));
+  return answer;
+}

@@ -5,7 +5,7 @@ import { Turnstile } from './turnstile.ts';
 
 export type BreakerState = 'closed' | 'open' | 'half_open';
 
-type Breaker = CircuitBreaker<[(isTrial: boolean) => Promise<Outcome>], Outcome>;
+type Breaker = CircuitBreaker<[Tool, PreparedRequest, SendOptions], Outcome>;
 
 /** Thrown inside the breaker so that it counts; unwrapped again right outside. */
 class SickUpstream extends Error {
@@ -42,13 +42,7 @@ export class Guard implements Adapter {
   #newBreaker(): Breaker {
     const { threshold, minimum, windowMs, cooldownMs } = this.#upstream.breaker;
     const breaker: Breaker = new CircuitBreaker(
-      async (send: (isTrial: boolean) => Promise<Outcome>) => {
-        const isTrial = breaker.halfOpen;
-        const outcome = await send(isTrial);
-        // A trial that never left has shown nothing: it must not close the breaker.
-        if (isSick(outcome) || (isTrial && outcome.kind === 'not_sent')) throw new SickUpstream(outcome);
-        return outcome;
-      },
+      (tool, request, options) => this.#sendUnlessOpened(tool, request, options, breaker.halfOpen),
       {
         // Its own timeout aborts every call in flight; ours are per call, in the adapter.
         timeout: false,
@@ -58,6 +52,8 @@ export class Guard implements Adapter {
         rollingCountBuckets: 10,
         resetTimeout: cooldownMs,
         enableSnapshots: false,
+        // Nobody reads them, and every failure would sort the latencies of the whole window.
+        rollingPercentilesEnabled: false,
       },
     );
     breaker.on('open', () => {
@@ -93,13 +89,14 @@ export class Guard implements Adapter {
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (this.heldBackMs(tool) > 0) return this.#heldBack();
-    const leave = await this.#turnstile.enter(options.timeoutMs);
+    const entering = this.#turnstile.enter(options.timeoutMs);
+    const leave = entering instanceof Promise ? await entering : entering;
     if (leave === undefined)
       return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
     try {
       // Asked again: the breaker may have opened while this one queued. The time it queued is not the upstream's.
       if (this.heldBackMs(tool) > 0) return this.#heldBack();
-      return await this.#breaker.fire((isTrial) => this.#sendUnlessOpened(tool, request, options, isTrial));
+      return await this.#breaker.fire(tool, request, options);
     } catch (error) {
       if (error instanceof SickUpstream) return error.outcome;
       if ((error as NodeJS.ErrnoException).code === 'EOPENBREAKER') return this.#heldBack();
@@ -109,7 +106,10 @@ export class Guard implements Adapter {
     }
   }
 
-  /** Connecting takes time too: the breaker has its word until right before the first byte. */
+  /**
+   * What the breaker runs, and counts when it throws. Connecting takes time too: the breaker has its word until right before the
+   * first byte.
+   */
   async #sendUnlessOpened(
     tool: Tool,
     request: PreparedRequest,
@@ -121,8 +121,12 @@ export class Guard implements Adapter {
       opened = isTrial ? this.#openedByHand() : this.state !== 'closed';
       return !opened && options.maySend();
     };
-    const outcome = await this.#adapter.send(tool, request, { ...options, maySend });
-    return opened && outcome.kind === 'not_sent' ? this.#heldBack() : outcome;
+    const { timeoutMs, freshConnection, follower } = options;
+    const sent = await this.#adapter.send(tool, request, { timeoutMs, freshConnection, follower, maySend });
+    const outcome = opened && sent.kind === 'not_sent' ? this.#heldBack() : sent;
+    // A trial that never left has shown nothing: it must not close the breaker.
+    if (isSick(outcome) || (isTrial && outcome.kind === 'not_sent')) throw new SickUpstream(outcome);
+    return outcome;
   }
 
   async close(): Promise<void> {

@@ -2,7 +2,13 @@ import type { PreparedRequest, Wish } from '../gateway/domain/adapter.ts';
 import { canonical } from '../gateway/domain/canonical.ts';
 import { GatewayError } from '../gateway/domain/errors.ts';
 import { isObject, type Json } from '../gateway/domain/json.ts';
-import { ExpressionError, type RequestTemplate, type Scope, type Tool } from '../gateway/domain/policy.ts';
+import {
+  type Expression,
+  ExpressionError,
+  type RequestTemplate,
+  type Scope,
+  type Tool,
+} from '../gateway/domain/policy.ts';
 
 /** Header values that a server could read as something else: control characters and anything beyond Latin-1. */
 // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
@@ -12,20 +18,40 @@ const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]
 const MOST_TARGET = 16_384;
 const MOST_HEADER = 8_192;
 
+/** What a template says, in the order it is rendered. */
+interface Plan {
+  readonly headers: readonly (readonly [name: string, lower: string, expression: Expression])[];
+  readonly query: readonly (readonly [name: string, expression: Expression])[];
+}
+
+/** Made once: the templates are those of the policies in force. */
+const plans = new WeakMap<RequestTemplate, Plan>();
+
+function planOf(template: RequestTemplate): Plan {
+  let plan = plans.get(template);
+  if (plan === undefined) {
+    const headers = Object.entries(template.headers).map(([name, value]) => [name, name.toLowerCase(), value] as const);
+    plan = { headers, query: Object.entries(template.query) };
+    plans.set(template, plan);
+  }
+  return plan;
+}
+
 /** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
-export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string): PreparedRequest {
+export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: string, base?: string): PreparedRequest {
   const { args, agent, canonicalArgs, trace } = wish;
   const scope: Scope = { args, agent, saga: null, run: null };
+  const plan = planOf(template);
   try {
     const headers: Record<string, string> = {
       accept: 'application/json',
       'user-agent': 'oncegate',
       'oncegate-txn': txn,
-      ...trace,
     };
-    for (const [name, expression] of Object.entries(template.headers)) {
+    if (trace !== undefined) Object.assign(headers, trace);
+    for (const [name, lower, expression] of plan.headers) {
       const value = expression(scope);
-      if (value !== null) headers[name.toLowerCase()] = headerValue(name, value);
+      if (value !== null) headers[lower] = headerValue(name, value);
     }
 
     let body = template.body?.(scope);
@@ -34,11 +60,11 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
       else if (tool.once.field !== undefined) body = withField(body ?? {}, tool.once.field, txn);
     }
     if (body !== undefined) headers['content-type'] ??= 'application/json';
-    const query = renderQuery(template, scope);
+    const query = plan.query.length === 0 ? '' : renderQuery(plan, scope);
     const path = template.path(scope) + query;
     if (path.length > MOST_TARGET)
       throw new ExpressionError(`path and query are longer than ${MOST_TARGET} characters`);
-    return { method: template.method, path, headers, body: textOf(body, args, canonicalArgs) };
+    return { base, method: template.method, path, headers, body: textOf(body, args, canonicalArgs) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
     throw new GatewayError(
@@ -54,9 +80,9 @@ function textOf(body: Json | undefined, args: Json, canonicalArgs: string | unde
   return body === args && canonicalArgs !== undefined ? canonicalArgs : canonical(body);
 }
 
-function renderQuery(template: RequestTemplate, scope: Scope): string {
+function renderQuery(plan: Plan, scope: Scope): string {
   const query = new URLSearchParams();
-  for (const [name, expression] of Object.entries(template.query)) {
+  for (const [name, expression] of plan.query) {
     const value = expression(scope);
     for (const item of Array.isArray(value) ? value : [value]) {
       if (item !== null) query.append(name, typeof item === 'string' ? item : canonical(item as Json));

@@ -10,13 +10,16 @@ export class Turnstile {
     this.#mostWaiting = mostWaiting;
   }
 
-  /** Resolves to the way out, or to nothing when the queue is full or the time is up. */
-  async enter(patienceMs: number): Promise<(() => void) | undefined> {
+  /** The way out, or nothing when the queue is full or the time is up; a promise of it for whoever must wait. */
+  enter(patienceMs: number): (() => void) | undefined | Promise<(() => void) | undefined> {
     if (this.#inside < this.#most) {
       this.#inside += 1;
       return this.#leave();
     }
-    if (this.#waiting.size >= this.#mostWaiting) return undefined;
+    return this.#waiting.size >= this.#mostWaiting ? undefined : this.#queue(patienceMs);
+  }
+
+  async #queue(patienceMs: number): Promise<(() => void) | undefined> {
     const turn = await new Promise<boolean>((resolve) => {
       const called = () => {
         clearTimeout(timer);

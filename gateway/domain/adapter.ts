@@ -5,7 +5,7 @@ import type { Trace } from './watch.ts';
 /** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
 export interface PreparedRequest {
   /** The upstream's url when it was made: it is sent again only there. */
-  readonly base?: string;
+  readonly base?: string | undefined;
   readonly method: string;
   /** Path and query below the upstream's url. */
   readonly path: string;
@@ -13,7 +13,7 @@ export interface PreparedRequest {
   readonly headers: Readonly<Record<string, string>>;
   readonly body: string | null;
   /** How an MCP server is spoken to, so that it is spoken to in the same way again. */
-  readonly manner?: Manner;
+  readonly manner?: Manner | undefined;
 }
 
 /** As it is stored: `true` for a body that is the arguments themselves, which are stored already. */
@@ -60,7 +60,7 @@ export interface SendOptions {
   /** A connection of its own: a stale kept-alive socket must never make a `probe` or `none` call ambiguous. */
   readonly freshConnection: boolean;
   /** Who follows the call while it runs; nobody, when it is recovered or compensates. */
-  readonly follower?: Follower;
+  readonly follower?: Follower | undefined;
 }
 
 /** The two ways of speaking MCP: with a session and requests in both directions, or each request for itself. */
@@ -86,14 +86,14 @@ export interface Follower extends Manner {
 export interface Wish {
   readonly args: JsonObject;
   /** The same in canonical form, where somebody made it already. */
-  readonly canonicalArgs?: string;
+  readonly canonicalArgs?: string | undefined;
   readonly agent: string;
   /** The manner of the MCP client that asks, if one does. */
-  readonly manner?: Manner;
+  readonly manner?: Manner | undefined;
   /** What the upstream is to continue. */
-  readonly trace?: Trace;
+  readonly trace?: Trace | undefined;
   /** What an earlier answer asked for, to be handed to the same tool. */
-  readonly continuation?: Continuation;
+  readonly continuation?: Continuation | undefined;
 }
 
 /** The answers to an MCP server's questions, with the state it wants back. */

@@ -23,7 +23,7 @@ function array(values: readonly Json[]): string {
 function object(values: JsonObject): string {
   const keys = Object.keys(values);
   if (keys.length === 0) return '{}';
-  sort(keys);
+  sortNames(keys);
   let out = '';
   let before = '{';
   for (const key of keys) {
@@ -36,7 +36,8 @@ function object(values: JsonObject): string {
 /** Arguments have few keys: up to here inserting in place beats `sort`, which copies. */
 const FEW = 24;
 
-function sort(keys: string[]): void {
+/** In place, by UTF-16 code units. */
+export function sortNames(keys: string[]): void {
   if (keys.length > FEW) {
     keys.sort();
     return;
@@ -55,6 +56,11 @@ function number(value: number): string {
 }
 
 const NEEDS_CARE = /["\\\p{Cc}\p{Cs}]/u;
+
+/** As `JSON.stringify` writes it, in half the time: most strings need no escapes. */
+export function quote(value: string): string {
+  return NEEDS_CARE.test(value) ? JSON.stringify(value) : `"${value}"`;
+}
 
 function text(value: string): string {
   if (!NEEDS_CARE.test(value)) return `"${value}"`;

@@ -1,4 +1,6 @@
 import { hash } from 'node:crypto';
+import { quote } from './canonical.ts';
+import { sha256 } from './sha256.ts';
 
 /**
  * The txn is a hash of who calls and how the call is told from others, not a random number: one random-access index is
@@ -30,7 +32,7 @@ export type CallIdentity =
  * any, is the RFC 8785 text of what else makes it another request, as a third element.
  */
 export function fingerprint(tool: string, canonicalArgs: string, more = ''): Buffer {
-  return hash('sha256', `[${JSON.stringify(tool)},${canonicalArgs}${more === '' ? '' : `,${more}`}]`, 'buffer');
+  return sha256(`[${quote(tool)},${canonicalArgs}${more === '' ? '' : `,${more}`}]`);
 }
 
 export function txnId(deployment: string, agent: string, identity: CallIdentity): string {
@@ -86,9 +88,11 @@ export function runId(deployment: string, agent: string, name: string): string {
   return uuid(['oncegate.run.1', deployment, agent, name]);
 }
 
+const HEX_DIGITS = '0123456789abcdef';
+
 /** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls has one reading only. */
 function uuid(parts: readonly Part[]): string {
   const hex = hash('sha256', JSON.stringify(parts), 'hex');
-  const variant = '89ab'.charAt(Number.parseInt(hex.charAt(16), 16) & 3);
+  const variant = '89ab'.charAt(HEX_DIGITS.indexOf(hex.charAt(16)) & 3);
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-8${hex.slice(13, 16)}-${variant}${hex.slice(17, 20)}-${hex.slice(20, 32)}`;
 }

@@ -32,9 +32,10 @@ export async function awaitCall(
   for (let poll = POLL.firstMs; ; poll = Math.min(poll * 1.5, POLL.mostMs)) {
     const here = dispatch.carried(txn);
     if (here !== undefined) {
-      let ending = await withPatience(Promise.race([here, dispatch.trouble(txn)]), until - performance.now(), caller);
-      if (ending === 'unrecorded') {
-        ending = await withPatience(here, TROUBLE_MS, caller);
+      const { ending: coming, job } = here;
+      let ending = await withPatience(coming, until - performance.now(), caller, job.ledger);
+      if (ending === undefined && job.ledger.gone && performance.now() < until && caller?.gone !== true) {
+        ending = await withPatience(coming, TROUBLE_MS, caller);
         if (ending === undefined) throw unrecorded(txn);
       }
       if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;

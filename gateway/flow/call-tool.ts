@@ -1,4 +1,4 @@
-import type { Continuation, Follower, Wish } from '../domain/adapter.ts';
+import type { Continuation, Follower, Manner, Wish } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import type { CallFace } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
@@ -27,7 +27,7 @@ import type { Sequencer } from './sequence.ts';
 import type { Station } from './station.ts';
 import type { OwnUndo } from './undo.ts';
 import { goesUnrecorded, readUnrecorded } from './unrecorded.ts';
-import { Outvoted, votesJson, votesOn } from './votes.ts';
+import { NO_VOTES, Outvoted, votesJson, votesOn } from './votes.ts';
 
 /** A decision that what the agent does beside it changes this often is given up. */
 const MOST_DECISIONS = 5;
@@ -127,12 +127,17 @@ async function walk(
   if (done?.fingerprint.equals(fingerprint) === true) return replay(done, asked, fingerprint);
   const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
   const deciding = station.watch.begin('decide', about, stint);
-  const facts = overtaken?.facts ?? (await factsOf(station, asked.agent, asked.tool, placeOf(asked)));
-  const scope: CallScope = { args: asked.args, ...placeOf(asked), now: Date.now(), ...facts };
+  const place = placeOf(asked);
+  const known = overtaken?.facts ?? factsOf(station, asked.agent, asked.tool, place);
+  const facts = known instanceof Promise ? await known : known;
+  const { saga, run } = place;
+  const { history, tainted } = facts;
+  const scope: CallScope = { args: asked.args, saga, run, now: Date.now(), history, tainted };
   const decision = decide(policies, asked.agent, asked.tool, scope);
   const tool = policies.tools.get(asked.tool);
   const refusal = refusalOf(decision, tool, asked, facts);
-  deciding.end({ allowed: decision.allowed, ...(decision.rule === undefined ? {} : { rule: decision.rule.id }) });
+  const { allowed } = decision;
+  deciding.end(decision.rule === undefined ? { allowed } : { allowed, rule: decision.rule.id });
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
     return refuse(flow, asked, { tool, fingerprint, policies, refusal, facts, stint });
   }
@@ -140,31 +145,44 @@ async function walk(
   let admitted: Admitted;
   try {
     const agent = asked.agent.name;
-    await refuseUndo(station, policies, asked);
-    const identified = await identifyCall(station, asked, tool, fingerprint);
-    const known = station.finals.get(identified.txn);
-    if (known !== undefined) return replay(known, asked, fingerprint);
+    if (asked.undo !== undefined) await refuseUndo(station, policies, asked);
+    const identifying = identifyCall(station, asked, tool, fingerprint);
+    const identified = identifying instanceof Promise ? await identifying : identifying;
+    const final = station.finals.get(identified.txn);
+    if (final !== undefined) return replay(final, asked, fingerprint);
     if (identified.identity === 'shared') {
       const earlier = await earlierUnderKey(station, asked, identified.txn, fingerprint);
       if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
     }
-    const request = station.adapters
-      .for(tool)
-      .prepare(
-        tool,
-        { args: asked.args, agent, canonicalArgs: args, trace: stint.trace, ...continued(asked) },
-        identified.txn,
-      );
+    const request = station.adapters.for(tool).prepare(tool, wishOf(asked, args, stint), identified.txn);
     const { rule, poll } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_HOLD : undefined);
     const heldMs = hold?.withinMs ?? rule.delayMs;
     refuseWhatIsOff(station, agent, tool, heldMs !== undefined);
-    const judged = { asked, tool, policies, rule, scope, fingerprint, request };
-    const motion = { txn: identified.txn, tool, rule, poll, policies, shown: () => shownOf({ ...judged, votes: [] }) };
-    const votes = await votesOn(station, motion, { agent, stint });
-    if (votes === undefined) return repeat(flow, identified.txn, fingerprint, asked, stint);
-    const guards = guardsOf(station, { ...judged, decision, hold, identified, votes });
-    admitted = { ...judged, hold, heldMs, votes, args, identified, guards, stint };
+    const judged = { asked, tool, policies, rule, decision, scope, hold, fingerprint, request, identified };
+    let votes = NO_VOTES;
+    if (poll !== undefined) {
+      const shown = () => shownOf(judged, NO_VOTES);
+      const cast = await votesOn(station, { txn: identified.txn, tool, rule, poll, policies, shown }, { agent, stint });
+      if (cast === undefined) return repeat(flow, identified.txn, fingerprint, asked, stint);
+      votes = cast;
+    }
+    const guards = guardsOf(station, judged, votes);
+    admitted = {
+      asked,
+      tool,
+      policies,
+      rule,
+      hold,
+      heldMs,
+      votes,
+      args,
+      fingerprint,
+      identified,
+      request,
+      guards,
+      stint,
+    };
   } catch (error) {
     // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
     // done before is told all the same.
@@ -173,9 +191,14 @@ async function walk(
   }
   if (goesUnrecorded(admitted)) return { call: await readUnrecorded(flow, admitted), repeat: false };
   const { txn } = admitted.identified;
-  await refuseStrangeDependencies(station, asked);
+  if (asked.dependsOn !== undefined) await refuseStrangeDependencies(station, asked);
   const claiming = station.watch.begin('claim', about, stint);
-  const won = await claimCall(flow, admitted).finally(() => claiming.end());
+  let won: Awaited<ReturnType<typeof claimCall>>;
+  try {
+    won = await claimCall(flow, admitted);
+  } finally {
+    claiming.end();
+  }
   // Whoever waited for a lock has that much less patience left.
   const patienceMs = Math.max(0, asked.patienceMs - (performance.now() - began));
   if (typeof won === 'object') {
@@ -189,8 +212,10 @@ async function walk(
   }
   // Nobody waits for a delay that is longer than their patience.
   const isFar = won && admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
-  const left = { ...asked, patienceMs: isFar ? 0 : patienceMs };
-  return won ? tell(flow, { txn, fingerprint }, left, false, stint) : repeat(flow, txn, fingerprint, left, stint);
+  if (!won) return repeat(flow, txn, fingerprint, { ...asked, patienceMs }, stint);
+  const { agent, caller } = asked;
+  const asker = { tool: asked.tool, agent, caller, patienceMs: isFar ? 0 : patienceMs };
+  return await tell(flow, { txn, fingerprint }, asker, false, stint);
 }
 
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
@@ -225,11 +250,12 @@ async function refuse(
   throw error;
 }
 
-/** What a request to an MCP server holds beside the arguments. */
-function continued({ continuation, follower }: ToolCall): Pick<Wish, 'continuation' | 'manner'> {
-  const { era = 'modern', capabilities = {}, meta = {} } = follower ?? {};
-  return {
-    ...(continuation === undefined ? {} : { continuation }),
-    ...(follower === undefined ? {} : { manner: { era, capabilities, meta } }),
-  };
+function wishOf({ args, agent, follower, continuation }: ToolCall, canonicalArgs: string, { trace }: Stint): Wish {
+  const manner = follower === undefined ? undefined : mannerOf(follower);
+  return { args, canonicalArgs, agent: agent.name, manner, trace, continuation };
+}
+
+/** What of the MCP client that asks shows in the request. */
+function mannerOf({ era, capabilities, meta }: Follower): Manner {
+  return { era, capabilities, meta };
 }

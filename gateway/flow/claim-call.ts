@@ -47,6 +47,7 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
   const state = held ? 'held' : tool.observe === undefined ? 'sending' : 'ready';
+  const stored = store(station.sealingKey, txn, tool, payload, admitted.args);
   const intent: Intent = {
     txn,
     agent: asked.agent.name,
@@ -62,7 +63,9 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
     keyLifetimeMs,
     policyVersion: admitted.policies.version,
     rule: admitted.rule.id,
-    ...store(station.sealingKey, txn, tool, payload, admitted.args),
+    args: stored.args,
+    request: stored.request,
+    sealed: stored.sealed,
     saga: asked.saga ?? null,
     dependsOn: asked.dependsOn ?? null,
     run: asked.fence?.run ?? null,
@@ -76,14 +79,15 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
       fingerprint: admitted.fingerprint.toString('hex'),
       policy: admitted.policies.version,
       rule: admitted.rule.id,
-      ...(asked.saga === undefined ? {} : { saga: asked.saga }),
-      ...asked.fence,
-      ...(admitted.votes.length === 0 ? {} : { votes: votesJson(admitted.votes) }),
+      saga: asked.saga,
+      run: asked.fence?.run,
+      epoch: asked.fence?.epoch,
+      votes: admitted.votes.length === 0 ? undefined : votesJson(admitted.votes),
     }),
   };
   refuseUnlessInForce(station, owner);
   station.reach('claiming');
-  await identified.announce?.();
+  if (identified.announce !== undefined) await identified.announce();
   const attempt = () => {
     // Asked again each time: while something was locked, this process may have lost its name.
     refuseUnlessInForce(station, owner);
@@ -94,7 +98,10 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
       void dispatch.carry(freshJob(intent, tool, owner, payload, { lockToken, follower, stint: admitted.stint }));
     });
   };
-  const claimed = await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
+  const claimed =
+    admitted.guards?.locks === undefined
+      ? await attempt()
+      : await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
   if (typeof claimed === 'object' && 'past' in claimed) return claimed;
   if (isLocked(claimed)) throw await refuseLocked(station, admitted, claimed);
   if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));

@@ -49,18 +49,16 @@ export class Claims {
     if (this.#dispatch.carried(txn) !== undefined) return 'taken';
     let written = (_: boolean) => {};
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (written = resolve)));
+    let isWritable = true;
     try {
       const claimed = await this.#station.calls.claim(intent, guards);
       const token = typeof claimed === 'object' && 'token' in claimed ? claimed.token : null;
       if (claimed === 'won' || token !== null) then(token);
-      written(true);
       return typeof claimed === 'object' && 'token' in claimed ? 'won' : claimed;
     } catch (error) {
-      if (!(error instanceof LedgerError)) {
-        // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.
-        written(true);
-        throw error;
-      }
+      // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.
+      if (!(error instanceof LedgerError)) throw error;
+      isWritable = false;
       if (error.unknown) {
         this.#doubtful.set(txn, {
           txn,
@@ -74,7 +72,7 @@ export class Claims {
       throw unwritable(txn);
     } finally {
       this.#claiming.delete(txn);
-      written(false);
+      written(isWritable);
     }
   }
 

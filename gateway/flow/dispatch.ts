@@ -24,7 +24,7 @@ import { undoOf } from './undo.ts';
  */
 export class Dispatch {
   readonly #station: Station;
-  readonly #carried = new Map<string, Promise<Ending>>();
+  readonly #carried = new Map<string, Carried>();
   readonly #recorder: Recorder;
   readonly #stopping = new Caller();
 
@@ -35,39 +35,40 @@ export class Dispatch {
 
   /** Starts to carry a call that this process holds. Never rejects. */
   carry(job: Job): Promise<Ending> {
-    const watched = job.stint ?? this.#watch(job);
-    const ending = this.#walk(job, watched)
-      .catch((error: unknown) => {
-        this.#station.log.error({ err: error, txn: job.txn }, 'a call could not be carried on');
-        return this.#stumble(job);
-      })
-      .catch((error: unknown): Ending => {
-        this.#station.log.error({ err: error, txn: job.txn }, 'a call was dropped; it is found when this process ends');
-        return { as: 'elsewhere' };
-      })
-      .finally(() => {
-        if (job.stint === undefined) watched.end({ txn: job.txn, state: job.state });
-        // Not if the call came back to this process meanwhile and another job carries it.
-        if (this.#carried.get(job.txn) !== ending) return;
-        this.#carried.delete(job.txn);
-        this.#recorder.forget(job.txn);
-      });
-    this.#carried.set(job.txn, ending);
+    const ending = this.#carryToItsEnd(job, job.stint ?? this.#watch(job));
+    this.#carried.set(job.txn, { job, ending });
     return ending;
   }
 
-  carried(txn: string): Promise<Ending> | undefined {
-    return this.#carried.get(txn);
+  async #carryToItsEnd(job: Job, watched: Stint): Promise<Ending> {
+    try {
+      return await this.#walk(job, watched);
+    } catch (error) {
+      this.#station.log.error({ err: error, txn: job.txn }, 'a call could not be carried on');
+      return await this.#stumbleOrDrop(job);
+    } finally {
+      if (job.stint === undefined) watched.end({ txn: job.txn, state: job.state });
+      // Not if the call came back to this process meanwhile and another job carries it.
+      if (this.#carried.get(job.txn)?.job === job) this.#carried.delete(job.txn);
+    }
   }
 
-  /** Resolves when the ledger cannot be told where a call stands: its caller is owed an answer all the same. */
-  trouble(txn: string): Promise<'unrecorded'> {
-    return this.#recorder.trouble(txn);
+  async #stumbleOrDrop(job: Job): Promise<Ending> {
+    try {
+      return await this.#stumble(job);
+    } catch (error) {
+      this.#station.log.error({ err: error, txn: job.txn }, 'a call was dropped; it is found when this process ends');
+      return { as: 'elsewhere' };
+    }
+  }
+
+  carried(txn: string): Carried | undefined {
+    return this.#carried.get(txn);
   }
 
   /** Resolves when fewer than `most` calls are carried, or the process is about to end. */
   async roomFor(most: number): Promise<void> {
-    while (this.#carried.size >= most && !this.#stopping.gone) await Promise.race(this.#carried.values());
+    while (this.#carried.size >= most && !this.#stopping.gone) await Promise.race(this.#endings());
   }
 
   /** Gone when this process is about to end. */
@@ -83,8 +84,12 @@ export class Dispatch {
   /** Waits for what is on the wire. */
   async drain(deadlineMs: number): Promise<void> {
     this.letGo();
-    const all = Promise.all(this.#carried.values());
+    const all = Promise.all(this.#endings());
     await Promise.race([all, sleep(deadlineMs, undefined, { ref: false })]);
+  }
+
+  #endings(): Promise<Ending>[] {
+    return Array.from(this.#carried.values(), ({ ending }) => ending);
   }
 
   /** A call without a caller continues what is written in its request. */
@@ -105,11 +110,11 @@ export class Dispatch {
       switch (step.do) {
         case 'send': {
           if (step.afterMs > 0 && !(await this.#pause(step.afterMs))) return this.#recorder.handBack(job);
-          if (await this.#isRecalled(job)) {
+          if (mayBeRecalled(job) && (await this.#isRecalled(job))) {
             step = nextStep(factsOf(job), job.tool, true);
             break;
           }
-          const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : {};
+          const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : NOT_ASKED;
           if (approved.why !== undefined) return this.#deny(job, approved.why);
           if (!job.attemptOpen) {
             const bar = await this.#recorder.insist(job, () => lockLate(this.#station, job));
@@ -131,10 +136,7 @@ export class Dispatch {
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#abandon(job, last);
           this.#station.reach('answered');
           const conclusion = conclude(job.kind, last, job.unresolved);
-          if (conclusion.state !== 'open') {
-            const settling = this.#station.watch.begin('settle', about(job), stint);
-            return this.#settleAnswer(job, conclusion.state, last).finally(() => settling.end());
-          }
+          if (conclusion.state !== 'open') return await this.#settleAnswer(job, conclusion.state, last, stint);
           closeAttempt(job, conclusion.unknown);
           step = nextStep(factsOf(job), job.tool, false);
           if (step.do === 'send' && !(await this.#recorder.record(job, attemptEvent(job, last))))
@@ -203,25 +205,33 @@ export class Dispatch {
     const outcome = await adapters.for(job.tool).send(job.tool, withToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
-      ...(job.follower === undefined ? {} : { follower: job.follower }),
+      follower: job.follower,
       maySend: () => {
         reach('sending');
         if (under !== undefined && policies().version !== under) return false;
         // The time for a re-send may have run out while it queued and connected.
         if (job.unknownSince !== null && factsOf(job).msToResend <= 0) return false;
-        if (job.unresolved === 0 && switches.get(`call:${job.txn}`) !== undefined) return false;
+        if (job.unresolved === 0 && switches.recalls(job.txn)) return false;
         return switches.inForce(job.owner) && frozenFor(this.#station, job) === undefined;
       },
     });
     sending.end({ outcome: outcome.kind, attempt: job.attempt });
     if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
       job.undoArguments = undoOf(this.#station, job, () => resultOf(outcome.answer));
-    return 'answer' in outcome && outcome.answer !== undefined
-      ? { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) }
-      : outcome;
+    if (!('answer' in outcome) || outcome.answer === undefined || job.tool.redact.length === 0) return outcome;
+    return { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) };
   }
 
-  #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome): Promise<Ending> {
+  async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, stint: Stint): Promise<Ending> {
+    const settling = this.#station.watch.begin('settle', about(job), stint);
+    try {
+      return await this.#settleAs(job, state, outcome);
+    } finally {
+      settling.end();
+    }
+  }
+
+  #settleAs(job: Job, state: 'succeeded' | 'failed', outcome: Outcome): Promise<Ending> {
     const answer = 'answer' in outcome ? outcome.answer : undefined;
     if (state === 'failed')
       return this.#recorder.settle(job, 'failed', answer, {
@@ -234,11 +244,14 @@ export class Dispatch {
       job.undoArguments = null;
       return this.#recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
     }
-    return this.#recorder.settle(job, 'succeeded', answer, {
-      outcome: outcome.kind === 'ok_body_lost' ? 'body_unavailable' : 'answered',
-      evidence: job.unresolved > 0 ? 'same_key' : 'answer',
-      ...(outcome.kind === 'ok_body_lost' ? { detail: outcome.detail } : {}),
-    });
+    const evidence = job.unresolved > 0 ? 'same_key' : 'answer';
+    return outcome.kind === 'ok_body_lost'
+      ? this.#recorder.settle(job, 'succeeded', answer, {
+          outcome: 'body_unavailable',
+          evidence,
+          detail: outcome.detail,
+        })
+      : this.#recorder.settle(job, 'succeeded', answer, { outcome: 'answered', evidence });
   }
 
   #deny(job: Job, detail: string): Promise<Ending> {
@@ -299,9 +312,6 @@ export class Dispatch {
    * whose run was taken over. The ledger would refuse its next attempt in any case.
    */
   async #isRecalled(job: Job): Promise<boolean> {
-    if ((job.saga === null && job.run === null) || job.undoOf !== null) return false;
-    if (job.attempt === 0 || job.attemptOpen) return false;
-    if (job.unresolved > 0 && (job.kind !== 'nature' || job.run === null)) return false;
     const call = await this.#recorder.insist(job, () => this.#station.calls.read(job.txn));
     job.recalled ||= call?.recalled === true;
     job.fenced ||= call?.fenced === true;
@@ -343,7 +353,7 @@ export class Dispatch {
   /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
   async #abandon(job: Job, last: Outcome): Promise<Ending> {
     closeAttempt(job, false);
-    if (job.unresolved === 0 && this.#station.switches.get(`call:${job.txn}`) !== undefined) {
+    if (job.unresolved === 0 && this.#station.switches.recalls(job.txn)) {
       // The ledger knows whether this claim is meant, or an earlier one of the same txn that was given up.
       job.recalled = (await this.#recorder.insist(job, () => this.#station.calls.read(job.txn)))?.recalled === true;
       return job.recalled ? this.#settleFailure(job, last) : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
@@ -355,6 +365,21 @@ export class Dispatch {
       ? this.#recorder.release(job, why, frozen.code)
       : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
   }
+}
+
+/** A call in the hands of this process, and the promise of how it lets go of it. */
+export interface Carried {
+  readonly job: Job;
+  readonly ending: Promise<Ending>;
+}
+
+const NOT_ASKED: { readonly why?: string; readonly under?: string } = {};
+
+/** Whether the ledger must be asked if a call was recalled: only a step, or a call of a run, between two attempts. */
+function mayBeRecalled(job: Job): boolean {
+  if ((job.saga === null && job.run === null) || job.undoOf !== null) return false;
+  if (job.attempt === 0 || job.attemptOpen) return false;
+  return job.unresolved === 0 || (job.kind === 'nature' && job.run !== null);
 }
 
 /** A call that was let go, and finds locked what it needs, is looked at again this much later. */

@@ -24,8 +24,12 @@ export class KnownTaints {
 
 /** Whether what the agent is told may be a stranger's words: the tool's own, or those of what looks for its effect. */
 export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
-  const looksWith = [tool.observe?.tool, tool.once.by === 'probe' ? tool.once.tool : undefined];
-  return tool.untrusted === true || looksWith.some((name) => name !== undefined && tools.get(name)?.untrusted === true);
+  const { observe, once } = tool;
+  return (
+    tool.untrusted === true ||
+    (observe !== undefined && tools.get(observe.tool)?.untrusted === true) ||
+    (once.by === 'probe' && tools.get(once.tool)?.untrusted === true)
+  );
 }
 
 /** What a call of an untrusted tool taints; undefined: nothing that is not known to be. */
@@ -59,10 +63,14 @@ export async function expose(
 }
 
 /** Whoever is told what strangers wrote is tainted before it is told; whoever claimed the call in a run is already. */
-export async function exposeAsker(station: Station, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
+export function exposeAsker(station: Station, asked: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
   const policies = station.policies();
   const tool = policies.tools.get(asked.tool);
-  if (tool === undefined || !isUntrusted(policies, tool) || (!repeat && asked.fence !== undefined)) return;
+  if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && asked.fence !== undefined)) return;
+  return exposeWhoIsTold(station, asked, answer);
+}
+
+async function exposeWhoIsTold(station: Station, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
   const { agent, fence } = asked;
   const run = fence?.run ?? null;
   // Of a repeat nobody asked whether the run that it names is the agent's: one that is not is as none.

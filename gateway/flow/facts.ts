@@ -1,5 +1,5 @@
 import type { JsonObject } from '../domain/json.ts';
-import type { Past } from '../domain/past.ts';
+import type { Asks, Past } from '../domain/past.ts';
 import type { Agent, Decision, Policies } from '../domain/policy.ts';
 import { taintedBy } from '../domain/taint.ts';
 import type { Guards } from '../ledger/calls.ts';
@@ -27,9 +27,14 @@ interface Place {
  * enough. Whatever an agent asks for because of a stranger's words it asks after it was told them, which is after the taint
  * was committed. What `history` counted may be overtaken by another call of the same agent; see `historyGuard`.
  */
-export async function factsOf({ db, pasts }: Station, agent: Agent, tool: string, place: Place): Promise<Facts> {
+export function factsOf(station: Station, agent: Agent, tool: string, place: Place): Facts | Promise<Facts> {
   const asks = asksOf(agent, tool);
-  if (asks === undefined) return {};
+  return asks === undefined ? NO_FACTS : readFacts(station, agent, asks, place);
+}
+
+const NO_FACTS: Facts = {};
+
+async function readFacts({ db, pasts }: Station, agent: Agent, asks: Asks, place: Place): Promise<Facts> {
   const { saga, run, txn, asOf } = place;
   const looking = { agent: agent.name, questions: asks.history, besides: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([

@@ -8,7 +8,7 @@ import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import type { Fence } from '../domain/run.ts';
 import { isFinal } from '../domain/states.ts';
-import { repeatSlot, sharedTxnId, txnId } from '../domain/txn-id.ts';
+import { type CallIdentity, repeatSlot, sharedTxnId, txnId } from '../domain/txn-id.ts';
 import { newestRepeat, noteGeneration } from '../ledger/repeats.ts';
 import { aliasOf } from './join.ts';
 import type { Station } from './station.ts';
@@ -41,21 +41,20 @@ interface Asked {
  * was delivered a moment ago, is the same call. Two replicas that decide the same thing at once arrive at the same txn, and
  * the claim decides between them.
  */
-export async function identifyCall(
+export function identifyCall(
   station: Station,
   asked: Asked,
   tool: Tool,
   fingerprint: Buffer,
-): Promise<Identified> {
+): Identified | Promise<Identified> {
   const { args, key } = asked;
   const agent = asked.agent.name;
-  const saga = asked.saga ?? null;
-  const run = asked.fence?.run ?? null;
-  const seen = { args, agent, saga, run };
-  const txnOf = (identity: Parameters<typeof txnId>[2]) => txnId(station.deployment, agent, identity);
+  const txnOf = (identity: CallIdentity) => txnId(station.deployment, agent, identity);
   const isShared = tool.key?.scope === 'shared';
+  if (key !== undefined && !isShared) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
+  const seen = { args, agent, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
   const round = continuationText(asked.continuation);
-  const wish = key === undefined || isShared ? businessKey(tool, seen) : undefined;
+  const wish = businessKey(tool, seen);
   // What a tool asked back for, and now gets, is another request of the same wish.
   const business = wish === undefined || round === '' ? wish : `${wish}\n${round}`;
   if (business !== undefined && isShared) {
@@ -71,11 +70,15 @@ export async function identifyCall(
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
     return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
   }
+  return identifyRepeat(station, seen, tool, fingerprint);
+}
 
+async function identifyRepeat(station: Station, seen: Seen, tool: Tool, fingerprint: Buffer): Promise<Identified> {
+  const { agent, saga, run } = seen;
   const slot = repeatSlot(station.deployment, agent, fingerprint, saga, run);
   const newest = await newestRepeat(station.db, slot);
   const generation = newest === undefined ? 0 : isSameWish(newest, tool) ? newest.generation : newest.generation + 1;
-  const txn = txnOf({ by: 'repeat', fingerprint, saga, run, generation });
+  const txn = txnId(station.deployment, agent, { by: 'repeat', fingerprint, saga, run, generation });
   const recent = generation > 0 && newest !== undefined && withinWindow(newest.msSinceDelivered, tool);
   return {
     txn,

@@ -7,6 +7,7 @@ import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
 import type { Stint } from '../domain/watch.ts';
 import type { Intent, UndoArguments } from '../ledger/calls.ts';
+import { Caller } from './patience.ts';
 import type { Payload } from './payload.ts';
 
 /**
@@ -61,6 +62,8 @@ export interface Job {
   readonly follower: Follower | undefined;
   /** The call that its caller watches; nobody does when it is recovered or compensates. */
   readonly stint: Stint | undefined;
+  /** Gone when the ledger cannot be told where the call stands: its caller is owed an answer all the same. */
+  readonly ledger: Caller;
 }
 
 export function jobOf(
@@ -107,6 +110,7 @@ export function jobOf(
     woken: true,
     follower: undefined,
     stint: undefined,
+    ledger: new Caller(),
   };
 }
 
@@ -151,7 +155,8 @@ export function freshJob(
     owner,
     fence: intent.fence,
     step: 0,
-    ...payload,
+    args: payload.args,
+    request: payload.request,
     state: intent.state,
     attempt: isSending ? 1 : 0,
     attemptOpen: isSending,
@@ -176,6 +181,7 @@ export function freshJob(
     woken: false,
     follower,
     stint,
+    ledger: new Caller(),
   };
 }
 

@@ -13,30 +13,39 @@ export class Caller {
     for (const told of this.#whenGone.splice(0)) told();
   }
 
-  onGone(told: () => void): () => void {
+  onGone(told: () => void): void {
     if (this.#gone) told();
     else this.#whenGone.push(told);
-    return () => {
-      const at = this.#whenGone.indexOf(told);
-      if (at >= 0) this.#whenGone.splice(at, 1);
-    };
+  }
+
+  /** It need not be told any more. */
+  forget(told: () => void): void {
+    const at = this.#whenGone.indexOf(told);
+    if (at >= 0) this.#whenGone.splice(at, 1);
   }
 }
 
-/** What is waited for, or nothing once the time is up or the caller has gone. */
-export function withPatience<T>(promise: Promise<T>, ms: number, caller?: Caller): Promise<T | undefined> {
-  if (ms <= 0 || caller?.gone === true) return Promise.resolve(undefined);
+/** What is waited for, or nothing once the time is up or one of them has gone. */
+export function withPatience<T>(
+  promise: Promise<T>,
+  ms: number,
+  caller?: Caller,
+  other?: Caller,
+): Promise<T | undefined> {
+  if (ms <= 0 || caller?.gone === true || other?.gone === true) return Promise.resolve(undefined);
   return new Promise((resolve, reject) => {
     const end = () => {
       clearTimeout(timer);
-      forget?.();
+      caller?.forget(giveUp);
+      other?.forget(giveUp);
     };
     const giveUp = () => {
       end();
       resolve(undefined);
     };
     const timer = setTimeout(giveUp, ms);
-    const forget = caller?.onGone(giveUp);
+    caller?.onGone(giveUp);
+    other?.onGone(giveUp);
     promise.then(
       (value) => {
         end();
@@ -53,13 +62,12 @@ export function withPatience<T>(promise: Promise<T>, ms: number, caller?: Caller
 /** Some time, or less if one of them goes away meanwhile. */
 export function pause(ms: number, ...callers: readonly (Caller | undefined)[]): Promise<void> {
   return new Promise((resolve) => {
-    const forget: (() => void)[] = [];
     const end = () => {
       clearTimeout(timer);
-      for (const each of forget) each();
+      for (const caller of callers) caller?.forget(end);
       resolve();
     };
     const timer = setTimeout(end, ms);
-    for (const caller of callers) if (caller !== undefined) forget.push(caller.onGone(end));
+    for (const caller of callers) caller?.onGone(end);
   });
 }

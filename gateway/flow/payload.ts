@@ -20,9 +20,9 @@ interface Stored {
 /** What of arguments and request goes into the ledger: in clear, or redacted with the whole of it sealed beside. */
 export function store(key: Buffer, txn: string, tool: Tool, payload: Payload, canonicalArgs: string): Stored {
   if (tool.redact.length === 0) {
-    const { request } = payload;
-    const stored = request.body === canonicalArgs ? { ...request, body: true as const } : request;
-    return { args: canonicalArgs, request: stored, sealed: null };
+    const { base, method, path, headers, body, manner } = payload.request;
+    const known = body === canonicalArgs ? true : body;
+    return { args: canonicalArgs, request: { base, method, path, headers, body: known, manner }, sealed: null };
   }
   return {
     args: canonical(redact(payload.args, pathsUnder('args', tool.redact))),

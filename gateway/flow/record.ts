@@ -29,11 +29,6 @@ export interface End {
   readonly seenOnly?: boolean;
 }
 
-interface Trouble {
-  readonly promise: Promise<'unrecorded'>;
-  readonly raise: () => void;
-}
-
 /** What a job and a call just read have in common; the latter's `unknownSince` is in the ledger already. */
 type Standing = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
   readonly unknownSince: number | Date | null;
@@ -42,33 +37,9 @@ type Standing = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'atte
 /** Writes where the calls stand that this process carries. What it cannot write it tries again for as long as it lives. */
 export class Recorder {
   readonly #station: Station;
-  readonly #unrecorded = new Map<string, Trouble>();
 
   constructor(station: Station) {
     this.#station = station;
-  }
-
-  /** Resolves when the ledger cannot be told where a call stands: its caller is owed an answer all the same. */
-  trouble(txn: string): Promise<'unrecorded'> {
-    return this.#troubleOf(txn).promise;
-  }
-
-  /** The call is no longer carried here. */
-  forget(txn: string): void {
-    this.#unrecorded.delete(txn);
-  }
-
-  #troubleOf(txn: string): Trouble {
-    let trouble = this.#unrecorded.get(txn);
-    if (trouble === undefined) {
-      let resolve = (_: 'unrecorded') => {};
-      const promise = new Promise<'unrecorded'>((done) => {
-        resolve = done;
-      });
-      trouble = { promise, raise: () => resolve('unrecorded') };
-      this.#unrecorded.set(txn, trouble);
-    }
-    return trouble;
   }
 
   /**
@@ -76,42 +47,22 @@ export class Recorder {
    * unknown attempt although the answer was here: recovery finds out again.
    */
   async settle(job: Job, state: 'succeeded' | 'failed', answer: Answer | undefined, end: End): Promise<Ending> {
-    const entry = auditEntry(`call_${state}`, {
-      ...subject(job),
-      outcome: end.outcome,
-      evidence: end.evidence,
-      ...(answer?.body == null ? {} : { answer: digest(answer.body) }),
+    const { outcome, evidence, problem = null, detail = null } = end;
+    const entry = auditEntry(state === 'succeeded' ? 'call_succeeded' : 'call_failed', {
+      txn: job.txn,
+      agent: job.agent,
+      tool: job.tool.name,
+      attempt: job.attempt,
+      outcome,
+      evidence,
+      answer: answer?.body == null ? undefined : digest(answer.body),
     });
     const leaf = job.recorded ? leafHash(entry) : null;
-    const change: Advance = {
-      ...unchanged(job),
-      evident: state === 'succeeded' && end.seenOnly !== true,
-      state,
-      attemptOpen: false,
-      unresolved: 0,
-      custody: 'close',
-      outcome: end.outcome,
-      problem: end.problem ?? null,
-      detail: end.detail ?? null,
-      answer: answer === undefined ? null : JSON.stringify(answer),
-      evidence: end.evidence,
-      leaf,
-      undo: state === 'succeeded' ? job.undoArguments : null,
-      entry,
-    };
     const asOf = this.#station.finals.asOf();
-    const settled = await this.#advance(job, change);
+    const settled = await this.#advance(job, closed(job, state, answer, end, leaf, entry));
     this.#station.reach('settled');
     if (!settled) return this.#contradict(job, state);
-    const told = {
-      state,
-      answer: answer ?? null,
-      outcome: end.outcome,
-      problem: end.problem ?? null,
-      detail: end.detail ?? null,
-      leaf,
-    };
-    const face = { ...identityOf(job), ...told, pursued: false };
+    const face = faceOf(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
     this.#station.finals.keep(face, job.fingerprint, 0, asOf);
     return { as: 'told', face };
   }
@@ -165,8 +116,8 @@ export class Recorder {
     const parked = await this.#advance(job, change);
     this.#station.reach('parked');
     if (!parked) return { as: 'elsewhere' };
-    const told = { state: 'in_doubt' as const, answer: null, outcome: null, problem: null, detail, leaf: null };
-    return { as: 'told', face: { ...identityOf(job), ...told, pursued: wakeMs !== null } };
+    const told = { answer: null, outcome: null, problem: null, detail, leaf: null };
+    return { as: 'told', face: faceOf(job, 'in_doubt', told, wakeMs !== null) };
   }
 
   async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
@@ -199,12 +150,46 @@ export class Recorder {
         return await write();
       } catch (error) {
         if (!(error instanceof LedgerError)) throw error;
-        this.#troubleOf(job.txn).raise();
+        job.ledger.hangUp();
         this.#station.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
         await sleep(delay);
       }
     }
   }
+}
+
+/** The change that ends a call. Written out, though it is much of `unchanged`: every call makes one. */
+function closed(
+  job: Job,
+  state: 'succeeded' | 'failed',
+  answer: Answer | undefined,
+  end: End,
+  leaf: Buffer | null,
+  entry: string,
+): Advance {
+  return {
+    txn: job.txn,
+    fence: job.fence,
+    step: job.step + 1,
+    evident: state === 'succeeded' && end.seenOnly !== true,
+    state,
+    attempt: job.attempt,
+    attemptOpen: false,
+    unresolved: 0,
+    unknownSinceMs: msSinceUnknown(job),
+    custody: 'close',
+    dueInMs: null,
+    outcome: end.outcome,
+    problem: end.problem ?? null,
+    detail: end.detail ?? null,
+    answer: answer === undefined ? null : JSON.stringify(answer),
+    evidence: end.evidence,
+    resolvedBy: null,
+    leaf,
+    event: null,
+    undo: state === 'succeeded' ? job.undoArguments : null,
+    entry,
+  };
 }
 
 /** A change that changes nothing yet: everything as the holder of the fence knows it. */
@@ -218,7 +203,7 @@ export function unchanged(call: Standing): Omit<Advance, 'entry'> {
     attempt: call.attempt,
     attemptOpen: call.attemptOpen,
     unresolved: call.unresolved,
-    unknownSinceMs: typeof call.unknownSince === 'number' ? performance.now() - call.unknownSince : null,
+    unknownSinceMs: msSinceUnknown(call),
     custody: 'keep',
     dueInMs: null,
     outcome: null,
@@ -233,7 +218,14 @@ export function unchanged(call: Standing): Omit<Advance, 'entry'> {
   };
 }
 
-function identityOf(job: Job) {
+function msSinceUnknown({ unknownSince }: Standing): number | null {
+  return typeof unknownSince === 'number' ? performance.now() - unknownSince : null;
+}
+
+type Told = Pick<CallFace, 'answer' | 'outcome' | 'problem' | 'detail' | 'leaf'>;
+
+/** A call as it is told when this process lets go of it: member by member as `face` makes them of one that was read. */
+function faceOf(job: Job, state: CallState, told: Told, pursued: boolean): CallFace {
   return {
     txn: job.txn,
     agent: job.agent,
@@ -241,6 +233,14 @@ function identityOf(job: Job) {
     identity: job.identity,
     attempt: job.attempt,
     saga: job.saga,
+    state,
+    answer: told.answer,
+    outcome: told.outcome,
+    problem: told.problem,
+    detail: told.detail,
+    leaf: told.leaf,
+    pursued,
+    hold: null,
   };
 }
 

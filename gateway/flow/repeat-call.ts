@@ -110,14 +110,18 @@ export function replay({ face: call, fingerprint: first }: Final, asked: ToolCal
 export async function tell(
   { station, dispatch }: Flow,
   { txn, fingerprint }: { readonly txn: string; readonly fingerprint: Buffer },
-  asked: ToolCall,
+  asked: Pick<ToolCall, 'tool' | 'agent' | 'patienceMs' | 'caller'>,
   isRepeat: boolean,
   stint: Stint,
 ): Promise<ToolAnswer> {
   const about = { tool: asked.tool, agent: asked.agent.name, txn };
   const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
   const { patienceMs, caller } = asked;
-  const call = await awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint).finally(() => waiting?.end());
-  if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
-  return { call, repeat: isRepeat };
+  try {
+    const call = await awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint);
+    if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
+    return { call, repeat: isRepeat };
+  } finally {
+    waiting?.end();
+  }
 }

@@ -2,6 +2,11 @@ import { GatewayError } from '../domain/errors.ts';
 import { ExpressionError, type Rule, type Scope } from '../domain/policy.ts';
 import type { Exceeded, Spend } from '../ledger/limits.ts';
 
+/** Whether a rule counts what it allows. */
+export function isMetered({ rate, budget }: Rule): boolean {
+  return rate !== undefined || budget !== undefined;
+}
+
 /** What a call uses up of its rule's limits. A budget that cannot be computed denies. */
 export function spendsOf(rule: Rule, scope: Scope): Spend[] {
   const spends: Spend[] = [];

@@ -36,22 +36,24 @@ export class Outvoted extends GatewayError {
   }
 }
 
+/** Of a call whose rule has no voters, or while they are asked. */
+export const NO_VOTES: readonly Vote[] = Object.freeze([]);
+
 /**
- * What the voters of its rule say of a call; nothing, where the rule has none. Undefined: it was let through before, or is
- * under way, and is not put to the vote again.
+ * What the voters of its rule say of a call. Undefined: it was let through before, or is under way, and is not put to the vote
+ * again.
  */
 export async function votesOn(
   station: Station,
-  motion: Omit<Motion, 'poll'> & { readonly poll: Poll | undefined },
+  motion: Motion,
   { agent, stint }: { readonly agent: string; readonly stint: Stint },
 ): Promise<readonly Vote[] | undefined> {
-  const { poll, txn, tool } = motion;
-  if (poll === undefined) return [];
+  const { txn, tool } = motion;
   const earlier = await station.calls.read(txn);
   // Of a shared wish the first one's voters were asked: whoever would join it has voters of its own.
   if (earlier !== undefined && (await tookPart(station, earlier, agent))) return undefined;
   const voting = station.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
-  return takeVotes(station, { ...motion, poll }).finally(() => voting.end());
+  return takeVotes(station, motion).finally(() => voting.end());
 }
 
 /**

@@ -88,6 +88,11 @@ export class Switches {
     return this.#seen.lease === owner && this.#lease.holds(owner);
   }
 
+  /** Whether a step was called back while it was about to be sent. */
+  recalls(txn: string): boolean {
+    return this.#thrown.size > 0 && this.#thrown.has(`call:${txn}`);
+  }
+
   /** What freezes a call of this agent and tool, if anything does. */
   frozen(agent: string, tool: string): Switch | undefined {
     if (this.#thrown.size === 0) return undefined;

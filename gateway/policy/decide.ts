@@ -62,7 +62,8 @@ type Match = { readonly matched: boolean; readonly error?: string };
 export function decide(policies: Policies, agent: Agent, toolName: string, call: CallScope): Decision {
   const tool = policies.tools.get(toolName);
   const candidates = tool === undefined ? candidatesOf(agent, toolName) : cachedCandidates(agent, toolName);
-  const verdict = judge(agent, toolName, tool?.effect, candidates, scopeOf(agent, toolName, call));
+  const scope = scopeOf(agent, toolName, call);
+  const verdict = judge(agent, toolName, tool?.effect, candidates, scope);
   if (tool === undefined) {
     // Only whoever a rule lets near the name may learn that nothing has it.
     const covered = candidates.allows.length > 0 && !(verdict.rule?.verdict === 'deny');
@@ -73,7 +74,6 @@ export function decide(policies: Policies, agent: Agent, toolName: string, call:
   }
   if (!verdict.allowed) return { allowed: false, code: 'denied', reason: verdict.reason, rule: verdict.rule };
   const { rule } = verdict;
-  const scope = scopeOf(agent, toolName, call);
   return { allowed: true, tool, rule, hold: holdOf(tool, rule, scope), poll: openPoll(rule, scope) };
 }
 
@@ -216,11 +216,9 @@ function holdOf(tool: Tool, rule: Rule, scope: Scope): Approve | undefined {
 
 function scopeOf(agent: Agent, tool: string, call: CallScope): Scope {
   const { args, saga, run, now, history, tainted } = call;
-  return {
-    ...{ args, agent: agent.name, tool, saga, run, now },
-    ...(history === undefined ? {} : { history }),
-    ...(tainted === undefined ? {} : { tainted }),
-  };
+  const plain = { args, agent: agent.name, tool, saga, run, now };
+  if (history === undefined && tainted === undefined) return plain;
+  return { ...plain, ...(history === undefined ? {} : { history }), ...(tainted === undefined ? {} : { tainted }) };
 }
 
 const cache = new WeakMap<Agent, Map<string, Candidates>>();

@@ -52,6 +52,11 @@ export function compileOptionalText(template: string, site: TemplateSite): Expre
 /** A path: every value fills one segment or a part of it, and can never leave it. */
 export function compilePath(template: string, site: TemplateSite): Expression<string> {
   const parts = compileParts(template, at(site, []));
+  if (parts.every((part) => typeof part === 'string')) {
+    const path = parts.join('');
+    // One that does is a fault of the policies, and says so below.
+    if (!leavesItsPlace(path)) return () => path;
+  }
   return (scope) => {
     const texts = parts.map((part) => (typeof part === 'string' ? part : segment(part(scope), template)));
     if (leavesItsPlace(texts.join('')))

@@ -37,11 +37,18 @@ export type TcpProxy = {
   close(): Promise<void>;
 };
 
-/** `total` counts the bytes of that connection and direction, the chunk included. */
-export type ChunkTest = (chunk: Buffer, total: number) => boolean;
+/** `total` counts the bytes of that connection and direction, the chunk included; connections are told apart by their number. */
+export type ChunkTest = (chunk: Buffer, total: number, connection: number) => boolean;
 
 type Side = { socket: net.Socket; total: number; queue: Promise<void> };
-type Link = { client: Side; server: Side; swallow: ChunkTest | undefined; swallowed: number; done: () => void };
+type Link = {
+  number: number;
+  client: Side;
+  server: Side;
+  swallow: ChunkTest | undefined;
+  swallowed: number;
+  done: () => void;
+};
 type Trap = {
   matches: ChunkTest;
   forward: boolean;
@@ -88,7 +95,7 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
     counters.clientBytes += chunk.length;
     link.client.total += chunk.length;
     const armed = trap;
-    if (!armed || armed.sprung || !armed.matches(chunk, link.client.total)) {
+    if (!armed || armed.sprung || !armed.matches(chunk, link.client.total, link.number)) {
       forward(link, link.client, link.server, chunk);
       return;
     }
@@ -106,7 +113,7 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
     link.server.total += chunk.length;
     if (!link.swallow) return forward(link, link.server, link.client, chunk);
     link.swallowed += chunk.length;
-    if (link.swallow(chunk, link.swallowed)) cutLink(link);
+    if (link.swallow(chunk, link.swallowed, link.number)) cutLink(link);
   };
 
   const server = net.createServer({ allowHalfOpen: true, noDelay: true }, (socket) => {
@@ -117,9 +124,10 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
       noDelay: true,
     });
     const side = (of: net.Socket): Side => ({ socket: of, total: 0, queue: Promise.resolve() });
-    const link: Link = { client: side(socket), server: side(upstream), swallow: undefined, swallowed: 0, done() {} };
-    links.add(link);
     counters.accepted += 1;
+    const ends = { client: side(socket), server: side(upstream) };
+    const link: Link = { number: counters.accepted, ...ends, swallow: undefined, swallowed: 0, done() {} };
+    links.add(link);
     counters.open += 1;
     socket.on('data', (chunk) => fromClient(link, chunk));
     upstream.on('data', (chunk) => fromServer(link, chunk));

@@ -83,7 +83,8 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     const args = canonical(asked.args);
     const meant = { args, fingerprint: fingerprintOf(tool, args, continuationText(asked.continuation)) };
     const answer = await walk(flow, asked, meant, stint);
-    await exposeAsker(flow.station, asked, answer);
+    const exposing = exposeAsker(flow.station, asked, answer);
+    if (exposing !== undefined) await exposing;
     noteKey(flow.station, asked, meant.fingerprint, answer.call);
     stint.end(endOf(answer));
     return answer;

@@ -37,10 +37,11 @@ export class Finals {
   readonly #payloadsMs: number;
   /** By txn; and by agent and key, once somebody was told one that has a key. */
   #young = new Map<string, Kept>();
-  /** What was kept before the young ones: it goes all at once when they are half of what may be. */
+  /** What was kept before the young ones: it goes all at once when they are half of what may be, or have their time behind them. */
   #old = new Map<string, Kept>();
   /** Of the young. */
   #bytes = 0;
+  #youngSince = performance.now();
   /** How often everything was dropped. */
   #dropped = 0;
 
@@ -66,7 +67,10 @@ export class Finals {
 
   #find(name: string): Kept | undefined {
     const kept = this.#young.get(name) ?? this.#old.get(name);
-    return kept !== undefined && kept.until > performance.now() ? kept : undefined;
+    if (kept === undefined || kept.until > performance.now()) return kept;
+    this.#young.delete(name);
+    this.#old.delete(name);
+    return undefined;
   }
 
   /**
@@ -88,7 +92,7 @@ export class Finals {
     if (until <= now || this.#find(face.txn) !== undefined) return;
     const bytes = ROW_BYTES + 2 * (face.answer?.body?.length ?? 0);
     if (bytes > this.#mostBytes / 16) return;
-    if (this.#bytes + bytes > this.#mostBytes / 2) this.#age();
+    if (this.#bytes + bytes > this.#mostBytes / 2 || now - this.#youngSince > KEEP_MS) this.#age();
     this.#young.set(face.txn, { face, fingerprint, until, body: undefined });
     this.#bytes += bytes;
   }
@@ -98,7 +102,8 @@ export class Finals {
     const kept = this.#young.get(txn);
     if (kept === undefined || kept.body !== undefined || !kept.fingerprint.equals(fingerprint)) return;
     this.#young.set(nameOf(agent, key), kept);
-    if (body === undefined || body.length > this.#mostBytes / 16) return;
+    // Many may be kept before the first of them is told: then there is no room for their bodies any more.
+    if (body === undefined || this.#bytes + body.length > this.#mostBytes / 2) return;
     kept.body = body;
     this.#bytes += body.length;
   }
@@ -113,6 +118,7 @@ export class Finals {
     this.#old = this.#young;
     this.#young = new Map();
     this.#bytes = 0;
+    this.#youngSince = performance.now();
   }
 }
 

@@ -104,6 +104,17 @@ describe('final answers of a moment ago', () => {
     expect(kept.at(-1)).toBe(999);
   });
 
+  it('take no more of it when many are kept before the first of them is told', () => {
+    const finals = new Finals(86_400_000, 64_000);
+    for (let i = 0; i < 12; i++) finals.keep(face(`t${i}`), FINGERPRINT, 0);
+    for (let i = 0; i < 12; i++)
+      finals.noteKey(`t${i}`, FINGERPRINT, { agent: 'a', key: `k${i}`, body: 'x'.repeat(3_000) });
+    const all = Array.from({ length: 12 }, (_, i) => `k${i}`);
+    expect(all.filter((key) => finals.underKey('a', key) !== undefined)).toHaveLength(12);
+    const withBody = all.filter((key) => finals.askedWith('x'.repeat(3_000), 'a', key, 't') !== undefined);
+    expect(withBody).toEqual(['k0', 'k1']);
+  });
+
   it('are forgotten at once when told to', () => {
     const finals = new Finals(86_400_000);
     finals.keep(face('x'), FINGERPRINT, 0);

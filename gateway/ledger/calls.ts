@@ -1,6 +1,6 @@
 import type { StoredRequest } from '../domain/adapter.ts';
 import type { Call, CallEvent, Evidence, Kind } from '../domain/call.ts';
-import { type ErrorCode, GatewayError } from '../domain/errors.ts';
+import { type ErrorCode, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Past, Question } from '../domain/past.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import type { CallState } from '../domain/states.ts';
@@ -252,11 +252,11 @@ export class Calls {
     });
   }
 
-  /** The numbers of the rows' types in this database. They are asked for once; a failure is no answer. */
+  /** The numbers of the rows' types in this database, asked for once. Whoever could not ask has written nothing. */
   #rowTypes(): Promise<RowTypes> {
     this.#types ??= readRowTypes(this.#db).catch((error: unknown) => {
       this.#types = undefined;
-      throw error;
+      throw new LedgerError(error instanceof Error ? error.message : String(error), false, error);
     });
     return this.#types;
   }

@@ -48,8 +48,9 @@ export class RowArray {
     // One dimension; no row is null; of what; how many; counted from one.
     let at = 0;
     for (const value of [1, 0, oid, this.#rows, 1]) at = this.#bytes.writeUInt32BE(value, at);
-    const array = Buffer.from(this.#bytes.subarray(0, this.#at));
-    if (this.#bytes.length > MOST_KEPT_BYTES) this.#bytes = Buffer.allocUnsafe(FIRST_BYTES);
+    const array = this.#bytes.subarray(0, this.#at);
+    if (this.#bytes.length <= MOST_KEPT_BYTES) return Buffer.from(array);
+    this.#bytes = Buffer.allocUnsafe(FIRST_BYTES);
     return array;
   }
 

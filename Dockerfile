@@ -18,6 +18,7 @@ RUN npm ci --omit=dev --omit=optional --ignore-scripts && npm cache clean --forc
 COPY --from=build /app/dist dist
 COPY bin bin
 COPY migrations migrations
+COPY console console
 COPY policies policies
 RUN mkdir -p .oncegate && chown node:node .oncegate
 USER node

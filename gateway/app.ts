@@ -7,8 +7,10 @@ import { adminRoutes } from './http/admin-routes.ts';
 import { auditRoutes } from './http/audit-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
 import { callRoutes } from './http/call-routes.ts';
+import { type ConsoleFile, consoleRoutes } from './http/console-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
 import { eraseRoutes } from './http/erase-routes.ts';
+import { eventRoutes } from './http/event-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -16,7 +18,9 @@ import { type Health, type MetricsPage, publicRoutes } from './http/public-route
 import { runRoutes } from './http/run-routes.ts';
 import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
+import { statsRoutes } from './http/stats-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
+import { closeUnused } from './http/unused-connections.ts';
 import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
 
 export interface AppOptions {
@@ -25,6 +29,7 @@ export interface AppOptions {
   readonly control: PolicyControl;
   readonly tokens: TokenCheck;
   readonly metrics: MetricsPage;
+  readonly console: readonly ConsoleFile[];
   readonly log: Logger;
   readonly version: string;
   readonly bodyBytes: number;
@@ -77,10 +82,12 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     ),
   );
 
+  closeUnused(app);
   if (options.demo !== undefined) {
     const demo = options.demo;
     await app.register((scope) => demoServices(scope, demo), { prefix: '/demo' });
   }
+  await app.register(async (scope) => consoleRoutes(scope, options.console));
   await app.register((scope) => gatewayRoutes(scope, options));
   return app;
 }
@@ -119,6 +126,8 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   pinRoutes(app, options.flow);
   auditRoutes(app, options.flow);
   eraseRoutes(app, options.flow);
+  statsRoutes(app, options.flow, options.control, options.version);
+  eventRoutes(app, options.flow);
 }
 
 /** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */

@@ -15,6 +15,7 @@ export function banner(shown: Shown, keys: DemoKeys | undefined): string {
   const lines = [
     '',
     `  Oncegate    ${url}`,
+    `  console     ${url}/${keys === undefined ? '' : '  sign in with the admin key'}`,
     `  policies    ${shown.policiesDir}`,
     `  ledger      ${shown.external ? 'PostgreSQL at DATABASE_URL' : `PostgreSQL under ${shown.dataDir}`}`,
   ];

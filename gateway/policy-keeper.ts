@@ -59,6 +59,11 @@ export class PolicyKeeper {
     this.#readers.push(listener);
   }
 
+  /** Why what is on disk was refused; empty when it is in force. */
+  get faults(): readonly string[] {
+    return this.#faults;
+  }
+
   warnings(): string[] {
     return this.#faults.map((fault) => `a policy change was refused: ${fault}`);
   }

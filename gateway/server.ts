@@ -9,6 +9,7 @@ import pino from 'pino';
 import { buildApp } from './app.ts';
 import { banner } from './banner.ts';
 import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
+import { readConsole } from './console-files.ts';
 import { auditEntry } from './domain/audit.ts';
 import { Engine } from './engine.ts';
 import { Journal } from './journal.ts';
@@ -148,7 +149,9 @@ async function serve(config: Config): Promise<void> {
 
     const app = await buildApp({
       flow: engine.flow,
+      console: await readConsole(join(ROOT, 'console')),
       control: {
+        faults: () => policies.faults,
         reload: async (askedBy) => {
           const faults = await policies.reload(askedBy);
           // Whoever asked is answered when it is in the log, or when the ledger is plainly not there.

@@ -275,6 +275,8 @@ export interface Person {
 export interface Policies {
   /** First 16 hex digits of SHA-256 over everything that was read: the version that calls record. */
   readonly version: string;
+  /** The files they were read from, by name. */
+  readonly files: readonly string[];
   readonly upstreams: ReadonlyMap<string, Upstream>;
   readonly tools: ReadonlyMap<string, Tool>;
   readonly agents: ReadonlyMap<string, Agent>;

@@ -58,7 +58,7 @@ export interface BreakerView {
 }
 
 /** As this process sees them: those opened by hand are the same everywhere, the others are counted by each process. */
-export function breakers(station: Station): BreakerView[] {
+export function breakers(station: Pick<Station, 'adapters' | 'switches'>): BreakerView[] {
   return station.adapters.breakers().map(({ upstream, state }) => {
     const hand = station.switches.get(`breaker:${upstream}`);
     return { upstream, state, by: hand?.by ?? 'auto', reason: hand?.reason ?? null };

@@ -37,6 +37,8 @@ const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 export interface PolicyControl {
   /** Loads the policies again; the faults, if they were refused. */
   reload(askedBy: string): Promise<readonly string[]>;
+  /** Why what is on disk is not in force; empty when it is. */
+  faults(): readonly string[];
 }
 
 /** Who may still do what: approvals, the kill switch, breakers, policies. */
@@ -121,9 +123,10 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   app.get('/admin/policies', (request) => {
     as(request, 'viewer');
-    const { version, upstreams, tools, agents, people } = station.policies();
+    const { version, files, upstreams, tools, agents, people } = station.policies();
     return {
       version,
+      files: [...files],
       upstreams: [...upstreams.keys()],
       tools: [...tools.keys()],
       agents: [...agents.keys()],

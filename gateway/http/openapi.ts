@@ -4,6 +4,7 @@ import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { STATES } from '../domain/states.ts';
 import { callable } from './catalogue.ts';
 import { auditPaths } from './openapi-audit.ts';
+import { consolePaths } from './openapi-console.ts';
 import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
 import { RUN_SCHEMAS, runPaths } from './openapi-runs.ts';
 import { SAGA_SCHEMAS, sagaPaths } from './openapi-sagas.ts';
@@ -26,6 +27,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
       ...runPaths(),
       ...authorityPaths(),
       ...auditPaths(),
+      ...consolePaths(),
       ...Object.fromEntries(tools.map((tool) => [`/v1/tools/${tool.name}`, { post: toolOperation(tool) }])),
     },
     components: {

@@ -1,6 +1,5 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Flow } from '../flow/call-tool.ts';
-import { frontPage } from './front-page.ts';
 import { identifyPerson, maybeAgent } from './identify.ts';
 import { openApi } from './openapi.ts';
 
@@ -26,10 +25,6 @@ export function publicRoutes(
 ): void {
   const policies = () => flow.station.policies();
 
-  app.get('/', (request, reply) => {
-    const page = frontPage(version, `${request.protocol}://${request.host}`);
-    return reply.type('text/html; charset=utf-8').send(page);
-  });
   app.get('/openapi.json', (request) => openApi(policies(), maybeAgent(request, policies()), version));
   app.get('/healthz', () => ({ status: 'alive' }));
   app.get('/readyz', async (_request, reply) => {

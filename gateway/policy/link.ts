@@ -17,7 +17,7 @@ export function modelName(tool: string): string {
 }
 
 /** What no entry shows by itself: names that point nowhere, two that collide, rules and approvals that cannot work. */
-export function link(declared: Declarations, policies: Omit<Policies, 'version'>, report: Report): void {
+export function link(declared: Declarations, policies: Omit<Policies, 'version' | 'files'>, report: Report): void {
   const context = { declared, policies, report };
   for (const tool of declared.tools.values()) linkTool(context, tool);
   for (const upstream of declared.upstreams.values()) {
@@ -34,7 +34,7 @@ export function link(declared: Declarations, policies: Omit<Policies, 'version'>
 
 interface Context {
   readonly declared: Declarations;
-  readonly policies: Omit<Policies, 'version'>;
+  readonly policies: Omit<Policies, 'version' | 'files'>;
   readonly report: Report;
 }
 

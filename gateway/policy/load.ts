@@ -67,8 +67,9 @@ function compile(
   const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, { tools, upstreams }, report));
   const people = compileEach(declared.people, (entry) => compilePerson(entry, env, report));
   link(declared, { upstreams, tools, agents, people }, report);
-  const version = versionOf([...sorted.policies.map(({ file }) => file), ...sorted.documents.values()]);
-  return { policies: freezeDeeply({ version, upstreams, tools, agents, people }), tests };
+  const read = [...sorted.policies.map(({ file }) => file), ...sorted.documents.values()];
+  const version = versionOf(read);
+  return { policies: freezeDeeply({ version, files: namesOf(read), upstreams, tools, agents, people }), tests };
 }
 
 function sourcesOf(files: readonly ParsedFile[], report: Report): Source[] {
@@ -100,6 +101,10 @@ function compileEach<T, R>(
 function targetOf(declared: Declarations, upstream: string): unknown {
   const value = declared.upstreams.get(upstream)?.value;
   return value && { adapter: value.adapter, url: value.url, command: value.command, expose: value.expose };
+}
+
+function namesOf(files: readonly PolicyFile[]): string[] {
+  return files.map(({ name }) => name).sort();
 }
 
 /** Over names and bytes as they were read; what the environment fills in is secret and no part of it. */

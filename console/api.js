@@ -1,0 +1,115 @@
+// The admin API, asked with the key of whoever signed in.
+
+const KEY = 'oncegate.key';
+
+/** Of this tab alone, and gone with it. */
+export const session = {
+  get key() {
+    return sessionStorage.getItem(KEY);
+  },
+  /** @param {string} key */
+  begin(key) {
+    sessionStorage.setItem(KEY, key);
+  },
+  end() {
+    sessionStorage.removeItem(KEY);
+  },
+};
+
+/** What to do about a problem, by its code; otherwise by whether asking again helps. */
+const ADVICE = /** @type {Record<string, string>} */ ({
+  unauthenticated:
+    'Sign in with the key of somebody under "people" in the policies. The demo prints one when it starts.',
+  forbidden: 'Ask somebody who has that role, or have it added to yours under "people" in the policies.',
+  conflict: 'It has changed since this page was drawn. Look again before you decide.',
+  not_found: 'It may be gone, or the address is mistyped.',
+  malformed: 'Correct what is named above and try again.',
+  unavailable: 'Try again in a moment. /readyz tells what is wrong with the gateway.',
+  unreachable: 'Is the gateway running, and this the right address? The page tries again by itself.',
+  never: 'Trying again will not help as it is.',
+  same_key: 'Try again: it is safe.',
+  after_delay: 'Try again in a moment.',
+});
+
+/** An answer that says no. */
+export class Problem extends Error {
+  /** @param {Record<string, any>} body */
+  constructor(body) {
+    super(String(body['detail'] ?? ''));
+    this.title = String(body['title'] ?? 'Something went wrong');
+    this.status = Number(body['status'] ?? 0);
+    this.code = String(body['code'] ?? '');
+    /** @type {string[]} */
+    this.faults = Array.isArray(body['faults']) ? body['faults'].map(String) : [];
+    this.advice = ADVICE[this.code] ?? ADVICE[String(body['retry'])] ?? '';
+  }
+}
+
+/** @param {unknown} error */
+export function asProblem(error) {
+  if (error instanceof Problem) return error;
+  if (error instanceof TypeError)
+    return new Problem({ title: 'The gateway cannot be reached', detail: error.message, code: 'unreachable' });
+  return new Problem({ title: 'The console failed', detail: String(error) });
+}
+
+/**
+ * @param {string} path
+ * @param {RequestInit} [init]
+ */
+export function request(path, init = {}) {
+  const headers = { ...init.headers, authorization: `Bearer ${session.key ?? ''}` };
+  return fetch(path, { ...init, headers, cache: 'no-store', credentials: 'omit', redirect: 'error' });
+}
+
+/** @param {Response} response */
+export async function problemOf(response) {
+  const text = await response.text();
+  try {
+    return new Problem(JSON.parse(text));
+  } catch {
+    return new Problem({ title: `The gateway answered ${response.status}`, detail: text.slice(0, 500) });
+  }
+}
+
+/**
+ * @param {'GET' | 'POST'} method
+ * @param {string} path
+ * @param {unknown} [body]
+ * @returns {Promise<any>}
+ */
+async function ask(method, path, body) {
+  const sent =
+    body === undefined ? {} : { body: JSON.stringify(body), headers: { 'content-type': 'application/json' } };
+  const response = await request(path, { method, ...sent });
+  if (!response.ok) throw await problemOf(response);
+  const text = await response.text();
+  return /\bjson\b/.test(response.headers.get('content-type') ?? '') ? parseExactly(text) : text;
+}
+
+/** @param {string} path */
+export const get = (path) => ask('GET', path);
+/** @param {string} path @param {unknown} [body] */
+export const post = (path, body = {}) => ask('POST', path, body);
+
+/** A number that this browser would round is shown as it was written. @param {string} text */
+function parseExactly(text) {
+  const raw = /** @type {{ rawJSON?: (text: string) => unknown }} */ (/** @type {unknown} */ (JSON)).rawJSON;
+  if (raw === undefined || !/\d{16}/.test(text)) return JSON.parse(text);
+  const keep = (/** @type {string} */ _, /** @type {unknown} */ value, /** @type {{ source?: string }} */ context) =>
+    typeof value === 'number' && context?.source !== undefined && String(value) !== context.source
+      ? raw(context.source)
+      : value;
+  return JSON.parse(text, /** @type {(key: string, value: unknown) => unknown} */ (keep));
+}
+
+/** A path with what fills it in made harmless. @param {TemplateStringsArray} parts @param {...string} values */
+export function at(parts, ...values) {
+  return String.raw({ raw: parts }, ...values.map(encodeURIComponent));
+}
+
+/** @param {string} path @param {Record<string, string | undefined>} query */
+export function withQuery(path, query) {
+  const set = Object.entries(query).flatMap(([name, value]) => (value ? [[name, value]] : []));
+  return set.length === 0 ? path : `${path}?${new URLSearchParams(set)}`;
+}

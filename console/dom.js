@@ -1,0 +1,133 @@
+// The page is made of elements and text, never of HTML: whatever came from outside can only become text.
+
+/** @import { Child } from './types.d.ts' */
+/** @typedef {Record<string, (event: Event) => void>} Handlers */
+/** @typedef {{ on?: Handlers } & Record<string, string | number | boolean | null | undefined | Handlers>} Attributes */
+
+const SVG = 'http://www.w3.org/2000/svg';
+
+/** What an element does with an event. Kept here, so that a drawing anew can replace it in an element that stays. @type {WeakMap<Element, Handlers>} */
+const handlers = new WeakMap();
+
+/** @param {Event} event */
+function handle(event) {
+  handlers.get(/** @type {Element} */ (event.currentTarget))?.[event.type]?.(event);
+}
+
+/** @param {Element} element @param {Handlers} [added] */
+function listen(element, added = {}) {
+  const known = handlers.get(element) ?? {};
+  for (const type of Object.keys(added)) if (!(type in known)) element.addEventListener(type, handle);
+  handlers.set(element, added);
+}
+
+/**
+ * @param {Element} element
+ * @param {Attributes} attributes
+ * @param {readonly Child[]} children
+ */
+function fill(element, { on, ...attributes }, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    element.setAttribute(name, value === true ? '' : String(value));
+  }
+  if (on !== undefined) listen(element, on);
+  append(element, children);
+}
+
+/** @param {Node} parent @param {Child} child */
+function append(parent, child) {
+  if (child === null || child === undefined || child === false) return;
+  if (Array.isArray(child)) for (const each of child) append(parent, each);
+  else parent.appendChild(child instanceof Node ? child : document.createTextNode(String(child)));
+}
+
+/**
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Attributes} [attributes]
+ * @param {...Child} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  fill(element, attributes, children);
+  return element;
+}
+
+/**
+ * @param {string} tag
+ * @param {Attributes} [attributes]
+ * @param {...Child} children
+ */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  fill(element, attributes, children);
+  return element;
+}
+
+/** @param {string} id */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (found === null) throw new Error(`there is no #${id} in the page`);
+  return found;
+}
+
+/**
+ * Makes an element show what was drawn anew, and touches only what differs: focus, selection, scrolling and open details stay.
+ * Children with a data-key are found again wherever they are; others by their place.
+ * @param {Element} old
+ * @param {readonly Child[]} children
+ */
+export function show(old, ...children) {
+  const drawn = document.createElement('div');
+  append(drawn, children);
+  morphChildren(old, drawn);
+}
+
+/** @param {Node} node */
+const keyOf = (node) => (node instanceof Element ? node.getAttribute('data-key') : null);
+
+/** @param {Node} a @param {Node} b */
+const isAlike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+/** @param {Node} old @param {Node} drawn */
+function morphChildren(old, drawn) {
+  const keyed = new Map([...old.childNodes].flatMap((node) => (keyOf(node) === null ? [] : [[keyOf(node), node]])));
+  /** @type {ChildNode | null} */
+  let place = old.firstChild;
+  for (const child of [...drawn.childNodes]) {
+    const key = keyOf(child);
+    const found = key === null ? place : (keyed.get(key) ?? null);
+    if (found === null || !isAlike(found, child)) {
+      old.insertBefore(child, place);
+      continue;
+    }
+    if (found === place) place = found.nextSibling;
+    else old.insertBefore(found, place);
+    morph(found, child);
+  }
+  while (place !== null) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+/** What belongs to whoever uses the page, and not to what is drawn. */
+const THEIRS = new Set(['open', 'value', 'checked']);
+
+/** @param {Node} old @param {Node} drawn */
+function morph(old, drawn) {
+  if (!(old instanceof Element) || !(drawn instanceof Element)) {
+    if (old.nodeValue !== drawn.nodeValue) old.nodeValue = drawn.nodeValue;
+    return;
+  }
+  for (const { name } of [...old.attributes])
+    if (!drawn.hasAttribute(name) && !THEIRS.has(name)) old.removeAttribute(name);
+  for (const { name, value } of [...drawn.attributes])
+    if (old.getAttribute(name) !== value && !THEIRS.has(name)) old.setAttribute(name, value);
+  listen(old, handlers.get(drawn));
+  // What was answered to somebody stays until they ask again.
+  if (!drawn.hasAttribute('data-keep')) morphChildren(old, drawn);
+}

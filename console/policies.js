@@ -1,0 +1,198 @@
+// The policies in force, and what they say to a call.
+
+import { asProblem, get, Problem, post } from './api.js';
+import { ask } from './ask.js';
+import { h, show } from './dom.js';
+import { number, plural, words } from './format.js';
+import { badge, button, code, empty, facts, json, problemBox, row, section, table } from './parts.js';
+
+/** @import { Context, View } from './types.d.ts' */
+/** @typedef {{ version: string, files: string[], upstreams: string[], tools: string[], agents: string[], people: string[] }} Named */
+/** @typedef {{ named: Named, refused: string[] }} Standing */
+
+/** @param {Record<string, string | undefined>} asked @returns {View<Standing>} */
+export function policiesView(asked) {
+  return {
+    title: 'Policies',
+    load: async () => {
+      const [named, stats] = await Promise.all([get('/admin/policies'), get('/admin/stats')]);
+      return { named, refused: stats.policies.refused };
+    },
+    hears: ({ name }) => name === 'policies',
+    draw: (standing, context) => [
+      refusedBox(standing.refused),
+      section(
+        'In force',
+        button('Read them again', () => void reload(context), {
+          disabled: !context.may('operator'),
+          why: 'This needs the role operator.',
+        }),
+        inForce(standing.named),
+      ),
+      section(
+        'Explain',
+        h('span', { class: 'dim' }, 'What a call would meet. Nothing is sent.'),
+        explainForm(standing.named, asked),
+      ),
+    ],
+  };
+}
+
+/** @param {readonly string[]} faults */
+function refusedBox(faults) {
+  if (faults.length === 0) return null;
+  return h(
+    'div',
+    { class: 'notice bad' },
+    h(
+      'div',
+      {},
+      h('strong', {}, `What is on disk is refused: ${plural(faults.length, 'fault')}`),
+      h('p', {}, 'The policies below stay in force until it is mended.'),
+      h(
+        'ul',
+        { class: 'faults' },
+        faults.map((fault) => h('li', {}, code(fault))),
+      ),
+    ),
+  );
+}
+
+/** @param {Context} context */
+async function reload(context) {
+  try {
+    await post('/admin/policies/reload');
+    context.say('Read again; they are in force.');
+  } catch (error) {
+    const problem = asProblem(error);
+    ask({
+      title: 'The policies are refused',
+      body: problemBox(problem),
+      fields: [],
+      confirm: 'Close',
+      run: async () => {},
+    });
+  }
+  await context.refresh();
+}
+
+/** @param {Named} named */
+function inForce({ version, files, upstreams, tools, agents, people }) {
+  const names = (/** @type {readonly string[]} */ all) =>
+    h(
+      'details',
+      {},
+      h('summary', {}, number(all.length)),
+      h(
+        'ul',
+        { class: 'names' },
+        all.map((name) => h('li', {}, code(name))),
+      ),
+    );
+  return facts([
+    ['Version', code(version)],
+    ['Files', files.map((name) => [code(name), ' '])],
+    ['Tools', names(tools)],
+    ['Agents', names(agents)],
+    ['Upstreams', names(upstreams)],
+    ['People', names(people)],
+  ]);
+}
+
+/** @param {Named} named @param {Record<string, string | undefined>} asked */
+function explainForm({ agents, tools }, asked) {
+  const told = h('div', { class: 'explained', 'aria-live': 'polite', 'data-keep': true });
+  const args = h('textarea', { id: 'x-args', name: 'args', rows: 4, spellcheck: 'false' });
+  args.value = asked['args'] ?? '{}';
+  const submit = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
+    const place = /** @type {HTMLElement} */ (/** @type {HTMLElement} */ (event.target).querySelector('.explained'));
+    try {
+      const wish = { agent: form.get('agent'), tool: form.get('tool'), args: JSON.parse(String(form.get('args'))) };
+      show(place, explained(await post('/admin/explain', wish)));
+    } catch (error) {
+      show(
+        place,
+        problemBox(
+          asProblem(
+            error instanceof SyntaxError
+              ? new Problem({ title: 'The arguments are not JSON', detail: error.message, code: 'malformed' })
+              : error,
+          ),
+        ),
+      );
+    }
+  };
+  const options = (/** @type {readonly string[]} */ all) => all.map((each) => h('option', { value: each }, each));
+  return h(
+    'form',
+    { class: 'explain', 'data-key': 'explain', on: { submit } },
+    h(
+      'div',
+      { class: 'filter' },
+      h(
+        'div',
+        { class: 'field' },
+        h('label', { for: 'x-agent' }, 'Agent'),
+        h('select', { id: 'x-agent', name: 'agent' }, options(agents)),
+      ),
+      h(
+        'div',
+        { class: 'field' },
+        h('label', { for: 'x-tool' }, 'Tool'),
+        h('input', {
+          id: 'x-tool',
+          name: 'tool',
+          list: 'x-tools',
+          required: true,
+          autocomplete: 'off',
+          spellcheck: 'false',
+        }),
+        h('datalist', { id: 'x-tools' }, options(tools)),
+      ),
+    ),
+    h('div', { class: 'field' }, h('label', { for: 'x-args' }, 'Arguments (JSON)'), args),
+    h('div', { class: 'actions left' }, h('button', { type: 'submit', class: 'main' }, 'Explain')),
+    told,
+  );
+}
+
+/** @param {any} answer */
+function explained({ decision, wouldAnswer, detail, faults, ...more }) {
+  const tried = /** @type {{ rule: string, verdict: string, matched: boolean, why: string | null }[]} */ (
+    decision?.tried ?? []
+  );
+  const heads = ['rule', 'says', 'fits', 'why'];
+  return [
+    h(
+      'p',
+      {},
+      badge(decision?.allowed === true ? 'allowed' : 'refused', decision?.allowed === true ? 'good' : 'bad'),
+      ' ',
+      decision?.rule ?? '',
+      ' ',
+      decision?.reason ?? detail ?? '',
+    ),
+    facts([
+      ['Would answer', `${wouldAnswer?.status ?? ''} ${words(String(wouldAnswer?.code ?? wouldAnswer?.state ?? ''))}`],
+      ['Would send', wouldAnswer?.sends === true ? 'yes' : 'no'],
+    ]),
+    Array.isArray(faults) &&
+      h(
+        'ul',
+        {},
+        faults.map((fault) => h('li', {}, typeof fault === 'string' ? fault : JSON.stringify(fault))),
+      ),
+    tried.length === 0
+      ? empty('No rule was tried.')
+      : table(
+          heads,
+          tried.map(({ rule, verdict, matched, why }) =>
+            row(rule, [rule, verdict, matched ? badge('yes', 'good') : 'no', why ?? ''], heads),
+          ),
+          'Rules tried',
+        ),
+    h('details', {}, h('summary', {}, 'Everything'), json({ decision, wouldAnswer, ...more }, 'The whole answer')),
+  ];
+}

@@ -1,0 +1,88 @@
+import type { Json, JsonObject } from './json.ts';
+import { type CallState, STATES } from './states.ts';
+
+/** What somebody who watches the gateway is told. */
+export interface LogEvent {
+  /** The place of its entry in the log; null where it has none. */
+  readonly id: number | null;
+  readonly name: EventName;
+  readonly data: JsonObject;
+}
+
+export const EVENT_NAMES = [
+  'call',
+  'approval',
+  'refusal',
+  'undo',
+  'saga',
+  'run',
+  'switch',
+  'breaker',
+  'policies',
+  'pin',
+  'process',
+  'log',
+  'checkpoint',
+  'gap',
+  'bye',
+] as const;
+export type EventName = (typeof EVENT_NAMES)[number];
+
+/** By how an entry's `what` begins; the first that fits. What no line knows is told as `log`, so that nothing is left out. */
+const NAMES: readonly (readonly [RegExp, EventName])[] = [
+  [/^(?:call_(?:held|rejected|expired|unopposed)|vote)$/, 'approval'],
+  [/^call_erased$/, 'log'],
+  [/^(?:call_|attempt_|verdict$|contradiction$)/, 'call'],
+  [/^(?:saga_|savepoint$)/, 'saga'],
+  [/^undo_/, 'undo'],
+  [/^(?:run_|fenced$)/, 'run'],
+  [/^(?:frozen|unfrozen)$/, 'switch'],
+  [/^breaker_/, 'breaker'],
+  [/^policies_/, 'policies'],
+  [/^(?:tool_pinned|tool_changed|pin_accepted)$/, 'pin'],
+  [/^(?:denied|unknown_tool|rate_limited|over_budget|locked)$/, 'refusal'],
+  [/^booted$/, 'process'],
+];
+
+/** Names and ids. Whoever wants reasons and digests reads the entry. */
+const TOLD = [
+  'txn',
+  'agent',
+  'tool',
+  'saga',
+  'run',
+  'epoch',
+  'scope',
+  'upstream',
+  'person',
+  'verdict',
+  'policyVersion',
+  'process',
+] as const;
+const MOST_CHARACTERS = 256;
+
+/** An entry of the log, as an event: never more of it than names, ids and times. */
+export function logEvent({ index, entry }: { readonly index: number; readonly entry: string }): LogEvent {
+  const fields = JSON.parse(entry) as JsonObject;
+  const what = String(fields['what']);
+  const state = stateAfter(what);
+  const told = TOLD.flatMap((name) => {
+    const value = fields[name];
+    return isTold(value) ? [[name, typeof value === 'string' ? value.slice(0, MOST_CHARACTERS) : value] as const] : [];
+  });
+  return {
+    id: index,
+    name: NAMES.find(([pattern]) => pattern.test(what))?.[1] ?? 'log',
+    data: { what, at: fields['at'] ?? null, ...Object.fromEntries(told), ...(state === undefined ? {} : { state }) },
+  };
+}
+
+function isTold(value: Json | undefined): value is string | number {
+  return typeof value === 'string' || typeof value === 'number';
+}
+
+/** The state that a call is in after what was logged, where that says so. */
+function stateAfter(what: string): CallState | undefined {
+  if (what === 'call_claimed' || what === 'undo_claimed') return 'sending';
+  return STATES.find((state) => what === `call_${state}`);
+}

@@ -1,0 +1,107 @@
+import { once } from 'node:events';
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { GatewayError } from '../domain/errors.ts';
+import type { LogEvent } from '../domain/log-event.ts';
+import type { Policies } from '../domain/policy.ts';
+import type { Reader } from '../flow/log-feed.ts';
+import { problemJson } from './encode.ts';
+import { identifyPerson } from './identify.ts';
+
+const HEARTBEAT_MS = 15_000;
+/** A reader that does not read is cut off: news must not pile up here. It comes back with the id it has, and loses nothing. */
+const MOST_UNREAD_BYTES = 1_048_576;
+
+const HEADERS = {
+  // With the stream ends its connection: kept for more, it would hold up a gateway that is about to end.
+  connection: 'close',
+  'content-type': 'text/event-stream',
+  'cache-control': 'no-store',
+  'x-accel-buffering': 'no',
+  'x-content-type-options': 'nosniff',
+};
+
+/** One answer that is held open. It begins with the first event, or when its reader has caught up with nothing to tell. */
+export class EventStream implements Reader {
+  readonly person: string;
+  readonly #request: FastifyRequest;
+  readonly #reply: FastifyReply;
+  readonly #policies: () => Policies;
+  /** Under these its reader was let in. */
+  #admittedBy: Policies;
+  #isOpen = false;
+
+  constructor(request: FastifyRequest, reply: FastifyReply, person: string, policies: () => Policies) {
+    this.#request = request;
+    this.#reply = reply;
+    this.person = person;
+    this.#policies = policies;
+    this.#admittedBy = policies();
+  }
+
+  get isOpen(): boolean {
+    return this.#isOpen;
+  }
+
+  open(): void {
+    const { raw } = this.#reply;
+    if (this.#isOpen || raw.destroyed) return;
+    this.#isOpen = true;
+    this.#reply.hijack();
+    raw.writeHead(200, HEADERS);
+    // After a break it is soon asked again; the line that follows is what a proxy needs to see the answer begin.
+    raw.write('retry: 2000\n: listening\n\n');
+    const heartbeat = setInterval(() => this.#write(': still here\n\n'), HEARTBEAT_MS);
+    raw.once('close', () => clearInterval(heartbeat));
+  }
+
+  /** Who was let in under other policies is asked for again: a person who was removed, or may look no longer, hears no more. */
+  isWelcome(): boolean {
+    const { raw } = this.#reply;
+    if (raw.destroyed || raw.writableEnded) return false;
+    const policies = this.#policies();
+    if (policies === this.#admittedBy) return true;
+    try {
+      identifyPerson(this.#request, policies, 'viewer');
+      this.#admittedBy = policies;
+      return true;
+    } catch (error) {
+      if (!(error instanceof GatewayError)) throw error;
+      this.end(error);
+      return false;
+    }
+  }
+
+  take(events: readonly LogEvent[]): void {
+    this.open();
+    this.#write(events.map(eventText).join(''));
+  }
+
+  async ready(): Promise<void> {
+    const { raw } = this.#reply;
+    if (!raw.writableNeedDrain || raw.destroyed) return;
+    const gone = new AbortController();
+    const leave = () => gone.abort();
+    raw.once('close', leave);
+    await once(raw, 'drain', { signal: gone.signal }).catch(() => {});
+    raw.off('close', leave);
+  }
+
+  /** The last that its reader hears: why. */
+  end(why: GatewayError): void {
+    const { raw } = this.#reply;
+    if (!this.#isOpen) return;
+    this.#write(eventText({ id: null, name: 'bye', data: problemJson(why, '/admin/events') }));
+    raw.end();
+  }
+
+  #write(text: string): void {
+    const { raw } = this.#reply;
+    if (raw.destroyed || raw.writableEnded) return;
+    raw.write(text);
+    if (raw.writableLength > MOST_UNREAD_BYTES) raw.destroy();
+  }
+}
+
+function eventText({ id, name, data }: LogEvent): string {
+  return `${id === null ? '' : `id: ${id}\n`}event: ${name}\ndata: ${JSON.stringify(data)}\n\n`;
+}

@@ -1,0 +1,32 @@
+import type { Database } from './db.ts';
+
+export interface LogHead {
+  /** How many entries have their place; the next one gets this as its index. */
+  readonly size: number;
+  /** When the newest checkpoint was signed; null before the first. */
+  readonly sealedAt: Date | null;
+}
+
+export async function readHead(db: Database): Promise<LogHead> {
+  const [row] = await db.run<{ size: string; sealed_at: Date | null }>({
+    name: 'read-log-head',
+    text: `select size, nullif(sealed_at, '-infinity') as sealed_at from audit_head`,
+    values: [],
+  });
+  return { size: Number(row?.size ?? 0), sealedAt: row?.sealed_at ?? null };
+}
+
+export interface TailEntry {
+  readonly index: number;
+  readonly entry: string;
+}
+
+/** Entries in their places, `from` inclusive, `to` exclusive. */
+export async function readTail(db: Database, from: number, to: number): Promise<TailEntry[]> {
+  const rows = await db.run<{ index: string; entry: string }>({
+    name: 'read-log-tail',
+    text: 'select index, entry from audit_log where index >= $1 and index < $2 order by index',
+    values: [from, to],
+  });
+  return rows.map(({ index, entry }) => ({ index: Number(index), entry }));
+}

@@ -1,0 +1,69 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import chromium from '@sparticuz/chromium';
+import { type BrowserContext, type Page, chromium as playwright } from 'playwright-core';
+
+/** A real browser with a home of its own, and everything that it complained about or asked for. */
+export class Browser {
+  readonly complaints: string[] = [];
+  readonly asked: string[] = [];
+  readonly page: Page;
+  readonly #context: BrowserContext;
+  readonly #home: string;
+
+  private constructor(context: BrowserContext, page: Page, home: string) {
+    this.#context = context;
+    this.page = page;
+    this.#home = home;
+    page.setDefaultTimeout(15_000);
+    page.on('console', (message) => {
+      if (['error', 'warning'].includes(message.type())) this.complaints.push(message.text());
+    });
+    page.on('pageerror', (error) => this.complaints.push(String(error)));
+    page.on('request', (request) => this.asked.push(request.url()));
+    page.on('dialog', (dialog) => {
+      this.complaints.push(`somebody opened a dialog: ${dialog.message()}`);
+      void dialog.dismiss();
+    });
+  }
+
+  static async start(): Promise<Browser> {
+    const home = await mkdtemp(join(tmpdir(), 'oncegate-browser-'));
+    const context = await playwright.launchPersistentContext(home, {
+      executablePath: await chromium.executablePath(),
+      args: [...chromium.args],
+      headless: true,
+      viewport: { width: 1280, height: 860 },
+    });
+    return new Browser(context, context.pages()[0] ?? (await context.newPage()), home);
+  }
+
+  /** To a view of the console. */
+  async go(hash: string): Promise<void> {
+    await this.page.evaluate(`location.hash = ${JSON.stringify(hash)}`);
+  }
+
+  async signIn(url: string, key: string): Promise<void> {
+    await this.page.goto(url);
+    await this.page.evaluate('sessionStorage.clear()');
+    await this.page.goto('about:blank');
+    await this.page.goto(url);
+    await this.page.getByLabel('Key of a person').fill(key);
+    await this.page.getByRole('button', { name: 'Sign in' }).click();
+    await this.page.getByRole('link', { name: 'Overview' }).waitFor();
+  }
+
+  /** Answers the dialog that is open: its reason, and yes. */
+  async confirm(name: string, reason: string): Promise<void> {
+    const dialog = this.page.getByRole('dialog');
+    await dialog.getByLabel('Reason').fill(reason);
+    await dialog.getByRole('button', { name, exact: true }).click();
+    await dialog.waitFor({ state: 'detached' });
+  }
+
+  async stop(): Promise<void> {
+    await this.#context.close();
+    await rm(this.#home, { recursive: true, force: true });
+  }
+}

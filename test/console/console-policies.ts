@@ -1,0 +1,47 @@
+import { AGENT_KEY, PEOPLE, sha256 } from '../support/gateway.ts';
+
+export const APPROVER_KEY = 'test-approver-key';
+
+/** One tool for each thing that a person does in the console, against the effect-counting upstream. */
+export function consolePolicies(url: string): Record<string, string> {
+  const input = 'input: { type: object }';
+  const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
+  const keyed = 'once: { by: key, header: Idempotency-Key }';
+  return {
+    'console.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+tools:
+  world.charge:
+    upstream: world
+    ${input}
+    ${post('/keyed/charge')}
+    ${keyed}
+    undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
+  world.refund:
+    upstream: world
+    ${input}
+    ${post('/keyed/refund')}
+    ${keyed}
+    undo: { kind: irreversible }
+  world.mail:
+    upstream: world
+    ${input}
+    ${post('/probed/orders')}
+    undo: { kind: irreversible }
+  world.note:
+    upstream: world
+    ${input}
+    ${post('/none/mail')}
+    undo: { kind: irreversible }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules:
+      - allow: world.mail
+      - allow: world.*
+        approve: never
+${PEOPLE}  ada: { keys: ["sha256:${sha256(APPROVER_KEY)}"], roles: [approver] }
+`,
+  };
+}

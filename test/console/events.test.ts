@@ -1,0 +1,238 @@
+import { once } from 'node:events';
+import { connect } from 'node:net';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import {
+  ADMIN_KEY,
+  AGENT_KEY,
+  type Gateway,
+  makeGateway,
+  startGateway,
+  VIEWER_KEY,
+  writePolicies,
+} from '../support/gateway.ts';
+import { Listener } from './sse.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let one: Gateway;
+let two: Gateway;
+let n = 0;
+let id = '';
+const open: Listener[] = [];
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  one = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
+  await two.start();
+});
+afterAll(async () => {
+  await two?.dispose();
+  await one?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+afterEach(async () => {
+  for (const listener of open.splice(0)) await listener.close();
+});
+beforeEach(() => {
+  n += 1;
+  id = `event-${n}`;
+});
+
+async function listen(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<Listener> {
+  const listener = await Listener.open(gateway, key, after);
+  open.push(listener);
+  return listener;
+}
+
+const indexes = async (from: number, to: number) =>
+  (
+    await database.query<{ index: string }>('select index from audit_log where index > $1 and index <= $2 order by 1', [
+      from,
+      to,
+    ])
+  ).map(({ index }) => Number(index));
+
+describe('GET /admin/events', () => {
+  it('is for people who may look', async () => {
+    const ask = (key?: string, headers = {}) =>
+      one.request('GET', '/admin/events', { ...(key === undefined ? {} : { key }), headers });
+    expect((await ask()).status).toBe(401);
+    expect((await ask('no-such-key')).status).toBe(401);
+    expect((await ask(AGENT_KEY)).body).toMatchObject({ status: 403, code: 'forbidden' });
+    for (const bad of ['x', '-1', '1.5', '9'.repeat(16)])
+      expect((await ask(VIEWER_KEY, { 'last-event-id': bad })).body.detail).toMatch(/Last-Event-ID must be/);
+  });
+
+  it('tells of what another replica did, and nothing of arguments and results', async () => {
+    const listener = await listen(one);
+    const done = await two.call('world.keyed', { id }, { key: id });
+    const told = await listener.until(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
+    expect(told).toMatchObject({
+      name: 'call',
+      data: { agent: 'tester', tool: 'world.keyed', what: 'call_succeeded' },
+    });
+    expect(Object.keys(told.data).toSorted()).toEqual(['agent', 'at', 'state', 'tool', 'txn', 'what']);
+    expect(listener.text).not.toContain(id);
+    expect(listener.text).not.toContain(done.body.result.id);
+    await listener.until(({ name, data }) => name === 'checkpoint' && data.size > (told.id ?? 0));
+  });
+
+  it('tells of approvals, switches, breakers, refusals and sagas by name, and not why', async () => {
+    const listener = await listen(one);
+    const held = await two.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
+    const { txn } = held.body;
+    const reason = `because of ${id}`;
+    const [shown] = (await two.admin('GET', '/admin/approvals?state=pending')).body.items;
+    await two.admin('POST', `/admin/approvals/${txn}/reject`, { reason, digest: shown.digest });
+    await two.admin('POST', '/admin/agents/other/freeze', { reason });
+    await two.admin('POST', '/admin/agents/other/unfreeze', { reason });
+    await two.admin('POST', '/admin/breakers/world/open', { reason });
+    await two.admin('POST', '/admin/breakers/world/close', { reason });
+    await two.call('nothing.here', { id });
+    const saga = await two.request('POST', '/v1/sagas', {
+      key: AGENT_KEY,
+      headers: { 'content-type': 'application/json' },
+      body: '{}',
+    });
+    await listener.until(({ data }) => data.saga === saga.body.saga && data.what === 'saga_opened');
+    const told = listener.events.map(({ name, data }) => `${name} ${data.what} ${data.person ?? data.agent ?? ''}`);
+    for (const expected of [
+      'approval call_held tester',
+      'approval vote root',
+      'switch frozen root',
+      'switch unfrozen root',
+      'breaker breaker_open root',
+      'breaker breaker_close root',
+      'refusal denied tester',
+      'saga saga_opened tester',
+    ])
+      expect(told).toContain(expected);
+    expect(listener.text).not.toContain(reason);
+  });
+
+  it('goes on where a listener was, on any replica: each entry once, in order, none left out', async () => {
+    const first = await listen(one);
+    const before = await one.call('world.keyed', { id: `${id}-a` }, { key: `${id}-a` });
+    const last = await first.until(({ data }) => data.txn === before.body.txn && data.state === 'succeeded');
+    await first.close();
+    await Promise.all(
+      Array.from({ length: 30 }, (_, i) =>
+        (i % 2 === 0 ? one : two).call('world.keyed', { id: `${id}-${i}` }, { key: `${id}-${i}` }),
+      ),
+    );
+    const second = await listen(two, VIEWER_KEY, last.id);
+    const after = await one.call('world.keyed', { id: `${id}-z` }, { key: `${id}-z` });
+    const end = await second.until(({ data }) => data.txn === after.body.txn && data.state === 'succeeded');
+    const heard = second.ids.filter((index) => index <= (end.id ?? 0));
+    expect(heard).toEqual(await indexes(last.id ?? 0, end.id ?? 0));
+    expect(heard.length).toBeGreaterThan(60);
+  });
+
+  it('catches up while more comes in, and still tells each entry once', async () => {
+    const from = (await indexes(-1, 1e15)).length;
+    let isOver = false;
+    const busy = (async () => {
+      for (let i = 0; !isOver; i += 1) await two.call('world.read', { id: `${id}-${i}` });
+    })();
+    const listeners = await Promise.all(
+      Array.from({ length: 8 }, (_, i) => listen(one, VIEWER_KEY, Math.max(0, from - 1 - i))),
+    );
+    const ends = await Promise.all(listeners.map((each) => each.until((event) => (event.id ?? 0) > from + 60)));
+    isOver = true;
+    await busy;
+    for (const [i, each] of listeners.entries()) {
+      const end = ends[i]?.id ?? 0;
+      expect(each.ids.filter((index) => index <= end)).toEqual(await indexes(Math.max(0, from - 1 - i), end));
+      await each.close();
+    }
+  });
+
+  it('says that it leaves something out to whoever was somewhere else, or is too far behind', async () => {
+    const listener = await listen(one, VIEWER_KEY, 999_999_999);
+    const { id: at, data } = await listener.until(({ name }) => name === 'gap');
+    expect(data.from).toBe(1_000_000_000);
+    expect(at).toBe(data.to - 1);
+    await one.call('world.keyed', { id }, { key: id });
+    await listener.until((event) => event.id === data.to);
+  });
+
+  it('lets one person hold so many streams and not more, and counts those that ended no longer', async () => {
+    const listeners = await Promise.all(Array.from({ length: 32 }, () => listen(two, VIEWER_KEY)));
+    expect(listeners.map(({ status }) => status)).toEqual(Array.from({ length: 32 }, () => 200));
+    const refused = await two.get('/admin/events', VIEWER_KEY);
+    expect(refused.body).toMatchObject({ status: 429, code: 'rate_limited' });
+    expect(refused.headers.get('retry-after')).toBe('5');
+    const other = await listen(two, ADMIN_KEY);
+    expect(other.status).toBe(200);
+    for (const listener of [...listeners, other]) await listener.close();
+    let again = await listen(two, VIEWER_KEY);
+    while (again.status !== 200) again = await listen(two, VIEWER_KEY);
+  });
+
+  it('ends for somebody whom the policies no longer know, and for nobody else', async () => {
+    const [watcher, admin] = [await listen(one), await listen(one, ADMIN_KEY)];
+    const policies = faultPolicies(upstream.url);
+    const without = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');
+    await writePolicies(one, { 'faults.yaml': without });
+    expect((await one.admin('POST', '/admin/policies/reload')).status).toBe(200);
+    await watcher.ended();
+    expect(watcher.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 401, code: 'unauthenticated' } });
+    await one.call('world.keyed', { id }, { key: id });
+    await admin.until(({ name, data }) => name === 'call' && data.state === 'succeeded');
+    await writePolicies(one, policies);
+    await one.admin('POST', '/admin/policies/reload');
+    expect((await listen(one)).status).toBe(200);
+  });
+
+  it('cuts off whoever does not read, and tells the others as before', async () => {
+    const socket = connect(one.port, '127.0.0.1');
+    await once(socket, 'connect');
+    socket.pause();
+    socket.write(`GET /admin/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${VIEWER_KEY}\r\n\r\n`);
+    const listener = await listen(one);
+    const long = 'x'.repeat(250);
+    const entry = JSON.stringify({
+      agent: long,
+      person: long,
+      tool: long,
+      scope: long,
+      upstream: long,
+      what: 'frozen',
+      at: '2026-01-01T00:00:00.000Z',
+    });
+    // More than every buffer between the two takes.
+    for (let i = 0; i < 8; i += 1)
+      await database.query('insert into audit_queue (entry) select $1 from generate_series(1, 1500)', [entry]);
+    socket.on('error', () => {});
+    const closed = once(socket, 'close');
+    await listener.until(({ data }) => data.agent === long);
+    const size = (await one.admin('GET', '/admin/stats')).body.log.size;
+    await listener.until((event) => event.name === 'checkpoint' && event.data.size >= size);
+    await one.call('world.keyed', { id }, { key: id });
+    const last = await listener.until(({ name, data }) => name === 'call' && data.state === 'succeeded');
+    expect(listener.ids).toEqual(await indexes((listener.ids[0] ?? 0) - 1, listener.ids.at(-1) ?? 0));
+    socket.resume();
+    await closed;
+    expect(last.id).toBeGreaterThan(size);
+    // By now whoever starts at the beginning is too far behind.
+    const late = await listen(two, VIEWER_KEY, 0);
+    await late.until(({ name, data }) => name === 'gap' && data.from === 1);
+  });
+
+  it('ends with the gateway, says so, and does not hold it up', async () => {
+    const listener = await listen(two);
+    // As a browser opens them beforehand.
+    const unused = connect(two.port, '127.0.0.1');
+    await once(unused, 'connect');
+    expect(await two.stop()).toEqual({ code: 0, signal: null });
+    await listener.ended();
+    expect(listener.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 503, retry: 'after_delay' } });
+    // Less than the time that a gateway takes at most to drain.
+  }, 15_000);
+});

@@ -1,0 +1,187 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { Browser } from './browser.ts';
+import { consolePolicies } from './console-policies.ts';
+import { READ_COLOURS, tooFaint } from './contrast.ts';
+
+const EVIL = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\${alert(1)}"><b>`;
+const LONG = 'w'.repeat(300);
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let browser: Browser;
+/** Every view, with text in it that would like to be more than text. */
+const views = new Map<string, string>();
+
+beforeAll(async () => {
+  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [gateway, browser] = await Promise.all([
+    startGateway({ policies: consolePolicies(upstream.url), databaseUrl: database.url }),
+    Browser.start(),
+  ]);
+  await fillWithEvil();
+  await browser.signIn(gateway.url, ADMIN_KEY);
+});
+afterAll(async () => {
+  await browser?.stop();
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+async function agent(path: string, body: object) {
+  const headers = { 'content-type': 'application/json' };
+  return (await gateway.request('POST', path, { key: AGENT_KEY, headers, body: JSON.stringify(body) })).body;
+}
+
+/** Every field that somebody outside can fill. */
+async function fillWithEvil(): Promise<void> {
+  const args = { id: 'e', [EVIL]: EVIL, long: LONG, deep: [{ [EVIL]: [EVIL] }] };
+  const { saga } = await agent('/v1/sagas', { name: EVIL });
+  const inSaga = { 'oncegate-saga': saga };
+  const charged = await gateway.call('world.charge', args, {
+    key: EVIL.replaceAll(/[^!-~]|["\\]/g, ''),
+    headers: inSaga,
+  });
+  expect(charged.body).toMatchObject({ state: 'succeeded' });
+  await agent(`/v1/sagas/${saga}/savepoints`, { name: 'here' });
+  const noted = await gateway.call('world.note', { ...args, id: 'final' }, { key: 'note', headers: inSaga });
+  expect(noted.body).toMatchObject({ state: 'succeeded' });
+  await agent(`/v1/sagas/${saga}/rollback?wait=10`, { reason: `${EVIL} ${LONG}` });
+  const parked = await gateway.admin('GET', `/admin/sagas/${saga}`);
+  expect(parked.body.state).toBe('parked');
+  const held = await gateway.call('world.mail', args, { key: 'held', headers: { prefer: 'wait=0' } });
+  await upstream.plan({ match: { id: 'lost' }, do: ['drop'] });
+  const lost = await gateway.call('world.note', { ...args, id: 'lost' }, { key: 'lost' });
+  await gateway.admin('POST', `/admin/calls/${lost.body.txn}/resolve`, {
+    verdict: 'applied',
+    reason: EVIL,
+    result: { [EVIL]: EVIL, long: LONG },
+  });
+  await upstream.plan({ match: { id: 'lost again' }, do: ['drop'] });
+  await gateway.call('world.note', { ...args, id: 'lost again' }, { key: 'lost again' });
+  await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: `${EVIL} ${LONG}` });
+  await gateway.admin('POST', '/admin/breakers/world/open', { reason: EVIL });
+  await gateway.call(encodeURIComponent(EVIL), args);
+  const { receipt } = (await gateway.admin('GET', `/admin/calls/${lost.body.txn}`)).body;
+  for (const [name, hash] of [
+    ['overview', '#/'],
+    ['calls', '#/calls'],
+    ['call', `#/calls/${lost.body.txn}`],
+    ['approvals', '#/approvals'],
+    ['approval', `#/approvals/${held.body.txn}`],
+    ['sagas', '#/sagas'],
+    ['saga', `#/sagas/${saga}`],
+    ['switches', '#/switches'],
+    ['policies', '#/policies'],
+    ['log', '#/log'],
+    ['proof', `#/log/${receipt.leaf}`],
+    ['filtered', `#/calls?agent=${encodeURIComponent(EVIL)}`],
+    ['nowhere', `#/${encodeURIComponent(EVIL)}`],
+  ] as const)
+    views.set(name, hash);
+}
+
+/** Resolves when what was asked for is on the screen. */
+async function nextFrames(): Promise<void> {
+  for (let i = 0; i < 3; i += 1) await browser.page.evaluate('new Promise(requestAnimationFrame).then(() => 0)');
+}
+
+/** Resolves when the view is drawn. */
+async function visit(name: string): Promise<void> {
+  await browser.go('#/policies');
+  await browser.page.getByRole('button', { name: 'Explain' }).waitFor();
+  await browser.go(views.get(name) ?? '');
+  if (name !== 'policies') await browser.page.getByRole('button', { name: 'Explain' }).waitFor({ state: 'detached' });
+}
+
+describe('text from outside', () => {
+  it.each([
+    'overview',
+    'calls',
+    'call',
+    'approvals',
+    'approval',
+    'sagas',
+    'saga',
+    'switches',
+    'policies',
+    'log',
+    'proof',
+    'filtered',
+    'nowhere',
+  ])('stays text in %s, and in its place at any width', async (name) => {
+    await visit(name);
+    const found = await browser.page.evaluate(
+      `({ images: document.querySelectorAll('img, iframe, object, script:not([src]), main b b').length, pwned: window.pwned })`,
+    );
+    expect(found).toEqual({ images: 0 });
+    for (const width of [400, 1280]) {
+      await browser.page.setViewportSize({ width, height: 800 });
+      expect(
+        await browser.page.evaluate('document.documentElement.scrollWidth - innerWidth'),
+        `${width}`,
+      ).toBeLessThanOrEqual(0);
+    }
+  });
+
+  it.each(['overview', 'call', 'approval', 'sagas', 'saga', 'switches'])('is shown as it is in %s', async (name) => {
+    await visit(name);
+    await browser.page.getByRole('main').getByText('<img src=x onerror').first().waitFor();
+  });
+
+  it('is not even shown to the browser as anything else', () => {
+    expect(browser.complaints).toEqual([]);
+    expect(browser.asked.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
+  });
+});
+
+describe('for every eye', () => {
+  it.each(['light', 'dark'] as const)('all text has a contrast of 4.5, %s', async (colorScheme) => {
+    await browser.page.emulateMedia({ colorScheme });
+    for (const name of ['overview', 'call', 'approvals', 'saga', 'switches', 'policies', 'log']) {
+      await visit(name);
+      expect(tooFaint((await browser.page.evaluate(READ_COLOURS)) as never), name).toEqual([]);
+    }
+  });
+});
+
+describe('when something happens', () => {
+  it.each(['overview', 'calls', 'approvals'])('nothing moves in %s', async (name) => {
+    await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
+    await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'on' });
+    await visit(name);
+    await browser.page.getByText('live').waitFor();
+    // The page has heard of something and is drawn anew: from here on it is as it was.
+    const drawn = name === 'approvals' ? undefined : browser.page.waitForResponse(/\/admin\/(?:stats|calls)/);
+    await gateway.call('world.charge', { id: `before-${name}` }, { key: `before-${name}` });
+    await drawn;
+    await nextFrames();
+    await browser.page.evaluate(`
+      window.moved = [];
+      new PerformanceObserver((list) => {
+        for (const entry of list.getEntries())
+          window.moved.push(...entry.sources.map(({ node }) => node?.outerHTML?.slice(0, 200) ?? String(node)));
+      }).observe({ type: 'layout-shift', buffered: false });`);
+    const held = await gateway.call(
+      'world.mail',
+      { id: `new-${name}` },
+      { key: `new-${name}`, headers: { prefer: 'wait=0' } },
+    );
+    await gateway.call('world.charge', { id: `after-${name}` }, { key: `after-${name}` });
+    const shown = {
+      overview: `a[href="#/approvals/${held.body.txn}"]`,
+      calls: 'text=/Show \\d+ newer call/',
+      approvals: `a[title="${held.body.txn}"]`,
+    }[name];
+    await browser.page
+      .locator(shown ?? '')
+      .first()
+      .waitFor();
+    await nextFrames();
+    expect(await browser.page.evaluate('window.moved')).toEqual([]);
+  });
+});

@@ -1,0 +1,79 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import type { Gateway } from '../support/gateway.ts';
+
+export interface Heard {
+  readonly id: number | undefined;
+  readonly name: string;
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into events of every kind
+  readonly data: any;
+}
+
+/** Somebody who listens to a gateway, and remembers everything. */
+export class Listener {
+  readonly events: Heard[] = [];
+  status = 0;
+  text = '';
+  isOver = false;
+  readonly #stop = new AbortController();
+  #reading: Promise<void> = Promise.resolve();
+
+  static async open(gateway: Gateway, key: string, after?: number): Promise<Listener> {
+    const listener = new Listener();
+    const response = await fetch(`${gateway.url}/admin/events`, {
+      headers: { authorization: `Bearer ${key}`, ...(after === undefined ? {} : { 'last-event-id': String(after) }) },
+      signal: listener.#stop.signal,
+    });
+    listener.status = response.status;
+    listener.#reading = listener.#read(response);
+    if (response.status !== 200) await listener.#reading;
+    return listener;
+  }
+
+  /** The first event that satisfies a condition, now or later. */
+  async until(condition: (event: Heard) => boolean): Promise<Heard> {
+    for (const from = performance.now(); performance.now() - from < 20_000; await sleep(20)) {
+      const found = this.events.find(condition);
+      if (found !== undefined) return found;
+      if (this.isOver) break;
+    }
+    throw new Error(`it was not told of that; heard: ${JSON.stringify(this.events.slice(-20))}`);
+  }
+
+  /** Those that have a place in the log. */
+  get ids(): number[] {
+    return this.events.flatMap(({ id, name }) => (id === undefined || name === 'gap' ? [] : [id]));
+  }
+
+  /** Resolves when the gateway ended the stream. */
+  ended(): Promise<void> {
+    return this.#reading;
+  }
+
+  async close(): Promise<void> {
+    this.#stop.abort();
+    await this.#reading;
+  }
+
+  async #read(response: Response): Promise<void> {
+    let rest = '';
+    try {
+      for await (const chunk of response.body ?? []) {
+        const piece = Buffer.from(chunk).toString();
+        this.text += piece;
+        const blocks = (rest + piece).split('\n\n');
+        rest = blocks.pop() ?? '';
+        for (const block of blocks) this.#hear(block);
+      }
+    } catch {
+      // Broken off, by either side.
+    }
+    this.isOver = true;
+  }
+
+  #hear(block: string): void {
+    const field = (name: string) => new RegExp(`^${name}: (.*)$`, 'm').exec(block)?.[1];
+    const [id, name, data] = [field('id'), field('event'), field('data')];
+    if (name === undefined || data === undefined) return;
+    this.events.push({ id: id === undefined ? undefined : Number(id), name, data: JSON.parse(data) });
+  }
+}

@@ -41,7 +41,8 @@ export async function takeOver(
             ) o where w.id <> $1 and ${IS_GONE('w.id')} limit ${LOOK_AT_ONCE})
         ), free as (
           select o.txn, o.owner as previous from open_calls o join calls c on c.txn = o.txn
-          where o.txn in (select txn from found)
+          -- Of both, or a plan that was made while the tables were empty walks one of them to find the other.
+          where o.txn = any (array(select txn from found)) and c.txn = any (array(select txn from found))
             and ((o.owner is null and o.due_at <= now()) or (o.owner is not null and o.owner <> $1 and ${IS_GONE('o.owner')}))
           order by o.txn limit ${TAKE_AT_ONCE}
           for update of o, c skip locked

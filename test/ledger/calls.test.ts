@@ -211,33 +211,6 @@ describe('taking over', () => {
     expect(taken.map((call) => call.txn)).not.toContain(one.txn);
   });
 
-  it('does not even look at the calls of the living, however many they are', async () => {
-    const neighbour = new Lease(db, () => {});
-    await neighbour.start();
-    await database.query(
-      `with made as (
-         insert into calls (txn, agent, tool, identity, fingerprint, kind, state, attempt, policy_version)
-         select gen_random_uuid(), 'a', 't', 'key', sha256(i::text::bytea), 'none', 'sending', 1, 'v' from generate_series(1, 3000) i
-         returning txn
-       )
-       insert into open_calls (txn, owner) select txn, $1 from made`,
-      [neighbour.id],
-    );
-    // One connection: it tells what it has read when it is asked to.
-    const one = new Database(database.url, { max: 1, applicationName: 'test' });
-    const readSoFar = async () => {
-      await one.run({ name: 'tell', text: 'select pg_stat_force_next_flush()', values: [] });
-      const [row] = await database.query<{ n: string }>('select sum(idx_tup_read) as n from pg_stat_user_indexes');
-      return Number(row?.n);
-    };
-    const before = await readSoFar();
-    await takeOver(one, lease.id, () => '{}');
-    expect((await readSoFar()) - before).toBeLessThan(500);
-    await one.close();
-    await database.query('delete from open_calls where owner = $1', [neighbour.id]);
-    await neighbour.end();
-  });
-
   it('takes each call for one of several takers', async () => {
     const dead = randomUUID();
     const lost = Array.from({ length: 50 }, () => intent({ owner: dead }));

@@ -7,6 +7,8 @@ export interface Measured {
   readonly call: 'first' | 'replay';
   readonly atOnce: number;
   readonly samples: Sample[];
+  /** Of each sample: how fast it was beside the proxy without ledger, which was measured right before it. */
+  readonly ofProxy: number[];
 }
 
 interface Extent {
@@ -17,13 +19,23 @@ interface Extent {
   readonly warm: boolean;
 }
 
-/** Every case once, then every case again: what disturbs the machine for a while disturbs them all. */
+/**
+ * Every case once, then every case again, and the first system before each of the others: what disturbs the machine for a minute disturbs
+ * both of those that are compared, and what disturbs it longer, all of them.
+ */
 export async function measure(systems: readonly System[], extent: Extent): Promise<Measured[]> {
   const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => casesOf(system, atOnce, extent)));
   for (let round = extent.warm ? 0 : 1; round <= extent.rounds; round += 1) {
     for (const { run, measured } of cases) {
+      const base = cases.find((one) => one.measured.atOnce === measured.atOnce);
+      if (base === undefined || base.measured === measured) continue;
+      const beside = await base.run();
       const sample = await run();
-      if (round > 0) measured.samples.push(sample);
+      if (round === 0) continue;
+      base.measured.samples.push(beside);
+      base.measured.ofProxy.push(1);
+      measured.samples.push(sample);
+      measured.ofProxy.push(sample.perSecond / beside.perSecond);
     }
     process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${extent.rounds}\n`);
   }
@@ -33,7 +45,13 @@ export async function measure(systems: readonly System[], extent: Extent): Promi
 function casesOf(system: System, atOnce: number, extent: Extent) {
   const share = system.isSlow ? 3 : 1;
   const total = Math.ceil((atOnce === 1 ? extent.alone : extent.total) / share);
-  const measured = (call: 'first' | 'replay'): Measured => ({ system: system.name, call, atOnce, samples: [] });
+  const measured = (call: 'first' | 'replay'): Measured => ({
+    system: system.name,
+    call,
+    atOnce,
+    samples: [],
+    ofProxy: [],
+  });
   const { replay } = system;
   return [
     { measured: measured('first'), run: () => system.first(randomUUID(), total, atOnce) },

@@ -1,7 +1,7 @@
 import { median } from './load.ts';
 import type { Measured } from './measure.ts';
 import { residentMiB } from './processes.ts';
-import { BASE, type System } from './systems.ts';
+import type { System } from './systems.ts';
 
 export interface Line {
   readonly system: string;
@@ -11,7 +11,7 @@ export interface Line {
   readonly perSecond: number;
   readonly least: number;
   readonly most: number;
-  /** Of the proxy without ledger, as many at once. */
+  /** Of the proxy without ledger, as many at once, measured right before: the median of the rounds. */
   readonly ofProxy: number;
   readonly p50: number;
   readonly p99: number;
@@ -32,7 +32,6 @@ export async function resultsOf(
   about: Pick<Results, 'on' | 'rounds' | 'decisionMicros'>,
 ): Promise<Results> {
   const rate = ({ samples }: Measured) => median(samples.map((sample) => sample.perSecond));
-  const bases = new Map(measured.filter(({ system }) => system === BASE).map((base) => [base.atOnce, rate(base)]));
   const resident: Record<string, number> = {};
   for (const { name, pids } of systems) {
     const held = pids.length === 0 ? undefined : await residentMiB(pids);
@@ -48,7 +47,7 @@ export async function resultsOf(
       perSecond: round(rate(one), 0),
       least: round(Math.min(...one.samples.map((sample) => sample.perSecond)), 0),
       most: round(Math.max(...one.samples.map((sample) => sample.perSecond)), 0),
-      ofProxy: round(rate(one) / (bases.get(one.atOnce) ?? Number.NaN), 2),
+      ofProxy: round(median(one.ofProxy), 2),
       p50: round(median(one.samples.map((sample) => sample.p50)), 2),
       p99: round(median(one.samples.map((sample) => sample.p99)), 2),
     })),

@@ -31,7 +31,7 @@ interface Place {
 
 type ShotOf = (run: string) => (i: number) => Shot;
 
-export const BASE = 'proxy without ledger';
+const BASE = 'proxy without ledger';
 
 const NOTE = 'y'.repeat(900);
 const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: NOTE });

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import type { Database } from './database.ts';
 import { fire, type Sample, type Shot } from './load.ts';
@@ -54,7 +55,7 @@ export async function startOwn({ upstream, database, closing }: Place): Promise<
   });
   return [
     { ...fromAgent(BASE, async () => plain), first: firstOf(proxy.url, plain), pids: [proxy.pid] },
-    { ...fromAgent('Oncegate', async () => plain), replay: await replayOf(gateway.url, plain), pids: [gateway.pid] },
+    { ...fromAgent('Oncegate', async () => plain), replay: replayOf(gateway.url, plain), pids: [gateway.pid] },
     fromAgent('Oncegate, 200 rules', async () => callOf(RULED_KEY, BODY)),
     fromAgent('Oncegate, step of a saga', async (total) => {
       const sagas = await openSagas(gateway, Math.ceil(total / 10));
@@ -83,7 +84,7 @@ export async function startPeers({ upstream, database, home, closing }: Place): 
     systems.push({
       name: partitions === undefined ? 'Restate' : `Restate, ${partitions} partitions`,
       first: firstOf(server.url, shotOf('/bench/charge')),
-      replay: await replayOf(server.url, shotOf('/bench/charge')),
+      replay: replayOf(server.url, shotOf('/bench/charge')),
       pids: [server.pid, service.pid],
       isSlow: true,
     });
@@ -93,7 +94,7 @@ export async function startPeers({ upstream, database, home, closing }: Place): 
   systems.push({
     name: 'DBOS',
     first: firstOf(dbos.url, shotOf('/charge')),
-    replay: await replayOf(dbos.url, shotOf('/charge')),
+    replay: replayOf(dbos.url, shotOf('/charge')),
     pids: [dbos.pid],
     isSlow: true,
   });
@@ -109,8 +110,9 @@ export async function startPeers({ upstream, database, home, closing }: Place): 
 const firstOf = (url: string, shotOf: ShotOf) => (run: string, total: number, atOnce: number) =>
   fire(url, total, atOnce, shotOf(run));
 
-/** Makes the calls that will be repeated. */
-async function replayOf(url: string, shotOf: ShotOf) {
-  await fire(url, REPLAYED, 16, shotOf('replayed'));
-  return (total: number, atOnce: number) => fire(url, total, atOnce, (i) => shotOf('replayed')(i % REPLAYED));
-}
+/** A retry follows its call within seconds, so the calls that are repeated are made right before, and not timed. */
+const replayOf = (url: string, shotOf: ShotOf) => async (total: number, atOnce: number) => {
+  const shot = shotOf(randomUUID());
+  await fire(url, REPLAYED, 16, shot);
+  return fire(url, total, atOnce, (i) => shot(i % REPLAYED));
+};

@@ -8,8 +8,8 @@ const TAKE_AT_ONCE = 256;
 const LOOK_AT_ONCE = 4 * TAKE_AT_ONCE;
 
 /**
- * Who owns open calls, from one to the next through the index: a busy process leaves thousands of dead rows behind every
- * second, and a look at each of them, twice a second, would cost more than the calls themselves.
+ * Who owns open calls, from one to the next through the index: a living process may own thousands, and leaves as many dead rows
+ * behind every second. None of them is looked at.
  */
 const OWNERS = `owners(id) as (
           (select owner from open_calls where owner is not null order by owner limit 1)

@@ -1,7 +1,7 @@
 import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
 import type { Logger } from 'pino';
 import { demoServices } from '../demo/services.ts';
-import { ERRORS, type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
+import { type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
 import type { Flow } from './flow/call-tool.ts';
 import { adminRoutes } from './http/admin-routes.ts';
 import { auditRoutes } from './http/audit-routes.ts';
@@ -20,6 +20,7 @@ import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { statsRoutes } from './http/stats-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
+import { answerUnreadable } from './http/unreadable.ts';
 import { closeUnused } from './http/unused-connections.ts';
 import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
 
@@ -52,17 +53,13 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     // A path that the router itself cannot read: a broken escape, a segment that is too long.
     frameworkErrors: (error, request, reply) =>
       sendProblem(reply as FastifyReply, new GatewayError('malformed', error.message), request.url),
-    // A request that node itself cannot read deserves the same kind of answer as any other.
-    clientErrorHandler: (error, socket) => {
-      if (!socket.writable) return;
-      const status = error.code === 'HPE_HEADER_OVERFLOW' ? '431 Request Header Fields Too Large' : '400 Bad Request';
-      const body = unreadable(Number.parseInt(status, 10));
-      const head = ['connection: close', 'content-type: application/problem+json', `content-length: ${body.length}`];
-      socket.end(`HTTP/1.1 ${status}\r\n${head.join('\r\n')}\r\n\r\n${body}`);
-    },
+    clientErrorHandler: answerUnreadable,
   });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
+    // Fastify hangs up on whoever sends a body it will not take; one who is still writing would then never read why.
+    // Kept open, the rest of the body is read and forgotten, as after any other refusal, until `requestTimeout` ends it.
+    reply.removeHeader('connection');
     const told = asGatewayError(error) ?? protocolError(error);
     if (told === undefined) options.log.error({ err: error, url: request.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
@@ -90,14 +87,6 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   await app.register(async (scope) => consoleRoutes(scope, options.console));
   await app.register((scope) => gatewayRoutes(scope, options));
   return app;
-}
-
-/** The problem of a request that never became one: there is no path to name as its instance. */
-function unreadable(status: number): string {
-  const { title, retry } = ERRORS.malformed;
-  const detail = status === 431 ? 'The headers are too large.' : 'This is not a valid HTTP request.';
-  const type = 'https://oncegate.dev/errors#malformed';
-  return JSON.stringify({ type, title, status, detail, instance: '/', code: 'malformed', retry });
 }
 
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {

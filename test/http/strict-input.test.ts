@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import { Agent, type IncomingMessage, request } from 'node:http';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -184,6 +186,41 @@ describe('a request that is too large or no JSON', () => {
     await chunked.arrayBuffer();
     expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
   });
+
+  it.each([
+    ['413', { 'content-length': String(4 * LIMIT) }],
+    ['413', { 'transfer-encoding': 'chunked' }],
+    ['415', { 'content-length': String(4 * LIMIT), 'content-type': 'text/plain' }],
+  ])(
+    'is %s to a caller who is still writing it, and whose connection serves the next request (%j)',
+    async (status, as) => {
+      const agent = new Agent({ keepAlive: true, maxSockets: 1 });
+      const options = { method: 'POST', agent, headers: { authorization: `Bearer ${AGENT_KEY}` } };
+      const writing = request(`${gateway.url}/v1/tools/world.keyed`, {
+        ...options,
+        headers: { ...options.headers, 'content-type': 'application/json', ...as },
+      });
+      const answered = once(writing, 'response');
+      writing.write('x'.repeat(2 * LIMIT));
+      const [refused] = (await answered) as [IncomingMessage];
+      expect(String(refused.statusCode)).toBe(status);
+      refused.resume();
+      await once(refused, 'end');
+      const { socket } = writing;
+      writing.end('x'.repeat(2 * LIMIT));
+
+      const next = request(`${gateway.url}/v1/tools/world.keyed`, {
+        ...options,
+        headers: { ...options.headers, 'content-type': 'application/json', 'idempotency-key': id },
+      });
+      next.end(JSON.stringify({ id }));
+      const [done] = (await once(next, 'response')) as [IncomingMessage];
+      expect(done.statusCode).toBe(200);
+      expect(next.socket === socket).toBe(true);
+      done.resume();
+      agent.destroy();
+    },
+  );
 
   it('is taken at exactly the limit', async () => {
     const frame = JSON.stringify({ id, pad: '' }).length;

@@ -1,0 +1,69 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import { type AddressInfo, connect, type Socket } from 'node:net';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { answerUnreadable } from '../../gateway/http/unreadable.ts';
+
+let server: Server;
+let sockets: Socket[];
+
+/** A caller who never hangs up by itself. */
+async function dial(): Promise<{ socket: Socket; heard: () => string }> {
+  const socket = connect({ port: (server.address() as AddressInfo).port, host: '127.0.0.1', allowHalfOpen: true });
+  let text = '';
+  socket.on('data', (bytes) => {
+    text += bytes;
+  });
+  socket.on('error', () => {}); // Writing to one who has hung up is what these callers do.
+  sockets.push(socket);
+  await once(socket, 'connect');
+  return { socket, heard: () => text };
+}
+
+beforeEach(async () => {
+  sockets = [];
+  server = createServer(
+    { requestTimeout: 300, headersTimeout: 200, connectionsCheckingInterval: 50 },
+    (request, response) => {
+      if (request.url === '/refused') response.writeHead(401).end();
+    },
+  );
+  server.on('clientError', answerUnreadable);
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+});
+afterEach(async () => {
+  for (const socket of sockets) socket.destroy();
+  server.closeAllConnections();
+  server.close();
+});
+
+describe('a request that node cannot read', () => {
+  it.each([
+    ['no HTTP', 'what is this\r\n\r\n', 400, 'never'],
+    ['headers without end', `GET / HTTP/1.1\r\nx: ${'x'.repeat(100_000)}`, 431, 'never'],
+    ['headers that do not come', 'GET / HTTP/1.1\r\n', 408, 'same_key'],
+    ['a body that does not come', 'POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n', 408, 'same_key'],
+  ])('has a problem for an answer: %s', async (_name, bytes, status, retry) => {
+    const { socket, heard } = await dial();
+    socket.write(bytes);
+    await once(socket, 'end');
+    const [head, body] = heard().split('\r\n\r\n');
+    expect(head).toMatch(new RegExp(`^HTTP/1.1 ${status} [A-Z]`));
+    expect(JSON.parse(body ?? '')).toMatchObject({ status, code: 'malformed', retry, instance: '/' });
+  });
+
+  it.each(['/waiting', '/refused'])(
+    'does not keep its connection when the caller drips on for ever: %s',
+    async (path) => {
+      const gone = new Promise<void>((resolve) => {
+        server.once('connection', (held) => held.once('close', () => resolve()));
+      });
+      const { socket } = await dial();
+      socket.write(`POST ${path} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n`);
+      const dripping = setInterval(() => socket.write('x'), 20);
+      await gone;
+      clearInterval(dripping);
+    },
+  );
+});

@@ -1,0 +1,649 @@
+-- The schema of the ledger, after all migrations. Made from a migrated database, and held to it by
+-- test/ledger/schema.test.ts: to change the schema, write a migration; to write this anew, run that test with -u.
+
+create sequence lock_tokens as bigint;
+
+create type change_row as (
+  txn uuid,
+  fence integer,
+  evident boolean,
+  state text,
+  attempt integer,
+  attempt_open boolean,
+  unresolved integer,
+  unknown_ms double precision,
+  custody text,
+  due_ms double precision,
+  outcome text,
+  problem text,
+  detail text,
+  answer text,
+  evidence text,
+  resolved_by text,
+  leaf bytea,
+  event text,
+  entry text,
+  step integer,
+  before text,
+  undo_args text,
+  undo_sealed bytea,
+  undo_reason text
+);
+
+create type claim_row as (
+  txn uuid,
+  agent text,
+  tool text,
+  key text,
+  identity text,
+  fingerprint bytea,
+  kind text,
+  state text,
+  owner uuid,
+  due_ms double precision,
+  lifetime_ms double precision,
+  policy_version text,
+  rule text,
+  args text,
+  request text,
+  sealed bytea,
+  entry text,
+  fence integer,
+  saga uuid,
+  depends_on text,
+  undo text,
+  undo_of uuid,
+  tries integer,
+  place integer,
+  run uuid,
+  epoch integer
+);
+
+CREATE OR REPLACE FUNCTION public.refuse_change_of_log()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  raise exception 'the log is append-only: % of % is refused', lower(tg_op), tg_table_name using errcode = 'insufficient_privilege';
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_impossible()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+declare
+  broken text;
+begin
+  broken := case
+    when new.state not in ('sending', 'succeeded', 'failed', 'in_doubt', 'held', 'ready', 'rejected', 'expired', 'cancelled') then 'calls_state_check'
+    when new.kind not in ('read', 'key', 'nature', 'probe', 'none') then 'calls_kind_check'
+    when new.identity not in ('key', 'business', 'shared', 'repeat', 'undo', 'random') then 'calls_identity_check'
+    when new.undo_state not in ('none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible') then 'calls_undo_state_check'
+    when new.evidence not in ('answer', 'late_answer', 'same_key', 'probe', 'person', 'gateway') then 'calls_evidence_check'
+    when octet_length(new.fingerprint) <> 32 then 'calls_fingerprint_check'
+    when new.attempt < 0 then 'calls_attempt_check'
+    when new.unresolved not between 0 and new.attempt then 'calls_check'
+    when new.attempt <> 0 and new.state in ('held', 'ready', 'rejected') then 'attempts_only_when_sent'
+    when new.attempt <= 0 and new.state in ('sending', 'in_doubt') then 'sent_calls_have_attempts'
+    when (new.settled_at is not null) <> (new.state in ('succeeded', 'failed', 'rejected', 'expired', 'cancelled')) then 'final_calls_are_settled'
+    when (new.problem is not null) <> (new.state in ('failed', 'rejected', 'expired', 'cancelled')) then 'failures_have_a_reason'
+    when new.evidence is null and new.state in ('succeeded', 'failed') then 'doubt_is_ended_by_evidence'
+    when new.state = 'failed' and new.unresolved <> 0 then 'failed_means_no_effect'
+    when new.ordinal is not null and new.saga is null then 'steps_have_a_saga'
+    when new.undo_txn is null and new.undo_state in ('running', 'done') then 'running_undos_have_a_txn'
+    when new.state <> 'succeeded' and new.undo_state in ('due', 'running', 'done', 'failed') then 'only_what_happened_is_undone'
+    when (new.run is null) <> (new.epoch is null) then 'calls_of_a_run_have_an_epoch'
+    when new.fenced and not new.recalled then 'fenced_calls_are_recalled'
+  end;
+  if broken is not null then
+    raise exception 'call % violates check %', new.txn, broken using errcode = 'check_violation', constraint = broken;
+  end if;
+  if tg_op = 'INSERT' then
+    return new;
+  end if;
+  if old.state <> new.state and old.state || '>' || new.state not in (
+    'sending>succeeded', 'sending>in_doubt', 'sending>failed', 'in_doubt>succeeded', 'in_doubt>failed',
+    'held>ready', 'held>sending', 'held>rejected', 'held>expired', 'held>cancelled',
+    'ready>sending', 'ready>succeeded', 'ready>failed', 'ready>cancelled', 'ready>expired') then
+    raise exception 'call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
+  end if;
+  -- What was undone stays undone, and a compensation is never replaced while it may still act.
+  if old.undo_state <> new.undo_state and old.undo_state || '>' || new.undo_state not in (
+    'none>due', 'none>skipped', 'none>irreversible', 'due>running', 'due>failed', 'running>done', 'running>due', 'running>failed',
+    'failed>due', 'failed>running', 'failed>done') then
+    raise exception 'the undo of call % may not go from % to %', old.txn, old.undo_state, new.undo_state using errcode = 'check_violation';
+  end if;
+  if new.txn <> old.txn or new.fence < old.fence or new.created_at <> old.created_at or new.kind <> old.kind
+    or new.agent <> old.agent or new.tool <> old.tool or new.fingerprint <> old.fingerprint
+    or new.saga is distinct from old.saga or new.ordinal is distinct from old.ordinal or new.undo_of is distinct from old.undo_of
+    or (new.undo is distinct from old.undo and new.erased_at is null)
+    or (old.settled_at is not null and (
+      new.settled_at is distinct from old.settled_at or new.outcome is distinct from old.outcome
+      or new.problem is distinct from old.problem or new.evidence is distinct from old.evidence
+      or new.leaf is distinct from old.leaf or new.attempt <> old.attempt
+      or (new.answer is distinct from old.answer and (new.erased_at is null or new.answer is not null)))) then
+    raise exception 'call % is final, or this never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
+  end if;
+  return new;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_loss_of_leaves()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  if current_setting('oncegate.sequencing', true) is distinct from 'on' then
+    raise exception 'the log is append-only: what waits for its place cannot be deleted' using errcode = 'insufficient_privilege';
+  end if;
+  return null;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_run_rewrite()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  raise exception 'run % may not go from epoch % to %, or be another''s', old.id, old.epoch, new.epoch using errcode = 'check_violation';
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_saga_transition()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  raise exception 'saga % may not go from % to %', old.id, old.state, new.state using errcode = 'check_violation';
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.release_call_locks()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  delete from locks where holder = old.txn;
+  return null;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.release_locks()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  delete from locks where holder = new.id;
+  return null;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.write_notice()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  insert into notices (txn, kind, body) values (
+    new.txn,
+    case new.state when 'pending' then 'held' else new.state end,
+    json_build_object(
+      'txn', new.txn, 'agent', new.agent, 'tool', new.tool, 'state', new.state, 'shown', new.shown,
+      'groups', new.groups, 'quorum', new.quorum,
+      'requestedAt', new.requested_at, 'expiresAt', new.expires_at, 'leavesAt', new.leaves_at, 'decidedAt', new.decided_at,
+      'votes', coalesce((
+        select json_agg(json_build_object('person', v.person, 'verdict', v.verdict, 'reason', v.reason, 'at', v.at) order by v.at)
+        from votes v where v.txn = new.txn), '[]'::json)
+    )::text);
+  return null;
+end $function$;
+
+create table aliases (
+  alias uuid not null,
+  txn uuid not null,
+  constraint aliases_pkey PRIMARY KEY (alias)
+);
+
+create table approvals (
+  txn uuid not null,
+  agent text not null,
+  tool text not null,
+  state text default 'pending'::text not null,
+  shown text,
+  groups text[] not null,
+  quorum integer not null,
+  approved_digest bytea,
+  requested_at timestamp with time zone default now() not null,
+  expires_at timestamp with time zone not null,
+  decided_at timestamp with time zone,
+  delay_ms double precision,
+  leaves_at timestamp with time zone,
+  constraint approvals_pkey PRIMARY KEY (txn),
+  constraint approvals_delay_ms_check CHECK ((delay_ms > (0)::double precision)),
+  constraint approvals_quorum_check CHECK ((quorum >= 1)),
+  constraint approvals_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'approved'::text, 'rejected'::text, 'expired'::text, 'cancelled'::text, 'unopposed'::text]))),
+  constraint decided_approvals_say_when CHECK (((decided_at IS NULL) = (state = 'pending'::text))),
+  constraint unopposed_approvals_say_as_what CHECK (((state <> 'unopposed'::text) OR ((leaves_at IS NOT NULL) AND (approved_digest IS NOT NULL)))),
+  constraint what_leaves_does_not_expire CHECK (((state <> 'expired'::text) OR (leaves_at IS NULL)))
+);
+
+create table audit_checkpoints (
+  size bigint not null,
+  note text not null,
+  at timestamp with time zone default clock_timestamp() not null,
+  constraint audit_checkpoints_pkey PRIMARY KEY (size),
+  constraint audit_checkpoints_size_check CHECK ((size > 0))
+);
+
+create table audit_head (
+  only_row boolean default true not null,
+  size bigint default 0 not null,
+  sealed_at timestamp with time zone default '-infinity'::timestamp with time zone not null,
+  settled_id bigint default 0 not null,
+  settling_id bigint default 0 not null,
+  settling_xid xid8 default '0'::xid8 not null,
+  settling_at timestamp with time zone default '-infinity'::timestamp with time zone not null,
+  constraint audit_head_pkey PRIMARY KEY (only_row),
+  constraint audit_head_only_row_check CHECK (only_row)
+);
+
+create table audit_log (
+  index bigint not null,
+  leaf bytea not null,
+  entry text not null,
+  constraint audit_log_pkey PRIMARY KEY (index),
+  constraint audit_log_index_check CHECK ((index >= 0)),
+  constraint audit_log_leaf_check CHECK ((octet_length(leaf) = 32))
+);
+
+create table audit_nodes (
+  level integer not null,
+  index bigint not null,
+  hash bytea not null,
+  constraint audit_nodes_pkey PRIMARY KEY (level, index),
+  constraint audit_nodes_hash_check CHECK ((octet_length(hash) = 32)),
+  constraint audit_nodes_index_check CHECK ((index >= 0)),
+  constraint audit_nodes_level_check CHECK ((level > 0))
+);
+
+create table audit_queue (
+  id bigint generated always as identity,
+  entry text not null,
+  constraint audit_queue_pkey PRIMARY KEY (id)
+) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
+
+create table calls (
+  txn uuid not null,
+  agent text not null,
+  tool text not null,
+  key text,
+  identity text not null,
+  fingerprint bytea not null,
+  kind text not null,
+  state text not null,
+  fence integer default 1 not null,
+  step integer default 0 not null,
+  attempt integer default 0 not null,
+  attempt_open boolean default false not null,
+  unresolved integer default 0 not null,
+  round_from integer default 0 not null,
+  owner_deaths integer default 0 not null,
+  created_at timestamp with time zone default now() not null,
+  first_sent_at timestamp with time zone,
+  round_at timestamp with time zone default now() not null,
+  unknown_since timestamp with time zone,
+  key_lifetime_ms double precision,
+  policy_version text not null,
+  rule text,
+  args text,
+  request text,
+  sealed bytea,
+  outcome text,
+  problem text,
+  detail text,
+  answer text,
+  evidence text,
+  resolved_by text,
+  settled_at timestamp with time zone,
+  delivered_at timestamp with time zone,
+  erased_at timestamp with time zone,
+  leaf bytea,
+  contradiction text,
+  events jsonb default '[]'::jsonb not null,
+  saga uuid,
+  ordinal integer,
+  depends_on uuid[],
+  recalled boolean default false not null,
+  undo text,
+  undo_args text,
+  undo_sealed bytea,
+  before text,
+  undo_state text default 'none'::text not null,
+  undo_reason text,
+  undo_txn uuid,
+  undo_tries integer default 0 not null,
+  undo_from integer default 0 not null,
+  undo_since timestamp with time zone,
+  undo_due_at timestamp with time zone,
+  waived boolean default false not null,
+  undo_of uuid,
+  run uuid,
+  epoch integer,
+  fenced boolean default false not null,
+  lock_token bigint,
+  constraint calls_pkey PRIMARY KEY (txn)
+) with (fillfactor=70);
+
+create table deployment (
+  only_row boolean default true not null,
+  id uuid not null,
+  created_at timestamp with time zone default now() not null,
+  constraint deployment_pkey PRIMARY KEY (only_row),
+  constraint deployment_only_row_check CHECK (only_row)
+);
+
+create table joins (
+  txn uuid not null,
+  agent text not null,
+  joined_at timestamp with time zone default now() not null,
+  constraint joins_pkey PRIMARY KEY (txn, agent)
+);
+
+create table limit_buckets (
+  bucket text not null,
+  constraint limit_buckets_pkey PRIMARY KEY (bucket)
+);
+
+create table lock_gates (
+  gate text not null,
+  constraint lock_gates_pkey PRIMARY KEY (gate)
+);
+
+create table locks (
+  id bigint generated always as identity,
+  resource text not null,
+  holder uuid not null,
+  of text not null,
+  mode text not null,
+  token bigint not null,
+  shown text not null,
+  txn uuid not null,
+  agent text not null,
+  tool text not null,
+  taken_at timestamp with time zone default now() not null,
+  constraint locks_pkey PRIMARY KEY (resource, holder),
+  constraint locks_mode_check CHECK ((mode = ANY (ARRAY['shared'::text, 'exclusive'::text]))),
+  constraint locks_of_check CHECK ((of = ANY (ARRAY['call'::text, 'saga'::text, 'run'::text])))
+);
+
+create table notices (
+  id uuid default gen_random_uuid() not null,
+  txn uuid not null,
+  kind text not null,
+  body text not null,
+  created_at timestamp with time zone default now() not null,
+  due_at timestamp with time zone default now() not null,
+  tries integer default 0 not null,
+  constraint notices_pkey PRIMARY KEY (id),
+  constraint notices_kind_check CHECK ((kind = ANY (ARRAY['held'::text, 'approved'::text, 'rejected'::text, 'expired'::text, 'cancelled'::text, 'unopposed'::text]))),
+  constraint notices_tries_check CHECK ((tries >= 0))
+);
+
+create table open_calls (
+  txn uuid not null,
+  owner uuid,
+  due_at timestamp with time zone,
+  run uuid,
+  locked boolean default false not null,
+  constraint open_calls_pkey PRIMARY KEY (txn)
+) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
+
+create table pins (
+  upstream text not null,
+  tool text not null,
+  digest bytea not null,
+  definition text not null,
+  pinned_at timestamp with time zone default now() not null,
+  accepted_by text,
+  offered_digest bytea,
+  offered text,
+  offered_at timestamp with time zone,
+  constraint pins_pkey PRIMARY KEY (upstream, tool),
+  constraint an_offer_differs CHECK ((offered_digest <> digest)),
+  constraint an_offer_is_whole CHECK ((((offered IS NULL) = (offered_digest IS NULL)) AND ((offered IS NULL) = (offered_at IS NULL)))),
+  constraint pins_digest_check CHECK ((octet_length(digest) = 32)),
+  constraint pins_offered_digest_check CHECK ((octet_length(offered_digest) = 32))
+);
+
+create table processes (
+  id uuid not null,
+  host text not null,
+  pid integer not null,
+  pid_started text not null,
+  started_at timestamp with time zone default now() not null,
+  lease_until timestamp with time zone not null,
+  ended_at timestamp with time zone,
+  switches_seen bigint default 0 not null,
+  constraint processes_pkey PRIMARY KEY (id)
+);
+
+create table repeats (
+  slot uuid not null,
+  generation integer not null,
+  txn uuid not null,
+  constraint repeats_pkey PRIMARY KEY (slot)
+);
+
+create table run_takes (
+  run uuid not null,
+  key text not null,
+  epoch integer not null,
+  constraint run_takes_pkey PRIMARY KEY (run, key),
+  constraint run_takes_epoch_check CHECK ((epoch >= 1))
+);
+
+create table runs (
+  id uuid not null,
+  agent text not null,
+  name text not null,
+  epoch integer default 0 not null,
+  created_at timestamp with time zone default now() not null,
+  taken_at timestamp with time zone default now() not null,
+  ttl_ms double precision,
+  heartbeat_at timestamp with time zone,
+  checkpoint text,
+  checkpoint_at timestamp with time zone,
+  ended_at timestamp with time zone,
+  constraint runs_pkey PRIMARY KEY (id),
+  constraint checkpoints_have_a_time CHECK (((checkpoint IS NULL) = (checkpoint_at IS NULL))),
+  constraint runs_epoch_check CHECK ((epoch >= 0)),
+  constraint runs_ttl_ms_check CHECK ((ttl_ms > (0)::double precision))
+);
+
+create table sagas (
+  id uuid not null,
+  agent text not null,
+  name text,
+  key text,
+  asked bytea not null,
+  state text default 'open'::text not null,
+  reason text,
+  by text,
+  steps integer default 0 not null,
+  keep integer,
+  created_at timestamp with time zone default now() not null,
+  expires_at timestamp with time zone,
+  on_expire text default 'rollback'::text not null,
+  ended_at timestamp with time zone,
+  constraint sagas_pkey PRIMARY KEY (id),
+  constraint a_rollback_knows_its_reach CHECK (((keep IS NOT NULL) OR (state <> ALL (ARRAY['rolling_back'::text, 'rolled_back'::text])))),
+  constraint ended_sagas_say_when CHECK (((ended_at IS NOT NULL) = (state = ANY (ARRAY['committed'::text, 'rolled_back'::text, 'closed'::text])))),
+  constraint sagas_keep_check CHECK ((keep >= '-1'::integer)),
+  constraint sagas_on_expire_check CHECK ((on_expire = ANY (ARRAY['rollback'::text, 'park'::text]))),
+  constraint sagas_state_check CHECK ((state = ANY (ARRAY['open'::text, 'committed'::text, 'rolling_back'::text, 'rolled_back'::text, 'parked'::text, 'closed'::text]))),
+  constraint sagas_steps_check CHECK ((steps >= 0))
+);
+
+create table savepoints (
+  saga uuid not null,
+  name text not null,
+  after integer not null,
+  at timestamp with time zone default now() not null,
+  constraint savepoints_pkey PRIMARY KEY (saga, name),
+  constraint savepoints_after_check CHECK ((after >= 0))
+);
+
+create table schema_migrations (
+  version integer not null,
+  name text not null,
+  sha256 text not null,
+  applied_at timestamp with time zone default now() not null,
+  constraint schema_migrations_pkey PRIMARY KEY (version)
+);
+
+create table spends (
+  bucket text not null,
+  at timestamp with time zone default clock_timestamp() not null,
+  txn uuid not null,
+  amount double precision not null,
+  constraint spends_amount_check CHECK ((amount >= (0)::double precision))
+);
+
+create table sweep_later (
+  txn uuid not null,
+  constraint sweep_later_pkey PRIMARY KEY (txn)
+);
+
+create table sweeps (
+  name text not null,
+  through_at timestamp with time zone not null,
+  constraint sweeps_pkey PRIMARY KEY (name)
+);
+
+create table switch_version (
+  only_row boolean default true not null,
+  version bigint not null,
+  constraint switch_version_pkey PRIMARY KEY (only_row),
+  constraint switch_version_only_row_check CHECK (only_row)
+);
+
+create table switches (
+  scope text not null,
+  by text not null,
+  reason text not null,
+  at timestamp with time zone default now() not null,
+  constraint switches_pkey PRIMARY KEY (scope)
+);
+
+create table taints (
+  of text not null,
+  holder text not null,
+  txn uuid,
+  tool text not null,
+  at timestamp with time zone default now() not null,
+  constraint taints_pkey PRIMARY KEY (holder, of),
+  constraint taints_of_check CHECK ((of = ANY (ARRAY['agent'::text, 'run'::text, 'saga'::text])))
+);
+
+create table undo_work (
+  id uuid not null,
+  of text not null,
+  due_at timestamp with time zone not null,
+  constraint undo_work_pkey PRIMARY KEY (id),
+  constraint undo_work_of_check CHECK ((of = ANY (ARRAY['saga'::text, 'call'::text])))
+);
+
+create table votes (
+  txn uuid not null,
+  person text not null,
+  verdict text not null,
+  digest bytea not null,
+  reason text not null,
+  at timestamp with time zone default now() not null,
+  constraint votes_pkey PRIMARY KEY (txn, person),
+  constraint votes_verdict_check CHECK ((verdict = ANY (ARRAY['approve'::text, 'reject'::text])))
+);
+
+CREATE INDEX aliases_by_txn ON public.aliases USING btree (txn);
+
+CREATE INDEX approvals_by_time ON public.approvals USING btree (requested_at, txn);
+
+CREATE INDEX approvals_pending ON public.approvals USING btree (agent) WHERE (state = 'pending'::text);
+
+CREATE INDEX audit_log_by_leaf ON public.audit_log USING hash (leaf);
+
+CREATE INDEX calls_by_agent ON public.calls USING btree (agent, created_at, txn);
+
+CREATE INDEX calls_by_run ON public.calls USING btree (run, created_at, txn) WHERE (run IS NOT NULL);
+
+CREATE UNIQUE INDEX calls_by_saga ON public.calls USING btree (saga, ordinal) WHERE (saga IS NOT NULL);
+
+CREATE INDEX calls_by_time ON public.calls USING btree (created_at, txn);
+
+CREATE INDEX locks_by_holder ON public.locks USING btree (holder);
+
+CREATE UNIQUE INDEX locks_by_id ON public.locks USING btree (id);
+
+CREATE INDEX notices_by_due ON public.notices USING btree (due_at);
+
+CREATE INDEX notices_by_txn ON public.notices USING btree (txn);
+
+CREATE INDEX open_calls_by_due ON public.open_calls USING btree (due_at) WHERE ((owner IS NULL) AND (due_at IS NOT NULL));
+
+CREATE INDEX open_calls_by_owner ON public.open_calls USING btree (owner) WHERE (owner IS NOT NULL);
+
+CREATE INDEX open_calls_by_run ON public.open_calls USING btree (run) WHERE (run IS NOT NULL);
+
+CREATE INDEX runs_by_agent ON public.runs USING btree (agent, created_at, id);
+
+CREATE INDEX runs_by_time ON public.runs USING btree (created_at, id);
+
+CREATE INDEX runs_unfinished ON public.runs USING btree (agent, id) WHERE (ended_at IS NULL);
+
+CREATE INDEX runs_watched ON public.runs USING btree (created_at, id) WHERE ((ended_at IS NULL) AND (ttl_ms IS NOT NULL));
+
+CREATE INDEX sagas_by_agent ON public.sagas USING btree (agent, created_at, id);
+
+CREATE INDEX sagas_by_state ON public.sagas USING btree (state, created_at, id);
+
+CREATE INDEX sagas_by_time ON public.sagas USING btree (created_at, id);
+
+CREATE INDEX spends_by_time ON public.spends USING btree (bucket, at);
+
+CREATE INDEX spends_by_txn ON public.spends USING btree (txn);
+
+CREATE INDEX undo_work_by_due ON public.undo_work USING btree (due_at);
+
+alter table run_takes add constraint run_takes_run_fkey FOREIGN KEY (run) REFERENCES runs(id) ON DELETE CASCADE;
+
+alter table savepoints add constraint savepoints_saga_fkey FOREIGN KEY (saga) REFERENCES sagas(id) ON DELETE CASCADE;
+
+CREATE TRIGGER approvals_decided AFTER UPDATE OF state ON public.approvals FOR EACH ROW WHEN ((old.state <> new.state)) EXECUTE FUNCTION write_notice();
+
+CREATE TRIGGER approvals_held AFTER INSERT ON public.approvals FOR EACH ROW EXECUTE FUNCTION write_notice();
+
+CREATE TRIGGER audit_checkpoints_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON public.audit_checkpoints FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_log();
+
+CREATE TRIGGER audit_log_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON public.audit_log FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_log();
+
+CREATE TRIGGER audit_nodes_append_only BEFORE DELETE OR UPDATE OR TRUNCATE ON public.audit_nodes FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_log();
+
+CREATE TRIGGER audit_queue_append_only BEFORE UPDATE OR TRUNCATE ON public.audit_queue FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_log();
+
+CREATE TRIGGER audit_queue_kept BEFORE DELETE ON public.audit_queue FOR EACH STATEMENT EXECUTE FUNCTION refuse_loss_of_leaves();
+
+CREATE TRIGGER calls_impossible BEFORE INSERT OR UPDATE ON public.calls FOR EACH ROW EXECUTE FUNCTION refuse_impossible();
+
+CREATE TRIGGER open_calls_locks AFTER DELETE ON public.open_calls FOR EACH ROW WHEN (old.locked) EXECUTE FUNCTION release_call_locks();
+
+CREATE TRIGGER runs_impossible BEFORE UPDATE ON public.runs FOR EACH ROW WHEN (((new.epoch < old.epoch) OR (new.id <> old.id) OR (new.agent <> old.agent) OR (new.name <> old.name))) EXECUTE FUNCTION refuse_run_rewrite();
+
+CREATE TRIGGER runs_locks AFTER UPDATE ON public.runs FOR EACH ROW WHEN (((old.ended_at IS NULL) AND (new.ended_at IS NOT NULL))) EXECUTE FUNCTION release_locks();
+
+CREATE TRIGGER sagas_locks AFTER UPDATE ON public.sagas FOR EACH ROW WHEN (((old.ended_at IS NULL) AND (new.ended_at IS NOT NULL))) EXECUTE FUNCTION release_locks();
+
+CREATE TRIGGER sagas_transitions BEFORE UPDATE ON public.sagas FOR EACH ROW WHEN (((old.state <> new.state) AND (((old.state || '>'::text) || new.state) <> ALL (ARRAY['open>committed'::text, 'open>rolling_back'::text, 'open>parked'::text, 'rolling_back>rolled_back'::text, 'rolling_back>parked'::text, 'rolling_back>open'::text, 'parked>rolling_back'::text, 'parked>closed'::text])))) EXECUTE FUNCTION refuse_saga_transition();
+
+create view audit_entries as
+ SELECT audit_log.index,
+    NULL::bigint AS id,
+    audit_log.entry
+   FROM audit_log
+UNION ALL
+ SELECT NULL::bigint AS index,
+    audit_queue.id,
+    audit_queue.entry
+   FROM audit_queue;

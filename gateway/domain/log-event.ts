@@ -40,7 +40,7 @@ const NAMES: readonly (readonly [RegExp, EventName])[] = [
   [/^breaker_/, 'breaker'],
   [/^policies_/, 'policies'],
   [/^(?:tool_pinned|tool_changed|pin_accepted)$/, 'pin'],
-  [/^(?:denied|unknown_tool|rate_limited|over_budget|locked)$/, 'refusal'],
+  [/^(?:denied|unknown_tool|rate_limited|over_budget|locked|refused)$/, 'refusal'],
   [/^booted$/, 'process'],
 ];
 
@@ -55,6 +55,7 @@ const TOLD = [
   'scope',
   'upstream',
   'person',
+  'code',
   'verdict',
   'policyVersion',
   'process',

@@ -3,6 +3,7 @@ import { type ErrorCode, GatewayError } from '../domain/errors.ts';
 import { isFinal } from '../domain/states.ts';
 import type { Dispatch } from './dispatch.ts';
 import { type Caller, pause, withPatience } from './patience.ts';
+import { Released } from './refusal.ts';
 import type { Station } from './station.ts';
 
 /** Another replica's call is looked at this often, rarer the longer it takes. */
@@ -51,11 +52,9 @@ export async function awaitCall(
   }
 }
 
-export function released(txn: string, code: ErrorCode, detail: string): GatewayError {
-  return new GatewayError(code, `Nothing was sent: ${detail}. The key is free to be used again.`, {
-    txn,
-    retryAfterSeconds: 1,
-  });
+export function released(txn: string, code: ErrorCode, detail: string): Released {
+  const why = `Nothing was sent: ${detail}. The key is free to be used again.`;
+  return new Released(code, why, { txn, retryAfterSeconds: 1 });
 }
 
 /** The outcome may be known here, but nobody is told what the ledger does not know. */

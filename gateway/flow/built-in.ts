@@ -1,11 +1,10 @@
-import { auditEntry } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
-import { logEntry } from '../ledger/audit-queue.ts';
 import { BUILT_IN } from '../policy/built-in.ts';
 import { decideBuiltIn } from '../policy/decide.ts';
 import { factsOf, factsShown } from './facts.ts';
+import { logRefusal, Refusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 export { BUILT_IN };
@@ -23,8 +22,7 @@ export async function admitBuiltIn(
   const decision = decideBuiltIn(agent, tool, { args, ...place, now: Date.now(), ...facts });
   if (decision.allowed) return;
   const { reason, rule } = decision;
-  const said = { agent: agent.name, tool, policy: station.policies().version, reason, ...factsShown(facts) };
-  const entry = auditEntry('denied', said);
-  await logEntry(station.db, entry);
-  throw new GatewayError('denied', reason, rule === undefined ? {} : { members: { rule: rule.id } });
+  const denied = new GatewayError('denied', reason, rule === undefined ? {} : { members: { rule: rule.id } });
+  await logRefusal(station, { agent: agent.name, tool }, new Refusal(denied, { reason, ...factsShown(facts) }));
+  throw denied;
 }

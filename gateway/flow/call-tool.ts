@@ -1,5 +1,4 @@
 import type { Continuation, Follower, Manner, Wish } from '../domain/adapter.ts';
-import { auditEntry } from '../domain/audit.ts';
 import type { CallFace } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -8,7 +7,6 @@ import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import type { Fence } from '../domain/run.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import type { Result, Stint, Trace } from '../domain/watch.ts';
-import { logEntry } from '../ledger/audit-queue.ts';
 import { type CallScope, DEFAULT_HOLD, decide } from '../policy/decide.ts';
 import { type Admitted, claimCall } from './claim-call.ts';
 import type { Claims } from './claims.ts';
@@ -19,6 +17,7 @@ import { guardsOf, shownOf } from './guards.ts';
 import { continuationText, identifyCall } from './identify-call.ts';
 import type { Caller } from './patience.ts';
 import type { Recovery } from './recover.ts';
+import { logRefusal, Refusal } from './refusal.ts';
 import { refusalOf, refuseUndo, refuseWhatIsOff, reloaded, undecided } from './refuse.ts';
 import { earlierCall, earlierUnderKey, noteKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
@@ -88,7 +87,13 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     noteKey(flow.station, asked, meant.fingerprint, answer.call);
     stint.end(endOf(answer));
     return answer;
-  } catch (error) {
+  } catch (thrown) {
+    // What cannot be logged is not told as if it were.
+    const logging = logRefusal(flow.station, { agent: agent.name, tool }, thrown);
+    const error = await logging.then(
+      () => thrown,
+      (failure: unknown) => failure,
+    );
     stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
     throw error;
   }
@@ -237,18 +242,12 @@ async function refuse(
   const earlier = await earlierCall(station, asked, tool, fingerprint);
   if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
-  if (error.code === 'denied' || error.code === 'unknown_tool') {
-    const entry = auditEntry(error.code, {
-      agent: asked.agent.name,
-      tool: asked.tool,
-      policy: policies.version,
-      reason: error.message,
-      ...factsShown(facts),
-      ...(error instanceof Outvoted ? { votes: votesJson(error.votes) } : {}),
-    });
-    await logEntry(station.db, entry);
-  }
-  throw error;
+  throw new Refusal(error, {
+    policy: policies.version,
+    reason: error.message,
+    ...factsShown(facts),
+    ...(error instanceof Outvoted ? { votes: votesJson(error.votes) } : {}),
+  });
 }
 
 function wishOf({ args, agent, follower, continuation }: ToolCall, canonicalArgs: string, { trace }: Stint): Wish {

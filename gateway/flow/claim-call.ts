@@ -103,8 +103,8 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
       ? await attempt()
       : await whenUnlocked(attempt, asked.patienceMs, asked.caller, dispatch.stopping);
   if (typeof claimed === 'object' && 'past' in claimed) return claimed;
-  if (isLocked(claimed)) throw await refuseLocked(station, admitted, claimed);
-  if (typeof claimed === 'object') throw await overLimit(station, admitted, exceeded(claimed, admitted.rule.id));
+  if (isLocked(claimed)) throw refuseLocked(admitted, claimed);
+  if (typeof claimed === 'object') throw overLimit(admitted, exceeded(claimed, admitted.rule.id));
   if (claimed === 'won') station.taints.add(admitted.guards?.exposure?.scopes ?? []);
   return claimed === 'won';
 }

@@ -9,6 +9,7 @@ import type { Flow } from './call-tool.ts';
 import { factsOf } from './facts.ts';
 import { digestOf, type Shown, targetOf } from './hold.ts';
 import type { Payload } from './payload.ts';
+import { logRefusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 /** An approval with the digest that a decision about it must name now. */
@@ -49,7 +50,7 @@ export async function decideApproval(flow: Flow, wanted: Decision): Promise<Appr
   const approval = await readApproval(station.db, txn);
   if (approval === undefined)
     throw new GatewayError('not_found', `Nothing waits for a decision under ${txn.slice(0, 64)}.`);
-  refuseOutsiders(approval, wanted);
+  await refuseOutsiders(station, approval, wanted);
   if (approval.state !== 'pending') return alreadyDecided(station, approval, verdict);
 
   const view = viewOf(station, approval);
@@ -82,18 +83,24 @@ function alreadyDecided(station: Station, approval: Approval, verdict: Decision[
   throw new GatewayError('conflict', `It is decided already: ${approval.state}.`, { txn: approval.txn });
 }
 
-function refuseOutsiders(approval: Approval, { person, verdict }: Decision): void {
+/** Who tried to decide what is not theirs to decide is worth an entry: it may be the agent itself. */
+async function refuseOutsiders(station: Station, approval: Approval, { person, verdict }: Decision): Promise<void> {
+  const why = whyNotTheirs(approval, person, verdict);
+  if (why === undefined) return;
+  const { txn, agent, tool } = approval;
+  const error = new GatewayError('forbidden', why);
+  await logRefusal(station, { txn, agent, tool, person: person.name, verdict }, error);
+  throw error;
+}
+
+function whyNotTheirs(approval: Approval, person: Person, verdict: Decision['verdict']): string | undefined {
   // What leaves by itself may be stopped by whoever may stop anything: there is no time to look for the right person.
   const stops = verdict === 'reject' && approval.leavesAt !== null && has(person, 'operator', 'approver');
-  if (!stops && !has(person, 'approver'))
-    throw new GatewayError(
-      'forbidden',
-      `${person.name} has the roles ${person.roles.join(', ')}; this needs approver.`,
-    );
-  if (stops) return;
-  if (person.name === approval.agent) throw new GatewayError('forbidden', 'Whoever asks cannot approve.');
-  if (approval.groups.length === 0 || approval.groups.some((group) => person.groups.includes(group))) return;
-  throw new GatewayError('forbidden', `This needs somebody of ${approval.groups.join(' or ')}; ${person.name} is not.`);
+  if (stops) return undefined;
+  if (!has(person, 'approver')) return `${person.name} has the roles ${person.roles.join(', ')}; this needs approver.`;
+  if (person.name === approval.agent) return 'Whoever asks cannot approve.';
+  if (approval.groups.length === 0 || approval.groups.some((group) => person.groups.includes(group))) return undefined;
+  return `This needs somebody of ${approval.groups.join(' or ')}; ${person.name} is not.`;
 }
 
 function has(person: Person, ...roles: readonly Role[]): boolean {

@@ -1,13 +1,13 @@
-import { auditEntry, digest } from '../domain/audit.ts';
+import { digest } from '../domain/audit.ts';
 import type { CallFace } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
-import { logEntry } from '../ledger/audit-queue.ts';
 import type { LockedBy } from '../ledger/locks.ts';
 import { coversByName, decide, isWary } from '../policy/decide.ts';
 import type { ToolCall } from './call-tool.ts';
 import { type Facts, factsOf, factsShown } from './facts.ts';
 import { locked } from './locking.ts';
+import { Refusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 /** Why a call is not carried out, station by station. Nothing is sent, and no key is bound. */
@@ -83,20 +83,14 @@ export function refuseUnlessInForce({ switches }: Station, owner: string): void 
   if (!switches.inForce(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
 }
 
-/** As much of an admitted call as its refusal tells. */
+/** Under which rule a call was admitted that is refused after all. */
 interface Judged {
-  readonly asked: ToolCall;
-  readonly tool: Tool;
   readonly policies: Policies;
   readonly rule: Rule;
 }
 
-/** That an agent was refused by its limits is a decision as any denial is. */
-export async function overLimit({ db }: Station, { asked, tool, policies, rule }: Judged, refusal: GatewayError) {
-  const { code, message } = refusal;
-  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id, reason: message };
-  await logEntry(db, auditEntry(code, about));
-  return refusal;
+export function overLimit({ policies, rule }: Judged, refusal: GatewayError): Refusal {
+  return new Refusal(refusal, { policy: policies.version, rule: rule.id, reason: refusal.message });
 }
 
 /** The agent that was decided about is one of the older policies. */
@@ -111,11 +105,9 @@ export function undecided(txn: string): GatewayError {
   return new GatewayError('unavailable', detail, { txn, retryAfterSeconds: 1 });
 }
 
-/** So is that what it needs is held. The log is for ever, so it has only what the name of that hashes to. */
-export async function refuseLocked({ db }: Station, { asked, tool, policies, rule }: Judged, by: LockedBy) {
-  const about = { agent: asked.agent.name, tool: tool.name, policy: policies.version, rule: rule.id };
-  await logEntry(db, auditEntry('locked', { ...about, resource: digest(by.wanted) }));
-  return locked(by);
+/** What it needs is held. The log is for ever, so it has only what the name of that hashes to. */
+export function refuseLocked({ policies, rule }: Judged, by: LockedBy): Refusal {
+  return new Refusal(locked(by), { policy: policies.version, rule: rule.id, resource: digest(by.wanted) });
 }
 
 /** As much of a call as tells whether it is the one that is asked for. */

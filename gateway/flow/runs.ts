@@ -2,7 +2,6 @@ import { auditEntry, digest } from '../domain/audit.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Fence, OpenCall, Run } from '../domain/run.ts';
 import { runId } from '../domain/txn-id.ts';
-import { logEntry } from '../ledger/audit-queue.ts';
 import { isCursor } from '../ledger/lists.ts';
 import {
   endRun,
@@ -19,6 +18,7 @@ import {
 } from '../ledger/runs.ts';
 import type { Flow } from './call-tool.ts';
 import { type Caller, pause } from './patience.ts';
+import { Refusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
@@ -167,8 +167,8 @@ export async function refuseFenced(station: Station, { run: id, epoch }: Fence, 
   const run = await findRun(station, id, agent);
   const why = whyFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
   if (why === undefined) return;
-  await logEntry(station.db, auditEntry('fenced', { agent, run: id, epoch, current: run.epoch }));
-  throw new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
+  const fenced = new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
+  throw new Refusal(fenced, { run: id, epoch, current: run.epoch });
 }
 
 function noRun(id: string): GatewayError {

@@ -56,7 +56,9 @@ export async function readUnrecorded({ station, dispatch }: Flow, read: Unrecord
   );
   const ending = await withPatience(dispatch.carry(job), asked.patienceMs, asked.caller);
   if (ending?.as === 'told') return ending.face;
-  if (ending?.as === 'released') throw released(txn, ending.code, ending.detail);
+  // It was never claimed, so the log has nothing of it.
+  if (ending?.as === 'released')
+    throw new GatewayError(ending.code, `Nothing was sent: ${ending.detail}.`, { txn, retryAfterSeconds: 1 });
   if (ending?.as === 'elsewhere') throw released(txn, 'unavailable', 'this process is about to end');
   const detail = `${tool.name} did not answer in the time that you wait. It is a read: ask again, or wait longer (Prefer: wait=N).`;
   throw new GatewayError('tool_failed', detail, { txn, retry: 'after_delay' });

@@ -1,10 +1,12 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { digest } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
-import type { Policies, Tool } from '../domain/policy.ts';
+import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
 import { dryRun } from '../flow/dry-run.ts';
 import type { Caller } from '../flow/patience.ts';
+import { logRefusal, Refusal } from '../flow/refusal.ts';
 import { readArguments } from './bodies.ts';
 import { sendCall } from './encode.ts';
 import { readCallHeaders } from './headers.ts';
@@ -25,10 +27,20 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
       return toolCall(agent, tool, args, headers, caller);
     };
     if (headers.dryRun) return dryRun(flow.station, ask);
-    const answer = await callTool(flow, ask(hangUp(request, reply)));
+    const answer = await callTool(flow, await matched(flow, agent, () => ask(hangUp(request, reply))));
     replying(flow, reply, answer.call);
     return sendUpstream(reply, answer, request.url);
   });
+}
+
+/** A request that is no call of any tool is denied before there is one, and logged like any denial. */
+async function matched(flow: Flow, agent: Agent, ask: () => ToolCall): Promise<ToolCall> {
+  try {
+    return ask();
+  } catch (error) {
+    await logRefusal(flow.station, { agent: agent.name }, error);
+    throw error;
+  }
 }
 
 function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instance: string): FastifyReply {
@@ -54,7 +66,10 @@ function match(policies: Policies, request: FastifyRequest): { tool: string; arg
     if (found !== undefined && (best === undefined || found.shape < best.found.shape)) best = { tool, found };
   }
   if (best !== undefined) return { tool: best.tool.name, args: collect(request, best.tool, best.found.values) };
-  throw new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} /${segments.join('/')}.`);
+  const path = `/${segments.join('/')}`;
+  const denied = new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} ${path}.`);
+  // The log is for ever, and nobody knows what is in a path that no tool has.
+  throw new Refusal(denied, { upstream, method: request.method, path: digest(path), reason: 'no tool has this path' });
 }
 
 /**

@@ -1,12 +1,42 @@
+import { isDeepStrictEqual } from 'node:util';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { faultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, type Gateway, type Reply, sha256, startGateway } from '../support/gateway.ts';
 
 let upstream: Upstream;
 let database: TestDatabase;
 let gateway: Gateway;
+
+const CAROL_KEY = 'test-carol-key';
+const NO_WAIT = { prefer: 'wait=0' };
+const JSON_TYPE = { 'content-type': 'application/json' };
+
+/** Held for people of a group that carol, who may approve, is not in; and a service where nobody listens. */
+const MORE = `
+upstreams:
+  gone: { adapter: http, url: "http://127.0.0.1:1", allowPrivate: true, breaker: { minimum: 1, cooldown: 1h } }
+tools:
+  gone.put:
+    upstream: gone
+    request: { method: PUT, path: /thing, body: "\${args}" }
+    once: { by: nature }
+    retry: { attempts: 5, base: 10ms, max: 20ms }
+  world.mailed:
+    upstream: world
+    request: { method: POST, path: /none/mailed, body: "\${args}" }
+agents:
+  mailer:
+    keys: ["sha256:${sha256('test-mailer-key')}"]
+    rules:
+      - allow: world.mailed
+        approve: { by: [finance], within: 1h }
+      - allow: gone.put
+people:
+  carol: { keys: ["sha256:${sha256(CAROL_KEY)}"], roles: [approver], groups: [security] }
+  frank: { keys: ["sha256:${sha256('test-frank-key')}"], roles: [approver], groups: [finance] }
+`;
 
 beforeAll(async () => {
   upstream = await startUpstream();
@@ -14,9 +44,9 @@ beforeAll(async () => {
   const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
   const limited = '      - allow: world.put\n        rate: 1/h\n      - allow: world.held\n';
   gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', limited) },
+    policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', limited), 'more.yaml': MORE },
     databaseUrl: database.url,
-    config: 'retention: { payloads: 1s }\n',
+    config: 'retention: { payloads: 1s }\nlimits: { pendingApprovals: 1 }\n',
   });
 });
 afterAll(async () => {
@@ -37,6 +67,131 @@ it('a refusal by a limit has its leaf, as a denial has', async () => {
   expect((await gateway.call('world.put', { id: 'first' }, { key: 'first' })).status).toBe(200);
   expect((await gateway.call('world.put', { id: 'second' }, { key: 'second' })).status).toBe(429);
   expect(await said('rate_limited')).toMatchObject([{ agent: 'tester', tool: 'world.put' }]);
+});
+
+/** One refusal each, of a call of `tool` under the key or in the place that `refuse` makes ready. */
+const REFUSALS: readonly {
+  readonly of: string;
+  readonly what: string;
+  readonly refuse: (id: string) => Promise<Reply>;
+  readonly entry: object;
+}[] = [
+  {
+    of: 'a frozen agent',
+    what: 'refused',
+    refuse: async (id) => {
+      await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'lunch' });
+      const refused = await gateway.call('world.keyed', { id }, { key: id });
+      await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'lunch is over' });
+      return refused;
+    },
+    entry: { code: 'frozen', agent: 'tester', tool: 'world.keyed', reason: expect.stringContaining('lunch') },
+  },
+  {
+    of: 'a tool behind an open breaker',
+    what: 'refused',
+    refuse: async (id) => {
+      await gateway.admin('POST', '/admin/breakers/world/open', { reason: 'it coughs' });
+      const refused = await gateway.call('world.keyed', { id }, { key: id });
+      await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'it is well' });
+      return refused;
+    },
+    entry: { code: 'breaker_open', agent: 'tester', tool: 'world.keyed' },
+  },
+  {
+    of: 'a key that is of another call',
+    what: 'refused',
+    refuse: async (id) => {
+      await gateway.call('world.keyed', { id }, { key: id });
+      return gateway.call('world.keyed', { id, n: 2 }, { key: id });
+    },
+    entry: { code: 'key_reused', agent: 'tester', tool: 'world.keyed', txn: expect.any(String) },
+  },
+  {
+    of: 'a key whose call is forgotten',
+    what: 'refused',
+    refuse: async (id) => {
+      const { headers } = await gateway.call('world.keyed', { id }, { key: id });
+      await gateway.admin('POST', '/admin/erase', { txn: headers.get('oncegate-txn'), reason: 'asked to' });
+      return gateway.call('world.keyed', { id }, { key: id });
+    },
+    entry: { code: 'key_expired', agent: 'tester', tool: 'world.keyed', txn: expect.any(String) },
+  },
+  {
+    of: 'a step of a saga that is over',
+    what: 'refused',
+    refuse: async (id) => {
+      const opened = await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY, body: '{}', headers: JSON_TYPE });
+      const { saga } = opened.body;
+      await gateway.request('POST', `/v1/sagas/${saga}/commit`, { key: AGENT_KEY, body: '{}', headers: JSON_TYPE });
+      return gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-saga': saga } });
+    },
+    entry: { code: 'saga_closed', agent: 'tester', tool: 'world.keyed' },
+  },
+  {
+    of: 'one more call than may wait for people',
+    what: 'rate_limited',
+    refuse: async (id) => {
+      await gateway.call('world.held', { id }, { key: id, headers: NO_WAIT });
+      return gateway.call('world.held', { id: `${id}-more` }, { key: `${id}-more` });
+    },
+    entry: { agent: 'tester', tool: 'world.held', reason: expect.stringContaining('wait for people') },
+  },
+  {
+    of: 'a request that is no call of any tool',
+    what: 'denied',
+    refuse: (id) => gateway.request('GET', `/v1/proxy/world/secret-${id}`, { key: AGENT_KEY }),
+    entry: { agent: 'tester', upstream: 'world', method: 'GET', path: expect.stringMatching(/^[0-9a-f]{64}$/) },
+  },
+];
+
+it.each(REFUSALS)('a refusal has one leaf: $of', async ({ what, refuse, entry, of }) => {
+  const before = await said(what);
+  const refused = await refuse(`r-${of.replaceAll(' ', '-')}`);
+  expect(refused.status).toBeGreaterThanOrEqual(400);
+  const now = await said(what);
+  expect(now.filter((line) => !before.some((old) => isDeepStrictEqual(old, line)))).toMatchObject([entry]);
+  expect(now).toHaveLength(before.length + 1);
+  expect(JSON.stringify(now)).not.toContain('secret-');
+});
+
+it('a call that was claimed and could not leave is logged as released, and not as refused too', async () => {
+  const ask = () => gateway.call('gone.put', {}, { agentKey: 'test-mailer-key' });
+  const ofGone = async (what: string) => (await said(what)).filter(({ tool }) => tool === 'gone.put');
+  expect((await ask()).body.code).toBe('breaker_open');
+  expect([await ofGone('call_released'), await ofGone('refused')]).toMatchObject([[{ agent: 'mailer' }], []]);
+  expect((await ask()).body.code).toBe('breaker_open');
+  expect([await ofGone('call_released'), await ofGone('refused')]).toMatchObject([[{}], [{ code: 'breaker_open' }]]);
+});
+
+it('what would be refused is not logged when it is only asked', async () => {
+  await gateway.call('world.keyed', { id: 'dry' }, { key: 'dry' });
+  const before = await said('refused');
+  const plan = await gateway.call(
+    'world.keyed',
+    { id: 'dry', n: 2 },
+    { key: 'dry', headers: { 'oncegate-dry-run': '?1' } },
+  );
+  expect(plan.body.wouldAnswer).toMatchObject({ code: 'key_reused' });
+  expect(await said('refused')).toEqual(before);
+});
+
+it('whoever votes without a right to leaves a trace', async () => {
+  const { body } = await gateway.call(
+    'world.mailed',
+    { id: 'vote' },
+    { agentKey: 'test-mailer-key', headers: NO_WAIT },
+  );
+  const { txn } = body;
+  const refused = await gateway.request('POST', `/admin/approvals/${txn}/approve`, {
+    key: CAROL_KEY,
+    body: JSON.stringify({ reason: 'me too', digest: sha256('x') }),
+    headers: JSON_TYPE,
+  });
+  expect(refused.status).toBe(403);
+  expect((await said('refused')).filter((line) => line.code === 'forbidden')).toMatchObject([
+    { txn, agent: 'mailer', person: 'carol', verdict: 'approve', reason: expect.stringContaining('finance') },
+  ]);
 });
 
 it('payloads that expire leave a word about it', async () => {

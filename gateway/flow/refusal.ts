@@ -1,0 +1,48 @@
+import { type AuditFields, auditEntry } from '../domain/audit.ts';
+import { type ErrorCode, type ErrorExtras, GatewayError } from '../domain/errors.ts';
+import { logEntry } from '../ledger/audit-queue.ts';
+import type { Station } from './station.ts';
+
+/** Decisions against a call that leave no call behind: only the log knows of them. By what each is called there. */
+const DECISIONS: Partial<Readonly<Record<ErrorCode, string>>> = {
+  denied: 'denied',
+  unknown_tool: 'unknown_tool',
+  fenced: 'fenced',
+  locked: 'locked',
+  rate_limited: 'rate_limited',
+  over_budget: 'over_budget',
+  // The names of these are taken: by a switch that was thrown, a breaker that opened, a saga that was closed.
+  frozen: 'refused',
+  breaker_open: 'refused',
+  saga_closed: 'refused',
+  key_reused: 'refused',
+  key_expired: 'refused',
+  forbidden: 'refused',
+};
+
+/** A refusal of which the log says something else than its detail. */
+export class Refusal extends GatewayError {
+  readonly noted: AuditFields;
+
+  constructor(
+    { code, message, extras }: { code: ErrorCode; message: string; extras?: ErrorExtras },
+    noted: AuditFields,
+  ) {
+    super(code, message, extras);
+    this.noted = noted;
+  }
+}
+
+/** Not sent, though it was claimed. That it was released is in the log already. */
+export class Released extends GatewayError {}
+
+/** Puts it into the log that a call was refused. Any other error is no decision, and leaves nothing. */
+export async function logRefusal(station: Station, about: AuditFields, error: unknown): Promise<void> {
+  if (!(error instanceof GatewayError) || error instanceof Released) return;
+  const { code, message, extras } = error;
+  const what = DECISIONS[code];
+  if (what === undefined) return;
+  const noted = error instanceof Refusal ? error.noted : { reason: message };
+  const fields = { txn: extras.txn, ...about, policy: station.policies().version, ...noted };
+  await logEntry(station.db, auditEntry(what, what === code ? fields : { ...fields, code }));
+}

@@ -20,7 +20,7 @@ import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { statsRoutes } from './http/stats-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
-import { answerUnreadable } from './http/unreadable.ts';
+import { Unreadable } from './http/unreadable.ts';
 import { closeUnused } from './http/unused-connections.ts';
 import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
 
@@ -42,6 +42,7 @@ export interface AppOptions {
 
 /** The HTTP application: plugins and routes in the order in which they are written here. */
 export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
+  const unreadable = new Unreadable();
   const app = Fastify({
     logger: false,
     bodyLimit: options.bodyBytes,
@@ -53,7 +54,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     // A path that the router itself cannot read: a broken escape, a segment that is too long.
     frameworkErrors: (error, request, reply) =>
       sendProblem(reply as FastifyReply, new GatewayError('malformed', error.message), request.url),
-    clientErrorHandler: answerUnreadable,
+    clientErrorHandler: (error, socket) => unreadable.answer(error, socket),
   });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
@@ -79,6 +80,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     ),
   );
 
+  unreadable.watch(app.server);
   closeUnused(app);
   if (options.demo !== undefined) {
     const demo = options.demo;

@@ -1,3 +1,4 @@
+import type { Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import { ERRORS, type RetryAdvice } from '../domain/errors.ts';
 
@@ -29,16 +30,40 @@ const FAULTS: Readonly<Record<string, Fault>> = {
 const LINGER_MS = 1_000;
 
 /** A request that node itself cannot read deserves the same kind of answer as any other; its connection is of no more use. */
-export function answerUnreadable(error: Error & { readonly code?: string }, socket: Socket): void {
-  if (!socket.writable) return;
-  const { status, reason, detail, retry } = FAULTS[error.code ?? ''] ?? INVALID;
+export class Unreadable {
+  /** What was last asked on a connection. Of several at once the last is answered last. */
+  readonly #last = new WeakMap<object, ServerResponse>();
+
+  watch(server: Server): void {
+    server.on('request', (request, response) => this.#last.set(request.socket, response));
+  }
+
+  answer(error: Error & { readonly code?: string }, socket: Socket): void {
+    const last = this.#last.get(socket);
+    const isHalfRead = last !== undefined && !last.req.complete;
+    // What is written now would be taken for the answer to a request that is still at work, or has had one.
+    if (!socket.writable || (last !== undefined && (isHalfRead ? last.headersSent : !last.writableFinished))) {
+      socket.destroy();
+      return;
+    }
+    const fault = FAULTS[error.code ?? ''] ?? INVALID;
+    // Whoever was told that nothing was done must be right: what could still become a request is not read to its end. Of what
+    // never can be one the rest is read and forgotten: closed at once, it would reset the connection under the answer.
+    const couldBecomeOne = isHalfRead || fault.status === 408;
+    socket.end(textOf(fault), () => {
+      if (couldBecomeOne) socket.destroy();
+    });
+    if (couldBecomeOne) socket.pause();
+    else socket.resume();
+    // A caller who does not hang up would have it for ever.
+    setTimeout(() => socket.destroy(), LINGER_MS).unref();
+  }
+}
+
+function textOf({ status, reason, detail, retry }: Fault): string {
   const type = 'https://oncegate.dev/errors#malformed';
   // It never became a request: there is no path to name as its instance.
   const body = JSON.stringify({ type, title, status, detail, instance: '/', code: 'malformed', retry });
   const head = ['connection: close', 'content-type: application/problem+json', `content-length: ${body.length}`];
-  socket.end(`HTTP/1.1 ${status} ${reason}\r\n${head.join('\r\n')}\r\n\r\n${body}`);
-  // Closed at once, what the caller is still writing would reset the connection under the answer; never closed, a caller
-  // who does not hang up would have it for ever. What still comes is read and forgotten.
-  socket.resume();
-  setTimeout(() => socket.destroy(), LINGER_MS).unref();
+  return `HTTP/1.1 ${status} ${reason}\r\n${head.join('\r\n')}\r\n\r\n${body}`;
 }

@@ -2,13 +2,19 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { answerUnreadable } from '../../gateway/http/unreadable.ts';
+import { Unreadable } from '../../gateway/http/unreadable.ts';
 
 let server: Server;
 let sockets: Socket[];
+/** Requests that were read to their end, and how each is answered. */
+let handled: string[];
+let finish: (() => void)[];
 
 /** A caller who never hangs up by itself. */
-async function dial(): Promise<{ socket: Socket; heard: () => string }> {
+async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Promise<void> }> {
+  const gone = new Promise<void>((resolve) => {
+    server.once('connection', (held) => held.once('close', () => resolve()));
+  });
   const socket = connect({ port: (server.address() as AddressInfo).port, host: '127.0.0.1', allowHalfOpen: true });
   let text = '';
   socket.on('data', (bytes) => {
@@ -17,18 +23,25 @@ async function dial(): Promise<{ socket: Socket; heard: () => string }> {
   socket.on('error', () => {}); // Writing to one who has hung up is what these callers do.
   sockets.push(socket);
   await once(socket, 'connect');
-  return { socket, heard: () => text };
+  return { socket, heard: () => text, gone };
 }
 
 beforeEach(async () => {
   sockets = [];
-  server = createServer(
-    { requestTimeout: 300, headersTimeout: 200, connectionsCheckingInterval: 50 },
-    (request, response) => {
-      if (request.url === '/refused') response.writeHead(401).end();
-    },
-  );
-  server.on('clientError', answerUnreadable);
+  handled = [];
+  finish = [];
+  const options = { requestTimeout: 300, headersTimeout: 200, connectionsCheckingInterval: 50 };
+  server = createServer(options, (request, response) => {
+    if (request.url === '/refused') response.writeHead(401).end();
+    request.resume().on('end', () => {
+      handled.push(request.url ?? '');
+      finish.push(() => response.end('done'));
+      server.emit('handled');
+    });
+  });
+  const unreadable = new Unreadable();
+  unreadable.watch(server);
+  server.on('clientError', (error, socket) => unreadable.answer(error, socket as Socket));
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
 });
@@ -56,14 +69,57 @@ describe('a request that node cannot read', () => {
   it.each(['/waiting', '/refused'])(
     'does not keep its connection when the caller drips on for ever: %s',
     async (path) => {
-      const gone = new Promise<void>((resolve) => {
-        server.once('connection', (held) => held.once('close', () => resolve()));
-      });
-      const { socket } = await dial();
+      const { socket, gone } = await dial();
       socket.write(`POST ${path} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n`);
       const dripping = setInterval(() => socket.write('x'), 20);
       await gone;
       clearInterval(dripping);
     },
   );
+
+  it('is not carried out after all when the rest of it comes late', async () => {
+    const { socket, heard, gone } = await dial();
+    socket.write('POST /late HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab');
+    await once(socket, 'data');
+    expect(heard()).toMatch(/^HTTP\/1.1 408 /);
+    socket.write('cd');
+    await gone;
+    expect(handled).toEqual([]);
+  });
+
+  it('is not carried out after all when the rest of its head comes late', async () => {
+    const { socket, heard, gone } = await dial();
+    socket.write('GET /late HTTP/1.1\r\n');
+    await once(socket, 'data');
+    expect(heard()).toMatch(/^HTTP\/1.1 408 /);
+    socket.write('host: a\r\n\r\n');
+    await gone;
+    expect(handled).toEqual([]);
+  });
+
+  it.each(['what is this\r\n\r\n', 'GET /late HTTP/1.1\r\n'])(
+    'is not answered in the place of one that is still at work: %j',
+    async (bytes) => {
+      const { socket, heard, gone } = await dial();
+      const working = once(server, 'handled');
+      socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
+      await working;
+      socket.write(bytes);
+      await gone;
+      expect([handled, heard()]).toEqual([['/first'], '']);
+    },
+  );
+
+  it('is answered after one that has its answer', async () => {
+    const { socket, heard } = await dial();
+    const working = once(server, 'handled');
+    socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
+    await working;
+    const answered = once(socket, 'data');
+    finish[0]?.();
+    await answered;
+    socket.write('what is this\r\n\r\n');
+    await once(socket, 'end');
+    expect(heard()).toMatch(/^HTTP\/1.1 200 OK[^]*HTTP\/1.1 400 Bad Request/);
+  });
 });

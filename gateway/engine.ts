@@ -129,7 +129,7 @@ export class Engine {
   }
 
   warnings(): string[] {
-    return this.#station.logWatch.warnings();
+    return [...this.#station.logWatch.warnings(), ...this.#sequencer.warnings()];
   }
 
   async troubles(): Promise<string[]> {

@@ -1,6 +1,7 @@
 import { hash } from 'node:crypto';
 import { canonical, quote, sortNames } from './canonical.ts';
 import type { Json } from './json.ts';
+import { legible } from './legible.ts';
 import { sha256 } from './sha256.ts';
 
 /** What an entry says beside when it was and what happened. A member that is undefined is not said. */
@@ -25,7 +26,17 @@ export function auditEntry(what: string, fields: AuditFields, at: number = Date.
 }
 
 function textOf(value: Json | undefined): string | undefined {
-  return value === undefined ? undefined : canonical(value);
+  if (value === undefined) return undefined;
+  return canonical(typeof value === 'string' && value.length > MOST_CHARACTERS ? cut(value) : value);
+}
+
+/** More than people write. Agents name tools, and what they name is logged: without a bound they could bury the log. */
+const MOST_CHARACTERS = 4_096;
+
+/** What is left out can still be proven. */
+function cut(text: string): string {
+  const whole = `${text.length} characters, sha256 ${digest(text)}`;
+  return `${legible(text, MOST_CHARACTERS / 4)}… (${whole})`;
 }
 
 let second = Number.NaN;

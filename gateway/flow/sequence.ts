@@ -1,5 +1,6 @@
+import { LedgerError } from '../domain/errors.ts';
 import type { NoteKey } from '../domain/signed-note.ts';
-import { leavesWait, sealLeaves } from '../ledger/audit-log.ts';
+import { LEAVES_AT_ONCE, leavesWait, type Sealed, type Sign, sealLeaves } from '../ledger/audit-log.ts';
 import type { LogWatch } from './log-watch.ts';
 import { Lookout } from './lookout.ts';
 import type { Station } from './station.ts';
@@ -9,6 +10,8 @@ const LOOK_EVERY_MS = 400;
 const REST_MS = 800;
 /** A witness that contradicts is asked again: its operator may have seen to it. */
 const ASK_AGAIN_MS = 5_000;
+/** It may stumble, as a ledger does that is restarted. */
+const WARN_AFTER_MS = 10_000;
 
 /**
  * Puts what was logged into the tree and signs it, about once a second while there is news. A worker in every process, of
@@ -21,6 +24,8 @@ export class Sequencer {
   readonly #watch: LogWatch;
   readonly #lookout: Lookout;
   #askedAt = performance.now();
+  #atOnce = LEAVES_AT_ONCE;
+  #failing: { readonly since: number; readonly why: string } | undefined;
 
   constructor(station: Station, key: NoteKey, watch: LogWatch) {
     this.#station = station;
@@ -62,17 +67,40 @@ export class Sequencer {
   async seal(restMs: number, accepts = false): Promise<boolean> {
     let isAny = false;
     for (let rest = restMs; await leavesWait(this.#station.db, rest); rest = 0) {
-      const sealed = await sealLeaves(this.#station.db, async (before, size, root) => {
-        if (!accepts) await this.#watch.vouchFor(before);
-        this.#station.reach('sealing');
-        return this.#key.sign(size, root);
-      });
+      const sealed = await this.#sealSome(accepts);
       if (sealed === undefined) break;
       isAny = true;
       // Whoever waits for the end of this process does not wait for a long backlog: another goes on with it.
       if (!sealed.isFull || this.#lookout.stopped) break;
     }
     return isAny;
+  }
+
+  /** Entries are of any length: what is too much for the time that a statement has is tried with fewer, down to one. */
+  async #sealSome(accepts: boolean): Promise<Sealed | undefined> {
+    const sign: Sign = async (before, size, root) => {
+      if (!accepts) await this.#watch.vouchFor(before);
+      this.#station.reach('sealing');
+      return this.#key.sign(size, root);
+    };
+    try {
+      const sealed = await sealLeaves(this.#station.db, sign, this.#atOnce);
+      this.#failing = undefined;
+      if (sealed?.isFull === true) this.#atOnce = Math.min(this.#atOnce * 2, LEAVES_AT_ONCE);
+      return sealed;
+    } catch (error) {
+      this.#failing ??= { since: performance.now(), why: error instanceof Error ? error.message : String(error) };
+      if (error instanceof LedgerError) this.#atOnce = Math.max(1, Math.floor(this.#atOnce / 4));
+      throw error;
+    }
+  }
+
+  /** What people must know of: what is logged is safe, but nobody could prove it yet. */
+  warnings(): string[] {
+    if (this.#failing === undefined) return [];
+    const seconds = Math.round((performance.now() - this.#failing.since) / 1000);
+    if (seconds * 1000 < WARN_AFTER_MS) return [];
+    return [`the log could not be sealed for ${seconds} s: ${this.#failing.why}`];
   }
 
   async #askWitnessesAgain(): Promise<void> {

@@ -21,12 +21,18 @@ export interface TailEntry {
   readonly entry: string;
 }
 
-/** Entries in their places, `from` inclusive, `to` exclusive. */
+/** Whoever reads takes no more than this of one go, and one entry at least. */
+const MOST_BYTES = 4 * 1024 * 1024;
+
+/** Entries in their places, `from` inclusive, `to` exclusive: as many as are not too much at once, the first ones first. */
 export async function readTail(db: Database, from: number, to: number): Promise<TailEntry[]> {
   const rows = await db.run<{ index: string; entry: string }>({
     name: 'read-log-tail',
-    text: 'select index, entry from audit_log where index >= $1 and index < $2 order by index',
-    values: [from, to],
+    text: `select index, entry from (
+        select index, entry, sum(octet_length(entry)) over (order by index) - octet_length(entry) as before
+        from audit_log where index >= $1 and index < $2) l
+      where before < $3 order by index`,
+    values: [from, to, MOST_BYTES],
   });
   return rows.map(({ index, entry }) => ({ index: Number(index), entry }));
 }

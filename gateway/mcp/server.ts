@@ -130,6 +130,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
   const meta = (ctx.mcpReq._meta ?? {}) as JsonObject;
   const args = isObject(params['arguments']) ? params['arguments'] : {};
   const name = String(params['name']);
+  if (name.length > MOST_NAME) throw new McpError(-32602, `The name of a tool has at most ${MOST_NAME} characters.`);
   const key = keyOf(meta, visit.rawKey);
   const builtIn = builtInNamed(name);
   if (builtIn !== undefined) {
@@ -193,6 +194,8 @@ function told(value: Json): JsonObject {
 }
 
 const MOST_ROUNDS = 8;
+/** As over HTTP. */
+const MOST_NAME = 512;
 
 async function answersOf({ inputRequests, requestState }: JsonObject, follower: Follower): Promise<Continuation> {
   const answers: Record<string, Json> = {};

@@ -131,3 +131,27 @@ it('under a new lease nothing is sent before the log was looked at', async () =>
   await watch.look();
   expect(watch.doubt()).toBeUndefined();
 });
+
+it('what is too much for one statement is sealed in parts', async () => {
+  const gateway = process();
+  // As if the entries were so long that no more than forty of them fit into the time that a statement has.
+  await database.query(`
+    create function too_slow() returns trigger language plpgsql as $$ begin
+      if (select count(*) from placed) > 40 then raise exception 'too slow' using errcode = 'query_canceled'; end if;
+      return null;
+    end $$;
+    create trigger too_slow after insert on audit_log referencing new table as placed
+      for each statement execute function too_slow()`);
+  await database.query(`insert into audit_queue (entry) select '{"n":' || n || '}' from generate_series(1, 200) n`);
+  let refused = 0;
+  while ((await newest()) !== 200) {
+    await gateway.sequencer.seal(0).catch((error: Error) => {
+      expect(error.message).toContain('too slow');
+      refused += 1;
+    });
+    expect(refused).toBeLessThan(10);
+  }
+  expect(refused).toBeGreaterThan(0);
+  const entries = await database.query<{ entry: string }>('select entry from audit_log order by index');
+  expect(entries.map(({ entry }) => JSON.parse(entry).n)).toEqual(Array.from({ length: 200 }, (_, i) => i + 1));
+});

@@ -116,6 +116,21 @@ it('leaves out what is too much, says so, and goes on from there', async () => {
   expect(listener.heard.filter(({ id, name }) => id !== null && id > first && name !== 'gap')).toHaveLength(1);
 });
 
+it('reads a few at a time of entries that are long', async () => {
+  const listener = await join();
+  await listener.reaches(await happen());
+  const tails = () => db.asked.filter((name) => name === 'read-log-tail').length;
+  const before = tails();
+  const pad = `repeat('x', 3 * 1024 * 1024)`;
+  await database.query(
+    `insert into audit_queue (entry) select '{"pad":"' || ${pad} || '","what":"x"}' from generate_series(1, 5)`,
+  );
+  const place = (await sealLeaves(db, async (_before, size) => `note ${size}\n`))?.size ?? 0;
+  await listener.reaches(place - 1);
+  expect(listener.heard.flatMap(({ id }) => id ?? []).slice(-5)).toEqual([5, 4, 3, 2, 1].map((n) => place - n));
+  expect(tails() - before).toBe(3);
+});
+
 it('tells no more of an entry than names, ids and times', async () => {
   const listener = await join();
   await listener.reaches(await happen());

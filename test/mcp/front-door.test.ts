@@ -159,6 +159,11 @@ describe('what is sent', () => {
     expect(answer.id).toBe(id);
   });
 
+  it('for a tool with a name that is too long is an error of the protocol', async () => {
+    const { answer } = await ask(front.gateway, 'tools/call', { name: 'n'.repeat(513), arguments: {} });
+    expect(answer.error).toMatchObject({ code: -32602, message: expect.stringContaining('512 characters') });
+  });
+
   it('too large is refused and sends nothing', async () => {
     const huge = JSON.stringify({ name: 'world__charge', arguments: { id: 'huge', pad: 'x'.repeat(8 * 1024 * 1024) } });
     expect((await raw(huge)).status).toBe(413);

@@ -11,6 +11,7 @@ import type {
 } from '../gateway/domain/adapter.ts';
 import { canonical } from '../gateway/domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
+import { legible } from '../gateway/domain/legible.ts';
 import { McpError } from '../gateway/domain/mcp-error.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
 import { scrub } from '../gateway/domain/redact.ts';
@@ -216,7 +217,7 @@ export class McpAdapter implements Adapter {
   /** What the server said beside what it means, unless it might repeat what is redacted. */
   #inItsWords(tool: Tool, meaning: string, words: Json | undefined): string {
     if (typeof words !== 'string' || words === '' || tool.redact.length > 0) return meaning;
-    return `${meaning}: ${scrub(words, this.#upstream.secrets).slice(0, MOST_WORDS)}`;
+    return `${meaning}: ${legible(scrub(words, this.#upstream.secrets), MOST_WORDS)}`;
   }
 
   #describe(ended: Exclude<Ended, { as: 'answered' }>): string {

@@ -1,15 +1,18 @@
 import type { Json, JsonObject } from './json.ts';
 
+/** A number without end, half a surrogate pair, or what is no JSON at all. */
+export class NotCanonical extends TypeError {}
+
 /**
  * RFC 8785: the one text of a JSON value, whoever wrote it and in whatever order. Keys go by UTF-16 code units (what `<`
- * compares), numbers as ECMAScript prints them, strings with the fewest escapes. What has no such text is a TypeError.
+ * compares), numbers as ECMAScript prints them, strings with the fewest escapes. What has no such text is `NotCanonical`.
  */
 export function canonical(value: Json): string {
   if (typeof value === 'string') return text(value);
   if (typeof value === 'number') return number(value);
   if (value === null) return 'null';
   if (typeof value === 'boolean') return value ? 'true' : 'false';
-  if (typeof value !== 'object') throw new TypeError(`${typeof value} is not JSON`);
+  if (typeof value !== 'object') throw new NotCanonical(`${typeof value} is not JSON`);
   return Array.isArray(value) ? array(value) : object(value as JsonObject);
 }
 
@@ -51,7 +54,7 @@ export function sortNames(keys: string[]): void {
 }
 
 function number(value: number): string {
-  if (!Number.isFinite(value)) throw new TypeError(`${value} is not JSON`);
+  if (!Number.isFinite(value)) throw new NotCanonical(`${value} is not JSON`);
   return `${value}`;
 }
 
@@ -66,6 +69,6 @@ function text(value: string): string {
   if (!NEEDS_CARE.test(value)) return `"${value}"`;
   // RFC 8785 3.2.2.2: half a surrogate pair is an error. JSON.stringify would write an escape that no UTF-8 peer agrees on.
   if (!(value as string & { isWellFormed(): boolean }).isWellFormed())
-    throw new TypeError('a lone surrogate is not JSON');
+    throw new NotCanonical('a lone surrogate is not JSON');
   return JSON.stringify(value);
 }

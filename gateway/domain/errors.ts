@@ -73,10 +73,13 @@ export class LedgerError extends Error {
   readonly unknown: boolean;
   /** The ledger is there and refused this very statement. */
   readonly refused: boolean;
+  /** And it will, however often it is asked: what was to be written is nothing that it can or may hold. */
+  readonly hopeless: boolean;
 
-  constructor(message: string, unknown: boolean, cause?: unknown, refused = false) {
+  constructor(message: string, unknown: boolean, cause?: unknown, refused = false, hopeless = false) {
     super(message, { cause });
     this.unknown = unknown;
     this.refused = refused;
+    this.hopeless = hopeless;
   }
 }

@@ -345,7 +345,7 @@ export class Dispatch {
   #stumble(job: Job): Promise<Ending> {
     const why = 'the gateway itself failed while it carried this call';
     if (job.kind === 'read') return this.#settleFailure(job, { kind: 'ambiguous', detail: why });
-    if (job.attempt === 0) return this.#recorder.handBack(job);
+    if (job.attempt === 0) return this.#recorder.handBack(job, STUMBLED_RECHECK_MS);
     closeAttempt(job, job.attemptOpen);
     return this.#recorder.park(job, job.tool.retry.maxMs, why, undefined);
   }
@@ -384,6 +384,8 @@ function mayBeRecalled(job: Job): boolean {
 
 /** A call that was let go, and finds locked what it needs, is looked at again this much later. */
 const LOCKED_RECHECK_MS = 300;
+/** What failed by a fault of ours will most likely fail again. */
+const STUMBLED_RECHECK_MS = 5_000;
 /** How often a call that may not be sent because it is frozen is looked at again. */
 const FROZEN_RECHECK_MS = 1_000;
 

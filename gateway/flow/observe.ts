@@ -1,5 +1,7 @@
 import type { Answer } from '../domain/adapter.ts';
+import { NotCanonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import { ExpressionError } from '../domain/policy.ts';
 import type { Job } from './job.ts';
 import { lookAt } from './look.ts';
@@ -27,8 +29,14 @@ const NOTHING: Answer = { status: 200, contentType: 'application/json', body: nu
 export async function observe(station: Station, job: Job): Promise<Observed> {
   const seen = await see(station, job);
   if (typeof seen === 'string') return { satisfied: undefined, detail: seen };
+  try {
+    job.undoArguments = keepBefore(station.sealingKey, job.txn, seen.world, seen.isSecret);
+  } catch (error) {
+    // What cannot be kept exactly could not be put back.
+    if (error instanceof NotCanonical) return { satisfied: undefined, detail: `it cannot be kept: ${error.message}` };
+    throw error;
+  }
   job.before = seen.world;
-  job.undoArguments = keepBefore(station.sealingKey, job.txn, seen.world, seen.isSecret);
   return seen;
 }
 
@@ -66,5 +74,5 @@ const MOST_SHOWN = 2_000;
 /** What was seen of the world, for whoever has to resolve a doubt. */
 export function shownToPerson({ body }: Answer): string | null {
   if (body === null || body.length <= MOST_SHOWN) return body;
-  return `${body.slice(0, MOST_SHOWN)}…`;
+  return `${legible(body, MOST_SHOWN)}…`;
 }

@@ -4,6 +4,7 @@ import { auditEntry, digest, leafHash } from '../domain/audit.ts';
 import type { CallEvent, CallFace, Evidence } from '../domain/call.ts';
 import { type ErrorCode, LedgerError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import type { CallState } from '../domain/states.ts';
 import type { Advance } from '../ledger/calls.ts';
 import { noteContradiction, release } from '../ledger/custody.ts';
@@ -47,7 +48,8 @@ export class Recorder {
    * unknown attempt although the answer was here: recovery finds out again.
    */
   async settle(job: Job, state: 'succeeded' | 'failed', answer: Answer | undefined, end: End): Promise<Ending> {
-    const { outcome, evidence, problem = null, detail = null } = end;
+    const { outcome, evidence, problem = null } = end;
+    const detail = end.detail === undefined ? null : legible(end.detail);
     const entry = auditEntry(state === 'succeeded' ? 'call_succeeded' : 'call_failed', {
       txn: job.txn,
       agent: job.agent,
@@ -59,7 +61,7 @@ export class Recorder {
     });
     const leaf = job.recorded ? leafHash(entry) : null;
     const asOf = this.#station.finals.asOf();
-    const settled = await this.#advance(job, closed(job, state, answer, end, leaf, entry));
+    const settled = await this.#advance(job, closed(job, state, answer, end, { detail, leaf, entry }));
     this.#station.reach('settled');
     if (!settled) return this.#contradict(job, state);
     const face = faceOf(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
@@ -102,7 +104,7 @@ export class Recorder {
     seen: JsonObject = {},
   ): Promise<Ending> {
     this.#station.reach('parking');
-    const detail = last === undefined ? why : `${describe(last)}; ${why}`;
+    const detail = legible(last === undefined ? why : `${describe(last)}; ${why}`);
     const entry = auditEntry('call_in_doubt', { ...subject(job), unresolved: job.unresolved });
     const change: Advance = {
       ...unchanged(job),
@@ -143,13 +145,13 @@ export class Recorder {
     return moved;
   }
 
-  /** A ledger write that must not be given up while this process lives. */
+  /** A ledger write that is not given up while this process lives, unless it can never be. */
   async insist<T>(job: Job, write: () => Promise<T>): Promise<T> {
     for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
       try {
         return await write();
       } catch (error) {
-        if (!(error instanceof LedgerError)) throw error;
+        if (!(error instanceof LedgerError) || error.hopeless) throw error;
         job.ledger.hangUp();
         this.#station.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
         await sleep(delay);
@@ -164,8 +166,7 @@ function closed(
   state: 'succeeded' | 'failed',
   answer: Answer | undefined,
   end: End,
-  leaf: Buffer | null,
-  entry: string,
+  { detail, leaf, entry }: Pick<Advance, 'detail' | 'leaf' | 'entry'>,
 ): Advance {
   return {
     txn: job.txn,
@@ -181,7 +182,7 @@ function closed(
     dueInMs: null,
     outcome: end.outcome,
     problem: end.problem ?? null,
-    detail: end.detail ?? null,
+    detail,
     answer: answer === undefined ? null : JSON.stringify(answer),
     evidence: end.evidence,
     resolvedBy: null,
@@ -249,12 +250,16 @@ function subject(job: Job): JsonObject {
 }
 
 export function event(what: string, detail: JsonObject): CallEvent {
-  return { ...detail, what, at: new Date().toISOString() };
+  const said = Object.entries(detail).map(([name, value]) => [
+    name,
+    typeof value === 'string' ? legible(value) : value,
+  ]);
+  return { ...Object.fromEntries(said), what, at: new Date().toISOString() };
 }
 
 /** What an attempt told, in words. */
 export function describe(outcome: Outcome | undefined): string {
   if (outcome === undefined) return 'its sender is gone';
-  if ('detail' in outcome) return outcome.detail;
+  if ('detail' in outcome) return legible(outcome.detail);
   return `the upstream answered ${outcome.answer.status}`;
 }

@@ -1,5 +1,6 @@
-import { canonical } from '../domain/canonical.ts';
+import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { leavesAt, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
@@ -61,12 +62,12 @@ export function renderUndo(
       return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
     return keepUndo(key, tool, undoTool, scope, args);
   } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error;
+    if (!(error instanceof ExpressionError) && !(error instanceof NotCanonical)) throw error;
     return {
       before: null,
       args: null,
       sealed: null,
-      reason: `the arguments of its undo cannot be made: ${error.message}`,
+      reason: legible(`the arguments of its undo cannot be made: ${error.message}`),
     };
   }
 }
@@ -103,7 +104,7 @@ export function keepUndo(
   return {
     before: null,
     args: canonical(redact(hide(args, secrets), paths)),
-    sealed: seal(key, scope.txn, JSON.stringify({ args })),
+    sealed: seal(key, scope.txn, canonical({ args })),
     reason: null,
   };
 }
@@ -142,7 +143,7 @@ export function undoOf(
 /** What was observed before the call, to be kept with its first attempt. */
 export function keepBefore(key: Buffer, txn: string, before: Json, isSecret: boolean): UndoArguments {
   return isSecret
-    ? { before: null, args: null, sealed: seal(key, txn, JSON.stringify({ before })), reason: null }
+    ? { before: null, args: null, sealed: seal(key, txn, canonical({ before })), reason: null }
     : { before: canonical(before), args: null, sealed: null, reason: null };
 }
 

@@ -9,6 +9,8 @@ const STATEMENT_TIMEOUT_MS = 1_500;
  * whether the statement committed: an I/O error during COMMIT has been seen to be reported for a row that was there.
  */
 const CERTAINLY_NOT_COMMITTED = new Set(['0A', '21', '22', '23', '25', '26', '2D', '34', '40', '42', '55', 'P0']);
+/** Of these: about what was to be written, and not about the moment. */
+const HOPELESS = new Set(['22', '23']);
 
 export interface Statement {
   readonly name: string;
@@ -116,8 +118,10 @@ export class Database implements Queryable {
 function ledgerError(error: unknown, uncertain = true): LedgerError {
   if (error instanceof LedgerError) return error;
   const code = error instanceof pg.DatabaseError ? (error.code ?? '') : '';
-  const certain = CERTAINLY_NOT_COMMITTED.has(code.slice(0, 2));
-  return new LedgerError(`the ledger did not take it: ${message(error)}`, uncertain && !certain, error, certain);
+  const kind = code.slice(0, 2);
+  const certain = CERTAINLY_NOT_COMMITTED.has(kind);
+  const text = `the ledger did not take it: ${message(error)}`;
+  return new LedgerError(text, uncertain && !certain, error, certain, HOPELESS.has(kind));
 }
 
 function message(error: unknown): string {

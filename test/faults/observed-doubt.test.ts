@@ -145,6 +145,28 @@ describe('a write in doubt whose tool says when the world has settled', () => {
   });
 });
 
+describe('a world that cannot be written down', () => {
+  it('is not changed: what cannot be kept could not be put back', async () => {
+    const body = { object: { text: '\uD800' } };
+    await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body }], times: 'always' });
+    const { status, body: told } = await ask('world.set');
+    expect([status, told.code]).toEqual([503, 'unavailable']);
+    expect(told.detail).toContain('cannot be kept');
+    expect(await writes()).toEqual([]);
+  });
+
+  it('is shown to people as far as it can be', async () => {
+    await plan(['drop']);
+    const frame = '{"object":{"text":"'.length;
+    const text = `${'x'.repeat(1_999 - frame)}😀${'y'.repeat(100)}`;
+    await upstream.plan({ match: { id, method: 'GET', nth: 2 }, do: [{ reply: 200, body: { object: { text } } }] });
+    const { status, body } = await ask('world.show');
+    expect([status, body.code]).toEqual([504, 'in_doubt']);
+    const last = (await seenByPerson(body.txn)).timeline.at(-1);
+    expect(last).toMatchObject({ what: 'in_doubt', satisfied: false, observed: expect.stringMatching(/x\uFFFD…$/) });
+  });
+});
+
 describe('a write in doubt whose tool does not say so', () => {
   it.each([
     [['apply', 'drop'], true],

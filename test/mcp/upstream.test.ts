@@ -70,6 +70,20 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
   const sends = async (id: string) => (await world.requests()).filter((request) => request.id === id);
 
+  it.each([
+    ['with a NUL', 'half\0done', 'half\uFFFDdone'],
+    ['cut in the middle of a character', `${'x'.repeat(999)}😀`, `${'x'.repeat(999)}\uFFFD`],
+    ['that are half a character', 'half \uD83D', 'half \uFFFD'],
+  ])('that fails in words %s leaves a doubt like any other', async (_, words, kept) => {
+    const id = `words-${words.length}`;
+    await plan('mail', id, ['apply', { isError: words }]);
+    const doubt = await call('mail', id);
+    expect([doubt.status, doubt.body.code]).toEqual([504, 'in_doubt']);
+    const told = (await gateway.admin('GET', `/admin/calls/${doubt.body.txn}`)).body;
+    expect(told).toMatchObject({ state: 'in_doubt', problem: { detail: expect.stringContaining(kept) } });
+    expect(await effects(id)).toHaveLength(1);
+  });
+
   it('gives its answer as it is: text, picture, sound, files, structure', async () => {
     const { answer } = await ask(gateway, 'tools/call', { name: `${era}__show`, arguments: {} });
     const { content, structuredContent, _meta } = answer.result;

@@ -68,6 +68,15 @@ describe('a rollback', () => {
     expect(await effects('irr-1')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     expect((await saga.admin('close', { reason: 'seen to' })).body.state).toBe('closed');
   });
+
+  it('knows what was done though its undo cannot be written down', async () => {
+    await upstream.plan({ match: { id: 'odd' }, do: ['apply', { reply: 200, body: { id: '\uD800' } }] });
+    const saga = await TestSaga.open(gateway);
+    const step = await saga.step('world.charge', { id: 'odd' });
+    expect([step.status, step.body.state]).toEqual([200, 'succeeded']);
+    const { body } = await saga.rollback();
+    expect(body).toMatchObject({ state: 'parked', reason: expect.stringContaining('is not undone') });
+  });
 });
 
 describe('opening a saga', () => {

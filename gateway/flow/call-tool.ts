@@ -17,7 +17,7 @@ import { guardsOf, shownOf } from './guards.ts';
 import { continuationText, identifyCall } from './identify-call.ts';
 import type { Caller } from './patience.ts';
 import type { Recovery } from './recover.ts';
-import { logRefusal, Refusal } from './refusal.ts';
+import { isDecision, orLogged, Refusal } from './refusal.ts';
 import { refusalOf, refuseUndo, refuseWhatIsOff, reloaded, undecided } from './refuse.ts';
 import { earlierCall, earlierUnderKey, noteKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
@@ -81,19 +81,13 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
   try {
     const args = canonical(asked.args);
     const meant = { args, fingerprint: fingerprintOf(tool, args, continuationText(asked.continuation)) };
-    const answer = await walk(flow, asked, meant, stint);
+    const answer = await orLogged(flow.station, { agent: agent.name, tool }, () => walk(flow, asked, meant, stint));
     const exposing = exposeAsker(flow.station, asked, answer);
     if (exposing !== undefined) await exposing;
     noteKey(flow.station, asked, meant.fingerprint, answer.call);
     stint.end(endOf(answer));
     return answer;
-  } catch (thrown) {
-    // What cannot be logged is not told as if it were.
-    const logging = logRefusal(flow.station, { agent: agent.name, tool }, thrown);
-    const error = await logging.then(
-      () => thrown,
-      (failure: unknown) => failure,
-    );
+  } catch (error) {
     stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
     throw error;
   }
@@ -242,6 +236,7 @@ async function refuse(
   const earlier = await earlierCall(station, asked, tool, fingerprint);
   if (earlier !== undefined) return repeat(flow, earlier.txn, fingerprint, asked, stint);
   const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
+  if (!isDecision(error)) throw error;
   throw new Refusal(error, {
     policy: policies.version,
     reason: error.message,

@@ -20,7 +20,7 @@ const DECISIONS: Partial<Readonly<Record<ErrorCode, string>>> = {
   forbidden: 'refused',
 };
 
-/** A refusal of which the log says something else than its detail. */
+/** A refusal of which the log says something else than its detail, or that it would not know for one by its code. */
 export class Refusal extends GatewayError {
   readonly noted: AuditFields;
 
@@ -36,12 +36,26 @@ export class Refusal extends GatewayError {
 /** Not sent, though it was claimed. That it was released is in the log already. */
 export class Released extends GatewayError {}
 
+/** Work that may be refused, and then is so in the log too. What cannot be logged is not told as if it were. */
+export async function orLogged<T>(station: Station, about: AuditFields, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    await logRefusal(station, about, error);
+    throw error;
+  }
+}
+
+/** Whether an error is a decision against a call, and no fault of its words or of the gateway. */
+export function isDecision(error: GatewayError): boolean {
+  return error instanceof Refusal || DECISIONS[error.code] !== undefined;
+}
+
 /** Puts it into the log that a call was refused. Any other error is no decision, and leaves nothing. */
 export async function logRefusal(station: Station, about: AuditFields, error: unknown): Promise<void> {
-  if (!(error instanceof GatewayError) || error instanceof Released) return;
+  if (!(error instanceof GatewayError) || error instanceof Released || !isDecision(error)) return;
   const { code, message, extras } = error;
-  const what = DECISIONS[code];
-  if (what === undefined) return;
+  const what = DECISIONS[code] ?? 'refused';
   const noted = error instanceof Refusal ? error.noted : { reason: message };
   const fields = { txn: extras.txn, ...about, policy: station.policies().version, ...noted };
   await logEntry(station.db, auditEntry(what, what === code ? fields : { ...fields, code }));

@@ -66,7 +66,10 @@ export function refuseWhatIsOff(station: Station, agent: string, tool: Tool, hel
     throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
   }
   if (tool.disabled !== undefined) {
-    throw new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, { retryAfterSeconds: 60 });
+    const disabled = new GatewayError('unavailable', `${tool.name} is disabled: ${tool.disabled}.`, {
+      retryAfterSeconds: 60,
+    });
+    throw new Refusal(disabled, { reason: disabled.message });
   }
   const doubt = tool.effect === 'read' ? undefined : station.logWatch.doubt();
   if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });

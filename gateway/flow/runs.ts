@@ -18,7 +18,7 @@ import {
 } from '../ledger/runs.ts';
 import type { Flow } from './call-tool.ts';
 import { type Caller, pause } from './patience.ts';
-import { Refusal } from './refusal.ts';
+import { orLogged, Refusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
@@ -60,7 +60,7 @@ export async function take(flow: Flow, wish: RunWish, patienceMs: number, caller
   const entryOf = (epoch: number, withdrawn: readonly string[]) =>
     auditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
   const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, entryOf };
-  const taken = await whenFree(() => takeRun(station.db, order));
+  const taken = await orLogged(station, { run: id, agent }, () => whenFree(() => takeRun(station.db, order)));
   return { ...(await awaitDrained(flow, { run: id, epoch: taken.epoch }, patienceMs, caller)), ...taken };
 }
 
@@ -132,20 +132,21 @@ export async function findRuns(station: Station, filter: RunFilter) {
 export async function keepCheckpoint(station: Station, agent: string, fence: Fence, checkpoint: string): Promise<Run> {
   await findRun(station, fence.run, agent);
   const entry = auditEntry('run_checkpoint', { ...fence, agent, checkpoint: digest(checkpoint) });
-  await saveCheckpoint(station.db, fence, checkpoint, entry);
+  await orLogged(station, { ...fence, agent }, () => saveCheckpoint(station.db, fence, checkpoint, entry));
   return findRun(station, fence.run, agent);
 }
 
 export async function heartbeat(station: Station, agent: string, fence: Fence): Promise<Run> {
   await findRun(station, fence.run, agent);
-  await noteHeartbeat(station.db, fence);
+  await orLogged(station, { ...fence, agent }, () => noteHeartbeat(station.db, fence));
   return findRun(station, fence.run, agent);
 }
 
 /** Its holder is done: it takes no more calls, and is never missed. */
 export async function finish(station: Station, agent: string, fence: Fence): Promise<Run> {
   await findRun(station, fence.run, agent);
-  await endRun(station.db, fence, auditEntry('run_finished', { ...fence, agent }));
+  const about = { ...fence, agent };
+  await orLogged(station, about, () => endRun(station.db, fence, auditEntry('run_finished', about)));
   return findRun(station, fence.run, agent);
 }
 

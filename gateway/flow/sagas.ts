@@ -18,6 +18,7 @@ import {
 import type { Unwinding } from '../ledger/undos.ts';
 import type { Flow } from './call-tool.ts';
 import { type Caller, pause } from './patience.ts';
+import { orLogged } from './refusal.ts';
 import type { Station } from './station.ts';
 
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
@@ -49,9 +50,11 @@ export async function beginSaga(
     .digest();
   const entry = auditEntry('saga_opened', { saga: id, agent, name, ttlMs: wish.ttlMs ?? null, onExpire });
   const saga = { id, agent, name, key: key ?? null, asked, ttlMs: wish.ttlMs ?? null, onExpire, entry };
-  const opened = await openSaga(station.db, saga, fence);
-  if (!opened.sameWish)
+  const opened = await orLogged(station, { agent, saga: id }, async () => {
+    const there = await openSaga(station.db, saga, fence);
+    if (there.sameWish) return there;
     throw new GatewayError('key_reused', 'This key opened a saga with another name, ttl or onExpire.');
+  });
   return { story: await readSaga(station, id, agent), isRepeat: !opened.created };
 }
 
@@ -70,13 +73,15 @@ export async function findSagas(station: Station, filter: SagaFilter) {
 
 export async function commit(station: Station, id: string, agent: string, fence?: Fence): Promise<SagaStory> {
   await readSaga(station, id, agent);
-  await commitSaga(station.db, id, fence, auditEntry('saga_committed', { saga: id, agent }));
+  const about = { saga: id, agent };
+  await orLogged(station, about, () => commitSaga(station.db, id, fence, auditEntry('saga_committed', about)));
   return readSaga(station, id, agent);
 }
 
 export async function savepoint(station: Station, id: string, agent: string, name: string, fence?: Fence) {
   await readSaga(station, id, agent);
-  const made = await addSavepoint(station.db, id, name, fence, auditEntry('savepoint', { saga: id, agent, name }));
+  const entry = auditEntry('savepoint', { saga: id, agent, name });
+  const made = await orLogged(station, { saga: id, agent }, () => addSavepoint(station.db, id, name, fence, entry));
   return { ...made, name };
 }
 

@@ -2,11 +2,11 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { digest } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
-import type { Agent, Policies, Tool } from '../domain/policy.ts';
+import type { Policies, Tool } from '../domain/policy.ts';
 import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
 import { dryRun } from '../flow/dry-run.ts';
 import type { Caller } from '../flow/patience.ts';
-import { logRefusal, Refusal } from '../flow/refusal.ts';
+import { orLogged, Refusal } from '../flow/refusal.ts';
 import { readArguments } from './bodies.ts';
 import { sendCall } from './encode.ts';
 import { readCallHeaders } from './headers.ts';
@@ -27,20 +27,12 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
       return toolCall(agent, tool, args, headers, caller);
     };
     if (headers.dryRun) return dryRun(flow.station, ask);
-    const answer = await callTool(flow, await matched(flow, agent, () => ask(hangUp(request, reply))));
+    // What is no call of any tool is denied before there is one, and logged like any denial.
+    const asked = await orLogged(flow.station, { agent: agent.name }, async () => ask(hangUp(request, reply)));
+    const answer = await callTool(flow, asked);
     replying(flow, reply, answer.call);
     return sendUpstream(reply, answer, request.url);
   });
-}
-
-/** A request that is no call of any tool is denied before there is one, and logged like any denial. */
-async function matched(flow: Flow, agent: Agent, ask: () => ToolCall): Promise<ToolCall> {
-  try {
-    return ask();
-  } catch (error) {
-    await logRefusal(flow.station, { agent: agent.name }, error);
-    throw error;
-  }
 }
 
 function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instance: string): FastifyReply {

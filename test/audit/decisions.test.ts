@@ -69,6 +69,9 @@ it('a refusal by a limit has its leaf, as a denial has', async () => {
   expect(await said('rate_limited')).toMatchObject([{ agent: 'tester', tool: 'world.put' }]);
 });
 
+const ofAgent = (path: string, body: object, headers: Record<string, string> = {}) =>
+  gateway.request('POST', path, { key: AGENT_KEY, body: JSON.stringify(body), headers: { ...JSON_TYPE, ...headers } });
+
 /** One refusal each, of a call of `tool` under the key or in the place that `refuse` makes ready. */
 const REFUSALS: readonly {
   readonly of: string;
@@ -121,12 +124,40 @@ const REFUSALS: readonly {
     of: 'a step of a saga that is over',
     what: 'refused',
     refuse: async (id) => {
-      const opened = await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY, body: '{}', headers: JSON_TYPE });
-      const { saga } = opened.body;
-      await gateway.request('POST', `/v1/sagas/${saga}/commit`, { key: AGENT_KEY, body: '{}', headers: JSON_TYPE });
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent(`/v1/sagas/${saga}/commit`, {});
       return gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-saga': saga } });
     },
     entry: { code: 'saga_closed', agent: 'tester', tool: 'world.keyed' },
+  },
+  {
+    of: 'a commit of a saga that is over',
+    what: 'refused',
+    refuse: async () => {
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent(`/v1/sagas/${saga}/rollback?wait=5`, { reason: 'no more' });
+      return ofAgent(`/v1/sagas/${saga}/commit`, {});
+    },
+    entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
+  },
+  {
+    of: 'a key that opened another saga',
+    what: 'refused',
+    refuse: async (id) => {
+      await ofAgent('/v1/sagas', { name: 'one' }, { 'idempotency-key': id });
+      return ofAgent('/v1/sagas', { name: 'two' }, { 'idempotency-key': id });
+    },
+    entry: { code: 'key_reused', agent: 'tester', saga: expect.any(String) },
+  },
+  {
+    of: 'a heartbeat of one who lost the run',
+    what: 'fenced',
+    refuse: async (id) => {
+      const { run } = (await ofAgent('/v1/runs', { name: id })).body;
+      await ofAgent('/v1/runs', { name: id });
+      return ofAgent(`/v1/runs/${run}/heartbeat`, {}, { 'oncegate-epoch': '1' });
+    },
+    entry: { agent: 'tester', run: expect.any(String), epoch: 1 },
   },
   {
     of: 'one more call than may wait for people',

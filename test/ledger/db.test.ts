@@ -59,6 +59,19 @@ describe('a statement', () => {
     await expect(db.run(insert(5))).rejects.toMatchObject({ name: 'LedgerError', unknown: false, refused: true });
   });
 
+  it.each([
+    ['what no text can hold', `select convert_from('\\x00'::bytea, 'UTF8')`, true],
+    ['what is there already', `insert into notes values (77, 'x'), (77, 'y')`, true],
+    [
+      'a moment that was bad',
+      `do $$ begin raise exception 'later' using errcode = 'serialization_failure'; end $$`,
+      false,
+    ],
+  ])('that is refused for %s says whether it always will be', async (_, text, hopeless) => {
+    const refused = db.run({ name: text.slice(0, 20), text, values: [] });
+    await expect(refused).rejects.toMatchObject({ refused: true, unknown: false, hopeless });
+  });
+
   it('whose connection dies under it may have been', async () => {
     const slow = db.run({ name: 'slow', text: 'select pg_sleep(5)', values: [] }).catch((error: unknown) => error);
     await expect

@@ -39,10 +39,12 @@ export class Unreadable {
   }
 
   answer(error: Error & { readonly code?: string }, socket: Socket): void {
+    // Answered already: what still comes is no better.
+    if (!socket.writable) return;
     const last = this.#last.get(socket);
     const isHalfRead = last !== undefined && !last.req.complete;
     // What is written now would be taken for the answer to a request that is still at work, or has had one.
-    if (!socket.writable || (last !== undefined && (isHalfRead ? last.headersSent : !last.writableFinished))) {
+    if (last !== undefined && (isHalfRead ? last.headersSent : !last.writableFinished)) {
       socket.destroy();
       return;
     }

@@ -21,7 +21,8 @@ export class HttpAdapter implements Adapter {
     if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
     this.#upstream = upstream;
     const { href, origin, pathname } = new URL(upstream.url);
-    this.#href = href;
+    // It is written down with each request: only to tell whether the service is still where it was.
+    this.#href = scrub(href, upstream.secrets);
     this.#origin = origin;
     this.#basePath = pathname.endsWith('/') ? pathname.slice(0, -1) : pathname;
     this.#clientOptions = {

@@ -39,7 +39,7 @@ export class McpAdapter implements Adapter {
   constructor(upstream: Upstream) {
     this.#upstream = upstream;
     const { url, command } = upstream;
-    this.#base = url ?? command?.join(' ') ?? '';
+    this.#base = scrub(url ?? command?.join(' ') ?? '', upstream.secrets);
     this.#peer = new McpPeer(
       url === undefined ? new StdioWire(command ?? [], upstream.env ?? {}) : new HttpWire(upstream, url),
     );

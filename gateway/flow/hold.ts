@@ -3,7 +3,7 @@ import { digest } from '../domain/audit.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
-import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import { pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
 import type { Vote } from '../domain/vote.ts';
 import type { OwnUndo } from './undo.ts';
 
@@ -93,10 +93,10 @@ export function undoShown(tool: Tool, own: OwnUndo | undefined, policies: Polici
 export function targetOf(tool: Tool, request: PreparedRequest, policies: Policies): Shown['target'] {
   const upstream = policies.upstreams.get(tool.upstream);
   if (upstream?.adapter === 'mcp') {
-    const server = upstream.url ?? upstream.command?.[0] ?? '';
+    const server = scrub(upstream.url ?? upstream.command?.[0] ?? '', upstream.secrets);
     return { upstream: tool.upstream, method: request.method, url: `${server}#${request.path}` };
   }
-  const base = upstream?.url ?? '';
+  const base = scrub(upstream?.url ?? '', upstream?.secrets ?? []);
   const path = tool.redact.length === 0 ? request.path : (tool.request?.pathTemplate ?? '');
   return { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path };
 }

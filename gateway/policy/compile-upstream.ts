@@ -41,11 +41,13 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     resolveSecrets(template, env, { file }, (message, offset) => report.fault(at(place, ...path), message, offset));
 
   checkKind(declared, value, report);
-  const url = value.url === undefined ? undefined : resolve(value.url, false, 'url').text;
+  const secrets = new Set<string>();
+  const { text: url, values: inUrl } =
+    value.url === undefined ? { text: undefined, values: [] } : resolve(value.url, false, 'url');
   if (url) checkUrl(url, (message) => report.fault(at(place, 'url'), message));
+  for (const part of inUrl) if (part.length >= LEAST_SECRET && isBelowHost(url ?? '', part)) secrets.add(part);
   const command = value.command?.map((word, index) => resolve(word, false, 'command', index).text);
   const headers: Record<string, string> = {};
-  const secrets = new Set<string>();
   const own: Record<string, string> = {};
   for (const [variable, template] of Object.entries(value.env ?? {})) {
     const { text, values } = resolve(template, true, 'env', variable);
@@ -81,6 +83,12 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     expose: value.expose ?? 'prefixed',
     ...(value.untrusted === true && { untrusted: true as const }),
   };
+}
+
+/** Where a service lives is no secret, and stands in its answers; what the environment adds to its path is one: a webhook's token. */
+function isBelowHost(url: string, part: string): boolean {
+  const path = /^[a-z]+:\/\/[^/]*(\/.*)$/i.exec(url)?.[1] ?? '';
+  return !part.includes('://') && path.includes(part);
 }
 
 function compileBreaker(breaker: NonNullable<UpstreamFile['breaker']>): Upstream['breaker'] {

@@ -148,6 +148,19 @@ describe('keys and secrets', () => {
     expect(good(yaml, { ONE: '', TWO: `sha256:${HEX_A}`, THREE: HEX_B }).agents.get('a')?.keys).toHaveLength(2);
   });
 
+  test.each([
+    ['http://x/hooks/${env.S}/in', 'a-secret-token', ['a-secret-token']],
+    ['http://${env.S}/hooks/in', 'host.example', []],
+    ['${env.S}/hooks', 'http://host.example/base', []],
+    ['http://x/v1/${env.S}', 'short', []],
+  ])(
+    'what the environment adds to the path of %s is a secret, where a service lives is none',
+    (url, value, secrets) => {
+      const yaml = `upstreams:\n  u: { adapter: http, url: "${url}" }\n`;
+      expect(good(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
+    },
+  );
+
   test('files are trimmed, short values are no secrets', async () => {
     const dir = await directory({ token: ' file-secret \n' });
     const yaml = `upstreams:\n  u: { adapter: http, url: "http://x", headers: { a: "T \${file("${dir}/token")}", b: "\${env.S}" } }\n`;

@@ -1,0 +1,58 @@
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+
+const TOKEN = 'canary-webhook-token-77aa';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { HOOK: TOKEN, LOG_LEVEL: 'trace' },
+    policies: {
+      'hook.yaml': `
+upstreams:
+  hook: { adapter: http, url: "${upstream.url}/none/\${env.HOOK}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
+tools:
+  hook.post:
+    upstream: hook
+    request: { method: POST, path: /mail, body: "\${args}" }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: hook.* }] }
+${PEOPLE}`,
+    },
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+it('a token in the URL of a service is sent, and found nowhere else', async () => {
+  const held = await gateway.call('hook.post', { id: 'one' }, { key: 'one', headers: { prefer: 'wait=0' } });
+  const { txn } = held.body;
+  const approvals = await gateway.admin('GET', '/admin/approvals');
+  const [{ digest, target }] = approvals.body.items;
+  expect(target.url).toBe(`${upstream.url}/none/[redacted]/mail`);
+  await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'ok', digest });
+  await gateway.callWhen(txn, ({ state }) => state === 'succeeded' || state === 'failed' || state === 'in_doubt');
+  const [sent] = await upstream.requests('one');
+  expect(sent?.url).toContain(TOKEN);
+
+  const tables = await database.query<{ name: string }>(
+    `select quote_ident(table_name) as name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'`,
+  );
+  const rows = await Promise.all(
+    tables.map(({ name }) => database.query<{ row: string }>(`select t::text as row from ${name} t`)),
+  );
+  const told = [await gateway.get(`/v1/calls/${txn}`), await gateway.admin('GET', `/admin/calls/${txn}`), approvals];
+  expect(JSON.stringify([rows, told.map(({ body }) => body)])).not.toContain(TOKEN);
+  expect(gateway.output).not.toContain(TOKEN);
+});

@@ -62,10 +62,10 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     // Kept open, the rest of the body is read and forgotten, as after any other refusal, until `requestTimeout` ends it.
     reply.removeHeader('connection');
     const told = asGatewayError(error) ?? protocolError(error);
-    if (told === undefined) options.log.error({ err: error, url: request.url }, 'unexpected failure');
+    if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
     if (error instanceof LedgerError && error.refused)
-      options.log.error({ err: error.message, url: request.url }, 'the ledger refused a statement');
+      options.log.error({ err: error.message, route: request.routeOptions.url }, 'the ledger refused a statement');
     return sendProblem(
       reply,
       told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'),

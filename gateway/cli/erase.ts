@@ -26,28 +26,34 @@ export const erase: Verb = {
           .join(', ')} is needed`,
       );
     const reason = reasonOf(invocation);
-    const total = { erased: 0, open: [] as string[], unreadable: [] as string[] };
+    const total = { erased: 0, open: [] as string[], openRuns: [] as string[], unreadable: [] as string[] };
     for (let cursor: unknown = undefined; cursor !== null; ) {
       const asked = { [scope]: text(scope) ?? '', reason, ...(typeof cursor === 'string' ? { cursor } : {}) };
       const answer: JsonObject = await askGateway(io, '/admin/erase', { method: 'POST', body: asked });
       total.erased += Number(answer['erased']);
       total.open.push(...((answer['open'] ?? []) as string[]));
+      total.openRuns = (answer['openRuns'] ?? []) as string[];
       total.unreadable.push(...((answer['unreadable'] ?? []) as string[]));
       cursor = typeof answer['cursor'] === 'string' ? answer['cursor'] : null;
     }
     out.json(total);
     out.line(`erased\t${total.erased}`);
     for (const txn of total.open) out.line(`open\t${txn}`);
+    for (const run of total.openRuns) out.line(`open run\t${run}`);
     for (const txn of total.unreadable) out.line(`unreadable\t${txn}`);
     if (total.open.length > 0)
       out.note(
         `${counted(total.open.length, 'call')} could not be erased: they are open, may still be undone, or their saga is not over.\n` +
           'Erase again when they have come to an end.',
       );
+    if (total.openRuns.length > 0)
+      out.note(
+        `${counted(total.openRuns.length, 'run')} still hold what was kept in them. Finish them, and erase again.`,
+      );
     if (total.unreadable.length > 0)
       out.note(
         'The sealed arguments of some calls do not open with the key of this gateway: nobody knows what is in them.',
       );
-    return total.open.length + total.unreadable.length > 0 ? 1 : 0;
+    return total.open.length + total.openRuns.length + total.unreadable.length > 0 ? 1 : 0;
   },
 };

@@ -4,7 +4,7 @@ import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { unseal } from '../domain/seal.ts';
 import { isCursor, listCalls } from '../ledger/lists.ts';
-import { eraseCalls, forgetAgent, forgetSaga } from '../ledger/retention.ts';
+import { eraseCalls, forgetAgent, forgetSaga, unfinishedRuns } from '../ledger/retention.ts';
 import type { Flow } from './call-tool.ts';
 import type { Payload } from './payload.ts';
 import type { Station } from './station.ts';
@@ -20,6 +20,8 @@ export interface Erased {
   readonly erased: number;
   /** Calls in scope that cannot be erased yet: they are open, may still be undone, or their saga is not over. */
   readonly open: readonly string[];
+  /** Runs in scope that are not over: what was kept in them is still there. */
+  readonly openRuns: readonly string[];
   /** Calls whose sealed arguments this gateway cannot open, so that nobody knows whether the subject is in them. */
   readonly unreadable: readonly string[];
   /** Where to go on; null when all was looked at. */
@@ -58,15 +60,18 @@ export async function erase(flow: Flow, scope: ErasureScope, hand: Hand, from: s
   } while (cursor !== null && performance.now() < until);
   if (scope.of === 'saga') await forgetSaga(station.db, scope.value);
   if (scope.of === 'agent' && cursor === null) await forgetAgent(station.db, scope.value);
+  const openRuns = scope.of === 'agent' ? await unfinishedRuns(station.db, scope.value, PAGE) : [];
   const done = { ...named(scope), person: hand.person, reason: hand.reason, erased, open: open.length };
   await station.switches.announce(auditEntry('erasure', done));
-  return { erased, open, unreadable, cursor };
+  return { erased, open, openRuns, unreadable, cursor };
 }
 
 async function candidates(station: Station, { of, value }: ErasureScope, cursor: string | undefined | null) {
   if (of === 'txn') {
     const call = await station.calls.read(value);
-    return { items: call === undefined ? [] : [call], cursor: null };
+    const undo = call?.undoTxn == null ? undefined : await station.calls.read(call.undoTxn);
+    // What was sent to undo it holds what it was about.
+    return { items: [call, undo].filter((found) => found !== undefined), cursor: null };
   }
   const filter = { limit: PAGE, cursor: cursor ?? undefined };
   return listCalls(station.db, of === 'subject' ? filter : { ...filter, [of]: value });
@@ -89,7 +94,7 @@ function argumentsOf(key: Buffer, call: Call): Json {
 }
 
 function holds(value: Json, text: string): boolean {
-  if (typeof value === 'string') return value === text;
+  if (typeof value === 'string' || typeof value === 'number') return String(value) === text;
   if (Array.isArray(value)) return value.some((item: Json) => holds(item, text));
   return isObject(value) && Object.values(value).some((item) => holds(item, text));
 }

@@ -92,12 +92,19 @@ async function identifyRepeat(station: Station, seen: Seen, tool: Tool, fingerpr
 function isSameWish(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
   if (call === undefined || !isFinal(call.state)) return true;
-  // Its answer is past retention: nobody can be told it any more, so this is a new wish.
-  if (call.erasedAt !== null) return false;
+  // Its answer is erased. Whoever lost it and comes back still means that call, and hears so; later it is a new wish.
+  if (call.erasedAt !== null && msSinceDelivered === null) return msSinceSettled(call) <= LOST_ANSWER_MS;
   if (msSinceDelivered === null) return true;
   // Nothing happened and the caller knows it: asking again is a new wish, not a repeat to be protected from.
   if (call.state !== 'succeeded') return false;
   return tool.repeats.policy === 'replay' && withinWindow(msSinceDelivered, tool);
+}
+
+/** An agent that crashed before it had its answer asks again within this time, if it ever does. */
+const LOST_ANSWER_MS = 24 * 3_600_000;
+
+function msSinceSettled({ readAt, settledAt }: Call): number {
+  return settledAt === null ? 0 : readAt.getTime() - settledAt.getTime();
 }
 
 function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {

@@ -29,12 +29,13 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
       text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (
             select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at < now() - $1 * interval '1 ms'
-            where s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms')
+            where s.undo_state not in ('due', 'running')
+              and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
             order by l.txn limit ${SWEEP_AT_ONCE}) l
         ), ripe as (
-          -- What a saga that is not over may still have to undo is kept.
+          -- What may still have to be undone is kept.
           select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms'
-            and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
+            and c.undo_state not in ('due', 'running') and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
           from candidates join calls c using (txn)
         ), erased as (
           update calls c set ${FORGET}
@@ -83,6 +84,8 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
         returning c.txn, w.entry
       ), forgotten as (
         update approvals a set shown = null from erased e where e.txn = a.txn
+      ), unsaid as (
+        update votes v set reason = '' from erased e where e.txn = v.txn
       ), untold as (
         delete from notices n using erased e where e.txn = n.txn
       ), done as (
@@ -100,21 +103,36 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
 export async function forgetSaga(db: Database, id: string): Promise<void> {
   await db.run({
     name: 'forget-saga',
-    text: 'update sagas set name = null, key = null, reason = null where id = $1 and ended_at is not null',
+    text: `with over as (
+        update sagas set name = null, key = null, reason = null where id = $1 and ended_at is not null returning id
+      )
+      delete from savepoints p using over o where p.saga = o.id`,
     values: [id],
   });
 }
 
-/** What an agent kept in its runs and wrote about its sagas that are over; of runs that go on, nothing is taken away. */
+/** What an agent kept in its runs and wrote about its sagas that are over; from runs that go on nothing is taken away. */
 export async function forgetAgent(db: Database, agent: string): Promise<void> {
   await db.run({
     name: 'forget-agent',
     text: `with runs_forgotten as (
         update runs set checkpoint = null, checkpoint_at = null where agent = $1 and ended_at is not null
+      ), over as (
+        update sagas set name = null, key = null, reason = null where agent = $1 and ended_at is not null returning id
       )
-      update sagas set name = null, key = null, reason = null where agent = $1 and ended_at is not null`,
+      delete from savepoints p using over o where p.saga = o.id`,
     values: [agent],
   });
+}
+
+/** Runs of an agent that go on, and keep what they keep. */
+export async function unfinishedRuns(db: Database, agent: string, most: number): Promise<string[]> {
+  const rows = await db.run<{ id: string }>({
+    name: 'unfinished-runs',
+    text: 'select id from runs where agent = $1 and ended_at is null order by id limit $2',
+    values: [agent, most],
+  });
+  return rows.map(({ id }) => id);
 }
 
 /** Checkpoints of runs that ended longer ago than payloads are kept. */

@@ -128,6 +128,51 @@ it('what is open is not erased, and named', async () => {
   expect((await erase({ saga })).body).toMatchObject({ erased: 1, open: [] });
 });
 
+it('a call without a key is not made anew because its answer was erased', async () => {
+  const wish = { id: 'unkeyed' };
+  const first = await gateway.call('world.none', wish);
+  expect(first.status).toBe(200);
+  expect((await erase({ txn: first.body.txn })).body).toMatchObject({ erased: 1 });
+  expect(await gateway.call('world.none', wish)).toMatchObject({ status: 410, body: { code: 'key_expired' } });
+  // Nor when nobody had heard the answer.
+  await database.query('update calls set delivered_at = null where txn = $1', [first.body.txn]);
+  expect((await gateway.call('world.none', wish)).status).toBe(410);
+  expect(await upstream.effects('unkeyed')).toHaveLength(1);
+  // Long after that it is a new wish. (The ledger would not have its past rewritten.)
+  await database.query(`begin; set local session_replication_role = replica;
+    update calls set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+  expect((await gateway.call('world.none', wish)).status).toBe(200);
+});
+
+it('what was said about calls, sagas and runs goes with them; runs that go on are named', async () => {
+  const agent = (path: string, body: object, more: Record<string, string> = {}) =>
+    gateway.request('POST', path, {
+      key: OTHER_AGENT_KEY,
+      headers: { 'content-type': 'application/json', ...more },
+      body: JSON.stringify(body),
+    });
+  const { saga } = (await agent('/v1/sagas', { name: 'saga-secret' })).body;
+  await agent(`/v1/sagas/${saga}/savepoints`, { name: 'savepoint-secret' });
+  await agent(`/v1/sagas/${saga}/commit`, {});
+  const { run } = (await agent('/v1/runs', { name: 'goes-on' })).body;
+  const kept = await gateway.request('PUT', `/v1/runs/${run}/checkpoint`, {
+    key: OTHER_AGENT_KEY,
+    headers: { 'content-type': 'application/json', 'oncegate-epoch': '1' },
+    body: '"checkpoint-secret"',
+  });
+  expect(kept.status).toBe(200);
+  const said = await cli('erase', '--agent', 'other', '--reason', 'x');
+  expect([said.code, said.out]).toEqual([1, expect.stringContaining(`open run\t${run}\n`)]);
+  expect(await everything()).toContain('checkpoint-secret');
+  await agent(`/v1/runs/${run}/finish`, {}, { 'oncegate-epoch': '1' });
+  expect((await erase({ agent: 'other' })).body).toMatchObject({ open: [], openRuns: [] });
+  const left = await database.query<{ row: string }>(
+    'select t::text as row from savepoints t union all select t::text from runs t union all select t::text from sagas t',
+  );
+  for (const secret of ['checkpoint-secret', 'savepoint-secret', 'saga-secret'])
+    expect(JSON.stringify(left)).not.toContain(secret);
+});
+
 it('an agent is erased page by page, others are not', async () => {
   const calls = await Promise.all(
     Array.from({ length: 450 }, (_, i) =>

@@ -12,6 +12,8 @@ import { asGatewayError, sendProblem } from './http/encode.ts';
 import { eraseRoutes } from './http/erase-routes.ts';
 import { eventRoutes } from './http/event-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
+import { gatherBodies } from './http/gather-body.ts';
+import { Inflight } from './http/inflight.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
@@ -92,12 +94,12 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
 }
 
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
-  // Bodies stay bytes until the strict parser reads them: fastify's own would keep the last of two equal keys.
-  app.removeAllContentTypeParsers();
-  app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
-
-  limitInflight(app, options.inflight);
-  await frontDoor(app, () => options.flow.station.policies(), options.tokens, options.doorLimits);
+  gatherBodies(app);
+  const { policies } = options.flow.station;
+  const inflight = new Inflight(options.inflight, () => policies().agents.size);
+  inflight.count(app);
+  await frontDoor(app, policies, options.tokens, options.doorLimits);
+  inflight.share(app);
   // A connection that is kept alive would keep a process that is about to end waiting for it.
   app.addHook('onSend', (_request, reply, _payload, done) => {
     if (options.flow.dispatch.stopping.gone) reply.header('connection', 'close');
@@ -121,30 +123,8 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   eventRoutes(app, options.flow);
 }
 
-/** Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. */
-function limitInflight(app: FastifyInstance, most: number): void {
-  let inflight = 0;
-  // A response closes once: one listener serves them all.
-  const left = () => {
-    inflight -= 1;
-  };
-  app.addHook('onRequest', (request, reply, done) => {
-    // The route, not the URL as it was sent: that may be absolute, or written with escapes.
-    if (inflight >= most && /^\/(?:v1\/|mcp)/.test(request.routeOptions.url ?? '')) {
-      return done(
-        new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 }),
-      );
-    }
-    inflight += 1;
-    reply.raw.on('close', left);
-    done();
-  });
-}
-
 const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = {
-  FST_ERR_CTP_BODY_TOO_LARGE: ['too_large', 'The body is larger than this gateway takes.'],
   FST_ERR_CTP_INVALID_MEDIA_TYPE: ['unsupported_media', 'Send the body as content-type: application/json.'],
-  FST_ERR_CTP_INVALID_CONTENT_LENGTH: ['malformed', 'The body is not as long as content-length says.'],
   FST_ERR_CTP_EMPTY_TYPE: ['unsupported_media', 'Send the body as content-type: application/json.'],
 };
 

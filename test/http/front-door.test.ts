@@ -88,7 +88,9 @@ describe('the front door', () => {
 
   it('takes so many requests at once and no more, however their address is written', async () => {
     await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'there' }, { wait: 'go' }, { reply: 200 }], times: 2 });
-    const slow = [1, 2].map(() => gateway.call('world.read', { id: 'slow' }));
+    const slow = [AGENT_KEY, OTHER_AGENT_KEY].map((agentKey) =>
+      gateway.call('world.read', { id: 'slow' }, { agentKey }),
+    );
     await upstream.awaitEvent('there', 2);
     for (const path of ['/v1/tools', `${gateway.url}/v1/tools`, '/%761/tools', '/v1/proxy/world/x', '/mcp'])
       expect(
@@ -100,6 +102,20 @@ describe('the front door', () => {
       ).toContain('carrying 2 requests already');
     await upstream.release('go');
     expect(statuses(await Promise.all(slow))).toEqual([200, 200]);
+    expect((await gateway.get('/v1/tools')).status).toBe(200);
+  });
+
+  it('keeps half of what it carries at once for others than the one who has the other half', async () => {
+    await upstream.plan({ match: { id: 'hoard' }, do: [{ event: 'hoarded' }, { wait: 'on' }, { reply: 200 }] });
+    const hoarded = gateway.call('world.read', { id: 'hoard' });
+    await upstream.awaitEvent('hoarded');
+    const greedy = await gateway.get('/v1/tools');
+    expect(greedy).toMatchObject({ status: 429, body: { code: 'rate_limited', retry: 'after_delay' } });
+    expect(greedy.body.detail).toContain('half of all requests');
+    expect((await gateway.get('/v1/tools', OTHER_AGENT_KEY)).status).toBe(200);
+    expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
+    await upstream.release('on');
+    expect((await hoarded).status).toBe(200);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
   });
 

@@ -270,6 +270,18 @@ describe('a caller who is not known', () => {
     expect(await upstream.requests(id)).toEqual([]);
   });
 
+  it('is told so before the body has come', async () => {
+    const writing = request(`${gateway.url}/v1/tools/world.keyed`, {
+      method: 'POST',
+      headers: { authorization: 'Bearer nobody', 'content-type': 'application/json', 'content-length': '1000' },
+    });
+    const answered = once(writing, 'response');
+    writing.write('{');
+    const [refused] = (await answered) as [IncomingMessage];
+    expect(refused.statusCode).toBe(401);
+    writing.destroy();
+  });
+
   it('may write the scheme in any case', async () => {
     const answer = await gateway.request('POST', '/v1/tools/world.keyed', {
       body: JSON.stringify({ id }),

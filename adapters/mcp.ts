@@ -91,7 +91,7 @@ export class McpAdapter implements Adapter {
       manner: request.manner,
       follower: follower && this.#scrubbing(follower),
     });
-    return this.#outcome(tool, ended);
+    return this.#outcome(tool, ended, tool.redact.length > 0 || options.discreet === true);
   }
 
   /** Everything else that a client may ask a server. Rejects with an `McpError`. */
@@ -172,7 +172,7 @@ export class McpAdapter implements Adapter {
     return this.#upstream.expose === 'bare' ? name : name.slice(this.#upstream.name.length + 1);
   }
 
-  #outcome(tool: Tool, ended: Ended): Outcome {
+  #outcome(tool: Tool, ended: Ended, discreet: boolean): Outcome {
     switch (ended.as) {
       case 'not_sent':
         return { kind: 'not_sent', ...reasons(ended), detail: this.#describe(ended) };
@@ -188,35 +188,35 @@ export class McpAdapter implements Adapter {
           : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
       }
       case 'answered':
-        return this.#answered(tool, ended.response);
+        return this.#answered(tool, ended.response, discreet);
     }
   }
 
-  #answered(tool: Tool, response: JsonObject): Outcome {
+  #answered(tool: Tool, response: JsonObject, discreet: boolean): Outcome {
     const result = response['result'];
     if (!isObject(result)) {
       const error = objectOr(response['error']);
       const body = this.#scrubbed({ error });
       if (REFUSALS.has(Number(error['code']))) return { kind: 'refused', answer: this.#answer(400, body) };
-      const detail = this.#inItsWords(tool, 'the server answered with an error', error['message']);
+      const detail = this.#inItsWords('the server answered with an error', error['message'], discreet);
       return this.#failed(tool, this.#answer(500, body), detail);
     }
     if (result['isError'] === true)
-      return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(tool, result));
+      return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(result, discreet));
     const answer = this.#answer(200, this.#scrubbed(result));
     return result['resultType'] === 'input_required'
       ? { kind: 'ok', answer, wantsInput: true }
       : { kind: 'ok', answer };
   }
 
-  #complaint(tool: Tool, { content }: JsonObject): string {
+  #complaint({ content }: JsonObject, discreet: boolean): string {
     const [first] = Array.isArray(content) ? content : [];
-    return this.#inItsWords(tool, 'the tool says that it failed', isObject(first) ? first['text'] : undefined);
+    return this.#inItsWords('the tool says that it failed', isObject(first) ? first['text'] : undefined, discreet);
   }
 
   /** What the server said beside what it means, unless it might repeat what is redacted. */
-  #inItsWords(tool: Tool, meaning: string, words: Json | undefined): string {
-    if (typeof words !== 'string' || words === '' || tool.redact.length > 0) return meaning;
+  #inItsWords(meaning: string, words: Json | undefined, discreet: boolean): string {
+    if (typeof words !== 'string' || words === '' || discreet) return meaning;
     return `${meaning}: ${legible(scrub(words, this.#upstream.secrets), MOST_WORDS)}`;
   }
 

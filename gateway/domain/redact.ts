@@ -46,6 +46,14 @@ function leaves(value: Json, path: readonly string[]): (string | number)[] {
     .flatMap(([, member]) => leaves(member as Json, rest));
 }
 
+/** The strings and numbers of a value that are not in what is shown of it. */
+export function leavesHidden(exact: Json, shown: Json | undefined): (string | number)[] {
+  if (shown === REDACTED) return exact === REDACTED ? [] : leaves(exact, []);
+  if (typeof exact !== 'object' || exact === null || typeof shown !== 'object' || shown === null) return [];
+  const seen = new Map(Object.entries(shown));
+  return Object.entries(exact).flatMap(([name, member]) => leavesHidden(member as Json, seen.get(name)));
+}
+
 /**
  * Takes secrets out of a text, the longest first, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes
  * to whoever parses it).

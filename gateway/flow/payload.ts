@@ -9,7 +9,11 @@ import { seal, unseal } from '../domain/seal.ts';
 export interface Payload {
   readonly args: JsonObject;
   readonly request: PreparedRequest;
+  /** Of a compensation: what the call that it undoes redacts. It is taken out of the answer. */
+  readonly secrets?: Secrets;
 }
+
+export type Secrets = readonly (string | number)[];
 
 interface Stored {
   readonly args: string;
@@ -49,9 +53,9 @@ export function load(key: Buffer, call: Call): Payload | string {
  * An answer as it may be kept and told: what the tool redacts of its result, and what the upstream echoes of redacted
  * arguments, is gone for the first caller too.
  */
-export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject): Answer {
-  if (tool.redact.length === 0 || answer.body === null) return answer;
-  const silent = withoutEchoes(answer, leavesAt(args, pathsUnder('args', tool.redact)));
+export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject, secrets: Secrets = []): Answer {
+  if ((tool.redact.length === 0 && secrets.length === 0) || answer.body === null) return answer;
+  const silent = withoutEchoes(answer, [...leavesAt(args, pathsUnder('args', tool.redact)), ...secrets]);
   const paths = pathsUnder('result', tool.redact);
   if (paths.length === 0) return silent;
   const parsed = parseJson(silent);
@@ -68,7 +72,7 @@ export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject): Answ
 /** Shorter ones stand in too many places by chance: a text is then only taken out where it is a whole JSON string. */
 const LEAST_ECHO = 4;
 
-function withoutEchoes(answer: Answer, values: readonly (string | number)[]): Answer {
+function withoutEchoes(answer: Answer, values: Secrets): Answer {
   if (answer.body === null || values.length === 0) return answer;
   const texts = values.filter((value) => typeof value === 'string' && value !== '').sort(longestFirst) as string[];
   const long = texts.filter((text) => text.length >= LEAST_ECHO);

@@ -2,12 +2,13 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { leavesAt, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 import { undoArguments } from '../policy/undo-args.ts';
 import type { Job } from './job.ts';
+import type { Secrets } from './payload.ts';
 import type { Station } from './station.ts';
 
 /** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
@@ -96,20 +97,22 @@ export function keepUndo(
   const paths = pathsUnder('args', undoTool?.redact ?? []);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
     return { before: null, args: canonical(args), sealed: null, reason: null };
-  const secrets = [
-    ...leavesAt(scope.args, pathsUnder('args', tool.redact)),
-    ...leavesAt(scope.result, pathsUnder('result', tool.redact)),
-    ...(scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : []),
-  ];
+  const secrets = secretsOf(tool, scope);
+  const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
   return {
     before: null,
-    args: canonical(redact(hide(args, secrets), paths)),
-    sealed: seal(key, scope.txn, canonical({ args })),
+    args: canonical(redact(hide(args, [...secrets, ...seen]), paths)),
+    sealed: seal(key, scope.txn, canonical({ args, secrets })),
     reason: null,
   };
 }
 
-function hide(value: Json, secrets: readonly (string | number)[]): Json {
+/** What a call redacts. */
+function secretsOf({ redact }: Tool, { args, result }: Pick<UndoScope, 'args' | 'result'>): (string | number)[] {
+  return [...leavesAt(args, pathsUnder('args', redact)), ...leavesAt(result, pathsUnder('result', redact))];
+}
+
+function hide(value: Json, secrets: Secrets): Json {
   if (typeof value === 'string')
     return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
       ? REDACTED
@@ -166,6 +169,17 @@ export function undoArgsOf(key: Buffer, call: Kept): JsonObject | string {
   if (call.undoSealed === null) return JSON.parse(call.undoArgs) as JsonObject;
   const args = opened(key, call)?.['args'];
   return isObject(args) ? args : 'the sealed arguments of its undo do not open with the key of this gateway';
+}
+
+/**
+ * What must not be told of the answer to an undo: what its call redacts, for an argument may hold it among other things, and
+ * each argument that is not shown. Nothing, where the arguments are no secret.
+ */
+export function undoSecretsOf(key: Buffer, call: Kept): Secrets {
+  const { args, secrets } = opened(key, call) ?? {};
+  if (args === undefined || call.undoArgs === null) return [];
+  const hidden = leavesHidden(args, JSON.parse(call.undoArgs) as Json);
+  return [...new Set([...leavesAt(secrets ?? null, [[]]), ...hidden])];
 }
 
 function opened(key: Buffer, { txn, undoSealed }: Kept): JsonObject | undefined {

@@ -1,0 +1,166 @@
+import { once } from 'node:events';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type McpServer, startServer } from '../mcp/server.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, type Reply, sha256, startGateway } from '../support/gateway.ts';
+
+/** Each test has a value of its own that nobody may find anywhere afterwards. */
+const MCP_TOKEN = 'SECRETmcptoken55';
+
+/** Echoes what it is sent: as a success, a refusal, bytes, or not at all. */
+function echo(request: IncomingMessage, response: ServerResponse): void {
+  let body = '';
+  request.setEncoding('utf8').on('data', (chunk: string) => {
+    body += chunk;
+  });
+  request.on('end', () => {
+    const way = request.url?.split('/')[1];
+    if (way === 'lost') return void request.socket.destroy();
+    if (way === 'bytes') return void response.end(Buffer.concat([Buffer.from([0xff, 0xfe]), Buffer.from(body)]));
+    const type = way === 'typed' ? `text/plain; x="${JSON.parse(body).card}"` : 'application/json';
+    const sent = JSON.stringify(JSON.parse(body).card ?? null);
+    response
+      .writeHead(way === 'refuse' ? 422 : 200, { 'content-type': type })
+      .end(`{"id":"r1","echo":${body},"card":${sent}}`);
+  });
+}
+
+const policies = (url: string, mcp: string) => {
+  let paths = 0;
+  const path = (way: string) => {
+    paths += 1;
+    return `${way}/${paths}`;
+  };
+  const tool = (way: string, more = '') =>
+    `{ upstream: w, input: { type: object }, request: { method: POST, path: ${path(way)} }, once: { by: nature }${more} }`;
+  const undo = (by: string, args: string) =>
+    `, redact: [args.card], undo: { kind: compensable, tool: ${by}, args: ${args} }`;
+  const find = `tool: world.find, args: { id: "\${args.ref}" }`;
+  return `
+upstreams:
+  w: { adapter: http, url: "${url}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
+  world:
+    { adapter: mcp, url: "${mcp}", allowPrivate: true, import: "*", timeout: 3s, breaker: { minimum: 1000 }, headers: { authorization: "Bearer \${env.MCP_TOKEN}" } }
+tools:
+  w.charge: ${tool('/ok', undo('w.refund', `{ text: "for \${args.card}", card: "\${args.card}" }`))}
+  w.derived: ${tool('/ok', undo('w.refund', `{ card: "\${args.card.upperAscii()}", order: "\${args.order}", why: undone }`))}
+  w.failing: ${tool('/ok', undo('w.refundbad', `{ card: "\${args.card}" }`))}
+  w.both: ${tool('/ok', undo('w.refundown', `{ card: "\${args.card}", note: "n-1" }`))}
+  w.told: ${tool('/ok', undo('world.mail', `{ id: "told", text: "\${args.card}" }`))}
+  w.number: ${tool('/ok', undo('w.refund', `{ pin: "\${int(args.card)}", order: "\${args.order}" }`))}
+  w.refund: ${tool('/ok')}
+  w.refundbad: ${tool('/refuse')}
+  w.refundown: ${tool('/ok', ', redact: [args.note]')}
+  w.held: ${tool('/ok', ', redact: [args.card]')}
+  w.mail: { upstream: w, input: { type: object }, redact: [args.card, result.token], request: { method: POST, path: ${path('/lost')} }, once: { by: none } }
+  w.bytes: ${tool('/bytes', ', redact: [args.card]')}
+  w.typed: ${tool('/typed', ', redact: [args.card]')}
+  w.probed:
+    upstream: w
+    input: { type: object }
+    redact: [args.ref]
+    request: { method: POST, path: ${path('/lost')} }
+    once: { by: probe, settles: 10ms, probe: { ${find}, applied: "result.structuredContent.found" } }
+    retry: { attempts: 1, base: 10ms, max: 1s, within: 2s }
+  w.observed: ${tool('/ok', `, redact: [args.ref], observe: { ${find}, satisfied: "false" }, retry: { attempts: 2, base: 10ms, max: 20ms, within: 5s }`)}
+  world.find: { upstream: world, effect: read, input: { type: object } }
+  world.mail: { upstream: world, input: { type: object }, once: { by: none } }
+agents:
+  tester:
+    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    rules: [{ allow: w.held, approve: { quorum: 1 } }, { allow: "*", approve: never }]
+${PEOPLE}`;
+};
+
+let upstream: Server;
+let mcp: McpServer;
+let database: TestDatabase;
+let gateway: Gateway;
+/** Everything that anybody was told. */
+const told: string[] = [];
+
+beforeAll(async () => {
+  upstream = createServer(echo).listen(0, '127.0.0.1');
+  await once(upstream, 'listening');
+  const { port } = upstream.address() as AddressInfo;
+  mcp = await startServer();
+  database = await freshDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { LOG_LEVEL: 'trace', MCP_TOKEN },
+    policies: { 'p.yaml': policies(`http://127.0.0.1:${port}`, mcp.url) },
+  });
+}, 60_000);
+
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  upstream?.close();
+  await mcp?.stop();
+});
+
+const hear = (reply: Reply): Reply => {
+  told.push(JSON.stringify([reply.body, [...reply.headers]]));
+  return reply;
+};
+const call = async (tool: string, args: object, headers: Record<string, string> = {}) =>
+  hear(await gateway.call(tool, args, { key: `${tool}-${told.length}`, headers: { prefer: 'wait=5', ...headers } }));
+
+/** Where a value can be found: in a column of the ledger, in what anybody was told, in the gateway's own words. */
+async function tracesOf(value: string): Promise<string[]> {
+  const tables = await database.query<{ name: string }>(
+    `select tablename as name from pg_tables where schemaname = 'public'`,
+  );
+  const encoded = [value, Buffer.from(value).toString('hex'), Buffer.from(value).toString('base64').replace(/=+$/, '')];
+  const isIn = (text: string) => encoded.some((writing) => text.includes(writing));
+  const found: string[] = told.filter(isIn).map((text) => `told: ${text}`);
+  for (const { name } of tables) {
+    const rows = await database.query<{ row: Record<string, unknown> }>(`select row_to_json(t) as row from ${name} t`);
+    for (const { row } of rows)
+      for (const [column, held] of Object.entries(row))
+        if (isIn(JSON.stringify(held) ?? '')) found.push(`${name}.${column}: ${JSON.stringify(held)}`);
+  }
+  if (isIn(gateway.output)) found.push(`logged: ${gateway.output}`);
+  return found;
+}
+
+/** Has a call undone and hears what its agent and an operator are told of that. */
+async function undone(txn: string): Promise<Reply['body']> {
+  hear(await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'wrong' }));
+  const { undo } = await gateway.callWhen(txn, (now) => now.undo.state === 'done' || now.undo.state === 'failed');
+  hear(await gateway.get(`/v1/calls/${txn}`));
+  hear(await gateway.get(`/v1/calls/${undo.txn}`));
+  hear(await gateway.admin('GET', `/admin/calls/${txn}`));
+  return hear(await gateway.admin('GET', `/admin/calls/${undo.txn}`)).body;
+}
+
+describe('what a call redacts stays out of its undo', () => {
+  it.each([
+    ['that answers with it', 'w.charge', 'SECRETundo-echo'],
+    ['that is refused with it', 'w.failing', 'SECRETundo-refused'],
+    ['that redacts something else', 'w.both', 'SECRETundo-both'],
+  ])('%s', async (_, tool, card) => {
+    const { body } = await call(tool, { card });
+    expect((await undone(body.txn)).undoes).toBe(body.txn);
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('that complains of it in its own words', async () => {
+    const card = 'SECRETundo-words';
+    await mcp.plan({ match: { tool: 'mail' }, do: [{ isError: `no such card: ${card}` }], times: 5 });
+    const { body } = await call('w.told', { card });
+    await undone(body.txn);
+    await mcp.reset();
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('an agent is not told what its compensation was refused with', async () => {
+    const { body } = await call('w.failing', { card: 'SECRETundo-hidden' });
+    const { txn } = await undone(body.txn);
+    const { problem } = (await gateway.get(`/v1/calls/${txn}`)).body;
+    expect(problem).toEqual({ code: 'tool_failed', detail: expect.any(String) });
+    expect((await gateway.admin('GET', `/admin/calls/${txn}`)).body.problem.upstream.status).toBe(422);
+  });
+});

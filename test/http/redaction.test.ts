@@ -38,6 +38,7 @@ const policies = (url: string, mcp: string) => {
   const undo = (by: string, args: string) =>
     `, redact: [args.card], undo: { kind: compensable, tool: ${by}, args: ${args} }`;
   const find = `tool: world.find, args: { id: "\${args.ref}" }`;
+  const observe = `observe: { ${find}, satisfied: "false" }, retry: { attempts: 2, base: 10ms, max: 20ms, within: 5s }`;
   return `
 upstreams:
   w: { adapter: http, url: "${url}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
@@ -64,7 +65,8 @@ tools:
     request: { method: POST, path: ${path('/lost')} }
     once: { by: probe, settles: 10ms, probe: { ${find}, applied: "result.structuredContent.found" } }
     retry: { attempts: 1, base: 10ms, max: 1s, within: 2s }
-  w.observed: ${tool('/ok', `, redact: [args.ref], observe: { ${find}, satisfied: "false" }, retry: { attempts: 2, base: 10ms, max: 20ms, within: 5s }`)}
+  w.observed: ${tool('/ok', `, redact: [args.ref], ${observe}`)}
+  w.seen: ${tool('/ok', `, ${observe}`)}
   world.find: { upstream: world, effect: read, input: { type: object } }
   world.mail: { upstream: world, input: { type: object }, once: { by: none } }
 agents:
@@ -162,5 +164,37 @@ describe('what a call redacts stays out of its undo', () => {
     const { problem } = (await gateway.get(`/v1/calls/${txn}`)).body;
     expect(problem).toEqual({ code: 'tool_failed', detail: expect.any(String) });
     expect((await gateway.admin('GET', `/admin/calls/${txn}`)).body.problem.upstream.status).toBe(422);
+  });
+});
+
+describe('the words of a server that is looked at for a call that redacts', () => {
+  const complain = (value: string) =>
+    mcp.plan({ match: { tool: 'find' }, do: [{ error: { code: -32603, message: `no such ${value}` } }], times: 10 });
+
+  it('are left out of what a probe could not tell', async () => {
+    const ref = 'SECRETlook-probe';
+    await complain(ref);
+    const { body } = await call('w.probed', { ref });
+    expect(body.code).toBe('in_doubt');
+    await gateway.callWhen(body.txn, ({ problem }) => /could not tell/.test(problem.detail));
+    hear(await gateway.admin('GET', `/admin/calls/${body.txn}`));
+    await mcp.reset();
+    expect(await tracesOf(ref)).toEqual([]);
+  });
+
+  it('are left out of what could not be observed', async () => {
+    const ref = 'SECRETlook-observe';
+    await complain(ref);
+    expect((await call('w.observed', { ref })).status).toBe(503);
+    await mcp.reset();
+    expect(await tracesOf(ref)).toEqual([]);
+  });
+
+  it('are not in the log even if nothing is redacted: it cannot forget them', async () => {
+    const ref = 'STRANGERlook-observe';
+    await complain(ref);
+    expect((await call('w.seen', { ref })).body.detail).toContain(ref);
+    await mcp.reset();
+    expect((await tracesOf(ref)).filter((trace) => trace.startsWith('audit'))).toEqual([]);
   });
 });

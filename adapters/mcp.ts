@@ -89,14 +89,15 @@ export class McpAdapter implements Adapter {
       freshConnection: options.freshConnection,
       maySend: options.maySend,
       manner: request.manner,
-      follower: follower && this.#scrubbing(follower),
+      follower: this.#scrubbing(follower),
     });
     return this.#outcome(tool, ended, tool.redact.length > 0 || options.discreet === true);
   }
 
   /** Everything else that a client may ask a server. Rejects with an `McpError`. */
-  async ask(method: string, params: JsonObject, follower?: Follower): Promise<JsonObject> {
+  async ask(method: string, params: JsonObject, client?: Follower): Promise<JsonObject> {
     const { timeoutMs } = this.#upstream;
+    const follower = this.#scrubbing(client);
     const said = withoutOurs(params);
     const asked = { id: randomUUID(), method, params: said, timeoutMs, follower, mostBytes: MOST_ANSWER_BYTES };
     let ended = await this.#peer.request(asked);
@@ -104,8 +105,8 @@ export class McpAdapter implements Adapter {
     if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#peer.request(asked);
     if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${this.#describe(ended)}`);
     const { result, error } = ended.response;
-    if (isObject(result)) return JSON.parse(this.#scrubbed(result)) as JsonObject;
-    const { code, message, data } = JSON.parse(this.#scrubbed(objectOr(error))) as JsonObject;
+    if (isObject(result)) return this.#cleaned(result);
+    const { code, message, data } = this.#cleaned(objectOr(error));
     throw new McpError(
       typeof code === 'number' ? code : -32603,
       typeof message === 'string' ? message : 'no result and no error',
@@ -137,7 +138,7 @@ export class McpAdapter implements Adapter {
   onNews(told: (method: string, params: JsonObject) => void): void {
     this.#peer.onNews((method, params) => {
       if (method !== 'notifications/resources/updated' || this.#watched.has(String(params['uri'])))
-        told(method, params);
+        told(method, this.#cleaned(params));
     });
   }
 
@@ -239,13 +240,16 @@ export class McpAdapter implements Adapter {
     return scrub(JSON.stringify(value), this.#upstream.secrets);
   }
 
-  #scrubbing(follower: Follower): Follower {
-    if (this.#upstream.secrets.length === 0) return follower;
-    const clean = (params: JsonObject) => JSON.parse(this.#scrubbed(params)) as JsonObject;
+  #cleaned(value: JsonObject): JsonObject {
+    return this.#upstream.secrets.length === 0 ? value : (JSON.parse(this.#scrubbed(value)) as JsonObject);
+  }
+
+  #scrubbing(follower: Follower | undefined): Follower | undefined {
+    if (follower === undefined || this.#upstream.secrets.length === 0) return follower;
     return {
       ...follower,
-      tell: (method, params) => follower.tell(method, clean(params)),
-      ask: (method, params) => follower.ask(method, clean(params)),
+      tell: (method, params) => follower.tell(method, this.#cleaned(params)),
+      ask: (method, params) => follower.ask(method, this.#cleaned(params)),
     };
   }
 }

@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { post } from '../mcp/clients.ts';
 import { type McpServer, startServer } from '../mcp/server.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { AGENT_KEY, type Gateway, PEOPLE, type Reply, sha256, startGateway } from '../support/gateway.ts';
@@ -197,4 +198,23 @@ describe('the words of a server that is looked at for a call that redacts', () =
     await mcp.reset();
     expect((await tracesOf(ref)).filter((trace) => trace.startsWith('audit'))).toEqual([]);
   });
+});
+
+it('a credential that an MCP server tells while a resource is read is scrubbed', async () => {
+  const params = { level: 'warning', data: `my credential is ${MCP_TOKEN}` };
+  const method = 'resources/read';
+  await mcp.plan({ match: { method }, do: [{ say: { method: 'notifications/message', params } }], times: 2 });
+  const uri = 'notes://1';
+  const _meta = {
+    'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+    'io.modelcontextprotocol/clientInfo': { name: 't', version: '1' },
+    'io.modelcontextprotocol/clientCapabilities': {},
+    'io.modelcontextprotocol/logLevel': 'debug',
+  };
+  const heard = await post(gateway, JSON.stringify({ jsonrpc: '2.0', id: 1, method, params: { uri, _meta } }), {
+    headers: { 'mcp-protocol-version': '2026-07-28', 'mcp-method': method, 'mcp-name': uri },
+  });
+  await mcp.reset();
+  expect(heard.text).toContain('my credential is [redacted]');
+  expect(heard.text).not.toContain(MCP_TOKEN);
 });

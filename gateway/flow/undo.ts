@@ -18,19 +18,32 @@ export interface OwnUndo {
 }
 
 /** What is written with the intent; null when nobody said how the call is undone. */
-export function storedUndo(station: Station, txn: string, { undo }: Tool, own: OwnUndo | undefined): StoredUndo | null {
+export function storedUndo(
+  station: Station,
+  txn: string,
+  tool: Tool,
+  { args, undo: own }: { readonly args: JsonObject; readonly undo?: OwnUndo | undefined },
+): StoredUndo | null {
   if (own !== undefined) {
-    const paths = pathsUnder('args', station.policies().tools.get(own.tool)?.redact ?? []);
-    const stored = { kind: 'compensable', tool: own.tool, template: redact(own.args, paths), own: true } as const;
-    if (paths.length === 0) return stored;
+    const undoTool = station.policies().tools.get(own.tool);
+    const template = ownArgsShown(own, undoTool, tool, args);
+    const stored = { kind: 'compensable', tool: own.tool, template, own: true } as const;
+    if (tool.redact.length === 0 && pathsUnder('args', undoTool?.redact ?? []).length === 0) return stored;
     return { ...stored, sealed: seal(station.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
   }
+  const { undo } = tool;
   if (!undo.declared) return null;
   return {
     kind: undo.kind,
     ...(undo.tool === undefined ? {} : { tool: undo.tool }),
     ...(undo.template === undefined ? {} : { template: undo.template }),
   };
+}
+
+/** Of an undo that the caller names, what neither its own tool redacts nor the call that it would undo. */
+export function ownArgsShown(own: OwnUndo, undoTool: Tool | undefined, tool: Tool, args: JsonObject): Json {
+  const secrets = leavesAt(args, pathsUnder('args', tool.redact));
+  return redact(hide(own.args, secrets), pathsUnder('args', undoTool?.redact ?? []));
 }
 
 /** What the arguments of an undo are made from, as it really was: before anything is redacted. */
@@ -56,7 +69,7 @@ export function renderUndo(
   scope: UndoScope,
 ): UndoArguments | null {
   if (undo?.tool === undefined) return null;
-  if (undo.own === true) return keepOwn(key, scope.txn, undo);
+  if (undo.own === true) return keepOwn(key, scope.txn, undo, secretsOf(tool, scope));
   try {
     const args = undoArguments(undo.template ?? {}, withoutAbsent(scope));
     if (!isObject(args))
@@ -74,11 +87,11 @@ export function renderUndo(
 }
 
 /** What the caller named is known from the start; where it is sealed it is sealed once more as what it now is. */
-function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo): UndoArguments {
+function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo, secrets: Secrets): UndoArguments {
   const args = canonical(template ?? {});
   if (sealed === undefined) return { before: null, args, sealed: null, reason: null };
   const exact = JSON.parse(unseal(key, txn, Buffer.from(sealed, 'base64'))) as JsonObject;
-  return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact })), reason: null };
+  return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact, secrets })), reason: null };
 }
 
 function withoutAbsent({ before, args, result, agent }: UndoScope) {

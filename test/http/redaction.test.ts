@@ -218,3 +218,31 @@ it('a credential that an MCP server tells while a resource is read is scrubbed',
   expect(heard.text).toContain('my credential is [redacted]');
   expect(heard.text).not.toContain(MCP_TOKEN);
 });
+
+describe('an undo that the caller names', () => {
+  const named = (card: string) => ({
+    'oncegate-undo': JSON.stringify({ tool: 'w.refund', args: { card, note: `of ${card}`, order: 'o-1' } }),
+  });
+
+  it('does not show what its call redacts, and is called with it', async () => {
+    const card = 'SECRETown-undo';
+    const { body } = await call('w.charge', { card }, named(card));
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({
+      state: 'succeeded',
+      args: { card: '[redacted]', note: '[redacted]', order: 'o-1' },
+      result: { card: '[redacted]' },
+    });
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('does not show it to approvers, nor in a dry run', async () => {
+    const card = 'SECRETown-held';
+    const { body } = await call('w.held', { card }, { ...named(card), prefer: 'wait=0' });
+    expect(body.state).toBe('held');
+    const waiting = hear(await gateway.admin('GET', '/admin/approvals')).body.items;
+    expect(waiting[0].undo.args).toEqual({ card: '[redacted]', note: '[redacted]', order: 'o-1' });
+    hear(await call('w.held', { card }, { ...named(card), 'oncegate-dry-run': 'true' }));
+    expect(await tracesOf(card)).toEqual([]);
+  });
+});

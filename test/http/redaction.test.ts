@@ -246,3 +246,14 @@ describe('an undo that the caller names', () => {
     expect(await tracesOf(card)).toEqual([]);
   });
 });
+
+it('the result that a person gives is redacted as an answer is', async () => {
+  const card = 'SECRETresolve-card';
+  const { body } = await call('w.mail', { card });
+  const result = { id: 1, token: 'SECRETresolve-token', echo: `it was ${card}` };
+  const verdict = { verdict: 'applied', reason: 'seen', result };
+  hear(await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, verdict));
+  const { result: kept } = hear(await gateway.get(`/v1/calls/${body.txn}`)).body;
+  expect(kept).toEqual({ id: 1, token: '[redacted]', echo: 'it was [redacted]' });
+  expect([...(await tracesOf(result.token)), ...(await tracesOf(card))]).toEqual([]);
+});

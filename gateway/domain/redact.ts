@@ -4,7 +4,19 @@ export const REDACTED = '[redacted]';
 
 /** Replaces what stands at each path; `*` means every element or member. Paths that lead nowhere are ignored. */
 export function redact(value: Json, paths: readonly (readonly string[])[]): Json {
-  return paths.reduce((current, path) => replaceAt(current, path), value);
+  return paths.reduce((current, path) => replaceAt(current, path, () => REDACTED), value);
+}
+
+/** The same, but what is an object or an array stays one: an expression may look into it. */
+export function redactLeaves(value: Json, paths: readonly (readonly string[])[]): Json {
+  return paths.reduce((current, path) => replaceAt(current, path, blank), value);
+}
+
+function blank(value: Json): Json {
+  if (value === null) return null;
+  if (Array.isArray(value)) return value.map((item) => blank(item as Json));
+  if (!isObject(value)) return REDACTED;
+  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, blank(member)]));
 }
 
 /** The paths below one root: `['args','card']` under `args` is `['card']`. */
@@ -15,19 +27,19 @@ export function pathsUnder(
   return paths.filter((path) => path[0] === root).map((path) => path.slice(1));
 }
 
-function replaceAt(value: Json, path: readonly string[]): Json {
+function replaceAt(value: Json, path: readonly string[], by: (value: Json) => Json): Json {
   const [head, ...rest] = path;
-  if (head === undefined) return REDACTED;
+  if (head === undefined) return by(value);
   if (Array.isArray(value)) {
     return value.map((item, i) =>
-      head === '*' || head === String(i) ? replaceAt(item as Json, rest) : (item as Json),
+      head === '*' || head === String(i) ? replaceAt(item as Json, rest, by) : (item as Json),
     );
   }
   if (!isObject(value)) return value;
   return Object.fromEntries(
     Object.entries(value).map(([name, member]) => [
       name,
-      head === '*' || head === name ? replaceAt(member, rest) : member,
+      head === '*' || head === name ? replaceAt(member, rest, by) : member,
     ]),
   );
 }

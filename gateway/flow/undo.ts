@@ -2,7 +2,7 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
@@ -74,7 +74,7 @@ export function renderUndo(
     const args = undoArguments(undo.template ?? {}, withoutAbsent(scope));
     if (!isObject(args))
       return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
-    return keepUndo(key, tool, undoTool, scope, args);
+    return keepUndo(key, tool, undoTool, scope, args, undo.template ?? {});
   } catch (error) {
     if (!(error instanceof ExpressionError) && !(error instanceof NotCanonical)) throw error;
     return {
@@ -94,30 +94,56 @@ function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo, sec
   return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact, secrets })), reason: null };
 }
 
-function withoutAbsent({ before, args, result, agent }: UndoScope) {
+function withoutAbsent({ before, args, result, agent }: Pick<UndoScope, 'before' | 'args' | 'result' | 'agent'>) {
   const scope = { args, result, agent };
   return before === undefined ? scope : { ...scope, before };
 }
 
-/** Arguments as they are kept: in clear, or sealed with what may be shown beside. */
+/** Arguments as they are kept: in clear, or sealed with what may be shown beside. Without a template nothing is derived. */
 export function keepUndo(
   key: Buffer,
   tool: Tool,
   undoTool: Tool | undefined,
   scope: UndoScope,
   args: JsonObject,
+  template?: Json,
 ): UndoArguments {
   const paths = pathsUnder('args', undoTool?.redact ?? []);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
     return { before: null, args: canonical(args), sealed: null, reason: null };
   const secrets = secretsOf(tool, scope);
   const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
+  const plain = template === undefined ? args : withoutDerived(args, madeOfShown(template, tool, scope));
   return {
     before: null,
-    args: canonical(redact(hide(args, [...secrets, ...seen]), paths)),
+    args: canonical(redact(hide(plain, [...secrets, ...seen]), paths)),
     sealed: seal(key, scope.txn, canonical({ args, secrets })),
     reason: null,
   };
+}
+
+/** The arguments as they would be if what is redacted were nothing else; undefined when they cannot be made of that. */
+function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json | undefined {
+  const { agent, before, isBeforeSecret } = scope;
+  const args = redactLeaves(scope.args, pathsUnder('args', redact)) as JsonObject;
+  const result = redactLeaves(scope.result, pathsUnder('result', redact));
+  const seen = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
+  try {
+    return undoArguments(template, withoutAbsent({ args, result, agent, before: seen }));
+  } catch (error) {
+    if (error instanceof ExpressionError) return undefined;
+    throw error;
+  }
+}
+
+/** What comes out otherwise without the secrets was made of them, in whatever way. */
+function withoutDerived(value: Json, other: Json | undefined): Json {
+  if (other === undefined) return redactLeaves(value, [[]]);
+  if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
+  if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
+  const others = new Map(Object.entries(other) as [string, Json][]);
+  if (Array.isArray(value)) return value.map((item, i) => withoutDerived(item as Json, others.get(String(i))));
+  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutDerived(of, others.get(name))]));
 }
 
 /** What a call redacts. */
@@ -130,7 +156,7 @@ function hide(value: Json, secrets: Secrets): Json {
     return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
       ? REDACTED
       : value;
-  if (typeof value === 'number') return secrets.includes(value) ? REDACTED : value;
+  if (typeof value === 'number') return secrets.some((secret) => String(secret) === String(value)) ? REDACTED : value;
   if (Array.isArray(value)) return value.map((item) => hide(item as Json, secrets));
   if (!isObject(value)) return value;
   return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, hide(member, secrets)]));

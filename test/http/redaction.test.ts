@@ -257,3 +257,21 @@ it('the result that a person gives is redacted as an answer is', async () => {
   expect(kept).toEqual({ id: 1, token: '[redacted]', echo: 'it was [redacted]' });
   expect([...(await tracesOf(result.token)), ...(await tracesOf(card))]).toEqual([]);
 });
+
+describe('the arguments of an undo that are derived from what is redacted', () => {
+  it('are not shown, beside what is not', async () => {
+    const card = 'secretderived-x';
+    const { body } = await call('w.derived', { card, order: 'o-7' });
+    const undo = await undone(body.txn);
+    expect(undo.args).toEqual({ card: '[redacted]', order: 'o-7', why: 'undone' });
+    expect(undo.result.card).toBe('[redacted]');
+    expect(await tracesOf(card.toUpperCase())).toEqual([]);
+  });
+
+  it('are not shown at all where they cannot be told apart', async () => {
+    const { body } = await call('w.number', { card: '8812345', order: 'o-7' });
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({ state: 'succeeded', args: { pin: '[redacted]', order: '[redacted]' } });
+    expect(await tracesOf('8812345')).toEqual([]);
+  });
+});

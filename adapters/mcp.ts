@@ -14,7 +14,7 @@ import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts'
 import { legible } from '../gateway/domain/legible.ts';
 import { McpError } from '../gateway/domain/mcp-error.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
-import { scrub } from '../gateway/domain/redact.ts';
+import { scrubber } from '../gateway/domain/redact.ts';
 import { withoutOurs } from './mcp-envelope.ts';
 import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
@@ -32,12 +32,15 @@ export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #peer: McpPeer;
   readonly #base: string;
+  /** Takes its credentials out of what it says. */
+  readonly #scrub: (text: string) => string;
   /** Resources that are listened for; the empty name stands for the lists. */
   readonly #watched = new Set<string>();
   #isClosed = false;
 
   constructor(upstream: Upstream) {
     this.#upstream = upstream;
+    this.#scrub = scrubber(upstream.secrets);
     const { url, command } = upstream;
     this.#base = url ?? command?.join(' ') ?? '';
     this.#peer = new McpPeer(
@@ -180,7 +183,7 @@ export class McpAdapter implements Adapter {
       case 'lost':
         return { kind: 'ambiguous', detail: this.#describe(ended) };
       case 'status': {
-        const answer = this.#answer(ended.status, scrub(ended.text, this.#upstream.secrets));
+        const answer = this.#answer(ended.status, this.#scrub(ended.text));
         const detail = this.#describe(ended);
         // By the protocol nothing was done. Where a repeat is harmless that need not be believed: it is asked again.
         if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
@@ -218,12 +221,12 @@ export class McpAdapter implements Adapter {
   /** What the server said beside what it means, unless it might repeat what is redacted. */
   #inItsWords(meaning: string, words: Json | undefined, discreet: boolean): string {
     if (typeof words !== 'string' || words === '' || discreet) return meaning;
-    return `${meaning}: ${legible(scrub(words, this.#upstream.secrets), MOST_WORDS)}`;
+    return `${meaning}: ${legible(this.#scrub(words), MOST_WORDS)}`;
   }
 
   #describe(ended: Exclude<Ended, { as: 'answered' }>): string {
     if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
-    return scrub(ended.detail, this.#upstream.secrets);
+    return this.#scrub(ended.detail);
   }
 
   /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
@@ -237,7 +240,7 @@ export class McpAdapter implements Adapter {
   }
 
   #scrubbed(value: JsonObject): string {
-    return scrub(JSON.stringify(value), this.#upstream.secrets);
+    return this.#scrub(JSON.stringify(value));
   }
 
   #cleaned(value: JsonObject): JsonObject {

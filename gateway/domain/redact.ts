@@ -79,6 +79,31 @@ export function scrub(text: string, secrets: readonly string[]): string {
   );
 }
 
+/**
+ * Takes an upstream's credentials out of what it says: as `scrub` does, and as they look in a URL, in base64 or in
+ * hexadecimal digits. Made once for an upstream.
+ */
+export function scrubber(credentials: readonly string[]): (text: string) => string {
+  const encoded = [...new Set(credentials.flatMap(encodings))].sort((a, b) => b.length - a.length);
+  return (text) => encoded.reduce((clean, writing) => clean.replaceAll(writing, REDACTED), scrub(text, credentials));
+}
+
+function encodings(secret: string): string[] {
+  const bytes = Buffer.from(secret, 'utf8');
+  const hex = bytes.toString('hex');
+  const url = encodeURIComponent(secret);
+  const base64 = bytes.toString('base64');
+  const inUrls = [url, url.replaceAll('%20', '+'), url.replaceAll(/%../g, (code) => code.toLowerCase())];
+  const inBase64 = [base64, base64.replace(/=+$/, ''), bytes.toString('base64url')];
+  // Some write slashes in JSON with a backslash.
+  return [...inUrls, ...inBase64, ...inBase64.map((text) => text.replaceAll('/', '\\/')), hex, hex.toUpperCase()];
+}
+
+/** A text as it looks in bytes that are read as one character each. */
+export function asBytes(text: string): string {
+  return Buffer.from(text, 'utf8').toString('latin1');
+}
+
 const SHORT_ESCAPES: Readonly<Record<string, string>> = {
   '"': '"',
   '\\': '\\\\',

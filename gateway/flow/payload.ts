@@ -3,7 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
-import { leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
+import { asBytes, leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
 import { seal, unseal } from '../domain/seal.ts';
 
 export interface Payload {
@@ -76,9 +76,12 @@ function withoutEchoes(answer: Answer, values: Secrets): Answer {
   if (answer.body === null || values.length === 0) return answer;
   const texts = values.filter((value) => typeof value === 'string' && value !== '').sort(longestFirst) as string[];
   const long = texts.filter((text) => text.length >= LEAST_ECHO);
+  const contentType = answer.contentType === null ? null : scrub(answer.contentType, long);
   if (answer.encoding === 'base64') {
     const bytes = Buffer.from(answer.body, 'base64').toString('latin1');
-    return { ...answer, body: Buffer.from(scrub(bytes, long), 'latin1').toString('base64') };
+    // Its letters may be in UTF-8 although the whole is not.
+    const clean = scrub(scrub(bytes, long.map(asBytes)), long);
+    return { ...answer, contentType, body: Buffer.from(clean, 'latin1').toString('base64') };
   }
   let body = scrub(answer.body, long);
   for (const text of texts.slice(long.length)) body = body.replaceAll(JSON.stringify(text), JSON.stringify(REDACTED));
@@ -87,7 +90,7 @@ function withoutEchoes(answer: Answer, values: Secrets): Answer {
     if (typeof value !== 'number' || digits.length < LEAST_ECHO) continue;
     body = body.replaceAll(new RegExp(`(?<![\\w.+-])${digits.replaceAll('.', '\\.')}(?![\\w.])`, 'g'), 'null');
   }
-  return { ...answer, body };
+  return { ...answer, contentType, body };
 }
 
 function longestFirst(a: string | number, b: string | number): number {

@@ -275,3 +275,16 @@ describe('the arguments of an undo that are derived from what is redacted', () =
     expect(await tracesOf('8812345')).toEqual([]);
   });
 });
+
+describe('what a call redacts', () => {
+  it('is taken out of bytes that are no text, whatever its letters', async () => {
+    const { body } = await call('w.bytes', { card: 'geheimerschlüssel€' });
+    const bytes = Buffer.from(body.result.base64, 'base64').toString('utf8');
+    expect(bytes).toContain('{"card":"[redacted]"}');
+  });
+
+  it('is taken out of the type of an answer', async () => {
+    await call('w.typed', { card: 'SECRETtyped' });
+    expect(await tracesOf('SECRETtyped')).toEqual([]);
+  });
+});

@@ -121,8 +121,8 @@ export class Guard implements Adapter {
       opened = isTrial ? this.#openedByHand() : this.state !== 'closed';
       return !opened && options.maySend();
     };
-    const { timeoutMs, freshConnection, follower } = options;
-    const sent = await this.#adapter.send(tool, request, { timeoutMs, freshConnection, follower, maySend });
+    const { timeoutMs, freshConnection, follower, discreet } = options;
+    const sent = await this.#adapter.send(tool, request, { timeoutMs, freshConnection, follower, discreet, maySend });
     const outcome = opened && sent.kind === 'not_sent' ? this.#heldBack() : sent;
     // A trial that never left has shown nothing: it must not close the breaker.
     if (isSick(outcome) || (isTrial && outcome.kind === 'not_sent')) throw new SickUpstream(outcome);

@@ -1,7 +1,7 @@
 import { Client, type Dispatcher, Pool } from 'undici';
 import type { Adapter, Answer, Outcome, PreparedRequest, SendOptions, Wish } from '../gateway/domain/adapter.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
-import { scrub } from '../gateway/domain/redact.ts';
+import { asBytes, scrubber } from '../gateway/domain/redact.ts';
 import { connector, PrivateAddressError } from './connect.ts';
 import { render } from './render.ts';
 
@@ -16,6 +16,7 @@ export class HttpAdapter implements Adapter {
   /** Whether it wants headers of its own, credentials above all. */
   readonly #hasHeaders: boolean;
   readonly #pool: Pool;
+  readonly #clean: Clean;
 
   constructor(upstream: Upstream) {
     if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
@@ -32,6 +33,7 @@ export class HttpAdapter implements Adapter {
       bodyTimeout: 0,
       pipelining: 1,
     };
+    this.#clean = { text: scrubber(upstream.secrets), bytes: scrubber(upstream.secrets.map(asBytes)) };
     this.#hasHeaders = Object.keys(upstream.headers).length > 0;
     this.#pool = new Pool(origin, { ...this.#clientOptions, connections: upstream.concurrency });
   }
@@ -67,7 +69,7 @@ export class HttpAdapter implements Adapter {
 
   #exchange(dispatcher: Dispatcher, tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     return new Promise((resolve) => {
-      const exchange = new Exchange(tool, this.#upstream.secrets, options, resolve);
+      const exchange = new Exchange(tool, this.#clean, options, resolve);
       try {
         dispatcher.dispatch(
           {
@@ -92,6 +94,12 @@ export class HttpAdapter implements Adapter {
   }
 }
 
+/** Takes the upstream's credentials out of what it answers: of a text, or of bytes read as one character each. */
+interface Clean {
+  readonly text: (text: string) => string;
+  readonly bytes: (text: string) => string;
+}
+
 const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 /**
@@ -100,7 +108,7 @@ const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
  */
 class Exchange implements Dispatcher.DispatchHandler {
   readonly #tool: Tool;
-  readonly #secrets: readonly string[];
+  readonly #clean: Clean;
   readonly #maySend: () => boolean;
   readonly #timer: NodeJS.Timeout;
   readonly #resolve: (outcome: Outcome) => void;
@@ -111,9 +119,9 @@ class Exchange implements Dispatcher.DispatchHandler {
   #chunks: Buffer[] = [];
   #size = 0;
 
-  constructor(tool: Tool, secrets: readonly string[], options: SendOptions, resolve: (outcome: Outcome) => void) {
+  constructor(tool: Tool, clean: Clean, options: SendOptions, resolve: (outcome: Outcome) => void) {
     this.#tool = tool;
-    this.#secrets = secrets;
+    this.#clean = clean;
     this.#maySend = options.maySend;
     this.#resolve = resolve;
     this.#timer = setTimeout(() => this.#fail(`no answer within ${options.timeoutMs} ms`), options.timeoutMs);
@@ -174,12 +182,12 @@ class Exchange implements Dispatcher.DispatchHandler {
     const [first] = this.#chunks;
     const bytes = first !== undefined && this.#chunks.length === 1 ? first : Buffer.concat(this.#chunks);
     const status = this.#status;
-    const contentType = this.#contentType;
+    const contentType = this.#contentType === null ? null : this.#clean.text(this.#contentType);
     if (bytes.length === 0) return { status, contentType, body: null, encoding: 'utf8' };
     try {
-      return { status, contentType, body: scrub(UTF8.decode(bytes), this.#secrets), encoding: 'utf8' };
+      return { status, contentType, body: this.#clean.text(UTF8.decode(bytes)), encoding: 'utf8' };
     } catch {
-      const clean = Buffer.from(scrub(bytes.toString('latin1'), this.#secrets), 'latin1');
+      const clean = Buffer.from(this.#clean.bytes(this.#clean.text(bytes.toString('latin1'))), 'latin1');
       return { status, contentType, body: clean.toString('base64'), encoding: 'base64' };
     }
   }

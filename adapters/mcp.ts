@@ -14,7 +14,7 @@ import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts'
 import { legible } from '../gateway/domain/legible.ts';
 import { McpError } from '../gateway/domain/mcp-error.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
-import { scrub } from '../gateway/domain/redact.ts';
+import { scrubber } from '../gateway/domain/redact.ts';
 import { withoutOurs } from './mcp-envelope.ts';
 import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
@@ -32,12 +32,15 @@ export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #peer: McpPeer;
   readonly #base: string;
+  /** Takes its credentials out of what it says. */
+  readonly #scrub: (text: string) => string;
   /** Resources that are listened for; the empty name stands for the lists. */
   readonly #watched = new Set<string>();
   #isClosed = false;
 
   constructor(upstream: Upstream) {
     this.#upstream = upstream;
+    this.#scrub = scrubber(upstream.secrets);
     const { url, command } = upstream;
     this.#base = scrub(url ?? command?.join(' ') ?? '', upstream.secrets);
     this.#peer = new McpPeer(
@@ -89,14 +92,15 @@ export class McpAdapter implements Adapter {
       freshConnection: options.freshConnection,
       maySend: options.maySend,
       manner: request.manner,
-      follower: follower && this.#scrubbing(follower),
+      follower: this.#scrubbing(follower),
     });
-    return this.#outcome(tool, ended);
+    return this.#outcome(tool, ended, tool.redact.length > 0 || options.discreet === true);
   }
 
   /** Everything else that a client may ask a server. Rejects with an `McpError`. */
-  async ask(method: string, params: JsonObject, follower?: Follower): Promise<JsonObject> {
+  async ask(method: string, params: JsonObject, client?: Follower): Promise<JsonObject> {
     const { timeoutMs } = this.#upstream;
+    const follower = this.#scrubbing(client);
     const said = withoutOurs(params);
     const asked = { id: randomUUID(), method, params: said, timeoutMs, follower, mostBytes: MOST_ANSWER_BYTES };
     let ended = await this.#peer.request(asked);
@@ -104,8 +108,8 @@ export class McpAdapter implements Adapter {
     if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#peer.request(asked);
     if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${this.#describe(ended)}`);
     const { result, error } = ended.response;
-    if (isObject(result)) return JSON.parse(this.#scrubbed(result)) as JsonObject;
-    const { code, message, data } = JSON.parse(this.#scrubbed(objectOr(error))) as JsonObject;
+    if (isObject(result)) return this.#cleaned(result);
+    const { code, message, data } = this.#cleaned(objectOr(error));
     throw new McpError(
       typeof code === 'number' ? code : -32603,
       typeof message === 'string' ? message : 'no result and no error',
@@ -137,7 +141,7 @@ export class McpAdapter implements Adapter {
   onNews(told: (method: string, params: JsonObject) => void): void {
     this.#peer.onNews((method, params) => {
       if (method !== 'notifications/resources/updated' || this.#watched.has(String(params['uri'])))
-        told(method, params);
+        told(method, this.#cleaned(params));
     });
   }
 
@@ -172,14 +176,14 @@ export class McpAdapter implements Adapter {
     return this.#upstream.expose === 'bare' ? name : name.slice(this.#upstream.name.length + 1);
   }
 
-  #outcome(tool: Tool, ended: Ended): Outcome {
+  #outcome(tool: Tool, ended: Ended, discreet: boolean): Outcome {
     switch (ended.as) {
       case 'not_sent':
         return { kind: 'not_sent', ...reasons(ended), detail: this.#describe(ended) };
       case 'lost':
         return { kind: 'ambiguous', detail: this.#describe(ended) };
       case 'status': {
-        const answer = this.#answer(ended.status, scrub(ended.text, this.#upstream.secrets));
+        const answer = this.#answer(ended.status, this.#scrub(ended.text));
         const detail = this.#describe(ended);
         // By the protocol nothing was done. Where a repeat is harmless that need not be believed: it is asked again.
         if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
@@ -188,41 +192,41 @@ export class McpAdapter implements Adapter {
           : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
       }
       case 'answered':
-        return this.#answered(tool, ended.response);
+        return this.#answered(tool, ended.response, discreet);
     }
   }
 
-  #answered(tool: Tool, response: JsonObject): Outcome {
+  #answered(tool: Tool, response: JsonObject, discreet: boolean): Outcome {
     const result = response['result'];
     if (!isObject(result)) {
       const error = objectOr(response['error']);
       const body = this.#scrubbed({ error });
       if (REFUSALS.has(Number(error['code']))) return { kind: 'refused', answer: this.#answer(400, body) };
-      const detail = this.#inItsWords(tool, 'the server answered with an error', error['message']);
+      const detail = this.#inItsWords('the server answered with an error', error['message'], discreet);
       return this.#failed(tool, this.#answer(500, body), detail);
     }
     if (result['isError'] === true)
-      return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(tool, result));
+      return this.#failed(tool, this.#answer(IS_ERROR, this.#scrubbed(result)), this.#complaint(result, discreet));
     const answer = this.#answer(200, this.#scrubbed(result));
     return result['resultType'] === 'input_required'
       ? { kind: 'ok', answer, wantsInput: true }
       : { kind: 'ok', answer };
   }
 
-  #complaint(tool: Tool, { content }: JsonObject): string {
+  #complaint({ content }: JsonObject, discreet: boolean): string {
     const [first] = Array.isArray(content) ? content : [];
-    return this.#inItsWords(tool, 'the tool says that it failed', isObject(first) ? first['text'] : undefined);
+    return this.#inItsWords('the tool says that it failed', isObject(first) ? first['text'] : undefined, discreet);
   }
 
   /** What the server said beside what it means, unless it might repeat what is redacted. */
-  #inItsWords(tool: Tool, meaning: string, words: Json | undefined): string {
-    if (typeof words !== 'string' || words === '' || tool.redact.length > 0) return meaning;
-    return `${meaning}: ${legible(scrub(words, this.#upstream.secrets), MOST_WORDS)}`;
+  #inItsWords(meaning: string, words: Json | undefined, discreet: boolean): string {
+    if (typeof words !== 'string' || words === '' || discreet) return meaning;
+    return `${meaning}: ${legible(this.#scrub(words), MOST_WORDS)}`;
   }
 
   #describe(ended: Exclude<Ended, { as: 'answered' }>): string {
     if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
-    return scrub(ended.detail, this.#upstream.secrets);
+    return this.#scrub(ended.detail);
   }
 
   /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
@@ -236,16 +240,19 @@ export class McpAdapter implements Adapter {
   }
 
   #scrubbed(value: JsonObject): string {
-    return scrub(JSON.stringify(value), this.#upstream.secrets);
+    return this.#scrub(JSON.stringify(value));
   }
 
-  #scrubbing(follower: Follower): Follower {
-    if (this.#upstream.secrets.length === 0) return follower;
-    const clean = (params: JsonObject) => JSON.parse(this.#scrubbed(params)) as JsonObject;
+  #cleaned(value: JsonObject): JsonObject {
+    return this.#upstream.secrets.length === 0 ? value : (JSON.parse(this.#scrubbed(value)) as JsonObject);
+  }
+
+  #scrubbing(follower: Follower | undefined): Follower | undefined {
+    if (follower === undefined || this.#upstream.secrets.length === 0) return follower;
     return {
       ...follower,
-      tell: (method, params) => follower.tell(method, clean(params)),
-      ask: (method, params) => follower.ask(method, clean(params)),
+      tell: (method, params) => follower.tell(method, this.#cleaned(params)),
+      ask: (method, params) => follower.ask(method, this.#cleaned(params)),
     };
   }
 }

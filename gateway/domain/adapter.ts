@@ -59,6 +59,8 @@ export interface SendOptions {
   readonly maySend: () => boolean;
   /** A connection of its own: a stale kept-alive socket must never make a `probe` or `none` call ambiguous. */
   readonly freshConnection: boolean;
+  /** It carries what must be told nobody, whatever its tool redacts: the upstream is not quoted. */
+  readonly discreet?: boolean | undefined;
   /** Who follows the call while it runs; nobody, when it is recovered or compensates. */
   readonly follower?: Follower | undefined;
 }

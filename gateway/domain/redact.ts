@@ -4,7 +4,19 @@ export const REDACTED = '[redacted]';
 
 /** Replaces what stands at each path; `*` means every element or member. Paths that lead nowhere are ignored. */
 export function redact(value: Json, paths: readonly (readonly string[])[]): Json {
-  return paths.reduce((current, path) => replaceAt(current, path), value);
+  return paths.reduce((current, path) => replaceAt(current, path, () => REDACTED), value);
+}
+
+/** The same, but what is an object or an array stays one: an expression may look into it. */
+export function redactLeaves(value: Json, paths: readonly (readonly string[])[]): Json {
+  return paths.reduce((current, path) => replaceAt(current, path, blank), value);
+}
+
+function blank(value: Json): Json {
+  if (value === null) return null;
+  if (Array.isArray(value)) return value.map((item) => blank(item as Json));
+  if (!isObject(value)) return REDACTED;
+  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, blank(member)]));
 }
 
 /** The paths below one root: `['args','card']` under `args` is `['card']`. */
@@ -15,19 +27,19 @@ export function pathsUnder(
   return paths.filter((path) => path[0] === root).map((path) => path.slice(1));
 }
 
-function replaceAt(value: Json, path: readonly string[]): Json {
+function replaceAt(value: Json, path: readonly string[], by: (value: Json) => Json): Json {
   const [head, ...rest] = path;
-  if (head === undefined) return REDACTED;
+  if (head === undefined) return by(value);
   if (Array.isArray(value)) {
     return value.map((item, i) =>
-      head === '*' || head === String(i) ? replaceAt(item as Json, rest) : (item as Json),
+      head === '*' || head === String(i) ? replaceAt(item as Json, rest, by) : (item as Json),
     );
   }
   if (!isObject(value)) return value;
   return Object.fromEntries(
     Object.entries(value).map(([name, member]) => [
       name,
-      head === '*' || head === name ? replaceAt(member, rest) : member,
+      head === '*' || head === name ? replaceAt(member, rest, by) : member,
     ]),
   );
 }
@@ -46,6 +58,14 @@ function leaves(value: Json, path: readonly string[]): (string | number)[] {
     .flatMap(([, member]) => leaves(member as Json, rest));
 }
 
+/** The strings and numbers of a value that are not in what is shown of it. */
+export function leavesHidden(exact: Json, shown: Json | undefined): (string | number)[] {
+  if (shown === REDACTED) return exact === REDACTED ? [] : leaves(exact, []);
+  if (typeof exact !== 'object' || exact === null || typeof shown !== 'object' || shown === null) return [];
+  const seen = new Map(Object.entries(shown));
+  return Object.entries(exact).flatMap(([name, member]) => leavesHidden(member as Json, seen.get(name)));
+}
+
 /**
  * Takes secrets out of a text, the longest first, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes
  * to whoever parses it).
@@ -57,6 +77,31 @@ export function scrub(text: string, secrets: readonly string[]): string {
     (clean, secret) => (escaped || clean.includes(secret) ? clean.replace(asWritten(secret), REDACTED) : clean),
     text,
   );
+}
+
+/**
+ * Takes an upstream's credentials out of what it says: as `scrub` does, and as they look in a URL, in base64 or in
+ * hexadecimal digits. Made once for an upstream.
+ */
+export function scrubber(credentials: readonly string[]): (text: string) => string {
+  const encoded = [...new Set(credentials.flatMap(encodings))].sort((a, b) => b.length - a.length);
+  return (text) => encoded.reduce((clean, writing) => clean.replaceAll(writing, REDACTED), scrub(text, credentials));
+}
+
+function encodings(secret: string): string[] {
+  const bytes = Buffer.from(secret, 'utf8');
+  const hex = bytes.toString('hex');
+  const url = encodeURIComponent(secret);
+  const base64 = bytes.toString('base64');
+  const inUrls = [url, url.replaceAll('%20', '+'), url.replaceAll(/%../g, (code) => code.toLowerCase())];
+  const inBase64 = [base64, base64.replace(/=+$/, ''), bytes.toString('base64url')];
+  // Some write slashes in JSON with a backslash.
+  return [...inUrls, ...inBase64, ...inBase64.map((text) => text.replaceAll('/', '\\/')), hex, hex.toUpperCase()];
+}
+
+/** A text as it looks in bytes that are read as one character each. */
+export function asBytes(text: string): string {
+  return Buffer.from(text, 'utf8').toString('latin1');
 }
 
 const SHORT_ESCAPES: Readonly<Record<string, string>> = {

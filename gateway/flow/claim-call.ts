@@ -70,7 +70,7 @@ export async function claimCall({ station, dispatch, claims }: Flow, admitted: A
     dependsOn: asked.dependsOn ?? null,
     run: asked.fence?.run ?? null,
     epoch: asked.fence?.epoch ?? null,
-    undo: tool.effect === 'read' ? null : storedUndo(station, txn, tool, asked.undo),
+    undo: tool.effect === 'read' ? null : storedUndo(station, txn, tool, asked),
     undoes: null,
     entry: auditEntry(held ? 'call_held' : 'call_claimed', {
       txn,

@@ -3,15 +3,18 @@ import { auditEntry } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
+import { pathsUnder, redact } from '../domain/redact.ts';
 import type { Step } from '../domain/saga.ts';
+import { seal } from '../domain/seal.ts';
 import { fingerprint as fingerprintOf, txnId } from '../domain/txn-id.ts';
 import { readTrace } from '../domain/watch.ts';
 import type { Guards, Intent } from '../ledger/calls.ts';
 import { lockOrderOf } from './locking.ts';
 import { type Payload, store } from './payload.ts';
 import type { Station } from './station.ts';
-import { undoArgsOf } from './undo.ts';
+import { undoArgsOf, undoSecretsOf } from './undo.ts';
 
 /** A call that undoes another, ready to be claimed. */
 export interface Compensation {
@@ -38,7 +41,8 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
   try {
     // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
     const trace = readTrace((header) => call.request?.headers[header]);
-    const payload = { args, request: station.adapters.for(tool).prepare(tool, { args, agent, trace }, txn) };
+    const request = station.adapters.for(tool).prepare(tool, { args, agent, trace }, txn);
+    const payload = { args, request, secrets: undoSecretsOf(station.sealingKey, call) };
     const locks = lockOrderOf(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
     const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
     return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
@@ -92,7 +96,11 @@ function intentOf(
 
 /** Where the step's own tool redacts, what its undo repeats of that is shown no more than there. */
 function stored(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
-  const plain = store(key, txn, tool, payload, args);
-  if (call.undoSealed === null || plain.sealed !== null) return plain;
-  return { ...store(key, txn, { ...tool, redact: [['args', '*']] }, payload, ''), args: call.undoArgs ?? '{}' };
+  if (call.undoSealed === null) return store(key, txn, tool, payload, args);
+  const shown = JSON.parse(call.undoArgs ?? '{}') as JsonObject;
+  return {
+    args: canonical(redact(shown, pathsUnder('args', tool.redact))),
+    request: null,
+    sealed: seal(key, txn, JSON.stringify(payload)),
+  };
 }

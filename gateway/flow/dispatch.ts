@@ -206,6 +206,7 @@ export class Dispatch {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
       follower: job.follower,
+      discreet: job.secrets.length > 0,
       maySend: () => {
         reach('sending');
         if (under !== undefined && policies().version !== under) return false;
@@ -218,8 +219,9 @@ export class Dispatch {
     sending.end({ outcome: outcome.kind, attempt: job.attempt });
     if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
       job.undoArguments = undoOf(this.#station, job, () => resultOf(outcome.answer));
-    if (!('answer' in outcome) || outcome.answer === undefined || job.tool.redact.length === 0) return outcome;
-    return { ...outcome, answer: redactAnswer(job.tool, outcome.answer, job.args) };
+    if (!('answer' in outcome) || outcome.answer === undefined) return outcome;
+    const answer = redactAnswer(job.tool, outcome.answer, job.args, job.secrets);
+    return answer === outcome.answer ? outcome : { ...outcome, answer };
   }
 
   async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, stint: Stint): Promise<Ending> {

@@ -96,7 +96,7 @@ async function whatWouldHappen(
     identifiedBy: identified.identity,
     effect: tool.effect,
     once: tool.effect === 'read' ? null : tool.once.by,
-    undo: undoShown(tool, asked.undo, station.policies()) as JsonObject,
+    undo: undoShown(tool, asked, station.policies()) as JsonObject,
     hold: held,
     ...(rule.delayMs === undefined ? {} : { delaySeconds: rule.delayMs / 1000 }),
     ...(poll === undefined ? {} : { voters: votersOf(poll) }),

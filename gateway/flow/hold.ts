@@ -5,7 +5,7 @@ import type { Json, JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
 import type { Vote } from '../domain/vote.ts';
-import type { OwnUndo } from './undo.ts';
+import { type OwnUndo, ownArgsShown } from './undo.ts';
 
 /** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
 export interface Shown {
@@ -61,7 +61,7 @@ export function whatIsShown(
     rule: call.rule,
     args: redact(call.args, pathsUnder('args', tool.redact)),
     target: targetOf(tool, request, policies),
-    undo: undoShown(tool, call.undo, policies),
+    undo: undoShown(tool, call, policies),
     ...(call.continuation === undefined ? {} : { input: inputShown(tool, call.continuation) }),
     ...(call.saga === undefined ? {} : { saga: call.saga }),
     ...(call.run === undefined ? {} : { run: call.run }),
@@ -80,10 +80,14 @@ function inputShown(tool: Tool, { inputResponses, requestState }: Continuation):
 }
 
 /** How it would be undone: by the tool's contract, or as the caller says. */
-export function undoShown(tool: Tool, own: OwnUndo | undefined, policies: Policies): Shown['undo'] {
+export function undoShown(
+  tool: Tool,
+  { args, undo: own }: { readonly args: JsonObject; readonly undo?: OwnUndo | undefined },
+  policies: Policies,
+): Shown['undo'] {
   if (own !== undefined) {
-    const paths = pathsUnder('args', policies.tools.get(own.tool)?.redact ?? []);
-    return { kind: 'compensable', tool: own.tool, args: redact(own.args, paths) };
+    const shown = ownArgsShown(own, policies.tools.get(own.tool), tool, args);
+    return { kind: 'compensable', tool: own.tool, args: shown };
   }
   if (!tool.undo.declared && tool.effect === 'write') return { kind: 'none', tool: null, declared: false };
   return { kind: tool.undo.kind, tool: tool.undo.tool ?? null };

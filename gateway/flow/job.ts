@@ -8,7 +8,7 @@ import type { CallState } from '../domain/states.ts';
 import type { Stint } from '../domain/watch.ts';
 import type { Intent, UndoArguments } from '../ledger/calls.ts';
 import { Caller } from './patience.ts';
-import type { Payload } from './payload.ts';
+import type { Payload, Secrets } from './payload.ts';
 
 /**
  * An open call in the hands of this process: what the ledger said when it was claimed or taken over, and what happened
@@ -27,6 +27,8 @@ export interface Job {
   step: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
+  /** What must be told nobody though its own tool redacts nothing of it: what it undoes does. */
+  readonly secrets: Secrets;
   state: CallState;
   attempt: number;
   attemptOpen: boolean;
@@ -66,13 +68,7 @@ export interface Job {
   readonly ledger: Caller;
 }
 
-export function jobOf(
-  call: Call,
-  tool: Tool,
-  payload: { args: JsonObject; request: PreparedRequest },
-  before: Json | undefined,
-  owner: string,
-): Job {
+export function jobOf(call: Call, tool: Tool, payload: Payload, before: Json | undefined, owner: string): Job {
   const moment = (at: Date | null) => (at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime()));
   return {
     txn: call.txn,
@@ -86,6 +82,7 @@ export function jobOf(
     step: call.step,
     args: payload.args,
     request: payload.request,
+    secrets: payload.secrets ?? [],
     state: call.state,
     attempt: call.attempt,
     attemptOpen: call.attemptOpen,
@@ -157,6 +154,7 @@ export function freshJob(
     step: 0,
     args: payload.args,
     request: payload.request,
+    secrets: payload.secrets ?? [],
     state: intent.state,
     attempt: isSending ? 1 : 0,
     attemptOpen: isSending,

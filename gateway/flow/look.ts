@@ -30,7 +30,10 @@ export async function lookAt(station: Station, job: Job, name: string, argsOf: (
     if (look.upstream === job.tool.upstream && job.request.base !== undefined && request.base !== job.request.base) {
       return blind(`${look.upstream} is somewhere else now than when this was sent`);
     }
-    const outcome = await adapter.send(look, request, { timeoutMs: look.timeoutMs, freshConnection: false, maySend });
+    // It is asked about what the call redacts, whatever the look itself does.
+    const discreet = job.tool.redact.length > 0 || job.secrets.length > 0;
+    const options = { timeoutMs: look.timeoutMs, freshConnection: false, discreet, maySend };
+    const outcome = await adapter.send(look, request, options);
     if (outcome.kind === 'ok' && outcome.wantsInput === true) return blind(`${name} only asked for more`);
     if (outcome.kind === 'ok') return { look, args, answer: outcome.answer };
     const isAbsent = outcome.kind === 'refused' && (outcome.answer.status === 404 || outcome.answer.status === 410);

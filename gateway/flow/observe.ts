@@ -61,7 +61,7 @@ async function see(station: Station, job: Job): Promise<Seen | string> {
     const isSecret = job.tool.redact.length > 0 || ('look' in looked && looked.look.redact.length > 0);
     if ('detail' in looked) return { satisfied, answer: NOTHING, world, isSecret };
     const shown = redactAnswer(looked.look, looked.answer, looked.args as JsonObject);
-    return { satisfied, answer: redactAnswer(job.tool, shown, job.args), world, isSecret };
+    return { satisfied, answer: redactAnswer(job.tool, shown, job.args, job.secrets), world, isSecret };
   } catch (error) {
     if (error instanceof ExpressionError) return error.message;
     throw error;

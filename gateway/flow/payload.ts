@@ -3,13 +3,17 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
-import { leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
+import { asBytes, leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
 import { seal, unseal } from '../domain/seal.ts';
 
 export interface Payload {
   readonly args: JsonObject;
   readonly request: PreparedRequest;
+  /** Of a compensation: what the call that it undoes redacts. It is taken out of the answer. */
+  readonly secrets?: Secrets;
 }
+
+export type Secrets = readonly (string | number)[];
 
 interface Stored {
   readonly args: string;
@@ -49,9 +53,9 @@ export function load(key: Buffer, call: Call): Payload | string {
  * An answer as it may be kept and told: what the tool redacts of its result, and what the upstream echoes of redacted
  * arguments, is gone for the first caller too.
  */
-export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject): Answer {
-  if (tool.redact.length === 0 || answer.body === null) return answer;
-  const silent = withoutEchoes(answer, leavesAt(args, pathsUnder('args', tool.redact)));
+export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject, secrets: Secrets = []): Answer {
+  if ((tool.redact.length === 0 && secrets.length === 0) || answer.body === null) return answer;
+  const silent = withoutEchoes(answer, [...leavesAt(args, pathsUnder('args', tool.redact)), ...secrets]);
   const paths = pathsUnder('result', tool.redact);
   if (paths.length === 0) return silent;
   const parsed = parseJson(silent);
@@ -68,13 +72,16 @@ export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject): Answ
 /** Shorter ones stand in too many places by chance: a text is then only taken out where it is a whole JSON string. */
 const LEAST_ECHO = 4;
 
-function withoutEchoes(answer: Answer, values: readonly (string | number)[]): Answer {
+function withoutEchoes(answer: Answer, values: Secrets): Answer {
   if (answer.body === null || values.length === 0) return answer;
   const texts = values.filter((value) => typeof value === 'string' && value !== '').sort(longestFirst) as string[];
   const long = texts.filter((text) => text.length >= LEAST_ECHO);
+  const contentType = answer.contentType === null ? null : scrub(answer.contentType, long);
   if (answer.encoding === 'base64') {
     const bytes = Buffer.from(answer.body, 'base64').toString('latin1');
-    return { ...answer, body: Buffer.from(scrub(bytes, long), 'latin1').toString('base64') };
+    // Its letters may be in UTF-8 although the whole is not.
+    const clean = scrub(scrub(bytes, long.map(asBytes)), long);
+    return { ...answer, contentType, body: Buffer.from(clean, 'latin1').toString('base64') };
   }
   let body = scrub(answer.body, long);
   for (const text of texts.slice(long.length)) body = body.replaceAll(JSON.stringify(text), JSON.stringify(REDACTED));
@@ -83,7 +90,7 @@ function withoutEchoes(answer: Answer, values: readonly (string | number)[]): An
     if (typeof value !== 'number' || digits.length < LEAST_ECHO) continue;
     body = body.replaceAll(new RegExp(`(?<![\\w.+-])${digits.replaceAll('.', '\\.')}(?![\\w.])`, 'g'), 'null');
   }
-  return { ...answer, body };
+  return { ...answer, contentType, body };
 }
 
 function longestFirst(a: string | number, b: string | number): number {

@@ -23,7 +23,7 @@ export async function probe(station: Station, job: Job): Promise<Probed> {
     const applied = once.applied({ args: job.args, result });
     if (applied) job.undoArguments = undoOf(station, job, () => result);
     const seen = redactAnswer(looked.look, looked.answer, looked.args as JsonObject);
-    return { applied, answer: redactAnswer(job.tool, seen, job.args) };
+    return { applied, answer: redactAnswer(job.tool, seen, job.args, job.secrets) };
   } catch (error) {
     if (error instanceof ExpressionError) return { applied: undefined, detail: error.message };
     throw error;

@@ -123,12 +123,12 @@ export class Recorder {
   }
 
   async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<Ending> {
-    const entry = auditEntry('call_released', { ...subject(job), detail: describe(last) });
-    const gone = !job.recorded || (await this.insist(job, () => release(this.#station.db, job, entry)));
     const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
-    return gone
-      ? { as: 'released', code: heldBack ? 'breaker_open' : code, detail: describe(last) }
-      : { as: 'elsewhere' };
+    const problem = heldBack ? 'breaker_open' : code;
+    // Not the detail: it may be in the words of a stranger, and what is in the log stays there.
+    const entry = auditEntry('call_released', { ...subject(job), problem });
+    const gone = !job.recorded || (await this.insist(job, () => release(this.#station.db, job, entry)));
+    return gone ? { as: 'released', code: problem, detail: describe(last) } : { as: 'elsewhere' };
   }
 
   /** The process is ending, or lost its right to send: the next attempt is somebody else's. */

@@ -7,7 +7,7 @@ import type { Json } from '../domain/json.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 import { applyVerdict, senderIsGone } from '../ledger/verdicts.ts';
 import type { Flow } from './call-tool.ts';
-import { load } from './payload.ts';
+import { load, redactAnswer } from './payload.ts';
 import type { Station } from './station.ts';
 import { beforeOf, undoOf } from './undo.ts';
 
@@ -31,15 +31,7 @@ export async function resolveDoubt(flow: Flow, verdict: Verdict): Promise<Call> 
   if (verdict.verdict === 'retry') refuseLateRetry(call);
   if (verdict.verdict === 'retry') refuseRecalled(call);
 
-  const answer: Answer | null =
-    verdict.verdict === 'applied'
-      ? {
-          status: 200,
-          contentType: 'application/json',
-          body: verdict.result === undefined ? null : canonical(verdict.result),
-          encoding: 'utf8',
-        }
-      : null;
+  const answer = verdict.verdict === 'applied' ? answerOf(station, call, verdict.result) : null;
   const entry = auditEntry('verdict', {
     txn: call.txn,
     agent: call.agent,
@@ -55,6 +47,18 @@ export async function resolveDoubt(flow: Flow, verdict: Verdict): Promise<Call> 
   const now = await station.calls.read(call.txn);
   if (now === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
   return moved ? now : alreadyAnswered(now, verdict);
+}
+
+/** What a person says it answered, as an answer may be kept and told. */
+function answerOf(station: Station, call: Call, result: Json | undefined): Answer {
+  const body = result === undefined ? null : canonical(result);
+  const answer: Answer = { status: 200, contentType: 'application/json', body, encoding: 'utf8' };
+  const tool = station.policies().tools.get(call.tool);
+  // Of a tool that redacted, and is gone, nobody knows any more what is secret.
+  if (tool === undefined) return call.sealed === null ? answer : { ...answer, body: null };
+  const payload = load(station.sealingKey, call);
+  if (typeof payload === 'string') return redactAnswer(tool, answer, {});
+  return redactAnswer(tool, answer, payload.args, payload.secrets);
 }
 
 /** What a person says it answered is what its undo is made of. */

@@ -2,12 +2,13 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { leavesAt, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
+import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 import { undoArguments } from '../policy/undo-args.ts';
 import type { Job } from './job.ts';
+import type { Secrets } from './payload.ts';
 import type { Station } from './station.ts';
 
 /** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
@@ -17,19 +18,32 @@ export interface OwnUndo {
 }
 
 /** What is written with the intent; null when nobody said how the call is undone. */
-export function storedUndo(station: Station, txn: string, { undo }: Tool, own: OwnUndo | undefined): StoredUndo | null {
+export function storedUndo(
+  station: Station,
+  txn: string,
+  tool: Tool,
+  { args, undo: own }: { readonly args: JsonObject; readonly undo?: OwnUndo | undefined },
+): StoredUndo | null {
   if (own !== undefined) {
-    const paths = pathsUnder('args', station.policies().tools.get(own.tool)?.redact ?? []);
-    const stored = { kind: 'compensable', tool: own.tool, template: redact(own.args, paths), own: true } as const;
-    if (paths.length === 0) return stored;
+    const undoTool = station.policies().tools.get(own.tool);
+    const template = ownArgsShown(own, undoTool, tool, args);
+    const stored = { kind: 'compensable', tool: own.tool, template, own: true } as const;
+    if (tool.redact.length === 0 && pathsUnder('args', undoTool?.redact ?? []).length === 0) return stored;
     return { ...stored, sealed: seal(station.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
   }
+  const { undo } = tool;
   if (!undo.declared) return null;
   return {
     kind: undo.kind,
     ...(undo.tool === undefined ? {} : { tool: undo.tool }),
     ...(undo.template === undefined ? {} : { template: undo.template }),
   };
+}
+
+/** Of an undo that the caller names, what neither its own tool redacts nor the call that it would undo. */
+export function ownArgsShown(own: OwnUndo, undoTool: Tool | undefined, tool: Tool, args: JsonObject): Json {
+  const secrets = leavesAt(args, pathsUnder('args', tool.redact));
+  return redact(hide(own.args, secrets), pathsUnder('args', undoTool?.redact ?? []));
 }
 
 /** What the arguments of an undo are made from, as it really was: before anything is redacted. */
@@ -55,12 +69,12 @@ export function renderUndo(
   scope: UndoScope,
 ): UndoArguments | null {
   if (undo?.tool === undefined) return null;
-  if (undo.own === true) return keepOwn(key, scope.txn, undo);
+  if (undo.own === true) return keepOwn(key, scope.txn, undo, secretsOf(tool, scope));
   try {
     const args = undoArguments(undo.template ?? {}, withoutAbsent(scope));
     if (!isObject(args))
       return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
-    return keepUndo(key, tool, undoTool, scope, args);
+    return keepUndo(key, tool, undoTool, scope, args, undo.template ?? {});
   } catch (error) {
     if (!(error instanceof ExpressionError) && !(error instanceof NotCanonical)) throw error;
     return {
@@ -73,48 +87,76 @@ export function renderUndo(
 }
 
 /** What the caller named is known from the start; where it is sealed it is sealed once more as what it now is. */
-function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo): UndoArguments {
+function keepOwn(key: Buffer, txn: string, { template, sealed }: StoredUndo, secrets: Secrets): UndoArguments {
   const args = canonical(template ?? {});
   if (sealed === undefined) return { before: null, args, sealed: null, reason: null };
   const exact = JSON.parse(unseal(key, txn, Buffer.from(sealed, 'base64'))) as JsonObject;
-  return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact })), reason: null };
+  return { before: null, args, sealed: seal(key, txn, JSON.stringify({ args: exact, secrets })), reason: null };
 }
 
-function withoutAbsent({ before, args, result, agent }: UndoScope) {
+function withoutAbsent({ before, args, result, agent }: Pick<UndoScope, 'before' | 'args' | 'result' | 'agent'>) {
   const scope = { args, result, agent };
   return before === undefined ? scope : { ...scope, before };
 }
 
-/** Arguments as they are kept: in clear, or sealed with what may be shown beside. */
+/** Arguments as they are kept: in clear, or sealed with what may be shown beside. Without a template nothing is derived. */
 export function keepUndo(
   key: Buffer,
   tool: Tool,
   undoTool: Tool | undefined,
   scope: UndoScope,
   args: JsonObject,
+  template?: Json,
 ): UndoArguments {
   const paths = pathsUnder('args', undoTool?.redact ?? []);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
     return { before: null, args: canonical(args), sealed: null, reason: null };
-  const secrets = [
-    ...leavesAt(scope.args, pathsUnder('args', tool.redact)),
-    ...leavesAt(scope.result, pathsUnder('result', tool.redact)),
-    ...(scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : []),
-  ];
+  const secrets = secretsOf(tool, scope);
+  const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
+  const plain = template === undefined ? args : withoutDerived(args, madeOfShown(template, tool, scope));
   return {
     before: null,
-    args: canonical(redact(hide(args, secrets), paths)),
-    sealed: seal(key, scope.txn, canonical({ args })),
+    args: canonical(redact(hide(plain, [...secrets, ...seen]), paths)),
+    sealed: seal(key, scope.txn, canonical({ args, secrets })),
     reason: null,
   };
 }
 
-function hide(value: Json, secrets: readonly (string | number)[]): Json {
+/** The arguments as they would be if what is redacted were nothing else; undefined when they cannot be made of that. */
+function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json | undefined {
+  const { agent, before, isBeforeSecret } = scope;
+  const args = redactLeaves(scope.args, pathsUnder('args', redact)) as JsonObject;
+  const result = redactLeaves(scope.result, pathsUnder('result', redact));
+  const seen = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
+  try {
+    return undoArguments(template, withoutAbsent({ args, result, agent, before: seen }));
+  } catch (error) {
+    if (error instanceof ExpressionError) return undefined;
+    throw error;
+  }
+}
+
+/** What comes out otherwise without the secrets was made of them, in whatever way. */
+function withoutDerived(value: Json, other: Json | undefined): Json {
+  if (other === undefined) return redactLeaves(value, [[]]);
+  if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
+  if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
+  const others = new Map(Object.entries(other) as [string, Json][]);
+  if (Array.isArray(value)) return value.map((item, i) => withoutDerived(item as Json, others.get(String(i))));
+  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutDerived(of, others.get(name))]));
+}
+
+/** What a call redacts. */
+function secretsOf({ redact }: Tool, { args, result }: Pick<UndoScope, 'args' | 'result'>): (string | number)[] {
+  return [...leavesAt(args, pathsUnder('args', redact)), ...leavesAt(result, pathsUnder('result', redact))];
+}
+
+function hide(value: Json, secrets: Secrets): Json {
   if (typeof value === 'string')
     return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
       ? REDACTED
       : value;
-  if (typeof value === 'number') return secrets.includes(value) ? REDACTED : value;
+  if (typeof value === 'number') return secrets.some((secret) => String(secret) === String(value)) ? REDACTED : value;
   if (Array.isArray(value)) return value.map((item) => hide(item as Json, secrets));
   if (!isObject(value)) return value;
   return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, hide(member, secrets)]));
@@ -166,6 +208,17 @@ export function undoArgsOf(key: Buffer, call: Kept): JsonObject | string {
   if (call.undoSealed === null) return JSON.parse(call.undoArgs) as JsonObject;
   const args = opened(key, call)?.['args'];
   return isObject(args) ? args : 'the sealed arguments of its undo do not open with the key of this gateway';
+}
+
+/**
+ * What must not be told of the answer to an undo: what its call redacts, for an argument may hold it among other things, and
+ * each argument that is not shown. Nothing, where the arguments are no secret.
+ */
+export function undoSecretsOf(key: Buffer, call: Kept): Secrets {
+  const { args, secrets } = opened(key, call) ?? {};
+  if (args === undefined || call.undoArgs === null) return [];
+  const hidden = leavesHidden(args, JSON.parse(call.undoArgs) as Json);
+  return [...new Set([...leavesAt(secrets ?? null, [[]]), ...hidden])];
 }
 
 function opened(key: Buffer, { txn, undoSealed }: Kept): JsonObject | undefined {

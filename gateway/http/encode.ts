@@ -175,7 +175,7 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
   const isHidden = !full && call.undoOf !== null;
   const tail = {
     outcome: call.outcome,
-    problem: problem === undefined ? null : { code: problem.code, detail: problem.message, ...problem.extras.members },
+    problem: problem === undefined ? null : problemView(problem, isHidden),
     saga: call.saga,
     run: call.run,
     epoch: call.epoch,
@@ -193,6 +193,11 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
   };
   const result = state === 'succeeded' && !isHidden ? resultText(call.answer) : 'null';
   return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
+}
+
+/** What the upstream answered with is hidden where the result would be. */
+function problemView({ code, message: detail, extras }: GatewayError, isHidden: boolean): JsonObject {
+  return isHidden ? { code, detail } : { code, detail, ...extras.members };
 }
 
 /** How a call is, would be, or was undone. Its arguments may tell what was observed, which is for people to see. */

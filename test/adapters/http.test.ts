@@ -10,7 +10,7 @@ import type { Answer, Outcome, SendOptions } from '../../gateway/domain/adapter.
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { Json } from '../../gateway/domain/json.ts';
 import { ExpressionError, type RequestTemplate, type Tool, type Upstream } from '../../gateway/domain/policy.ts';
-import { scrub } from '../../gateway/domain/redact.ts';
+import { scrub, scrubber } from '../../gateway/domain/redact.ts';
 import { startUpstream, type Upstream as World } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
@@ -82,6 +82,27 @@ describe('scrub', () => {
     );
   });
 
+  it('finds a credential as it looks in a URL, in base64 or in hexadecimal digits', () => {
+    const credential = 'a/b?c d+ö=~>>>';
+    const bytes = Buffer.from(credential);
+    const url = encodeURIComponent(credential);
+    const writings = [
+      credential,
+      url,
+      url.replaceAll('%20', '+'),
+      url.replaceAll(/%../g, (code) => code.toLowerCase()),
+      bytes.toString('base64'),
+      bytes.toString('base64').replaceAll('/', '\\/'),
+      bytes.toString('base64').replace(/=+$/, ''),
+      bytes.toString('base64url'),
+      bytes.toString('hex'),
+      bytes.toString('hex').toUpperCase(),
+    ];
+    const clean = scrubber(['longer than that', credential]);
+    for (const writing of writings) expect(clean(`<${writing}>`)).toBe('<[redacted]>');
+    expect(clean('{"a":"b"}')).toBe('{"a":"b"}');
+  });
+
   it('leaves everything else as it is', () => {
     for (const text of ['', '{"a":"b\\/c"}', 'secre', '\\u0073ecre']) expect(scrub(text, ['secret'])).toBe(text);
     expect(scrub('$& aXb', ['X'])).toBe('$& a[redacted]b');
@@ -137,6 +158,17 @@ describe('one exchange', () => {
   const REQUEST = { method: 'POST', path: '/x?y=1', headers: { 'content-type': 'application/json' }, body: '{"a":1}' };
   const send = (options: Partial<SendOptions> = {}, adapter = make(), request = REQUEST) =>
     adapter.send(tool, request, { timeoutMs: 1_000, maySend: () => true, freshConnection: false, ...options });
+
+  it('tells no credential that is echoed in the type of an answer, or encoded in it', async () => {
+    listener = (request, response) => {
+      const sent = String(request.headers['authorization']);
+      const hex = Buffer.from(sent).toString('hex');
+      response.writeHead(200, { 'content-type': `text/plain; of="${sent}"` }).end(`${btoa(sent)} ${hex}`);
+    };
+    expect(await send()).toMatchObject({
+      answer: { contentType: 'text/plain; of="[redacted]"', body: '[redacted] [redacted]' },
+    });
+  });
 
   it('sends method, path below the base, headers, credentials and body, and reads the answer', async () => {
     const got: unknown[] = [];

@@ -132,6 +132,7 @@ export interface Saga extends SagaLine {
   savepoints: { name: string; after: number }[];
 }
 export interface Plan {
+  digest: string;
   wouldEnd: string;
   plan: {
     txn: string;

@@ -225,6 +225,24 @@ describe('what a person does', () => {
     expect(await upstream.effects(`${id}-a`)).toHaveLength(2);
   });
 
+  it('has nothing rolled back that the plan did not show, and is shown the new one', async () => {
+    const saga = await sagaOf(`${id}-a`);
+    await browser.go(`#/sagas/${saga}`);
+    await main().getByRole('button', { name: 'Roll back…' }).click();
+    const dialog = browser.page.getByRole('dialog');
+    await dialog.getByText('1 step would be undone').waitFor();
+    await gateway.call('world.charge', { id: `${id}-b` }, { key: `${id}-b`, headers: { 'oncegate-saga': saga } });
+    await dialog.getByLabel('Reason').fill('as shown');
+    await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
+    await dialog.getByText('2 steps would be undone').waitFor();
+    await dialog.getByText('Nothing was rolled back').waitFor();
+    // A browser tells of each answer of 400 and more.
+    expect(browser.complaints.splice(0)).toEqual([expect.stringContaining('409')]);
+    expect((await gateway.admin('GET', `/admin/sagas/${saga}`)).body.state).toBe('open');
+    await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
+    await main().locator('.subject').getByText('rolled back').waitFor();
+  });
+
   it('undoes one call', async () => {
     const done = await gateway.call('world.charge', { id }, { key: id });
     await browser.go(`#/calls/${done.body.txn}`);

@@ -135,6 +135,7 @@ const CALL_RESPONSES: JsonObject = {
   202: callAnswer('Held, or still under way.'),
   default: problem,
 };
+const PAGE_TEXT = 'A page of calls. It ends early when it holds about 4 MiB; the cursor leads on.';
 const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'cursor', 'limit'].map((name) => query(name));
 const PAGE = json({
   type: 'object',
@@ -161,7 +162,7 @@ const BASE_PATHS: JsonObject = {
     get: {
       summary: "The agent's own calls, newest first",
       parameters: FILTERS,
-      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+      responses: { 200: { description: PAGE_TEXT, content: PAGE }, default: problem },
     },
   },
   '/v1/calls/{txn}': {
@@ -189,7 +190,7 @@ const BASE_PATHS: JsonObject = {
     get: {
       summary: 'All calls, newest first',
       parameters: [query('agent'), ...FILTERS],
-      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+      responses: { 200: { description: PAGE_TEXT, content: PAGE }, default: problem },
     },
   },
   '/admin/calls/{txn}': {
@@ -245,7 +246,7 @@ function action(
 
 function listing(summary: string, parameters: readonly string[] = []): JsonObject {
   const page = {
-    description: 'A page.',
+    description: 'A page. It may hold less than was asked for; the cursor leads on.',
     content: json({ type: 'object', properties: { items: { type: 'array' }, cursor: { type: ['string', 'null'] } } }),
   };
   return {

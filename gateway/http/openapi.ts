@@ -274,6 +274,13 @@ function authorityPaths(): JsonObject {
   const digest = { digest: { type: 'string', description: 'of what was shown' } };
   return {
     '/admin/approvals': listing('Calls that wait, or waited, for people', ['state', 'cursor']),
+    '/admin/approvals/{txn}': {
+      get: {
+        summary: 'One of them, waiting or decided',
+        parameters: [path('txn')],
+        responses: { 200: { description: 'What is decided about, its digest, and the votes.' }, default: problem },
+      },
+    },
     '/admin/approvals/{txn}/approve': action('Let exactly what was shown run', ['txn'], digest, ['digest']),
     '/admin/approvals/{txn}/reject': action('End it unsent', ['txn'], digest, ['digest']),
     '/admin/locks': listing('What is locked, by whom and since when', ['agent', 'holder', 'cursor', 'limit']),

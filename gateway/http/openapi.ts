@@ -136,7 +136,7 @@ const CALL_RESPONSES: JsonObject = {
   default: problem,
 };
 const PAGE_TEXT = 'A page of calls. It ends early when it holds about 4 MiB; the cursor leads on.';
-const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'cursor', 'limit'].map((name) => query(name));
+const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'until', 'cursor', 'limit'].map((name) => query(name));
 const PAGE = json({
   type: 'object',
   properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } },

@@ -102,6 +102,11 @@ export async function listCalls(db: Database, filter: CallFilter): Promise<CallP
 
 const CURSOR = /^\d{1,16}\.[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
+/** Where a list begins that holds what came before a time. */
+export function cursorAt(time: Date): string {
+  return `${time.getTime() * 1000}.00000000-0000-0000-0000-000000000000`;
+}
+
 export function isCursor(text: string): boolean {
   return CURSOR.test(text);
 }

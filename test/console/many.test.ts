@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
 import { Browser } from './browser.ts';
 import { consolePolicies } from './console-policies.ts';
 
@@ -33,6 +33,7 @@ afterAll(async () => {
 afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
 
 const main = () => browser.page.getByRole('main');
+const SOON = { timeout: 10_000 };
 const wait = { headers: { prefer: 'wait=0' } };
 
 async function hold(name: string): Promise<string> {
@@ -40,6 +41,68 @@ async function hold(name: string): Promise<string> {
   expect(held.status).toBe(202);
   return held.body.txn;
 }
+
+async function charge(name: string, count: number): Promise<void> {
+  for (let n = 0; n < count; n++) {
+    const done = await gateway.call('world.charge', { id: `${name}-${n}` }, { key: `${name}-${n}` });
+    expect(done.status).toBe(200);
+  }
+}
+
+describe('calls under traffic', () => {
+  const rows = () => main().locator('table[aria-label=Calls] tbody tr');
+
+  it('stay where they are while others come, and none is missing when those are shown', async () => {
+    await charge('before', 55);
+    await browser.go('#/calls');
+    await expect.poll(() => rows().count(), SOON).toBe(50);
+    const first = await rows().first().getAttribute('data-key');
+    await charge('more', 30);
+    await main().getByRole('button', { name: 'Show 30 newer calls' }).waitFor();
+    await charge('many', 30);
+    await main().getByRole('button', { name: 'Show 50+ newer calls' }).waitFor();
+    expect(await rows().count()).toBe(50);
+    expect(await rows().first().getAttribute('data-key')).toBe(first);
+    await main().getByRole('button', { name: 'Older calls' }).click();
+    await expect.poll(() => rows().count(), SOON).toBe(55);
+    await main().getByRole('button', { name: 'Show 50+ newer calls' }).click();
+    await expect.poll(() => rows().count(), SOON).toBe(100);
+    expect(await rows().first().getAttribute('data-key')).not.toBe(first);
+  });
+
+  it('are read anew however far down they are', async () => {
+    const old = await hold('old');
+    await charge('over', 52);
+    await browser.go('#/');
+    await browser.go('#/calls');
+    await main().getByRole('button', { name: 'Older calls' }).click();
+    const row = main().locator(`tr[data-key="${old}"]`);
+    await row.getByText('held').waitFor();
+    const { digest } = (await gateway.admin('GET', `/admin/approvals/${old}`)).body;
+    await gateway.admin('POST', `/admin/approvals/${old}/reject`, { reason: 'no', digest });
+    await row.getByText('rejected').waitFor();
+  });
+});
+
+it('sagas are read anew however far down they are', async () => {
+  const open = async (name: string) => {
+    const headers = { 'content-type': 'application/json' };
+    const body = JSON.stringify({ name });
+    return (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY, headers, body })).body.saga as string;
+  };
+  const first = await open('first');
+  for (let n = 0; n < 50; n++) await open(`later ${n}`);
+  await browser.go('#/sagas');
+  const rows = main().locator('table[aria-label=Sagas] tbody tr');
+  await expect.poll(() => rows.count(), SOON).toBe(50);
+  await main().getByRole('button', { name: 'Older sagas' }).click();
+  const row = main().locator(`tr[data-key="${first}"]`);
+  await row.getByText('open').waitFor();
+  for (let n = 0; n < 5; n++) await open(`last ${n}`);
+  await gateway.admin('POST', `/admin/sagas/${first}/rollback?wait=5`, { reason: 'no' });
+  await row.getByText('rolled back').waitFor();
+  await expect.poll(() => rows.count(), SOON).toBe(56);
+});
 
 describe('an approval that others came after', () => {
   it('still waits, and can be decided, in its place and at its address', async () => {
@@ -62,6 +125,6 @@ describe('an approval that others came after', () => {
     await shown.first().waitFor();
     const before = await shown.count();
     await main().getByRole('button', { name: 'Show longer-waiting ones' }).click();
-    await expect.poll(() => shown.count()).toBeGreaterThan(before);
+    await expect.poll(() => shown.count(), SOON).toBeGreaterThan(before);
   });
 });

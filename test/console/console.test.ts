@@ -199,6 +199,17 @@ describe('what a person does', () => {
     await dialog.getByLabel('Reason').fill('seen in the outbox');
     await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
     await dialog.getByText('The result is not JSON').waitFor();
+    // What was typed is judged as it is, and not as a browser would read it.
+    for (const typed of ['{"id": 9007199254740993}', '{"id": 1, "id": 2}']) {
+      await dialog.getByLabel('Result').fill(typed);
+      await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
+      await dialog
+        .getByRole('alert')
+        .getByText(typed.includes('2}') ? /twice/ : /precision|exact|9007199254740993/)
+        .first()
+        .waitFor();
+      expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/400/)]);
+    }
     await dialog.getByLabel('Result').fill('{"id": "m-1"}');
     await browser.confirm('Resolve', 'seen in the outbox');
     await main().locator('.subject').getByText('succeeded').waitFor();

@@ -10,7 +10,7 @@ import { callRoutes } from './http/call-routes.ts';
 import { type ConsoleFile, consoleRoutes } from './http/console-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
 import { eraseRoutes } from './http/erase-routes.ts';
-import { eventRoutes } from './http/event-routes.ts';
+import { EVENTS, eventRoutes } from './http/event-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -127,6 +127,8 @@ function limitInflight(app: FastifyInstance, most: number): void {
     inflight -= 1;
   };
   app.addHook('onRequest', (request, reply, done) => {
+    // Held open for hours by whoever looks on, streams have a cap of their own, and take nothing from agents.
+    if (request.routeOptions.url === EVENTS) return done();
     // The route, not the URL as it was sent: that may be absolute, or written with escapes.
     if (inflight >= most && /^\/(?:v1\/|mcp)/.test(request.routeOptions.url ?? '')) {
       return done(

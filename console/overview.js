@@ -66,7 +66,7 @@ function draw(standing, { lately }) {
       { class: 'columns' },
       section(
         'Calls',
-        h('span', { class: 'dim' }, `${number(stats.open.underWay)} under way`),
+        h('span', { class: 'dim' }, `${number(stats.open.underWay, stats.open.more)} under way`),
         throughput(stats.calls.perMinute),
         windows(stats),
       ),

@@ -33,7 +33,7 @@ export interface Stats {
     perMinute: States[];
     tools: { tool: string; count: number; states: States }[];
   };
-  open: { held: number; inDoubt: number; underWay: number; recoveryLagSeconds: number };
+  open: { held: number; inDoubt: number; underWay: number; more: boolean; recoveryLagSeconds: number };
   approvals: { pending: Counted };
   sagas: { open: Counted; rollingBack: Counted; parked: Counted };
   breakers: Breaker[];

@@ -2,6 +2,9 @@
 
 const KEY = 'oncegate.key';
 
+/** Whoever has not answered by then will not: the page must not wait for ever, and go on showing what it knew. */
+const PATIENCE_MS = 15_000;
+
 /** Of this tab alone, and gone with it. */
 export const session = {
   get key() {
@@ -26,6 +29,7 @@ const ADVICE = /** @type {Record<string, string>} */ ({
   malformed: 'Correct what is named above and try again.',
   unavailable: 'Try again in a moment. /readyz tells what is wrong with the gateway.',
   unreachable: 'Is the gateway running, and this the right address? The page tries again by itself.',
+  unanswered: 'It may have been done or not: look, then try again. The same again does nothing twice.',
   never: 'Trying again will not help as it is.',
   same_key: 'Try again: it is safe.',
   after_delay: 'Try again in a moment.',
@@ -50,6 +54,12 @@ export function asProblem(error) {
   if (error instanceof Problem) return error;
   if (error instanceof TypeError)
     return new Problem({ title: 'The gateway cannot be reached', detail: error.message, code: 'unreachable' });
+  if (error instanceof DOMException && error.name === 'TimeoutError')
+    return new Problem({
+      title: 'The gateway does not answer',
+      detail: `It was asked ${PATIENCE_MS / 1000} seconds ago.`,
+      code: 'unreachable',
+    });
   return new Problem({ title: 'The console failed', detail: String(error) });
 }
 
@@ -75,13 +85,12 @@ export async function problemOf(response) {
 /**
  * @param {'GET' | 'POST'} method
  * @param {string} path
- * @param {unknown} [body]
+ * @param {string} [body]
  * @returns {Promise<any>}
  */
 async function ask(method, path, body) {
-  const sent =
-    body === undefined ? {} : { body: JSON.stringify(body), headers: { 'content-type': 'application/json' } };
-  const response = await request(path, { method, ...sent });
+  const sent = body === undefined ? {} : { body, headers: { 'content-type': 'application/json' } };
+  const response = await request(path, { method, ...sent, signal: AbortSignal.timeout(PATIENCE_MS) });
   if (!response.ok) throw await problemOf(response);
   const text = await response.text();
   return /\bjson\b/.test(response.headers.get('content-type') ?? '') ? parseExactly(text) : text;
@@ -90,7 +99,32 @@ async function ask(method, path, body) {
 /** @param {string} path */
 export const get = (path) => ask('GET', path);
 /** @param {string} path @param {unknown} [body] */
-export const post = (path, body = {}) => ask('POST', path, body);
+export const post = (path, body = {}) => ask('POST', path, JSON.stringify(body)).catch(unlessUnanswered);
+
+/**
+ * With one member as somebody typed it, for the gateway to judge: read here, large numbers would be rounded and of two equal names
+ * one would be gone. It must be one JSON value, so that it is a member and not several.
+ * @param {string} path
+ * @param {Record<string, unknown>} body
+ * @param {{ name: string, text: string, what: string }} typed
+ */
+export function postTyped(path, body, { name, text, what }) {
+  try {
+    JSON.parse(text);
+  } catch (error) {
+    throw new Problem({ title: `${what} not JSON`, detail: String(error), code: 'malformed' });
+  }
+  const { [name]: _, ...rest } = body;
+  const others = Object.entries(rest).map(([key, value]) => `${JSON.stringify(key)}:${JSON.stringify(value)},`);
+  return ask('POST', path, `{${others.join('')}${JSON.stringify(name)}:${text}}`).catch(unlessUnanswered);
+}
+
+/** Of what was only asked it does not matter; of what was to be done nobody knows. @param {unknown} error @returns {never} */
+function unlessUnanswered(error) {
+  const { code, title, message } = asProblem(error);
+  if (code === 'unreachable') throw new Problem({ title, detail: message, code: 'unanswered' });
+  throw error;
+}
 
 /** A number that this browser would round is shown as it was written. @param {string} text */
 function parseExactly(text) {

@@ -4,76 +4,113 @@ import { at, get, Problem, post, withQuery } from './api.js';
 import { ask, REASON } from './ask.js';
 import { h } from './dom.js';
 import { plural } from './format.js';
-import { badge, button, callLink, code, empty, facts, json, problemBox, sagaLink, since } from './parts.js';
+import { badge, button, callLink, code, empty, facts, json, sagaLink, since } from './parts.js';
 
 /** @import { Approval, Context, View } from './types.d.ts' */
 
-const MOST_SHOWN = 200;
+/** Of those that are shown and were not met among what waits, this many are looked after at once. */
+const MOST_LOOKED_AFTER = 12;
 
-/** @param {string | undefined} only the one that was asked for @returns {View<Approval[]>} */
-export function approvalsView(only) {
+/** The one that was asked for, waiting or decided. @param {string} txn @returns {View<Approval>} */
+export function approvalView(txn) {
+  return {
+    title: 'Approval',
+    hears: ({ name, data }) => name === 'policies' || data['txn'] === txn,
+    load: () => get(at`/admin/approvals/${txn}`),
+    draw: (approval, context) => [
+      h('p', {}, h('a', { href: '#/approvals' }, 'All that wait')),
+      h('div', { class: 'cards' }, card(approval, context)),
+    ],
+  };
+}
+
+/** @typedef {{ approvals: Approval[], more: boolean }} Waiting */
+
+/** @returns {View<Waiting>} */
+export function approvalsView() {
   /** Once shown it stays in its place, also when it is decided: nothing moves under a hand that is about to press. @type {Map<string, Approval>} */
   const shown = new Map();
-  const wanted = (/** @type {Approval} */ { txn, state }) => (only === undefined ? state === 'pending' : txn === only);
+  /** When it was last known how each stands. @type {Map<string, number>} */
+  const known = new Map();
+  let pages = 1;
+  const keep = (/** @type {Approval} */ approval) => {
+    shown.set(approval.txn, approval);
+    known.set(approval.txn, performance.now());
+  };
   return {
     title: 'Approvals',
     hears: ({ name, data }) => name === 'approval' || name === 'policies' || shown.has(String(data['txn'])),
     async load() {
-      const pending = await pendingNow();
-      const waiting = new Set(pending.map(({ txn }) => txn));
-      const isMissing = only === undefined ? [...shown.keys()].some((txn) => !waiting.has(txn)) : !waiting.has(only);
-      /** @type {Approval[]} */
-      const newest = isMissing ? (await get('/admin/approvals')).items : [];
+      const { items, more } = await pendingNow(pages);
       // The longest-waiting first, so that new ones come below what is being read.
-      for (const approval of [...newest, ...pending].reverse())
-        if (wanted(approval) || shown.has(approval.txn)) shown.set(approval.txn, approval);
-      // Decided so long ago that it is not among the newest: its call tells the rest.
-      for (const [txn, approval] of shown)
-        if (approval.state === 'pending' && !waiting.has(txn)) shown.set(txn, { ...approval, state: 'decided' });
-      return [...shown.values()];
+      for (const approval of items.reverse()) keep(approval);
+      const met = new Set(items.map(({ txn }) => txn));
+      // Decided, or waiting beyond what was read: each is asked for, since the list does not tell which.
+      const unmet = [...shown.values()]
+        .filter(({ txn, state }) => state === 'pending' && !met.has(txn))
+        .sort((a, b) => (known.get(a.txn) ?? 0) - (known.get(b.txn) ?? 0))
+        .slice(0, MOST_LOOKED_AFTER);
+      for (const approval of await Promise.all(unmet.map(again))) keep(approval);
+      return { approvals: [...shown.values()], more };
     },
-    draw(approvals, context) {
-      if (approvals.length === 0 && only !== undefined)
-        return problemBox(
-          new Problem({
-            title: 'Nothing waits here',
-            detail: `No call ${only} waits for people, or waited lately.`,
-            code: 'not_found',
-          }),
-        );
-      if (approvals.length === 0)
-        return empty(
-          'Nobody waits for a decision.',
-          'A call is held when its rule says ',
-          code('approve'),
-          ' or ',
-          code('delay'),
-          ', or when its tool has no way to tell a repeat.',
-        );
+    draw({ approvals, more }, context) {
+      const readMore = async () => {
+        pages += 1;
+        await context.refresh();
+      };
+      if (approvals.length === 0) return nothingWaits();
       return [
-        only !== undefined && h('p', {}, h('a', { href: '#/approvals' }, 'All that wait')),
         h(
           'div',
           { class: 'cards' },
           approvals.map((approval) => card(approval, context)),
         ),
+        more &&
+          h(
+            'p',
+            {},
+            `${plural(approvals.filter(({ state }) => state === 'pending').length, 'call')} of more that wait. `,
+            button('Show longer-waiting ones', () => void readMore()),
+          ),
       ];
     },
   };
 }
 
-/** All that wait, or the newest of very many. @returns {Promise<Approval[]>} */
-async function pendingNow() {
+/** How one stands that was shown before. @param {Approval} approval @returns {Promise<Approval>} */
+async function again(approval) {
+  try {
+    return await get(at`/admin/approvals/${approval.txn}`);
+  } catch (error) {
+    if (error instanceof Problem && error.status === 404) return { ...approval, state: 'gone' };
+    throw error;
+  }
+}
+
+function nothingWaits() {
+  return empty(
+    'Nobody waits for a decision.',
+    'A call is held when its rule says ',
+    code('approve'),
+    ' or ',
+    code('delay'),
+    ', or when its tool has no way to tell a repeat.',
+  );
+}
+
+/** The newest that wait, as many pages as were asked for, and whether there are more. @param {number} pages @returns {Promise<{ items: Approval[], more: boolean }>} */
+async function pendingNow(pages) {
   /** @type {Approval[]} */
-  const found = [];
+  const items = [];
   /** @type {string | undefined} */
   let cursor;
-  do {
+  for (let read = 0; read < pages; read++) {
     const page = await get(withQuery('/admin/approvals', { state: 'pending', cursor }));
-    found.push(...page.items);
+    items.push(...page.items);
     cursor = page.cursor ?? undefined;
-  } while (cursor !== undefined && found.length < MOST_SHOWN);
-  return found;
+    if (cursor === undefined) break;
+  }
+  return { items, more: cursor !== undefined };
 }
 
 /** @param {Approval} approval @param {Context} context */

@@ -1,6 +1,6 @@
 // One call: what was asked, how it went, and what a person may still do about it.
 
-import { at, get, Problem, post } from './api.js';
+import { at, get, post, postTyped } from './api.js';
 import { ask, REASON } from './ask.js';
 import { h } from './dom.js';
 import { duration, words } from './format.js';
@@ -181,21 +181,14 @@ function resolve({ txn, tool }, context) {
     ],
     confirm: 'Resolve',
     run: async ({ verdict, result, reason }) => {
-      const given = (result ?? '').trim() === '' ? {} : { result: parse(result ?? '') };
-      await post(at`/admin/calls/${txn}/resolve`, { verdict, reason, ...(verdict === 'applied' ? given : {}) });
+      const path = at`/admin/calls/${txn}/resolve`;
+      const text = (result ?? '').trim();
+      if (text === '' || verdict !== 'applied') await post(path, { verdict, reason });
+      else await postTyped(path, { verdict, reason }, { name: 'result', text, what: 'The result is' });
       context.say('Resolved.');
       await context.refresh();
     },
   });
-}
-
-/** @param {string} text */
-function parse(text) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Problem({ title: 'The result is not JSON', detail: `${error}`, code: 'malformed' });
-  }
 }
 
 /** @param {Call} call @param {Context} context */

@@ -2,60 +2,63 @@
 
 import { withQuery } from './api.js';
 import { h } from './dom.js';
-import { duration, plural, words } from './format.js';
-import { badge, button, callLink, code, empty, Pages, row, sagaLink, since, table } from './parts.js';
+import { duration, number, words } from './format.js';
+import { Pages } from './pages.js';
+import { badge, button, callLink, code, empty, row, sagaLink, since, table } from './parts.js';
 
-/** @import { Call, Context, View } from './types.d.ts' */
+/** @import { Call, View } from './types.d.ts' */
 /** @typedef {Record<string, string | undefined>} Filter */
 
 const STATES = ['held', 'ready', 'sending', 'in_doubt', 'succeeded', 'failed', 'rejected', 'expired', 'cancelled'];
 const HEADS = ['began', 'state', 'tool', 'agent', 'call', 'saga', 'took'];
 
-/** @param {Filter} filter @returns {View<{ items: Call[], cursor: string | null }>} */
+/** @typedef {{ items: Call[], cursor: string | null, newer: { count: number, more: boolean } }} Shown */
+
+/** @param {Filter} filter @returns {View<Shown>} */
 export function callsView(filter) {
+  /** Rows stay where they are while one reads: they are those before this time. Newer ones are told of, and shown when asked for. @type {string | undefined} */
+  let until;
+  /** For the next look: one that is under way must not bring back what it began with. */
+  let wantsNewest = true;
   /** @type {Pages<Call>} */
-  const pages = new Pages((cursor) => withQuery('/admin/calls', { ...filter, limit: '50', cursor }));
-  /** Rows stay where they are while one reads; newer ones are told of, and shown when asked for. @type {Set<string> | undefined} */
-  let shown;
-  const keyOf = (/** @type {Call} */ call) => call.txn;
+  const pages = new Pages((page) => withQuery('/admin/calls', { ...filter, until, ...page }));
+  /** @type {Pages<Call>} */
+  const top = new Pages((page) => withQuery('/admin/calls', { ...filter, since: until, ...page }));
   return {
     title: 'Calls',
-    load: () => pages.load(keyOf),
     hears: ({ data }) => 'txn' in data,
-    draw({ items, cursor }, context) {
-      const seen = shown ?? new Set(items.map(keyOf));
-      for (const call of pages.older) seen.add(call.txn);
-      shown = seen;
-      const newer = items.filter((call) => !seen.has(call.txn)).length;
+    async load() {
+      if (wantsNewest) until = undefined;
+      wantsNewest = false;
+      const { items, cursor } = await pages.load();
+      const newer = until === undefined ? { items: [], cursor: null } : await top.load();
+      until ??= justAfter(items[0]);
+      return { items, cursor, newer: { count: newer.items.length, more: newer.cursor !== null } };
+    },
+    draw({ items, cursor, newer }, context) {
       const showNewer = () => {
-        shown = undefined;
+        wantsNewest = true;
         void context.refresh();
       };
-      const rows = items.filter((call) => seen.has(call.txn)).map(callRow);
+      const showOlder = () => {
+        pages.more();
+        void context.refresh();
+      };
+      const label = `Show ${number(newer.count, newer.more)} newer ${newer.count === 1 && !newer.more ? 'call' : 'calls'}`;
+      const isNothing = items.length === 0 && newer.count === 0 && cursor === null;
       return [
         filterBar(filter),
-        h(
-          'div',
-          { class: 'newer', role: 'status' },
-          newer > 0 && button(`Show ${plural(newer, 'newer call')}`, showNewer, { tone: 'quiet' }),
-        ),
-        rows.length === 0 ? nothing(filter) : table(HEADS, rows, 'Calls'),
-        cursor !== null && moreButton(pages, cursor, context),
+        h('div', { class: 'newer', role: 'status' }, newer.count > 0 && button(label, showNewer, { tone: 'quiet' })),
+        isNothing ? nothing(filter) : table(HEADS, items.map(callRow), 'Calls'),
+        cursor !== null && h('p', {}, button('Older calls', showOlder)),
       ];
     },
   };
 }
 
-/** @param {Pages<Call>} pages @param {string} cursor @param {Context} context */
-function moreButton(pages, cursor, context) {
-  return h(
-    'p',
-    {},
-    button('Older calls', async () => {
-      await pages.more(cursor);
-      await context.refresh();
-    }),
-  );
+/** The first time at which this call had begun: times are told in milliseconds. @param {Call | undefined} newest */
+function justAfter(newest) {
+  return newest === undefined ? undefined : new Date(Date.parse(newest.createdAt) + 1).toISOString();
 }
 
 /** @param {Call} call */

@@ -1,5 +1,7 @@
 // The page is made of elements and text, never of HTML: whatever came from outside can only become text.
 
+import { escaped, textNodes } from './hidden.js';
+
 /** @import { Child } from './types.d.ts' */
 /** @typedef {Record<string, (event: Event) => void>} Handlers */
 /** @typedef {{ on?: Handlers } & Record<string, string | number | boolean | null | undefined | Handlers>} Attributes */
@@ -21,6 +23,9 @@ function listen(element, added = {}) {
   handlers.set(element, added);
 }
 
+/** Attributes that somebody reads, or hears. */
+const SPOKEN = new Set(['title', 'aria-label']);
+
 /**
  * @param {Element} element
  * @param {Attributes} attributes
@@ -29,7 +34,7 @@ function listen(element, added = {}) {
 function fill(element, { on, ...attributes }, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    element.setAttribute(name, value === true ? '' : String(value));
+    element.setAttribute(name, value === true ? '' : SPOKEN.has(name) ? escaped(String(value)) : String(value));
   }
   if (on !== undefined) listen(element, on);
   append(element, children);
@@ -39,7 +44,8 @@ function fill(element, { on, ...attributes }, children) {
 function append(parent, child) {
   if (child === null || child === undefined || child === false) return;
   if (Array.isArray(child)) for (const each of child) append(parent, each);
-  else parent.appendChild(child instanceof Node ? child : document.createTextNode(String(child)));
+  else if (child instanceof Node) parent.appendChild(child);
+  else for (const node of textNodes(parent, String(child))) parent.appendChild(node);
 }
 
 /**

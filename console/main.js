@@ -2,31 +2,42 @@
 
 import { asProblem, get, session } from './api.js';
 import { byId, h, show } from './dom.js';
+import { clock } from './format.js';
 import { button, keepTime, problemBox } from './parts.js';
 import { VIEWS, viewOf } from './routes.js';
 import { signIn } from './sign-in.js';
 import { EventFollower } from './stream.js';
 
+/** @import { Pace } from './stream.js' */
 /** @import { Child, Context, GateEvent, Stats, View } from './types.d.ts' */
 
 /** However much happens, a view is read anew this often at most. */
-const REST_MS = 800;
+const REST_MS = 1_000;
 const MOST_LATELY = 40;
 const SAID_MS = 5_000;
 /** What makes no event, such as a process that is gone, is seen this late. */
 const LOOK_ANYWAY_MS = 15_000;
 
-const PACES = { live: 'live', waiting: 'reconnecting', paused: 'paused', ended: 'signed out' };
+/** A page that is not told what happens says so, and since when. @type {Record<Pace, (heardAt: number | undefined) => string>} */
+const PACES = {
+  live: () => 'live',
+  waiting: (heardAt) =>
+    heardAt === undefined ? 'connecting' : `not live since ${clock(new Date(heardAt).toISOString()).slice(0, 8)}`,
+  paused: () => 'paused',
+  ended: () => 'signed out',
+};
+/** Until the gateway answers, somebody who was signed in stays so. */
+const ASK_AGAIN_MS = 2_000;
 
 /** @type {Stats['you'] | undefined} */
 let you;
 /** @type {EventFollower | undefined} */
 let follower;
-/** @type {{ view: View<any>, drawing: Promise<void> | undefined, isStale: boolean, looks: number, isDrawn: boolean } | undefined} */
+/** @type {{ view: View<any>, drawing: Promise<void> | undefined, looking: Promise<void>, isStale: boolean, isDrawn: boolean } | undefined} */
 let current;
 /** @type {GateEvent[]} */
 const lately = [];
-/** @type {keyof typeof PACES} */
+/** @type {Pace} */
 let pace = 'waiting';
 let saidAt = 0;
 
@@ -49,7 +60,7 @@ function drawFrame() {
     byId('head'),
     h('a', { class: 'mark', href: '#/' }, 'oncegate'),
     you !== undefined && [
-      h('span', { class: `pace ${pace}`, role: 'status' }, PACES[pace]),
+      h('span', { class: `pace ${pace}`, role: 'status' }, PACES[pace](follower?.heardAt)),
       h('span', { class: 'you' }, you.person, h('span', { class: 'dim' }, ` ${you.roles.join(', ')}`)),
       button('Sign out', () => leave(), { tone: 'quiet' }),
     ],
@@ -65,6 +76,8 @@ function drawFrame() {
 /** @param {string} [why] */
 function leave(why) {
   session.end();
+  // Whoever sits down next must not find a question of somebody else's that waits for a yes.
+  for (const dialog of document.querySelectorAll('dialog')) dialog.close();
   follower?.stop();
   follower = undefined;
   you = undefined;
@@ -83,6 +96,7 @@ function enter(stats) {
     onPace: (now) => {
       pace = now;
       drawFrame();
+      if (now === 'live') void refresh();
     },
     onRefused: () => leave('Your key is not good any more: it was removed from the policies, or lost its roles.'),
   });
@@ -109,7 +123,7 @@ function refresh() {
     shown.isStale = true;
     return shown.drawing;
   }
-  shown.drawing = draw(shown).finally(async () => {
+  shown.drawing = look(shown).finally(async () => {
     await new Promise((resolve) => setTimeout(resolve, REST_MS));
     shown.drawing = undefined;
     if (shown.isStale && shown === current) {
@@ -122,7 +136,13 @@ function refresh() {
 
 /** Now, and not after the rest: somebody did something and looks for what came of it. */
 async function refreshNow() {
-  if (current !== undefined) await draw(current);
+  if (current !== undefined) await look(current);
+}
+
+/** One look after another: beside each other they would cost the gateway twice, and the earlier could be drawn last. @param {NonNullable<typeof current>} shown */
+function look(shown) {
+  shown.looking = shown.looking.then(() => draw(shown));
+  return shown.looking;
 }
 
 /** @param {NonNullable<typeof current>} shown */
@@ -130,12 +150,8 @@ async function draw(shown) {
   if (you === undefined) return;
   /** @type {Context} */
   const context = { you, refresh: refreshNow, lately, may, say };
-  shown.looks += 1;
-  const look = shown.looks;
   try {
-    const data = await shown.view.load();
-    // A later look that came back earlier knows more.
-    if (look === shown.looks) put(shown, shown.view.draw(data, context));
+    put(shown, shown.view.draw(await shown.view.load(), context));
   } catch (error) {
     const problem = asProblem(error);
     if (shown !== current) return;
@@ -158,7 +174,7 @@ function navigate() {
   if (you === undefined) return;
   const view = viewOf(location.hash);
   document.title = `${view.title} · Oncegate`;
-  current = { view, drawing: undefined, isStale: false, looks: 0, isDrawn: false };
+  current = { view, drawing: undefined, looking: Promise.resolve(), isStale: false, isDrawn: false };
   drawFrame();
   window.scrollTo(0, 0);
   void refresh();
@@ -172,10 +188,27 @@ async function begin() {
     byId('main').focus({ preventScroll: true });
   });
   if (session.key === null) return leave();
+  await resume();
+}
+
+/** A gateway that is just starting again says nothing against a key: only a refusal does. */
+async function resume() {
+  if (session.key === null || you !== undefined) return;
   try {
     enter(await get('/admin/stats'));
   } catch (error) {
-    leave(asProblem(error).message);
+    const problem = asProblem(error);
+    if (problem.status === 401 || problem.status === 403) return leave(problem.message);
+    show(
+      byId('main'),
+      problemBox(problem),
+      h(
+        'p',
+        {},
+        button('Sign in with another key', () => leave()),
+      ),
+    );
+    setTimeout(resume, ASK_AGAIN_MS);
   }
 }
 

@@ -13,22 +13,43 @@ const FEW = 4;
 
 /** @typedef {{ stats: Stats, approvals: Approval[], doubts: Call[], parked: SagaLine[] }} Standing */
 
+/** Approvals carry whole arguments: they are read anew when something happened to one, and otherwise this often. */
+const READ_AGAIN_MS = 15_000;
+
 /** @returns {View<Standing>} */
 export function overview() {
-  return { title: 'Overview', load, draw, hears: () => true };
+  /** @type {{ items: Approval[], count: number, at: number }} */
+  let read = { items: [], count: 0, at: Number.NEGATIVE_INFINITY };
+  const approvalsNow = async (/** @type {Stats} */ { approvals: { pending } }) => {
+    const isFresh = pending.count === read.count && performance.now() - read.at < READ_AGAIN_MS;
+    if (isFresh) return read.items;
+    const at = performance.now();
+    const items = pending.count === 0 ? [] : (await get('/admin/approvals?state=pending')).items;
+    read = { items: items.slice(-FEW).reverse(), count: pending.count, at };
+    return read.items;
+  };
+  return {
+    title: 'Overview',
+    load: () => load(approvalsNow),
+    draw,
+    hears: ({ name }) => {
+      if (name === 'approval') read.at = Number.NEGATIVE_INFINITY;
+      return true;
+    },
+  };
 }
 
-/** @returns {Promise<Standing>} */
-async function load() {
+/** @param {(stats: Stats) => Promise<Approval[]>} approvalsNow @returns {Promise<Standing>} */
+async function load(approvalsNow) {
   /** @type {Stats} */
   const stats = await get('/admin/stats');
   const some = async (/** @type {boolean} */ are, /** @type {string} */ path) => (are ? (await get(path)).items : []);
   const [approvals, doubts, parked] = await Promise.all([
-    some(stats.approvals.pending.count > 0, '/admin/approvals?state=pending'),
+    approvalsNow(stats),
     some(stats.open.inDoubt > 0, `/admin/calls?state=in_doubt&limit=${FEW}`),
     some(stats.sagas.parked.count > 0, `/admin/sagas?state=parked&limit=${FEW}`),
   ]);
-  return { stats, approvals: approvals.slice(-FEW).reverse(), doubts, parked };
+  return { stats, approvals, doubts, parked };
 }
 
 /** @param {Standing} standing @param {Context} context */
@@ -45,7 +66,7 @@ function draw(standing, { lately }) {
       { class: 'columns' },
       section(
         'Calls',
-        h('span', { class: 'dim' }, `${number(stats.open.underWay)} under way`),
+        h('span', { class: 'dim' }, `${number(stats.open.underWay, stats.open.more)} under way`),
         throughput(stats.calls.perMinute),
         windows(stats),
       ),

@@ -1,6 +1,5 @@
 // What views are made of.
 
-import { get } from './api.js';
 import { h } from './dom.js';
 import { relative, short, words } from './format.js';
 
@@ -154,34 +153,4 @@ export function row(key, cells, heads = []) {
 export function button(label, run, { tone, disabled = false, why, name } = {}) {
   const attributes = { type: 'button', class: tone, disabled, title: disabled ? why : undefined, 'aria-label': name };
   return h('button', { ...attributes, on: { click: run } }, label);
-}
-
-/**
- * The pages of a list that were asked for so far; the first one is always read anew.
- * @template T
- */
-export class Pages {
-  /** @param {(cursor: string | undefined) => string} path */
-  constructor(path) {
-    this.path = path;
-    /** @type {T[]} */
-    this.older = [];
-    /** @type {string | null | undefined} */
-    this.cursor = undefined;
-  }
-
-  /** @param {(item: T) => string} keyOf @returns {Promise<{ items: T[], cursor: string | null }>} */
-  async load(keyOf) {
-    const first = await get(this.path(undefined));
-    const shown = new Set(first.items.map(keyOf));
-    const items = [...first.items, ...this.older.filter((item) => !shown.has(keyOf(item)))];
-    return { items, cursor: this.cursor === undefined ? first.cursor : this.cursor };
-  }
-
-  /** @param {string} from */
-  async more(from) {
-    const page = await get(this.path(from));
-    this.older.push(...page.items);
-    this.cursor = page.cursor;
-  }
 }

@@ -1,6 +1,6 @@
 // The policies in force, and what they say to a call.
 
-import { asProblem, get, Problem, post } from './api.js';
+import { asProblem, get, post, postTyped } from './api.js';
 import { ask } from './ask.js';
 import { h, show } from './dom.js';
 import { number, plural, words } from './format.js';
@@ -109,19 +109,11 @@ function explainForm({ agents, tools }, asked) {
     const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
     const place = /** @type {HTMLElement} */ (/** @type {HTMLElement} */ (event.target).querySelector('.explained'));
     try {
-      const wish = { agent: form.get('agent'), tool: form.get('tool'), args: JSON.parse(String(form.get('args'))) };
-      show(place, explained(await post('/admin/explain', wish)));
+      const wish = { agent: form.get('agent'), tool: form.get('tool') };
+      const typed = { name: 'args', text: String(form.get('args')), what: 'The arguments are' };
+      show(place, explained(await postTyped('/admin/explain', wish, typed)));
     } catch (error) {
-      show(
-        place,
-        problemBox(
-          asProblem(
-            error instanceof SyntaxError
-              ? new Problem({ title: 'The arguments are not JSON', detail: error.message, code: 'malformed' })
-              : error,
-          ),
-        ),
-      );
+      show(place, problemBox(asProblem(error)));
     }
   };
   const options = (/** @type {readonly string[]} */ all) => all.map((each) => h('option', { value: each }, each));

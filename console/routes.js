@@ -1,6 +1,6 @@
 // Every view has an address.
 
-import { approvalsView } from './approvals.js';
+import { approvalsView, approvalView } from './approvals.js';
 import { callView } from './call.js';
 import { callsView } from './calls.js';
 import { h } from './dom.js';
@@ -34,7 +34,7 @@ export function viewOf(hash) {
   const asked = Object.fromEntries(new URLSearchParams(query));
   if (name === '') return overview();
   if (name === 'calls') return id !== undefined && ID.test(id) ? callView(id) : callsView(asked);
-  if (name === 'approvals') return approvalsView(id);
+  if (name === 'approvals') return id !== undefined && ID.test(id) ? approvalView(id) : approvalsView();
   if (name === 'sagas') return id !== undefined && ID.test(id) ? sagaView(id) : sagasView(asked);
   if (name === 'switches') return switchesView();
   if (name === 'policies') return policiesView(asked);

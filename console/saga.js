@@ -1,8 +1,8 @@
 // One saga: its steps, what undoes each, and what a person may do.
 
-import { at, get, post } from './api.js';
+import { at, get, Problem, post } from './api.js';
 import { ask, REASON } from './ask.js';
-import { h } from './dom.js';
+import { h, show } from './dom.js';
 import { short, words } from './format.js';
 import { badge, button, callLink, code, empty, facts, row, section, since, table, undoBadge } from './parts.js';
 import { planList } from './plan.js';
@@ -114,18 +114,29 @@ function actions(saga, context) {
 async function plan(saga, context, to) {
   const path = at`/admin/sagas/${saga.saga}/rollback`;
   const until = to === undefined ? {} : { to };
+  /** @type {() => Promise<Plan>} */
+  const look = () => post(path, { dryRun: true, ...until });
   try {
-    /** @type {Plan} */
-    const dry = await post(path, { dryRun: true, ...until });
+    let dry = await look();
     if (!context.may('operator')) return showPlan(dry);
+    const shown = h('div', {}, planList(dry));
     ask({
       title: 'Roll this saga back?',
-      body: [planList(dry), savepoints(saga, to, (name) => void plan(saga, context, name))],
+      body: [shown, savepoints(saga, to, (name) => void plan(saga, context, name))],
       fields: [REASON],
       confirm: 'Roll back',
       tone: 'danger',
       run: async ({ reason }) => {
-        await post(`${path}?wait=5`, { reason, ...until });
+        try {
+          await post(`${path}?wait=5`, { reason, ...until, digest: dry.digest });
+        } catch (error) {
+          // The saga went on meanwhile: what would be undone now is for them to see before they say yes again.
+          if (error instanceof Problem && error.code === 'conflict') {
+            dry = await look();
+            show(shown, planList(dry));
+          }
+          throw error;
+        }
         context.say('The rollback is under way. It goes on by itself, whatever happens to this page.');
         await context.refresh();
       },

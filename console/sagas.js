@@ -3,7 +3,8 @@
 import { withQuery } from './api.js';
 import { h } from './dom.js';
 import { cut, plural, words } from './format.js';
-import { badge, button, code, empty, Pages, row, sagaLink, since, table } from './parts.js';
+import { Pages } from './pages.js';
+import { badge, button, code, empty, row, sagaLink, since, table } from './parts.js';
 
 /** @import { SagaLine, View } from './types.d.ts' */
 
@@ -13,12 +14,12 @@ const HEADS = ['began', 'state', 'name', 'agent', 'steps', 'saga', 'reason'];
 /** @param {Record<string, string | undefined>} filter @returns {View<{ items: (SagaLine & { steps: number })[], cursor: string | null }>} */
 export function sagasView(filter) {
   /** @type {Pages<SagaLine & { steps: number }>} */
-  const pages = new Pages((cursor) =>
-    withQuery('/admin/sagas', { state: filter['state'], agent: filter['agent'], limit: '50', cursor }),
+  const pages = new Pages((page) =>
+    withQuery('/admin/sagas', { state: filter['state'], agent: filter['agent'], ...page }),
   );
   return {
     title: 'Sagas',
-    load: () => pages.load(({ saga }) => saga),
+    load: () => pages.load(),
     hears: ({ name, data }) => name === 'saga' || 'saga' in data,
     draw({ items, cursor }, context) {
       const links = ['', ...STATES].map((state) =>
@@ -31,9 +32,9 @@ export function sagasView(filter) {
           state === '' ? 'all' : words(state),
         ),
       );
-      const more = async () => {
-        await pages.more(cursor ?? '');
-        await context.refresh();
+      const more = () => {
+        pages.more();
+        void context.refresh();
       };
       return [
         h('div', { class: 'tabs', role: 'group', 'aria-label': 'State' }, links),

@@ -5,6 +5,8 @@ import { problemOf, request } from './api.js';
 /** @import { GateEvent } from './types.d.ts' */
 /** @typedef {'live' | 'waiting' | 'paused' | 'ended'} Pace */
 
+/** The gateway says every five seconds that it is still there: whoever is silent for so long is not, whatever the connection says. */
+const MOST_SILENT_MS = 15_000;
 const AGAIN_MS = [500, 1_000, 2_000, 5_000, 10_000];
 
 /**
@@ -20,6 +22,10 @@ export class EventFollower {
     this.failures = 0;
     /** @type {AbortController | undefined} */
     this.reading = undefined;
+    /** When anything was last heard. @type {number | undefined} */
+    this.heardAt = undefined;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.watchdog = undefined;
     this.isStopped = false;
     this.onVisibility = () => (document.hidden ? this.pause() : this.start());
     document.addEventListener('visibilitychange', this.onVisibility);
@@ -29,10 +35,18 @@ export class EventFollower {
     if (this.isStopped || this.reading !== undefined || document.hidden) return;
     const reading = new AbortController();
     this.reading = reading;
-    this.follow(reading.signal).catch(() => this.later(reading));
+    this.watch(reading);
+    this.follow(reading).catch(() => this.later(reading));
+  }
+
+  /** Gives up a connection on which nothing comes any more, also while it is being made. @param {AbortController} reading */
+  watch(reading) {
+    clearTimeout(this.watchdog);
+    this.watchdog = setTimeout(() => reading.abort(), MOST_SILENT_MS);
   }
 
   pause() {
+    clearTimeout(this.watchdog);
     this.reading?.abort();
     this.reading = undefined;
     this.told.onPace('paused');
@@ -41,12 +55,14 @@ export class EventFollower {
   stop() {
     this.isStopped = true;
     document.removeEventListener('visibilitychange', this.onVisibility);
+    clearTimeout(this.watchdog);
     this.reading?.abort();
   }
 
   /** @param {AbortController} reading */
   later(reading) {
     if (this.reading !== reading || this.isStopped) return;
+    clearTimeout(this.watchdog);
     this.told.onPace('waiting');
     const wait = AGAIN_MS[Math.min(this.failures, AGAIN_MS.length - 1)];
     this.failures += 1;
@@ -57,8 +73,9 @@ export class EventFollower {
     }, wait);
   }
 
-  /** @param {AbortSignal} signal */
-  async follow(signal) {
+  /** @param {AbortController} reading */
+  async follow(reading) {
+    const { signal } = reading;
     const headers = this.lastId === undefined ? {} : { 'last-event-id': this.lastId };
     const response = await request('/admin/events', { signal, headers: { ...headers, accept: 'text/event-stream' } });
     if (!response.ok || response.body === null) {
@@ -67,11 +84,14 @@ export class EventFollower {
       throw problem;
     }
     this.failures = 0;
+    this.heardAt = Date.now();
     this.told.onPace('live');
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ''; ; ) {
       const { value, done } = await reader.read();
       if (done) throw new Error('the stream ended');
+      this.heardAt = Date.now();
+      this.watch(reading);
       const blocks = (rest + value).split('\n\n');
       rest = blocks.pop() ?? '';
       for (const block of blocks) this.tell(block);

@@ -33,7 +33,7 @@ export interface Stats {
     perMinute: States[];
     tools: { tool: string; count: number; states: States }[];
   };
-  open: { held: number; inDoubt: number; underWay: number; recoveryLagSeconds: number };
+  open: { held: number; inDoubt: number; underWay: number; more: boolean; recoveryLagSeconds: number };
   approvals: { pending: Counted };
   sagas: { open: Counted; rollingBack: Counted; parked: Counted };
   breakers: Breaker[];
@@ -132,6 +132,7 @@ export interface Saga extends SagaLine {
   savepoints: { name: string; after: number }[];
 }
 export interface Plan {
+  digest: string;
   wouldEnd: string;
   plan: {
     txn: string;

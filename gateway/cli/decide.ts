@@ -3,7 +3,6 @@ import { approvalStyle, tellApproval, votesText } from './approval-text.ts';
 import { askGateway } from './ask-gateway.ts';
 import { callPath, member } from './call-text.ts';
 import { type Output, paint } from './output.ts';
-import { readList } from './pages.ts';
 import { REASON, reasonOf } from './reason-option.ts';
 import { type Invocation, type Io, NotGood, type Option, UsageError, type Verb } from './verb.ts';
 
@@ -71,8 +70,13 @@ async function decide(invocation: Invocation, verdict: Verdict, confirm: () => P
 }
 
 async function findWaiting(io: Io, txn: string): Promise<JsonObject | undefined> {
-  const { items } = await readList(io, '/admin/approvals', { state: 'pending' }, Number.POSITIVE_INFINITY);
-  return items.find((approval) => approval['txn'] === txn);
+  try {
+    const approval = await askGateway(io, `/admin/approvals/${txn}`);
+    return approval['state'] === 'pending' ? approval : undefined;
+  } catch (error) {
+    if (error instanceof NotGood && error.code === 'not_found') return undefined;
+    throw error;
+  }
 }
 
 function digestOf({ text }: Invocation): string | undefined {

@@ -115,7 +115,7 @@ export class Output {
 
 /** What agents and upstreams wrote must not move the cursor, colour the screen or hide behind invisible characters. */
 export function clean(text: string): string {
-  return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) => {
+  return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu, (character) => {
     if (character === '\n' || character === '\t') return ' ';
     return `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`;
   });

@@ -18,7 +18,7 @@ export function tellPlan(out: Output, plan: JsonObject): number {
 }
 
 function tellLines(out: Output, plan: JsonObject): void {
-  const head = ['saga', 'state', 'to', 'wouldEnd'].filter((name) => member(plan, name) !== '');
+  const head = ['saga', 'state', 'to', 'wouldEnd', 'digest'].filter((name) => member(plan, name) !== '');
   out.fields(head.map((name) => [name, member(plan, name)]));
   for (const step of memberList(plan, 'plan')) {
     const undo = memberObject(step, 'undo');
@@ -123,8 +123,18 @@ function tellEnd(out: Output, plan: JsonObject, steps: readonly JsonObject[]): v
   ];
   out.line('It would end ', paint(sagaStyle(end), end), `: ${said.join(', ')}.`);
   if (waits > 0) out.line(`That is how things stand; ${counted(waits, 'outcome')} may still change it.`);
+  tellHow(out, plan);
   if (end !== 'parked') return;
   out.line('Once it is parked a person decides about the rest:');
   out.line(`  oncegate resume ${member(plan, 'saga')} \\`);
   out.line('    --waive TXN --reason TEXT');
+}
+
+/** The order that is bound to what was just shown. */
+function tellHow(out: Output, plan: JsonObject): void {
+  const to = member(plan, 'to') === '' ? '' : '--to SAVEPOINT ';
+  out.line('To have exactly this undone, or nothing:');
+  out.line(`  oncegate rollback ${member(plan, 'saga')} \\`);
+  out.line(`    ${to}--reason TEXT \\`);
+  out.line(`    --digest ${member(plan, 'digest')}`);
 }

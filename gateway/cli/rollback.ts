@@ -12,6 +12,7 @@ export const rollback: Verb = {
   options: {
     to: { value: 'SAVEPOINT', help: 'only what came after it; the saga stays open' },
     'dry-run': { help: 'show what would be undone, in which order; do nothing' },
+    digest: { value: 'HEX', help: 'of a dry run: undo exactly what it showed, or nothing' },
     reason: { ...REASON, required: false, help: `${REASON.help}; a dry run needs none` },
   },
   run: async (invocation) => {
@@ -21,7 +22,10 @@ export const rollback: Verb = {
     const id = sagaId(operands[0] ?? '');
     const to = text('to');
     const reach = to === undefined ? {} : { to };
-    if (!flag('dry-run')) return followRollback(invocation, id, 'rollback', { ...reach, reason: reasonOf(invocation) });
+    const digest = text('digest');
+    const shown = digest === undefined ? {} : { digest };
+    if (!flag('dry-run'))
+      return followRollback(invocation, id, 'rollback', { ...reach, ...shown, reason: reasonOf(invocation) });
     const plan = await askGateway(io, `${sagaPath(id)}/rollback`, {
       method: 'POST',
       body: { ...reach, dryRun: true },

@@ -32,6 +32,17 @@ export async function findApprovals(
   return { items: page.items.map((approval) => viewOf(station, approval)), cursor: page.cursor };
 }
 
+/** One approval, waiting or decided. */
+export async function readOneApproval(station: Station, txn: string): Promise<ApprovalView> {
+  return viewOf(station, await knownApproval(station, txn));
+}
+
+async function knownApproval({ db }: Station, txn: string): Promise<Approval> {
+  const approval = await readApproval(db, txn);
+  if (approval !== undefined) return approval;
+  throw new GatewayError('not_found', `Nothing waits for a decision under ${txn.slice(0, 64)}.`);
+}
+
 export interface Decision {
   readonly txn: string;
   readonly verdict: 'approve' | 'reject';
@@ -47,9 +58,7 @@ export interface Decision {
 export async function decideApproval(flow: Flow, wanted: Decision): Promise<ApprovalView> {
   const { station } = flow;
   const { txn, person, verdict } = wanted;
-  const approval = await readApproval(station.db, txn);
-  if (approval === undefined)
-    throw new GatewayError('not_found', `Nothing waits for a decision under ${txn.slice(0, 64)}.`);
+  const approval = await knownApproval(station, txn);
   await refuseOutsiders(station, approval, wanted);
   if (approval.state !== 'pending') return alreadyDecided(station, approval, verdict);
 

@@ -3,14 +3,14 @@ import { asJoined, type Call, type CallFace, face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { endHeld } from '../ledger/approvals.ts';
 import { type Joined, joinedBy } from '../ledger/joins.ts';
-import { type CallFilter, type CallPage, isCursor, listCalls } from '../ledger/lists.ts';
+import { type CallFilter, type CallPage, cursorAt, isCursor, listCalls } from '../ledger/lists.ts';
 import { noteDelivered } from '../ledger/repeats.ts';
 import { awaitCall } from './await-call.ts';
 import type { Flow } from './call-tool.ts';
 import { tookPart, withoutNames } from './join.ts';
 import type { Caller } from './patience.ts';
 
-export type { CallFilter, CallPage };
+export { type CallFilter, type CallPage, cursorAt };
 
 const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 

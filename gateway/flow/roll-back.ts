@@ -260,6 +260,8 @@ export interface Rollback {
   readonly again: boolean;
   /** The run in which its agent asks for it: in any but the current epoch it is refused. */
   readonly fence?: Fence | undefined;
+  /** Of the plan that was confirmed: if anything else would be undone, nothing is. */
+  readonly digest?: string | undefined;
 }
 
 /**

@@ -40,7 +40,7 @@ export class Standing {
     const { db, lease, logWatch, switches } = this.#station;
     const [tallies, backlog, waiting, processes, head] = await Promise.all([
       tallyCalls(db, MOST_CALLS),
-      readBacklog(db),
+      readBacklog(db, MOST_WAITING),
       countWaiting(db, MOST_WAITING),
       livingProcesses(db, MOST_PROCESSES),
       readHead(db),
@@ -52,6 +52,7 @@ export class Standing {
         held: backlog.held,
         inDoubt: backlog.inDoubt,
         underWay: backlog.underWay,
+        more: backlog.more,
         recoveryLagSeconds: backlog.recoveryLag,
       },
       approvals: { pending: counted(waiting.approvals) },

@@ -4,7 +4,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Role } from '../domain/policy.ts';
 import type { Flow } from '../flow/call-tool.ts';
-import { type ApprovalView, decideApproval, findApprovals } from '../flow/decide-approval.ts';
+import { type ApprovalView, decideApproval, findApprovals, readOneApproval } from '../flow/decide-approval.ts';
 import { dryRun } from '../flow/dry-run.ts';
 import { breakers, freeze, setBreaker, unfreeze } from '../flow/switching.ts';
 import { readBody } from './bodies.ts';
@@ -47,6 +47,12 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
   const as = (request: FastifyRequest, role: Role) => identifyPerson(request, station.policies(), role);
   const param = (request: FastifyRequest, name: string) => (request.params as Record<string, string>)[name] ?? '';
 
+  const txnOf = (request: FastifyRequest) => {
+    const txn = param(request, 'txn');
+    if (!TXN.test(txn)) throw new GatewayError('not_found', 'Nothing waits for a decision here.');
+    return txn;
+  };
+
   app.get('/admin/approvals', async (request) => {
     as(request, 'viewer');
     const query = request.query as Record<string, string>;
@@ -58,12 +64,16 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
     return { items: page.items.map(approvalJson), cursor: page.cursor };
   });
 
+  app.get('/admin/approvals/:txn', async (request) => {
+    as(request, 'viewer');
+    return approvalJson(await readOneApproval(station, txnOf(request)));
+  });
+
   for (const verdict of ['approve', 'reject'] as const) {
     app.post(`/admin/approvals/:txn/${verdict}`, async (request) => {
       // An operator may stop what is delayed, which is for the flow to know.
       const person = as(request, verdict === 'approve' ? 'approver' : 'viewer');
-      const txn = param(request, 'txn');
-      if (!TXN.test(txn)) throw new GatewayError('not_found', 'Nothing waits for a decision here.');
+      const txn = txnOf(request);
       return approvalJson(await decideApproval(flow, { ...readBody(request, decisionSchema), txn, verdict, person }));
     });
   }

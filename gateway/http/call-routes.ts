@@ -3,7 +3,15 @@ import { face } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { type CallState, isFinal, STATES } from '../domain/states.ts';
 import type { Flow } from '../flow/call-tool.ts';
-import { type CallFilter, type CallPage, cancelCall, delivered, findCalls, readCall } from '../flow/own-calls.ts';
+import {
+  type CallFilter,
+  type CallPage,
+  cancelCall,
+  cursorAt,
+  delivered,
+  findCalls,
+  readCall,
+} from '../flow/own-calls.ts';
 import { callView } from './encode.ts';
 import { parseWait } from './headers.ts';
 import { identifyAgent } from './identify.ts';
@@ -49,19 +57,26 @@ export function readFilter(query: Query): CallFilter {
   if (state !== undefined && !(STATES as readonly string[]).includes(state)) {
     throw new GatewayError('malformed', `state must be one of ${STATES.join(', ')}.`);
   }
-  const since = single(query, 'since');
-  if (since !== undefined && Number.isNaN(Date.parse(since))) {
-    throw new GatewayError('malformed', 'since must be a time such as 2026-01-31T12:00:00Z.');
-  }
+  const until = readTime(query, 'until');
   return {
     tool: single(query, 'tool'),
     saga: readId(query, 'saga'),
     run: readId(query, 'run'),
     state: state as CallState | undefined,
-    since: since === undefined ? undefined : new Date(since),
-    cursor: single(query, 'cursor'),
+    since: readTime(query, 'since'),
+    // Whoever goes on from a cursor is before that time already.
+    cursor: single(query, 'cursor') ?? (until === undefined ? undefined : cursorAt(until)),
     limit: readLimit(query),
   };
+}
+
+function readTime(query: Query, name: 'since' | 'until'): Date | undefined {
+  const text = single(query, name);
+  if (text === undefined) return undefined;
+  const time = new Date(text);
+  const isOfOurTime = time.getTime() >= 0 && time.getUTCFullYear() < 2286;
+  if (isOfOurTime || (name === 'since' && !Number.isNaN(time.getTime()))) return time;
+  throw new GatewayError('malformed', `${name} must be a time such as 2026-01-31T12:00:00Z.`);
 }
 
 export function readLimit(query: Query): number {

@@ -5,6 +5,7 @@ import { LogFeed } from '../flow/log-feed.ts';
 import { EventStream } from './event-stream.ts';
 import { identifyPerson } from './identify.ts';
 
+export const EVENTS = '/admin/events';
 const MOST_STREAMS = 256;
 /** Of one person: tabs that were forgotten must not be missing to others. */
 const MOST_OF_ONE = 32;
@@ -18,7 +19,8 @@ export function eventRoutes(app: FastifyInstance, flow: Flow): void {
     for (const stream of streams) stream.end(new GatewayError('unavailable', 'The gateway is ending.'));
   });
 
-  app.get('/admin/events', async (request, reply) => {
+  // Asked with HEAD it would be a stream that tells nothing and never ends.
+  app.get(EVENTS, { exposeHeadRoute: false }, async (request, reply) => {
     const person = identifyPerson(request, station.policies(), 'viewer').name;
     const after = lastEventId(request);
     refuseTooMany(streams, person);

@@ -7,7 +7,8 @@ import type { Reader } from '../flow/log-feed.ts';
 import { problemJson } from './encode.ts';
 import { identifyPerson } from './identify.ts';
 
-const HEARTBEAT_MS = 15_000;
+/** The console takes a stream that is silent for three of these for dead. */
+const HEARTBEAT_MS = 5_000;
 /** A reader that does not read is cut off: news must not pile up here. It comes back with the id it has, and loses nothing. */
 const MOST_UNREAD_BYTES = 1_048_576;
 

@@ -1,5 +1,6 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { GatewayError } from '../domain/errors.ts';
+import { EVENTS } from './event-routes.ts';
 
 /** Agents' own work. The route, not the URL as it was sent: that may be absolute, or written with escapes. */
 const CALLS = /^\/(?:v1\/|mcp)/;
@@ -27,7 +28,7 @@ export class Inflight {
     };
     app.addHook('onRequest', (request, reply, done) => {
       // Streams of events last for hours and are people's: they have a bound of their own.
-      if (request.routeOptions.url === '/admin/events') return done();
+      if (request.routeOptions.url === EVENTS) return done();
       if (this.#all >= this.#most && isCall(request)) return done(full(this.#most));
       this.#all += 1;
       reply.raw.on('close', left);

@@ -68,14 +68,19 @@ const SAGA: JsonObject = {
   },
 };
 
+const DIGEST: JsonObject = { type: 'string', pattern: '^[0-9a-f]{64}$' };
 const PLAN: JsonObject = {
   type: 'object',
-  required: ['dryRun', 'saga', 'state', 'to', 'wouldEnd', 'plan', 'kept'],
+  required: ['dryRun', 'saga', 'state', 'to', 'digest', 'wouldEnd', 'plan', 'kept'],
   properties: {
     dryRun: { const: true },
     saga: { type: 'string', format: 'uuid' },
     state: { type: 'string', enum: [...SAGA_STATES] },
     to: { type: ['string', 'null'] },
+    digest: {
+      ...DIGEST,
+      description: 'Of what would be undone. A rollback that sends it along undoes exactly this, or nothing.',
+    },
     wouldEnd: { type: 'string', enum: [...SAGA_STATES] },
     plan: {
       type: 'array',
@@ -191,6 +196,11 @@ export function sagaPaths(): JsonObject {
             to: { ...NAME, description: 'A savepoint.' },
             reason: { ...REASON, description: 'Required unless it is a dry run.' },
             dryRun: { type: 'boolean' },
+            digest: {
+              ...DIGEST,
+              description:
+                'Of the plan of a dry run: if anything else would be undone by now, nothing is, and the answer is 409.',
+            },
           },
         },
         { 200: { description: 'What would be done: a dry run.', content: json(ref('Plan')) }, ...under },

@@ -135,7 +135,8 @@ const CALL_RESPONSES: JsonObject = {
   202: callAnswer('Held, or still under way.'),
   default: problem,
 };
-const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'cursor', 'limit'].map((name) => query(name));
+const PAGE_TEXT = 'A page of calls. It ends early when it holds about 4 MiB; the cursor leads on.';
+const FILTERS = ['state', 'tool', 'saga', 'run', 'since', 'until', 'cursor', 'limit'].map((name) => query(name));
 const PAGE = json({
   type: 'object',
   properties: { items: { type: 'array', items: ref('Call') }, cursor: { type: ['string', 'null'] } },
@@ -161,7 +162,7 @@ const BASE_PATHS: JsonObject = {
     get: {
       summary: "The agent's own calls, newest first",
       parameters: FILTERS,
-      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+      responses: { 200: { description: PAGE_TEXT, content: PAGE }, default: problem },
     },
   },
   '/v1/calls/{txn}': {
@@ -189,7 +190,7 @@ const BASE_PATHS: JsonObject = {
     get: {
       summary: 'All calls, newest first',
       parameters: [query('agent'), ...FILTERS],
-      responses: { 200: { description: 'A page of calls.', content: PAGE }, default: problem },
+      responses: { 200: { description: PAGE_TEXT, content: PAGE }, default: problem },
     },
   },
   '/admin/calls/{txn}': {
@@ -245,7 +246,7 @@ function action(
 
 function listing(summary: string, parameters: readonly string[] = []): JsonObject {
   const page = {
-    description: 'A page.',
+    description: 'A page. It may hold less than was asked for; the cursor leads on.',
     content: json({ type: 'object', properties: { items: { type: 'array' }, cursor: { type: ['string', 'null'] } } }),
   };
   return {
@@ -273,6 +274,13 @@ function authorityPaths(): JsonObject {
   const digest = { digest: { type: 'string', description: 'of what was shown' } };
   return {
     '/admin/approvals': listing('Calls that wait, or waited, for people', ['state', 'cursor']),
+    '/admin/approvals/{txn}': {
+      get: {
+        summary: 'One of them, waiting or decided',
+        parameters: [path('txn')],
+        responses: { 200: { description: 'What is decided about, its digest, and the votes.' }, default: problem },
+      },
+    },
     '/admin/approvals/{txn}/approve': action('Let exactly what was shown run', ['txn'], digest, ['digest']),
     '/admin/approvals/{txn}/reject': action('End it unsent', ['txn'], digest, ['digest']),
     '/admin/locks': listing('What is locked, by whom and since when', ['agent', 'holder', 'cursor', 'limit']),

@@ -18,7 +18,15 @@ import { planView, sagaLine, sagaView } from './saga-view.ts';
 import { hangUp } from './tool-routes.ts';
 
 const rollbackSchema = z
-  .strictObject({ to: savepointName.nullish(), reason: reason.optional(), dryRun: z.boolean().optional() })
+  .strictObject({
+    to: savepointName.nullish(),
+    reason: reason.optional(),
+    dryRun: z.boolean().optional(),
+    digest: z
+      .string()
+      .regex(/^[0-9a-f]{64}$/, 'is not the digest of a plan')
+      .optional(),
+  })
   .refine((body) => body.dryRun === true || body.reason !== undefined, { path: ['reason'], message: 'Required' });
 const resumeSchema = z.strictObject({ reason, waive: z.array(z.uuid()).max(1_000).optional() });
 const closeSchema = z.strictObject({ reason });
@@ -61,6 +69,7 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
       reason: body.reason ?? '',
       by: person.name,
       again: true,
+      digest: body.digest,
     });
     flow.rollbacks.hurry({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);

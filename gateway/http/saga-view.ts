@@ -1,4 +1,5 @@
 import type { JsonObject } from '../domain/json.ts';
+import { planDigest } from '../domain/plan-digest.ts';
 import { type Planned, planOf, type Saga, type Step, unwind } from '../domain/saga.ts';
 import type { SagaStory } from '../flow/sagas.ts';
 import { undoView } from './encode.ts';
@@ -79,6 +80,7 @@ export function planView({ saga, steps }: SagaStory, keep: number, to: string | 
     saga: saga.id,
     state: saga.state,
     to: to ?? null,
+    digest: planDigest(saga, steps, keep),
     wouldEnd: isOver(saga)
       ? saga.state
       : planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)

@@ -3,7 +3,7 @@ import { GatewayError } from '../domain/errors.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { beginDelay } from './delays.ts';
 import { lockBucket } from './limits.ts';
-import { before } from './lists.ts';
+import { before, fitting, pageOf } from './lists.ts';
 
 /** `unopposed`: nobody stopped it while it was delayed, and it left by itself. */
 export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled' | 'unopposed';
@@ -107,20 +107,21 @@ export async function listApprovals(
   limit: number,
 ): Promise<{ items: readonly Approval[]; cursor: string | null }> {
   const [micros, txn] = cursor?.split('.') ?? [];
-  const rows = await db.run<Approval & { position: string }>({
+  const rows = await db.run<Approval & { position: string; found: number }>({
     name: state === 'pending' ? 'list-pending-approvals' : 'list-approvals',
-    text: `select ${COLUMNS}, (extract(epoch from a.requested_at) * 1000000)::bigint || '.' || a.txn as position from approvals a
+    text: `with found as materialized (
+      select a.txn, a.requested_at, coalesce(octet_length(a.shown), 0) as bytes from approvals a
       where ($1::text is null or a.state = $1)
         and ${before('a.requested_at', 'a.txn', '$2', '$3')}
         and ${state === 'pending' ? 'a.txn = any (array(select txn from open_calls))' : 'true'}
-      order by a.requested_at desc, a.txn desc limit $4`,
+      order by a.requested_at desc, a.txn desc limit $4
+    ), fitting as materialized (${fitting('txn', 'requested_at')})
+    select ${COLUMNS}, (extract(epoch from a.requested_at) * 1000000)::bigint || '.' || a.txn as position, f.found
+      from fitting f join approvals a on a.txn = f.txn where f.fits order by a.requested_at desc, a.txn desc`,
     values: [state ?? null, micros ?? null, txn ?? null, limit + 1],
   });
-  const items = rows.slice(0, limit);
-  return {
-    items: items.map(({ position: _, ...item }) => item),
-    cursor: rows.length > limit ? (items.at(-1)?.position ?? null) : null,
-  };
+  const page = pageOf(rows, limit);
+  return { items: page.items.map(({ position: _, found: __, ...item }) => item), cursor: page.cursor };
 }
 
 export interface CastVote {

@@ -30,6 +30,40 @@ export function before(time: string, id: string, micros: string, last: string): 
   return `(${time}, ${id}) < (${at}, coalesce(${last}::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))`;
 }
 
+/**
+ * Payloads of a page, in bytes. Somebody who looks must not stop a gateway that works: 200 calls may hold half a gigabyte. A page
+ * ends with the item that reaches it, has one at least, and its cursor leads on.
+ */
+const MOST_PAGE_BYTES = 4 * 1024 * 1024;
+
+/**
+ * The rows of `found` (an id, a time, how many bytes) that fit on a page, and how many were found. PostgreSQL measures a text without
+ * unpacking it: what does not fit is never read.
+ */
+export function fitting(id: string, time: string): string {
+  return `select ${id}, count(*) over ()::int as found,
+      coalesce(sum(bytes) over (order by ${time} desc, ${id} desc rows between unbounded preceding and 1 preceding), 0)
+        < ${MOST_PAGE_BYTES} as fits
+    from found`;
+}
+
+/** What was read of a page, without the row that only tells that there are more, and where the next page starts. */
+export function pageOf<Row extends { readonly position: string; readonly found: number }>(
+  rows: readonly Row[],
+  limit: number,
+): { readonly items: readonly Row[]; readonly cursor: string | null } {
+  const items = rows.slice(0, limit);
+  const found = rows[0]?.found ?? 0;
+  return { items, cursor: found > items.length ? (items.at(-1)?.position ?? null) : null };
+}
+
+const CALL_BYTES = [
+  ...['args', 'request', 'answer', 'undo', 'undo_args', 'before', 'sealed', 'undo_sealed'].map(
+    (column) => `coalesce(octet_length(c.${column}), 0)`,
+  ),
+  'pg_column_size(c.events)',
+].join(' + ');
+
 /** Few calls are open, whatever the size of the ledger: they are found among themselves. */
 const OPEN_ONLY = 'c.txn = any (array(select txn from open_calls))';
 
@@ -37,15 +71,19 @@ const OPEN_ONLY = 'c.txn = any (array(select txn from open_calls))';
 export async function listCalls(db: Database, filter: CallFilter): Promise<CallPage> {
   const [micros, txn] = filter.cursor?.split('.') ?? [];
   const isOpen = filter.state !== undefined && !isFinal(filter.state);
-  const rows = await db.run<CallRow & { position: string }>({
+  const rows = await db.run<CallRow & { position: string; found: number }>({
     name: `list-calls${isOpen ? '-open' : ''}${filter.agent === undefined ? '' : '-of-agent'}${filter.saga === undefined ? '' : '-of-saga'}${filter.run === undefined ? '' : '-of-run'}`,
-    text: `select ${CALL_COLUMNS}, (extract(epoch from created_at) * 1000000)::bigint || '.' || c.txn as position from ${CALLS}
+    text: `with found as materialized (
+      select c.txn, c.created_at, ${CALL_BYTES} as bytes from calls c
       where ${filter.agent === undefined ? '$1::text is null' : 'c.agent = $1::text'}
         and ${filter.saga === undefined ? '$8::uuid is null' : 'c.saga = $8::uuid'}
         and ${filter.run === undefined ? '$9::uuid is null' : 'c.run = $9::uuid'}
         and ($2::text is null or tool = $2) and ($3::text is null or state = $3) and ($4::timestamptz is null or created_at >= $4)
         and ${before('c.created_at', 'c.txn', '$5', '$6')} and ${isOpen ? OPEN_ONLY : 'true'}
-      order by c.created_at desc, c.txn desc limit $7`,
+      order by c.created_at desc, c.txn desc limit $7
+    ), fitting as materialized (${fitting('txn', 'created_at')})
+    select ${CALL_COLUMNS}, (extract(epoch from c.created_at) * 1000000)::bigint || '.' || c.txn as position, f.found
+      from fitting f join ${CALLS} on c.txn = f.txn where f.fits order by c.created_at desc, c.txn desc`,
     values: [
       filter.agent ?? null,
       filter.tool ?? null,
@@ -58,14 +96,16 @@ export async function listCalls(db: Database, filter: CallFilter): Promise<CallP
       filter.run ?? null,
     ],
   });
-  const items = rows.slice(0, filter.limit);
-  return {
-    items: items.map(toCall),
-    cursor: rows.length > filter.limit ? (items.at(-1)?.position ?? null) : null,
-  };
+  const { items, cursor } = pageOf(rows, filter.limit);
+  return { items: items.map(toCall), cursor };
 }
 
 const CURSOR = /^\d{1,16}\.[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+
+/** Where a list begins that holds what came before a time. */
+export function cursorAt(time: Date): string {
+  return `${time.getTime() * 1000}.00000000-0000-0000-0000-000000000000`;
+}
 
 export function isCursor(text: string): boolean {
   return CURSOR.test(text);

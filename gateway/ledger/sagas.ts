@@ -1,11 +1,13 @@
 import { auditEntry, leafHash } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
+import { planDigest } from '../domain/plan-digest.ts';
 import type { Fence } from '../domain/run.ts';
 import type { Saga, SagaState } from '../domain/saga.ts';
 import { endHeld } from './approvals.ts';
 import type { Database, Queryable, Tx } from './db.ts';
 import { before } from './lists.ts';
 import { requireHolder } from './runs.ts';
+import { readSteps } from './steps.ts';
 import { taintColumn } from './taints.ts';
 import { addWork, dropWork } from './undo-work.ts';
 
@@ -210,6 +212,8 @@ export interface RollbackOrder {
   readonly again: boolean;
   /** The run in which it is asked for, and the epoch that the agent holds. */
   readonly fence?: Fence | undefined;
+  /** Of the plan that a person was shown; undefined: whatever is to be undone now. */
+  readonly digest?: string | undefined;
   readonly entry: string;
 }
 
@@ -224,6 +228,7 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
     const saga = await lockSaga(tx, order.id);
     const keep = reachOf(saga, order.to);
     if (isUnderWay(saga, keep, order)) return recall(tx, order.id, keep, order.reason);
+    if (order.digest !== undefined) await refuseOtherPlan(tx, saga, keep, order.digest);
     await changeSaga(tx, order.id, {
       state: 'rolling_back',
       reason: order.reason,
@@ -240,6 +245,15 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
     await addWork(tx, order.id, 'saga');
     return recall(tx, order.id, keep, order.reason);
   });
+}
+
+/** Steps are claimed under the saga's lock, which is held here: what is compared is what is then undone. */
+async function refuseOtherPlan(tx: Tx, saga: Saga, keep: number, digest: string): Promise<void> {
+  if (planDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return;
+  throw new GatewayError(
+    'conflict',
+    'Nothing was rolled back: what would be undone is not what the plan with this digest showed. Look at a new plan.',
+  );
 }
 
 function reachOf(saga: Saga, to: string | undefined): number {

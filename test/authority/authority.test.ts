@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -130,6 +131,18 @@ describe('an approval', () => {
       409,
     );
     expect(await upstream.effects(id)).toHaveLength(1);
+  });
+
+  it('can be read alone, while it waits and after it was decided', async () => {
+    const { txn } = (await hold('world.mail', { id }, id)).body;
+    const read = (key: string, path: string) => one.request('GET', path, { key });
+    const alone = await read(VIEWER_KEY, `/admin/approvals/${txn}`);
+    expect([alone.status, alone.body]).toEqual([200, await pending(txn)]);
+    await as(two, ALICE, `/admin/approvals/${txn}/reject`, { reason: 'no', digest: alone.body.digest });
+    expect((await read(VIEWER_KEY, `/admin/approvals/${txn}`)).body).toMatchObject({ txn, state: 'rejected' });
+    expect((await read(AGENT_KEY, `/admin/approvals/${txn}`)).status).toBe(403);
+    for (const other of [randomUUID(), 'x'])
+      expect((await read(VIEWER_KEY, `/admin/approvals/${other}`)).body.code).toBe('not_found');
   });
 
   it('needs its quorum of its group, each person once', async () => {

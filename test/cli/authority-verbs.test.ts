@@ -25,7 +25,12 @@ const APPROVAL = {
 
 /** A gateway with one approval that waits; decided, it is as it was told to be. */
 function desk(decided: Canned, items: readonly object[] = [APPROVAL]) {
-  return canned(({ method }) => (method === 'GET' ? { body: { items, cursor: null } } : decided));
+  return canned(({ method, url }) => {
+    if (method === 'POST') return decided;
+    if (url.pathname === '/admin/approvals') return { body: { items, cursor: null } };
+    const [found] = items;
+    return found === undefined ? problem(404, 'not_found') : { body: found };
+  });
 }
 
 const APPROVED: Canned = { body: { ...APPROVAL, state: 'approved' } };

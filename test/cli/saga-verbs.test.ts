@@ -178,7 +178,13 @@ describe('rollback --dry-run', () => {
     ]);
     expect(plain.find(([, , txn]) => txn === a)?.at(-1)).toBe(mail);
     // As it was told, so it goes.
-    const done = await oncegate(['rollback', saga.id, ...REASON], { env });
+    const [, digest = ''] = plain.find(([name]) => name === 'digest') ?? [];
+    expect(out).toContain(`--digest ${digest}`);
+    const other = ['--digest', digest.replace(/./g, '0')];
+    expect((await oncegate(['rollback', saga.id, ...other, ...REASON], { env })).err).toContain(
+      'Nothing was rolled back',
+    );
+    const done = await oncegate(['rollback', saga.id, '--digest', digest, ...REASON], { env });
     expect(done.code).toBe(1);
     expect((await routes()).slice(3)).toEqual(['refund b']);
   });

@@ -199,6 +199,17 @@ describe('what a person does', () => {
     await dialog.getByLabel('Reason').fill('seen in the outbox');
     await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
     await dialog.getByText('The result is not JSON').waitFor();
+    // What was typed is judged as it is, and not as a browser would read it.
+    for (const typed of ['{"id": 9007199254740993}', '{"id": 1, "id": 2}']) {
+      await dialog.getByLabel('Result').fill(typed);
+      await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
+      await dialog
+        .getByRole('alert')
+        .getByText(typed.includes('2}') ? /twice/ : /precision|exact|9007199254740993/)
+        .first()
+        .waitFor();
+      expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/400/)]);
+    }
     await dialog.getByLabel('Result').fill('{"id": "m-1"}');
     await browser.confirm('Resolve', 'seen in the outbox');
     await main().locator('.subject').getByText('succeeded').waitFor();
@@ -223,6 +234,24 @@ describe('what a person does', () => {
     await main().getByRole('table', { name: 'Steps' }).getByText('done').nth(1).waitFor();
     expect(await main().locator('svg.steps a').count()).toBe(2);
     expect(await upstream.effects(`${id}-a`)).toHaveLength(2);
+  });
+
+  it('has nothing rolled back that the plan did not show, and is shown the new one', async () => {
+    const saga = await sagaOf(`${id}-a`);
+    await browser.go(`#/sagas/${saga}`);
+    await main().getByRole('button', { name: 'Roll back…' }).click();
+    const dialog = browser.page.getByRole('dialog');
+    await dialog.getByText('1 step would be undone').waitFor();
+    await gateway.call('world.charge', { id: `${id}-b` }, { key: `${id}-b`, headers: { 'oncegate-saga': saga } });
+    await dialog.getByLabel('Reason').fill('as shown');
+    await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
+    await dialog.getByText('2 steps would be undone').waitFor();
+    await dialog.getByText('Nothing was rolled back').waitFor();
+    // A browser tells of each answer of 400 and more.
+    expect(browser.complaints.splice(0)).toEqual([expect.stringContaining('409')]);
+    expect((await gateway.admin('GET', `/admin/sagas/${saga}`)).body.state).toBe('open');
+    await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
+    await main().locator('.subject').getByText('rolled back').waitFor();
   });
 
   it('undoes one call', async () => {

@@ -59,6 +59,30 @@ const indexes = async (from: number, to: number) =>
   ).map(({ index }) => Number(index));
 
 describe('GET /admin/events', () => {
+  it('is nothing for HEAD, which could not be told anything', async () => {
+    const answer = await fetch(`${one.url}/admin/events`, {
+      method: 'HEAD',
+      headers: { authorization: `Bearer ${VIEWER_KEY}` },
+      signal: AbortSignal.timeout(5_000),
+    });
+    expect(answer.status).toBe(404);
+  });
+
+  it('takes nothing from what agents may have under way', async () => {
+    const own = await freshDatabase();
+    const config = 'limits: { inflight: 4 }\n';
+    const narrow = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: own.url, config });
+    try {
+      const streams = await Promise.all(Array.from({ length: 5 }, () => listen(narrow)));
+      expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
+      expect((await narrow.call('world.keyed', { id }, { key: id })).status).toBe(200);
+    } finally {
+      for (const listener of open.splice(0)) await listener.close();
+      await narrow.dispose();
+      await own.drop();
+    }
+  });
+
   it('is for people who may look', async () => {
     const ask = (key?: string, headers = {}) =>
       one.request('GET', '/admin/events', { ...(key === undefined ? {} : { key }), headers });

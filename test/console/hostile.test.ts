@@ -133,6 +133,29 @@ describe('text from outside', () => {
     await browser.page.getByRole('main').getByText('<img src=x onerror').first().waitFor();
   });
 
+  it('cannot be turned around, or hide anything', async () => {
+    const to = '\u202Emoc.elpmaxe@ecila\u202C';
+    const args = { id: 'bidi', to, 'a\u200Bb': '\u3164 \u{E0041}', note: '\u2028\u0085\u00AD' };
+    await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
+    await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'on' });
+    const held = await gateway.call('world.mail', args, { key: 'bidi', headers: { prefer: 'wait=0' } });
+    await browser.go(`#/approvals/${held.body.txn}`);
+    const shown = browser.page.getByLabel('Arguments', { exact: true });
+    await shown.getByText('moc.elpmaxe').waitFor();
+    const text = await shown.textContent();
+    expect(text).toContain('"to": "\\u202Emoc.elpmaxe@ecila\\u202C"');
+    expect(text).toContain('"a\\u200Bb": "\\u3164 \\u{E0041}"');
+    expect(text).toContain('"note": "\\u2028\\u0085\\u00AD"');
+    expect(await shown.locator('.hidden-character').count()).toBe(6);
+
+    const { saga } = await agent('/v1/sagas', { name: `Payout\u202E` });
+    await browser.go('#/sagas');
+    const row = browser.page.locator(`tr[data-key="${saga}"]`);
+    await row.waitFor();
+    expect(await row.textContent()).toContain('Payout\\u202E');
+    expect(await browser.page.evaluate(`/[\\p{Cf}\\p{Zl}\\p{Zp}]/u.test(document.body.textContent)`)).toBe(false);
+  });
+
   it('is not even shown to the browser as anything else', () => {
     expect(browser.complaints).toEqual([]);
     expect(browser.asked.filter((url) => !url.startsWith(gateway.url))).toEqual([]);

@@ -117,6 +117,8 @@ describe('GET /v1/calls', () => {
     expect(await keys('limit=500', OTHER_AGENT_KEY)).toEqual([`${id}-4`]);
     const { createdAt } = (await gateway.get('/v1/calls?tool=world.put')).body.items[0];
     expect(await keys(`tool=world.put&since=${createdAt}`)).toEqual([`${id}-3`]);
+    expect(await keys(`tool=world.put&until=${createdAt}`)).not.toContain(`${id}-3`);
+    expect(await keys('tool=world.put&until=2100-01-01T00:00Z')).toContain(`${id}-3`);
   });
 
   it('is paged without gaps or duplicates while calls come in', async () => {
@@ -148,6 +150,8 @@ describe('GET /v1/calls', () => {
     'limit=-1',
     'limit=all',
     'since=yesterday',
+    'until=yesterday',
+    'until=9999-01-01T00:00Z',
     'saga=x',
     'run=x',
     'tool=a&tool=b',

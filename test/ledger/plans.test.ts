@@ -4,6 +4,7 @@ import { unchanged } from '../../gateway/flow/record.ts';
 import { Calls, type Intent } from '../../gateway/ledger/calls.ts';
 import { handOver, ownedBy, release, takeOver } from '../../gateway/ledger/custody.ts';
 import { Database } from '../../gateway/ledger/db.ts';
+import { listCalls } from '../../gateway/ledger/lists.ts';
 import { Lease } from '../../gateway/ledger/processes.ts';
 import { closeForRollback } from '../../gateway/ledger/sagas.ts';
 import { Undos } from '../../gateway/ledger/undos.ts';
@@ -112,6 +113,7 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
       expect(await takeOver(db, lease.id, () => '{}')).toEqual([]);
     },
   ],
+  ['a page of calls of an agent', async () => listCalls(db, { limit: 20, agent: 'a' })],
   ['handing over', async () => handOver(db, lease.id)],
 ];
 

@@ -404,6 +404,47 @@ describe('people', () => {
     expect(await effects('plan-a')).toHaveLength(1);
   });
 
+  it('have what they were shown undone, or nothing', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.step('world.charge', { id: 'shown-a' });
+    const plan = async () => (await saga.admin('rollback', { dryRun: true })).body;
+    const { digest } = await plan();
+    expect((await plan()).digest).toBe(digest);
+    await saga.step('world.charge', { id: 'shown-b' });
+
+    const other = await saga.admin('rollback', { reason: 'as shown', digest });
+    expect([other.status, other.body.code]).toEqual([409, 'conflict']);
+    expect((await saga.read()).state).toBe('open');
+    expect(await effects('shown-a')).toHaveLength(1);
+
+    const seen = (await plan()).digest;
+    expect(seen).not.toBe(digest);
+    const done = await saga.admin('rollback', { reason: 'as shown', digest: seen }, '?wait=20');
+    expect(done.body.state).toBe('rolled_back');
+    // Its answer may have been lost: asked for again it is what it is.
+    const again = await saga.admin('rollback', { reason: 'as shown', digest: seen }, '?wait=20');
+    expect([again.status, again.body.state]).toEqual([202, 'rolled_back']);
+    expect((await saga.admin('rollback', { reason: 'r', digest: 'x' })).status).toBe(400);
+  });
+
+  it('never have more undone than was shown, however fast the agent is', async () => {
+    const outcomes = await Promise.all(
+      Array.from({ length: 8 }, async (_, i) => {
+        const saga = await TestSaga.open(gateway);
+        await saga.step('world.charge', { id: `race-${i}-0` });
+        const { digest } = (await saga.admin('rollback', { dryRun: true })).body;
+        const [answer] = await Promise.all([
+          saga.admin('rollback', { reason: 'as shown', digest }, '?wait=20'),
+          saga.step('world.charge', { id: `race-${i}-1` }),
+        ]);
+        const { state, steps } = await saga.read();
+        return [answer.status, state, steps.length].join(' ');
+      }),
+    );
+    // Either the rollback was first and the step refused, or the step was first and nothing was rolled back.
+    for (const outcome of outcomes) expect(['202 rolled_back 1', '409 open 2']).toContain(outcome);
+  });
+
   it('need the right role, and a reason', async () => {
     const saga = await TestSaga.open(gateway);
     const asViewer = (verb: string, body: object) => post(gateway, `/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);

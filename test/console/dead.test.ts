@@ -1,0 +1,92 @@
+import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { Browser } from './browser.ts';
+import { consolePolicies } from './console-policies.ts';
+
+/** The console in front of a gateway that is not there, or not all there. */
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let browser: Browser;
+
+beforeAll(async () => {
+  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [gateway, browser] = await Promise.all([
+    startGateway({ policies: consolePolicies(upstream.url), databaseUrl: database.url }),
+    Browser.start(),
+  ]);
+});
+beforeEach(() => browser.signIn(gateway.url, ADMIN_KEY));
+afterAll(async () => {
+  await browser?.stop();
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+const pace = () => browser.page.locator('.pace');
+
+it('stays signed in while the gateway cannot answer, and goes on when it can', async () => {
+  await browser.page.route('**/admin/stats', (route) => route.fulfill({ status: 503, body: '{"title":"Not yet"}' }));
+  await browser.page.reload();
+  await browser.page.getByRole('alert').getByText('Not yet').waitFor();
+  expect(await browser.page.evaluate("sessionStorage.getItem('oncegate.key')")).toBe(ADMIN_KEY);
+  await browser.page.unroute('**/admin/stats');
+  await browser.page.getByRole('link', { name: 'Overview' }).waitFor();
+  await pace().getByText('live', { exact: true }).waitFor();
+});
+
+it('asks for a view once at a time, and not for every event', async () => {
+  let asked = 0;
+  let atOnce = 0;
+  let most = 0;
+  await browser.page.route('**/admin/calls?*', async (route) => {
+    asked += 1;
+    atOnce += 1;
+    most = Math.max(most, atOnce);
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    await route.continue();
+    atOnce -= 1;
+  });
+  await browser.go('#/calls');
+  await browser.page.getByRole('heading', { name: 'Calls' }).waitFor();
+  const began = performance.now();
+  let n = 0;
+  const newer = browser.page.getByRole('button', { name: /Show \d+\+? newer/ });
+  while (performance.now() - began < 4_000) {
+    await gateway.call('world.charge', { id: 'busy' }, { key: `busy-${++n}` });
+    if (n % 20 === 0 && (await newer.count()) > 0) await newer.click({ timeout: 500 }).catch(() => {});
+  }
+  expect(asked).toBeGreaterThan(1);
+  expect(most).toBe(1);
+  await browser.page.unrouteAll({ behavior: 'wait' });
+});
+
+it('leaves no question of somebody who signed out', async () => {
+  const held = await gateway.call('world.mail', { id: 'left' }, { key: 'left', headers: { prefer: 'wait=0' } });
+  await browser.go(`#/approvals/${held.body.txn}`);
+  await browser.page.getByRole('button', { name: 'Approve…' }).click();
+  await browser.page.getByRole('dialog').waitFor();
+  await browser.page.evaluate("document.querySelector('#head button').click()");
+  await browser.page.getByLabel('Key of a person').waitFor();
+  expect(await browser.page.getByRole('dialog').count()).toBe(0);
+});
+
+it('says that it is not live when the gateway falls silent, and since when', async () => {
+  await browser.go('#/approvals');
+  await pace().getByText('live', { exact: true }).waitFor();
+  gateway.signal('SIGSTOP');
+  try {
+    await pace()
+      .getByText(/^not live since \d\d:\d\d:\d\d$/)
+      .waitFor({ timeout: 25_000 });
+    await browser.page.getByRole('alert').getByText('The gateway does not answer').waitFor({ timeout: 40_000 });
+  } finally {
+    gateway.signal('SIGCONT');
+  }
+  await pace().getByText('live', { exact: true }).waitFor({ timeout: 30_000 });
+  await browser.page.getByRole('alert').waitFor({ state: 'detached' });
+}, 90_000);

@@ -1,0 +1,130 @@
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { Browser } from './browser.ts';
+import { consolePolicies } from './console-policies.ts';
+
+/** More than the console reads at once, of everything. */
+
+let upstream: Upstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let browser: Browser;
+
+beforeAll(async () => {
+  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [gateway, browser] = await Promise.all([
+    startGateway({
+      policies: consolePolicies(upstream.url),
+      databaseUrl: database.url,
+      config: 'limits: { pendingApprovals: 1000 }\n',
+    }),
+    Browser.start(),
+  ]);
+  await browser.signIn(gateway.url, ADMIN_KEY);
+});
+afterAll(async () => {
+  await browser?.stop();
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
+
+const main = () => browser.page.getByRole('main');
+const SOON = { timeout: 10_000 };
+const wait = { headers: { prefer: 'wait=0' } };
+
+async function hold(name: string): Promise<string> {
+  const held = await gateway.call('world.mail', { id: name }, { key: name, ...wait });
+  expect(held.status).toBe(202);
+  return held.body.txn;
+}
+
+async function charge(name: string, count: number): Promise<void> {
+  for (let n = 0; n < count; n++) {
+    const done = await gateway.call('world.charge', { id: `${name}-${n}` }, { key: `${name}-${n}` });
+    expect(done.status).toBe(200);
+  }
+}
+
+describe('calls under traffic', () => {
+  const rows = () => main().locator('table[aria-label=Calls] tbody tr');
+
+  it('stay where they are while others come, and none is missing when those are shown', async () => {
+    await charge('before', 55);
+    await browser.go('#/calls');
+    await expect.poll(() => rows().count(), SOON).toBe(50);
+    const first = await rows().first().getAttribute('data-key');
+    await charge('more', 30);
+    await main().getByRole('button', { name: 'Show 30 newer calls' }).waitFor();
+    await charge('many', 30);
+    await main().getByRole('button', { name: 'Show 50+ newer calls' }).waitFor();
+    expect(await rows().count()).toBe(50);
+    expect(await rows().first().getAttribute('data-key')).toBe(first);
+    await main().getByRole('button', { name: 'Older calls' }).click();
+    await expect.poll(() => rows().count(), SOON).toBe(55);
+    await main().getByRole('button', { name: 'Show 50+ newer calls' }).click();
+    await expect.poll(() => rows().count(), SOON).toBe(100);
+    expect(await rows().first().getAttribute('data-key')).not.toBe(first);
+  });
+
+  it('are read anew however far down they are', async () => {
+    const old = await hold('old');
+    await charge('over', 52);
+    await browser.go('#/');
+    await browser.go('#/calls');
+    await main().getByRole('button', { name: 'Older calls' }).click();
+    const row = main().locator(`tr[data-key="${old}"]`);
+    await row.getByText('held').waitFor();
+    const { digest } = (await gateway.admin('GET', `/admin/approvals/${old}`)).body;
+    await gateway.admin('POST', `/admin/approvals/${old}/reject`, { reason: 'no', digest });
+    await row.getByText('rejected').waitFor();
+  });
+});
+
+it('sagas are read anew however far down they are', async () => {
+  const open = async (name: string) => {
+    const headers = { 'content-type': 'application/json' };
+    const body = JSON.stringify({ name });
+    return (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY, headers, body })).body.saga as string;
+  };
+  const first = await open('first');
+  for (let n = 0; n < 50; n++) await open(`later ${n}`);
+  await browser.go('#/sagas');
+  const rows = main().locator('table[aria-label=Sagas] tbody tr');
+  await expect.poll(() => rows.count(), SOON).toBe(50);
+  await main().getByRole('button', { name: 'Older sagas' }).click();
+  const row = main().locator(`tr[data-key="${first}"]`);
+  await row.getByText('open').waitFor();
+  for (let n = 0; n < 5; n++) await open(`last ${n}`);
+  await gateway.admin('POST', `/admin/sagas/${first}/rollback?wait=5`, { reason: 'no' });
+  await row.getByText('rolled back').waitFor();
+  await expect.poll(() => rows.count(), SOON).toBe(56);
+});
+
+describe('an approval that others came after', () => {
+  it('still waits, and can be decided, in its place and at its address', async () => {
+    const first = await hold('first');
+    await browser.go('#/approvals');
+    const card = main().locator(`article[data-key="${first}"]`);
+    await card.waitFor();
+    for (let n = 0; n < 205; n += 15) await Promise.all(Array.from({ length: 15 }, (_, i) => hold(`later-${n + i}`)));
+    await main().getByText('of more that wait').waitFor();
+    expect(await card.locator('header').textContent()).toContain('pending');
+    expect(await card.getByRole('button').count()).toBe(2);
+
+    await browser.go(`#/approvals/${first}`);
+    await card.getByRole('button', { name: 'Reject…' }).click();
+    await browser.confirm('Reject', 'not this one');
+    await card.getByText('not this one').waitFor();
+
+    await browser.go('#/approvals');
+    const shown = main().getByRole('article');
+    await shown.first().waitFor();
+    const before = await shown.count();
+    await main().getByRole('button', { name: 'Show longer-waiting ones' }).click();
+    await expect.poll(() => shown.count(), SOON).toBeGreaterThan(before);
+  });
+});

@@ -23,7 +23,7 @@ export class HttpAdapter implements Adapter {
     this.#upstream = upstream;
     const { href, origin, pathname } = new URL(upstream.url);
     // It is written down with each request: only to tell whether the service is still where it was.
-    this.#href = scrub(href, upstream.secrets);
+    this.#href = scrubber(upstream.secrets)(href);
     this.#origin = origin;
     this.#basePath = pathname.endsWith('/') ? pathname.slice(0, -1) : pathname;
     this.#clientOptions = {

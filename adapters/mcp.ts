@@ -42,7 +42,7 @@ export class McpAdapter implements Adapter {
     this.#upstream = upstream;
     this.#scrub = scrubber(upstream.secrets);
     const { url, command } = upstream;
-    this.#base = scrub(url ?? command?.join(' ') ?? '', upstream.secrets);
+    this.#base = this.#scrub(url ?? command?.join(' ') ?? '');
     this.#peer = new McpPeer(
       url === undefined ? new StdioWire(command ?? [], upstream.env ?? {}) : new HttpWire(upstream, url),
     );

@@ -71,8 +71,8 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   for (const verdict of ['approve', 'reject'] as const) {
     app.post(`/admin/approvals/:txn/${verdict}`, async (request) => {
-      // An operator may stop what is delayed, which is for the flow to know.
-      const person = as(request, verdict === 'approve' ? 'approver' : 'viewer');
+      // Whose it is to decide is for the flow to know, and to log.
+      const person = as(request, 'viewer');
       const txn = txnOf(request);
       return approvalJson(await decideApproval(flow, { ...readBody(request, decisionSchema), txn, verdict, person }));
     });

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { faultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, type Reply, sha256, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, type Gateway, type Reply, sha256, startGateway, VIEWER_KEY } from '../support/gateway.ts';
 
 let upstream: Upstream;
 let database: TestDatabase;
@@ -207,21 +207,24 @@ it('what would be refused is not logged when it is only asked', async () => {
   expect(await said('refused')).toEqual(before);
 });
 
-it('whoever votes without a right to leaves a trace', async () => {
+it.each([
+  ['carol', CAROL_KEY, 'finance'],
+  ['watcher', VIEWER_KEY, 'approver'],
+])('whoever votes without a right to leaves a trace: %s', async (person, key, why) => {
   const { body } = await gateway.call(
     'world.mailed',
     { id: 'vote' },
-    { agentKey: 'test-mailer-key', headers: NO_WAIT },
+    { agentKey: 'test-mailer-key', key: 'vote', headers: NO_WAIT },
   );
   const { txn } = body;
   const refused = await gateway.request('POST', `/admin/approvals/${txn}/approve`, {
-    key: CAROL_KEY,
+    key,
     body: JSON.stringify({ reason: 'me too', digest: sha256('x') }),
     headers: JSON_TYPE,
   });
   expect(refused.status).toBe(403);
-  expect((await said('refused')).filter((line) => line.code === 'forbidden')).toMatchObject([
-    { txn, agent: 'mailer', person: 'carol', verdict: 'approve', reason: expect.stringContaining('finance') },
+  expect((await said('refused')).filter((line) => line.code === 'forbidden' && line.person === person)).toMatchObject([
+    { txn, agent: 'mailer', verdict: 'approve', reason: expect.stringContaining(why) },
   ]);
 });
 

@@ -199,9 +199,13 @@ export class McpPeer {
   /** The server asks back. Whoever follows the call answers; where nobody does, the server hears no. */
   async #answer(question: JsonObject, tongue: Tongue, follower: Follower | undefined): Promise<void> {
     const { id = null, method } = question;
-    const reply = await answerTo(String(method), objectOr(question['params']), follower);
-    const message = { jsonrpc: '2.0', id, ...reply };
-    await this.#wire.exchange({ ...PLAIN, message, headers: tongue.session ?? {} });
+    try {
+      const reply = await answerTo(String(method), objectOr(question['params']), follower);
+      const message = { jsonrpc: '2.0', id, ...reply };
+      await this.#wire.exchange({ ...PLAIN, message, headers: tongue.session ?? {} });
+    } catch {
+      // Nobody waits for this: what cannot be said (nested too deep, for one) the server does not hear.
+    }
   }
 
   #unasked(message: JsonObject): void {

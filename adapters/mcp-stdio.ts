@@ -1,6 +1,7 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import { isObject, type JsonObject } from '../gateway/domain/json.ts';
 import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, readMessage, type Wire } from './mcp-wire.ts';
 
@@ -112,31 +113,36 @@ export class StdioWire implements Wire {
   }
 
   #readLines(child: ChildProcessWithoutNullStreams): void {
-    let parts: Buffer[] = [];
-    let size = 0;
+    const gathered = new GatheredBytes();
     child.stdout.on('data', (chunk: Buffer) => {
       let from = 0;
       for (let end = chunk.indexOf(10); end !== -1; end = chunk.indexOf(10, from)) {
-        parts.push(chunk.subarray(from, end));
-        this.#line(Buffer.concat(parts).toString('utf8'));
-        parts = [];
-        size = 0;
+        gathered.add(chunk.subarray(from, end));
+        this.#line(gathered.take());
         from = end + 1;
       }
-      parts.push(chunk.subarray(from));
-      size += chunk.length - from;
+      gathered.add(chunk.subarray(from));
+      if (gathered.length <= MOST_MESSAGE_BYTES) return;
       // Nobody knows whose answer this would be, and memory must stay bounded.
-      if (size > MOST_MESSAGE_BYTES) child.kill('SIGKILL');
+      gathered.take();
+      child.kill('SIGKILL');
     });
   }
 
-  #line(text: string): void {
-    const message = readMessage(text);
-    if (message === undefined) return;
+  #line(bytes: Buffer): void {
+    try {
+      const message = readMessage(bytes.toString('utf8'));
+      if (message !== undefined) this.#heard(message, bytes.length);
+    } catch {
+      // Whoever was to hear it could not take it. A throw from here would end the process, and all its calls with it.
+    }
+  }
+
+  #heard(message: JsonObject, size: number): void {
     const waiting = 'method' in message ? this.#listener(message) : this.#waiting.get(String(message['id']));
     if (waiting === undefined) return this.#unasked(message);
     if ('method' in message) return waiting.outgoing.heard(message);
-    if (text.length > waiting.outgoing.mostBytes)
+    if (size > waiting.outgoing.mostBytes)
       return waiting.finish({ as: 'lost', detail: `the answer is larger than ${waiting.outgoing.mostBytes} bytes` });
     waiting.finish({ as: 'answered', response: message, headers: {} });
   }

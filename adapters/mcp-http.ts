@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, type Dispatcher, Pool } from 'undici';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import type { JsonObject } from '../gateway/domain/json.ts';
 import type { Upstream } from '../gateway/domain/policy.ts';
 import { connector, PrivateAddressError } from './connect.ts';
@@ -110,7 +111,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   #isStream = false;
   /** What came so far is no line of its own: it is looked at again only when it is whole. */
   #isOneMessage = false;
-  #chunks: Buffer[] = [];
+  readonly #body = new GatheredBytes();
   #size = 0;
   lastEventId: string | undefined;
 
@@ -156,18 +157,18 @@ class Exchange implements Dispatcher.DispatchHandler {
 
   /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */
   #collect(chunk: Buffer): void {
-    this.#chunks.push(chunk);
+    this.#body.add(chunk);
     if (this.#isOneMessage || chunk.at(-1) !== NEWLINE) return;
-    const messages = Buffer.concat(this.#chunks).toString('utf8').trimEnd().split('\n').map(readMessage);
+    const bytes = this.#body.take();
+    const messages = bytes.toString('utf8').trimEnd().split('\n').map(readMessage);
     this.#isOneMessage = !messages.every((message) => message !== undefined && 'method' in message);
-    if (this.#isOneMessage) return;
-    this.#chunks = [];
+    if (this.#isOneMessage) return this.#body.add(bytes);
     for (const message of messages) if (message !== undefined) this.#outgoing.heard(message);
   }
 
   onResponseEnd(): void {
     if (this.#isStream) return this.#fail('the stream ended before the answer');
-    const text = Buffer.concat(this.#chunks).toString('utf8');
+    const text = this.#body.take().toString('utf8');
     const message = readMessage(text);
     if (message !== undefined && this.#isAnswer(message)) return this.#answer(message);
     this.#finish({ as: 'status', status: this.#status, text, headers: this.#headers });
@@ -209,7 +210,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     if (this.#ended !== undefined) return;
     this.#ended = ended;
     clearTimeout(this.#timer);
-    this.#chunks = [];
+    this.#body.take();
     this.#done();
   }
 }

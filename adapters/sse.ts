@@ -1,3 +1,8 @@
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
+
+const LINE_FEED = 10;
+const RETURN = 13;
+
 /** One event of a `text/event-stream`. */
 export interface StreamEvent {
   readonly id: string | undefined;
@@ -10,8 +15,9 @@ export interface StreamEvent {
  */
 export class EventReader {
   readonly #decoder = new TextDecoder('utf-8');
-  /** The beginning of a line that has not ended. */
-  #parts: string[] = [];
+  /** The beginning of a line that has not ended, and what came of it since: as bytes, which as many strings would be far more. */
+  #begun = '';
+  readonly #gathered = new GatheredBytes();
   /** A carriage return at the very end may be half of a line's end: it waits for the next bytes. */
   #endsInReturn = false;
   #data: string[] = [];
@@ -24,15 +30,14 @@ export class EventReader {
   }
 
   read(chunk: Uint8Array): StreamEvent[] {
-    const text = this.#decoder.decode(chunk, { stream: true });
-    this.#parts.push(text);
+    this.#gathered.add(chunk);
     // A long line is put together once, when it ends: otherwise each chunk of it would cost as much as all before.
-    if (!this.#endsInReturn && !/[\r\n]/.test(text)) return [];
-    const rest = this.#parts.join('');
+    if (!this.#endsInReturn && !chunk.includes(LINE_FEED) && !chunk.includes(RETURN)) return [];
+    const rest = this.#begun + this.#decoder.decode(this.#gathered.take(), { stream: true });
     this.#endsInReturn = rest.endsWith('\r');
     const whole = this.#endsInReturn ? rest.length - 1 : rest.length;
     const lines = rest.slice(0, whole).split(/\r\n|\n|\r/);
-    this.#parts = [lines.pop() ?? '', rest.slice(whole)];
+    this.#begun = (lines.pop() ?? '') + rest.slice(whole);
     return lines.flatMap((line) => this.#line(line));
   }
 

@@ -4,12 +4,24 @@ import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import type { JsonObject } from '../gateway/domain/json.ts';
 import type { Upstream } from '../gateway/domain/policy.ts';
 import { connector, PrivateAddressError } from './connect.ts';
-import { type Ended, type Outgoing, readMessage, type Wire, type WireHeaders } from './mcp-wire.ts';
+import { type Ended, MOST_ANSWERS, type Outgoing, readMessage, type Wire, type WireHeaders } from './mcp-wire.ts';
 import { EventReader } from './sse.ts';
 
 const DEFAULT_RETRY_MS = 1_000;
 const LEAST_RETRY_MS = 50;
 const NEWLINE = 10;
+
+/**
+ * Connections are bounded, each kind for itself: a call that waits for the server must not keep from it the answer that it
+ * waits for, nor may those who listen or read keep others from calling.
+ */
+type Lane = 'calls' | 'asks' | 'answers' | 'listening';
+/** What is said before a call can be made goes its way. */
+const CALLS = new Set(['tools/call', 'server/discover', 'initialize', 'notifications/initialized', 'ping']);
+const SPARE = 4;
+const MOST_ASKS = 64;
+/** The adapter watches fewer resources than this. */
+const MOST_LISTENING = 512;
 
 /** MCP over Streamable HTTP: one POST a message, its answer as JSON or as a stream that ends with it. No redirects. */
 export class HttpWire implements Wire {
@@ -17,7 +29,7 @@ export class HttpWire implements Wire {
   readonly #upstream: Upstream;
   readonly #url: URL;
   readonly #options: Client.Options;
-  readonly #pool: Pool;
+  readonly #lanes: Readonly<Record<Lane, Pool>>;
 
   constructor(upstream: Upstream, url: string) {
     this.#upstream = upstream;
@@ -28,11 +40,17 @@ export class HttpWire implements Wire {
       bodyTimeout: 0,
       pipelining: 1,
     };
-    this.#pool = new Pool(this.#url.origin, { ...this.#options });
+    const pool = (connections: number) => new Pool(this.#url.origin, { ...this.#options, connections });
+    this.#lanes = {
+      calls: pool(upstream.concurrency + SPARE),
+      asks: pool(MOST_ASKS),
+      answers: pool(MOST_ANSWERS),
+      listening: pool(MOST_LISTENING),
+    };
   }
 
   async exchange(outgoing: Outgoing): Promise<Ended> {
-    if (!outgoing.freshConnection) return this.#post(this.#pool, outgoing);
+    if (!outgoing.freshConnection) return this.#post(this.#lanes[laneOf(outgoing.message)], outgoing);
     const client = new Client(this.#url.origin, this.#options);
     try {
       return await this.#post(client, outgoing);
@@ -44,7 +62,7 @@ export class HttpWire implements Wire {
 
   async listen(outgoing: Omit<Outgoing, 'message'>): Promise<void> {
     const until = performance.now() + outgoing.timeoutMs;
-    await this.#send(this.#pool, 'GET', { ...outgoing, message: {} }, null, until);
+    await this.#send(this.#lanes.listening, 'GET', { ...outgoing, message: {} }, null, until);
   }
 
   onUnasked(): void {}
@@ -52,7 +70,7 @@ export class HttpWire implements Wire {
   onRestart(): void {}
 
   async close(): Promise<void> {
-    await this.#pool.destroy();
+    await Promise.all(Object.values(this.#lanes).map((pool) => pool.destroy()));
   }
 
   async #post(dispatcher: Dispatcher, outgoing: Outgoing): Promise<Ended> {
@@ -65,7 +83,8 @@ export class HttpWire implements Wire {
       if (performance.now() + pauseMs >= until) break;
       await sleep(pauseMs);
       const headers = { ...outgoing.headers, 'last-event-id': exchange.lastEventId };
-      const listening = await this.#send(this.#pool, 'GET', { ...outgoing, headers, maySend: () => true }, null, until);
+      const again = { ...outgoing, headers, maySend: () => true };
+      const listening = await this.#send(this.#lanes[laneOf(outgoing.message)], 'GET', again, null, until);
       if (listening.ended.as !== 'answered' && listening.lastEventId === undefined) break;
       exchange = listening;
     }
@@ -96,6 +115,12 @@ export class HttpWire implements Wire {
       }
     });
   }
+}
+
+function laneOf({ method }: JsonObject): Lane {
+  if (method === undefined) return 'answers';
+  if (method === 'subscriptions/listen') return 'listening';
+  return CALLS.has(String(method)) ? 'calls' : 'asks';
 }
 
 /** One request and what came back of it. undici calls `onRequestStart` immediately before it writes. */

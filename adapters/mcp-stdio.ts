@@ -10,6 +10,12 @@ const RESTART = { firstMs: 100, mostMs: 10_000 };
 const STEADY_MS = 30_000;
 const END_MS = 2_000;
 
+/** What may wait to be read by a process beside the message that exceeds it, and how long it may take to read that. */
+const MOST_UNREAD_BYTES = 4 * 1024 * 1024;
+const MOST_UNREAD_MS = 10_000;
+
+const TAKEN: Ended = { as: 'status', status: 202, text: '', headers: {} };
+
 interface Waiting {
   readonly outgoing: Outgoing;
   readonly finish: (ended: Ended) => void;
@@ -28,6 +34,7 @@ export class StdioWire implements Wire {
   #startedAt = 0;
   #pauseMs = 0;
   #mayStartAt = 0;
+  #fullSince: number | undefined;
   #unasked: (message: JsonObject) => void = () => {};
   #restarted: () => void = () => {};
   #closed = false;
@@ -49,12 +56,15 @@ export class StdioWire implements Wire {
     return new Promise((resolve) => {
       const child = this.#running();
       if (typeof child === 'string') return resolve({ as: 'not_sent', detail: child });
+      if (this.#isFull(child)) return resolve({ as: 'not_sent', detail: `${this.#command[0]} does not read` });
       if (!outgoing.maySend())
         return resolve({ as: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
       const { id } = outgoing.message;
-      child.stdin.write(`${JSON.stringify(outgoing.message)}\n`);
-      if (id === undefined || !('method' in outgoing.message))
-        return resolve({ as: 'status', status: 202, text: '', headers: {} });
+      const line = `${JSON.stringify(outgoing.message)}\n`;
+      // An answer is given once it has left: who asks and does not read has so many answers waiting, and no more.
+      if (!('method' in outgoing.message)) return void child.stdin.write(line, () => resolve(TAKEN));
+      child.stdin.write(line);
+      if (id === undefined) return resolve(TAKEN);
       const key = String(id);
       const finish = (ended: Ended) => {
         clearTimeout(timer);
@@ -85,6 +95,17 @@ export class StdioWire implements Wire {
     clearTimeout(kill);
   }
 
+  /** Nothing more is written to a process that does not read what was; one that has stopped to read is of no use to anybody. */
+  #isFull(child: ChildProcessWithoutNullStreams): boolean {
+    if (child.stdin.writableLength <= MOST_UNREAD_BYTES) {
+      this.#fullSince = undefined;
+      return false;
+    }
+    this.#fullSince ??= performance.now();
+    if (performance.now() - this.#fullSince > MOST_UNREAD_MS) child.kill('SIGKILL');
+    return true;
+  }
+
   #running(): ChildProcessWithoutNullStreams | string {
     if (this.#closed) return 'the gateway is about to end';
     if (this.#child !== undefined) return this.#child;
@@ -105,6 +126,7 @@ export class StdioWire implements Wire {
   #ended(child: ChildProcessWithoutNullStreams, detail: string): void {
     if (this.#child !== child) return;
     this.#child = undefined;
+    this.#fullSince = undefined;
     const steady = performance.now() - this.#startedAt > STEADY_MS;
     this.#pauseMs = steady || this.#pauseMs === 0 ? RESTART.firstMs : Math.min(this.#pauseMs * 2, RESTART.mostMs);
     this.#mayStartAt = performance.now() + this.#pauseMs;

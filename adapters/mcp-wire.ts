@@ -55,6 +55,9 @@ export interface Wire {
 /** Messages longer than this are no tool's answer but an attack on memory. */
 export const MOST_MESSAGE_BYTES = 64 * 1024 * 1024;
 
+/** So many of a server's own questions are being answered at once, in one exchange: what it asks beyond them is passed over. */
+export const MOST_ANSWERS = 32;
+
 const MOST_NAME = 1_024;
 
 /** What a server wrote, if it is a message at all: anything else is passed over. */

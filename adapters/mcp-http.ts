@@ -178,6 +178,8 @@ class Exchange implements Dispatcher.DispatchHandler {
       if (event.id !== undefined) this.lastEventId = event.id;
       if (event.data !== '') this.#message(event.data);
     }
+    if (this.#reader.held > (this.#outgoing.mostEventBytes ?? this.#outgoing.mostBytes))
+      this.#fail('an event is too large');
   }
 
   /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */

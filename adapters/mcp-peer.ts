@@ -97,7 +97,9 @@ export class McpPeer {
     const asked = { id: randomUUID(), method: 'subscriptions/listen', params: { notifications }, timeoutMs: reachMs };
     const found = await this.#tongueFor(asked);
     if (!('tongue' in found)) return;
-    const outgoing = this.#outgoing({ ...asked, timeoutMs: lastsMs, mostBytes: MOST_MESSAGE_BYTES }, found.tongue);
+    const lasting = { ...asked, timeoutMs: lastsMs, mostBytes: MOST_MESSAGE_BYTES };
+    // News are short, and there may be hundreds of such streams.
+    const outgoing = { ...this.#outgoing(lasting, found.tongue), mostEventBytes: MOST_COURTESY_BYTES };
     if (found.tongue.session === undefined) await this.#wire.exchange(outgoing);
     else await this.#wire.listen(outgoing);
   }

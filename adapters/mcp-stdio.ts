@@ -19,6 +19,8 @@ const TAKEN: Ended = { as: 'status', status: 202, text: '', headers: {} };
 interface Waiting {
   readonly outgoing: Outgoing;
   readonly finish: (ended: Ended) => void;
+  /** Bytes that its server said about it before the answer. */
+  told: number;
 }
 
 /**
@@ -73,7 +75,7 @@ export class StdioWire implements Wire {
       };
       const detail = `no answer within ${outgoing.timeoutMs} ms`;
       const timer = setTimeout(() => finish({ as: 'lost', detail }), outgoing.timeoutMs);
-      this.#waiting.set(key, { outgoing, finish });
+      this.#waiting.set(key, { outgoing, finish, told: 0 });
     });
   }
 
@@ -110,14 +112,24 @@ export class StdioWire implements Wire {
     if (this.#closed) return 'the gateway is about to end';
     if (this.#child !== undefined) return this.#child;
     if (performance.now() < this.#mayStartAt) return `${this.#command[0]} ended a moment ago`;
+    try {
+      return this.#start();
+    } catch (error) {
+      return `${this.#command[0]} could not be started: ${(error as Error).message}`;
+    }
+  }
+
+  /** Throws where there are not even descriptors for its streams. */
+  #start(): ChildProcessWithoutNullStreams {
     const [file = '', ...args] = this.#command;
     const child = spawn(file, args, { env: this.#env, stdio: ['pipe', 'pipe', 'pipe'] });
+    // First of all: an error that nobody hears ends the process.
+    child.on('error', (error) => this.#ended(child, `${file} could not be started: ${error.message}`));
+    for (const stream of [child.stdin, child.stdout, child.stderr]) stream.on('error', () => {});
     this.#startedAt = performance.now();
     this.#child = child;
     // Its log is its own; but a pipe that nobody empties would stop it.
     child.stderr.resume();
-    child.stdin.on('error', () => {});
-    child.on('error', (error) => this.#ended(child, `${file} could not be started: ${error.message}`));
     child.on('exit', (code, signal) => this.#ended(child, `${file} ended with ${signal ?? `code ${code}`}`));
     this.#readLines(child);
     return child;
@@ -163,7 +175,11 @@ export class StdioWire implements Wire {
   #heard(message: JsonObject, size: number): void {
     const waiting = 'method' in message ? this.#listener(message) : this.#waiting.get(String(message['id']));
     if (waiting === undefined) return this.#unasked(message);
-    if ('method' in message) return waiting.outgoing.heard(message);
+    if ('method' in message) {
+      waiting.told += size;
+      // Whoever is told of it may read it slowly: no call tells more on its way than it may answer.
+      return waiting.told > waiting.outgoing.mostBytes ? undefined : waiting.outgoing.heard(message);
+    }
     if (size > waiting.outgoing.mostBytes)
       return waiting.finish({ as: 'lost', detail: `the answer is larger than ${waiting.outgoing.mostBytes} bytes` });
     waiting.finish({ as: 'answered', response: message, headers: {} });

@@ -31,6 +31,8 @@ export interface Outgoing {
   readonly headers: Readonly<Record<string, string>>;
   readonly timeoutMs: number;
   readonly mostBytes: number;
+  /** Of one event where many may come, if that is less. */
+  readonly mostEventBytes?: number;
   readonly freshConnection: boolean;
   /** Asked synchronously right before the first byte. */
   readonly maySend: () => boolean;

@@ -21,12 +21,18 @@ export class EventReader {
   /** A carriage return at the very end may be half of a line's end: it waits for the next bytes. */
   #endsInReturn = false;
   #data: string[] = [];
+  #dataLength = 0;
   #id: string | undefined;
   #retryMs: number | undefined;
 
   /** How long the server asks to wait before coming back, if it said so. */
   get retryMs(): number | undefined {
     return this.#retryMs;
+  }
+
+  /** How much of an event that has not ended is kept here. */
+  get held(): number {
+    return this.#begun.length + this.#gathered.length + this.#dataLength;
   }
 
   read(chunk: Uint8Array): StreamEvent[] {
@@ -46,8 +52,10 @@ export class EventReader {
     const colon = line.indexOf(':');
     const field = colon === -1 ? line : line.slice(0, colon);
     const value = colon === -1 ? '' : line.slice(colon + (line[colon + 1] === ' ' ? 2 : 1));
-    if (field === 'data') this.#data.push(value);
-    else if (field === 'id' && !value.includes('\0')) this.#id = value;
+    if (field === 'data') {
+      this.#data.push(value);
+      this.#dataLength += line.length;
+    } else if (field === 'id' && !value.includes('\0')) this.#id = value;
     else if (field === 'retry' && /^\d{1,9}$/.test(value)) this.#retryMs = Number(value);
     return [];
   }
@@ -57,6 +65,7 @@ export class EventReader {
     const event = { id: this.#id, data };
     const isEvent = this.#data.length > 0 || this.#id !== undefined;
     this.#data = [];
+    this.#dataLength = 0;
     this.#id = undefined;
     return isEvent ? [event] : [];
   }

@@ -1,7 +1,8 @@
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { afterEach, describe, expect, it } from 'vitest';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { HttpWire } from '../../adapters/mcp-http.ts';
 import { McpPeer } from '../../adapters/mcp-peer.ts';
 import { StdioWire } from '../../adapters/mcp-stdio.ts';
@@ -48,8 +49,25 @@ describe('a server over HTTP', () => {
     });
     const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 5_000 };
     expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
-    expect(untaken()).toBeGreaterThan(0);
-    expect(untaken()).toBeLessThanOrEqual(MOST_ANSWERS);
+    await expect.poll(untaken).toBe(MOST_ANSWERS);
+    await sleep(300);
+    expect(untaken()).toBe(MOST_ANSWERS);
+  });
+
+  it('that begins news without an end is not listened to any longer', async () => {
+    let sent = 0;
+    const { peer } = await peerOf((_message, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      const more = () => {
+        sent += 50_000;
+        if (!response.destroyed) response.write(`data: ${'x'.repeat(50_000)}\n`, more);
+      };
+      more();
+    });
+    const began = performance.now();
+    await peer.listen({}, 5_000, 20_000);
+    expect(performance.now() - began).toBeLessThan(10_000);
+    expect(sent).toBeLessThan(20_000_000);
   });
 
   it('is called though everything that is read from it hangs', async () => {
@@ -103,11 +121,37 @@ describe('a server over standard streams', () => {
     expect(answers).toBeLessThan(pings / 10);
   });
 
-  it('that does not read is sent no more than it may keep waiting', async () => {
+  it('that tells of a call without end is heard as far as its answer may be long', async () => {
+    const wire = wireOf(`
+      process.stdin.once('data', () => {
+        const params = { progressToken: 'a', message: 'x'.repeat(9_000) };
+        const progress = JSON.stringify({ jsonrpc: '2.0', method: 'notifications/progress', params }) + '\\n';
+        process.stdout.write(progress.repeat(1_000));
+        console.log('{"jsonrpc":"2.0","id":"a","result":{}}');
+      });`);
+    let heard = 0;
+    const told = () => {
+      heard += 1;
+    };
+    expect(await wire.exchange({ ...outgoing('a'), heard: told })).toMatchObject({ as: 'answered' });
+    expect(heard).toBeGreaterThan(100);
+    expect(heard).toBeLessThan(120);
+  });
+
+  it('that cannot even be tried to start is not sent to', async () => {
+    const wire = new StdioWire(['no\0program'], {});
+    expect(await wire.exchange(outgoing('a'))).toMatchObject({ as: 'not_sent' });
+  });
+
+  it('that does not read is sent no more than it may keep waiting, and is stopped in the end', async () => {
     const wire = wireOf('setInterval(() => {}, 1000)');
     const sent = Array.from({ length: 20 }, (_, i) => wire.exchange(outgoing(`m${i}`, 'x'.repeat(1_000_000))));
     expect(await sent.at(-1)).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
     const first = await Promise.race([sent[0], 'is on its way']);
     expect(first).toBe('is on its way');
+    const later = performance.now() + 11_000;
+    const clock = vi.spyOn(performance, 'now').mockReturnValue(later);
+    await wire.exchange(outgoing('later')).finally(() => clock.mockRestore());
+    expect(await sent[0]).toMatchObject({ as: 'lost', detail: expect.stringContaining('SIGKILL') });
   });
 });

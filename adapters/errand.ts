@@ -1,4 +1,5 @@
 import { type buildConnector, Client } from 'undici';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import { isPrivateAddress } from './address.ts';
 import { connector } from './connect.ts';
 
@@ -43,14 +44,13 @@ export async function runErrand(errand: Errand): Promise<ErrandAnswer> {
       body: errand.body ?? null,
       signal: deadline.signal,
     });
-    const chunks: Buffer[] = [];
-    let size = 0;
+    const gathered = new GatheredBytes();
     for await (const chunk of body as AsyncIterable<Buffer>) {
-      size += chunk.length;
-      if (size > errand.mostBytes) throw new Error(`the answer is larger than ${errand.mostBytes} bytes`);
-      chunks.push(chunk);
+      if (gathered.length + chunk.length > errand.mostBytes)
+        throw new Error(`the answer is larger than ${errand.mostBytes} bytes`);
+      gathered.add(chunk);
     }
-    return { status: statusCode, headers, body: Buffer.concat(chunks).toString('utf8') };
+    return { status: statusCode, headers, body: gathered.take().toString('utf8') };
   } finally {
     clearTimeout(timer);
     void client.destroy().catch(() => {});

@@ -1,5 +1,6 @@
 import { Client, type Dispatcher, Pool } from 'undici';
 import type { Adapter, Answer, Outcome, PreparedRequest, SendOptions, Wish } from '../gateway/domain/adapter.ts';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
 import { asBytes, scrubber } from '../gateway/domain/redact.ts';
 import { connector, PrivateAddressError } from './connect.ts';
@@ -116,8 +117,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   #done = false;
   #status = 0;
   #contentType: string | null = null;
-  #chunks: Buffer[] = [];
-  #size = 0;
+  readonly #body = new GatheredBytes();
 
   constructor(tool: Tool, clean: Clean, options: SendOptions, resolve: (outcome: Outcome) => void) {
     this.#tool = tool;
@@ -147,10 +147,9 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    this.#size += chunk.length;
-    if (this.#size > this.#tool.maxResultBytes)
+    if (this.#body.length + chunk.length > this.#tool.maxResultBytes)
       return this.#fail(`the answer is larger than ${this.#tool.maxResultBytes} bytes`);
-    this.#chunks.push(chunk);
+    this.#body.add(chunk);
   }
 
   onResponseEnd(): void {
@@ -173,14 +172,13 @@ class Exchange implements Dispatcher.DispatchHandler {
     if (this.#done) return;
     this.#done = true;
     clearTimeout(this.#timer);
-    this.#chunks = [];
+    this.#body.take();
     this.#resolve(outcome);
   }
 
   /** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
   #answer(): Answer {
-    const [first] = this.#chunks;
-    const bytes = first !== undefined && this.#chunks.length === 1 ? first : Buffer.concat(this.#chunks);
+    const bytes = this.#body.take();
     const status = this.#status;
     const contentType = this.#contentType === null ? null : this.#clean.text(this.#contentType);
     if (bytes.length === 0) return { status, contentType, body: null, encoding: 'utf8' };

@@ -1,14 +1,27 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, type Dispatcher, Pool } from 'undici';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import type { JsonObject } from '../gateway/domain/json.ts';
 import type { Upstream } from '../gateway/domain/policy.ts';
 import { connector, PrivateAddressError } from './connect.ts';
-import { type Ended, type Outgoing, readMessage, type Wire, type WireHeaders } from './mcp-wire.ts';
+import { type Ended, MOST_ANSWERS, type Outgoing, readMessage, type Wire, type WireHeaders } from './mcp-wire.ts';
 import { EventReader } from './sse.ts';
 
 const DEFAULT_RETRY_MS = 1_000;
 const LEAST_RETRY_MS = 50;
 const NEWLINE = 10;
+
+/**
+ * Connections are bounded, each kind for itself: a call that waits for the server must not keep from it the answer that it
+ * waits for, nor may those who listen or read keep others from calling.
+ */
+type Lane = 'calls' | 'asks' | 'answers' | 'listening';
+/** What is said before a call can be made goes its way. */
+const CALLS = new Set(['tools/call', 'server/discover', 'initialize', 'notifications/initialized', 'ping']);
+const SPARE = 4;
+const MOST_ASKS = 64;
+/** The adapter watches fewer resources than this. */
+const MOST_LISTENING = 512;
 
 /** MCP over Streamable HTTP: one POST a message, its answer as JSON or as a stream that ends with it. No redirects. */
 export class HttpWire implements Wire {
@@ -16,7 +29,7 @@ export class HttpWire implements Wire {
   readonly #upstream: Upstream;
   readonly #url: URL;
   readonly #options: Client.Options;
-  readonly #pool: Pool;
+  readonly #lanes: Readonly<Record<Lane, Pool>>;
 
   constructor(upstream: Upstream, url: string) {
     this.#upstream = upstream;
@@ -27,11 +40,17 @@ export class HttpWire implements Wire {
       bodyTimeout: 0,
       pipelining: 1,
     };
-    this.#pool = new Pool(this.#url.origin, { ...this.#options });
+    const pool = (connections: number) => new Pool(this.#url.origin, { ...this.#options, connections });
+    this.#lanes = {
+      calls: pool(upstream.concurrency + SPARE),
+      asks: pool(MOST_ASKS),
+      answers: pool(MOST_ANSWERS),
+      listening: pool(MOST_LISTENING),
+    };
   }
 
   async exchange(outgoing: Outgoing): Promise<Ended> {
-    if (!outgoing.freshConnection) return this.#post(this.#pool, outgoing);
+    if (!outgoing.freshConnection) return this.#post(this.#lanes[laneOf(outgoing.message)], outgoing);
     const client = new Client(this.#url.origin, this.#options);
     try {
       return await this.#post(client, outgoing);
@@ -43,7 +62,7 @@ export class HttpWire implements Wire {
 
   async listen(outgoing: Omit<Outgoing, 'message'>): Promise<void> {
     const until = performance.now() + outgoing.timeoutMs;
-    await this.#send(this.#pool, 'GET', { ...outgoing, message: {} }, null, until);
+    await this.#send(this.#lanes.listening, 'GET', { ...outgoing, message: {} }, null, until);
   }
 
   onUnasked(): void {}
@@ -51,7 +70,7 @@ export class HttpWire implements Wire {
   onRestart(): void {}
 
   async close(): Promise<void> {
-    await this.#pool.destroy();
+    await Promise.all(Object.values(this.#lanes).map((pool) => pool.destroy()));
   }
 
   async #post(dispatcher: Dispatcher, outgoing: Outgoing): Promise<Ended> {
@@ -64,7 +83,8 @@ export class HttpWire implements Wire {
       if (performance.now() + pauseMs >= until) break;
       await sleep(pauseMs);
       const headers = { ...outgoing.headers, 'last-event-id': exchange.lastEventId };
-      const listening = await this.#send(this.#pool, 'GET', { ...outgoing, headers, maySend: () => true }, null, until);
+      const again = { ...outgoing, headers, maySend: () => true };
+      const listening = await this.#send(this.#lanes[laneOf(outgoing.message)], 'GET', again, null, until);
       if (listening.ended.as !== 'answered' && listening.lastEventId === undefined) break;
       exchange = listening;
     }
@@ -97,6 +117,12 @@ export class HttpWire implements Wire {
   }
 }
 
+function laneOf({ method }: JsonObject): Lane {
+  if (method === undefined) return 'answers';
+  if (method === 'subscriptions/listen') return 'listening';
+  return CALLS.has(String(method)) ? 'calls' : 'asks';
+}
+
 /** One request and what came back of it. undici calls `onRequestStart` immediately before it writes. */
 class Exchange implements Dispatcher.DispatchHandler {
   readonly #outgoing: Outgoing;
@@ -110,7 +136,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   #isStream = false;
   /** What came so far is no line of its own: it is looked at again only when it is whole. */
   #isOneMessage = false;
-  #chunks: Buffer[] = [];
+  readonly #body = new GatheredBytes();
   #size = 0;
   lastEventId: string | undefined;
 
@@ -152,22 +178,24 @@ class Exchange implements Dispatcher.DispatchHandler {
       if (event.id !== undefined) this.lastEventId = event.id;
       if (event.data !== '') this.#message(event.data);
     }
+    if (this.#reader.held > (this.#outgoing.mostEventBytes ?? this.#outgoing.mostBytes))
+      this.#fail('an event is too large');
   }
 
   /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */
   #collect(chunk: Buffer): void {
-    this.#chunks.push(chunk);
+    this.#body.add(chunk);
     if (this.#isOneMessage || chunk.at(-1) !== NEWLINE) return;
-    const messages = Buffer.concat(this.#chunks).toString('utf8').trimEnd().split('\n').map(readMessage);
+    const bytes = this.#body.take();
+    const messages = bytes.toString('utf8').trimEnd().split('\n').map(readMessage);
     this.#isOneMessage = !messages.every((message) => message !== undefined && 'method' in message);
-    if (this.#isOneMessage) return;
-    this.#chunks = [];
+    if (this.#isOneMessage) return this.#body.add(bytes);
     for (const message of messages) if (message !== undefined) this.#outgoing.heard(message);
   }
 
   onResponseEnd(): void {
     if (this.#isStream) return this.#fail('the stream ended before the answer');
-    const text = Buffer.concat(this.#chunks).toString('utf8');
+    const text = this.#body.take().toString('utf8');
     const message = readMessage(text);
     if (message !== undefined && this.#isAnswer(message)) return this.#answer(message);
     this.#finish({ as: 'status', status: this.#status, text, headers: this.#headers });
@@ -209,7 +237,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     if (this.#ended !== undefined) return;
     this.#ended = ended;
     clearTimeout(this.#timer);
-    this.#chunks = [];
+    this.#body.take();
     this.#done();
   }
 }

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import type { Follower, Manner } from '../gateway/domain/adapter.ts';
 import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
 import { IDENTITY, MODERN, modernHeaders, withEnvelope } from './mcp-envelope.ts';
-import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, type Wire } from './mcp-wire.ts';
+import { type Ended, MOST_ANSWERS, MOST_MESSAGE_BYTES, type Outgoing, type Wire } from './mcp-wire.ts';
 
 const LEGACY = '2025-11-25';
 
@@ -31,6 +31,14 @@ interface Tongue {
   usedAt: number;
 }
 
+/** Within which a server asks back. */
+interface Conversation {
+  readonly tongue: Tongue;
+  readonly follower: Follower | undefined;
+  /** How many answers are being made or are on their way. */
+  answering: number;
+}
+
 type Found = { readonly tongue: Tongue } | Extract<Ended, { as: 'not_sent' }>;
 
 /**
@@ -41,6 +49,12 @@ type Found = { readonly tongue: Tongue } | Extract<Ended, { as: 'not_sent' }>;
 export class McpPeer {
   readonly #wire: Wire;
   readonly #sessions = new Map<string, Promise<Found>>();
+  /** What the server asks outside any exchange. */
+  readonly #aside: Conversation = {
+    tongue: { session: {}, capabilities: {}, usedAt: 0 },
+    follower: undefined,
+    answering: 0,
+  };
   #modern: Promise<Found | 'unknown'> | undefined;
   #newsHeard: (method: string, params: JsonObject) => void = () => {};
 
@@ -83,7 +97,9 @@ export class McpPeer {
     const asked = { id: randomUUID(), method: 'subscriptions/listen', params: { notifications }, timeoutMs: reachMs };
     const found = await this.#tongueFor(asked);
     if (!('tongue' in found)) return;
-    const outgoing = this.#outgoing({ ...asked, timeoutMs: lastsMs }, found.tongue);
+    const lasting = { ...asked, timeoutMs: lastsMs, mostBytes: MOST_MESSAGE_BYTES };
+    // News are short, and there may be hundreds of such streams.
+    const outgoing = { ...this.#outgoing(lasting, found.tongue), mostEventBytes: MOST_COURTESY_BYTES };
     if (found.tongue.session === undefined) await this.#wire.exchange(outgoing);
     else await this.#wire.listen(outgoing);
   }
@@ -178,18 +194,19 @@ export class McpPeer {
     const { id, method, follower } = asked;
     const isModern = tongue.session === undefined;
     const params = isModern ? withEnvelope(asked.params, asked.manner ?? follower) : asked.params;
+    const conversation = { tongue, follower, answering: 0 };
     return {
       ...PLAIN,
       message: { jsonrpc: '2.0', id, method, params },
       headers: { ...(isModern ? modernHeaders(method, params) : tongue.session), ...asked.headers },
       timeoutMs: asked.timeoutMs,
-      mostBytes: asked.mostBytes ?? MOST_MESSAGE_BYTES,
+      mostBytes: asked.mostBytes ?? MOST_COURTESY_BYTES,
       freshConnection: asked.freshConnection ?? false,
       maySend: asked.maySend ?? (() => true),
       heard: (message) => {
         if (typeof message['method'] !== 'string') return;
         const said = objectOr(message['params']);
-        if (message['id'] !== undefined) void this.#answer(message, tongue, follower);
+        if (message['id'] !== undefined) void this.#answer(message, conversation);
         else if (NEWS.has(message['method'])) this.#newsHeard(message['method'], newsOf(said));
         else follower?.tell(message['method'], said);
       },
@@ -197,17 +214,26 @@ export class McpPeer {
   }
 
   /** The server asks back. Whoever follows the call answers; where nobody does, the server hears no. */
-  async #answer(question: JsonObject, tongue: Tongue, follower: Follower | undefined): Promise<void> {
+  async #answer(question: JsonObject, conversation: Conversation): Promise<void> {
     const { id = null, method } = question;
-    const reply = await answerTo(String(method), objectOr(question['params']), follower);
-    const message = { jsonrpc: '2.0', id, ...reply };
-    await this.#wire.exchange({ ...PLAIN, message, headers: tongue.session ?? {} });
+    const { tongue, follower } = conversation;
+    // A server can ask faster than it takes answers, and each that waits is memory here.
+    if (conversation.answering >= MOST_ANSWERS) return;
+    conversation.answering += 1;
+    try {
+      const reply = await answerTo(String(method), objectOr(question['params']), follower);
+      const message = { jsonrpc: '2.0', id, ...reply };
+      await this.#wire.exchange({ ...PLAIN, message, headers: tongue.session ?? {} });
+    } catch {
+      // Nobody waits for this: what cannot be said (nested too deep, for one) the server does not hear.
+    } finally {
+      conversation.answering -= 1;
+    }
   }
 
   #unasked(message: JsonObject): void {
     if (typeof message['method'] !== 'string') return;
-    if (message['id'] !== undefined)
-      void this.#answer(message, { session: {}, capabilities: {}, usedAt: 0 }, undefined);
+    if (message['id'] !== undefined) void this.#answer(message, this.#aside);
     else if (NEWS.has(message['method'])) this.#newsHeard(message['method'], newsOf(objectOr(message['params'])));
   }
 
@@ -225,10 +251,13 @@ export class McpPeer {
   }
 }
 
+/** Of what is said for the protocol's sake: greetings, pings, what comes back for an answer of ours. */
+const MOST_COURTESY_BYTES = 1024 * 1024;
+
 const PLAIN: Omit<Outgoing, 'message'> = {
   headers: {},
   timeoutMs: 10_000,
-  mostBytes: MOST_MESSAGE_BYTES,
+  mostBytes: MOST_COURTESY_BYTES,
   freshConnection: false,
   maySend: () => true,
   heard: () => {},

@@ -1,6 +1,7 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import { isObject, type JsonObject } from '../gateway/domain/json.ts';
 import { type Ended, MOST_MESSAGE_BYTES, type Outgoing, readMessage, type Wire } from './mcp-wire.ts';
 
@@ -9,9 +10,17 @@ const RESTART = { firstMs: 100, mostMs: 10_000 };
 const STEADY_MS = 30_000;
 const END_MS = 2_000;
 
+/** What may wait to be read by a process beside the message that exceeds it, and how long it may take to read that. */
+const MOST_UNREAD_BYTES = 4 * 1024 * 1024;
+const MOST_UNREAD_MS = 10_000;
+
+const TAKEN: Ended = { as: 'status', status: 202, text: '', headers: {} };
+
 interface Waiting {
   readonly outgoing: Outgoing;
   readonly finish: (ended: Ended) => void;
+  /** Bytes that its server said about it before the answer. */
+  told: number;
 }
 
 /**
@@ -27,6 +36,7 @@ export class StdioWire implements Wire {
   #startedAt = 0;
   #pauseMs = 0;
   #mayStartAt = 0;
+  #fullSince: number | undefined;
   #unasked: (message: JsonObject) => void = () => {};
   #restarted: () => void = () => {};
   #closed = false;
@@ -48,12 +58,15 @@ export class StdioWire implements Wire {
     return new Promise((resolve) => {
       const child = this.#running();
       if (typeof child === 'string') return resolve({ as: 'not_sent', detail: child });
+      if (this.#isFull(child)) return resolve({ as: 'not_sent', detail: `${this.#command[0]} does not read` });
       if (!outgoing.maySend())
         return resolve({ as: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
       const { id } = outgoing.message;
-      child.stdin.write(`${JSON.stringify(outgoing.message)}\n`);
-      if (id === undefined || !('method' in outgoing.message))
-        return resolve({ as: 'status', status: 202, text: '', headers: {} });
+      const line = `${JSON.stringify(outgoing.message)}\n`;
+      // An answer is given once it has left: who asks and does not read has so many answers waiting, and no more.
+      if (!('method' in outgoing.message)) return void child.stdin.write(line, () => resolve(TAKEN));
+      child.stdin.write(line);
+      if (id === undefined) return resolve(TAKEN);
       const key = String(id);
       const finish = (ended: Ended) => {
         clearTimeout(timer);
@@ -62,7 +75,7 @@ export class StdioWire implements Wire {
       };
       const detail = `no answer within ${outgoing.timeoutMs} ms`;
       const timer = setTimeout(() => finish({ as: 'lost', detail }), outgoing.timeoutMs);
-      this.#waiting.set(key, { outgoing, finish });
+      this.#waiting.set(key, { outgoing, finish, told: 0 });
     });
   }
 
@@ -84,18 +97,39 @@ export class StdioWire implements Wire {
     clearTimeout(kill);
   }
 
+  /** Nothing more is written to a process that does not read what was; one that has stopped to read is of no use to anybody. */
+  #isFull(child: ChildProcessWithoutNullStreams): boolean {
+    if (child.stdin.writableLength <= MOST_UNREAD_BYTES) {
+      this.#fullSince = undefined;
+      return false;
+    }
+    this.#fullSince ??= performance.now();
+    if (performance.now() - this.#fullSince > MOST_UNREAD_MS) child.kill('SIGKILL');
+    return true;
+  }
+
   #running(): ChildProcessWithoutNullStreams | string {
     if (this.#closed) return 'the gateway is about to end';
     if (this.#child !== undefined) return this.#child;
     if (performance.now() < this.#mayStartAt) return `${this.#command[0]} ended a moment ago`;
+    try {
+      return this.#start();
+    } catch (error) {
+      return `${this.#command[0]} could not be started: ${(error as Error).message}`;
+    }
+  }
+
+  /** Throws where there are not even descriptors for its streams. */
+  #start(): ChildProcessWithoutNullStreams {
     const [file = '', ...args] = this.#command;
     const child = spawn(file, args, { env: this.#env, stdio: ['pipe', 'pipe', 'pipe'] });
+    // First of all: an error that nobody hears ends the process.
+    child.on('error', (error) => this.#ended(child, `${file} could not be started: ${error.message}`));
+    for (const stream of [child.stdin, child.stdout, child.stderr]) stream.on('error', () => {});
     this.#startedAt = performance.now();
     this.#child = child;
     // Its log is its own; but a pipe that nobody empties would stop it.
     child.stderr.resume();
-    child.stdin.on('error', () => {});
-    child.on('error', (error) => this.#ended(child, `${file} could not be started: ${error.message}`));
     child.on('exit', (code, signal) => this.#ended(child, `${file} ended with ${signal ?? `code ${code}`}`));
     this.#readLines(child);
     return child;
@@ -104,6 +138,7 @@ export class StdioWire implements Wire {
   #ended(child: ChildProcessWithoutNullStreams, detail: string): void {
     if (this.#child !== child) return;
     this.#child = undefined;
+    this.#fullSince = undefined;
     const steady = performance.now() - this.#startedAt > STEADY_MS;
     this.#pauseMs = steady || this.#pauseMs === 0 ? RESTART.firstMs : Math.min(this.#pauseMs * 2, RESTART.mostMs);
     this.#mayStartAt = performance.now() + this.#pauseMs;
@@ -112,31 +147,40 @@ export class StdioWire implements Wire {
   }
 
   #readLines(child: ChildProcessWithoutNullStreams): void {
-    let parts: Buffer[] = [];
-    let size = 0;
+    const gathered = new GatheredBytes();
     child.stdout.on('data', (chunk: Buffer) => {
       let from = 0;
       for (let end = chunk.indexOf(10); end !== -1; end = chunk.indexOf(10, from)) {
-        parts.push(chunk.subarray(from, end));
-        this.#line(Buffer.concat(parts).toString('utf8'));
-        parts = [];
-        size = 0;
+        gathered.add(chunk.subarray(from, end));
+        this.#line(gathered.take());
         from = end + 1;
       }
-      parts.push(chunk.subarray(from));
-      size += chunk.length - from;
+      gathered.add(chunk.subarray(from));
+      if (gathered.length <= MOST_MESSAGE_BYTES) return;
       // Nobody knows whose answer this would be, and memory must stay bounded.
-      if (size > MOST_MESSAGE_BYTES) child.kill('SIGKILL');
+      gathered.take();
+      child.kill('SIGKILL');
     });
   }
 
-  #line(text: string): void {
-    const message = readMessage(text);
-    if (message === undefined) return;
+  #line(bytes: Buffer): void {
+    try {
+      const message = readMessage(bytes.toString('utf8'));
+      if (message !== undefined) this.#heard(message, bytes.length);
+    } catch {
+      // Whoever was to hear it could not take it. A throw from here would end the process, and all its calls with it.
+    }
+  }
+
+  #heard(message: JsonObject, size: number): void {
     const waiting = 'method' in message ? this.#listener(message) : this.#waiting.get(String(message['id']));
     if (waiting === undefined) return this.#unasked(message);
-    if ('method' in message) return waiting.outgoing.heard(message);
-    if (text.length > waiting.outgoing.mostBytes)
+    if ('method' in message) {
+      waiting.told += size;
+      // Whoever is told of it may read it slowly: no call tells more on its way than it may answer.
+      return waiting.told > waiting.outgoing.mostBytes ? undefined : waiting.outgoing.heard(message);
+    }
+    if (size > waiting.outgoing.mostBytes)
       return waiting.finish({ as: 'lost', detail: `the answer is larger than ${waiting.outgoing.mostBytes} bytes` });
     waiting.finish({ as: 'answered', response: message, headers: {} });
   }

@@ -1,4 +1,4 @@
-import { isObject, type JsonObject } from '../gateway/domain/json.ts';
+import { isObject, type Json, type JsonObject } from '../gateway/domain/json.ts';
 
 /** How an exchange with an MCP server ended, told apart by what it proves. */
 export type Ended =
@@ -31,6 +31,8 @@ export interface Outgoing {
   readonly headers: Readonly<Record<string, string>>;
   readonly timeoutMs: number;
   readonly mostBytes: number;
+  /** Of one event where many may come, if that is less. */
+  readonly mostEventBytes?: number;
   readonly freshConnection: boolean;
   /** Asked synchronously right before the first byte. */
   readonly maySend: () => boolean;
@@ -55,12 +57,27 @@ export interface Wire {
 /** Messages longer than this are no tool's answer but an attack on memory. */
 export const MOST_MESSAGE_BYTES = 64 * 1024 * 1024;
 
+/** So many of a server's own questions are being answered at once, in one exchange: what it asks beyond them is passed over. */
+export const MOST_ANSWERS = 32;
+
+const MOST_NAME = 1_024;
+
 /** What a server wrote, if it is a message at all: anything else is passed over. */
 export function readMessage(text: string): JsonObject | undefined {
   try {
     const value: unknown = JSON.parse(text);
-    return isObject(value) ? value : undefined;
+    return isObject(value) && isNamed(value) ? value : undefined;
   } catch {
     return undefined;
   }
+}
+
+/** Names are looked up and said again: an object could do neither, and at any depth could end the process that tries. */
+function isNamed({ id, params }: JsonObject): boolean {
+  return isName(id) && (!isObject(params) || isName(params['progressToken']));
+}
+
+function isName(value: Json | undefined): boolean {
+  if (typeof value === 'string') return value.length <= MOST_NAME;
+  return value === undefined || value === null || typeof value === 'number';
 }

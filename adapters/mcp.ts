@@ -162,7 +162,8 @@ export class McpAdapter implements Adapter {
 
   async #listen(notifications: JsonObject): Promise<void> {
     while (!this.#isClosed) {
-      await this.#peer.listen(notifications, this.#upstream.timeoutMs, LISTEN_MS);
+      // Nobody waits for this: a rejection would end the process.
+      await this.#peer.listen(notifications, this.#upstream.timeoutMs, LISTEN_MS).catch(() => {});
       await sleep(LISTEN_AGAIN_MS, undefined, { ref: false });
     }
   }

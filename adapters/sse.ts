@@ -1,3 +1,8 @@
+import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
+
+const LINE_FEED = 10;
+const RETURN = 13;
+
 /** One event of a `text/event-stream`. */
 export interface StreamEvent {
   readonly id: string | undefined;
@@ -10,11 +15,13 @@ export interface StreamEvent {
  */
 export class EventReader {
   readonly #decoder = new TextDecoder('utf-8');
-  /** The beginning of a line that has not ended. */
-  #parts: string[] = [];
+  /** The beginning of a line that has not ended, and what came of it since: as bytes, which as many strings would be far more. */
+  #begun = '';
+  readonly #gathered = new GatheredBytes();
   /** A carriage return at the very end may be half of a line's end: it waits for the next bytes. */
   #endsInReturn = false;
   #data: string[] = [];
+  #dataLength = 0;
   #id: string | undefined;
   #retryMs: number | undefined;
 
@@ -23,16 +30,20 @@ export class EventReader {
     return this.#retryMs;
   }
 
+  /** How much of an event that has not ended is kept here. */
+  get held(): number {
+    return this.#begun.length + this.#gathered.length + this.#dataLength;
+  }
+
   read(chunk: Uint8Array): StreamEvent[] {
-    const text = this.#decoder.decode(chunk, { stream: true });
-    this.#parts.push(text);
+    this.#gathered.add(chunk);
     // A long line is put together once, when it ends: otherwise each chunk of it would cost as much as all before.
-    if (!this.#endsInReturn && !/[\r\n]/.test(text)) return [];
-    const rest = this.#parts.join('');
+    if (!this.#endsInReturn && !chunk.includes(LINE_FEED) && !chunk.includes(RETURN)) return [];
+    const rest = this.#begun + this.#decoder.decode(this.#gathered.take(), { stream: true });
     this.#endsInReturn = rest.endsWith('\r');
     const whole = this.#endsInReturn ? rest.length - 1 : rest.length;
     const lines = rest.slice(0, whole).split(/\r\n|\n|\r/);
-    this.#parts = [lines.pop() ?? '', rest.slice(whole)];
+    this.#begun = (lines.pop() ?? '') + rest.slice(whole);
     return lines.flatMap((line) => this.#line(line));
   }
 
@@ -41,8 +52,10 @@ export class EventReader {
     const colon = line.indexOf(':');
     const field = colon === -1 ? line : line.slice(0, colon);
     const value = colon === -1 ? '' : line.slice(colon + (line[colon + 1] === ' ' ? 2 : 1));
-    if (field === 'data') this.#data.push(value);
-    else if (field === 'id' && !value.includes('\0')) this.#id = value;
+    if (field === 'data') {
+      this.#data.push(value);
+      this.#dataLength += line.length;
+    } else if (field === 'id' && !value.includes('\0')) this.#id = value;
     else if (field === 'retry' && /^\d{1,9}$/.test(value)) this.#retryMs = Number(value);
     return [];
   }
@@ -52,6 +65,7 @@ export class EventReader {
     const event = { id: this.#id, data };
     const isEvent = this.#data.length > 0 || this.#id !== undefined;
     this.#data = [];
+    this.#dataLength = 0;
     this.#id = undefined;
     return isEvent ? [event] : [];
   }

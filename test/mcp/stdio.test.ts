@@ -126,6 +126,35 @@ describe('a server over standard streams', () => {
     expect(gateway.alive).toBe(true);
   });
 
+  it('that names its messages with what is no name does not end the gateway', async () => {
+    const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
+    for (const name of ['{"toString":1}', '{"toString":1,"valueOf":1}', deep, JSON.stringify('x'.repeat(5_000))]) {
+      await world.tell({ raw: `{"jsonrpc":"2.0","id":${name},"result":{}}` });
+      await world.tell({ raw: `{"jsonrpc":"2.0","id":${name},"method":"ping"}` });
+      await world.tell({
+        raw: `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":${name}}}`,
+      });
+    }
+    expect((await call('mail', 'named')).body).toMatchObject({ state: 'succeeded' });
+    expect(gateway.alive).toBe(true);
+  });
+
+  it('whose progress cannot be written down again does not end the gateway', async () => {
+    const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
+    await plan('mail', 'progress', [{ event: 'asked' }, { wait: 'told' }]);
+    const params = { name: 'local__mail', arguments: { id: 'progress' }, _meta: { progressToken: 'mine' } };
+    const asked = ask(gateway, 'tools/call', params);
+    await world.awaitEvent('asked');
+    const request = (await world.requests()).find(({ id }) => id === 'progress');
+    const token = JSON.stringify(request?.rpcId);
+    await world.tell({
+      raw: `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":${token},"progress":1,"x":${deep}}}`,
+    });
+    await world.release('told');
+    expect((await asked).answer.result.isError).toBeUndefined();
+    expect(gateway.alive).toBe(true);
+  });
+
   it('that cannot be started is not sent to', async () => {
     expect((await gateway.call('absent.mail', {})).body).toMatchObject({ status: 503, code: 'unavailable' });
   });

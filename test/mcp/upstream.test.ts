@@ -252,6 +252,16 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect((await call('mail', 'after')).body).toMatchObject({ state: 'succeeded' });
   });
 
+  it('that asks back under what is no name is passed over, and the gateway stands', async () => {
+    const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
+    const pings = [deep, '{"toString":1}', JSON.stringify('x'.repeat(5_000))].map((name) => ({
+      raw: `{"jsonrpc":"2.0","id":${name},"method":"ping"}`,
+    }));
+    await plan('mail', 'nameless', pings);
+    expect((await call('mail', 'nameless')).body).toMatchObject({ state: 'succeeded' });
+    expect(gateway.alive).toBe(true);
+  });
+
   it('that is gone is not sent to: nothing is bound, and it is found again', async () => {
     await world.kill();
     const key = `gone-${era}`;

@@ -1,0 +1,98 @@
+import { subscribe } from 'node:diagnostics_channel';
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { HttpAdapter } from '../../adapters/http.ts';
+import { HttpWire } from '../../adapters/mcp-http.ts';
+import type { Outgoing } from '../../adapters/mcp-wire.ts';
+import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
+
+const PIECES = 500_000;
+const PIECE = 'ab';
+/** A list of the pieces takes two to seven times as much. */
+const MOST_HELD = 8_000_000;
+
+setFlagsFromString('--expose_gc');
+const collectGarbage = runInNewContext('gc') as () => void;
+const held = () => {
+  collectGarbage();
+  const { heapUsed, arrayBuffers } = process.memoryUsage();
+  return heapUsed + arrayBuffers;
+};
+
+/** Bytes that the client has read: what was written may still be on its way. */
+let received = 0;
+subscribe('undici:request:bodyChunkReceived', (message) => {
+  received += (message as { chunk: Buffer }).chunk.length;
+});
+
+let server: Server;
+let begin: (before: string, type: string) => Promise<Socket>;
+let upstream: Upstream;
+
+beforeAll(async () => {
+  const answering: ((socket: Socket) => void)[] = [];
+  server = createServer((socket) => socket.once('data', () => answering.shift()?.(socket))).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  upstream = {
+    name: 'u',
+    adapter: 'http',
+    url: `http://127.0.0.1:${port}/`,
+    headers: {},
+    secrets: [],
+    timeoutMs: 60_000,
+    concurrency: 8,
+    breaker: { threshold: 0.5, minimum: 10, windowMs: 1_000, cooldownMs: 1_000 },
+    allowPrivate: true,
+    expose: 'prefixed',
+  };
+  /** Answers the next request with all the pieces, each a chunk of its own, and not with the end. */
+  begin = async (before, type) => {
+    const socket = await new Promise<Socket>((resolve) => answering.push(resolve));
+    socket.write(`HTTP/1.1 200 OK\r\ncontent-type: ${type}\r\ntransfer-encoding: chunked\r\n\r\n${before}`);
+    const block = `${PIECE.length}\r\n${PIECE}\r\n`.repeat(5_000);
+    for (let sent = 0; sent < PIECES; sent += 5_000) if (!socket.write(block)) await once(socket, 'drain');
+    return socket;
+  };
+});
+afterAll(() => server.close());
+
+const httpAnswer = () => {
+  const tool = { name: 't', upstream: 'u', noEffect: new Set(), maxResultBytes: 4_000_000 } as unknown as Tool;
+  const request = { method: 'POST', path: '/', headers: {}, body: '{}' };
+  const adapter = new HttpAdapter(upstream);
+  const sent = adapter.send(tool, request, { timeoutMs: 60_000, maySend: () => true, freshConnection: true });
+  return sent.then((outcome) => ('answer' in outcome ? outcome.answer?.body?.length : outcome));
+};
+const mcpAnswer = () => {
+  const outgoing: Outgoing = {
+    message: { jsonrpc: '2.0', id: 'x', method: 'tools/call' },
+    headers: {},
+    timeoutMs: 60_000,
+    mostBytes: 4_000_000,
+    freshConnection: true,
+    maySend: () => true,
+    heard: () => {},
+  };
+  const exchanged = new HttpWire(upstream, upstream.url ?? '').exchange(outgoing);
+  return exchanged.then((ended) => (ended.as === 'status' ? ended.text.length : ended.as));
+};
+const SSE = 'text/event-stream';
+
+it.each([
+  ['of an HTTP tool', 'text/plain', '', httpAnswer, PIECES * PIECE.length],
+  ['of an MCP server', 'application/json', '', mcpAnswer, PIECES * PIECE.length],
+  ['of an MCP server, as a stream', SSE, '6\r\ndata: \r\n', mcpAnswer, 'lost'],
+])('an answer %s in tiny pieces is held as its bytes', async (_, type, before, ask, expected) => {
+  received = 0;
+  const [started, writing] = [held(), begin(before, type)];
+  const asked = ask();
+  const socket = await writing;
+  await expect.poll(() => received, { timeout: 20_000 }).toBeGreaterThanOrEqual(PIECES * PIECE.length);
+  expect(held() - started).toBeLessThan(MOST_HELD);
+  socket.end('0\r\n\r\n');
+  expect(await asked).toBe(expected);
+});

@@ -1,0 +1,157 @@
+import { once } from 'node:events';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterEach, describe, expect, it, vi } from 'vitest';
+import { HttpWire } from '../../adapters/mcp-http.ts';
+import { McpPeer } from '../../adapters/mcp-peer.ts';
+import { StdioWire } from '../../adapters/mcp-stdio.ts';
+import { MOST_ANSWERS, type Outgoing } from '../../adapters/mcp-wire.ts';
+import type { Json } from '../../gateway/domain/json.ts';
+import type { Upstream } from '../../gateway/domain/policy.ts';
+
+const PING = '{"jsonrpc":"2.0","id":1,"method":"ping"}';
+const ended: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const end of ended.splice(0)) await end();
+});
+
+describe('a server over HTTP', () => {
+  /** It answers every request as `answer` says, and never takes what it is answered. */
+  async function peerOf(answer: (message: { id: Json; method: string }, response: ServerResponse) => void) {
+    const read = async (request: IncomingMessage) => JSON.parse(Buffer.concat(await request.toArray()).toString());
+    let untaken = 0;
+    const server: Server = createServer(async (request, response) => {
+      const message = await read(request);
+      if (message.method === undefined) untaken += 1;
+      else if (message.method !== 'server/discover') answer(message, response);
+      else response.end(JSON.stringify(result(message.id, { supportedVersions: ['2026-07-28'], capabilities: {} })));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`;
+    const upstream = { url, allowPrivate: true, timeoutMs: 5_000, headers: {}, concurrency: 2 } as unknown as Upstream;
+    const peer = new McpPeer(new HttpWire(upstream, url));
+    ended.push(() => {
+      server.closeAllConnections();
+      server.close();
+      return peer.close();
+    });
+    return { peer, untaken: () => untaken };
+  }
+  const result = (id: Json, value: Json) => ({ jsonrpc: '2.0', id, result: value });
+
+  it('that asks back without end has a few answers on their way, and its call is answered', async () => {
+    const { peer, untaken } = await peerOf(({ id }, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      response.write(`data: ${PING}\n\n`.repeat(5_000));
+      // Only once the pings were heard, so that answers to all of them would be on their way.
+      setTimeout(() => response.write(`data: ${JSON.stringify(result(id, {}))}\n\n`), 1_000);
+    });
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 5_000 };
+    expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
+    await expect.poll(untaken).toBe(MOST_ANSWERS);
+    await sleep(300);
+    expect(untaken()).toBe(MOST_ANSWERS);
+  });
+
+  it('that begins news without an end is not listened to any longer', async () => {
+    let sent = 0;
+    const { peer } = await peerOf((_message, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      const more = () => {
+        sent += 50_000;
+        if (!response.destroyed) response.write(`data: ${'x'.repeat(50_000)}\n`, more);
+      };
+      more();
+    });
+    const began = performance.now();
+    await peer.listen({}, 5_000, 20_000);
+    expect(performance.now() - began).toBeLessThan(10_000);
+    expect(sent).toBeLessThan(20_000_000);
+  });
+
+  it('is called though everything that is read from it hangs', async () => {
+    const { peer } = await peerOf(({ id, method }, response) => {
+      if (method === 'tools/call') response.end(JSON.stringify(result(id, {})));
+    });
+    const asked = { params: {}, timeoutMs: 5_000 };
+    for (let i = 0; i < 200; i += 1) void peer.request({ ...asked, id: `r${i}`, method: 'resources/read' });
+    expect(await peer.request({ ...asked, id: 'c', method: 'tools/call' })).toMatchObject({ as: 'answered' });
+  });
+});
+
+describe('a server over standard streams', () => {
+  const wireOf = (script: string) => {
+    const wire = new StdioWire([process.execPath, '-e', script], {});
+    ended.push(() => wire.close());
+    return wire;
+  };
+  const outgoing = (id: string, text = ''): Outgoing => ({
+    message: { jsonrpc: '2.0', id, method: 'tools/call', params: { text } },
+    headers: {},
+    timeoutMs: 20_000,
+    mostBytes: 1_000_000,
+    freshConnection: false,
+    maySend: () => true,
+    heard: () => {},
+  });
+
+  it('that asks back without end, and does not read, has few answers waiting', async () => {
+    const pings = 200_000;
+    const wire = wireOf(`
+      let asked = '', answers = 0;
+      const count = (chunk) => { answers += String(chunk).split('"result":{}').length - 1; };
+      const tell = () => console.log(JSON.stringify({ jsonrpc: '2.0', id: JSON.parse(asked).id, result: { answers } }));
+      process.stdin.once('data', (chunk) => {
+        process.stdin.pause();
+        asked = String(chunk).split('\\n')[0];
+        const pings = ${JSON.stringify(`${PING}\n`)}.repeat(${pings / 100});
+        let left = 100;
+        const flood = () => {
+          if (left-- > 0) return process.stdout.write(pings, flood);
+          process.stdin.on('data', count).resume();
+          setTimeout(tell, 1000);
+        };
+        flood();
+      });`);
+    new McpPeer(wire);
+    const answered = await wire.exchange(outgoing('a'));
+    const { answers } = (answered as unknown as { response: { result: { answers: number } } }).response.result;
+    expect(answers).toBeGreaterThan(0);
+    expect(answers).toBeLessThan(pings / 10);
+  });
+
+  it('that tells of a call without end is heard as far as its answer may be long', async () => {
+    const wire = wireOf(`
+      process.stdin.once('data', () => {
+        const params = { progressToken: 'a', message: 'x'.repeat(9_000) };
+        const progress = JSON.stringify({ jsonrpc: '2.0', method: 'notifications/progress', params }) + '\\n';
+        process.stdout.write(progress.repeat(1_000));
+        console.log('{"jsonrpc":"2.0","id":"a","result":{}}');
+      });`);
+    let heard = 0;
+    const told = () => {
+      heard += 1;
+    };
+    expect(await wire.exchange({ ...outgoing('a'), heard: told })).toMatchObject({ as: 'answered' });
+    expect(heard).toBeGreaterThan(100);
+    expect(heard).toBeLessThan(120);
+  });
+
+  it('that cannot even be tried to start is not sent to', async () => {
+    const wire = new StdioWire(['no\0program'], {});
+    expect(await wire.exchange(outgoing('a'))).toMatchObject({ as: 'not_sent' });
+  });
+
+  it('that does not read is sent no more than it may keep waiting, and is stopped in the end', async () => {
+    const wire = wireOf('setInterval(() => {}, 1000)');
+    const sent = Array.from({ length: 20 }, (_, i) => wire.exchange(outgoing(`m${i}`, 'x'.repeat(1_000_000))));
+    expect(await sent.at(-1)).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
+    const first = await Promise.race([sent[0], 'is on its way']);
+    expect(first).toBe('is on its way');
+    const later = performance.now() + 11_000;
+    const clock = vi.spyOn(performance, 'now').mockReturnValue(later);
+    await wire.exchange(outgoing('later')).finally(() => clock.mockRestore());
+    expect(await sent[0]).toMatchObject({ as: 'lost', detail: expect.stringContaining('SIGKILL') });
+  });
+});

@@ -193,7 +193,16 @@ export class McpAdapter implements Adapter {
           : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
       }
       case 'answered':
-        return this.#answered(tool, ended.response, discreet);
+        return this.#read(tool, ended.response, discreet);
+    }
+  }
+
+  #read(tool: Tool, response: JsonObject, discreet: boolean): Outcome {
+    try {
+      return this.#answered(tool, response, discreet);
+    } catch {
+      // It came, but is nested deeper than can be written down, or has an object where a number belongs: that proves nothing.
+      return { kind: 'ambiguous', detail: 'the answer cannot be read' };
     }
   }
 
@@ -283,7 +292,8 @@ function withToken(params: JsonObject, token: string | undefined): JsonObject {
 function isRefusedByServer({ status, text }: Extract<Ended, { as: 'status' }>): boolean {
   const message = status >= 400 && status < 500 ? readMessage(text) : undefined;
   if (message?.['jsonrpc'] !== '2.0' || (message['id'] ?? null) !== null) return false;
-  const code = Number(objectOr(message['error'])['code']);
+  const { code } = objectOr(message['error']);
+  if (typeof code !== 'number') return false;
   return REFUSALS.has(code) || (status === 404 && code === NO_SESSION) || (status === 400 && code === BAD_REQUEST);
 }
 

@@ -248,7 +248,10 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
 
   it('that answers a depth no stack can hold leaves doubt, and the gateway standing', async () => {
     await plan('mail', 'deep', ['apply', { deep: 50_000 }, 'end']);
-    expect((await call('mail', 'deep')).body).toMatchObject({ code: 'in_doubt' });
+    const unreadable = { code: 'in_doubt', detail: expect.stringMatching(/the answer cannot be read/i) };
+    expect((await call('mail', 'deep')).body).toMatchObject(unreadable);
+    await plan('mail', 'code', ['apply', { error: { code: { valueOf: 1, toString: 1 } as never, message: 'odd' } }]);
+    expect((await call('mail', 'code')).body).toMatchObject(unreadable);
     expect((await call('mail', 'after')).body).toMatchObject({ state: 'succeeded' });
   });
 

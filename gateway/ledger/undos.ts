@@ -30,11 +30,13 @@ export class Undos {
   readonly #db: Database;
   readonly #marks: GroupCommit<UndoMark, boolean>;
   readonly #reads: GroupCommit<UndoWork, Unwinding>;
+  readonly #outlines: GroupCommit<UndoWork, Unwinding>;
 
   constructor(db: Database) {
     this.#db = db;
     this.#marks = new GroupCommit({ ...BATCH, run: (marks) => this.#markAll(marks) });
-    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work) });
+    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, WHOLE) });
+    this.#outlines = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, OUTLINE) });
   }
 
   /** False: somebody else moved it on. */
@@ -44,6 +46,14 @@ export class Undos {
 
   read(id: string, of: UndoWork['of'] = 'saga'): Promise<Unwinding> {
     return this.#reads.submit({ id, of });
+  }
+
+  /**
+   * Enough to tell what to do next, which is asked after every move: that a step's undo has arguments and a tool, and not what
+   * they are. Those may be megabytes a step, and are read with the one step that is started.
+   */
+  outline(id: string, of: UndoWork['of']): Promise<Unwinding> {
+    return this.#outlines.submit({ id, of });
   }
 
   /** One call is to be undone by itself. What failed before is tried again; what is under way or done stays so. */
@@ -117,14 +127,14 @@ export class Undos {
     return marks.map((mark) => done.has(mark.txn));
   }
 
-  async #readAll(work: readonly UndoWork[]): Promise<Unwinding[]> {
+  async #readAll(work: readonly UndoWork[], { name, columns }: Extent): Promise<Unwinding[]> {
     const sagas = work.filter(({ of }) => of === 'saga').map(({ id }) => id);
     const calls = work.filter(({ of }) => of === 'call').map(({ id }) => id);
     const found = new Map((sagas.length === 0 ? [] : await readSagas(this.#db, sagas)).map((saga) => [saga.id, saga]));
     const steps = await this.#db.run<StepRow>({
-      name: 'read-steps',
-      text: `${STEPS} where c.saga = any($1::uuid[]) and c.ordinal is not null
-        union all ${STEPS} where c.txn = any($2::uuid[])`,
+      name,
+      text: `select ${columns}, ${STEPS} where c.saga = any($1::uuid[]) and c.ordinal is not null
+        union all select ${columns}, ${STEPS} where c.txn = any($2::uuid[])`,
       values: [sagas, calls],
     });
     const bySaga = new Map<string, Step[]>();
@@ -183,8 +193,18 @@ interface StepRow {
   u_ms_in_doubt: number | null;
 }
 
-const STEPS = `select c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_args, c.undo_state, c.undo_reason,
-    c.undo_txn, c.undo_tries, c.undo_from, c.waived,
+interface Extent {
+  readonly name: string;
+  readonly columns: string;
+}
+
+const WHOLE: Extent = { name: 'read-steps', columns: 'c.undo, c.undo_args' };
+const OUTLINE: Extent = {
+  name: 'outline-steps',
+  columns: `c.undo, case when c.undo_args is not null then '{}' end as undo_args`,
+};
+
+const STEPS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_from, c.waived,
     o.owner is not null or o.due_at is not null as pursued,
     extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
     extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,

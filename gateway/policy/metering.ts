@@ -20,16 +20,29 @@ const PER_ERROR = 250;
 /** Made once: a macro over a long list may throw it for every element that is left. */
 const TOO_COSTLY = new ExpressionError('too costly for arguments of this size');
 
-export class Meter {
-  #left = BUDGET;
+/** Nothing is evaluated while something else is, so one purse does for all. */
+let left = BUDGET;
+let isShared = false;
 
+/** Everything that is evaluated meanwhile has one budget together: many conditions add up, and everybody else waits for all. */
+export function onOneBudget<T>(work: () => T): T {
+  left = BUDGET;
+  isShared = true;
+  try {
+    return work();
+  } finally {
+    isShared = false;
+  }
+}
+
+export class Meter {
   refill(): void {
-    this.#left = BUDGET;
+    if (!isShared) left = BUDGET;
   }
 
   spend(cost: number): void {
-    this.#left -= cost;
-    if (this.#left < 0) throw TOO_COSTLY;
+    left -= cost;
+    if (left < 0) throw TOO_COSTLY;
   }
 
   /** Pays for reading a value through and through; stops as soon as that is more than is left. */

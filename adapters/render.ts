@@ -17,6 +17,8 @@ const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]
 /** Longer ones no common server takes: it would cut the connection, or answer what proves nothing. */
 const MOST_TARGET = 16_384;
 const MOST_HEADER = 8_192;
+/** A template may repeat an argument for every item of another: what fits `limits.body` can be gigabytes when it is written out. */
+const MOST_BODY = 8_388_608;
 
 /** What a template says, in the order it is rendered. */
 interface Plan {
@@ -62,8 +64,7 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
     if (body !== undefined) headers['content-type'] ??= 'application/json';
     const query = plan.query.length === 0 ? '' : renderQuery(plan, scope);
     const path = template.path(scope) + query;
-    if (path.length > MOST_TARGET)
-      throw new ExpressionError(`path and query are longer than ${MOST_TARGET} characters`);
+    if (path.length > MOST_TARGET) throw tooLong();
     return { base, method: template.method, path, headers, body: textOf(body, args, canonicalArgs) };
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
@@ -77,19 +78,49 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
 /** Most bodies are the arguments as they are, whose text was made already. */
 function textOf(body: Json | undefined, args: Json, canonicalArgs: string | undefined): string | null {
   if (body === undefined) return null;
-  return body === args && canonicalArgs !== undefined ? canonicalArgs : canonical(body);
+  if (body === args && canonicalArgs !== undefined) return canonicalArgs;
+  // Arguments that are that large themselves were let in by `limits.body`.
+  if (isLonger(body, MOST_BODY) && isLonger(body, MOST_BODY + lengthOf(args, Number.POSITIVE_INFINITY)))
+    throw new ExpressionError(`the body is longer than ${MOST_BODY} characters`);
+  return canonical(body);
+}
+
+function isLonger(value: Json, most: number): boolean {
+  return lengthOf(value, most) > most;
+}
+
+/** At least so long is a value's text, quotes and escapes left out; it is not looked at any further once that is too much. */
+function lengthOf(value: Json, most: number): number {
+  if (typeof value === 'string') return value.length;
+  if (typeof value !== 'object' || value === null) return 1;
+  const names = Array.isArray(value) ? undefined : Object.keys(value);
+  const items = Object.values(value) as Json[];
+  let length = 2;
+  for (let i = 0; i < items.length && length <= most; i++) {
+    length += (names?.[i]?.length ?? 0) + 1 + lengthOf(items[i] as Json, most - length);
+  }
+  return length;
 }
 
 function renderQuery(plan: Plan, scope: Scope): string {
   const query = new URLSearchParams();
+  let length = 0;
   for (const [name, expression] of plan.query) {
     const value = expression(scope);
     for (const item of Array.isArray(value) ? value : [value]) {
-      if (item !== null) query.append(name, typeof item === 'string' ? item : canonical(item as Json));
+      if (item === null) continue;
+      const text = typeof item === 'string' ? item : canonical(item as Json);
+      length += name.length + text.length;
+      if (length > MOST_TARGET) throw tooLong();
+      query.append(name, text);
     }
   }
   const text = query.toString();
   return text === '' ? '' : `?${text}`;
+}
+
+function tooLong(): ExpressionError {
+  return new ExpressionError(`path and query are longer than ${MOST_TARGET} characters`);
 }
 
 function headerValue(name: string, value: Json): string {

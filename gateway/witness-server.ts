@@ -2,6 +2,7 @@ import { createServer, type IncomingMessage, type Server } from 'node:http';
 import { join } from 'node:path';
 import { CheckpointFiles } from '../adapters/checkpoint-files.ts';
 import { digest } from './domain/audit.ts';
+import { GatheredBytes } from './domain/gathered-bytes.ts';
 import { EMPTY_ROOT, HASH_BYTES, verifyConsistency } from './domain/merkle.ts';
 import { type Checkpoint, NoteError, type NoteKey, NoteVerifier, readCheckpoint } from './domain/signed-note.ts';
 
@@ -97,14 +98,12 @@ export function serveWitness(witness: WitnessServer): Server {
 async function answerTo(witness: WitnessServer, request: IncomingMessage): Promise<Answer> {
   if (!request.url?.endsWith('/add-checkpoint')) return { status: 404, body: 'there is only POST /add-checkpoint\n' };
   if (request.method !== 'POST') return { status: 405, body: 'only POST\n' };
-  const chunks: Buffer[] = [];
-  let size = 0;
+  const bytes = new GatheredBytes();
   for await (const chunk of request as AsyncIterable<Buffer>) {
-    size += chunk.length;
-    if (size > MOST_BYTES) return { status: 413, body: `more than ${MOST_BYTES} bytes\n` };
-    chunks.push(chunk);
+    if (bytes.length + chunk.length > MOST_BYTES) return { status: 413, body: `more than ${MOST_BYTES} bytes\n` };
+    bytes.add(chunk);
   }
-  return witness.addCheckpoint(Buffer.concat(chunks).toString('utf8'));
+  return witness.addCheckpoint(bytes.take().toString('utf8'));
 }
 
 /** `old <size>`, the hashes of the proof a line each, an empty line, the checkpoint. */

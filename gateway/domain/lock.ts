@@ -5,8 +5,6 @@
 export type LockMode = 'shared' | 'exclusive';
 export type LockScope = 'call' | 'saga' | 'run';
 
-/** So many things may be locked by one call. */
-export const MOST_LOCKS = 10_000;
 export const MOST_LOCK_CHARACTERS = 1_024;
 /** What covers a name is looked up segment by segment. */
 export const MOST_LOCK_SEGMENTS = 16;

@@ -13,6 +13,7 @@ import {
   listLocks,
   takeLocksLate,
 } from '../ledger/locks.ts';
+import { MOST_NAMES } from '../policy/compile-locks.ts';
 import type { Job } from './job.ts';
 import { type Caller, pause } from './patience.ts';
 import type { Station } from './station.ts';
@@ -36,8 +37,11 @@ export interface Locking {
 export function lockOrderOf(station: Pick<Station, 'sealingKey'>, tool: Tool, call: Locking): LockOrder | undefined {
   if (tool.locks.length === 0) return undefined;
   const hashed = hasher(station.sealingKey);
+  let left = MOST_NAMES;
   const wishes = tool.locks.flatMap((lock, index) => {
     const names = namesOf(tool, index, lock, call, call.args);
+    left -= names.length;
+    if (left < 0) throw tooMany(tool);
     const shown = shownNames(tool, index, lock, call, names);
     return names.map(
       (name, i): LockWish => ({ resource: hashed(name), shown: shown[i] ?? REDACTED, mode: lock.mode, for: lock.for }),
@@ -45,6 +49,13 @@ export function lockOrderOf(station: Pick<Station, 'sealingKey'>, tool: Tool, ca
   });
   const { txn, agent, saga, run } = call;
   return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, wishes };
+}
+
+function tooMany({ name }: Tool): GatewayError {
+  return new GatewayError(
+    'invalid_arguments',
+    `The locks of ${name} cannot be made: more than ${MOST_NAMES} things at once.`,
+  );
 }
 
 function namesOf(tool: Tool, index: number, lock: Lock, { agent, saga, run }: Locking, args: JsonObject): string[] {

@@ -94,7 +94,7 @@ export class Rollbacks {
     const { undos, db } = this.#station;
     for (;;) {
       this.#news.delete(work.id);
-      const { saga, steps } = await undos.read(work.id, work.of);
+      const { saga, steps } = await undos.outline(work.id, work.of);
       if (work.of === 'saga' && saga === undefined) return dropWork(db, work.id);
       if (saga !== undefined && !(await this.#isRollingBack(saga))) return;
       const outlook = unwind(steps, saga?.keep ?? 0, (step) => this.#mannerOf(step));

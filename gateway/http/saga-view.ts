@@ -61,8 +61,8 @@ function dependencies(steps: readonly Step[]): ReadonlyMap<string, readonly stri
   const earlier: string[] = [];
   let loose = new Set<string>();
   for (const { txn, dependsOn } of steps) {
-    const all = steps.length <= MOST_SPELLED_OUT ? [...earlier] : [...loose];
-    const rests = dependsOn ?? all;
+    // Copied only for who rests on all of them, after which few are loose: not for each of thousands that rest on nothing.
+    const rests = dependsOn ?? (steps.length <= MOST_SPELLED_OUT ? [...earlier] : [...loose]);
     found.set(txn, rests);
     if (dependsOn === null) loose = new Set();
     for (const below of rests) loose.delete(below);

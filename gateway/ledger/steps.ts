@@ -1,16 +1,26 @@
 import type { Compensation, Step, UndoState } from '../domain/saga.ts';
 import type { Queryable } from './db.ts';
 
+/** Of an outline it is only known whether an undo has arguments: they may be megabytes a step. */
+export type Extent = 'whole' | 'outline';
+
+const EXTENTS = {
+  whole: { name: 'read-steps', args: 'c.undo_args' },
+  outline: { name: 'outline-steps', args: `case when c.undo_args is not null then '{}' end as undo_args` },
+} as const satisfies Record<Extent, { name: string; args: string }>;
+
 /** The steps of sagas, and single calls, as far as their undoing goes; in no order. */
 export async function readSteps(
   db: Queryable,
   sagas: readonly string[],
   calls: readonly string[],
+  extent: Extent = 'whole',
 ): Promise<readonly (Step & { readonly saga: string | null })[]> {
+  const { name, args } = EXTENTS[extent];
   const rows = await db.run<StepRow>({
-    name: 'read-steps',
-    text: `${STEPS} where c.saga = any($1::uuid[]) and c.ordinal is not null
-      union all ${STEPS} where c.txn = any($2::uuid[])`,
+    name,
+    text: `select ${args}, ${STEPS} where c.saga = any($1::uuid[]) and c.ordinal is not null
+      union all select ${args}, ${STEPS} where c.txn = any($2::uuid[])`,
     values: [sagas, calls],
   });
   return rows.map(toStep);
@@ -53,7 +63,7 @@ interface StepRow {
   u_ms_in_doubt: number | null;
 }
 
-const STEPS = `select c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_args, c.undo_state, c.undo_reason,
+const STEPS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_state, c.undo_reason,
     c.undo_txn, c.undo_tries, c.undo_from, c.waived,
     o.owner is not null or o.due_at is not null as pursued,
     extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,

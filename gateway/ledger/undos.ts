@@ -3,7 +3,7 @@ import type { Saga, Step, UndoState } from '../domain/saga.ts';
 import type { Database } from './db.ts';
 import { GroupCommit } from './group-commit.ts';
 import { readSagas } from './sagas.ts';
-import { readSteps } from './steps.ts';
+import { type Extent, readSteps } from './steps.ts';
 import { addWork, type UndoWork } from './undo-work.ts';
 
 const BATCH = { maxBatch: 64, maxInFlight: 2 };
@@ -31,11 +31,13 @@ export class Undos {
   readonly #db: Database;
   readonly #marks: GroupCommit<UndoMark, boolean>;
   readonly #reads: GroupCommit<UndoWork, Unwinding>;
+  readonly #outlines: GroupCommit<UndoWork, Unwinding>;
 
   constructor(db: Database) {
     this.#db = db;
     this.#marks = new GroupCommit({ ...BATCH, run: (marks) => this.#markAll(marks) });
-    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work) });
+    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, 'whole') });
+    this.#outlines = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, 'outline') });
   }
 
   /** False: somebody else moved it on. */
@@ -45,6 +47,14 @@ export class Undos {
 
   read(id: string, of: UndoWork['of'] = 'saga'): Promise<Unwinding> {
     return this.#reads.submit({ id, of });
+  }
+
+  /**
+   * Enough to tell what to do next, which is asked after every move: that a step's undo has arguments and a tool, and not what
+   * they are. Those may be megabytes a step, and are read with the one step that is started.
+   */
+  outline(id: string, of: UndoWork['of']): Promise<Unwinding> {
+    return this.#outlines.submit({ id, of });
   }
 
   /** One call is to be undone by itself. What failed before is tried again; what is under way or done stays so. */
@@ -118,11 +128,11 @@ export class Undos {
     return marks.map((mark) => done.has(mark.txn));
   }
 
-  async #readAll(work: readonly UndoWork[]): Promise<Unwinding[]> {
+  async #readAll(work: readonly UndoWork[], extent: Extent): Promise<Unwinding[]> {
     const sagas = work.filter(({ of }) => of === 'saga').map(({ id }) => id);
     const calls = work.filter(({ of }) => of === 'call').map(({ id }) => id);
     const found = new Map((sagas.length === 0 ? [] : await readSagas(this.#db, sagas)).map((saga) => [saga.id, saga]));
-    const steps = await readSteps(this.#db, sagas, calls);
+    const steps = await readSteps(this.#db, sagas, calls, extent);
     const bySaga = new Map<string, Step[]>();
     const byTxn = new Map<string, Step>();
     for (const { saga, ...step } of steps) {

@@ -12,6 +12,7 @@ import {
   type Tool,
 } from '../domain/policy.ts';
 import { BUILT_IN } from './built-in.ts';
+import { onOneBudget } from './metering.ts';
 import { openPoll } from './poll.ts';
 
 /**
@@ -150,13 +151,20 @@ type Verdict =
   | { readonly allowed: true; readonly rule: Rule; readonly reason: string }
   | { readonly allowed: false; readonly rule: Rule | undefined; readonly reason: string };
 
-function judge(
+type Judged = readonly [
   agent: Agent,
   toolName: string,
   effect: Tool['effect'] | undefined,
-  { denies, allows }: Candidates,
+  candidates: Candidates,
   scope: Scope,
-): Verdict {
+];
+
+/** A rule that cannot be evaluated any more, because those before it cost all there was, denies like any that cannot. */
+function judge(...judged: Judged): Verdict {
+  return onOneBudget(() => verdictOf(...judged));
+}
+
+function verdictOf(...[agent, toolName, effect, { denies, allows }, scope]: Judged): Verdict {
   for (const rule of denies) {
     if (!fits(rule, effect)) continue;
     const { matched, error } = evaluate(rule, scope);

@@ -3,6 +3,8 @@ import { Ajv2020 } from 'ajv/dist/2020.js';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { Path } from './faults.ts';
 import { compilePattern } from './pattern.ts';
+import { writtenOutSize } from './schema-size.ts';
+import { withinTime } from './watchdog.ts';
 
 /**
  * A tool's own JSON Schema. It is written by a policy's author (or by an MCP server, who is not trusted), and it runs
@@ -12,7 +14,18 @@ export type Check = (args: JsonObject) => readonly string[];
 export type SchemaFault = { readonly path: Path; readonly message: string };
 
 const MOST_FAULTS = 50;
+const MOST_FAULTS_READ = 1_000;
+const MOST_FAULT_CHARACTERS = 1_000;
 const MOST_VALUES_FOR_ALL = 20_000;
+
+/** What a check may take: everybody else waits for it. Telling every fault instead of the first is worth less. */
+const MOST_MS = 100;
+const MOST_MS_FOR_ALL = 25;
+/** Below these a check cannot take more than some ten milliseconds, and nobody needs to watch it. */
+const UNWATCHED_VISITS = 1_000_000;
+const UNWATCHED_STEPS = 5_000_000;
+
+const TOO_LONG = 'the arguments take too long to be checked against the schema of this tool';
 
 type Compiled = { check: Check } | { faults: SchemaFault[] };
 
@@ -55,25 +68,60 @@ function compileAnew(schema: JsonObject): Compiled {
   const faults = visibleFaults(schema);
   if (faults.length > 0) return { faults };
   let first: ValidateFunction;
+  let lightest: number;
   try {
     first = compileSchema(schema, false);
+    lightest = UNWATCHED_VISITS / writtenOutSize(schema);
   } catch (error) {
     return { faults: [{ path: [], message: `not a JSON Schema: ${(error as Error).message.slice(0, 200)}` }] };
   }
   let all: ValidateFunction | undefined;
   const check: Check = (args) => {
     try {
-      if (first(args)) return [];
+      const fit = fits(first, args, lightest);
+      if (fit !== false) return fit ? [] : [TOO_LONG];
       // Every fault of a small body, the first of a huge one: a million faults would be an attack on us.
       if (countValues(args, MOST_VALUES_FOR_ALL) >= MOST_VALUES_FOR_ALL) return sentences(first.errors);
       all ??= compileSchema(schema, true);
-      all(args);
-      return sentences(all.errors ?? first.errors);
+      return sentences(allErrors(all, args) ?? first.errors);
     } catch {
       return ['the arguments are nested too deeply to be checked'];
     }
   };
   return { check };
+}
+
+/** How many steps patterns may still take before somebody watches. */
+let stepsLeft = 0;
+const UNWATCHED = new Error('this has to be watched');
+
+/** Undefined: it could not be told in time. */
+function fits(validate: ValidateFunction, args: JsonObject, lightest: number): boolean | undefined {
+  if (leftAfter(args, lightest) >= 0) {
+    stepsLeft = UNWATCHED_STEPS;
+    try {
+      return validate(args);
+    } catch (error) {
+      if (error !== UNWATCHED) throw error;
+    }
+  }
+  return watched(MOST_MS, validate, args);
+}
+
+/** Undefined when finding them all takes too long: a few bytes may have millions. */
+function allErrors(validate: ValidateFunction, args: JsonObject): ErrorObject[] | null | undefined {
+  return watched(MOST_MS_FOR_ALL, validate, args) === undefined ? undefined : validate.errors;
+}
+
+const ranBefore = new WeakSet<ValidateFunction>();
+
+/** The first run of a large check is mostly its translation into machine code: that alone makes no arguments bad. */
+function watched(ms: number, validate: ValidateFunction, args: JsonObject): boolean | undefined {
+  stepsLeft = Number.POSITIVE_INFINITY;
+  const run = (): boolean => validate(args);
+  const isFirst = !ranBefore.has(validate);
+  ranBefore.add(validate);
+  return withinTime(ms, run) ?? (isFirst ? withinTime(ms, run) : undefined);
 }
 
 const compilers = new Map<string, Ajv>();
@@ -110,7 +158,12 @@ function compileSchema(schema: JsonObject, allErrors: boolean): ValidateFunction
 function patternOf(source: string): { test: (text: string) => boolean; toString: () => string } {
   const pattern = compilePattern(source);
   if ('fault' in pattern) throw new Error(pattern.fault);
-  return { test: pattern.test, toString: () => `/${source}/u` };
+  const test = (text: string): boolean => {
+    stepsLeft -= pattern.steps(text.length);
+    if (stepsLeft < 0) throw UNWATCHED;
+    return pattern.test(text);
+  };
+  return { test, toString: () => `/${source}/u` };
 }
 
 const ONE = [
@@ -173,10 +226,14 @@ function scalarItems(items: Json | undefined): boolean {
 }
 
 function sentences(errors: readonly ErrorObject[] | null | undefined): string[] {
-  const said = new Set((errors ?? []).map(sentence));
-  const list = [...said].slice(0, MOST_FAULTS);
-  if (said.size > MOST_FAULTS) list.push(`and ${said.size - MOST_FAULTS} more`);
-  return list.length > 0 ? list : ['the arguments do not fit the schema'];
+  const said = new Set<string>();
+  const all = errors ?? [];
+  let read = 0;
+  for (; read < Math.min(all.length, MOST_FAULTS_READ) && said.size < MOST_FAULTS; read++) {
+    said.add(sentence(all[read] as ErrorObject).slice(0, MOST_FAULT_CHARACTERS));
+  }
+  if (read < all.length) said.add(`and ${all.length - read} more`);
+  return said.size > 0 ? [...said] : ['the arguments do not fit the schema'];
 }
 
 /** Where and what is wrong; never the value, which may be one that is redacted. */
@@ -208,6 +265,23 @@ function countValues(value: Json, most: number): number {
     }
   }
   return count;
+}
+
+/** What is left after looking at all of a value; less than nothing: it is too large. Text costs little, only its length is counted. */
+function leftAfter(value: Json, most: number, depth = 0): number {
+  if (typeof value === 'string') return most - 1 - (value.length >> 4);
+  if (typeof value !== 'object' || value === null) return most - 1;
+  if (depth > 100) return -1;
+  let left = most - 1;
+  if (Array.isArray(value)) {
+    for (let i = 0; i < value.length && left >= 0; i++) left = leftAfter(value[i] as Json, left, depth + 1);
+    return left;
+  }
+  for (const key in value) {
+    left = leftAfter((value as JsonObject)[key] as Json, left - (key.length >> 4), depth + 1);
+    if (left < 0) return left;
+  }
+  return left;
 }
 
 /** The names an object schema declares, or undefined when it does not say them all in one place. */

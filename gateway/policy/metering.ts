@@ -11,22 +11,38 @@ const BUDGET = 1_000_000;
 const PER_NODE = 4;
 const PER_ELEMENT = 20;
 const PER_ZONE_LOOKUP = 5_000;
+/** What an expression yields is written out, sent and stored: 8 MiB of text are all of the budget. */
+const YIELDED_PER_UNIT = 8;
+const JOINED_PER_UNIT = 16;
 /** `exists` and `||` swallow errors, and making one costs microseconds. */
 const PER_ERROR = 250;
 
 /** Made once: a macro over a long list may throw it for every element that is left. */
 const TOO_COSTLY = new ExpressionError('too costly for arguments of this size');
 
-export class Meter {
-  #left = BUDGET;
+/** Nothing is evaluated while something else is, so one purse does for all. */
+let left = BUDGET;
+let isShared = false;
 
+/** Everything that is evaluated meanwhile has one budget together: many conditions add up, and everybody else waits for all. */
+export function onOneBudget<T>(work: () => T): T {
+  left = BUDGET;
+  isShared = true;
+  try {
+    return work();
+  } finally {
+    isShared = false;
+  }
+}
+
+export class Meter {
   refill(): void {
-    this.#left = BUDGET;
+    if (!isShared) left = BUDGET;
   }
 
   spend(cost: number): void {
-    this.#left -= cost;
-    if (this.#left < 0) throw TOO_COSTLY;
+    left -= cost;
+    if (left < 0) throw TOO_COSTLY;
   }
 
   /** Pays for reading a value through and through; stops as soon as that is more than is left. */
@@ -44,7 +60,12 @@ export class Meter {
 
 /** What the CEL library's nodes have beyond their published type; a test notices if that changes. */
 interface Evaluable {
-  readonly meta: { evaluate: Evaluate };
+  readonly meta: {
+    evaluate: Evaluate;
+    /** Where a macro is carried out instead: `map` by a node of its own, `has` and `bind` by an object. */
+    readonly alternate?: Evaluable;
+    readonly macro?: { evaluate: Evaluate };
+  };
   setMeta(key: 'evaluate', value: Evaluate): void;
 }
 type Evaluate = (evaluator: unknown, node: unknown, context: unknown) => unknown;
@@ -85,8 +106,11 @@ export function boundCost(root: ASTNode): Meter {
 }
 
 function wrap(node: ASTNode, around: (run: Evaluate) => Evaluate): void {
-  const evaluable = node as unknown as Evaluable;
-  evaluable.setMeta('evaluate', around(evaluable.meta.evaluate));
+  const written = node as unknown as Evaluable;
+  const evaluable = written.meta.alternate ?? written;
+  const { macro } = evaluable.meta;
+  if (macro !== undefined) macro.evaluate = around(macro.evaluate);
+  else evaluable.setMeta('evaluate', around(evaluable.meta.evaluate));
 }
 
 /** Nothing but looking at fields and comparing them with literals: linear in the expression, whatever the arguments. */
@@ -126,20 +150,23 @@ function isCheap(node: ASTNode): boolean {
 
 function operandsThatCost(node: ASTNode, meter: Meter): [ASTNode, (value: unknown) => void][] {
   const deep = (value: unknown): void => meter.weigh(value);
+  // Lists know their length; the characters of a text are counted one by one.
+  const countCharacters = (value: unknown): void => meter.spend(lengthOf(value) >> 5);
   if (COMPARES_DEEPLY.has(node.op)) return childrenOf(node).map((child) => [child, deep]);
   if (node.op === 'call') {
     const [name, args] = node.args;
-    if (name === 'size' || name === 'has') return [];
+    if (name === 'has') return [];
+    if (name === 'size') return args.map((arg) => [arg, countCharacters]);
     // The library's duration parser backtracks: the square of the length.
     if (name === 'duration') return args.map((arg) => [arg, (value) => meter.spend(lengthOf(value) ** 2)]);
     return args.map((arg) => [arg, deep]);
   }
   if (node.op !== 'rcall') return [];
   const [name, receiver, args] = node.args;
-  if (name === 'size') return [];
+  if (name === 'size') return [[receiver, countCharacters]];
   if (SEARCHES.has(name) && args[0] !== undefined) return search(name, receiver, args[0], meter);
   if (name.startsWith('get') && args.length > 0) return [[receiver, () => meter.spend(PER_ZONE_LOOKUP)]];
-  if (name === 'join') return [[receiver, deep]];
+  if (name === 'join') return join(receiver, args[0], meter);
   if (name === 'bind') return [];
   // Paid before the loop starts: nothing stops `exists` from trying every element that is left.
   if (LOOPS.has(name)) return [[receiver, (value) => meter.spend(PER_ELEMENT * countOf(value))]];
@@ -162,6 +189,24 @@ function search(name: string, receiver: ASTNode, needle: ASTNode, meter: Meter):
   return [
     [needle, payForNeedle],
     [receiver, payForBoth],
+  ];
+}
+
+/** A short list of short texts is long when what stands between them is: as in `search`, the receiver knows both. */
+function join(receiver: ASTNode, between: ASTNode | undefined, meter: Meter): [ASTNode, (value: unknown) => void][] {
+  let gap = 0;
+  const payForAll = (value: unknown): void => {
+    meter.weigh(value);
+    meter.spend((countOf(value) * gap) / JOINED_PER_UNIT);
+    if (Array.isArray(value)) for (const item of value) meter.spend(lengthOf(item) / JOINED_PER_UNIT);
+  };
+  if (between === undefined) return [[receiver, payForAll]];
+  const note = (value: unknown): void => {
+    gap = lengthOf(value);
+  };
+  return [
+    [between, note],
+    [receiver, payForAll],
   ];
 }
 
@@ -196,7 +241,9 @@ function finite(value: unknown): unknown {
 export function toJson(value: unknown, meter: Meter): Json {
   switch (typeof value) {
     case 'boolean':
+      return value;
     case 'string':
+      meter.spend(value.length / YIELDED_PER_UNIT);
       return value;
     case 'number':
       if (!Number.isFinite(value)) throw new ExpressionError('not a finite number');
@@ -228,7 +275,7 @@ function objectToJson(value: object | null, meter: Meter): Json {
   if (prototype !== Object.prototype && prototype !== null) throw new ExpressionError('not a JSON value');
   const result: Record<string, Json> = {};
   for (const [key, item] of Object.entries(value)) {
-    meter.spend(1);
+    meter.spend(1 + key.length / YIELDED_PER_UNIT);
     result[key] = toJson(item, meter);
   }
   return result;

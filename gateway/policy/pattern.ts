@@ -7,6 +7,8 @@
 export interface Pattern {
   readonly test: (text: string) => boolean;
   readonly longest: number;
+  /** What a test of text of this length takes at worst. */
+  readonly steps: (length: number) => number;
 }
 
 const MOST_STEPS = 20_000_000;
@@ -42,7 +44,11 @@ export function compilePattern(pattern: string): Pattern | { readonly fault: str
     return { fault: 'the pattern could stall the gateway: anchor it with ^, use fewer *, + and {n,m}' };
   }
   const longest = degree === 0 ? Number.MAX_SAFE_INTEGER : Math.floor((MOST_STEPS / cost.factor) ** (1 / degree));
-  return { test: (text) => text.length <= longest && regex.test(text), longest };
+  return {
+    test: (text) => text.length <= longest && regex.test(text),
+    longest,
+    steps: (length) => (length <= longest ? cost.factor * length ** degree : 1),
+  };
 }
 
 /** Reads a pattern that RegExp has already accepted. A string instead of a cost says what is refused. */

@@ -8,7 +8,7 @@ import { classify, HttpAdapter } from '../../adapters/http.ts';
 import { render } from '../../adapters/render.ts';
 import type { Answer, Outcome, SendOptions } from '../../gateway/domain/adapter.ts';
 import { GatewayError } from '../../gateway/domain/errors.ts';
-import type { Json } from '../../gateway/domain/json.ts';
+import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { ExpressionError, type RequestTemplate, type Tool, type Upstream } from '../../gateway/domain/policy.ts';
 import { scrub, scrubber } from '../../gateway/domain/redact.ts';
 import { startUpstream, type Upstream as World } from '../faults/upstream.ts';
@@ -409,6 +409,25 @@ describe('a rendered request', () => {
       },
     });
     expect(() => render(tool({ by: 'nature' }), failing, wish, 'txn')).toThrow(/cannot be built/);
+  });
+
+  it('has a body of bounded length, found out before it is written', () => {
+    const of = (copies: number, args: Json) => {
+      const repeating = template({ body: () => Array.from({ length: copies }, () => args) });
+      return () => render(tool({ by: 'nature' }), repeating, { ...wish, args: args as JsonObject }, 'txn');
+    };
+    const text = 'x'.repeat(100_000);
+    expect(of(80, { text })().body).toHaveLength(80 * 100_012 - 1 + 2);
+    expect(of(200, { text })).toThrow(/cannot be built.*the body is longer than 8388608 characters/);
+    // Three gigabytes: longer than any string can be.
+    expect(of(30_000, { text })).toThrow(GatewayError);
+    // `limits.body` let it in.
+    expect(of(1, { text: 'x'.repeat(9_000_000) })().body).toHaveLength(9_000_013);
+  });
+
+  it('has no more values in its query than can be sent', () => {
+    const many = template({ query: { a: () => Array.from({ length: 20_000 }, () => 'x') } });
+    expect(() => render(tool({ by: 'nature' }), many, wish, 'txn')).toThrow(/path and query are longer than 16384/);
   });
 });
 

@@ -91,7 +91,8 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
     async () => {
       const id = await steps();
       await closeForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
-      return new Undos(db).read(id);
+      const undos = new Undos(db);
+      return [await undos.read(id), await undos.outline(id, 'saga')];
     },
   ],
   [

@@ -80,6 +80,26 @@ describe('steps of a saga', () => {
     const { steps } = await new Undos(db).read(saga);
     expect(steps[0]?.compensation?.detail).toBe('the upstream answered 422');
   });
+
+  it('are outlined without what their undos are called with, however long that is', async () => {
+    const saga = await openSaga();
+    const [due, unknown] = [step(saga), step(saga)];
+    for (const each of [due, unknown]) {
+      await calls.claim(each);
+      await settle(each.txn);
+    }
+    const args = JSON.stringify({ text: 'x'.repeat(700_000) });
+    await database.query(`update calls set undo_state = 'due', undo_args = $2 where txn = $1`, [due.txn, args]);
+    const undos = new Undos(db);
+    const [whole, outline] = [await undos.read(saga), await undos.outline(saga, 'saga')];
+    expect(whole.steps.map(({ undoArgs }) => undoArgs)).toEqual([args, null]);
+    expect(outline.steps.map(({ undoArgs }) => undoArgs)).toEqual(['{}', null]);
+    const timeless = ({ steps }: typeof whole) =>
+      steps.map((each) => ({ ...each, undoArgs: null, msSinceDue: 0, msToNextTry: 0 }));
+    expect(timeless(outline)).toEqual(timeless(whole));
+    const { steps } = await undos.outline(due.txn, 'call');
+    expect(steps.map(({ txn, undoArgs }) => [txn, undoArgs])).toEqual([[due.txn, '{}']]);
+  });
 });
 
 describe('the end of a rollback', () => {

@@ -253,6 +253,17 @@ describe('properties', () => {
   });
 });
 
+test('all the rules of a decision have one budget, and one that is beyond it denies', () => {
+  const slow = (name: string) => `deny: a.get, when: 'args.list.exists(x, x == "${name}")'`;
+  const policies = good(withRules(...Array.from({ length: 40 }, (_, i) => slow(`no-${i}`)), 'allow: a.get'));
+  const decided = (length: number) =>
+    told(decide(policies, agentOf(policies), 'a.get', call({ list: Array.from({ length }, String) })));
+  expect(decided(100)).toBe(`allowed by ${R(41)}`);
+  // Each of them alone could afford it.
+  expect(decided(5_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
+  expect(decided(100)).toBe(`allowed by ${R(41)}`);
+});
+
 test('a decision over 200 rules takes less than 50 µs', () => {
   const many = Array.from({ length: 199 }, (_, index) =>
     index % 4 === 0 ? `deny: "a.*", when: args.x == ${index + 10}` : `allow: "x${index}.*", when: args.x <= ${index}`,

@@ -185,6 +185,7 @@ describe('faults at load', () => {
 describe('cost', () => {
   const large = {
     list: Array.from({ length: 120_000 }, (_, index) => `x${index}`),
+    few: Array.from({ length: 90 }, (_, index) => `x${index}`),
     numbers: Array.from({ length: 200_000 }, (_, index) => index),
     text: 'a'.repeat(500_000),
     needle: `b${'a'.repeat(200_000)}`,
@@ -207,6 +208,11 @@ describe('cost', () => {
     'args.numbers.filter(x, now.getHours("Europe/Berlin") == 1)',
     'cel.bind(a, args.list + args.list, cel.bind(b, a + a, cel.bind(c, b + b, cel.bind(d, c + c, size(d + d)))))',
     '[args, args, args, args, args, args, args, args]',
+    'args.few.map(x, {"to": x, "body": args.text})',
+    'args.few.map(x, args.text)',
+    'args.few.join(args.text)',
+    'size(args.few.join(args.text)) > 3',
+    'size(args.few.map(x, args.text).join()) > 3',
   ])('%s', (source) => {
     const spent = cpuMs(() => expect(() => value(source, { args: large })).toThrow(ExpressionError));
     expect(spent).toBeLessThan(250);
@@ -217,6 +223,10 @@ describe('cost', () => {
     expect(value('args.text.startsWith("aaa") && args.text.contains("aab")', { args: large })).toBe(false);
     expect(value('args.numbers.exists(x, x == 77)', { args: { numbers: large.numbers.slice(0, 40_000) } })).toBe(true);
     expect(value('"x7" in args.list', { args: large })).toBe(true);
+    expect(
+      value('args.few.map(x, {"to": x, "body": args.needle})', { args: { ...large, needle: 'x'.repeat(50_000) } }),
+    ).toHaveLength(90);
+    expect(value('args.text + args.text', { args: large })).toHaveLength(1_000_000);
   });
 });
 

@@ -1,7 +1,8 @@
 import { describe, expect, test } from 'vitest';
-import type { JsonObject } from '../../gateway/domain/json.ts';
+import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { compileInput } from '../../gateway/policy/input.ts';
 import { compilePattern } from '../../gateway/policy/pattern.ts';
+import { writtenOutSize } from '../../gateway/policy/schema-size.ts';
 import { cpuMs } from './example.ts';
 
 function check(schema: JsonObject, args: JsonObject): readonly string[] {
@@ -119,4 +120,74 @@ describe('faults of arguments', () => {
     const deep = JSON.parse(`${'{"l":'.repeat(200_000)}{}${'}'.repeat(200_000)}`) as JsonObject;
     expect(check(tree, deep)).toEqual(['the arguments are nested too deeply to be checked']);
   });
+});
+
+/** With the old checks each of these takes minutes, and everybody waits. */
+describe('a check that would take too long is given up', () => {
+  const TOO_LONG = ['the arguments take too long to be checked against the schema of this tool'];
+  const slow = `${'A'.repeat(4_470)}1A`;
+
+  test('a filter that is tried in every way at every level', () => {
+    const not = { type: 'object', properties: { not: { $ref: '#/$defs/f' } }, required: ['not'] };
+    const noted = { ...not, required: ['not', 'note'] };
+    const schema = {
+      type: 'object',
+      properties: { f: { $ref: '#/$defs/f' } },
+      $defs: { f: { anyOf: [noted, not, { type: 'string' }] } },
+    };
+    const nested = (depth: number, inner: Json): Json =>
+      depth === 0 ? inner : { not: nested(depth - 1, inner), note: 'x' };
+    expect(check(schema, { f: nested(3, 'x') })).toEqual([]);
+    expect(check(schema, { f: nested(60, 5) })).toEqual(TOO_LONG);
+    // Nothing of it is left behind.
+    expect(check(schema, { f: nested(2, 5) })).toContain('args.f.not.not must be string');
+  });
+
+  test.each(['$defs', 'definitions'])('definitions in %s that each use the next one twice', (place) => {
+    const uses = (name: string): JsonObject => ({ $ref: `#/${place}/${name}` });
+    const definitions: Record<string, Json> = { a60: { properties: { x: { type: 'string' } } } };
+    for (let i = 0; i < 60; i++) definitions[`a${i}`] = { allOf: [uses(`a${i + 1}`), uses(`a${i + 1}`)] };
+    expect(check({ type: 'object', [place]: definitions, allOf: [uses('a0')] }, { x: 'a' })).toEqual(TOO_LONG);
+    expect(check({ type: 'object', [place]: definitions, allOf: [uses('a55')] }, { x: 'a' })).toEqual([]);
+  });
+
+  test('many strings that are each within the bounds of a pattern', () => {
+    const schema = { properties: { l: { type: 'array', items: { type: 'string', pattern: '[A-Z]+$' } } } };
+    expect(check(schema, { l: ['A'.repeat(1_000), 'A1A'] })).toEqual([]);
+    expect(check(schema, { l: Array.from({ length: 234 }, () => slow) })).toEqual(TOO_LONG);
+  });
+
+  test('one string under many patterns', () => {
+    const patterns = Array.from({ length: 500 }, () => ({ pattern: '[A-Z]+$' }));
+    const schema = { properties: { s: { type: 'string', allOf: patterns } } };
+    expect(check(schema, { s: 'AB' })).toEqual([]);
+    expect(check(schema, { s: slow })).toEqual(TOO_LONG);
+  });
+
+  test('many values under a large schema', () => {
+    const properties = Object.fromEntries(Array.from({ length: 1_000 }, (_, i) => [`p${i}`, { type: 'string' }]));
+    const schema = { properties: { l: { type: 'array', items: { type: 'object', properties } } } };
+    expect(check(schema, { l: [{ p1: 'x' }, {}] })).toEqual([]);
+    expect(check(schema, { l: Array.from({ length: 300_000 }, () => ({})) })).toEqual(TOO_LONG);
+  });
+
+  test('more faults than can be told', () => {
+    const minimums = Array.from({ length: 100 }, (_, i) => ({ minimum: i + 1 }));
+    const told = check(
+      { properties: { l: { items: { allOf: minimums } } } },
+      { l: Array.from({ length: 15_000 }, () => 0) },
+    );
+    expect(told[0]).toBe('args.l.0 must be >= 1');
+    expect(told.length).toBeLessThanOrEqual(51);
+  });
+});
+
+test('how large a schema is, its references written out', () => {
+  const small = { type: 'string' };
+  expect(writtenOutSize({ a: small })).toBe(3);
+  expect(writtenOutSize({ $defs: { a: small }, p: { $ref: '#/$defs/a' }, q: { $ref: '#/$defs/a' } })).toBe(10);
+  expect(writtenOutSize({ 'a/b': { '~': small }, p: { $ref: '#/a~1b/~0' } })).toBe(7);
+  for (const ref of ['#', '#/p', '#anchor', '#/nowhere']) expect(writtenOutSize({ p: { $ref: ref } })).toBe(Infinity);
+  expect(writtenOutSize({ p: { $dynamicRef: '#/q' }, q: small })).toBe(Infinity);
+  expect(writtenOutSize({ p: { $id: 'other', $ref: '#/q', q: small }, q: small })).toBe(Infinity);
 });

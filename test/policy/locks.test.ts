@@ -2,7 +2,8 @@
 import { describe, expect, it } from 'vitest';
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import { isPrefix, lockFault, prefixesOf } from '../../gateway/domain/lock.ts';
-import { ExpressionError } from '../../gateway/domain/policy.ts';
+import { ExpressionError, type Lock, type Tool } from '../../gateway/domain/policy.ts';
+import { lockOrderOf } from '../../gateway/flow/locking.ts';
 import { compileLock, LOCK_SEES } from '../../gateway/policy/compile-locks.ts';
 
 function compiled(key: string) {
@@ -39,8 +40,10 @@ describe('the names of a lock', () => {
     ['card/${args.card}', { card: '' }, 'empty segment'],
     ['${args.paths}', { paths: ['a/*/b'] }, 'not its last segment'],
     ['${args.paths}', { paths: '*' }, 'everything'],
-    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000'],
-    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'more than 10000'],
+    ['card/${args.cards}', { cards: Array.from({ length: 257 }, String) }, 'more than 256 things at once'],
+    ['${args.cards}', { cards: Array.from({ length: 257 }, String) }, 'more than 256 things at once'],
+    ['${args.a}/${args.a}', { a: Array.from({ length: 17 }, String) }, 'more than 256 things at once'],
+    ['${args.paths}', { paths: ['a', 'a/'.repeat(16).concat('a')] }, 'more than 16 segments'],
   ])('%s cannot be made (%#)', (key, args, told) => {
     const lock = compiled(key);
     expect(() => lock.names(args)).toThrow(ExpressionError);
@@ -56,6 +59,17 @@ describe('the names of a lock', () => {
   ])('%s is a fault when it is loaded', (key, told) => {
     expect(compiled(key).faults.join()).toContain(told);
   });
+});
+
+it('all the locks of a call together are at most so many', () => {
+  const lock: Lock = { keys: ({ args }) => (args?.['cards'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
+  const tool = { name: 't.pay', locks: [lock, lock], redact: [] } as unknown as Tool;
+  const orderOf = (count: number) => {
+    const args = { cards: Array.from({ length: count }, String) };
+    return lockOrderOf({ sealingKey: Buffer.alloc(32) }, tool, { txn: 'x', agent: 'a', args, saga: null, run: null });
+  };
+  expect(orderOf(128)?.wishes).toHaveLength(256);
+  expect(() => orderOf(129)).toThrow('The locks of t.pay cannot be made: more than 256 things at once.');
 });
 
 it('a name is covered by the prefixes above it', () => {

@@ -1,0 +1,37 @@
+import { expect, it } from 'vitest';
+import type { Saga, Step } from '../../gateway/domain/saga.ts';
+import { sagaView } from '../../gateway/http/saga-view.ts';
+
+function step(ordinal: number, dependsOn: readonly string[] | null): Step {
+  const unmoved = { undo: null, undoArgs: null, undoState: 'none', undoReason: null, undoTxn: null };
+  return { txn: `t${ordinal}`, tool: 't', state: 'succeeded', ordinal, dependsOn, ...unmoved } as unknown as Step;
+}
+
+function viewOf(steps: readonly Step[]): { txn: string; dependsOn: string[] }[] {
+  const saga = {
+    id: 's',
+    state: 'open',
+    createdAt: new Date(0),
+    expiresAt: null,
+    endedAt: null,
+    tainted: null,
+    savepoints: [],
+  };
+  const view = sagaView({ saga: saga as unknown as Saga, steps }, false);
+  return view['steps'] as unknown as { txn: string; dependsOn: string[] }[];
+}
+
+// It copied what was loose for every step: a minute for these, in which nobody else was served.
+it('a saga of very many steps that rest on nothing is shown at once', { timeout: 20_000 }, () => {
+  const count = 100_000;
+  const loose = Array.from({ length: count }, (_, i) => step(i + 1, []));
+  const shown = viewOf([...loose, step(count + 1, null), step(count + 2, ['t7']), step(count + 3, null)]);
+  expect(shown[count - 1]?.dependsOn).toEqual([]);
+  expect(shown[count]?.dependsOn).toHaveLength(count);
+  expect(shown[count + 2]?.dependsOn).toEqual([`t${count + 1}`, `t${count + 2}`]);
+});
+
+it('a short one says all that each step rests on', () => {
+  const shown = viewOf([step(1, []), step(2, null), step(3, ['t1']), step(4, null)]);
+  expect(shown.map(({ dependsOn }) => dependsOn)).toEqual([[], ['t1'], ['t1'], ['t1', 't2', 't3']]);
+});

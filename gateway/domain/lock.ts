@@ -5,9 +5,15 @@
 export type LockMode = 'shared' | 'exclusive';
 export type LockScope = 'call' | 'saga' | 'run';
 
-export const MOST_LOCK_CHARACTERS = 1_024;
-/** What covers a name is looked up segment by segment. */
+/** So many things may be locked by one call. */
+export const MOST_LOCKS = 10_000;
+/**
+ * What covers a name is looked up segment by segment, and whoever locks anything else waits meanwhile: so many segments a name
+ * may have, and so many all the names of a call together.
+ */
 export const MOST_LOCK_SEGMENTS = 16;
+export const MOST_SEGMENTS_OF_A_CALL = 40_000;
+export const MOST_LOCK_CHARACTERS = 1_024;
 
 /** What is wrong with a name; undefined: nothing. */
 export function lockFault(name: string): string | undefined {

@@ -3,6 +3,7 @@ import type { PreparedRequest } from '../domain/adapter.ts';
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
+import { MOST_LOCKS, MOST_SEGMENTS_OF_A_CALL } from '../domain/lock.ts';
 import { ExpressionError, type Lock, type Tool } from '../domain/policy.ts';
 import { pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import {
@@ -13,7 +14,6 @@ import {
   listLocks,
   takeLocksLate,
 } from '../ledger/locks.ts';
-import { MOST_NAMES } from '../policy/compile-locks.ts';
 import type { Job } from './job.ts';
 import { type Caller, pause } from './patience.ts';
 import type { Station } from './station.ts';
@@ -37,11 +37,15 @@ export interface Locking {
 export function lockOrderOf(station: Pick<Station, 'sealingKey'>, tool: Tool, call: Locking): LockOrder | undefined {
   if (tool.locks.length === 0) return undefined;
   const hashed = hasher(station.sealingKey);
-  let left = MOST_NAMES;
+  let locks = 0;
+  let segments = 0;
   const wishes = tool.locks.flatMap((lock, index) => {
     const names = namesOf(tool, index, lock, call, call.args);
-    left -= names.length;
-    if (left < 0) throw tooMany(tool);
+    locks += names.length;
+    for (const name of names) segments += name.split('/').length;
+    if (locks > MOST_LOCKS) throw tooMany(tool, `${MOST_LOCKS} things at once`);
+    if (segments > MOST_SEGMENTS_OF_A_CALL)
+      throw tooMany(tool, `${MOST_SEGMENTS_OF_A_CALL} segments in all their names`);
     const shown = shownNames(tool, index, lock, call, names);
     return names.map(
       (name, i): LockWish => ({ resource: hashed(name), shown: shown[i] ?? REDACTED, mode: lock.mode, for: lock.for }),
@@ -51,11 +55,8 @@ export function lockOrderOf(station: Pick<Station, 'sealingKey'>, tool: Tool, ca
   return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, wishes };
 }
 
-function tooMany({ name }: Tool): GatewayError {
-  return new GatewayError(
-    'invalid_arguments',
-    `The locks of ${name} cannot be made: more than ${MOST_NAMES} things at once.`,
-  );
+function tooMany({ name }: Tool, most: string): GatewayError {
+  return new GatewayError('invalid_arguments', `The locks of ${name} cannot be made: more than ${most}.`);
 }
 
 function namesOf(tool: Tool, index: number, lock: Lock, { agent, saga, run }: Locking, args: JsonObject): string[] {

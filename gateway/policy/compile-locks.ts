@@ -1,15 +1,9 @@
 import type { Json } from '../domain/json.ts';
-import { lockFault } from '../domain/lock.ts';
+import { lockFault, MOST_LOCKS } from '../domain/lock.ts';
 import { type Expression, ExpressionError, type Lock } from '../domain/policy.ts';
 import { compileExpression, type Variable } from './expressions.ts';
 import type { LockFile } from './schema.ts';
 import { splitTemplate, type TemplateSite } from './template.ts';
-
-/**
- * So many things may be locked by one call. Each costs a hash and a look in the ledger for every segment of its name: ten
- * thousand of them kept everybody waiting for seconds.
- */
-export const MOST_NAMES = 256;
 
 export const LOCK_SEES: readonly Variable[] = ['args', 'agent', 'saga', 'run'];
 
@@ -38,7 +32,7 @@ function compileKeys(template: string, site: TemplateSite): Expression<string[]>
     let names = [''];
     for (const piece of pieces) {
       const values = typeof piece === 'string' ? [piece] : listOf(piece(scope), template).map(segment);
-      if (names.length * values.length > MOST_NAMES) throw tooMany();
+      if (names.length * values.length > MOST_LOCKS) throw tooMany();
       names = names.flatMap((name) => values.map((value) => name + value));
     }
     return names.map(checked);
@@ -55,7 +49,7 @@ function compilePart(part: { readonly expression: string; readonly offset: numbe
 
 function listOf(value: Json, template: string): string[] {
   const items = Array.isArray(value) ? (value as readonly Json[]) : [value];
-  if (items.length > MOST_NAMES) throw tooMany();
+  if (items.length > MOST_LOCKS) throw tooMany();
   return items.map((item) => {
     if (typeof item === 'string') return item;
     if (typeof item === 'number' || typeof item === 'boolean') return String(item);
@@ -74,5 +68,5 @@ function checked(name: string): string {
 }
 
 function tooMany(): ExpressionError {
-  return new ExpressionError(`more than ${MOST_NAMES} things at once`);
+  return new ExpressionError(`more than ${MOST_LOCKS} things at once`);
 }

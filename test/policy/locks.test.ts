@@ -40,9 +40,9 @@ describe('the names of a lock', () => {
     ['card/${args.card}', { card: '' }, 'empty segment'],
     ['${args.paths}', { paths: ['a/*/b'] }, 'not its last segment'],
     ['${args.paths}', { paths: '*' }, 'everything'],
-    ['card/${args.cards}', { cards: Array.from({ length: 257 }, String) }, 'more than 256 things at once'],
-    ['${args.cards}', { cards: Array.from({ length: 257 }, String) }, 'more than 256 things at once'],
-    ['${args.a}/${args.a}', { a: Array.from({ length: 17 }, String) }, 'more than 256 things at once'],
+    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
+    ['${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
+    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'more than 10000 things at once'],
     ['${args.paths}', { paths: ['a', 'a/'.repeat(16).concat('a')] }, 'more than 16 segments'],
   ])('%s cannot be made (%#)', (key, args, told) => {
     const lock = compiled(key);
@@ -61,15 +61,24 @@ describe('the names of a lock', () => {
   });
 });
 
-it('all the locks of a call together are at most so many', () => {
-  const lock: Lock = { keys: ({ args }) => (args?.['cards'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
+describe('all the locks of a call together', () => {
+  const lock: Lock = { keys: ({ args }) => (args?.['names'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
   const tool = { name: 't.pay', locks: [lock, lock], redact: [] } as unknown as Tool;
-  const orderOf = (count: number) => {
-    const args = { cards: Array.from({ length: count }, String) };
+  const orderOf = (count: number, name: (i: number) => string) => {
+    const args = { names: Array.from({ length: count }, (_, i) => name(i)) };
     return lockOrderOf({ sealingKey: Buffer.alloc(32) }, tool, { txn: 'x', agent: 'a', args, saga: null, run: null });
   };
-  expect(orderOf(128)?.wishes).toHaveLength(256);
-  expect(() => orderOf(129)).toThrow('The locks of t.pay cannot be made: more than 256 things at once.');
+
+  it('are at most so many', () => {
+    expect(orderOf(5_000, String)?.wishes).toHaveLength(10_000);
+    expect(() => orderOf(5_001, String)).toThrow('The locks of t.pay cannot be made: more than 10000 things at once.');
+  });
+
+  it('have at most so many segments', () => {
+    const deep = (i: number) => `a/b/c/d/e/f/g/${i}`;
+    expect(orderOf(2_500, deep)?.wishes).toHaveLength(5_000);
+    expect(() => orderOf(2_501, deep)).toThrow('more than 40000 segments in all their names');
+  });
 });
 
 it('a name is covered by the prefixes above it', () => {

@@ -30,9 +30,18 @@ export class Listener {
   }
 
   /** The first event that satisfies a condition, now or later. */
-  async until(condition: (event: Heard) => boolean): Promise<Heard> {
+  until(condition: (event: Heard) => boolean): Promise<Heard> {
+    return this.#waitFor(() => this.events.find(condition));
+  }
+
+  /** Resolves when it was told this much. */
+  async hearing(count: number): Promise<void> {
+    await this.#waitFor(() => this.events[count - 1]);
+  }
+
+  async #waitFor(look: () => Heard | undefined): Promise<Heard> {
     for (const from = performance.now(); performance.now() - from < 20_000; await sleep(20)) {
-      const found = this.events.find(condition);
+      const found = look();
       if (found !== undefined) return found;
       if (this.isOver) break;
     }

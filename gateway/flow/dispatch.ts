@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Answer, Outcome } from '../domain/adapter.ts';
+import type { Outcome } from '../domain/adapter.ts';
 import type { CallEvent } from '../domain/call.ts';
-import type { ErrorCode } from '../domain/errors.ts';
 import { backoff, conclude, nextStep, type Step } from '../domain/next-step.ts';
 import { readTrace, type Stint } from '../domain/watch.ts';
 import { postpone } from '../ledger/custody.ts';
@@ -13,6 +12,7 @@ import { Caller, pause } from './patience.ts';
 import { redactAnswer, resultOf } from './payload.ts';
 import { probe } from './probe.ts';
 import { describe, type Ending, event, Recorder } from './record.ts';
+import { deny, settleAnswer, settleFailure, settleSatisfied } from './settle.ts';
 import type { Station } from './station.ts';
 import { frozenFor } from './switching.ts';
 import { undoOf } from './undo.ts';
@@ -115,7 +115,7 @@ export class Dispatch {
             break;
           }
           const approved = job.approved && job.unresolved === 0 ? await this.#askApproval(job) : NOT_ASKED;
-          if (approved.why !== undefined) return this.#deny(job, approved.why);
+          if (approved.why !== undefined) return deny(this.#recorder, job, approved.why);
           if (!job.attemptOpen) {
             const bar = await this.#recorder.insist(job, () => lockLate(this.#station, job));
             if (bar !== undefined) return this.#barred(job, bar);
@@ -123,7 +123,7 @@ export class Dispatch {
           if (job.tool.observe !== undefined && job.attempt === 0) {
             const observed = await observe(this.#station, job);
             this.#station.reach('observed');
-            if (observed.satisfied === true) return this.#settleSatisfied(job, observed.answer);
+            if (observed.satisfied === true) return settleSatisfied(this.#recorder, job, observed.answer);
             if (observed.satisfied === undefined) {
               blind += 1;
               last = { kind: 'not_sent', detail: `what it would change could not be observed: ${observed.detail}` };
@@ -169,7 +169,7 @@ export class Dispatch {
         case 'release':
           return this.#recorder.release(job, last);
         case 'fail':
-          return this.#settleFailure(job, last);
+          return settleFailure(this.#recorder, job, last);
       }
     }
   }
@@ -227,38 +227,10 @@ export class Dispatch {
   async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, stint: Stint): Promise<Ending> {
     const settling = this.#station.watch.begin('settle', about(job), stint);
     try {
-      return await this.#settleAs(job, state, outcome);
+      return await settleAnswer(this.#recorder, job, state, outcome);
     } finally {
       settling.end();
     }
-  }
-
-  #settleAs(job: Job, state: 'succeeded' | 'failed', outcome: Outcome): Promise<Ending> {
-    const answer = 'answer' in outcome ? outcome.answer : undefined;
-    if (state === 'failed')
-      return this.#recorder.settle(job, 'failed', answer, {
-        outcome: 'refused',
-        evidence: 'answer',
-        problem: 'tool_failed',
-      });
-    if (outcome.kind === 'ok' && outcome.wantsInput === true) {
-      // The tool has done nothing yet but ask: there is nothing to undo.
-      job.undoArguments = null;
-      return this.#recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
-    }
-    const evidence = job.unresolved > 0 ? 'same_key' : 'answer';
-    return outcome.kind === 'ok_body_lost'
-      ? this.#recorder.settle(job, 'succeeded', answer, {
-          outcome: 'body_unavailable',
-          evidence,
-          detail: outcome.detail,
-        })
-      : this.#recorder.settle(job, 'succeeded', answer, { outcome: 'answered', evidence });
-  }
-
-  #deny(job: Job, detail: string): Promise<Ending> {
-    const end = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
-    return this.#recorder.settle(job, 'failed', undefined, end);
   }
 
   /** It cannot be sent because of what it must lock: not now, or not at all. */
@@ -266,7 +238,7 @@ export class Dispatch {
     if (bar === 'elsewhere') return { as: 'elsewhere' };
     if (!isLocked(bar)) {
       if (job.unresolved > 0) return this.#recorder.park(job, null, bar.why, undefined);
-      return this.#deny(job, bar.why);
+      return deny(this.#recorder, job, bar.why);
     }
     const { db } = this.#station;
     await this.#recorder.insist(job, () => postpone(db, job.txn, job.owner, LOCKED_RECHECK_MS));
@@ -302,13 +274,6 @@ export class Dispatch {
     return nextStep(factsOf(job), job.tool, true);
   }
 
-  /** The world is as asked already: nothing is sent, and there is nothing to undo. */
-  #settleSatisfied(job: Job, answer: Answer): Promise<Ending> {
-    job.undoArguments = null;
-    const end = { outcome: 'already_satisfied', evidence: 'probe', seenOnly: true } as const;
-    return this.#recorder.settle(job, 'succeeded', answer, end);
-  }
-
   /**
    * A step that was on the wire when its saga was rolled back, and was not sent after all, learns it here; and so does a call
    * whose run was taken over. The ledger would refuse its next attempt in any case.
@@ -320,33 +285,13 @@ export class Dispatch {
     return job.unresolved === 0 ? job.recalled : job.fenced;
   }
 
-  /** Known not to have happened, and no attempt left. */
-  #settleFailure(job: Job, last: Outcome | undefined): Promise<Ending> {
-    const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
-    job.unresolved = 0;
-    return this.#recorder.settle(job, 'failed', answer, {
-      outcome: 'no_effect',
-      evidence: 'gateway',
-      problem: job.recalled
-        ? withdrawnAs(job)
-        : job.attempt === 0 || last?.kind === 'not_sent'
-          ? 'unavailable'
-          : 'tool_failed',
-      detail: job.recalled
-        ? `its ${job.fenced ? 'run was taken over' : 'saga was rolled back'} before it was sent`
-        : job.attempt === 0 && last === undefined
-          ? 'it could not be sent in time'
-          : describe(last),
-    });
-  }
-
   /**
    * A fault of ours in the middle of a call, or its upstream vanished from the policies. While this process lives nobody
    * else looks at its calls, so it must not keep this one: what was open is unknown, and recovery looks again later.
    */
   #stumble(job: Job): Promise<Ending> {
     const why = 'the gateway itself failed while it carried this call';
-    if (job.kind === 'read') return this.#settleFailure(job, { kind: 'ambiguous', detail: why });
+    if (job.kind === 'read') return settleFailure(this.#recorder, job, { kind: 'ambiguous', detail: why });
     if (job.attempt === 0) return this.#recorder.handBack(job, STUMBLED_RECHECK_MS);
     closeAttempt(job, job.attemptOpen);
     return this.#recorder.park(job, job.tool.retry.maxMs, why, undefined);
@@ -358,7 +303,7 @@ export class Dispatch {
     if (job.unresolved === 0 && this.#station.switches.recalls(job.txn)) {
       // The ledger knows whether this claim is meant, or an earlier one of the same txn that was given up.
       job.recalled = (await this.#recorder.insist(job, () => this.#station.calls.read(job.txn)))?.recalled === true;
-      return job.recalled ? this.#settleFailure(job, last) : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
+      return job.recalled ? settleFailure(this.#recorder, job, last) : this.#recorder.handBack(job, FROZEN_RECHECK_MS);
     }
     const frozen = frozenFor(this.#station, job);
     if (frozen === undefined) return this.#recorder.handBack(job);
@@ -395,10 +340,6 @@ const FROZEN_RECHECK_MS = 1_000;
 function afterBlindLook(job: Job, times: number): Step {
   if (times < job.tool.retry.attempts) return { do: 'send', afterMs: backoff(job.tool.retry, times) };
   return factsOf(job).bound ? { do: 'fail' } : { do: 'release' };
-}
-
-function withdrawnAs({ fenced }: Job): ErrorCode {
-  return fenced ? 'fenced' : 'saga_closed';
 }
 
 function closeAttempt(job: Job, unknown: boolean): void {

@@ -1,0 +1,60 @@
+import type { Answer, Outcome } from '../domain/adapter.ts';
+import type { Job } from './job.ts';
+import { describe, type Ending, type Recorder } from './record.ts';
+
+/** How a call ends, by what is known of its last attempt. Each is one settlement, T2; what a crash leaves is told there. */
+
+/** What was sent was answered, and the answer leaves no doubt. */
+export function settleAnswer(
+  recorder: Recorder,
+  job: Job,
+  state: 'succeeded' | 'failed',
+  outcome: Outcome,
+): Promise<Ending> {
+  const answer = 'answer' in outcome ? outcome.answer : undefined;
+  if (state === 'failed')
+    return recorder.settle(job, 'failed', answer, { outcome: 'refused', evidence: 'answer', problem: 'tool_failed' });
+  if (outcome.kind === 'ok' && outcome.wantsInput === true) {
+    // The tool has done nothing yet but ask: there is nothing to undo.
+    job.undoArguments = null;
+    return recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
+  }
+  const evidence = job.unresolved > 0 ? 'same_key' : 'answer';
+  if (outcome.kind !== 'ok_body_lost')
+    return recorder.settle(job, 'succeeded', answer, { outcome: 'answered', evidence });
+  const { detail } = outcome;
+  return recorder.settle(job, 'succeeded', answer, { outcome: 'body_unavailable', evidence, detail });
+}
+
+/** The world is as asked already: nothing is sent, and there is nothing to undo. */
+export function settleSatisfied(recorder: Recorder, job: Job, answer: Answer): Promise<Ending> {
+  job.undoArguments = null;
+  const end = { outcome: 'already_satisfied', evidence: 'probe', seenOnly: true } as const;
+  return recorder.settle(job, 'succeeded', answer, end);
+}
+
+/** Nothing of it was sent, and nothing may be. */
+export function deny(recorder: Recorder, job: Job, detail: string): Promise<Ending> {
+  const end = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
+  return recorder.settle(job, 'failed', undefined, end);
+}
+
+/** Known not to have happened, and no attempt left. */
+export function settleFailure(recorder: Recorder, job: Job, last: Outcome | undefined): Promise<Ending> {
+  const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
+  job.unresolved = 0;
+  return recorder.settle(job, 'failed', answer, { outcome: 'no_effect', evidence: 'gateway', ...whyFailed(job, last) });
+}
+
+function whyFailed(job: Job, last: Outcome | undefined) {
+  if (job.recalled)
+    return job.fenced
+      ? ({ problem: 'fenced', detail: 'its run was taken over before it was sent' } as const)
+      : ({ problem: 'saga_closed', detail: 'its saga was rolled back before it was sent' } as const);
+  const isUnsent = job.attempt === 0 || last?.kind === 'not_sent';
+  const isLate = job.attempt === 0 && last === undefined;
+  return {
+    problem: isUnsent ? 'unavailable' : 'tool_failed',
+    detail: isLate ? 'it could not be sent in time' : describe(last),
+  } as const;
+}

@@ -20,6 +20,7 @@ import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
 import { StdioWire } from './mcp-stdio.ts';
 import { type Ended, readMessage } from './mcp-wire.ts';
+import { Place } from './place.ts';
 import { withField } from './render.ts';
 
 /**
@@ -31,18 +32,18 @@ import { withField } from './render.ts';
 export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #peer: McpPeer;
-  readonly #base: string;
+  readonly #place: Place;
   /** Takes its credentials out of what it says. */
   readonly #scrub: (text: string) => string;
   /** Resources that are listened for; the empty name stands for the lists. */
   readonly #watched = new Set<string>();
   #isClosed = false;
 
-  constructor(upstream: Upstream) {
+  constructor(upstream: Upstream, key: Buffer) {
     this.#upstream = upstream;
     this.#scrub = scrubber(upstream.secrets);
     const { url, command } = upstream;
-    this.#base = this.#scrub(url ?? command?.join(' ') ?? '');
+    this.#place = new Place(url ?? command?.join(' ') ?? '', this.#scrub, key);
     this.#peer = new McpPeer(
       url === undefined ? new StdioWire(command ?? [], upstream.env ?? {}) : new HttpWire(upstream, url),
     );
@@ -66,7 +67,7 @@ export class McpAdapter implements Adapter {
       ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
     };
     return {
-      base: this.#base,
+      base: this.#place.written,
       method: 'tools/call',
       path: String(params['name']),
       headers,
@@ -75,8 +76,12 @@ export class McpAdapter implements Adapter {
     };
   }
 
+  isAt(base: string | undefined): boolean {
+    return this.#place.is(base);
+  }
+
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
-    if (request.base !== this.#base) {
+    if (!this.isAt(request.base)) {
       const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
       return { kind: 'not_sent', detail, refusedHere: true };
     }

@@ -151,7 +151,7 @@ describe('one exchange', () => {
   });
   const tool = { name: 't', upstream: 'u', noEffect: DEFAULT_NO_EFFECT, maxResultBytes: 1_000 } as unknown as Tool;
   const make = (more: Partial<Upstream> = {}) => {
-    const adapter = new HttpAdapter(upstream(more));
+    const adapter = new HttpAdapter(upstream(more), Buffer.alloc(32));
     adapters.push(adapter);
     return adapter;
   };

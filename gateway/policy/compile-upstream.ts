@@ -31,6 +31,13 @@ export function isGatewaysOwn(header: string): boolean {
   return MESSAGE_HEADERS.has(lower) || lower.startsWith('oncegate-');
 }
 
+/** Headers that say how a message is written or read: their words stand in answers too, and are no credential. */
+const PLAIN_HEADERS = new Set(['accept', 'cache-control', 'origin', 'pragma', 'prefer', 'user-agent']);
+
+function isPlain(lower: string): boolean {
+  return PLAIN_HEADERS.has(lower) || /^accept-|^content-(type|language|encoding)$|-version$/.test(lower);
+}
+
 const LEAST_SECRET = 6;
 const MOST_TIMEOUT = 24 * 3_600_000;
 
@@ -67,7 +74,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     if (lower in headers) fault(`${header} is there twice`);
     if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text)) fault(`the value of ${header} holds characters no header may have`);
     headers[lower] = text;
-    keepSecret([...values, text]);
+    keepSecret(values.length > 0 || !isPlain(lower) ? [...values, text] : []);
   }
   const timeoutMs = value.timeout === undefined ? UPSTREAM_DEFAULTS.timeoutMs : milliseconds(value.timeout);
   if (timeoutMs > MOST_TIMEOUT) report.fault(at(place, 'timeout'), 'a timeout is at most 24h');

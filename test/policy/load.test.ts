@@ -165,6 +165,13 @@ describe('keys and secrets', () => {
     },
   );
 
+  test('how a message is written is no secret, unless the environment fills it in', () => {
+    const headers =
+      '{ Accept: application/json, accept-language: en-GB-oxendict, content-type: application/json, user-agent: oncegate-demo, api-version: 2026-07-28, x-api-key: literal-key, prefer: "tenant=${env.S}" }';
+    const u = good(`upstreams:\n  u: { adapter: http, url: "http://x", headers: ${headers} }\n`, { S: 'a-tenant' });
+    expect(u.upstreams.get('u')?.secrets).toEqual(['tenant=a-tenant', 'literal-key', 'a-tenant']);
+  });
+
   test('what the environment adds to a command is a secret', () => {
     const yaml = 'upstreams:\n  u: { adapter: mcp, command: [node, server.mjs, "--token=${env.S}", "${env.PORT}"] }\n';
     const u = good(yaml, { S: 'a-secret-token', PORT: '8080' }).upstreams.get('u');

@@ -80,6 +80,8 @@ describe('a server over HTTP', () => {
   });
 });
 
+const LARGE = 'x'.repeat(1_000_000);
+
 describe('a server over standard streams', () => {
   const wireOf = (script: string) => {
     const wire = new StdioWire([process.execPath, '-e', script], {});
@@ -145,13 +147,46 @@ describe('a server over standard streams', () => {
 
   it('that does not read is sent no more than it may keep waiting, and is stopped in the end', async () => {
     const wire = wireOf('setInterval(() => {}, 1000)');
-    const sent = Array.from({ length: 20 }, (_, i) => wire.exchange(outgoing(`m${i}`, 'x'.repeat(1_000_000))));
-    expect(await sent.at(-1)).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
+    const sent = Array.from({ length: 5 }, (_, i) => wire.exchange(outgoing(`m${i}`, LARGE)));
+    const more = Array.from({ length: 15 }, (_, i) => wire.exchange({ ...outgoing(`n${i}`, LARGE), timeoutMs: 400 }));
+    for (const one of more)
+      expect(await one).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
     const first = await Promise.race([sent[0], 'is on its way']);
     expect(first).toBe('is on its way');
+    const waits = wire.exchange(outgoing('waits', LARGE));
     const later = performance.now() + 11_000;
     const clock = vi.spyOn(performance, 'now').mockReturnValue(later);
     await wire.exchange(outgoing('later')).finally(() => clock.mockRestore());
     expect(await sent[0]).toMatchObject({ as: 'lost', detail: expect.stringContaining('SIGKILL') });
+    expect(await waits).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('ended') });
+  });
+
+  it('that reads is sent everything, however much is asked of it at once', async () => {
+    const wire = wireOf(`
+      require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+        const { id, params } = JSON.parse(line);
+        console.log(JSON.stringify({ jsonrpc: '2.0', id, result: { length: params.text.length } }));
+      });`);
+    const ids = Array.from({ length: 40 }, (_, i) => `m${i}`);
+    const all = await Promise.all(ids.map((id) => wire.exchange(outgoing(id, LARGE))));
+    for (const [i, one] of all.entries())
+      expect(one).toMatchObject({ as: 'answered', response: { id: ids[i], result: { length: LARGE.length } } });
+  });
+
+  it('that reads late is sent what waited while there still is time for its answer', async () => {
+    const wire = wireOf(`
+      setTimeout(() => require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+        console.log(JSON.stringify({ jsonrpc: '2.0', id: JSON.parse(line).id, result: {} }));
+      }), 1_000);`);
+    const sent = Array.from({ length: 5 }, (_, i) => wire.exchange(outgoing(`m${i}`, LARGE)));
+    let asked = 0;
+    const maySend = () => {
+      asked += 1;
+      return true;
+    };
+    const waits = wire.exchange({ ...outgoing('waits', LARGE), maySend });
+    expect(asked).toBe(0);
+    for (const one of [...sent, waits]) expect(await one).toMatchObject({ as: 'answered' });
+    expect(asked).toBe(1);
   });
 });

@@ -70,6 +70,57 @@ describe('a server over HTTP', () => {
     expect(sent).toBeLessThan(20_000_000);
   });
 
+  const progress = JSON.stringify({
+    jsonrpc: '2.0',
+    method: 'notifications/progress',
+    params: { message: 'x'.repeat(9_000) },
+  });
+  it.each([
+    ['as a stream', 'text/event-stream', (text: string) => `data: ${text}\n\n`],
+    ['line by line', 'application/json', (text: string) => `${text}\n`],
+  ])('that tells of a call without end, %s, is heard as far as its answer may be long', async (_, type, written) => {
+    const { peer } = await peerOf(async ({ id }, response) => {
+      response.writeHead(200, { 'content-type': type });
+      for (let i = 0; i < 1_000; i += 10)
+        await new Promise((resolve) => response.write(written(progress).repeat(10), resolve));
+      // A chunk of its own, as a server that does something between the two would send it.
+      setTimeout(() => response.end(written(JSON.stringify(result(id, {})))), 100);
+    });
+    let heard = 0;
+    const tell = () => {
+      heard += 1;
+    };
+    const ask = () => Promise.reject(new Error('not asked'));
+    const follower = { era: 'modern', capabilities: {}, meta: {}, tell, ask } as const;
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 1_000_000, follower };
+    expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
+    expect(heard).toBeGreaterThan(100);
+    expect(heard).toBeLessThan(120);
+  });
+
+  it.each([
+    ['as a stream', 'text/event-stream', 'lost', (text: string) => `data: ${text}\n\n`],
+    ['as it is', 'application/json', 'status', (text: string) => text],
+  ])('that answers more than it may, %s, has not answered', async (_, type, as, written) => {
+    const { peer } = await peerOf(({ id }, response) => {
+      response.writeHead(200, { 'content-type': type });
+      response.end(written(JSON.stringify(result(id, { text: 'ä'.repeat(5_010) }))));
+    });
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 10_000 };
+    expect(await peer.request(asked)).toMatchObject({ as });
+  });
+
+  it('that told very much news is listened to anew, so that what it tells next is heard', async () => {
+    const { peer } = await peerOf((_message, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      const more = () => response.destroyed || response.write(`data: ${progress}\n\n`.repeat(500), more);
+      more();
+    });
+    const began = performance.now();
+    await peer.listen({}, 5_000, 50_000);
+    expect(performance.now() - began).toBeLessThan(40_000);
+  });
+
   it('is called though everything that is read from it hangs', async () => {
     const { peer } = await peerOf(({ id, method }, response) => {
       if (method === 'tools/call') response.end(JSON.stringify(result(id, {})));

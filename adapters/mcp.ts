@@ -160,9 +160,15 @@ export class McpAdapter implements Adapter {
   /** Hears of changes of one resource too. */
   async watch(uri: string): Promise<void> {
     if (this.#watched.has(uri) || this.#watched.size >= MOST_WATCHED) return;
-    if (!(await this.#peer.isModern(this.#upstream.timeoutMs))) await this.ask('resources/subscribe', { uri });
-    else void this.#listen({ resourceSubscriptions: [uri] });
+    // Before the first wait: however many ask at once, there are no more of them.
     this.#watched.add(uri);
+    try {
+      if (!(await this.#peer.isModern(this.#upstream.timeoutMs))) await this.ask('resources/subscribe', { uri });
+      else void this.#listen({ resourceSubscriptions: [uri] });
+    } catch (error) {
+      this.#watched.delete(uri);
+      throw error;
+    }
   }
 
   async #listen(notifications: JsonObject): Promise<void> {

@@ -3,6 +3,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, describe, expect, it, vi } from 'vitest';
+import { McpAdapter } from '../../adapters/mcp.ts';
 import { HttpWire } from '../../adapters/mcp-http.ts';
 import { McpPeer } from '../../adapters/mcp-peer.ts';
 import { StdioWire } from '../../adapters/mcp-stdio.ts';
@@ -128,6 +129,54 @@ describe('a server over HTTP', () => {
     const asked = { params: {}, timeoutMs: 5_000 };
     for (let i = 0; i < 200; i += 1) void peer.request({ ...asked, id: `r${i}`, method: 'resources/read' });
     expect(await peer.request({ ...asked, id: 'c', method: 'tools/call' })).toMatchObject({ as: 'answered' });
+  });
+});
+
+describe('an older server over HTTP', () => {
+  /** It answers each subscription as `subscribed` says. */
+  async function adapterOf(subscribed: (uri: string) => object) {
+    const answers: Record<string, (params: { uri: string }) => object> = {
+      initialize: () => ({ result: { protocolVersion: '2025-11-25', capabilities: {} } }),
+      'resources/subscribe': ({ uri }) => subscribed(uri),
+    };
+    const server: Server = createServer(async (request, response) => {
+      const { id, method, params } = JSON.parse(Buffer.concat(await request.toArray()).toString());
+      if (id === undefined) return void response.writeHead(202).end();
+      const answer = answers[method]?.(params) ?? { error: { code: -32601, message: 'no such method' } };
+      response.setHeader('content-type', 'application/json').end(JSON.stringify({ jsonrpc: '2.0', id, ...answer }));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`;
+    const upstream = { name: 'u', url, allowPrivate: true, timeoutMs: 5_000, headers: {}, secrets: [], concurrency: 2 };
+    const adapter = new McpAdapter(upstream as unknown as Upstream, Buffer.alloc(32));
+    ended.push(() => {
+      server.closeAllConnections();
+      server.close();
+      return adapter.close();
+    });
+    return adapter;
+  }
+
+  it('is asked to watch a bounded number of resources, however many are wanted at once', async () => {
+    const asked = new Set<string>();
+    const adapter = await adapterOf((uri) => {
+      asked.add(uri);
+      return { result: {} };
+    });
+    await Promise.all(Array.from({ length: 400 }, (_, i) => adapter.watch(`notes://${i}`)));
+    expect(asked.size).toBe(256);
+  });
+
+  it('that did not take a subscription is asked for it again', async () => {
+    let times = 0;
+    const adapter = await adapterOf(() => {
+      times += 1;
+      return times === 1 ? { error: { code: -32603, message: 'not now' } } : { result: {} };
+    });
+    await expect(adapter.watch('notes://1')).rejects.toThrow('not now');
+    await adapter.watch('notes://1');
+    await adapter.watch('notes://1');
+    expect(times).toBe(2);
   });
 });
 

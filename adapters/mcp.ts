@@ -247,7 +247,8 @@ export class McpAdapter implements Adapter {
 
   #describe(ended: Exclude<Ended, { as: 'answered' }>): string {
     if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
-    return this.#scrub(ended.detail);
+    // It may quote the server. Cut only after it is scrubbed: half a credential would not be found.
+    return legible(this.#scrub(ended.detail), MOST_WORDS);
   }
 
   /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */

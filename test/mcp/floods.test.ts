@@ -133,10 +133,12 @@ describe('a server over HTTP', () => {
 });
 
 describe('an older server over HTTP', () => {
+  const GREETED = { result: { protocolVersion: '2025-11-25', capabilities: {} } };
+
   /** It answers each subscription as `subscribed` says. */
-  async function adapterOf(subscribed: (uri: string) => object) {
+  async function adapterOf(subscribed: (uri: string) => object, initialized: object = GREETED, secrets: string[] = []) {
     const answers: Record<string, (params: { uri: string }) => object> = {
-      initialize: () => ({ result: { protocolVersion: '2025-11-25', capabilities: {} } }),
+      initialize: () => initialized,
       'resources/subscribe': ({ uri }) => subscribed(uri),
     };
     const server: Server = createServer(async (request, response) => {
@@ -147,7 +149,7 @@ describe('an older server over HTTP', () => {
     });
     await once(server.listen(0, '127.0.0.1'), 'listening');
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`;
-    const upstream = { name: 'u', url, allowPrivate: true, timeoutMs: 5_000, headers: {}, secrets: [], concurrency: 2 };
+    const upstream = { name: 'u', url, allowPrivate: true, timeoutMs: 5_000, headers: {}, secrets, concurrency: 2 };
     const adapter = new McpAdapter(upstream as unknown as Upstream, Buffer.alloc(32));
     ended.push(() => {
       server.closeAllConnections();
@@ -156,6 +158,15 @@ describe('an older server over HTTP', () => {
     });
     return adapter;
   }
+
+  it('that does not take a greeting is quoted in a few words, none of them its credential', async () => {
+    const secret = 'of-the-gateway-alone';
+    const message = `${'x'.repeat(940)}${secret}\0${'y'.repeat(500_000)}`;
+    const adapter = await adapterOf(() => ({}), { error: { code: -32603, message } }, [secret]);
+    const failed = await adapter.ask('resources/list', {}).catch((error: Error) => error.message);
+    expect(failed).toMatch(/^u: no MCP server could be greeted: x+\[redacted\]\uFFFDy*$/);
+    expect(String(failed).length).toBeLessThan(1_100);
+  });
 
   it('is asked to watch a bounded number of resources, however many are wanted at once', async () => {
     const asked = new Set<string>();

@@ -158,7 +158,12 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(): void {
-    this.#finish(classify(this.#status, this.#tool.noEffect, this.#answer()));
+    try {
+      this.#finish(classify(this.#status, this.#tool.noEffect, this.#answer()));
+    } catch {
+      // Whatever went wrong here may name what it was about, a credential for one: only that it did is told.
+      this.#fail('the answer cannot be read');
+    }
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {

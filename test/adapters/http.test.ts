@@ -170,6 +170,20 @@ describe('one exchange', () => {
     });
   });
 
+  it('says nothing of its own mistakes but that the answer was lost', async () => {
+    listener = (_request, response) => response.writeHead(200).end('{}');
+    let mistakes = 1;
+    const noEffect = {
+      has: () => {
+        if (mistakes-- > 0) throw new Error('Invalid regular expression: /Bearer abcdef/');
+        return false;
+      },
+    };
+    const options = { timeoutMs: 1_000, maySend: () => true, freshConnection: false };
+    const outcome = await make().send({ ...tool, noEffect } as unknown as Tool, REQUEST, options);
+    expect(outcome).toMatchObject({ kind: 'ok_body_lost', detail: 'the answer cannot be read' });
+  });
+
   it('sends method, path below the base, headers, credentials and body, and reads the answer', async () => {
     const got: unknown[] = [];
     listener = (request, response) => {

@@ -87,6 +87,10 @@ export class Guard implements Adapter {
     return this.#adapter.prepare(tool, wish, txn);
   }
 
+  isAt(base: string | undefined): boolean {
+    return this.#adapter.isAt(base);
+  }
+
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (this.heldBackMs(tool) > 0) return this.#heldBack();
     const entering = this.#turnstile.enter(options.timeoutMs);

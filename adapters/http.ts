@@ -4,12 +4,13 @@ import { GatheredBytes } from '../gateway/domain/gathered-bytes.ts';
 import type { Tool, Upstream } from '../gateway/domain/policy.ts';
 import { asBytes, scrubber } from '../gateway/domain/redact.ts';
 import { connector, PrivateAddressError } from './connect.ts';
+import { Place } from './place.ts';
 import { render } from './render.ts';
 
 /** The only module that opens sockets to HTTP upstreams. Redirects are never followed. */
 export class HttpAdapter implements Adapter {
   readonly #upstream: Upstream;
-  readonly #href: string;
+  readonly #place: Place;
   readonly #origin: string;
   /** Without the slash that it may end with. */
   readonly #basePath: string;
@@ -19,12 +20,11 @@ export class HttpAdapter implements Adapter {
   readonly #pool: Pool;
   readonly #clean: Clean;
 
-  constructor(upstream: Upstream) {
+  /** The key never leaves this process: what stands for credentials in the ledger is made with it. */
+  constructor(upstream: Upstream, key: Buffer) {
     if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
     this.#upstream = upstream;
     const { href, origin, pathname } = new URL(upstream.url);
-    // It is written down with each request: only to tell whether the service is still where it was.
-    this.#href = scrubber(upstream.secrets)(href);
     this.#origin = origin;
     this.#basePath = pathname.endsWith('/') ? pathname.slice(0, -1) : pathname;
     this.#clientOptions = {
@@ -35,17 +35,22 @@ export class HttpAdapter implements Adapter {
       pipelining: 1,
     };
     this.#clean = { text: scrubber(upstream.secrets), bytes: scrubber(upstream.secrets.map(asBytes)) };
+    this.#place = new Place(href, this.#clean.text, key);
     this.#hasHeaders = Object.keys(upstream.headers).length > 0;
     this.#pool = new Pool(origin, { ...this.#clientOptions, connections: upstream.concurrency });
   }
 
   prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest {
     if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
-    return render(tool, tool.request, wish, txn, this.#href);
+    return render(tool, tool.request, wish, txn, this.#place.written);
+  }
+
+  isAt(base: string | undefined): boolean {
+    return this.#place.is(base);
   }
 
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
-    if (request.base !== undefined && request.base !== this.#href) {
+    if (!this.isAt(request.base)) {
       const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
       return Promise.resolve({ kind: 'not_sent', detail, refusedHere: true });
     }
@@ -153,7 +158,12 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(): void {
-    this.#finish(classify(this.#status, this.#tool.noEffect, this.#answer()));
+    try {
+      this.#finish(classify(this.#status, this.#tool.noEffect, this.#answer()));
+    } catch {
+      // Whatever went wrong here may name what it was about, a credential for one: only that it did is told.
+      this.#fail('the answer cannot be read');
+    }
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {

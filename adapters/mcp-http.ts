@@ -137,7 +137,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   /** What came so far is no line of its own: it is looked at again only when it is whole. */
   #isOneMessage = false;
   readonly #body = new GatheredBytes();
-  #size = 0;
+  /** Bytes that the server said before the answer. */
+  #told = 0;
   lastEventId: string | undefined;
 
   constructor(outgoing: Outgoing, timeoutMs: number, done: () => void) {
@@ -170,9 +171,6 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    this.#size += chunk.length;
-    if (this.#size > this.#outgoing.mostBytes)
-      return this.#fail(`the answer is larger than ${this.#outgoing.mostBytes} bytes`);
     if (!this.#isStream) return this.#collect(chunk);
     for (const event of this.#reader.read(chunk)) {
       if (event.id !== undefined) this.lastEventId = event.id;
@@ -182,15 +180,29 @@ class Exchange implements Dispatcher.DispatchHandler {
       this.#fail('an event is too large');
   }
 
+  /**
+   * Whoever is told of it may read it slowly: no call tells more on its way than it may answer, but it is answered all the same.
+   * A stream of nothing but news is begun anew instead, or nobody would hear of any for the rest of it.
+   */
+  #heard(message: JsonObject, text: string): void {
+    this.#told += Buffer.byteLength(text);
+    if (this.#told <= this.#outgoing.mostBytes) this.#outgoing.heard(message);
+    else if (this.#outgoing.mostEventBytes !== undefined) this.#fail('it told enough');
+  }
+
   /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */
   #collect(chunk: Buffer): void {
+    if (this.#body.length + chunk.length > this.#outgoing.mostBytes) return this.#fail(this.#tooLarge());
     this.#body.add(chunk);
     if (this.#isOneMessage || chunk.at(-1) !== NEWLINE) return;
     const bytes = this.#body.take();
-    const messages = bytes.toString('utf8').trimEnd().split('\n').map(readMessage);
+    const lines = bytes.toString('utf8').trimEnd().split('\n');
+    const messages = lines.map(readMessage);
     this.#isOneMessage = !messages.every((message) => message !== undefined && 'method' in message);
     if (this.#isOneMessage) return this.#body.add(bytes);
-    for (const message of messages) if (message !== undefined) this.#outgoing.heard(message);
+    messages.forEach((message, i) => {
+      if (message !== undefined) this.#heard(message, lines[i] ?? '');
+    });
   }
 
   onResponseEnd(): void {
@@ -208,10 +220,15 @@ class Exchange implements Dispatcher.DispatchHandler {
   #message(data: string): void {
     const message = readMessage(data);
     if (message === undefined || this.#ended !== undefined) return;
-    if (!this.#isAnswer(message)) return this.#outgoing.heard(message);
+    if (!this.#isAnswer(message)) return this.#heard(message, data);
+    if (Buffer.byteLength(data) > this.#outgoing.mostBytes) return this.#fail(this.#tooLarge());
     this.#answer(message);
     // Nothing more is expected of this stream.
     this.#controller?.abort(new Error('answered'));
+  }
+
+  #tooLarge(): string {
+    return `the answer is larger than ${this.#outgoing.mostBytes} bytes`;
   }
 
   #answer(response: JsonObject): void {

@@ -37,6 +37,8 @@ export class StdioWire implements Wire {
   #pauseMs = 0;
   #mayStartAt = 0;
   #fullSince: number | undefined;
+  /** Those who wait until it has read what was written. */
+  readonly #patient = new Set<() => void>();
   #unasked: (message: JsonObject) => void = () => {};
   #restarted: () => void = () => {};
   #closed = false;
@@ -54,13 +56,21 @@ export class StdioWire implements Wire {
     this.#restarted = told;
   }
 
-  exchange(outgoing: Outgoing): Promise<Ended> {
+  async exchange(outgoing: Outgoing): Promise<Ended> {
+    const began = performance.now();
+    // What is sent with hardly any time left for its answer would only be doubted.
+    const patience = () => began + outgoing.timeoutMs / 2 - performance.now();
+    // Others who waited too may have written by the time this one goes on: from its last look to its own writing it waits for nothing.
+    while (this.#isFull() && patience() > 0) await this.#change(Math.min(patience(), MOST_UNREAD_MS));
+    if (this.#isFull()) return { as: 'not_sent', detail: `${this.#command[0]} does not read` };
+    const child = this.#running();
+    if (typeof child === 'string') return { as: 'not_sent', detail: child };
+    if (!outgoing.maySend()) return { as: 'not_sent', detail: 'this process lost its right to send', abandoned: true };
+    return this.#write(child, outgoing, began + outgoing.timeoutMs);
+  }
+
+  #write(child: ChildProcessWithoutNullStreams, outgoing: Outgoing, until: number): Promise<Ended> {
     return new Promise((resolve) => {
-      const child = this.#running();
-      if (typeof child === 'string') return resolve({ as: 'not_sent', detail: child });
-      if (this.#isFull(child)) return resolve({ as: 'not_sent', detail: `${this.#command[0]} does not read` });
-      if (!outgoing.maySend())
-        return resolve({ as: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
       const { id } = outgoing.message;
       const line = `${JSON.stringify(outgoing.message)}\n`;
       // An answer is given once it has left: who asks and does not read has so many answers waiting, and no more.
@@ -74,7 +84,7 @@ export class StdioWire implements Wire {
         resolve(ended);
       };
       const detail = `no answer within ${outgoing.timeoutMs} ms`;
-      const timer = setTimeout(() => finish({ as: 'lost', detail }), outgoing.timeoutMs);
+      const timer = setTimeout(() => finish({ as: 'lost', detail }), until - performance.now());
       this.#waiting.set(key, { outgoing, finish, told: 0 });
     });
   }
@@ -97,14 +107,31 @@ export class StdioWire implements Wire {
     clearTimeout(kill);
   }
 
+  /** Waits until the process has read everything, or ended. Whoever waits longest goes on first. */
+  #change(mostMs: number): Promise<void> {
+    return new Promise((resolve) => {
+      const wake = (): void => {
+        clearTimeout(timer);
+        this.#patient.delete(wake);
+        resolve();
+      };
+      const timer = setTimeout(wake, mostMs);
+      this.#patient.add(wake);
+    });
+  }
+
+  #changed(): void {
+    for (const wake of [...this.#patient]) wake();
+  }
+
   /** Nothing more is written to a process that does not read what was; one that has stopped to read is of no use to anybody. */
-  #isFull(child: ChildProcessWithoutNullStreams): boolean {
-    if (child.stdin.writableLength <= MOST_UNREAD_BYTES) {
+  #isFull(): boolean {
+    if (this.#child === undefined || this.#child.stdin.writableLength <= MOST_UNREAD_BYTES) {
       this.#fullSince = undefined;
       return false;
     }
     this.#fullSince ??= performance.now();
-    if (performance.now() - this.#fullSince > MOST_UNREAD_MS) child.kill('SIGKILL');
+    if (performance.now() - this.#fullSince > MOST_UNREAD_MS) this.#child.kill('SIGKILL');
     return true;
   }
 
@@ -128,6 +155,7 @@ export class StdioWire implements Wire {
     for (const stream of [child.stdin, child.stdout, child.stderr]) stream.on('error', () => {});
     this.#startedAt = performance.now();
     this.#child = child;
+    child.stdin.on('drain', () => this.#changed());
     // Its log is its own; but a pipe that nobody empties would stop it.
     child.stderr.resume();
     child.on('exit', (code, signal) => this.#ended(child, `${file} ended with ${signal ?? `code ${code}`}`));
@@ -144,6 +172,7 @@ export class StdioWire implements Wire {
     this.#mayStartAt = performance.now() + this.#pauseMs;
     for (const { finish } of [...this.#waiting.values()]) finish({ as: 'lost', detail });
     this.#restarted();
+    this.#changed();
   }
 
   #readLines(child: ChildProcessWithoutNullStreams): void {

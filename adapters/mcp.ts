@@ -20,6 +20,7 @@ import { HttpWire } from './mcp-http.ts';
 import { McpPeer, objectOr } from './mcp-peer.ts';
 import { StdioWire } from './mcp-stdio.ts';
 import { type Ended, readMessage } from './mcp-wire.ts';
+import { Place } from './place.ts';
 import { withField } from './render.ts';
 
 /**
@@ -31,18 +32,18 @@ import { withField } from './render.ts';
 export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #peer: McpPeer;
-  readonly #base: string;
+  readonly #place: Place;
   /** Takes its credentials out of what it says. */
   readonly #scrub: (text: string) => string;
   /** Resources that are listened for; the empty name stands for the lists. */
   readonly #watched = new Set<string>();
   #isClosed = false;
 
-  constructor(upstream: Upstream) {
+  constructor(upstream: Upstream, key: Buffer) {
     this.#upstream = upstream;
     this.#scrub = scrubber(upstream.secrets);
     const { url, command } = upstream;
-    this.#base = this.#scrub(url ?? command?.join(' ') ?? '');
+    this.#place = new Place(url ?? command?.join(' ') ?? '', this.#scrub, key);
     this.#peer = new McpPeer(
       url === undefined ? new StdioWire(command ?? [], upstream.env ?? {}) : new HttpWire(upstream, url),
     );
@@ -66,7 +67,7 @@ export class McpAdapter implements Adapter {
       ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
     };
     return {
-      base: this.#base,
+      base: this.#place.written,
       method: 'tools/call',
       path: String(params['name']),
       headers,
@@ -75,8 +76,12 @@ export class McpAdapter implements Adapter {
     };
   }
 
+  isAt(base: string | undefined): boolean {
+    return this.#place.is(base);
+  }
+
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
-    if (request.base !== this.#base) {
+    if (!this.isAt(request.base)) {
       const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
       return { kind: 'not_sent', detail, refusedHere: true };
     }
@@ -155,9 +160,15 @@ export class McpAdapter implements Adapter {
   /** Hears of changes of one resource too. */
   async watch(uri: string): Promise<void> {
     if (this.#watched.has(uri) || this.#watched.size >= MOST_WATCHED) return;
-    if (!(await this.#peer.isModern(this.#upstream.timeoutMs))) await this.ask('resources/subscribe', { uri });
-    else void this.#listen({ resourceSubscriptions: [uri] });
+    // Before the first wait: however many ask at once, there are no more of them.
     this.#watched.add(uri);
+    try {
+      if (!(await this.#peer.isModern(this.#upstream.timeoutMs))) await this.ask('resources/subscribe', { uri });
+      else void this.#listen({ resourceSubscriptions: [uri] });
+    } catch (error) {
+      this.#watched.delete(uri);
+      throw error;
+    }
   }
 
   async #listen(notifications: JsonObject): Promise<void> {
@@ -236,7 +247,8 @@ export class McpAdapter implements Adapter {
 
   #describe(ended: Exclude<Ended, { as: 'answered' }>): string {
     if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
-    return this.#scrub(ended.detail);
+    // It may quote the server. Cut only after it is scrubbed: half a credential would not be found.
+    return legible(this.#scrub(ended.detail), MOST_WORDS);
   }
 
   /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */

@@ -13,10 +13,12 @@ interface Entry {
 /** The adapters of the upstreams in force, each behind its guard. One whose contract did not change keeps its connections. */
 export class Registry {
   readonly #openedByHand: (upstream: string) => boolean;
+  readonly #key: Buffer;
   #entries = new Map<string, Entry>();
 
-  constructor(openedByHand: (upstream: string) => boolean) {
+  constructor(openedByHand: (upstream: string) => boolean, key: Buffer) {
     this.#openedByHand = openedByHand;
+    this.#key = key;
   }
 
   use(policies: Policies): void {
@@ -60,8 +62,9 @@ export class Registry {
   }
 
   #entry(upstream: Upstream): Entry {
-    const mcp = upstream.adapter === 'mcp' ? new McpAdapter(upstream) : undefined;
-    const guard = new Guard(upstream, mcp ?? new HttpAdapter(upstream), () => this.#openedByHand(upstream.name));
+    const mcp = upstream.adapter === 'mcp' ? new McpAdapter(upstream, this.#key) : undefined;
+    const adapter = mcp ?? new HttpAdapter(upstream, this.#key);
+    const guard = new Guard(upstream, adapter, () => this.#openedByHand(upstream.name));
     return { upstream, guard, mcp };
   }
 }

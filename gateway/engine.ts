@@ -78,7 +78,7 @@ export class Engine {
       const switches = new Switches(db, lease, (error) =>
         log.warn({ err: String(error) }, 'the switches could not be read'),
       );
-      const adapters = new Registry((upstream) => switches.get(`breaker:${upstream}`) !== undefined);
+      const adapters = new Registry((upstream) => switches.get(`breaker:${upstream}`) !== undefined, sealingKey);
       switches.onClosed((upstream) => adapters.reset(upstream));
       const finals = new Finals(config.retention.payloadsMs);
       switches.onNews(() => finals.clear());

@@ -9,7 +9,10 @@ export interface DemoKeys {
   readonly token: string;
 }
 
-/** Encrypts what a redacting tool's re-send needs. Lost, those calls can no longer be re-sent; nothing else is. */
+/**
+ * Encrypts what a redacting tool's re-send needs, and tells places apart whose credentials are not written down. Lost, those
+ * calls can no longer be re-sent; nothing else is.
+ */
 export async function sealingKey(dataDir: string): Promise<Buffer> {
   const text = await readOrCreate(dataDir, 'encryption.key', () => randomBytes(32).toString('hex'));
   if (!/^[0-9a-f]{64}\s*$/.test(text)) throw new Error(`${join(dataDir, 'encryption.key')} is not 64 hex digits`);

@@ -4,7 +4,7 @@ import type { Trace } from './watch.ts';
 
 /** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
 export interface PreparedRequest {
-  /** The upstream's url when it was made: it is sent again only there. */
+  /** Where the upstream was when it was made, with a digest for what may not be written: it is sent again only there. */
   readonly base?: string | undefined;
   readonly method: string;
   /** Path and query below the upstream's url. */
@@ -107,6 +107,8 @@ export interface Continuation {
 /** The port that `adapters/` implements, one per kind of upstream. It throws nothing: every ending is an Outcome. */
 export interface Adapter {
   prepare(tool: Tool, wish: Wish, txn: string): PreparedRequest;
+  /** Whether the upstream still is where it was when a request with this `base` was made. */
+  isAt(base: string | undefined): boolean;
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome>;
   close(): Promise<void>;
 }

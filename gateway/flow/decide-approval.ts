@@ -1,7 +1,7 @@
 import { auditEntry } from '../domain/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Approve, Person, Role } from '../domain/policy.ts';
+import type { Approve, Person, Role, Tool } from '../domain/policy.ts';
 import { type Approval, type ApprovalState, castVote, listApprovals, readApproval } from '../ledger/approvals.ts';
 import { isCursor } from '../ledger/lists.ts';
 import { decide } from '../policy/decide.ts';
@@ -157,9 +157,7 @@ async function whyNotNow(
   if (tool === undefined) return `there is no tool ${toolName} any more`;
   if (tool.disabled !== undefined) return `${toolName} is disabled: ${tool.disabled}`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
-  // The version covers what is written in the policies, not what the environment fills in.
-  if (exact !== undefined && targetOf(tool, exact.request, policies).url !== shown.target.url)
-    return `${tool.upstream} is somewhere else now`;
+  if (exact !== undefined && isElsewhere(station, tool, exact, shown)) return `${tool.upstream} is somewhere else now`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
   const place = { saga: shown.saga ?? null, run: shown.run ?? null };
@@ -176,6 +174,15 @@ async function whyNotNow(
   return decision.hold === undefined || (isAgreed && suffices(approval, decision.hold))
     ? undefined
     : `${decision.rule.id} now asks for other people`;
+}
+
+/**
+ * The version covers what is written in the policies, not what the environment fills in. Nor does what was shown cover all of
+ * that: a credential in a URL chooses an account, and is shown to nobody.
+ */
+function isElsewhere(station: Station, tool: Tool, { request }: Payload, shown: Shown): boolean {
+  const { url } = targetOf(tool, request, station.policies());
+  return url !== shown.target.url || !station.adapters.for(tool).isAt(request.base);
 }
 
 /** Whether those who may decide about this approval are enough for what the policies ask for today. */

@@ -26,10 +26,9 @@ export async function lookAt(station: Station, job: Job, name: string, argsOf: (
       switches.inForce(job.owner) &&
       frozenFor(station, job) === undefined &&
       switches.get(`tool:${name}`) === undefined;
-    const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
-    if (look.upstream === job.tool.upstream && job.request.base !== undefined && request.base !== job.request.base) {
+    if (look.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
       return blind(`${look.upstream} is somewhere else now than when this was sent`);
-    }
+    const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
     // It is asked about what the call redacts, whatever the look itself does.
     const discreet = job.tool.redact.length > 0 || job.secrets.length > 0;
     const options = { timeoutMs: look.timeoutMs, freshConnection: false, discreet, maySend };

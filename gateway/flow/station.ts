@@ -63,7 +63,7 @@ export interface Station {
   readonly imports: Imports;
   /** Part of every txn id: two deployments never share one. */
   readonly deployment: string;
-  /** Encrypts what a redacting tool's re-send needs; lives outside the database. */
+  /** Encrypts what a redacting tool's re-send needs, and stands behind digests of what is not stored; lives outside the database. */
   readonly sealingKey: Buffer;
   /** How many calls of one agent may wait for people at once. */
   readonly mostPending: number;

@@ -31,6 +31,13 @@ export function isGatewaysOwn(header: string): boolean {
   return MESSAGE_HEADERS.has(lower) || lower.startsWith('oncegate-');
 }
 
+/** Headers that say how a message is written or read: their words stand in answers too, and are no credential. */
+const PLAIN_HEADERS = new Set(['accept', 'cache-control', 'origin', 'pragma', 'prefer', 'user-agent']);
+
+function isPlain(lower: string): boolean {
+  return PLAIN_HEADERS.has(lower) || /^accept-|^content-(type|language|encoding)$|-version$/.test(lower);
+}
+
 const LEAST_SECRET = 6;
 const MOST_TIMEOUT = 24 * 3_600_000;
 
@@ -42,18 +49,22 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
 
   checkKind(declared, value, report);
   const secrets = new Set<string>();
+  const keepSecret = (values: readonly string[]): void => {
+    for (const value of values) if (value.length >= LEAST_SECRET) secrets.add(value);
+  };
   const { text: url, values: inUrl } =
     value.url === undefined ? { text: undefined, values: [] } : resolve(value.url, false, 'url');
   if (url) checkUrl(url, (message) => report.fault(at(place, 'url'), message));
-  for (const part of inUrl) if (part.length >= LEAST_SECRET && isBelowHost(url ?? '', part)) secrets.add(part);
-  const command = value.command?.map((word, index) => resolve(word, false, 'command', index).text);
+  for (const part of inUrl) keepSecret(belowHost(url ?? '', part));
+  const words = value.command?.map((word, index) => resolve(word, false, 'command', index));
+  for (const word of words ?? []) keepSecret(word.values);
   const headers: Record<string, string> = {};
   const own: Record<string, string> = {};
   for (const [variable, template] of Object.entries(value.env ?? {})) {
     const { text, values } = resolve(template, true, 'env', variable);
     if (text.includes('\0')) report.fault(at(place, 'env', variable), `the value of ${variable} holds a NUL character`);
     own[variable] = text;
-    for (const secret of values) if (secret.length >= LEAST_SECRET) secrets.add(secret);
+    keepSecret(values);
   }
   for (const [header, template] of Object.entries(value.headers ?? {})) {
     const fault = (message: string): void => report.fault(at(place, 'headers', header), message);
@@ -63,7 +74,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     if (lower in headers) fault(`${header} is there twice`);
     if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text)) fault(`the value of ${header} holds characters no header may have`);
     headers[lower] = text;
-    for (const secret of [...values, text]) if (secret.length >= LEAST_SECRET) secrets.add(secret);
+    keepSecret(values.length > 0 || !isPlain(lower) ? [...values, text] : []);
   }
   const timeoutMs = value.timeout === undefined ? UPSTREAM_DEFAULTS.timeoutMs : milliseconds(value.timeout);
   if (timeoutMs > MOST_TIMEOUT) report.fault(at(place, 'timeout'), 'a timeout is at most 24h');
@@ -71,7 +82,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
     name,
     adapter: value.adapter,
     ...(url !== undefined && { url }),
-    ...(command !== undefined && { command, env: { ...inherited(env), ...own } }),
+    ...(words !== undefined && { command: words.map(({ text }) => text), env: { ...inherited(env), ...own } }),
     headers,
     // The longest first: scrubbing a part must not leave the rest of the whole standing.
     secrets: [...secrets].sort((a, b) => b.length - a.length),
@@ -85,10 +96,15 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
   };
 }
 
-/** Where a service lives is no secret, and stands in its answers; what the environment adds to its path is one: a webhook's token. */
-function isBelowHost(url: string, part: string): boolean {
+/**
+ * Where a service lives is no secret, and stands in its answers; what the environment adds to its path is one: a webhook's token.
+ * Of a value that holds the host too, or all of a URL, it is what follows the host. As it is written, and as a URL writes it.
+ */
+function belowHost(url: string, part: string): string[] {
   const path = /^[a-z]+:\/\/[^/]*(\/.*)$/i.exec(url)?.[1] ?? '';
-  return !part.includes('://') && path.includes(part);
+  const afterHost = () => part.replace(/^[a-z]+:\/\//i, '').replace(/^[^/]*\/?/, '');
+  const below = (path.includes(part) ? part : afterHost()).replace(/\/+$/, '');
+  return [below, new URL(below.replace(/^\/*/, '/'), 'http://host').pathname.slice(1)];
 }
 
 function compileBreaker(breaker: NonNullable<UpstreamFile['breaker']>): Upstream['breaker'] {

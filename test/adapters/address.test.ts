@@ -133,7 +133,7 @@ describe('an upstream without allowPrivate', () => {
   });
 
   const send = async (host: string, allowPrivate: boolean, freshConnection: boolean) => {
-    const adapter = new HttpAdapter({
+    const upstream: Upstream = {
       name: 'inside',
       adapter: 'http',
       url: `http://${host}:${port}`,
@@ -144,7 +144,8 @@ describe('an upstream without allowPrivate', () => {
       breaker: { threshold: 0.5, minimum: 10, windowMs: 1_000, cooldownMs: 1_000 },
       allowPrivate,
       expose: 'prefixed',
-    } satisfies Upstream);
+    };
+    const adapter = new HttpAdapter(upstream, Buffer.alloc(32));
     try {
       const tool = {
         name: 't',

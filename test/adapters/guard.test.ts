@@ -27,6 +27,10 @@ class Scripted implements Adapter {
     return REQUEST;
   }
 
+  isAt() {
+    return true;
+  }
+
   async send(sent: Tool, _request: unknown, options: SendOptions): Promise<Outcome> {
     await this.connecting;
     if (!options.maySend()) return { kind: 'not_sent', detail: 'lost its right', abandoned: true };

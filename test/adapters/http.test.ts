@@ -151,7 +151,7 @@ describe('one exchange', () => {
   });
   const tool = { name: 't', upstream: 'u', noEffect: DEFAULT_NO_EFFECT, maxResultBytes: 1_000 } as unknown as Tool;
   const make = (more: Partial<Upstream> = {}) => {
-    const adapter = new HttpAdapter(upstream(more));
+    const adapter = new HttpAdapter(upstream(more), Buffer.alloc(32));
     adapters.push(adapter);
     return adapter;
   };
@@ -168,6 +168,20 @@ describe('one exchange', () => {
     expect(await send()).toMatchObject({
       answer: { contentType: 'text/plain; of="[redacted]"', body: '[redacted] [redacted]' },
     });
+  });
+
+  it('says nothing of its own mistakes but that the answer was lost', async () => {
+    listener = (_request, response) => response.writeHead(200).end('{}');
+    let mistakes = 1;
+    const noEffect = {
+      has: () => {
+        if (mistakes-- > 0) throw new Error('Invalid regular expression: /Bearer abcdef/');
+        return false;
+      },
+    };
+    const options = { timeoutMs: 1_000, maySend: () => true, freshConnection: false };
+    const outcome = await make().send({ ...tool, noEffect } as unknown as Tool, REQUEST, options);
+    expect(outcome).toMatchObject({ kind: 'ok_body_lost', detail: 'the answer cannot be read' });
   });
 
   it('sends method, path below the base, headers, credentials and body, and reads the answer', async () => {

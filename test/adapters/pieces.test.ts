@@ -63,7 +63,7 @@ afterAll(() => server.close());
 const httpAnswer = () => {
   const tool = { name: 't', upstream: 'u', noEffect: new Set(), maxResultBytes: 4_000_000 } as unknown as Tool;
   const request = { method: 'POST', path: '/', headers: {}, body: '{}' };
-  const adapter = new HttpAdapter(upstream);
+  const adapter = new HttpAdapter(upstream, Buffer.alloc(32));
   const sent = adapter.send(tool, request, { timeoutMs: 60_000, maySend: () => true, freshConnection: true });
   return sent.then((outcome) => ('answer' in outcome ? outcome.answer?.body?.length : outcome));
 };

@@ -323,7 +323,7 @@ describe('policies/demo.yaml', () => {
       const upstream = tool && known.upstreams.get(tool.upstream);
       if (tool === undefined || upstream === undefined) throw new Error(`no tool ${name}`);
       expect(tool.faults(args)).toEqual([]);
-      const adapter = new HttpAdapter(upstream);
+      const adapter = new HttpAdapter(upstream, Buffer.alloc(32));
       adapters.push(adapter);
       const options = { timeoutMs: tool.timeoutMs, freshConnection: false, maySend: () => true };
       return adapter.send(tool, adapter.prepare(tool, { args, agent: 'demo' }, txn), options);

@@ -46,7 +46,7 @@ beforeAll(async () => {
   db = new CountingDatabase(database.url, { max: 4, applicationName: 'test' });
   const log = { info: () => {}, warn: () => {}, error: () => {} };
   const switches = new Switches(db, new Lease(db, () => {}), () => {});
-  feed = new LogFeed({ db, log, adapters: new Registry(() => false), switches });
+  feed = new LogFeed({ db, log, adapters: new Registry(() => false, Buffer.alloc(32)), switches });
 });
 afterEach(() => {
   for (const listener of listeners.splice(0)) feed.leave(listener);

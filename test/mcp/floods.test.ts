@@ -3,6 +3,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, describe, expect, it, vi } from 'vitest';
+import { McpAdapter } from '../../adapters/mcp.ts';
 import { HttpWire } from '../../adapters/mcp-http.ts';
 import { McpPeer } from '../../adapters/mcp-peer.ts';
 import { StdioWire } from '../../adapters/mcp-stdio.ts';
@@ -70,6 +71,57 @@ describe('a server over HTTP', () => {
     expect(sent).toBeLessThan(20_000_000);
   });
 
+  const progress = JSON.stringify({
+    jsonrpc: '2.0',
+    method: 'notifications/progress',
+    params: { message: 'x'.repeat(9_000) },
+  });
+  it.each([
+    ['as a stream', 'text/event-stream', (text: string) => `data: ${text}\n\n`],
+    ['line by line', 'application/json', (text: string) => `${text}\n`],
+  ])('that tells of a call without end, %s, is heard as far as its answer may be long', async (_, type, written) => {
+    const { peer } = await peerOf(async ({ id }, response) => {
+      response.writeHead(200, { 'content-type': type });
+      for (let i = 0; i < 1_000; i += 10)
+        await new Promise((resolve) => response.write(written(progress).repeat(10), resolve));
+      // A chunk of its own, as a server that does something between the two would send it.
+      setTimeout(() => response.end(written(JSON.stringify(result(id, {})))), 100);
+    });
+    let heard = 0;
+    const tell = () => {
+      heard += 1;
+    };
+    const ask = () => Promise.reject(new Error('not asked'));
+    const follower = { era: 'modern', capabilities: {}, meta: {}, tell, ask } as const;
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 1_000_000, follower };
+    expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
+    expect(heard).toBeGreaterThan(100);
+    expect(heard).toBeLessThan(120);
+  });
+
+  it.each([
+    ['as a stream', 'text/event-stream', 'lost', (text: string) => `data: ${text}\n\n`],
+    ['as it is', 'application/json', 'status', (text: string) => text],
+  ])('that answers more than it may, %s, has not answered', async (_, type, as, written) => {
+    const { peer } = await peerOf(({ id }, response) => {
+      response.writeHead(200, { 'content-type': type });
+      response.end(written(JSON.stringify(result(id, { text: 'ä'.repeat(5_010) }))));
+    });
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 10_000 };
+    expect(await peer.request(asked)).toMatchObject({ as });
+  });
+
+  it('that told very much news is listened to anew, so that what it tells next is heard', async () => {
+    const { peer } = await peerOf((_message, response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' });
+      const more = () => response.destroyed || response.write(`data: ${progress}\n\n`.repeat(500), more);
+      more();
+    });
+    const began = performance.now();
+    await peer.listen({}, 5_000, 50_000);
+    expect(performance.now() - began).toBeLessThan(40_000);
+  });
+
   it('is called though everything that is read from it hangs', async () => {
     const { peer } = await peerOf(({ id, method }, response) => {
       if (method === 'tools/call') response.end(JSON.stringify(result(id, {})));
@@ -79,6 +131,67 @@ describe('a server over HTTP', () => {
     expect(await peer.request({ ...asked, id: 'c', method: 'tools/call' })).toMatchObject({ as: 'answered' });
   });
 });
+
+describe('an older server over HTTP', () => {
+  const GREETED = { result: { protocolVersion: '2025-11-25', capabilities: {} } };
+
+  /** It answers each subscription as `subscribed` says. */
+  async function adapterOf(subscribed: (uri: string) => object, initialized: object = GREETED, secrets: string[] = []) {
+    const answers: Record<string, (params: { uri: string }) => object> = {
+      initialize: () => initialized,
+      'resources/subscribe': ({ uri }) => subscribed(uri),
+    };
+    const server: Server = createServer(async (request, response) => {
+      const { id, method, params } = JSON.parse(Buffer.concat(await request.toArray()).toString());
+      if (id === undefined) return void response.writeHead(202).end();
+      const answer = answers[method]?.(params) ?? { error: { code: -32601, message: 'no such method' } };
+      response.setHeader('content-type', 'application/json').end(JSON.stringify({ jsonrpc: '2.0', id, ...answer }));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`;
+    const upstream = { name: 'u', url, allowPrivate: true, timeoutMs: 5_000, headers: {}, secrets, concurrency: 2 };
+    const adapter = new McpAdapter(upstream as unknown as Upstream, Buffer.alloc(32));
+    ended.push(() => {
+      server.closeAllConnections();
+      server.close();
+      return adapter.close();
+    });
+    return adapter;
+  }
+
+  it('that does not take a greeting is quoted in a few words, none of them its credential', async () => {
+    const secret = 'of-the-gateway-alone';
+    const message = `${'x'.repeat(940)}${secret}\0${'y'.repeat(500_000)}`;
+    const adapter = await adapterOf(() => ({}), { error: { code: -32603, message } }, [secret]);
+    const failed = await adapter.ask('resources/list', {}).catch((error: Error) => error.message);
+    expect(failed).toMatch(/^u: no MCP server could be greeted: x+\[redacted\]\uFFFDy*$/);
+    expect(String(failed).length).toBeLessThan(1_100);
+  });
+
+  it('is asked to watch a bounded number of resources, however many are wanted at once', async () => {
+    const asked = new Set<string>();
+    const adapter = await adapterOf((uri) => {
+      asked.add(uri);
+      return { result: {} };
+    });
+    await Promise.all(Array.from({ length: 400 }, (_, i) => adapter.watch(`notes://${i}`)));
+    expect(asked.size).toBe(256);
+  });
+
+  it('that did not take a subscription is asked for it again', async () => {
+    let times = 0;
+    const adapter = await adapterOf(() => {
+      times += 1;
+      return times === 1 ? { error: { code: -32603, message: 'not now' } } : { result: {} };
+    });
+    await expect(adapter.watch('notes://1')).rejects.toThrow('not now');
+    await adapter.watch('notes://1');
+    await adapter.watch('notes://1');
+    expect(times).toBe(2);
+  });
+});
+
+const LARGE = 'x'.repeat(1_000_000);
 
 describe('a server over standard streams', () => {
   const wireOf = (script: string) => {
@@ -145,13 +258,46 @@ describe('a server over standard streams', () => {
 
   it('that does not read is sent no more than it may keep waiting, and is stopped in the end', async () => {
     const wire = wireOf('setInterval(() => {}, 1000)');
-    const sent = Array.from({ length: 20 }, (_, i) => wire.exchange(outgoing(`m${i}`, 'x'.repeat(1_000_000))));
-    expect(await sent.at(-1)).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
+    const sent = Array.from({ length: 5 }, (_, i) => wire.exchange(outgoing(`m${i}`, LARGE)));
+    const more = Array.from({ length: 15 }, (_, i) => wire.exchange({ ...outgoing(`n${i}`, LARGE), timeoutMs: 400 }));
+    for (const one of more)
+      expect(await one).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('does not read') });
     const first = await Promise.race([sent[0], 'is on its way']);
     expect(first).toBe('is on its way');
+    const waits = wire.exchange(outgoing('waits', LARGE));
     const later = performance.now() + 11_000;
     const clock = vi.spyOn(performance, 'now').mockReturnValue(later);
     await wire.exchange(outgoing('later')).finally(() => clock.mockRestore());
     expect(await sent[0]).toMatchObject({ as: 'lost', detail: expect.stringContaining('SIGKILL') });
+    expect(await waits).toMatchObject({ as: 'not_sent', detail: expect.stringContaining('ended') });
+  });
+
+  it('that reads is sent everything, however much is asked of it at once', async () => {
+    const wire = wireOf(`
+      require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+        const { id, params } = JSON.parse(line);
+        console.log(JSON.stringify({ jsonrpc: '2.0', id, result: { length: params.text.length } }));
+      });`);
+    const ids = Array.from({ length: 40 }, (_, i) => `m${i}`);
+    const all = await Promise.all(ids.map((id) => wire.exchange(outgoing(id, LARGE))));
+    for (const [i, one] of all.entries())
+      expect(one).toMatchObject({ as: 'answered', response: { id: ids[i], result: { length: LARGE.length } } });
+  });
+
+  it('that reads late is sent what waited while there still is time for its answer', async () => {
+    const wire = wireOf(`
+      setTimeout(() => require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
+        console.log(JSON.stringify({ jsonrpc: '2.0', id: JSON.parse(line).id, result: {} }));
+      }), 1_000);`);
+    const sent = Array.from({ length: 5 }, (_, i) => wire.exchange(outgoing(`m${i}`, LARGE)));
+    let asked = 0;
+    const maySend = () => {
+      asked += 1;
+      return true;
+    };
+    const waits = wire.exchange({ ...outgoing('waits', LARGE), maySend });
+    expect(asked).toBe(0);
+    for (const one of [...sent, waits]) expect(await one).toMatchObject({ as: 'answered' });
+    expect(asked).toBe(1);
   });
 });

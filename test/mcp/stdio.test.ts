@@ -5,6 +5,7 @@ import { ask, imported } from './clients.ts';
 import { type StdioServer, type Step, stdioServer } from './server.ts';
 
 const SECRET = 'local-secret-token';
+const TOKEN = 'token-in-the-command';
 let world: StdioServer;
 let database: TestDatabase;
 let gateway: Gateway;
@@ -14,11 +15,11 @@ beforeAll(async () => {
   const retry = 'retry: { attempts: 20, base: 100ms, max: 500ms, within: 1m }';
   gateway = await startGateway({
     databaseUrl: database.url,
-    env: { WORLD_KEY: SECRET, UNRELATED_SECRET: 'of-the-gateway' },
+    env: { WORLD_KEY: SECRET, WORLD_TOKEN: TOKEN, UNRELATED_SECRET: 'of-the-gateway' },
     policies: {
       'stdio.yaml': `
 upstreams:
-  local: { adapter: mcp, command: ${JSON.stringify(world.command)}, env: { WORLD_KEY: "\${env.WORLD_KEY}" }, timeout: 2s, import: "*", breaker: { minimum: 1000 } }
+  local: { adapter: mcp, command: ${JSON.stringify([...world.command, '--label', `\${env.WORLD_TOKEN}`])}, env: { WORLD_KEY: "\${env.WORLD_KEY}" }, timeout: 2s, import: "*", breaker: { minimum: 1000 } }
   absent: { adapter: mcp, command: [/no/such/program], timeout: 1s }
 tools:
   local.pay: { upstream: local, once: { by: key, field: key }, input: { type: object }, ${retry} }
@@ -64,6 +65,14 @@ describe('a server over standard streams', () => {
     const { env } = JSON.parse(body.result.content[0].text);
     expect(env.WORLD_KEY).toBe('[redacted]');
     expect(JSON.stringify(env)).not.toMatch(/of-the-gateway|DATABASE_URL|ONCEGATE/);
+  });
+
+  it('is given what the environment adds to its command, and that is found nowhere else', async () => {
+    const { body } = await call('tell', 'argv');
+    expect(JSON.parse(body.result.content[0].text).argv.slice(-2)).toEqual(['--label', '[redacted]']);
+    const rows = await database.query<{ row: string }>('select c::text as row from calls c');
+    expect(JSON.stringify(rows)).toContain('[redacted]');
+    expect(JSON.stringify(rows)).not.toContain(TOKEN);
   });
 
   it.each([

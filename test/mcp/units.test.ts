@@ -169,7 +169,7 @@ tools:
     if (!policies.ok) throw new Error(JSON.stringify(policies.faults));
     const [upstream, tool] = [policies.policies.upstreams.get('crm'), policies.policies.tools.get(name)];
     if (upstream === undefined || tool === undefined) throw new Error('not there');
-    const { body } = new McpAdapter(upstream).prepare(tool, { args: {}, agent: 'a' }, 'the-txn');
+    const { body } = new McpAdapter(upstream, Buffer.alloc(32)).prepare(tool, { args: {}, agent: 'a' }, 'the-txn');
     return JSON.parse(body ?? '')._meta as Record<string, string>;
   };
 

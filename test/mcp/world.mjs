@@ -84,7 +84,9 @@ export const TOOLS = {
   tell: {
     about: { description: 'Tells what it was sent.', inputSchema: { type: 'object' } },
     run: (call) => ({
-      content: [text(JSON.stringify({ headers: call.headers, env: process.env, params: call.params }))],
+      content: [
+        text(JSON.stringify({ headers: call.headers, env: process.env, argv: process.argv, params: call.params })),
+      ],
     }),
   },
   greet: {

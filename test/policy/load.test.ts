@@ -153,6 +153,10 @@ describe('keys and secrets', () => {
     ['http://${env.S}/hooks/in', 'host.example', []],
     ['${env.S}/hooks', 'http://host.example/base', []],
     ['http://x/v1/${env.S}', 'short', []],
+    ['${env.S}', 'https://host.example/hooks/a-secret-token/', ['hooks/a-secret-token']],
+    ['${env.S}/in', 'https://host.example/a-secret-token', ['a-secret-token']],
+    ['https://${env.S}', 'host.example/a-secret-token', ['a-secret-token']],
+    ['http://x/${env.S}', 'of two/words', ['of%20two/words', 'of two/words']],
   ])(
     'what the environment adds to the path of %s is a secret, where a service lives is none',
     (url, value, secrets) => {
@@ -160,6 +164,20 @@ describe('keys and secrets', () => {
       expect(good(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
     },
   );
+
+  test('how a message is written is no secret, unless the environment fills it in', () => {
+    const headers =
+      '{ Accept: application/json, accept-language: en-GB-oxendict, content-type: application/json, user-agent: oncegate-demo, api-version: 2026-07-28, x-api-key: literal-key, prefer: "tenant=${env.S}" }';
+    const u = good(`upstreams:\n  u: { adapter: http, url: "http://x", headers: ${headers} }\n`, { S: 'a-tenant' });
+    expect(u.upstreams.get('u')?.secrets).toEqual(['tenant=a-tenant', 'literal-key', 'a-tenant']);
+  });
+
+  test('what the environment adds to a command is a secret', () => {
+    const yaml = 'upstreams:\n  u: { adapter: mcp, command: [node, server.mjs, "--token=${env.S}", "${env.PORT}"] }\n';
+    const u = good(yaml, { S: 'a-secret-token', PORT: '8080' }).upstreams.get('u');
+    expect(u?.command).toEqual(['node', 'server.mjs', '--token=a-secret-token', '8080']);
+    expect(u?.secrets).toEqual(['a-secret-token']);
+  });
 
   test('files are trimmed, short values are no secrets', async () => {
     const dir = await directory({ token: ' file-secret \n' });

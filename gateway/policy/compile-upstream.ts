@@ -39,6 +39,7 @@ function isPlain(lower: string): boolean {
 }
 
 const LEAST_SECRET = 6;
+const LEAST_TOKEN = 16;
 const MOST_TIMEOUT = 24 * 3_600_000;
 
 export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, report: Report): Upstream | undefined {
@@ -57,7 +58,7 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
   if (url) checkUrl(url, (message) => report.fault(at(place, 'url'), message));
   for (const part of inUrl) keepSecret(belowHost(url ?? '', part));
   const words = value.command?.map((word, index) => resolve(word, false, 'command', index));
-  for (const word of words ?? []) keepSecret(word.values);
+  for (const word of words ?? []) keepSecret(word.values.filter((filled) => !isPath(filled)));
   const headers: Record<string, string> = {};
   const own: Record<string, string> = {};
   for (const [variable, template] of Object.entries(value.env ?? {})) {
@@ -98,13 +99,23 @@ export function compileUpstream(declared: Declared<UpstreamFile>, env: Env, repo
 
 /**
  * Where a service lives is no secret, and stands in its answers; what the environment adds to its path is one: a webhook's token.
- * Of a value that holds the host too, or all of a URL, it is what follows the host. As it is written, and as a URL writes it.
+ * Of a value that holds the host too, or all of a URL, it is the segments that are as long as tokens are: `/api/v2` is none. As
+ * it is written, and as a URL writes it.
  */
 function belowHost(url: string, part: string): string[] {
   const path = /^[a-z]+:\/\/[^/]*(\/.*)$/i.exec(url)?.[1] ?? '';
-  const afterHost = () => part.replace(/^[a-z]+:\/\//i, '').replace(/^[^/]*\/?/, '');
-  const below = (path.includes(part) ? part : afterHost()).replace(/\/+$/, '');
-  return [below, new URL(below.replace(/^\/*/, '/'), 'http://host').pathname.slice(1)];
+  const hidden = path.includes(part) ? [part.replace(/\/+$/, '')] : tokensAfterHost(part);
+  return hidden.flatMap((text) => [text, new URL(text.replace(/^\/*/, '/'), 'http://host').pathname.slice(1)]);
+}
+
+function tokensAfterHost(part: string): string[] {
+  const [, ...segments] = part.replace(/^[a-z]+:\/\//i, '').split('/');
+  return segments.filter((segment) => segment.length >= LEAST_TOKEN);
+}
+
+/** A directory or a file, which stands in what a server says of its work. */
+function isPath(value: string): boolean {
+  return /^(?:[~.]{0,2}\/|[a-z]:\\)/i.test(value);
 }
 
 function compileBreaker(breaker: NonNullable<UpstreamFile['breaker']>): Upstream['breaker'] {

@@ -153,9 +153,10 @@ describe('keys and secrets', () => {
     ['http://${env.S}/hooks/in', 'host.example', []],
     ['${env.S}/hooks', 'http://host.example/base', []],
     ['http://x/v1/${env.S}', 'short', []],
-    ['${env.S}', 'https://host.example/hooks/a-secret-token/', ['hooks/a-secret-token']],
-    ['${env.S}/in', 'https://host.example/a-secret-token', ['a-secret-token']],
-    ['https://${env.S}', 'host.example/a-secret-token', ['a-secret-token']],
+    ['${env.S}', 'https://host.example/services/a-long-secret-token/', ['a-long-secret-token']],
+    ['${env.S}/in', 'https://host.example/a-long-secret-token', ['a-long-secret-token']],
+    ['https://${env.S}', 'host.example/a-long-secret-token', ['a-long-secret-token']],
+    ['${env.S}', 'https://host.example/api/v2/payments', []],
     ['http://x/${env.S}', 'of two/words', ['of%20two/words', 'of two/words']],
   ])(
     'what the environment adds to the path of %s is a secret, where a service lives is none',
@@ -172,10 +173,11 @@ describe('keys and secrets', () => {
     expect(u.upstreams.get('u')?.secrets).toEqual(['tenant=a-tenant', 'literal-key', 'a-tenant']);
   });
 
-  test('what the environment adds to a command is a secret', () => {
-    const yaml = 'upstreams:\n  u: { adapter: mcp, command: [node, server.mjs, "--token=${env.S}", "${env.PORT}"] }\n';
-    const u = good(yaml, { S: 'a-secret-token', PORT: '8080' }).upstreams.get('u');
-    expect(u?.command).toEqual(['node', 'server.mjs', '--token=a-secret-token', '8080']);
+  test('what the environment adds to a command is a secret, unless it is a path', () => {
+    const yaml =
+      'upstreams:\n  u: { adapter: mcp, command: [node, "${env.HOME}/server.mjs", "--token=${env.S}", "${env.PORT}"] }\n';
+    const u = good(yaml, { S: 'a-secret-token', PORT: '8080', HOME: '/srv/world' }).upstreams.get('u');
+    expect(u?.command).toEqual(['node', '/srv/world/server.mjs', '--token=a-secret-token', '8080']);
     expect(u?.secrets).toEqual(['a-secret-token']);
   });
 

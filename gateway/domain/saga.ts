@@ -37,7 +37,7 @@ export const SAGA_TRANSITIONS: Readonly<Record<SagaState, readonly SagaState[]>>
  *   none ──▶ due ──▶ running ──▶ done
  *    │        │ ▲      │ │
  *    │        ▼ └──────┘ ▼
- *    │       failed ◀────┘   (tried again when a person says so, and `done` if it turns out to have worked)
+ *    │       failed ◀────┘   (tried again when a person says so or a doubt about it ends, `done` if it turns out to have worked)
  *    └──▶ skipped | irreversible
  */
 export const UNDO_STATES = ['none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible'] as const;
@@ -207,7 +207,7 @@ function latestFirst(steps: readonly Step[], keep: number): Step[] {
 }
 
 function standingOf(step: Step, manner: Manner): { standing: Standing; mark?: Move } {
-  const mark = (to: UndoState, reason: string | null, inMs?: number): Move => ({
+  const mark: Mark = (to, reason, inMs) => ({
     do: 'mark',
     step,
     to,
@@ -241,9 +241,7 @@ function standingOf(step: Step, manner: Manner): { standing: Standing; mark?: Mo
     case 'running':
       return runningStanding(step, manner.retry, mark);
     case 'failed':
-      return step.compensation?.state === 'succeeded'
-        ? { standing: { as: 'clear' }, mark: mark('done', null) }
-        : { standing: { as: 'stuck', why: step.undoReason ?? 'its undo failed' } };
+      return failedStanding(step, mark);
   }
 }
 
@@ -253,11 +251,25 @@ function openStanding({ state, pursued }: Step): Standing {
   return { as: 'stuck', why: 'it may or may not have happened: a person must resolve it first' };
 }
 
-function runningStanding(
-  step: Step,
-  retry: Retry,
-  mark: (to: UndoState, reason: string | null, inMs?: number) => Move,
-): { standing: Standing; mark?: Move } {
+type Mark = (to: UndoState, reason: string | null, inMs?: number) => Move;
+
+/** How the reason of an undo begins that is shown as failed while nobody knows what came of it. */
+const IN_DOUBT = 'in doubt, ';
+const FOR_A_PERSON = `${IN_DOUBT}a person must resolve it`;
+
+/** Shown as failed. If only for a doubt, and that is over, it goes on: with what came of it, or once more. */
+function failedStanding({ compensation, undoReason }: Step, mark: Mark): { standing: Standing; mark?: Move } {
+  const why = undoReason ?? 'its undo failed';
+  const stuck: { standing: Standing } = { standing: { as: 'stuck', why } };
+  if (compensation === null) return stuck;
+  if (compensation.state === 'succeeded') return { standing: { as: 'clear' }, mark: mark('done', null) };
+  if (isFinal(compensation.state))
+    return why.startsWith(IN_DOUBT) ? { standing: { as: 'wait', ms: 0 }, mark: mark('due', null) } : stuck;
+  const isSentAgain = compensation.pursued && why.startsWith(FOR_A_PERSON);
+  return isSentAgain ? { standing: { as: 'wait', ms: LOOK_AGAIN_MS }, mark: mark('running', null) } : stuck;
+}
+
+function runningStanding(step: Step, retry: Retry, mark: Mark): { standing: Standing; mark?: Move } {
   const { compensation } = step;
   if (compensation === null) return { standing: { as: 'wait', ms: 0 }, mark: mark('due', null) };
   const { state, problem, pursued } = compensation;
@@ -267,7 +279,7 @@ function runningStanding(
     const isSpent = compensation.attempt >= retry.attempts && step.msSinceDue > PATIENCE_MS.usedUp;
     const tired = isSpent || compensation.msInDoubt > PATIENCE_MS.inDoubt;
     if (state !== 'in_doubt' || (pursued && !tired)) return { standing: { as: 'wait', ms: LOOK_AGAIN_MS } };
-    const reason = `in doubt, ${pursued ? 'the gateway is finding out' : 'a person must resolve it'}: ${why}`;
+    const reason = `${pursued ? `${IN_DOUBT}the gateway is finding out` : FOR_A_PERSON}: ${why}`;
     return { standing: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
   }
   const tries = step.undoTries - step.undoFrom;

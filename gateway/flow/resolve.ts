@@ -1,6 +1,6 @@
 import type { Answer } from '../domain/adapter.ts';
 import { auditEntry, digest } from '../domain/audit.ts';
-import type { Call } from '../domain/call.ts';
+import type { Call, CallEvent } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Json } from '../domain/json.ts';
@@ -26,7 +26,7 @@ export async function resolveDoubt(flow: Flow, verdict: Verdict): Promise<Call> 
   const { station } = flow;
   const call = await station.calls.read(verdict.txn);
   if (call === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
-  if (call.state !== 'in_doubt') return alreadyAnswered(call, verdict);
+  if (call.state !== 'in_doubt' || isBeingRetried(call, verdict)) return alreadyAnswered(call, verdict);
   if (verdict.verdict !== 'applied') await refuseWhileInFlight(station, call, verdict);
   if (verdict.verdict === 'retry') refuseLateRetry(call);
   if (verdict.verdict === 'retry') refuseRecalled(call);
@@ -78,10 +78,9 @@ function undoAfter(station: Station, call: Call, result: Json): UndoArguments | 
   );
 }
 
-/** A rollback may have waited for this: a late success is undone, and an undo that worked is done. */
+/** A rollback may have waited for this step: a late success is undone. */
 function goOn(flow: Flow, call: Call): void {
   if (call.saga !== null) flow.rollbacks.hurry({ id: call.saga, of: 'saga' });
-  if (call.undoOf !== null) flow.rollbacks.hurry({ id: call.undoOf, of: 'call' });
 }
 
 function refuseRecalled(call: Call): void {
@@ -96,8 +95,21 @@ function alreadyAnswered(call: Call, verdict: Verdict): Call {
     (verdict.verdict === 'applied' && call.state === 'succeeded') ||
     (verdict.verdict === 'not_applied' && call.state === 'failed');
   if (same && call.evidence === 'person') return call;
+  // Whatever came of it since.
+  if (verdict.verdict === 'retry' && lastVerdict(call)?.['verdict'] === 'retry') return call;
   const standing = call.settledAt === null ? `it is ${call.state}` : `it ${call.state} already`;
   throw new GatewayError('conflict', `There is no doubt to answer: ${standing}.`, { txn: call.txn, state: call.state });
+}
+
+function lastVerdict({ events }: Call): CallEvent | undefined {
+  return events.findLast(({ what }) => what === 'verdict');
+}
+
+/** The same was said of it before, and it is still about to be sent, or on its way. */
+function isBeingRetried(call: Call, { verdict }: Verdict): boolean {
+  const last = lastVerdict(call);
+  if (verdict !== 'retry' || last?.['verdict'] !== 'retry') return false;
+  return call.attemptOpen || call.events.at(-1) === last;
 }
 
 /** "Not applied" and "retry" are only true while nothing more can arrive from an earlier sender. */

@@ -210,7 +210,8 @@ export class Rollbacks {
 
   async #finish(work: UndoWork, saga: Saga | undefined, { undone, stuck }: Outlook): Promise<void> {
     const station = this.#station;
-    if (saga === undefined) return dropWork(station.db, work.id);
+    if (saga === undefined)
+      return stuck.some(isInDoubt) ? postponeWork(station.db, work.id, PARKED_LOOK_MS) : dropWork(station.db, work.id);
     if (saga.state === 'parked') return postponeWork(station.db, saga.id, PARKED_LOOK_MS);
     station.reach('finishing');
     const to = !undone ? 'parked' : (saga.keep ?? -1) >= 0 ? 'open' : 'rolled_back';
@@ -242,6 +243,11 @@ export class Rollbacks {
       await switches.release(scope, auditEntry('recall_forgotten', { txn }));
     }
   }
+}
+
+/** What is shown as failed, but may turn out to have worked. */
+function isInDoubt({ step: { compensation } }: Outlook['stuck'][number]): boolean {
+  return compensation !== null && !isFinal(compensation.state);
 }
 
 function whyParked(stuck: Outlook['stuck']): string {

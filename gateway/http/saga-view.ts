@@ -11,10 +11,10 @@ const MOST_SPELLED_OUT = 200;
 /** A saga as its agent sees it; a person sees whose it is, and what each undo would be called with. */
 export function sagaView({ saga, steps }: SagaStory, full: boolean): JsonObject {
   const rests = dependencies(steps);
-  const blocked = isHeldUp(saga) ? blockedIn(steps, saga.keep ?? 0) : new Map<string, string>();
+  const hindered = isHeldUp(saga) ? hindrances(steps, saga.keep ?? 0) : new Map<string, string>();
   return {
     ...sagaLine(saga, full),
-    steps: steps.map((step) => stepView(step, rests.get(step.txn) ?? [], blocked.get(step.txn), full)),
+    steps: steps.map((step) => stepView(step, rests.get(step.txn) ?? [], hindered.get(step.txn), full)),
     savepoints: saga.savepoints.map(({ name, after }) => ({ name, after })),
   };
 }
@@ -38,13 +38,18 @@ function isHeldUp({ state }: Saga): boolean {
   return state === 'rolling_back' || state === 'parked';
 }
 
-function blockedIn(steps: readonly Step[], keep: number): ReadonlyMap<string, string> {
+/** Why a step is not undone, where its undo does not say so itself: it is stuck, or waits for one that is. */
+function hindrances(steps: readonly Step[], keep: number): ReadonlyMap<string, string> {
   const retry = { attempts: 1, baseMs: 0, maxMs: 0, withinMs: 0 };
-  return unwind(steps, keep, () => ({ retry, quietMs: 0 })).blocked;
+  const { stuck, blocked } = unwind(steps, keep, () => ({ retry, quietMs: 0 }));
+  return new Map([
+    ...stuck.map(({ step, why }) => [step.txn, why] as const),
+    ...Array.from(blocked, ([txn, by]) => [txn, `it waits until ${by} is undone`] as const),
+  ]);
 }
 
-function stepView(step: Step, dependsOn: readonly string[], blockedBy: string | undefined, full: boolean): JsonObject {
-  const reason = step.undoReason ?? (blockedBy === undefined ? null : `it waits until ${blockedBy} is undone`);
+function stepView(step: Step, dependsOn: readonly string[], hindrance: string | undefined, full: boolean): JsonObject {
+  const reason = step.undoReason ?? hindrance ?? null;
   return {
     txn: step.txn,
     tool: step.tool,

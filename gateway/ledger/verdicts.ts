@@ -50,11 +50,18 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
           undo_sealed = coalesce($13, undo_sealed),
           undo_reason = coalesce($14, undo_reason)
         where txn = $1 and fence = $2 and state = 'in_doubt' and ($3 = 'succeeded' or (attempt = $11 and not attempt_open))
-        returning txn
+        returning txn, saga, undo_of
       ), closed as (
         delete from open_calls o using judged j where o.txn = j.txn and $4
       ), due as (
         update open_calls o set owner = null, due_at = now() from judged j where o.txn = j.txn and not $4
+      ), going_on as (
+        -- What it undoes was held up by the doubt: whoever looks next goes on with it.
+        insert into undo_work (id, of, due_at)
+          select coalesce(s.id, j.undo_of), case when s.id is null then 'call' else 'saga' end, now()
+          from judged j left join sagas s on s.id = j.saga and s.state in ('rolling_back', 'parked') and s.keep is not null
+          where j.undo_of is not null
+          on conflict (id) do update set due_at = excluded.due_at
       ), logged as (
         insert into audit_queue (entry) select $10 from judged
       )

@@ -146,6 +146,33 @@ describe('how a step is judged', () => {
     expect(marks([step(1, { undoState: 'running', undoTxn: 'u1', ...more })])).toEqual(expected);
   });
 
+  it.each<[string, string, Partial<Compensation>, string[]]>([
+    [
+      'for a doubt that a person ended: it did not happen',
+      'in doubt, a person must resolve it: x',
+      { state: 'failed' },
+      ['t1 due'],
+    ],
+    ['for a doubt that the gateway ended', 'in doubt, the gateway is finding out: x', { state: 'failed' }, ['t1 due']],
+    [
+      'for a doubt, and sent again by a person',
+      'in doubt, a person must resolve it: x',
+      { state: 'in_doubt' },
+      ['t1 running'],
+    ],
+    [
+      'for a doubt that nobody ended',
+      'in doubt, a person must resolve it: x',
+      { state: 'in_doubt', pursued: false },
+      [],
+    ],
+    ['while the gateway finds out', 'in doubt, the gateway is finding out: x', { state: 'in_doubt' }, []],
+    ['because it failed too often', 'tried 3 times; x', { state: 'failed' }, []],
+  ])('an undo that was parked %s', (_, undoReason, more, expected) => {
+    const parked = step(1, { undoState: 'failed', undoTxn: 'u1', undoReason, compensation: compensation(more) });
+    expect(marks([parked])).toEqual(expected);
+  });
+
   it('parked, but a late success is a success', () => {
     const late = step(1, { undoState: 'failed', undoTxn: 'u', compensation: compensation({ state: 'succeeded' }) });
     expect(marks([late])).toEqual(['t1 done']);

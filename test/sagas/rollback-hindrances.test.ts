@@ -148,6 +148,7 @@ describe('a forward step that was lost', () => {
     const parked = await saga.atRest();
     expect(parked.state).toBe('parked');
     expect(parked.reason).toContain(step.txn);
+    expect(parked.steps[1].undo.reason).toContain('a person must resolve it first');
     expect(await refunds(`${id}-root`)).toBe(0);
     expect(await refunds(id)).toBe(0);
     await check(parked, steps);
@@ -164,6 +165,48 @@ describe('a forward step that was lost', () => {
     const rested = await saga.read();
     expect(undoStates(rested)).toEqual(['done', verdict === 'applied' ? 'done' : 'skipped']);
     await check(rested, steps);
+  });
+});
+
+describe('an undo that was lost, and that nothing but a person can find out about', () => {
+  const mail = (id: string) => ({ 'oncegate-undo': JSON.stringify({ tool: 'wide.post', args: { id } }) });
+  const resolve = (txn: string, verdict: string) =>
+    gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'looked' });
+  const losses = { applied: ['apply', 'drop'], not_applied: ['drop'], retry: ['drop'] } as const;
+
+  describe.each(['applied', 'not_applied', 'retry'] as const)('and is found out about: %s', (verdict) => {
+    const sent = verdict === 'applied' ? 1 : 2;
+
+    it('lets the rollback go on by itself', async () => {
+      const id = `unsure-${verdict}`;
+      const saga = await TestSaga.open(gateway);
+      await saga.step('world.charge', { id: `${id}-step` }, { headers: mail(id) });
+      await upstream.plan({ match: { id }, do: [...losses[verdict]] });
+      const { body: parked } = await saga.rollback();
+      const [{ undo }] = parked.steps;
+      expect([parked.state, undo.state]).toEqual(['parked', 'failed']);
+      expect(undo.reason).toMatch(/^in doubt, a person must resolve it/);
+
+      expect((await resolve(undo.txn, verdict)).status).toBe(200);
+      await expect.poll(async () => (await saga.read()).state, { timeout: 10_000 }).toBe('rolled_back');
+      expect(await upstream.requests(id)).toHaveLength(sent);
+      expect(await upstream.effects(id)).toHaveLength(1);
+      // The same again is fine.
+      expect((await resolve(undo.txn, verdict)).status).toBe(200);
+      expect(await upstream.requests(id)).toHaveLength(sent);
+    });
+
+    it('lets the undo of a single call go on by itself', async () => {
+      const id = `unsure-alone-${verdict}`;
+      const { txn } = (await gateway.call('world.charge', { id: `${id}-call` }, { headers: mail(id) })).body;
+      await upstream.plan({ match: { id }, do: [...losses[verdict]] });
+      await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'a mistake' });
+      const { undo } = await gateway.callWhen(txn, (call) => call.undo.state === 'failed');
+      expect((await resolve(undo.txn, verdict)).status).toBe(200);
+      await gateway.callWhen(txn, (call) => call.undo.state === 'done', 10_000);
+      expect(await upstream.requests(id)).toHaveLength(sent);
+      expect(await upstream.effects(id)).toHaveLength(1);
+    });
   });
 });
 

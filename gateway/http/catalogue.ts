@@ -39,7 +39,7 @@ export function vendorName(name: string): string {
 
 const vendorNames = new WeakMap<Policies, ReadonlyMap<string, string>>();
 
-/** A tool is understood under its own name and under the one that vendors are shown. */
+/** A tool is understood under its own name and under the one that vendors are shown; so is one that does not exist. */
 export function toolNamed(policies: Policies, name: string): string {
   if (policies.tools.has(name)) return name;
   let names = vendorNames.get(policies);
@@ -47,5 +47,5 @@ export function toolNamed(policies: Policies, name: string): string {
     names = new Map([...policies.tools.keys()].map((tool) => [vendorName(tool), tool]));
     vendorNames.set(policies, names);
   }
-  return names.get(name) ?? name;
+  return names.get(name) ?? name.replaceAll('__', '.');
 }

@@ -55,7 +55,7 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
         throw new GatewayError('forbidden', 'This origin or host is not one from which this gateway is used.');
       const agent = identify(request, reply, flow);
       const body = request.method === 'POST' ? readMessage(request) : undefined;
-      if (body instanceof StrictJsonError) return sendRefusal(reply, -32700, `Parse error: ${body.message}`);
+      if (body instanceof StrictJsonError) return sendUnread(reply, request, body);
       // No revision that is spoken here knows batches, and one request would be counted for any number of calls.
       if (Array.isArray(body)) return sendRefusal(reply, -32600, 'Invalid request: send one message, not a batch.');
       if (isObject(body) && !('method' in body) && body['id'] !== undefined && ('result' in body || 'error' in body)) {
@@ -152,8 +152,25 @@ function readMessage(request: FastifyRequest): Json | StrictJsonError {
   }
 }
 
-function sendRefusal(reply: FastifyReply, code: number, message: string): FastifyReply {
-  return reply.status(400).send({ jsonrpc: '2.0', id: null, error: { code, message } });
+/** What others would read, and who asks is told under the id it gave; or what nobody can. */
+function sendUnread(reply: FastifyReply, request: FastifyRequest, { message }: StrictJsonError): FastifyReply {
+  const id = lenientId(request);
+  return id === undefined
+    ? sendRefusal(reply, -32700, `Parse error: ${message}`)
+    : sendRefusal(reply, -32602, `Invalid params: ${message}`, id);
+}
+
+function lenientId({ body }: FastifyRequest): string | number | undefined {
+  try {
+    const id: unknown = (JSON.parse(String(body)) as { id?: unknown } | null)?.id;
+    return typeof id === 'string' || typeof id === 'number' ? id : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function sendRefusal(reply: FastifyReply, code: number, message: string, id: string | number | null = null) {
+  return reply.status(400).send({ jsonrpc: '2.0', id, error: { code, message } });
 }
 
 function isInitialize(body: Json | undefined): body is JsonObject {

@@ -316,6 +316,7 @@ describe('a call that policy does not allow', () => {
 
   it('is told of a missing tool only where a rule covers its name', async () => {
     expectProblem(await gateway.call('ghost.walk', {}, { key: id }), 404, 'unknown_tool');
+    expectProblem(await gateway.call('ghost__walk', {}, { key: id }), 404, 'unknown_tool');
     expectProblem(await gateway.call('nowhere.walk', {}, { key: id }), 403, 'denied');
     expectProblem(await gateway.call('ghost.delete_all', {}, { key: id }), 403, 'denied');
     expectProblem(await gateway.call('ghost.walk', {}, { agentKey: OTHER_AGENT_KEY }), 403, 'denied');

@@ -106,16 +106,21 @@ describe('what is sent', () => {
     ['a number that would be rounded', '{"name":"world__charge","arguments":{"id":"strict","n":9007199254740993}}'],
     ['a lone surrogate', '{"name":"world__charge","arguments":{"id":"strict\\ud800"}}'],
     ['__proto__', '{"name":"world__charge","arguments":{"id":"strict","__proto__":{}}}'],
-    ['what is no JSON', '{"name":'],
     [
       'JSON without end in depth',
       `{"name":"world__charge","arguments":{"id":${'['.repeat(5_000)}${']'.repeat(5_000)}}}`,
     ],
-  ])('with %s is refused and sends nothing', async (_, params) => {
+  ])('with %s is refused under its id and sends nothing', async (_, params) => {
     const { status, answer } = await raw(params);
     expect(status).toBe(400);
-    expect(answer).toMatchObject({ jsonrpc: '2.0', id: null, error: { code: -32700 } });
+    expect(answer).toMatchObject({ jsonrpc: '2.0', id: 1, error: { code: -32602 } });
     expect(await effects('strict')).toBe(0);
+  });
+
+  it('as what is no JSON is refused', async () => {
+    const { status, answer } = await raw('{"name":');
+    expect(status).toBe(400);
+    expect(answer).toMatchObject({ jsonrpc: '2.0', id: null, error: { code: -32700 } });
   });
 
   it('as a batch is refused and none of it happens', async () => {

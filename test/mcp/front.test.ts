@@ -85,8 +85,10 @@ describe('a call', () => {
   });
 
   it('of a tool that is covered but does not exist is a protocol error, and so is what cannot be read', async () => {
-    const unknown = await ask(front.gateway, 'tools/call', { name: 'ghost.x' }, { key: OTHER_AGENT_KEY });
-    expect(unknown.answer.error).toMatchObject({ code: -32602, data: { code: 'unknown_tool' } });
+    for (const name of ['ghost.x', 'ghost__x']) {
+      const unknown = await ask(front.gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
+      expect(unknown.answer.error).toMatchObject({ code: -32602, data: { code: 'unknown_tool' } });
+    }
     for (const params of [
       { arguments: {} },
       { name: 7 },

@@ -14,7 +14,7 @@ import {
   upstreamSchema,
 } from './schema.ts';
 
-/** Something a policy file declares. `value` is absent when it has faults; its name is known all the same. */
+/** Something a policy file declares. `value` is absent when it cannot be read for faults; its name is known all the same. */
 export interface Declared<T> {
   readonly name: string;
   readonly place: Place;
@@ -85,10 +85,24 @@ function section<T>(
       }
       const parsed = schema.safeParse(value);
       if (!parsed.success) reportIssues(report, place, value, schema, parsed.error.issues);
-      declared.set(name, { name, place, value: parsed.success ? parsed.data : undefined });
+      const known = parsed.success ? parsed.data : withoutUnknown(schema, value, parsed.error.issues);
+      declared.set(name, { name, place, value: known });
     }
   }
   return declared;
+}
+
+/**
+ * Keys that nobody knows are faults, and told as such; what stands beside them is looked at all the same. Not further inside, where
+ * what is misspelled would also be told as missing.
+ */
+function withoutUnknown<T>(schema: z.ZodType<T>, value: unknown, issues: readonly z.core.$ZodIssue[]): T | undefined {
+  const known = { ...(value as Record<string, unknown>) };
+  for (const issue of issues) {
+    if (issue.code !== 'unrecognized_keys' || issue.path.length > 0) return undefined;
+    for (const key of issue.keys) delete known[key];
+  }
+  return schema.safeParse(known).data;
 }
 
 function checkName(name: string, key: keyof typeof names, place: Place, report: Report): void {

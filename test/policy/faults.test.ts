@@ -391,6 +391,13 @@ describe('across', () => {
     ]);
   });
 
+  test('a key that nobody knows hides no other fault', () => {
+    const told = faultsOf('tools:\n  a.b: { upstream: nowhere, zzz: 1, locks: ["${args.x"] }\n').join('\n');
+    expect(told).toContain('"zzz" is not a key here');
+    expect(told).toContain('"nowhere"');
+    expect(told.split('\n')).toHaveLength(3);
+  });
+
   test('no fault shows what came from the environment', () => {
     const env = { SECRET: 'hunter2-hunter2' };
     const yaml = `${upstream('adapter: http, url: "${env.SECRET}", headers: { a: "${env.SECRET}\\n" }')}agents:\n  a: { keys: ["\${env.SECRET}"] }\n`;

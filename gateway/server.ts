@@ -58,11 +58,7 @@ async function supervise(config: Config): Promise<void> {
   const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
   const stops: (() => Promise<void>)[] = [];
   const stop = stopper(stops, log);
-  let isEnding = false;
-  endOnSignal(() => {
-    isEnding = true;
-    return stop();
-  });
+  const booted = endOnSignal(stop);
   try {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
     // Read here for their faults, which are then told once.
@@ -88,17 +84,29 @@ async function supervise(config: Config): Promise<void> {
     announce(config, keys, keys !== undefined);
   } catch (error) {
     await stop();
-    // Asked to end while it started: that is no failure.
-    if (!isEnding) throw error;
+    throw error;
+  } finally {
+    booted();
   }
 }
 
-function endOnSignal(end: () => Promise<void>): void {
+/**
+ * Ends the process when it is asked to, once it has booted: what is half started cannot be stopped. Whoever presses Ctrl-C signals
+ * the whole group, and npm passes its own on, so the same is asked for twice. What comes after the first changes nothing; the
+ * default would kill what is draining, and leave PostgreSQL behind. Answers what says that it has booted, or failed to.
+ */
+function endOnSignal(end: () => Promise<void>): () => void {
+  let booted = () => {};
+  const boot = new Promise<void>((resolve) => {
+    booted = resolve;
+  });
+  let ending: Promise<void> | undefined;
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
-    process.once(signal, () => {
-      void end().then(() => process.exit(0));
+    process.on(signal, () => {
+      ending ??= boot.then(end).then(() => process.exit(0));
     });
   }
+  return booted;
 }
 
 function demoOptions(config: Config, keys: DemoKeys) {
@@ -114,6 +122,11 @@ async function serve(config: Config): Promise<void> {
   let endBy = Number.POSITIVE_INFINITY;
   const timeLeft = () => Math.max(0, Math.min(DRAIN_MS, endBy - performance.now()));
   let reload = () => {};
+  const booted = endOnSignal(() => {
+    endBy = performance.now() + DRAIN_MS;
+    letGo();
+    return stop();
+  });
 
   try {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
@@ -177,16 +190,13 @@ async function serve(config: Config): Promise<void> {
     letGo = () => engine.letGo();
     engine.recover();
     if (cluster.isPrimary) announce(config, keys, policies.has('demo'));
+    process.on('SIGHUP', () => reload());
   } catch (error) {
     await stop();
     throw error;
+  } finally {
+    booted();
   }
-  process.on('SIGHUP', () => reload());
-  endOnSignal(() => {
-    endBy = performance.now() + DRAIN_MS;
-    letGo();
-    return stop();
-  });
 }
 
 /** Boots and policies are counted and logged; a gateway that cannot log that it booted does not start. */

@@ -97,13 +97,26 @@ describe('the end', () => {
       .toBe(1);
     gateway.signal('SIGTERM');
     expect((await held).status).toBe(202);
+    // Once more, as whoever signals a group does through npm: it is ending already.
+    for (const again of ['SIGTERM', 'SIGINT'] as const) gateway.signal(again);
     await upstream.release('go');
     expect((await inFlight).status).toBe(200);
     expect(await gateway.exited()).toEqual({ code: 0, signal: null });
     expect(await database.query(`select 1 from processes where ended_at is null`)).toEqual([]);
   });
 
-  it('through npm start, too, with nothing left running', async () => {
+  it('while it starts waits until it has, and leaves nothing running', async () => {
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    gateway.launch();
+    const started = () => postmaster(gateway).catch(() => 0);
+    await expect.poll(started, { timeout: 30_000 }).toBeGreaterThan(0);
+    const pid = await postmaster(gateway);
+    gateway.signal('SIGINT');
+    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(isAlive(pid)).toBe(false);
+  });
+
+  it.each(['to npm', 'to its whole group'])('through npm start, too, with nothing left running: %s', async (to) => {
     const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
     const npm = spawn('npm', ['start', '--ignore-scripts'], {
       env: {
@@ -113,6 +126,7 @@ describe('the end', () => {
         LOG_LEVEL: 'warn',
       },
       stdio: 'ignore',
+      detached: true,
     });
     await expect
       .poll(
@@ -125,8 +139,9 @@ describe('the end', () => {
       )
       .toBe(200);
     const pid = await postmaster(gateway);
-    npm.kill('SIGTERM');
-    const [code] = await once(npm, 'exit');
+    const ended = once(npm, 'exit');
+    process.kill(to === 'to npm' ? (npm.pid ?? 0) : -(npm.pid ?? 0), 'SIGTERM');
+    const [code] = await ended;
     expect(code).toBe(0);
     await expect.poll(() => isAlive(pid), { timeout: 5_000 }).toBe(false);
     expect(

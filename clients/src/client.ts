@@ -158,9 +158,14 @@ function pauseAfter(answer: Answer | undefined, attempt: number): number | undef
   const helps =
     body['retry'] === 'same_key' || body['retry'] === 'after_delay' || (response.status >= 500 && !body['code']);
   // A doubt is told at once: to find out may take a person.
-  if (!pending && (!helps || body['code'] === 'in_doubt')) return undefined;
+  if (!pending && (!helps || isDoubt(body))) return undefined;
   const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
   return Number.isFinite(seconds) ? Math.max(seconds * 1000, backoff) : backoff;
+}
+
+/** Not where only the ledger fails for a moment, in the middle of a call: that is soon over. */
+function isDoubt({ code, state = 'in_doubt' }: Record<string, unknown>): boolean {
+  return code === 'in_doubt' && state === 'in_doubt';
 }
 
 function sleep(ms: number, signal: AbortSignal | undefined): Promise<void> {

@@ -1,6 +1,6 @@
 import { type CallFace, face } from '../domain/call.ts';
 import { type ErrorCode, GatewayError } from '../domain/errors.ts';
-import { isFinal } from '../domain/states.ts';
+import { type CallState, isFinal } from '../domain/states.ts';
 import type { Dispatch } from './dispatch.ts';
 import { type Caller, pause, withPatience } from './patience.ts';
 import { Released } from './refusal.ts';
@@ -37,7 +37,7 @@ export async function awaitCall(
       let ending = await withPatience(coming, until - performance.now(), caller, job.ledger);
       if (ending === undefined && job.ledger.gone && performance.now() < until && caller?.gone !== true) {
         ending = await withPatience(coming, TROUBLE_MS, caller);
-        if (ending === undefined) throw unrecorded(txn);
+        if (ending === undefined) throw unrecorded(txn, job.state);
       }
       if (ending?.as === 'told' && isAtRest(ending.face)) return ending.face;
       if (ending?.as === 'released') throw released(txn, ending.code, ending.detail);
@@ -57,8 +57,12 @@ export function released(txn: string, code: ErrorCode, detail: string): Released
   return new Released(code, why, { txn, retryAfterSeconds: 1 });
 }
 
-/** The outcome may be known here, but nobody is told what the ledger does not know. */
-function unrecorded(txn: string): GatewayError {
-  const detail = 'The ledger cannot be written just now. Ask again with the same key: it is not executed anew.';
-  return new GatewayError('unavailable', detail, { txn, retry: 'same_key', retryAfterSeconds: 1 });
+/**
+ * The outcome may be known here, but nobody is told what the ledger does not know. Nor that nothing was sent: it may have been, and
+ * whoever believed that it was not would ask for it under another key.
+ */
+export function unrecorded(txn: string, state?: CallState): GatewayError {
+  const detail =
+    'What became of it cannot be recorded or read just now. Ask again with the same key: it is not executed anew.';
+  return new GatewayError('in_doubt', detail, { txn, ...(state === undefined ? {} : { state }), retryAfterSeconds: 1 });
 }

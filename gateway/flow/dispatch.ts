@@ -169,7 +169,7 @@ export class Dispatch {
         case 'release':
           return this.#recorder.release(job, last);
         case 'fail':
-          return settleFailure(this.#recorder, job, last);
+          return isUnsentRead(job, last) ? this.#recorder.release(job, last) : settleFailure(this.#recorder, job, last);
       }
     }
   }
@@ -321,6 +321,11 @@ export interface Carried {
 }
 
 const NOT_ASKED: { readonly why?: string; readonly under?: string } = {};
+
+/** A read has nothing that a key must be bound to; where its upstream could not be reached, the same one may ask again. */
+function isUnsentRead(job: Job, last: Outcome | undefined): boolean {
+  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !factsOf(job).bound;
+}
 
 /** Whether the ledger must be asked if a call was recalled: only a step, or a call of a run, between two attempts. */
 function mayBeRecalled(job: Job): boolean {

@@ -1,9 +1,9 @@
 import { type Call, type CallFace, face } from '../domain/call.ts';
-import { GatewayError } from '../domain/errors.ts';
+import { GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Tool } from '../domain/policy.ts';
 import { isFinal } from '../domain/states.ts';
 import type { Stint } from '../domain/watch.ts';
-import { awaitCall, released } from './await-call.ts';
+import { awaitCall, released, unrecorded } from './await-call.ts';
 import type { Flow, ToolAnswer, ToolCall } from './call-tool.ts';
 import type { Final } from './finals.ts';
 import { identifyCall } from './identify-call.ts';
@@ -121,6 +121,8 @@ export async function tell(
     const call = await awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint);
     if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
     return { call, repeat: isRepeat };
+  } catch (error) {
+    throw error instanceof LedgerError ? unrecorded(txn) : error;
   } finally {
     waiting?.end();
   }

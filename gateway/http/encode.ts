@@ -94,10 +94,13 @@ export function problemOf(call: CallFace, repeat: boolean): GatewayError | undef
     default: {
       const upstream =
         call.answer === null ? {} : { upstream: { status: call.answer.status, body: resultJson(call.answer) } };
+      // It is over, and its key stays with it: what could not be sent once is another call the next time.
+      const advice = call.problem === 'unavailable' ? ({ retry: 'new_key' } as const) : {};
       return new GatewayError(call.problem ?? 'internal', sentence(call.detail) || describeFailure(call), {
         txn,
         state,
         members: upstream,
+        ...advice,
       });
     }
   }

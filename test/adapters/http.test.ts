@@ -474,6 +474,11 @@ tools:
     request: { method: POST, path: /keyed/charge, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
     retry: { attempts: 2, base: 20ms, max: 50ms }
+  world.read:
+    upstream: world
+    effect: read
+    request: { method: GET, path: "/read/items/\${args.id}" }
+    retry: { attempts: 2, base: 20ms, max: 50ms }
   world.lenient:
     upstream: world
     request: { method: POST, path: /none/mail, body: "\${args}" }
@@ -520,6 +525,15 @@ ${PEOPLE}`,
     expect(refused.headers.get('retry-after')).toMatch(/^\d+$/);
     expect(await world.requests('inside')).toEqual([]);
     expect((await gateway.call('world.keyed', { id: 'inside' }, { key: 'inside' })).status).toBe(200);
+  });
+
+  it('a read of an upstream that is down is 503 too, and its key is as free', async () => {
+    await world.kill();
+    const down = await gateway.call('world.read', { id: 'unread' }, { key: 'unread' });
+    expect(down.body).toMatchObject({ status: 503, code: 'unavailable', retry: 'after_delay' });
+    await world.restart();
+    const up = await gateway.call('world.read', { id: 'another' }, { key: 'unread' });
+    expect(up.body).toMatchObject({ state: 'succeeded', replayed: false, txn: down.body.txn });
   });
 
   it('an upstream that is down is 503, and the same key works when it is up', async () => {

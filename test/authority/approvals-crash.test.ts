@@ -177,7 +177,8 @@ describe('kill -9', () => {
     await database.query('update calls set owner_deaths = 9 where txn = $1', [txn]);
     await Promise.all([one.start(), two.start()]);
     await freeze('unfreeze');
-    expect((await one.call('world.mail', { id }, { key: id })).body).toMatchObject({ status: 503, txn });
+    const told = (await one.call('world.mail', { id }, { key: id })).body;
+    expect(told).toMatchObject({ status: 503, txn, retry: 'new_key' });
     expect((await one.get(`/v1/calls/${txn}`)).body.state).toBe('failed');
     expect(await upstream.requests(id)).toEqual([]);
   });

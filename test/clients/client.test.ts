@@ -55,6 +55,7 @@ describe('a call', () => {
     ['the connection is lost', [cut, cut, done]],
     ['the answer is cut off', [half, done]],
     ['it is still under way', [problem(409, 'in_progress', 'same_key'), done]],
+    ['its ledger fails for a moment', [json(504, { code: 'in_doubt', state: 'sending', retry: 'same_key' }), done]],
     ['the gateway is not available', [problem(503, 'unavailable', 'after_delay'), done]],
     ['something before the gateway fails', [json(502, {}), done]],
     ['it was not finished in time', [json(202, { txn: 'txn-1', state: 'sending' }, { 'retry-after': '0' }), done]],

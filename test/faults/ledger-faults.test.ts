@@ -88,8 +88,8 @@ describe.each(KINDS)('a ledger write that fails, world.%s', (kind) => {
     const cut = link.cutAfterClientBytes(names('advance'), { forward });
     const first = await gateway.call(tool, { id }, { key: id });
     expect(await cut).toBe(true);
-    expect([200, 503]).toContain(first.status);
-    if (first.status === 503) expect(first.body).toMatchObject({ code: 'unavailable', retry: 'same_key' });
+    expect([200, 504]).toContain(first.status);
+    if (first.status === 504) expect(first.body).toMatchObject({ code: 'in_doubt', retry: 'same_key' });
     const again = await gateway.call(tool, { id }, { key: id });
     expect(again.status).toBe(200);
     expect(await upstream.effects(id)).toHaveLength(1);
@@ -106,8 +106,8 @@ describe('PostgreSQL that does not answer', () => {
     link.stall();
     await upstream.release('go');
     const answer = await asked;
-    expect(answer.status).toBe(503);
-    expect(answer.body).toMatchObject({ code: 'unavailable', retry: 'same_key' });
+    expect(answer.status).toBe(504);
+    expect(answer.body).toMatchObject({ code: 'in_doubt', state: 'sending', retry: 'same_key' });
     link.cut();
     await link.pass();
     await gateway.ready();

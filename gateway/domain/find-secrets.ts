@@ -23,11 +23,12 @@ const STEPS_PER_UNIT = 16;
 export function finderOf(secrets: readonly string[]): Finder {
   const sorted = [...new Set(secrets)].filter((secret) => secret !== '').sort();
   if (sorted.length === 0) return () => [];
-  const root = branchOf(sorted, 0, sorted.length, 0);
+  const root = treeOf(sorted);
+  const starts = startsOf(sorted);
   return (text) => {
     const isEscaped = text.includes('\\');
     if (!isEscaped && sorted.length <= FEW && !sorted.some((secret) => text.includes(secret))) return [];
-    return spansIn(text, root, isEscaped);
+    return spansIn(text, root, starts, isEscaped);
   };
 }
 
@@ -41,30 +42,53 @@ interface Branch {
   readonly ways: ReadonlyMap<number, Branch>;
 }
 
-/** Of the secrets from `low` to before `high`, which are the same up to `depth`. They are sorted, and no two are equal. */
-function branchOf(sorted: readonly string[], low: number, high: number, depth: number): Branch {
-  const first = sorted[low] as string;
-  const last = sorted[high - 1] as string;
-  let until = depth;
-  while (until < first.length && first.charCodeAt(until) === last.charCodeAt(until)) until++;
-  const isWhole = first.length === until;
-  const ways = new Map<number, Branch>();
-  for (let from = isWhole ? low + 1 : low; from < high; ) {
-    const unit = (sorted[from] as string).charCodeAt(until);
-    let to = from + 1;
-    while (to < high && (sorted[to] as string).charCodeAt(until) === unit) to++;
-    ways.set(unit, branchOf(sorted, from, to, until));
-    from = to;
-  }
-  return { example: first, until, isWhole, ways };
+/** Secrets from `low` to before `high`, which are the same up to `depth`: the way `unit` of `ways`. */
+interface Bundle {
+  readonly low: number;
+  readonly high: number;
+  readonly depth: number;
+  readonly unit: number;
+  readonly ways: Map<number, Branch>;
 }
 
-function spansIn(text: string, root: Branch, isEscaped: boolean): Span[] | undefined {
+/** Of secrets that are sorted and all different. Not by recursion: `a`, `aa`, `aaa`… part at every character. */
+function treeOf(sorted: readonly string[]): Branch {
+  const top = new Map<number, Branch>();
+  const open: Bundle[] = [{ low: 0, high: sorted.length, depth: 0, unit: 0, ways: top }];
+  for (let next = open.pop(); next !== undefined; next = open.pop()) {
+    const { low, high, depth } = next;
+    const first = sorted[low] as string;
+    const last = sorted[high - 1] as string;
+    let until = depth;
+    while (until < first.length && first.charCodeAt(until) === last.charCodeAt(until)) until++;
+    const isWhole = first.length === until;
+    const ways = new Map<number, Branch>();
+    next.ways.set(next.unit, { example: first, until, isWhole, ways });
+    for (let from = isWhole ? low + 1 : low, to = from; from < high; from = to) {
+      const unit = (sorted[from] as string).charCodeAt(until);
+      while (to < high && (sorted[to] as string).charCodeAt(until) === unit) to++;
+      open.push({ low: from, high: to, depth: until, unit, ways });
+    }
+  }
+  return top.get(0) as Branch;
+}
+
+/** By the lower half of a character: whether a secret may start with it. Most places of most texts need no closer look. */
+function startsOf(secrets: readonly string[]): Uint8Array {
+  const starts = new Uint8Array(LOWER_HALF + 1);
+  for (const secret of secrets) starts[secret.charCodeAt(0) & LOWER_HALF] = 1;
+  // Whatever it starts with, an escape may write it.
+  starts[BACKSLASH] = 1;
+  return starts;
+}
+
+function spansIn(text: string, root: Branch, starts: Uint8Array, isEscaped: boolean): Span[] | undefined {
   const spans: { start: number; end: number }[] = [];
   const walk: Walk = { end: 0, steps: 0 };
   let stepsLeft = STEPS_PER_UNIT * text.length;
   let stepsLeftInside = stepsLeft;
   for (let at = 0; at < text.length; at++) {
+    if (starts[text.charCodeAt(at) & LOWER_HALF] === 0) continue;
     const last = spans.at(-1);
     const isInside = last !== undefined && at < last.end;
     // What overlaps a secret goes with it, unless that never ends: `aaaa` stands in `aaaa…` at every place.
@@ -119,6 +143,7 @@ function followAs(walk: Walk, text: string, from: number, root: Branch, asJson: 
 
 const UNIT_BITS = 16;
 const UNIT = 0xffff;
+const LOWER_HALF = 0xff;
 const BACKSLASH = 0x5c;
 const LETTER_U = 0x75;
 

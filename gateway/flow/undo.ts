@@ -2,13 +2,13 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
+import { cleanerOf, leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 import { undoArguments } from '../policy/undo-args.ts';
 import type { Job } from './job.ts';
-import type { Secrets } from './payload.ts';
+import { LEAST_ECHO, type Secrets } from './payload.ts';
 import type { Station } from './station.ts';
 
 /** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
@@ -151,15 +151,19 @@ function secretsOf({ redact }: Tool, { args, result }: Pick<UndoScope, 'args' | 
   return [...leavesAt(args, pathsUnder('args', redact)), ...leavesAt(result, pathsUnder('result', redact))];
 }
 
+/** Without the values that are secret, or have a secret in them. */
 function hide(value: Json, secrets: Secrets): Json {
-  if (typeof value === 'string')
-    return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
-      ? REDACTED
-      : value;
-  if (typeof value === 'number') return secrets.some((secret) => String(secret) === String(value)) ? REDACTED : value;
-  if (Array.isArray(value)) return value.map((item) => hide(item as Json, secrets));
-  if (!isObject(value)) return value;
-  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, hide(member, secrets)]));
+  if (secrets.length === 0) return value;
+  const exact = new Set(secrets.map(String));
+  const clean = cleanerOf([...exact].filter((secret) => secret.length >= LEAST_ECHO));
+  const shown = (of: Json): Json => {
+    if (typeof of === 'string') return exact.has(of) || clean(of) !== of ? REDACTED : of;
+    if (typeof of === 'number') return exact.has(String(of)) ? REDACTED : of;
+    if (Array.isArray(of)) return of.map((item) => shown(item as Json));
+    if (!isObject(of)) return of;
+    return Object.fromEntries(Object.entries(of).map(([name, member]) => [name, shown(member)]));
+  };
+  return shown(value);
 }
 
 /** The arguments of the undo of a call in hand, now that its result is known. */

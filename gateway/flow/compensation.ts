@@ -25,8 +25,8 @@ export interface Compensation {
   readonly guards: Guards | undefined;
 }
 
-/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand. */
-export async function compensationOf(station: Station, step: Step): Promise<Compensation | string> {
+/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand; undefined: not now. */
+export async function compensationOf(station: Station, step: Step): Promise<Compensation | string | undefined> {
   const call = await station.calls.read(step.txn);
   if (call === undefined) return 'the call is no longer there';
   const tool = station.policies().tools.get(step.undo?.tool ?? '');
@@ -35,6 +35,8 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
   const args = undoArgsOf(station.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);
+  if ('restsForMs' in faults)
+    return faults.isResting ? undefined : `it takes too long to tell whether its arguments fit ${tool.name}`;
   if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
   const { agent } = call;
   const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });

@@ -20,11 +20,11 @@ export function refusalOf(
   asked: ToolCall,
   facts: Facts,
 ): GatewayError | undefined {
-  const unfit = tool === undefined ? undefined : refusalOfArguments(tool, asked.args);
-  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
-  if (unfit !== undefined && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool))))
-    return unfit;
-  if (decision.allowed) return undefined;
+  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing. Nobody
+  // else has them checked, which may take a while.
+  const isNear = tool !== undefined && (decision.allowed || coversByName(asked.agent, tool));
+  const unfit = isNear ? refusalOfArguments(tool, asked.args) : undefined;
+  if (unfit !== undefined || decision.allowed) return unfit;
   const rule = decision.rule === undefined ? {} : { rule: decision.rule.id };
   return new GatewayError(decision.code, decision.reason, { members: { ...rule, ...factsShown(facts) } });
 }

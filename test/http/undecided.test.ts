@@ -61,6 +61,13 @@ describe('arguments whose check takes too long', () => {
     expect((await gateway.call('w.plain', {}, { key: 'k1' })).status).toBe(200);
   });
 
+  it('are not checked for an agent that may not call the tool at all', async () => {
+    const strange = await gateway.call('w.other', SLOW, { key: 'k6', agentKey: OTHER_AGENT_KEY });
+    expect(strange.body.code).toBe('denied');
+    // Otherwise it would be left alone now.
+    expect((await gateway.call('w.other', QUICK, { key: 'k7' })).status).toBe(200);
+  });
+
   it('are answered so in a dry run', async () => {
     const { status, body } = await gateway.call('w.dry', SLOW, { headers: { 'oncegate-dry-run': '?1' } });
     expect(status).toBe(200);

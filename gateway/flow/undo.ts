@@ -109,15 +109,17 @@ export function keepUndo(
   template?: Json,
 ): UndoArguments {
   const paths = pathsUnder('args', undoTool?.redact ?? []);
+  // They are what is sent one day, and only what has such a text can be. What else is sealed need not.
+  const exact = canonical(args);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
-    return { before: null, args: canonical(args), sealed: null, reason: null };
+    return { before: null, args: exact, sealed: null, reason: null };
   const secrets = secretsOf(tool, scope);
   const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
   const plain = template === undefined ? args : withoutDerived(args, madeOfShown(template, tool, scope));
   return {
     before: null,
     args: canonical(redact(hide(plain, [...secrets, ...seen]), paths)),
-    sealed: seal(key, scope.txn, canonical({ args, secrets })),
+    sealed: seal(key, scope.txn, JSON.stringify({ args, secrets })),
     reason: null,
   };
 }
@@ -189,8 +191,14 @@ export function undoOf(
 /** What was observed before the call, to be kept with its first attempt. */
 export function keepBefore(key: Buffer, txn: string, before: Json, isSecret: boolean): UndoArguments {
   return isSecret
-    ? { before: null, args: null, sealed: seal(key, txn, canonical({ before })), reason: null }
+    ? { before: null, args: null, sealed: seal(key, txn, JSON.stringify({ before }, finite)), reason: null }
     : { before: canonical(before), args: null, sealed: null, reason: null };
+}
+
+/** `JSON.stringify` keeps everything that JSON may say, but makes null of a number without end. */
+function finite(_: string, value: unknown): unknown {
+  if (typeof value === 'number' && !Number.isFinite(value)) throw new NotCanonical(`${value} is not JSON`);
+  return value;
 }
 
 interface Kept {

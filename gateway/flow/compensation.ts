@@ -1,10 +1,10 @@
 import { randomInt } from 'node:crypto';
 import { auditEntry } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
-import { canonical } from '../domain/canonical.ts';
+import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Tool } from '../domain/policy.ts';
+import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
 import type { Step } from '../domain/saga.ts';
 import { seal } from '../domain/seal.ts';
@@ -49,7 +49,10 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
     const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
     return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
-    if (error instanceof GatewayError) return error.message;
+    // Thrown any further it would end the round for every other step too.
+    const isOfThisStep =
+      error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonical;
+    if (isOfThisStep) return error.message;
     throw error;
   }
 }

@@ -1,6 +1,7 @@
 import { Ajv, type ErrorObject, type Options, type ValidateFunction } from 'ajv';
 import { Ajv2020 } from 'ajv/dist/2020.js';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import type { Faults, Undecided } from '../domain/policy.ts';
 import type { Path } from './faults.ts';
 import { compilePattern } from './pattern.ts';
@@ -243,7 +244,7 @@ function sentences(errors: readonly ErrorObject[] | null | undefined): string[] 
   const all = errors ?? [];
   let read = 0;
   for (; read < Math.min(all.length, MOST_FAULTS_READ) && said.size < MOST_FAULTS; read++) {
-    said.add(sentence(all[read] as ErrorObject).slice(0, MOST_FAULT_CHARACTERS));
+    said.add(legible(sentence(all[read] as ErrorObject), MOST_FAULT_CHARACTERS));
   }
   if (read < all.length) said.add(`and ${all.length - read} more`);
   return said.size > 0 ? [...said] : ['the arguments do not fit the schema'];

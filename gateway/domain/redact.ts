@@ -1,5 +1,5 @@
 import { finderOf } from './find-secrets.ts';
-import { isObject, type Json } from './json.ts';
+import { isObject, type Json, type JsonObject } from './json.ts';
 
 export const REDACTED = '[redacted]';
 
@@ -10,14 +10,26 @@ export function redact(value: Json, paths: readonly (readonly string[])[]): Json
 
 /** The same, but what is an object or an array stays one: an expression may look into it. */
 export function redactLeaves(value: Json, paths: readonly (readonly string[])[]): Json {
-  return paths.reduce((current, path) => replaceAt(current, path, blank), value);
+  return paths.reduce((current, path) => replaceAt(current, path, (at) => blank(at, false)), value);
 }
 
-function blank(value: Json): Json {
+/** And every object has a member more than it had: what an expression makes of all its members is told by that. */
+export function redactLeavesAndNames(value: Json, paths: readonly (readonly string[])[]): Json {
+  return paths.reduce((current, path) => replaceAt(current, path, (at) => blank(at, true)), value);
+}
+
+function blank(value: Json, isMarked: boolean): Json {
   if (value === null) return null;
-  if (Array.isArray(value)) return value.map((item) => blank(item as Json));
+  if (Array.isArray(value)) return value.map((item) => blank(item as Json, isMarked));
   if (!isObject(value)) return REDACTED;
-  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, blank(member)]));
+  const members = Object.entries(value).map(([name, member]) => [name, blank(member, isMarked)] as const);
+  return Object.fromEntries(isMarked ? [...members, [nameBeside(value), REDACTED]] : members);
+}
+
+function nameBeside(value: JsonObject): string {
+  let name = REDACTED;
+  while (Object.hasOwn(value, name)) name += ' ';
+  return name;
 }
 
 /** The paths below one root: `['args','card']` under `args` is `['card']`. */

@@ -2,7 +2,16 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { cleanerOf, leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
+import {
+  cleanerOf,
+  leavesAt,
+  leavesHidden,
+  pathsUnder,
+  REDACTED,
+  redact,
+  redactLeaves,
+  redactLeavesAndNames,
+} from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
@@ -115,7 +124,7 @@ export function keepUndo(
     return { before: null, args: exact, sealed: null, reason: null };
   const secrets = secretsOf(tool, scope);
   const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
-  const plain = template === undefined ? args : withoutDerived(args, madeOfShown(template, tool, scope));
+  const plain = template === undefined ? args : shownOf(args, template, tool, scope);
   return {
     before: null,
     args: canonical(redact(hide(plain, [...secrets, ...seen]), paths)),
@@ -124,11 +133,16 @@ export function keepUndo(
   };
 }
 
+function shownOf(args: JsonObject, template: Json, tool: Tool, scope: UndoScope): Json {
+  const other = madeOfShown(template, tool, scope);
+  return other === undefined ? withoutMade(args, template) : withoutDerived(args, other);
+}
+
 /** The arguments as they would be if what is redacted were nothing else; undefined when they cannot be made of that. */
 function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json | undefined {
   const { agent, before, isBeforeSecret } = scope;
-  const args = redactLeaves(scope.args, pathsUnder('args', redact)) as JsonObject;
-  const result = redactLeaves(scope.result, pathsUnder('result', redact));
+  const args = redactLeavesAndNames(scope.args, pathsUnder('args', redact)) as JsonObject;
+  const result = redactLeavesAndNames(scope.result, pathsUnder('result', redact));
   const seen = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
   try {
     return undoArguments(template, withoutAbsent({ args, result, agent, before: seen }));
@@ -138,12 +152,23 @@ function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json |
   }
 }
 
+/** Where it is not known which were made of secrets, every value may have been. Names that the template says itself are none. */
+function withoutMade(value: Json, template: Json): Json {
+  if (typeof value !== 'object' || value === null || typeof template !== 'object' || template === null)
+    return value === null ? null : REDACTED;
+  const parts = new Map(Object.entries(template) as [string, Json][]);
+  const part = (name: string): Json => parts.get(name) ?? null;
+  if (Array.isArray(value)) return value.map((item, i) => withoutMade(item as Json, part(String(i))));
+  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutMade(of, part(name))]));
+}
+
 /** What comes out otherwise without the secrets was made of them, in whatever way. */
 function withoutDerived(value: Json, other: Json | undefined): Json {
-  if (other === undefined) return redactLeaves(value, [[]]);
   if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
   if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
   const others = new Map(Object.entries(other) as [string, Json][]);
+  // It has the names of something that is redacted, or as many items.
+  if (others.size > Object.keys(value).length) return REDACTED;
   if (Array.isArray(value)) return value.map((item, i) => withoutDerived(item as Json, others.get(String(i))));
   return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutDerived(of, others.get(name))]));
 }

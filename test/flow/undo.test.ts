@@ -81,3 +81,37 @@ describe('half a character', () => {
     expect(() => keepBefore(KEY, 't-1', JSON.parse('{"n":1e400}') as Json, true)).toThrow(NotCanonical);
   });
 });
+
+describe('an object that is redacted', () => {
+  const tokens = { sk_live_x: true, pk_live_y: [{ z_live: 1 }] };
+  const shownOf = (template: Json, args: JsonObject = { tokens, order: 'o-1' }) => {
+    const { kept, call } = undoFrom(redacting(['args', 'tokens']), template, { args });
+    expect(undoArgsOf(KEY, call)).toEqual(expect.any(Object));
+    return JSON.parse(kept?.args ?? 'null') as Json;
+  };
+
+  it.each<[string, Json, Json]>([
+    ['as it is', { t: '${args.tokens}', order: '${args.order}' }, { t: '[redacted]', order: 'o-1' }],
+    ['within the arguments', { all: '${args}' }, { all: { tokens: '[redacted]', order: 'o-1' } }],
+    ['as all the arguments', '${args.tokens}', '[redacted]'],
+    ['in part', { t: '${args.tokens.pk_live_y}' }, { t: ['[redacted]'] }],
+    ['as a list of its names', { t: '${args.tokens.map(name, name)}' }, { t: '[redacted]' }],
+    [
+      'in an expression that fails without it',
+      { t: '${args.tokens}', n: '${args.tokens.pk_live_y[0].z_live + 1.0}' },
+      { t: '[redacted]', n: '[redacted]' },
+    ],
+  ])('does not show the names of its members, used %s', (_, template, shown) => {
+    expect(shownOf(template)).toEqual(shown);
+  });
+
+  it('nor when one of them is the very word', () => {
+    expect(shownOf({ t: '${args.tokens}' }, { tokens: { '[redacted]': 1, sk_live: 2 } })).toEqual({ t: '[redacted]' });
+  });
+
+  it('shows what is beside its members', () => {
+    expect(shownOf({ a: { t: '${args.tokens}', why: 'undone', n: 3 } })).toEqual({
+      a: { t: '[redacted]', why: 'undone', n: 3 },
+    });
+  });
+});

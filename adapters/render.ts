@@ -1,5 +1,5 @@
 import type { PreparedRequest, Wish } from '../gateway/domain/adapter.ts';
-import { canonical } from '../gateway/domain/canonical.ts';
+import { canonical, NotCanonical } from '../gateway/domain/canonical.ts';
 import { GatewayError } from '../gateway/domain/errors.ts';
 import { isObject, type Json } from '../gateway/domain/json.ts';
 import {
@@ -67,7 +67,8 @@ export function render(tool: Tool, template: RequestTemplate, wish: Wish, txn: s
     if (path.length > MOST_TARGET) throw tooLong();
     return { base, method: template.method, path, headers, body: textOf(body, args, canonicalArgs) };
   } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error;
+    // What a template cuts out of good text need not be any: half a character can be judged and not be sent.
+    if (!(error instanceof ExpressionError) && !(error instanceof NotCanonical)) throw error;
     throw new GatewayError(
       'invalid_arguments',
       `The request of ${tool.name} cannot be built from these arguments: ${error.message}`,
@@ -109,7 +110,7 @@ function renderQuery(plan: Plan, scope: Scope): string {
     const value = expression(scope);
     for (const item of Array.isArray(value) ? value : [value]) {
       if (item === null) continue;
-      const text = typeof item === 'string' ? item : canonical(item as Json);
+      const text = queryText(item as Json);
       length += name.length + text.length;
       if (length > MOST_TARGET) throw tooLong();
       query.append(name, text);
@@ -117,6 +118,12 @@ function renderQuery(plan: Plan, scope: Scope): string {
   }
   const text = query.toString();
   return text === '' ? '' : `?${text}`;
+}
+
+/** What has no canonical text is refused, strings too: half a character would be sent as another one. */
+function queryText(item: Json): string {
+  const text = canonical(item);
+  return typeof item === 'string' ? item : text;
 }
 
 function tooLong(): ExpressionError {

@@ -1,5 +1,13 @@
 import { isObject, type JsonObject } from '../domain/json.ts';
-import type { Agent, Approve, Decision, Policies, Poll, Rule } from '../domain/policy.ts';
+import {
+  type Agent,
+  type Approve,
+  type Decision,
+  faultsTold,
+  type Policies,
+  type Poll,
+  type Rule,
+} from '../domain/policy.ts';
 import type { Verdict } from '../domain/vote.ts';
 import type { BuiltInDecision } from '../policy/decide.ts';
 import { isOpen } from '../policy/poll.ts';
@@ -123,7 +131,7 @@ function verdictOf(decision: Decision, args: JsonObject): Told {
     delayMs: rule.delayMs ?? null,
     voters: poll === undefined ? null : votersOf(poll),
     hold: hold === undefined ? null : { by: hold.by, quorum: hold.quorum, withinMs: hold.withinMs },
-    argumentFaults: tool.faults(args),
+    argumentFaults: faultsTold(tool.faults(args)),
     decider,
   };
 }

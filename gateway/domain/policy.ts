@@ -138,6 +138,22 @@ export interface Repeats {
   readonly windowMs: number;
 }
 
+/** Every fault of arguments against the `input` of their tool, as sentences, and none when they fit; or that nobody can say. */
+export type Faults = readonly string[] | Undecided;
+
+/** It took too long to tell, which says nothing about the arguments. */
+export interface Undecided {
+  /** For so long it is not tried again. */
+  readonly restsForMs: number;
+  /** It was not even tried: it took too long before. */
+  readonly isResting: boolean;
+}
+
+/** Where there is nobody to ask again, being undecided is a fault too. */
+export function faultsTold(faults: Faults): readonly string[] {
+  return 'restsForMs' in faults ? ['it takes too long to tell whether they fit'] : faults;
+}
+
 export interface Tool {
   readonly name: string;
   readonly upstream: string;
@@ -148,8 +164,7 @@ export interface Tool {
   readonly input: JsonObject;
   /** The JSON Schema of its results, if anybody said. */
   readonly output?: JsonObject;
-  /** Every fault of the arguments against `input`, as sentences; empty when they fit. */
-  readonly faults: (args: JsonObject) => readonly string[];
+  readonly faults: (args: JsonObject) => Faults;
   readonly effect: 'read' | 'write';
   /** Always there for tools of an `http` upstream. */
   readonly request?: RequestTemplate;

@@ -1,4 +1,5 @@
-import { isObject, type Json } from './json.ts';
+import { finderOf } from './find-secrets.ts';
+import { isObject, type Json, type JsonObject } from './json.ts';
 
 export const REDACTED = '[redacted]';
 
@@ -9,14 +10,26 @@ export function redact(value: Json, paths: readonly (readonly string[])[]): Json
 
 /** The same, but what is an object or an array stays one: an expression may look into it. */
 export function redactLeaves(value: Json, paths: readonly (readonly string[])[]): Json {
-  return paths.reduce((current, path) => replaceAt(current, path, blank), value);
+  return paths.reduce((current, path) => replaceAt(current, path, (at) => blank(at, false)), value);
 }
 
-function blank(value: Json): Json {
+/** And every object has a member more than it had: what an expression makes of all its members is told by that. */
+export function redactLeavesAndNames(value: Json, paths: readonly (readonly string[])[]): Json {
+  return paths.reduce((current, path) => replaceAt(current, path, (at) => blank(at, true)), value);
+}
+
+function blank(value: Json, isMarked: boolean): Json {
   if (value === null) return null;
-  if (Array.isArray(value)) return value.map((item) => blank(item as Json));
+  if (Array.isArray(value)) return value.map((item) => blank(item as Json, isMarked));
   if (!isObject(value)) return REDACTED;
-  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, blank(member)]));
+  const members = Object.entries(value).map(([name, member]) => [name, blank(member, isMarked)] as const);
+  return Object.fromEntries(isMarked ? [...members, [nameBeside(value), REDACTED]] : members);
+}
+
+function nameBeside(value: JsonObject): string {
+  let name = REDACTED;
+  while (Object.hasOwn(value, name)) name += ' ';
+  return name;
 }
 
 /** The paths below one root: `['args','card']` under `args` is `['card']`. */
@@ -66,17 +79,26 @@ export function leavesHidden(exact: Json, shown: Json | undefined): (string | nu
   return Object.entries(exact).flatMap(([name, member]) => leavesHidden(member as Json, seen.get(name)));
 }
 
+/** Takes secrets out of texts; undefined when it takes too long to tell where they are. */
+export type Cleaner = (text: string) => string | undefined;
+
+export function cleanerOf(secrets: readonly string[]): Cleaner {
+  const find = finderOf(secrets);
+  return (text) => {
+    const spans = find(text);
+    if (spans === undefined) return undefined;
+    if (spans.length === 0) return text;
+    const rest = spans.map(({ end }, i) => text.slice(end, spans[i + 1]?.start));
+    return text.slice(0, spans[0]?.start) + REDACTED + rest.join(REDACTED);
+  };
+}
+
 /**
- * Takes secrets out of a text, the longest first, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes
- * to whoever parses it).
+ * Takes secrets out of a text, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes to whoever parses it). A
+ * text that cannot be looked through is not told at all.
  */
 export function scrub(text: string, secrets: readonly string[]): string {
-  if (secrets.length === 0) return text;
-  const escaped = text.includes('\\');
-  return secrets.reduce(
-    (clean, secret) => (escaped || clean.includes(secret) ? clean.replace(asWritten(secret), REDACTED) : clean),
-    text,
-  );
+  return secrets.length === 0 ? text : (cleanerOf(secrets)(text) ?? REDACTED);
 }
 
 /**
@@ -84,8 +106,8 @@ export function scrub(text: string, secrets: readonly string[]): string {
  * hexadecimal digits. Made once for an upstream.
  */
 export function scrubber(credentials: readonly string[]): (text: string) => string {
-  const encoded = [...new Set(credentials.flatMap(encodings))].sort((a, b) => b.length - a.length);
-  return (text) => encoded.reduce((clean, writing) => clean.replaceAll(writing, REDACTED), scrub(text, credentials));
+  const clean = cleanerOf([...credentials, ...credentials.flatMap(encodings)]);
+  return (text) => clean(text) ?? REDACTED;
 }
 
 function encodings(secret: string): string[] {
@@ -95,32 +117,10 @@ function encodings(secret: string): string[] {
   const base64 = bytes.toString('base64');
   const inUrls = [url, url.replaceAll('%20', '+'), url.replaceAll(/%../g, (code) => code.toLowerCase())];
   const inBase64 = [base64, base64.replace(/=+$/, ''), bytes.toString('base64url')];
-  // Some write slashes in JSON with a backslash.
-  return [...inUrls, ...inBase64, ...inBase64.map((text) => text.replaceAll('/', '\\/')), hex, hex.toUpperCase()];
+  return [...inUrls, ...inBase64, hex, hex.toUpperCase()];
 }
 
 /** A text as it looks in bytes that are read as one character each. */
 export function asBytes(text: string): string {
   return Buffer.from(text, 'utf8').toString('latin1');
-}
-
-const SHORT_ESCAPES: Readonly<Record<string, string>> = {
-  '"': '"',
-  '\\': '\\\\',
-  '/': '/',
-  '\b': 'b',
-  '\f': 'f',
-  '\n': 'n',
-  '\r': 'r',
-  '\t': 't',
-};
-
-function asWritten(secret: string): RegExp {
-  const units = Array.from({ length: secret.length }, (_, i) => {
-    const hex = secret.charCodeAt(i).toString(16).padStart(4, '0');
-    const anyCase = hex.replaceAll(/[a-f]/g, (digit) => `[${digit}${digit.toUpperCase()}]`);
-    const short = SHORT_ESCAPES[secret.charAt(i)];
-    return `(?:\\u${hex}|\\\\u${anyCase}${short === undefined ? '' : `|\\\\${short}`})`;
-  });
-  return new RegExp(units.join(''), 'g');
 }

@@ -1,10 +1,10 @@
 import { randomInt } from 'node:crypto';
 import { auditEntry } from '../domain/audit.ts';
 import type { Call } from '../domain/call.ts';
-import { canonical } from '../domain/canonical.ts';
+import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Tool } from '../domain/policy.ts';
+import { ExpressionError, type Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
 import type { Step } from '../domain/saga.ts';
 import { seal } from '../domain/seal.ts';
@@ -25,8 +25,8 @@ export interface Compensation {
   readonly guards: Guards | undefined;
 }
 
-/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand. */
-export async function compensationOf(station: Station, step: Step): Promise<Compensation | string> {
+/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand; undefined: not now. */
+export async function compensationOf(station: Station, step: Step): Promise<Compensation | string | undefined> {
   const call = await station.calls.read(step.txn);
   if (call === undefined) return 'the call is no longer there';
   const tool = station.policies().tools.get(step.undo?.tool ?? '');
@@ -35,6 +35,8 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
   const args = undoArgsOf(station.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);
+  if ('restsForMs' in faults)
+    return faults.isResting ? undefined : `it takes too long to tell whether its arguments fit ${tool.name}`;
   if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
   const { agent } = call;
   const txn = txnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
@@ -47,7 +49,10 @@ export async function compensationOf(station: Station, step: Step): Promise<Comp
     const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
     return { intent: intentOf(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
-    if (error instanceof GatewayError) return error.message;
+    // Thrown any further it would end the round for every other step too.
+    const isOfThisStep =
+      error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonical;
+    if (isOfThisStep) return error.message;
     throw error;
   }
 }

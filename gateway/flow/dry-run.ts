@@ -14,7 +14,7 @@ import { undoShown } from './hold.ts';
 import { identifyCall } from './identify-call.ts';
 import { isOfAnother, meantBy, tookPart } from './join.ts';
 import { lockOrderOf } from './locking.ts';
-import { refuseUndo, whyAnother } from './refuse.ts';
+import { refusalOfArguments, refuseUndo, whyAnother } from './refuse.ts';
 import { earlierCall } from './repeat-call.ts';
 import { refuseFenced } from './runs.ts';
 import { refuseClosed, refuseStrangeDependencies } from './sagas.ts';
@@ -63,8 +63,9 @@ async function explainCall(station: Station, asked: ToolCall): Promise<JsonObjec
     const earlier = await earlierCall(station, asked, tool, fingerprint);
     return { ...explained, ...why, wouldAnswer: earlier === undefined ? refusal(code) : answerOf(earlier) };
   };
-  const faults = tool !== undefined && coversByName(asked.agent, tool) ? tool.faults(asked.args) : [];
-  if (faults.length > 0) return refused('invalid_arguments', { faults: [...faults] });
+  const isCovered = tool !== undefined && coversByName(asked.agent, tool);
+  const unfit = isCovered ? refusalOfArguments(tool, asked.args) : undefined;
+  if (unfit !== undefined) return refused(unfit.code, unfit.extras.members ?? { detail: unfit.message });
   if (!decision.allowed) return refused(decision.code, {});
   try {
     return {

@@ -1,4 +1,5 @@
 import type { Answer } from '../domain/adapter.ts';
+import { NotCanonical } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
@@ -39,7 +40,9 @@ export async function lookAt(station: Station, job: Job, name: string, argsOf: (
     return { detail: describe(outcome), isAbsent };
   } catch (error) {
     // Nor can it look with a request that these arguments do not make.
-    if (error instanceof ExpressionError || error instanceof GatewayError) return blind(error.message);
+    const isOfTheirs =
+      error instanceof ExpressionError || error instanceof NotCanonical || error instanceof GatewayError;
+    if (isOfTheirs) return blind(error.message);
     throw error;
   }
 }

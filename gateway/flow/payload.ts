@@ -3,7 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { canonical } from '../domain/canonical.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Tool } from '../domain/policy.ts';
-import { asBytes, leavesAt, pathsUnder, REDACTED, redact, scrub } from '../domain/redact.ts';
+import { asBytes, cleanerOf, leavesAt, pathsUnder, REDACTED, redact } from '../domain/redact.ts';
 import { seal, unseal } from '../domain/seal.ts';
 
 export interface Payload {
@@ -70,31 +70,54 @@ export function redactAnswer(tool: Tool, answer: Answer, args: JsonObject, secre
 }
 
 /** Shorter ones stand in too many places by chance: a text is then only taken out where it is a whole JSON string. */
-const LEAST_ECHO = 4;
+export const LEAST_ECHO = 4;
 
+/** One pass for all texts and one for all numbers, however many: everybody else waits. What cannot be looked through is not kept. */
 function withoutEchoes(answer: Answer, values: Secrets): Answer {
   if (answer.body === null || values.length === 0) return answer;
-  const texts = values.filter((value) => typeof value === 'string' && value !== '').sort(longestFirst) as string[];
+  const texts = values.filter((value) => typeof value === 'string');
   const long = texts.filter((text) => text.length >= LEAST_ECHO);
-  const contentType = answer.contentType === null ? null : scrub(answer.contentType, long);
+  const clean = cleanerOf(long);
+  const contentType = answer.contentType === null ? null : (clean(answer.contentType) ?? null);
   if (answer.encoding === 'base64') {
-    const bytes = Buffer.from(answer.body, 'base64').toString('latin1');
     // Its letters may be in UTF-8 although the whole is not.
-    const clean = scrub(scrub(bytes, long.map(asBytes)), long);
-    return { ...answer, contentType, body: Buffer.from(clean, 'latin1').toString('base64') };
+    const bytes = cleanerOf([...long.map(asBytes), ...long])(Buffer.from(answer.body, 'base64').toString('latin1'));
+    return {
+      ...answer,
+      contentType,
+      body: bytes === undefined ? null : Buffer.from(bytes, 'latin1').toString('base64'),
+    };
   }
-  let body = scrub(answer.body, long);
-  for (const text of texts.slice(long.length)) body = body.replaceAll(JSON.stringify(text), JSON.stringify(REDACTED));
-  for (const value of values) {
-    const digits = String(value);
-    if (typeof value !== 'number' || digits.length < LEAST_ECHO) continue;
-    body = body.replaceAll(new RegExp(`(?<![\\w.+-])${digits.replaceAll('.', '\\.')}(?![\\w.])`, 'g'), 'null');
-  }
-  return { ...answer, contentType, body };
+  const body = clean(answer.body);
+  if (body === undefined) return { ...answer, contentType, body: null };
+  const short = new Set(texts.filter((text) => text.length < LEAST_ECHO));
+  const numbers = new Set(values.filter((value) => typeof value === 'number').map(String));
+  return { ...answer, contentType, body: withoutNumbers(withoutShort(body, short), numbers) };
 }
 
-function longestFirst(a: string | number, b: string | number): number {
-  return String(b).length - String(a).length;
+const SHORT_STRING = /(?<=")(?:[^"\\]|\\(?:u[\da-fA-F]{4}|[^u])){1,3}(?=")/g;
+
+function withoutShort(body: string, secrets: ReadonlySet<string>): string {
+  if (secrets.size === 0) return body;
+  return body.replace(SHORT_STRING, (written) => (secrets.has(meantBy(written)) ? REDACTED : written));
+}
+
+function meantBy(written: string): string {
+  if (!written.includes('\\')) return written;
+  try {
+    return JSON.parse(`"${written}"`) as string;
+  } catch {
+    return written;
+  }
+}
+
+const NUMBER = /(?<![\w.+-])-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])/g;
+
+/** In whatever way JSON may write them. */
+function withoutNumbers(body: string, secrets: ReadonlySet<string>): string {
+  const long = new Set([...secrets].filter((digits) => digits.length >= LEAST_ECHO));
+  if (long.size === 0) return body;
+  return body.replace(NUMBER, (written) => (long.has(String(Number(written))) ? 'null' : written));
 }
 
 /** The result an expression sees: JSON if it is JSON, else the text. */

@@ -1,6 +1,7 @@
 import { digest } from '../domain/audit.ts';
 import type { CallFace } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
+import type { JsonObject } from '../domain/json.ts';
 import type { Decision, Policies, Rule, Tool } from '../domain/policy.ts';
 import type { LockedBy } from '../ledger/locks.ts';
 import { coversByName, decide, isWary } from '../policy/decide.ts';
@@ -19,14 +20,24 @@ export function refusalOf(
   asked: ToolCall,
   facts: Facts,
 ): GatewayError | undefined {
-  const faults = tool?.faults(asked.args) ?? [];
-  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing.
-  if (faults.length > 0 && (decision.allowed || (tool !== undefined && coversByName(asked.agent, tool)))) {
-    return new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
-  }
-  if (decision.allowed) return undefined;
+  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing. Nobody
+  // else has them checked, which may take a while.
+  const isNear = tool !== undefined && (decision.allowed || coversByName(asked.agent, tool));
+  const unfit = isNear ? refusalOfArguments(tool, asked.args) : undefined;
+  if (unfit !== undefined || decision.allowed) return unfit;
   const rule = decision.rule === undefined ? {} : { rule: decision.rule.id };
   return new GatewayError(decision.code, decision.reason, { members: { ...rule, ...factsShown(facts) } });
+}
+
+/** Because they do not fit the tool, or nobody can say in time whether they do; undefined when they fit. */
+export function refusalOfArguments(tool: Tool, args: JsonObject, about = ''): GatewayError | undefined {
+  const faults = tool.faults(args);
+  if ('restsForMs' in faults) {
+    const detail = `${about}It takes too long to tell whether these arguments fit ${tool.name}, so nothing was sent.`;
+    return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.restsForMs / 1000) });
+  }
+  if (faults.length === 0) return undefined;
+  return new GatewayError('invalid_arguments', `${about}${faults.join('; ')}`, { members: { faults: [...faults] } });
 }
 
 /** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
@@ -38,11 +49,9 @@ export async function refuseUndo(station: Station, policies: Policies, asked: To
   const call = { args: undo.args, ...place, now: Date.now(), ...facts };
   const decision = decide(policies, agent, undo.tool, call);
   const declared = policies.tools.get(undo.tool);
-  const faults = declared !== undefined && coversByName(agent, declared) ? declared.faults(undo.args) : [];
-  if (faults.length > 0)
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${faults.join('; ')}`, {
-      members: { faults: [...faults] },
-    });
+  const isCovered = declared !== undefined && coversByName(agent, declared);
+  const unfit = isCovered ? refusalOfArguments(declared, undo.args, 'Oncegate-Undo: ') : undefined;
+  if (unfit !== undefined) throw unfit;
   if (!decision.allowed)
     throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
       ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),

@@ -171,6 +171,7 @@ export class Rollbacks {
     const station = this.#station;
     const owner = station.lease.id;
     const prepared = await compensationOf(station, step);
+    if (prepared === undefined) return false;
     if (typeof prepared === 'string') return this.#give(step, prepared);
     const { intent, tool, payload, guards } = prepared;
     if (!station.switches.inForce(owner)) return false;

@@ -7,6 +7,7 @@ import type { Flow } from './call-tool.ts';
 import { readCall } from './own-calls.ts';
 import { type Caller, pause } from './patience.ts';
 import { load } from './payload.ts';
+import { refusalOfArguments } from './refuse.ts';
 import { readSaga, type SagaStory } from './sagas.ts';
 import { keepUndo } from './undo.ts';
 
@@ -49,9 +50,9 @@ function given(flow: Flow, call: Call, args: JsonObject | undefined) {
   if (args === undefined) return undefined;
   const { station } = flow;
   const { tools } = station.policies();
-  const faults = tools.get(call.undo?.tool ?? '')?.faults(args) ?? [];
-  if (faults.length > 0)
-    throw new GatewayError('invalid_arguments', faults.join('; '), { members: { faults: [...faults] } });
+  const undoTool = tools.get(call.undo?.tool ?? '');
+  const unfit = undoTool === undefined ? undefined : refusalOfArguments(undoTool, args);
+  if (unfit !== undefined) throw unfit;
   const tool = tools.get(call.tool);
   const payload = load(station.sealingKey, call);
   if (tool === undefined || typeof payload === 'string') return { text: JSON.stringify(args), sealed: null };
@@ -63,7 +64,7 @@ function given(flow: Flow, call: Call, args: JsonObject | undefined) {
     before: undefined,
     isBeforeSecret: false,
   };
-  const kept = keepUndo(station.sealingKey, tool, tools.get(call.undo?.tool ?? ''), scope, args);
+  const kept = keepUndo(station.sealingKey, tool, undoTool, scope, args);
   return { text: kept.args ?? '{}', sealed: kept.sealed };
 }
 

@@ -2,13 +2,22 @@ import { canonical, NotCanonical } from '../domain/canonical.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { legible } from '../domain/legible.ts';
 import { ExpressionError, type Tool } from '../domain/policy.ts';
-import { leavesAt, leavesHidden, pathsUnder, REDACTED, redact, redactLeaves } from '../domain/redact.ts';
+import {
+  cleanerOf,
+  leavesAt,
+  leavesHidden,
+  pathsUnder,
+  REDACTED,
+  redact,
+  redactLeaves,
+  redactLeavesAndNames,
+} from '../domain/redact.ts';
 import type { StoredUndo } from '../domain/saga.ts';
 import { seal, unseal } from '../domain/seal.ts';
 import type { UndoArguments } from '../ledger/calls.ts';
 import { undoArguments } from '../policy/undo-args.ts';
 import type { Job } from './job.ts';
-import type { Secrets } from './payload.ts';
+import { LEAST_ECHO, type Secrets } from './payload.ts';
 import type { Station } from './station.ts';
 
 /** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
@@ -109,24 +118,31 @@ export function keepUndo(
   template?: Json,
 ): UndoArguments {
   const paths = pathsUnder('args', undoTool?.redact ?? []);
+  // They are what is sent one day, and only what has such a text can be. What else is sealed need not.
+  const exact = canonical(args);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
-    return { before: null, args: canonical(args), sealed: null, reason: null };
+    return { before: null, args: exact, sealed: null, reason: null };
   const secrets = secretsOf(tool, scope);
   const seen = scope.isBeforeSecret ? leavesAt(scope.before ?? null, [[]]) : [];
-  const plain = template === undefined ? args : withoutDerived(args, madeOfShown(template, tool, scope));
+  const plain = template === undefined ? args : shownOf(args, template, tool, scope);
   return {
     before: null,
     args: canonical(redact(hide(plain, [...secrets, ...seen]), paths)),
-    sealed: seal(key, scope.txn, canonical({ args, secrets })),
+    sealed: seal(key, scope.txn, JSON.stringify({ args, secrets })),
     reason: null,
   };
+}
+
+function shownOf(args: JsonObject, template: Json, tool: Tool, scope: UndoScope): Json {
+  const other = madeOfShown(template, tool, scope);
+  return other === undefined ? withoutMade(args, template) : withoutDerived(args, other);
 }
 
 /** The arguments as they would be if what is redacted were nothing else; undefined when they cannot be made of that. */
 function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json | undefined {
   const { agent, before, isBeforeSecret } = scope;
-  const args = redactLeaves(scope.args, pathsUnder('args', redact)) as JsonObject;
-  const result = redactLeaves(scope.result, pathsUnder('result', redact));
+  const args = redactLeavesAndNames(scope.args, pathsUnder('args', redact)) as JsonObject;
+  const result = redactLeavesAndNames(scope.result, pathsUnder('result', redact));
   const seen = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
   try {
     return undoArguments(template, withoutAbsent({ args, result, agent, before: seen }));
@@ -136,12 +152,23 @@ function madeOfShown(template: Json, { redact }: Tool, scope: UndoScope): Json |
   }
 }
 
+/** Where it is not known which were made of secrets, every value may have been. Names that the template says itself are none. */
+function withoutMade(value: Json, template: Json): Json {
+  if (typeof value !== 'object' || value === null || typeof template !== 'object' || template === null)
+    return value === null ? null : REDACTED;
+  const parts = new Map(Object.entries(template) as [string, Json][]);
+  const part = (name: string): Json => parts.get(name) ?? null;
+  if (Array.isArray(value)) return value.map((item, i) => withoutMade(item as Json, part(String(i))));
+  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutMade(of, part(name))]));
+}
+
 /** What comes out otherwise without the secrets was made of them, in whatever way. */
 function withoutDerived(value: Json, other: Json | undefined): Json {
-  if (other === undefined) return redactLeaves(value, [[]]);
   if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
   if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
   const others = new Map(Object.entries(other) as [string, Json][]);
+  // It has the names of something that is redacted, or as many items.
+  if (others.size > Object.keys(value).length) return REDACTED;
   if (Array.isArray(value)) return value.map((item, i) => withoutDerived(item as Json, others.get(String(i))));
   return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, withoutDerived(of, others.get(name))]));
 }
@@ -151,15 +178,19 @@ function secretsOf({ redact }: Tool, { args, result }: Pick<UndoScope, 'args' | 
   return [...leavesAt(args, pathsUnder('args', redact)), ...leavesAt(result, pathsUnder('result', redact))];
 }
 
+/** Without the values that are secret, or have a secret in them. */
 function hide(value: Json, secrets: Secrets): Json {
-  if (typeof value === 'string')
-    return secrets.some((secret) => value === secret || (String(secret).length >= 4 && value.includes(String(secret))))
-      ? REDACTED
-      : value;
-  if (typeof value === 'number') return secrets.some((secret) => String(secret) === String(value)) ? REDACTED : value;
-  if (Array.isArray(value)) return value.map((item) => hide(item as Json, secrets));
-  if (!isObject(value)) return value;
-  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, hide(member, secrets)]));
+  if (secrets.length === 0) return value;
+  const exact = new Set(secrets.map(String));
+  const clean = cleanerOf([...exact].filter((secret) => secret.length >= LEAST_ECHO));
+  const shown = (of: Json): Json => {
+    if (typeof of === 'string') return exact.has(of) || clean(of) !== of ? REDACTED : of;
+    if (typeof of === 'number') return exact.has(String(of)) ? REDACTED : of;
+    if (Array.isArray(of)) return of.map((item) => shown(item as Json));
+    if (!isObject(of)) return of;
+    return Object.fromEntries(Object.entries(of).map(([name, member]) => [name, shown(member)]));
+  };
+  return shown(value);
 }
 
 /** The arguments of the undo of a call in hand, now that its result is known. */
@@ -185,8 +216,14 @@ export function undoOf(
 /** What was observed before the call, to be kept with its first attempt. */
 export function keepBefore(key: Buffer, txn: string, before: Json, isSecret: boolean): UndoArguments {
   return isSecret
-    ? { before: null, args: null, sealed: seal(key, txn, canonical({ before })), reason: null }
+    ? { before: null, args: null, sealed: seal(key, txn, JSON.stringify({ before }, finite)), reason: null }
     : { before: canonical(before), args: null, sealed: null, reason: null };
+}
+
+/** `JSON.stringify` keeps everything that JSON may say, but makes null of a number without end. */
+function finite(_: string, value: unknown): unknown {
+  if (typeof value === 'number' && !Number.isFinite(value)) throw new NotCanonical(`${value} is not JSON`);
+  return value;
 }
 
 interface Kept {

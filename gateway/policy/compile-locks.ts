@@ -1,4 +1,5 @@
 import type { Json } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import { lockFault, MOST_LOCKS } from '../domain/lock.ts';
 import { type Expression, ExpressionError, type Lock } from '../domain/policy.ts';
 import { compileExpression, type Variable } from './expressions.ts';
@@ -53,7 +54,7 @@ function listOf(value: Json, template: string): string[] {
   return items.map((item) => {
     if (typeof item === 'string') return item;
     if (typeof item === 'number' || typeof item === 'boolean') return String(item);
-    throw new ExpressionError(`neither text, a number nor a list of those: \`${template.slice(0, 120)}\``);
+    throw new ExpressionError(`neither text, a number nor a list of those: \`${legible(template, 120)}\``);
   });
 }
 

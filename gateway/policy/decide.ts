@@ -12,7 +12,7 @@ import {
   type Tool,
 } from '../domain/policy.ts';
 import { BUILT_IN } from './built-in.ts';
-import { onOneBudget } from './metering.ts';
+import { onOnePurse } from './metering.ts';
 import { openPoll } from './poll.ts';
 
 /**
@@ -59,12 +59,18 @@ interface Candidates {
 }
 
 type Match = { readonly matched: boolean; readonly error?: string };
+type Evaluate = (rule: Rule, scope: Scope) => Match;
 
+/** A rule that cannot be evaluated any more, because those before it cost all there was, denies like any that cannot. */
 export function decide(policies: Policies, agent: Agent, toolName: string, call: CallScope): Decision {
+  return onOnePurse(() => decideBy(evaluate, policies, agent, toolName, call));
+}
+
+function decideBy(by: Evaluate, policies: Policies, agent: Agent, toolName: string, call: CallScope): Decision {
   const tool = policies.tools.get(toolName);
   const candidates = tool === undefined ? candidatesOf(agent, toolName) : cachedCandidates(agent, toolName);
   const scope = scopeOf(agent, toolName, call);
-  const verdict = judge(agent, toolName, tool?.effect, candidates, scope);
+  const verdict = verdictOf(by, agent, toolName, tool?.effect, candidates, scope);
   if (tool === undefined) {
     // Only whoever a rule lets near the name may learn that nothing has it.
     const covered = candidates.allows.length > 0 && !(verdict.rule?.verdict === 'deny');
@@ -128,23 +134,33 @@ export function coversByName(
   return !denies.some((rule) => fits(rule) && rule.when === undefined) && allows.some(fits);
 }
 
+/**
+ * What the decision found of a rule is what is told of it. Those that it did not come to are evaluated for the telling, on a purse
+ * of their own.
+ */
 export function explain(policies: Policies, agent: Agent, toolName: string, call: CallScope): Explanation {
   const tool = policies.tools.get(toolName);
   const scope = scopeOf(agent, toolName, call);
   const effect = tool?.effect ?? BUILT_IN[toolName];
-  const decision = decide(policies, agent, toolName, call);
-  const tried = agent.rules.map((rule): Tried => {
+  const found = new Map<Rule, Match>();
+  const noting: Evaluate = (rule, of) => {
+    const match = evaluate(rule, of);
+    found.set(rule, match);
+    return match;
+  };
+  const decision = onOnePurse(() => decideBy(noting, policies, agent, toolName, call));
+  const attempt = (rule: Rule): Tried => {
     if (!rule.covers(toolName)) return { rule, matched: false, why: `${rule.pattern} does not cover ${toolName}` };
     if (rule.effect !== undefined && effect !== undefined && rule.effect !== effect) {
       return { rule, matched: false, why: `it is for ${rule.effect}s, and ${toolName} is a ${effect}` };
     }
-    const { matched, error } = evaluate(rule, scope);
+    const { matched, error } = found.get(rule) ?? evaluate(rule, scope);
     if (error !== undefined) return { rule, matched, why: `its condition cannot be evaluated: ${error}` };
     if (!matched) return { rule, matched, why: 'its condition is false' };
     const decided = decision.rule === rule;
     return { rule, matched, why: decided ? 'it matches, and decides' : 'it matches, but another rule decides' };
-  });
-  return { decision, tried };
+  };
+  return { decision, tried: onOnePurse(() => agent.rules.map(attempt)) };
 }
 
 type Verdict =
@@ -159,22 +175,21 @@ type Judged = readonly [
   scope: Scope,
 ];
 
-/** A rule that cannot be evaluated any more, because those before it cost all there was, denies like any that cannot. */
 function judge(...judged: Judged): Verdict {
-  return onOneBudget(() => verdictOf(...judged));
+  return onOnePurse(() => verdictOf(evaluate, ...judged));
 }
 
-function verdictOf(...[agent, toolName, effect, { denies, allows }, scope]: Judged): Verdict {
+function verdictOf(by: Evaluate, ...[agent, toolName, effect, { denies, allows }, scope]: Judged): Verdict {
   for (const rule of denies) {
     if (!fits(rule, effect)) continue;
-    const { matched, error } = evaluate(rule, scope);
+    const { matched, error } = by(rule, scope);
     if (!matched) continue;
     const why = error === undefined ? '' : `: its condition cannot be evaluated (${error}), so it counts`;
     return { allowed: false, rule, reason: `denied by ${rule.id}${why}` };
   }
   for (const rule of allows) {
     if (!fits(rule, effect)) continue;
-    const { matched, error } = evaluate(rule, scope);
+    const { matched, error } = by(rule, scope);
     if (error !== undefined) {
       return { allowed: false, rule, reason: `${rule.id} cannot tell whether it allows this: ${error}` };
     }

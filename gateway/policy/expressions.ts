@@ -1,6 +1,7 @@
 import type { ASTNode, ParseResult } from '@marcbachmann/cel-js';
 import { Environment } from '@marcbachmann/cel-js';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import type { Question } from '../domain/past.ts';
 import { type Expression, ExpressionError, type Scope } from '../domain/policy.ts';
 import { didYouMean, listed } from './faults.ts';
@@ -261,7 +262,7 @@ function explain(error: unknown): string {
 }
 
 function short(source: string): string {
-  return source.length <= 120 ? source : `${source.slice(0, 117)}...`;
+  return source.length <= 120 ? source : `${legible(source, 117)}...`;
 }
 
 function without(map: JsonObject, names: readonly unknown[]): JsonObject {

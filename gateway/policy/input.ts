@@ -1,6 +1,8 @@
 import { Ajv, type ErrorObject, type Options, type ValidateFunction } from 'ajv';
 import { Ajv2020 } from 'ajv/dist/2020.js';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
+import type { Faults, Undecided } from '../domain/policy.ts';
 import type { Path } from './faults.ts';
 import { compilePattern } from './pattern.ts';
 import { writtenOutSize } from './schema-size.ts';
@@ -10,7 +12,7 @@ import { withinTime } from './watchdog.ts';
  * A tool's own JSON Schema. It is written by a policy's author (or by an MCP server, who is not trusted), and it runs
  * over what an agent sends: nothing in it may cost more than the size of the arguments.
  */
-export type Check = (args: JsonObject) => readonly string[];
+export type Check = (args: JsonObject) => Faults;
 export type SchemaFault = { readonly path: Path; readonly message: string };
 
 const MOST_FAULTS = 50;
@@ -19,13 +21,13 @@ const MOST_FAULT_CHARACTERS = 1_000;
 const MOST_VALUES_FOR_ALL = 20_000;
 
 /** What a check may take: everybody else waits for it. Telling every fault instead of the first is worth less. */
-const MOST_MS = 100;
-const MOST_MS_FOR_ALL = 25;
+const MOST_MS = 1_000;
+const MOST_MS_FOR_ALL = 250;
+/** One that took longer is left alone for so many times as long: whatever is sent, most of the time is everybody's. */
+const REST = 10;
 /** Below these a check cannot take more than some ten milliseconds, and nobody needs to watch it. */
 const UNWATCHED_VISITS = 1_000_000;
 const UNWATCHED_STEPS = 5_000_000;
-
-const TOO_LONG = 'the arguments take too long to be checked against the schema of this tool';
 
 type Compiled = { check: Check } | { faults: SchemaFault[] };
 
@@ -67,23 +69,24 @@ function compileAnew(schema: JsonObject): Compiled {
   if (Object.keys(schema).every((key) => key === 'type') && schema['type'] === 'object') return { check: () => [] };
   const faults = visibleFaults(schema);
   if (faults.length > 0) return { faults };
-  let first: ValidateFunction;
+  let first: WatchedCheck;
   let lightest: number;
   try {
-    first = compileSchema(schema, false);
+    first = new WatchedCheck(compileSchema(schema, false), MOST_MS);
     lightest = UNWATCHED_VISITS / writtenOutSize(schema);
   } catch (error) {
     return { faults: [{ path: [], message: `not a JSON Schema: ${(error as Error).message.slice(0, 200)}` }] };
   }
-  let all: ValidateFunction | undefined;
+  let all: WatchedCheck | undefined;
   const check: Check = (args) => {
     try {
       const fit = fits(first, args, lightest);
-      if (fit !== false) return fit ? [] : [TOO_LONG];
+      if (fit !== false) return fit === true ? [] : fit;
       // Every fault of a small body, the first of a huge one: a million faults would be an attack on us.
       if (countValues(args, MOST_VALUES_FOR_ALL) >= MOST_VALUES_FOR_ALL) return sentences(first.errors);
-      all ??= compileSchema(schema, true);
-      return sentences(allErrors(all, args) ?? first.errors);
+      all ??= new WatchedCheck(compileSchema(schema, true), MOST_MS_FOR_ALL);
+      // A few bytes may have millions: when finding them all takes too long, the first must do.
+      return sentences(typeof all.fits(args) === 'boolean' ? all.errors : first.errors);
     } catch {
       return ['the arguments are nested too deeply to be checked'];
     }
@@ -95,33 +98,44 @@ function compileAnew(schema: JsonObject): Compiled {
 let stepsLeft = 0;
 const UNWATCHED = new Error('this has to be watched');
 
-/** Undefined: it could not be told in time. */
-function fits(validate: ValidateFunction, args: JsonObject, lightest: number): boolean | undefined {
+function fits(check: WatchedCheck, args: JsonObject, lightest: number): boolean | Undecided {
   if (leftAfter(args, lightest) >= 0) {
     stepsLeft = UNWATCHED_STEPS;
     try {
-      return validate(args);
+      return check.validate(args);
     } catch (error) {
       if (error !== UNWATCHED) throw error;
     }
   }
-  return watched(MOST_MS, validate, args);
+  return check.fits(args);
 }
 
-/** Undefined when finding them all takes too long: a few bytes may have millions. */
-function allErrors(validate: ValidateFunction, args: JsonObject): ErrorObject[] | null | undefined {
-  return watched(MOST_MS_FOR_ALL, validate, args) === undefined ? undefined : validate.errors;
-}
+/** A check that is given up when it takes too long, and then left alone. */
+class WatchedCheck {
+  readonly validate: ValidateFunction;
+  readonly #mostMs: number;
+  #restsUntil = 0;
 
-const ranBefore = new WeakSet<ValidateFunction>();
+  constructor(validate: ValidateFunction, mostMs: number) {
+    this.validate = validate;
+    this.#mostMs = mostMs;
+  }
 
-/** The first run of a large check is mostly its translation into machine code: that alone makes no arguments bad. */
-function watched(ms: number, validate: ValidateFunction, args: JsonObject): boolean | undefined {
-  stepsLeft = Number.POSITIVE_INFINITY;
-  const run = (): boolean => validate(args);
-  const isFirst = !ranBefore.has(validate);
-  ranBefore.add(validate);
-  return withinTime(ms, run) ?? (isFirst ? withinTime(ms, run) : undefined);
+  get errors(): ErrorObject[] | null | undefined {
+    return this.validate.errors;
+  }
+
+  fits(args: JsonObject): boolean | Undecided {
+    const began = performance.now();
+    if (began < this.#restsUntil) return { restsForMs: this.#restsUntil - began, isResting: true };
+    stepsLeft = Number.POSITIVE_INFINITY;
+    const fit = withinTime(this.#mostMs, (): boolean => this.validate(args));
+    if (fit !== undefined) return fit;
+    const ended = performance.now();
+    const restsForMs = REST * (ended - began);
+    this.#restsUntil = ended + restsForMs;
+    return { restsForMs, isResting: false };
+  }
 }
 
 const compilers = new Map<string, Ajv>();
@@ -230,7 +244,7 @@ function sentences(errors: readonly ErrorObject[] | null | undefined): string[] 
   const all = errors ?? [];
   let read = 0;
   for (; read < Math.min(all.length, MOST_FAULTS_READ) && said.size < MOST_FAULTS; read++) {
-    said.add(sentence(all[read] as ErrorObject).slice(0, MOST_FAULT_CHARACTERS));
+    said.add(legible(sentence(all[read] as ErrorObject), MOST_FAULT_CHARACTERS));
   }
   if (read < all.length) said.add(`and ${all.length - read} more`);
   return said.size > 0 ? [...said] : ['the arguments do not fit the schema'];

@@ -1,6 +1,6 @@
 import { milliseconds } from '../domain/duration.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Decision, Policies, Poll } from '../domain/policy.ts';
+import { type Decision, faultsTold, type Policies, type Poll } from '../domain/policy.ts';
 import { carries, type Vote } from '../domain/vote.ts';
 import { asksOf } from './asks.ts';
 import { decide } from './decide.ts';
@@ -89,7 +89,7 @@ function runTest(policies: Policies, test: PolicyTest): TestResult {
   if (test.code !== undefined && code !== test.code) faults.push(`expected code ${test.code}, got ${code ?? 'none'}`);
   // A call that passes here and is refused with 400 for real would be a test that proves nothing.
   if (decision.allowed)
-    faults.push(...decision.tool.faults(args).map((fault) => `not arguments of ${test.tool}: ${fault}`));
+    faults.push(...faultsTold(decision.tool.faults(args)).map((fault) => `not arguments of ${test.tool}: ${fault}`));
   return { test, passed: faults.length === 0, got, because, faults };
 }
 

@@ -1,5 +1,6 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file is about them
 import type { Json } from '../domain/json.ts';
+import { legible } from '../domain/legible.ts';
 import { type Expression, ExpressionError } from '../domain/policy.ts';
 import { compileExpression, type Site, type Variable } from './expressions.ts';
 import type { Path } from './faults.ts';
@@ -117,7 +118,7 @@ function textOf(value: Json, template: string): string {
   if (typeof value === 'string') return value;
   if (typeof value === 'number' || typeof value === 'boolean') return String(value);
   const kind = value === null ? 'null' : Array.isArray(value) ? 'a list' : 'an object';
-  throw new ExpressionError(`${kind} cannot stand inside a string: \`${template.slice(0, 120)}\``);
+  throw new ExpressionError(`${kind} cannot stand inside a string: \`${legible(template, 120)}\``);
 }
 
 /** Text and expressions in order; never two texts in a row. */

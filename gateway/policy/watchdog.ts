@@ -9,7 +9,7 @@ const stage: Context = createContext({ work: undefined });
 const act = new Script('work()');
 
 /** A clock runs on while the machine is busy with others, which is no fault of the work's. */
-const MOST_TRIES = 3;
+const MOST_TRIES = 2;
 
 /** What the work returns; undefined: it was not done in time. */
 export function withinTime<T>(ms: number, work: () => T): T | undefined {

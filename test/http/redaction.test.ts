@@ -52,6 +52,7 @@ tools:
   w.both: ${tool('/ok', undo('w.refundown', `{ card: "\${args.card}", note: "n-1" }`))}
   w.told: ${tool('/ok', undo('world.mail', `{ id: "told", text: "\${args.card}" }`))}
   w.number: ${tool('/ok', undo('w.refund', `{ pin: "\${int(args.card)}", order: "\${args.order}" }`))}
+  w.whole: ${tool('/ok', undo('w.refund', `"\${args.card}"`))}
   w.refund: ${tool('/ok')}
   w.refundbad: ${tool('/refuse')}
   w.refundown: ${tool('/ok', ', redact: [args.note]')}
@@ -266,6 +267,14 @@ describe('the arguments of an undo that are derived from what is redacted', () =
     expect(undo.args).toEqual({ card: '[redacted]', order: 'o-7', why: 'undone' });
     expect(undo.result.card).toBe('[redacted]');
     expect(await tracesOf(card.toUpperCase())).toEqual([]);
+  });
+
+  it('are not shown by their names either, where an object is redacted', async () => {
+    const { body } = await call('w.whole', { card: { sk_live_name: 'SECRETwhole' } });
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({ state: 'succeeded', args: '[redacted]' });
+    expect((await gateway.admin('GET', `/admin/calls/${body.txn}`)).body.undo.args).toBe('[redacted]');
+    expect(await tracesOf('SECRETwhole')).toEqual([]);
   });
 
   it('are not shown at all where they cannot be told apart', async () => {

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import type { Decision } from '../../gateway/domain/policy.ts';
 import { coversByName, DEFAULT_HOLD, decide, decideBuiltIn, explain } from '../../gateway/policy/decide.ts';
-import { agentOf, CONTRACT, call, good, UPSTREAM } from './example.ts';
+import { agentOf, CONTRACT, call, cpuMs, good, UPSTREAM } from './example.ts';
 
 const TOOLS = `${UPSTREAM}tools:
   a.get: { upstream: u, effect: read }
@@ -253,15 +253,74 @@ describe('properties', () => {
   });
 });
 
-test('all the rules of a decision have one budget, and one that is beyond it denies', () => {
-  const slow = (name: string) => `deny: a.get, when: 'args.list.exists(x, x == "${name}")'`;
-  const policies = good(withRules(...Array.from({ length: 40 }, (_, i) => slow(`no-${i}`)), 'allow: a.get'));
-  const decided = (length: number) =>
-    told(decide(policies, agentOf(policies), 'a.get', call({ list: Array.from({ length }, String) })));
-  expect(decided(100)).toBe(`allowed by ${R(41)}`);
-  // Each of them alone could afford it.
-  expect(decided(5_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
-  expect(decided(100)).toBe(`allowed by ${R(41)}`);
+describe('what a decision may cost', () => {
+  const many = (length: number, rule: (i: number) => string) =>
+    good(withRules(...Array.from({ length }, (_, i) => rule(i)), 'allow: a.get'));
+  const isListed = (i: number) => `deny: a.get, when: 'args.list.exists(x, x == "no-${i}")'`;
+
+  test.each<[string, ReturnType<typeof good>, JsonObject]>([
+    [
+      '200 rules over 300 items',
+      many(200, (i) => `deny: a.get, when: 'args.items.exists(i, i.sku == "no-${i}")'`),
+      { items: Array.from({ length: 300 }, (_, i) => ({ sku: `sku-${i}`, count: i })) },
+    ],
+    [
+      '200 rules about the time',
+      many(200, (i) => `deny: a.get, when: 'now.getHours("Europe/Berlin") > ${24 + i}'`),
+      {},
+    ],
+    [
+      '100 rules over 50 KB of text',
+      many(100, (i) => `deny: a.get, when: 'args.body.contains("confidential-${i}")'`),
+      { body: 'all work and no play '.repeat(2_400) },
+    ],
+  ])('is enough for %s', (_, policies, args) => {
+    expect(told(decide(policies, agentOf(policies), 'a.get', call(args)))).toMatch(/^allowed by /);
+  });
+
+  test('is bound for all its rules together, and one that is beyond it denies', () => {
+    const policies = many(40, isListed);
+    const decided = (length: number) =>
+      told(decide(policies, agentOf(policies), 'a.get', call({ list: Array.from({ length }, String) })));
+    expect(decided(100)).toBe(`allowed by ${R(41)}`);
+    // Each of them alone could afford it.
+    expect(decided(9_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
+    expect(decided(100)).toBe(`allowed by ${R(41)}`);
+  });
+
+  test('is bound for one rule too', () => {
+    const policies = many(1, isListed);
+    const list = Array.from({ length: 60_000 }, String);
+    expect(told(decide(policies, agentOf(policies), 'a.get', call({ list })))).toMatch(/too costly/);
+  });
+
+  test('counts the characters whose number is asked for', () => {
+    const policies = many(40, (i) => `deny: a.get, when: 'size(args.text) == ${i}'`);
+    const text = 'x'.repeat(1_000_000);
+    const decided = () => told(decide(policies, agentOf(policies), 'a.get', call({ text })));
+    expect(cpuMs(() => void decided())).toBeLessThan(600);
+    expect(decided()).toMatch(/too costly/);
+  });
+
+  test('counts what its voters ask', () => {
+    const voters = Array.from({ length: 16 }, (_, i) => `{ name: v${i}, when: 'args.list.exists(x, x == "no-${i}")' }`);
+    const rule = `allow: a.get, voters: { quorum: 1, of: [${voters.join(', ')}] }`;
+    const policies = good(withRules(rule));
+    const list = Array.from({ length: 20_000 }, String);
+    const decision = decide(policies, agentOf(policies), 'a.get', call({ list }));
+    const verdicts = decision.allowed ? decision.poll?.votes.map(({ verdict }) => verdict) : [];
+    expect(new Set(verdicts)).toEqual(new Set(['deny', 'abstain']));
+  });
+
+  test('is the same for who explains it', () => {
+    const policies = many(40, isListed);
+    const args = call({ list: Array.from({ length: 9_000 }, String) });
+    const { decision, tried } = explain(policies, agentOf(policies), 'a.get', args);
+    expect(decision).toEqual(decide(policies, agentOf(policies), 'a.get', args));
+    const decider = tried.find(({ rule }) => rule === decision.rule);
+    expect(decider).toMatchObject({ matched: true, why: expect.stringContaining('too costly') });
+    expect(tried.find(({ matched }) => matched)).toBe(decider);
+  });
 });
 
 test('a decision over 200 rules takes less than 50 µs', () => {

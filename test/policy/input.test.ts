@@ -1,11 +1,12 @@
-import { describe, expect, test } from 'vitest';
+import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
+import type { Faults } from '../../gateway/domain/policy.ts';
 import { compileInput } from '../../gateway/policy/input.ts';
 import { compilePattern } from '../../gateway/policy/pattern.ts';
 import { writtenOutSize } from '../../gateway/policy/schema-size.ts';
 import { cpuMs } from './example.ts';
 
-function check(schema: JsonObject, args: JsonObject): readonly string[] {
+function check(schema: JsonObject, args: JsonObject): Faults {
   const compiled = compileInput(schema);
   if ('faults' in compiled) throw new Error(JSON.stringify(compiled.faults));
   return compiled.check(args);
@@ -124,23 +125,58 @@ describe('faults of arguments', () => {
 
 /** With the old checks each of these takes minutes, and everybody waits. */
 describe('a check that would take too long is given up', () => {
-  const TOO_LONG = ['the arguments take too long to be checked against the schema of this tool'];
+  const TOO_LONG = { restsForMs: expect.any(Number), isResting: false };
   const slow = `${'A'.repeat(4_470)}1A`;
 
-  test('a filter that is tried in every way at every level', () => {
+  /** A filter that is tried in every way at every level. */
+  const filters = (): JsonObject => {
     const not = { type: 'object', properties: { not: { $ref: '#/$defs/f' } }, required: ['not'] };
     const noted = { ...not, required: ['not', 'note'] };
-    const schema = {
+    return {
       type: 'object',
       properties: { f: { $ref: '#/$defs/f' } },
       $defs: { f: { anyOf: [noted, not, { type: 'string' }] } },
     };
-    const nested = (depth: number, inner: Json): Json =>
-      depth === 0 ? inner : { not: nested(depth - 1, inner), note: 'x' };
+  };
+  const nested = (depth: number, inner: Json): Json =>
+    depth === 0 ? inner : { not: nested(depth - 1, inner), note: 'x' };
+
+  afterEach(() => void vi.restoreAllMocks());
+
+  test('and its schema left alone for ten times as long', () => {
+    const schema = filters();
     expect(check(schema, { f: nested(3, 'x') })).toEqual([]);
-    expect(check(schema, { f: nested(60, 5) })).toEqual(TOO_LONG);
+    const began = performance.now();
+    const given = check(schema, { f: nested(60, 5) });
+    const took = performance.now() - began;
+    expect(given).toEqual(TOO_LONG);
+    expect(cpuMs(() => void check(schema, { f: nested(60, 5) }))).toBeLessThan(100);
+    expect(check(schema, { f: nested(3, 'x') })).toEqual({ restsForMs: expect.any(Number), isResting: true });
+    expect(check(filters(), { f: nested(3, 'x') })).toEqual([]);
     // Nothing of it is left behind.
+    const later = performance.now() + 10 * took + 1;
+    vi.spyOn(performance, 'now').mockReturnValue(later);
     expect(check(schema, { f: nested(2, 5) })).toContain('args.f.not.not must be string');
+  });
+
+  test('but what cannot take long is checked all the same', () => {
+    const schema = { properties: { l: { type: 'array', items: { type: 'string', pattern: '[A-Z]+$' } } } };
+    expect(check(schema, { l: Array.from({ length: 234 }, () => slow) })).toEqual(TOO_LONG);
+    expect(check(schema, { l: ['AB'] })).toEqual([]);
+    expect(check(schema, { l: ['1'] })).toEqual(['args.l.0 must match pattern "[A-Z]+$"']);
+  });
+
+  test('and one of valid arguments that takes its time is not', () => {
+    const kind = (i: number): JsonObject => ({
+      type: 'object',
+      properties: { op: { const: `op-${i}` }, path: { type: 'string' }, value: {} },
+      required: ['op', 'path'],
+      additionalProperties: false,
+    });
+    const anyOf = Array.from({ length: 20 }, (_, i) => kind(i));
+    const schema = { type: 'object', properties: { ops: { type: 'array', items: { anyOf } } }, required: ['ops'] };
+    const ops = Array.from({ length: 5_000 }, (_, i) => ({ op: `op-${i % 20}`, path: `/a/${i}`, value: i }));
+    expect(check(schema, { ops })).toEqual([]);
   });
 
   test.each(['$defs', 'definitions'])('definitions in %s that each use the next one twice', (place) => {
@@ -177,6 +213,7 @@ describe('a check that would take too long is given up', () => {
       { properties: { l: { items: { allOf: minimums } } } },
       { l: Array.from({ length: 15_000 }, () => 0) },
     );
+    if ('restsForMs' in told) throw new Error('undecided');
     expect(told[0]).toBe('args.l.0 must be >= 1');
     expect(told.length).toBeLessThanOrEqual(51);
   });

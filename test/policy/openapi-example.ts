@@ -1,6 +1,6 @@
 import { render } from '../../adapters/render.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import type { RequestTemplate, Tool } from '../../gateway/domain/policy.ts';
+import { faultsTold, type RequestTemplate, type Tool } from '../../gateway/domain/policy.ts';
 
 /** A document with something of everything that is imported. */
 export const PETS = `openapi: 3.0.3
@@ -78,7 +78,7 @@ export const IMPORTING = `upstreams:
 /** What a tool would send: the first line of the request, its own headers, its body. */
 export function sent(tool: Tool | undefined, args: JsonObject): { line: string; headers: JsonObject; body: unknown } {
   if (tool === undefined) throw new Error('there is no such tool');
-  const faults = tool.faults(args);
+  const faults = faultsTold(tool.faults(args));
   if (faults.length > 0) throw new Error(faults.join('; '));
   const { method, path, headers, body } = render(
     tool,

@@ -1,0 +1,117 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: undos are templates
+import { describe, expect, it } from 'vitest';
+import { NotCanonical } from '../../gateway/domain/canonical.ts';
+import type { Json, JsonObject } from '../../gateway/domain/json.ts';
+import type { Tool } from '../../gateway/domain/policy.ts';
+import { beforeOf, keepBefore, ownArgsShown, renderUndo, undoArgsOf, undoSecretsOf } from '../../gateway/flow/undo.ts';
+import { cpuMs } from '../policy/example.ts';
+
+const KEY = Buffer.alloc(32, 7);
+const redacting = (...paths: string[][]) => ({ redact: paths }) as unknown as Tool;
+const tool = redacting(['args', 'secret']);
+
+describe('an undo that the caller names', () => {
+  const shown = (args: JsonObject, secret: Json) => ownArgsShown({ tool: 'u', args }, undefined, tool, { secret });
+
+  it('shows no value that has a secret in it', () => {
+    const args = {
+      a: 'abcdef',
+      b: ['of abcdef', 'abc'],
+      c: 42,
+      d: 1234567,
+      e: 'id-1234567',
+      f: 12345678,
+      g: '',
+      h: null,
+    };
+    expect(shown(args, ['abcdef', 42, 1234567])).toEqual({
+      a: '[redacted]',
+      b: ['[redacted]', 'abc'],
+      c: '[redacted]',
+      d: '[redacted]',
+      e: '[redacted]',
+      f: 12345678,
+      g: '',
+      h: null,
+    });
+  });
+
+  it('costs one look at its values, however many secrets there are', () => {
+    const secrets = Array.from({ length: 20_000 }, (_, i) => `leaf-${i * 7_919}`);
+    const args = { a: Array.from({ length: 3_000 }, (_, i) => `some value of an undo ${i}`) };
+    expect(cpuMs(() => void shown(args, secrets))).toBeLessThan(600);
+  });
+});
+
+/** Half a character: nobody can send it, and anybody may answer with it. */
+const HALF = 'half \ud83d';
+
+function undoFrom(by: Tool, template: Json, given: { args?: JsonObject; result?: Json }) {
+  const { args = {}, result = null } = given;
+  const scope = { txn: 't-1', agent: 'a', args, result, before: undefined, isBeforeSecret: false };
+  const undo = { kind: 'compensable', tool: 'u', template } as const;
+  const kept = renderUndo(KEY, by, undefined, undo, scope);
+  return { kept, call: { txn: 't-1', before: null, undoArgs: kept?.args ?? null, undoSealed: kept?.sealed ?? null } };
+}
+
+describe('half a character', () => {
+  it('in what a result has beside what its undo needs does not cost the undo', () => {
+    const { kept, call } = undoFrom(
+      redacting(['result', 'token']),
+      { id: '${result.id}' },
+      { result: { id: 'r1', token: HALF } },
+    );
+    expect(kept).toMatchObject({ args: '{"id":"r1"}', reason: null });
+    expect(undoArgsOf(KEY, call)).toEqual({ id: 'r1' });
+    expect(undoSecretsOf(KEY, call)).toEqual([HALF]);
+  });
+
+  it('in the arguments of the undo itself does: nobody could send them', () => {
+    const { kept } = undoFrom(redacting(['result', 'token']), { id: '${result.token}' }, { result: { token: HALF } });
+    expect(kept).toMatchObject({ args: null, sealed: null, reason: expect.stringContaining('a lone surrogate') });
+  });
+
+  it('in what was observed is kept where that is sealed', () => {
+    const before = { name: HALF };
+    const { sealed: undoSealed } = keepBefore(KEY, 't-1', before, true);
+    expect(beforeOf(KEY, { txn: 't-1', before: null, undoArgs: null, undoSealed })).toEqual(before);
+  });
+
+  it('a number without end is not: it would be nothing', () => {
+    expect(() => keepBefore(KEY, 't-1', JSON.parse('{"n":1e400}') as Json, true)).toThrow(NotCanonical);
+  });
+});
+
+describe('an object that is redacted', () => {
+  const tokens = { sk_live_x: true, pk_live_y: [{ z_live: 1 }] };
+  const shownOf = (template: Json, args: JsonObject = { tokens, order: 'o-1' }) => {
+    const { kept, call } = undoFrom(redacting(['args', 'tokens']), template, { args });
+    expect(undoArgsOf(KEY, call)).toEqual(expect.any(Object));
+    return JSON.parse(kept?.args ?? 'null') as Json;
+  };
+
+  it.each<[string, Json, Json]>([
+    ['as it is', { t: '${args.tokens}', order: '${args.order}' }, { t: '[redacted]', order: 'o-1' }],
+    ['within the arguments', { all: '${args}' }, { all: { tokens: '[redacted]', order: 'o-1' } }],
+    ['as all the arguments', '${args.tokens}', '[redacted]'],
+    ['in part', { t: '${args.tokens.pk_live_y}' }, { t: ['[redacted]'] }],
+    ['as a list of its names', { t: '${args.tokens.map(name, name)}' }, { t: '[redacted]' }],
+    [
+      'in an expression that fails without it',
+      { t: '${args.tokens}', n: '${args.tokens.pk_live_y[0].z_live + 1.0}' },
+      { t: '[redacted]', n: '[redacted]' },
+    ],
+  ])('does not show the names of its members, used %s', (_, template, shown) => {
+    expect(shownOf(template)).toEqual(shown);
+  });
+
+  it('nor when one of them is the very word', () => {
+    expect(shownOf({ t: '${args.tokens}' }, { tokens: { '[redacted]': 1, sk_live: 2 } })).toEqual({ t: '[redacted]' });
+  });
+
+  it('shows what is beside its members', () => {
+    expect(shownOf({ a: { t: '${args.tokens}', why: 'undone', n: 3 } })).toEqual({
+      a: { t: '[redacted]', why: 'undone', n: 3 },
+    });
+  });
+});

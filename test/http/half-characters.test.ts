@@ -1,0 +1,99 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type McpServer, startServer } from '../mcp/server.ts';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+
+let upstream: Server;
+let mcp: McpServer;
+let database: TestDatabase;
+let gateway: Gateway;
+const paths: string[] = [];
+
+/** The first unit of 😀 is half a character, which no request can have. */
+const CUT = `"\${args.text.substring(0, 1)}"`;
+const SMILE = { text: '😀a' };
+
+const policies = (url: string, mcpUrl: string) => `
+upstreams:
+  w: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s }
+  world: { adapter: mcp, url: "${mcpUrl}", allowPrivate: true, timeout: 2s }
+tools:
+  w.body: { upstream: w, request: { method: POST, path: /body, body: { text: ${CUT} } }, once: { by: nature } }
+  w.query: { upstream: w, request: { method: POST, path: /query, query: { q: ${CUT} } }, once: { by: nature } }
+  w.path: { upstream: w, request: { method: POST, path: "/path/\${args.text.substring(0, 1)}" }, once: { by: nature } }
+  w.header: { upstream: w, request: { method: POST, path: /header, headers: { x-text: ${CUT} } }, once: { by: nature } }
+  w.search: { upstream: w, effect: read, request: { method: POST, path: /search, body: { text: ${CUT} } } }
+  w.seen:
+    upstream: w
+    request: { method: POST, path: /seen }
+    once: { by: nature }
+    observe: { tool: w.search, args: { text: "\${args.text}" }, satisfied: "false" }
+    retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
+  w.asked:
+    upstream: w
+    request: { method: POST, path: /asked }
+    once: { by: nature }
+    observe: { tool: world.find, args: { id: ${CUT} }, satisfied: "false" }
+    retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
+  world.find: { upstream: world, effect: read, input: { type: object } }
+  w.step:
+    upstream: w
+    request: { method: POST, path: /step }
+    once: { by: nature }
+    undo: { kind: compensable, tool: w.body, args: { text: "\${args.text}" } }
+agents:
+  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*" }] }
+${PEOPLE}`;
+
+beforeAll(async () => {
+  upstream = createServer((request, response) => {
+    paths.push(request.url ?? '');
+    request.resume().on('end', () => response.end('{}'));
+  });
+  await once(upstream.listen(0, '127.0.0.1'), 'listening');
+  const { port } = upstream.address() as AddressInfo;
+  mcp = await startServer();
+  database = await freshDatabase();
+  const url = `http://127.0.0.1:${port}`;
+  gateway = await startGateway({ databaseUrl: database.url, policies: { 'p.yaml': policies(url, mcp.url) } });
+}, 60_000);
+
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  upstream?.close();
+  await mcp?.stop();
+});
+
+describe('half a character that a template makes of good arguments', () => {
+  it.each(['body', 'query', 'path', 'header'])('is no %s: the arguments are refused', async (part) => {
+    const { status, body } = await gateway.call(`w.${part}`, SMILE, { key: part });
+    expect([status, body.code]).toEqual([400, 'invalid_arguments']);
+    expect(body.detail).toContain(`The request of w.${part} cannot be built from these arguments`);
+    expect((await gateway.call(`w.${part}`, { text: 'ab' }, { key: part })).status).toBe(200);
+  });
+
+  it('keeps a look from being made, and says so', async () => {
+    const { status, body } = await gateway.call('w.seen', SMILE, { key: 'seen' });
+    expect([status, body.code]).toEqual([503, 'unavailable']);
+    expect(body.detail).toContain('w.search cannot be built from these arguments');
+    expect(paths).not.toContain('/seen');
+  });
+
+  it('keeps a look at an MCP server from being made, and says so', async () => {
+    const { status, body } = await gateway.call('w.asked', SMILE, { key: 'asked' });
+    expect([status, body.code]).toEqual([503, 'unavailable']);
+    expect(body.detail).toContain('a lone surrogate');
+    expect(paths).not.toContain('/asked');
+  });
+
+  it('parks the undo that it is in, which says why', async () => {
+    const { body } = await gateway.call('w.step', SMILE, { key: 'step' });
+    await gateway.admin('POST', `/admin/calls/${body.txn}/undo`, { reason: 'wrong' });
+    const { undo } = await gateway.callWhen(body.txn, (now) => now.undo.state === 'failed', 10_000);
+    expect(undo.reason).toContain('The request of w.body cannot be built from these arguments');
+  });
+});

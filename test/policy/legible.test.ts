@@ -1,0 +1,45 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is tested
+import { expect, test } from 'vitest';
+import { compileLock, LOCK_SEES } from '../../gateway/policy/compile-locks.ts';
+import { compileCondition, compileNumber } from '../../gateway/policy/expressions.ts';
+import { compileInput } from '../../gateway/policy/input.ts';
+import { compileText } from '../../gateway/policy/template.ts';
+
+const fault = (message: string): never => {
+  throw new Error(message);
+};
+const site = { sees: ['args'] as const, fault };
+const args = { x: null, l: ['a'] };
+/** At every place, so that wherever it is cut it is cut in two, once with and once without the space before. */
+const smiles = (before: string) => before + '😀'.repeat(300);
+
+/** A refusal is logged, and the log refuses half a character. */
+test.each<[string, (text: string) => unknown]>([
+  ['a condition', (text) => compileCondition(`args.x == args.l || args.nope == "${text}"`, site)({ args })],
+  ['what is no condition', (text) => compileCondition(`"${text}" == "" ? args.x : args.l`, site)({ args })],
+  ['what is no number', (text) => compileNumber(`"${text}" == "" ? args.x : args.l`, site)({ args })],
+  ['a template', (text) => compileText(`\${args.x} ${text}`, site)({ args })],
+  [
+    'a lock',
+    (text) =>
+      compileLock(`\${args.x} ${text}`, { sees: LOCK_SEES, fault }).keys({ args, agent: 'a', saga: null, run: null }),
+  ],
+  [
+    'a schema',
+    (text) => {
+      const compiled = compileInput({ properties: { l: { enum: [text, text, text, text] } } });
+      throw new Error('check' in compiled ? String(compiled.check(args)) : 'no check');
+    },
+  ],
+])('what is said of %s is never cut in the middle of a character', (_, refuse) => {
+  for (const before of ['', ' ']) {
+    let said = '';
+    try {
+      refuse(smiles(before));
+    } catch (error) {
+      said = (error as Error).message;
+    }
+    expect(said).toContain('😀');
+    expect(said).not.toMatch(/\p{Cs}/u);
+  }
+});

@@ -1,4 +1,5 @@
 import { LedgerError } from '../domain/errors.ts';
+import type { Database } from './db.ts';
 
 interface Waiting<Item, Result> {
   readonly item: Item;
@@ -80,6 +81,22 @@ export class GroupCommit<Item, Result> {
     const text = error instanceof Error ? error.message : String(error);
     for (const { reject } of waiting) reject(new LedgerError(text, false, error));
   }
+}
+
+/** One group for each database, for statements that need nothing but it: whoever asks knows it already. */
+export function grouped<Item, Result>(
+  size: Pick<GroupCommitOptions<Item, Result>, 'maxBatch' | 'maxInFlight'>,
+  run: (db: Database, items: readonly Item[]) => Promise<readonly Result[]>,
+): (db: Database, item: Item) => Promise<Result> {
+  const groups = new WeakMap<Database, GroupCommit<Item, Result>>();
+  return (db, item) => {
+    let group = groups.get(db);
+    if (group === undefined) {
+      group = new GroupCommit({ ...size, run: (items) => run(db, items) });
+      groups.set(db, group);
+    }
+    return group.submit(item);
+  };
 }
 
 /** The server looked at the statement and said no: it lives, and nothing was committed. */

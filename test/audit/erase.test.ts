@@ -25,15 +25,26 @@ beforeAll(async () => {
   upstream = await startUpstream();
   database = await freshDatabase();
   const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const sealed = `tools:
+  const more = `  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+tools:
   world.sealed:
     upstream: world
     request: { method: PUT, path: "/nature/objects/x", body: "\${args}" }
     once: { by: nature }
     redact: [args.patient]
+  world.booked:
+    upstream: hotel
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    undo: { kind: compensable, tool: world.unbook, args: { id: "un-\${args.id}", guest: "\${args.guest}" } }
+  world.unbook:
+    upstream: hotel
+    request: { method: POST, path: /keyed/refund, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    retry: { attempts: 5, base: 10ms, max: 20ms }
 `;
   gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('tools:\n', sealed) },
+    policies: { 'faults.yaml': faults.replace('tools:\n', more) },
     databaseUrl: database.url,
   });
   beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
@@ -126,6 +137,16 @@ it('what is open is not erased, and named', async () => {
   expect((await gateway.call('world.keyed', { id: 'step' }, { key: 'step' })).status).toBe(200);
   await gateway.request('POST', `/v1/sagas/${saga}/commit`, { key: AGENT_KEY });
   expect((await erase({ saga })).body).toMatchObject({ erased: 1, open: [] });
+});
+
+it('a call is erased with every try to undo it', async () => {
+  const { body } = await gateway.call('world.booked', { id: 'room', guest: 'guest-to-forget' }, { key: 'room' });
+  for (let refused = 0; refused < 2; refused++) await upstream.plan({ match: { id: 'un-room' }, do: [{ reply: 422 }] });
+  const undone = await gateway.admin('POST', `/admin/calls/${body.txn}/undo?wait=20`, { reason: 'they do not come' });
+  expect(undone.body.undo.state).toBe('done');
+  expect(await everything()).toContain('guest-to-forget');
+  expect((await erase({ txn: body.txn })).body).toMatchObject({ erased: 4, open: [] });
+  expect(await everything()).not.toContain('guest-to-forget');
 });
 
 it('a call without a key is not made anew because its answer was erased', async () => {

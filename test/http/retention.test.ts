@@ -145,6 +145,16 @@ describe('retention', () => {
     });
   });
 
+  it('forgets what people said about a call with it', async () => {
+    const prefer = { prefer: 'wait=0' };
+    const { body } = await gateway.call('world.held', { id: 'voted' }, { key: 'voted', headers: prefer });
+    const { digest } = (await gateway.admin('GET', `/admin/approvals/${body.txn}`)).body;
+    const vote = { reason: 'because voter-words say so', digest };
+    expect((await gateway.admin('POST', `/admin/approvals/${body.txn}/approve`, vote)).status).toBe(200);
+    await until(erased(body.txn));
+    expect(await database.query('select reason from votes where txn = $1', [body.txn])).toEqual([{ reason: '' }]);
+  });
+
   it('drops tombstones only when the operator sets a limit', async () => {
     const limited = await freshDatabase();
     const other = await startGateway({

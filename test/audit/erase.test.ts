@@ -155,14 +155,20 @@ it('a call without a key is not made anew because its answer was erased', async 
   expect(first.status).toBe(200);
   expect((await erase({ txn: first.body.txn })).body).toMatchObject({ erased: 1 });
   expect(await gateway.call('world.none', wish)).toMatchObject({ status: 410, body: { code: 'key_expired' } });
-  // Nor when nobody had heard the answer.
-  await database.query('update calls set delivered_at = null where txn = $1', [first.body.txn]);
+  // Nor when nobody had heard the answer, however long ago. (The ledger would not have its past rewritten.)
+  await database.query(`begin; set local session_replication_role = replica;
+    update calls set delivered_at = null, settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+  const dry = await gateway.call('world.none', wish, { headers: { 'oncegate-dry-run': '?1' } });
+  expect(dry.body.wouldAnswer).toMatchObject({ code: 'key_expired' });
   expect((await gateway.call('world.none', wish)).status).toBe(410);
   expect(await upstream.effects('unkeyed')).toHaveLength(1);
-  // Long after that it is a new wish. (The ledger would not have its past rewritten.)
-  await database.query(`begin; set local session_replication_role = replica;
-    update calls set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+  // That it is gone was heard: as after any answer, what comes within a minute is a repeat, and then it is a new wish.
+  const heard = 'select 1 from calls where txn = $1 and delivered_at is not null';
+  await expect.poll(async () => (await database.query(heard, [first.body.txn])).length).toBe(1);
+  expect((await gateway.call('world.none', wish)).status).toBe(410);
+  await database.query(`update calls set delivered_at = now() - interval '2 minutes' where txn = $1`, [first.body.txn]);
   expect((await gateway.call('world.none', wish)).status).toBe(200);
+  expect(await upstream.effects('unkeyed')).toHaveLength(2);
 });
 
 it('what was said about calls, sagas and runs goes with them; runs that go on are named', async () => {

@@ -468,6 +468,7 @@ create table sagas (
   expires_at timestamp with time zone,
   on_expire text default 'rollback'::text not null,
   ended_at timestamp with time zone,
+  plan text,
   constraint sagas_pkey PRIMARY KEY (id),
   constraint a_rollback_knows_its_reach CHECK (((keep IS NOT NULL) OR (state <> ALL (ARRAY['rolling_back'::text, 'rolled_back'::text])))),
   constraint ended_sagas_say_when CHECK (((ended_at IS NOT NULL) = (state = ANY (ARRAY['committed'::text, 'rolled_back'::text, 'closed'::text])))),

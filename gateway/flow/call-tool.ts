@@ -19,7 +19,16 @@ import type { Caller } from './patience.ts';
 import type { Recovery } from './recover.ts';
 import { isDecision, orLogged, Refusal } from './refusal.ts';
 import { refusalOf, refuseUndo, refuseWhatIsOff, reloaded, undecided } from './refuse.ts';
-import { earlierCall, earlierUnderKey, noteKey, rememberedUnderItsKey, repeat, replay, tell } from './repeat-call.ts';
+import {
+  earlierCall,
+  earlierUnderKey,
+  noteHeard,
+  noteKey,
+  rememberedUnderItsKey,
+  repeat,
+  replay,
+  tell,
+} from './repeat-call.ts';
 import type { Rollbacks } from './roll-back.ts';
 import { refuseStrangeDependencies } from './sagas.ts';
 import type { Sequencer } from './sequence.ts';
@@ -88,6 +97,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     stint.end(endOf(answer));
     return answer;
   } catch (error) {
+    noteHeard(flow, asked, error);
     stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
     throw error;
   }

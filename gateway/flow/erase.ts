@@ -3,6 +3,7 @@ import type { Call } from '../domain/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { unseal } from '../domain/seal.ts';
+import { txnId } from '../domain/txn-id.ts';
 import { isCursor, listCalls } from '../ledger/lists.ts';
 import { eraseCalls, forgetAgent, forgetSaga, unfinishedRuns } from '../ledger/retention.ts';
 import type { Flow } from './call-tool.ts';
@@ -69,12 +70,20 @@ export async function erase(flow: Flow, scope: ErasureScope, hand: Hand, from: s
 async function candidates(station: Station, { of, value }: ErasureScope, cursor: string | undefined | null) {
   if (of === 'txn') {
     const call = await station.calls.read(value);
-    const undo = call?.undoTxn == null ? undefined : await station.calls.read(call.undoTxn);
-    // What was sent to undo it holds what it was about.
-    return { items: [call, undo].filter((found) => found !== undefined), cursor: null };
+    // What was sent to undo it holds what it was about, each time that was tried.
+    const tries = call === undefined ? [] : triesToUndo(station, call);
+    const undos = await Promise.all(tries.map((txn) => station.calls.read(txn)));
+    return { items: [call, ...undos].filter((found) => found !== undefined), cursor: null };
   }
   const filter = { limit: PAGE, cursor: cursor ?? undefined };
   return listCalls(station.db, of === 'subject' ? filter : { ...filter, [of]: value });
+}
+
+/** Every try is a call of its own, and the call itself names only the last. */
+function triesToUndo({ deployment }: Station, { agent, txn, undoTries }: Call): string[] {
+  return Array.from({ length: undoTries }, (_, generation) =>
+    txnId(deployment, agent, { by: 'undo', of: txn, generation }),
+  );
 }
 
 function isMeant(station: Station, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {

@@ -92,26 +92,17 @@ async function identifyRepeat(station: Station, seen: Seen, tool: Tool, fingerpr
 function isSameWish(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
   if (call === undefined || !isFinal(call.state)) return true;
-  // Its answer is erased. Whoever lost it and comes back still means that call, and hears so; later it is a new wish.
-  if (call.erasedAt !== null && msSinceDelivered === null) return msSinceSettled(call) <= LOST_ANSWER_MS;
+  // Also when the answer is erased by now: whoever lost it and comes back still means that call, and hears that it is gone.
   if (msSinceDelivered === null) return true;
   // Nothing happened and the caller knows it: asking again is a new wish, not a repeat to be protected from.
   if (call.state !== 'succeeded') return false;
   return tool.repeats.policy === 'replay' && withinWindow(msSinceDelivered, tool);
 }
 
-/** An agent that crashed before it had its answer asks again within this time, if it ever does. */
-const LOST_ANSWER_MS = 24 * 3_600_000;
-
-function msSinceSettled({ readAt, settledAt }: Call): number {
-  return settledAt === null ? 0 : readAt.getTime() - settledAt.getTime();
-}
-
 function withinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
   return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
 }
 
-/** What a business key is made from. */
 /** What else makes it another request, as canonical text; nothing for most. */
 export function continuationText(continuation: Continuation | undefined): string {
   if (continuation === undefined) return '';
@@ -119,6 +110,7 @@ export function continuationText(continuation: Continuation | undefined): string
   return canonical({ inputResponses, requestState });
 }
 
+/** What a business key is made from. */
 interface Seen {
   readonly args: JsonObject;
   readonly agent: string;

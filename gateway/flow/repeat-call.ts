@@ -8,6 +8,7 @@ import type { Flow, ToolAnswer, ToolCall } from './call-tool.ts';
 import type { Final } from './finals.ts';
 import { identifyCall } from './identify-call.ts';
 import { aliasOf, join, meantBy, toldToJoiner, tookPart } from './join.ts';
+import { delivered } from './own-calls.ts';
 import { refuseAnother } from './refuse.ts';
 import { refuseFenced } from './runs.ts';
 import { refuseClosed } from './sagas.ts';
@@ -53,13 +54,7 @@ export async function repeat(
   if (call === undefined && asked.saga !== undefined) await refuseClosed(flow.station, asked.saga, asked.agent.name);
   if (call === undefined) throw released(txn, 'unavailable', 'the earlier call was given up before it was sent');
   refuseAnother(call, call.fingerprint, asked, fingerprint);
-  if (call.erasedAt !== null) {
-    throw new GatewayError(
-      'key_expired',
-      'This key is past its retention: what was answered is gone, and it is never executed anew.',
-      { txn: call.txn },
-    );
-  }
+  if (call.erasedAt !== null) throw new AnswerGone(call);
   await join(flow.station, call, asked);
   if (call.agent !== asked.agent.name) return toldToJoiner(call.txn, tell(flow, call, asked, true, stint));
   if (isFinal(call.state) && call.settledAt !== null) {
@@ -68,6 +63,28 @@ export async function repeat(
     return { call: told, repeat: true };
   }
   return tell(flow, call, asked, true, stint);
+}
+
+/** What was answered is erased: nobody is told it any more. */
+class AnswerGone extends GatewayError {
+  readonly call: Pick<Call, 'txn' | 'identity'>;
+
+  constructor(call: Pick<Call, 'txn' | 'identity'>) {
+    const text =
+      call.identity === 'repeat'
+        ? 'This very call was made before and what was answered is past its retention. It is not made anew: for that, bring a key.'
+        : 'This key is past its retention: what was answered is gone, and it is never executed anew.';
+    super('key_expired', text, { txn: call.txn });
+    this.call = call;
+  }
+}
+
+/**
+ * Whoever hears that an answer is gone has heard all there is to hear: without a key the same wish is a new one after that,
+ * as after any answer, or its agent would be kept from it for ever. Said once that is in the log, to one who still listens.
+ */
+export function noteHeard(flow: Flow, { caller }: ToolCall, error: unknown): void {
+  if (error instanceof AnswerGone && caller?.gone !== true) delivered(flow, error.call);
 }
 
 /**

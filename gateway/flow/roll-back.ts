@@ -13,6 +13,7 @@ import type { Dispatch } from './dispatch.ts';
 import { freshJob } from './job.ts';
 import { isLocked } from './locking.ts';
 import { Lookout } from './lookout.ts';
+import { orLogged, Refusal } from './refusal.ts';
 import type { Station } from './station.ts';
 
 const LOOK_EVERY_MS = 250;
@@ -123,7 +124,7 @@ export class Rollbacks {
     if (!saga.lapsed) return false;
     const reason = 'its ttl ran out';
     if (saga.onExpire === 'rollback') {
-      await rollBack(station, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
+      await beginRollback(station, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
       this.#news.add(saga.id);
     } else {
       const entry = auditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
@@ -271,11 +272,27 @@ export interface Rollback {
   readonly digest?: string | undefined;
 }
 
+/** Somebody asks for a rollback. That it is refused is in the log too, with who asked. */
+export async function rollBack(
+  station: Station,
+  rollback: Rollback,
+  asker: { readonly agent: string } | { readonly person: string },
+): Promise<void> {
+  const about = { saga: rollback.id, ...rollback.fence, ...asker };
+  await orLogged(station, about, () => beginRollback(station, rollback).catch(asDecision));
+}
+
+/** The only conflicts here are that something else would be undone than was asked for: no moment's trouble, but a decision. */
+function asDecision(error: unknown): never {
+  if (!(error instanceof GatewayError) || error.code !== 'conflict') throw error;
+  throw new Refusal(error, { reason: error.message });
+}
+
 /**
  * Begins a rollback. When this returns no forward step of the saga is sent any more, by any replica: steps are refused from
  * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
  */
-export async function rollBack(station: Station, rollback: Rollback): Promise<void> {
+async function beginRollback(station: Station, rollback: Rollback): Promise<void> {
   const { id, to, reason, by } = rollback;
   const entry = auditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
   const inFlight = await insistOnce(() => closeForRollback(station.db, { ...rollback, entry }));

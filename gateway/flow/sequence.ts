@@ -73,7 +73,13 @@ export class Sequencer {
       // Whoever waits for the end of this process does not wait for a long backlog: another goes on with it.
       if (!sealed.isFull || this.#lookout.stopped) break;
     }
+    if (this.#failing !== undefined) await this.#forgetFailing();
     return isAny;
+  }
+
+  /** Another process sealed what this one could not. Looked for without a rest: with one, nothing may only mean not yet. */
+  async #forgetFailing(): Promise<void> {
+    if (!(await leavesWait(this.#station.db, 0))) this.#failing = undefined;
   }
 
   /** Entries are of any length: what is too much for the time that a statement has is tried with fewer, down to one. */

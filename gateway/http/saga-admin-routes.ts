@@ -63,14 +63,9 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
       return planView(story, keepOf(story.saga.savepoints, to), to);
     }
     const person = identifyPerson(request, policies(), 'operator');
-    await rollBack(station, {
-      id: (await readSaga(station, id, undefined)).saga.id,
-      to,
-      reason: body.reason ?? '',
-      by: person.name,
-      again: true,
-      digest: body.digest,
-    });
+    await readSaga(station, id, undefined);
+    const order = { id, to, reason: body.reason ?? '', by: person.name, again: true, digest: body.digest };
+    await rollBack(station, order, { person: person.name });
     flow.rollbacks.hurry({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
     return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));

@@ -93,7 +93,8 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     const patienceMs = patienceOf(request);
     await readSaga(station, id, agent);
     const fence = await fenceOf(request, agent);
-    await rollBack(station, { id, to: to ?? undefined, reason: why, by: 'agent', again: false, fence });
+    const order = { id, to: to ?? undefined, reason: why, by: 'agent', again: false, fence };
+    await rollBack(station, order, { agent });
     flow.rollbacks.hurry({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, agent, patienceMs, caller);
     return reply.status(202).header('location', `/v1/sagas/${id}`).send(sagaView(story, false));

@@ -143,7 +143,7 @@ export class Calls {
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
     this.#bound = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undos = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
-    this.#reads = new GroupCommit({ ...BATCH, run: (txns) => this.#readAll(txns) });
+    this.#reads = new GroupCommit({ ...BATCH, allAlike: true, run: (txns) => this.#readAll(txns) });
   }
 
   /**

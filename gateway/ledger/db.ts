@@ -3,6 +3,9 @@ import { GatewayError, LedgerError } from '../domain/errors.ts';
 
 /** An answer is owed within two seconds of a dead ledger (I34): no statement and no connection attempt may take longer. */
 const STATEMENT_TIMEOUT_MS = 1_500;
+/** And both together: who waited for a connection waits that much less for what is asked on it, but never less than this. */
+const BOTH_TIMEOUT_MS = 1_800;
+const SHORTEST_TIMEOUT_MS = 300;
 
 /**
  * SQLSTATE classes that only arise before a commit starts. Every other error, and every lost connection, leaves open
@@ -28,6 +31,11 @@ export interface Tx extends Queryable {
   readonly transaction: true;
 }
 
+/** `pg` knows a time for each query; its types do not. */
+interface TimedQuery extends pg.QueryConfig {
+  readonly query_timeout: number;
+}
+
 export class Database implements Queryable {
   readonly #pool: pg.Pool;
 
@@ -50,9 +58,11 @@ export class Database implements Queryable {
   }
 
   async run<Row>(statement: Statement): Promise<readonly Row[]> {
+    const began = performance.now();
     const client = await this.#connect();
     try {
-      const result = await client.query({ ...statement, values: [...statement.values] });
+      const query: TimedQuery = { ...statement, values: [...statement.values], query_timeout: timeLeft(began) };
+      const result = await client.query(query);
       client.release();
       return result.rows as Row[];
     } catch (error) {
@@ -112,6 +122,11 @@ export class Database implements Queryable {
       throw new LedgerError(`the ledger cannot be reached: ${message(error)}`, false, error);
     }
   }
+}
+
+function timeLeft(began: number): number {
+  const left = BOTH_TIMEOUT_MS - (performance.now() - began);
+  return Math.min(STATEMENT_TIMEOUT_MS, Math.max(SHORTEST_TIMEOUT_MS, Math.round(left)));
 }
 
 /** Outside a COMMIT a connection error inside a transaction is harmless: what was not committed is rolled back. */

@@ -1,4 +1,5 @@
 import { LedgerError } from '../domain/errors.ts';
+import type { Database } from './db.ts';
 
 interface Waiting<Item, Result> {
   readonly item: Item;
@@ -9,6 +10,11 @@ interface Waiting<Item, Result> {
 export interface GroupCommitOptions<Item, Result> {
   readonly maxBatch: number;
   readonly maxInFlight: number;
+  /**
+   * Its statements wait for no row that somebody has locked. What is refused for the moment (a table is locked) is refused to
+   * all then: one by one they would be so too, each after the whole time that a lock is waited for.
+   */
+  readonly allAlike?: boolean;
   /** Told how many left together, and how many still wait. */
   readonly onBatch?: (size: number, waiting: number) => void;
   /**
@@ -65,16 +71,17 @@ export class GroupCommit<Item, Result> {
       const results = await this.#options.run(batch.map((waiting) => waiting.item));
       for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
     } catch (error) {
-      if (batch.length > 1 && isRefusal(error)) {
+      const isOfOne = isRefusal(error) && (error.hopeless || this.#options.allAlike !== true);
+      if (batch.length > 1 && isOfOne) {
         for (const waiting of batch) await this.#commit([waiting]);
       } else {
         for (const waiting of batch) waiting.reject(error);
-        if (!isRefusal(error)) this.#refuseWaiting(error);
+        if (!isOfOne) this.#refuseWaiting(error);
       }
     }
   }
 
-  /** The server is gone: those that wait behind are owed an answer now, and nothing of theirs was sent to it. */
+  /** The server is gone, or as good as: those that wait behind are owed an answer now, and nothing of theirs was sent to it. */
   #refuseWaiting(error: unknown): void {
     const waiting = this.#waiting.splice(0);
     const text = error instanceof Error ? error.message : String(error);
@@ -82,7 +89,23 @@ export class GroupCommit<Item, Result> {
   }
 }
 
+/** One group for each database, for statements that need nothing but it, and wait for nobody: whoever asks knows it already. */
+export function grouped<Item, Result>(
+  size: Pick<GroupCommitOptions<Item, Result>, 'maxBatch' | 'maxInFlight'>,
+  run: (db: Database, items: readonly Item[]) => Promise<readonly Result[]>,
+): (db: Database, item: Item) => Promise<Result> {
+  const groups = new WeakMap<Database, GroupCommit<Item, Result>>();
+  return (db, item) => {
+    let group = groups.get(db);
+    if (group === undefined) {
+      group = new GroupCommit({ ...size, allAlike: true, run: (items) => run(db, items) });
+      groups.set(db, group);
+    }
+    return group.submit(item);
+  };
+}
+
 /** The server looked at the statement and said no: it lives, and nothing was committed. */
-function isRefusal(error: unknown): boolean {
+function isRefusal(error: unknown): error is LedgerError {
   return error instanceof LedgerError && !error.unknown && error.refused;
 }

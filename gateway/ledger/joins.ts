@@ -1,6 +1,10 @@
 import { GatewayError } from '../domain/errors.ts';
 import type { Database, Queryable, Tx } from './db.ts';
+import { grouped } from './group-commit.ts';
 import { type Exposure, taint } from './taints.ts';
+
+/** Every refused call with a key asks: no flood of those may take all connections. */
+const BATCH = { maxBatch: 128, maxInFlight: 2 };
 
 /** An agent asks for what another one asked for before. */
 export interface Join {
@@ -54,14 +58,15 @@ export async function bindAlias(tx: Tx, alias: string, txn: string): Promise<voi
 }
 
 /** The call that a key stands for without identifying it. */
-export async function aliased(db: Queryable, alias: string): Promise<string | undefined> {
-  const rows = await db.run<{ txn: string }>({
+export const aliased = grouped<string, string | undefined>(BATCH, async (db, aliases) => {
+  const rows = await db.run<{ alias: string; txn: string }>({
     name: 'aliased',
-    text: 'select txn from aliases where alias = $1',
-    values: [alias],
+    text: 'select alias, txn from aliases where alias = any($1::uuid[])',
+    values: [[...new Set(aliases)]],
   });
-  return rows[0]?.txn;
-}
+  const found = new Map(rows.map(({ alias, txn }) => [alias, txn]));
+  return aliases.map((alias) => found.get(alias));
+});
 
 export interface Joined {
   readonly agent: string;

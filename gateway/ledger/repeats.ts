@@ -1,6 +1,10 @@
 import type { Call } from '../domain/call.ts';
 import { CALL_COLUMNS, type CallRow, toCall } from './call-row.ts';
 import type { Database } from './db.ts';
+import { grouped } from './group-commit.ts';
+
+/** Every call without a key asks, refused ones too: no flood of those may take all connections. */
+const BATCH = { maxBatch: 128, maxInFlight: 2 };
 
 export interface NewestRepeat {
   readonly generation: number;
@@ -11,16 +15,22 @@ export interface NewestRepeat {
 }
 
 /** The newest call of an identical wish without a key. */
-export async function newestRepeat(db: Database, slot: string): Promise<NewestRepeat | undefined> {
-  const rows = await db.run<{ generation: number; slot_txn: string; ms: number | null } & CallRow>({
+export const newestRepeat = grouped<string, NewestRepeat | undefined>(BATCH, async (db, slots) => {
+  const rows = await db.run<RepeatRow>({
     name: 'newest-repeat',
-    text: `select r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
+    text: `select r.slot, r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
         ${CALL_COLUMNS}
-      from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn where r.slot = $1`,
-    values: [slot],
+      from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn
+      where r.slot = any($1::uuid[])`,
+    values: [[...new Set(slots)]],
   });
-  const row = rows[0];
-  if (row === undefined) return undefined;
+  const found = new Map(rows.map((row) => [row.slot, toNewest(row)]));
+  return slots.map((slot) => found.get(slot));
+});
+
+type RepeatRow = { slot: string; generation: number; slot_txn: string; ms: number | null } & CallRow;
+
+function toNewest(row: RepeatRow): NewestRepeat {
   const call = row.state === null ? undefined : toCall({ ...row, txn: row.slot_txn });
   return { generation: row.generation, txn: row.slot_txn, call, msSinceDelivered: row.ms };
 }

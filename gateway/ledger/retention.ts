@@ -5,6 +5,15 @@ import type { Database } from './db.ts';
 const FORGET = `args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]',
   undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()`;
 
+/** What was shown, said and told about calls that are `erased`. */
+const FORGET_BESIDE = `forgotten as (
+        update approvals a set shown = null from erased e where e.txn = a.txn
+      ), unsaid as (
+        update votes v set reason = '' from erased e where e.txn = v.txn
+      ), untold as (
+        delete from notices n using erased e where e.txn = n.txn
+      )`;
+
 /** Small enough that a sweep never holds row locks for long beside live calls. */
 const SWEEP_AT_ONCE = 500;
 
@@ -41,9 +50,7 @@ export async function erasePayloads(db: Database, payloadsMs: number): Promise<n
           update calls c set ${FORGET}
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
           returning c.txn
-        ), forgotten as (
-          update approvals a set shown = null from ripe r where r.txn = a.txn and r.erase
-        ), done as (
+        ), ${FORGET_BESIDE}, done as (
           delete from sweep_later l using ripe r where r.txn = l.txn and r.erase
         ), postponed as (
           insert into sweep_later select txn from ripe where not erase on conflict do nothing
@@ -82,13 +89,7 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
         where c.txn = w.txn and c.settled_at is not null and c.erased_at is null and c.undo_state not in ('due', 'running')
           and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at is not null))
         returning c.txn, w.entry
-      ), forgotten as (
-        update approvals a set shown = null from erased e where e.txn = a.txn
-      ), unsaid as (
-        update votes v set reason = '' from erased e where e.txn = v.txn
-      ), untold as (
-        delete from notices n using erased e where e.txn = n.txn
-      ), done as (
+      ), ${FORGET_BESIDE}, done as (
         delete from sweep_later l using erased e where e.txn = l.txn
       ), logged as (
         insert into audit_queue (entry) select entry from erased

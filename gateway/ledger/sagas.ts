@@ -228,13 +228,20 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
     const saga = await lockSaga(tx, order.id);
     const keep = reachOf(saga, order.to);
     if (isUnderWay(saga, keep, order)) return recall(tx, order.id, keep, order.reason);
-    if (order.digest !== undefined) await refuseOtherPlan(tx, saga, keep, order.digest);
+    if (order.digest !== undefined && (await wasBegun(tx, saga, keep, order.digest)))
+      // Back at its savepoint it may have new steps, which are none of that rollback's.
+      return saga.state === 'open' ? [] : recall(tx, order.id, keep, order.reason);
     await changeSaga(tx, order.id, {
       state: 'rolling_back',
       reason: order.reason,
       by: order.by,
       keep,
       entry: order.entry,
+    });
+    await tx.run({
+      name: 'note-plan',
+      text: 'update sagas set plan = $2 where id = $1',
+      values: [order.id, order.digest ?? null],
     });
     await tx.run({
       name: 'drop-savepoints',
@@ -247,12 +254,22 @@ export async function closeForRollback(db: Database, order: RollbackOrder): Prom
   });
 }
 
-/** Steps are claimed under the saga's lock, which is held here: what is compared is what is then undone. */
-async function refuseOtherPlan(tx: Tx, saga: Saga, keep: number, digest: string): Promise<void> {
-  if (planDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return;
+/**
+ * Whether the rollback that was shown under this digest is the last one that was begun, and is asked for again. If it is
+ * neither that nor what would be undone now, it is refused. Steps are claimed under the saga's lock, which is held here:
+ * what is compared is what is then undone.
+ */
+async function wasBegun(tx: Tx, saga: Saga, keep: number, digest: string): Promise<boolean> {
+  if (planDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return false;
+  const begun = await tx.run({
+    name: 'begun-plan',
+    text: 'select 1 from sagas where id = $1 and plan = $2',
+    values: [saga.id, digest],
+  });
+  if (begun.length > 0) return true;
   throw new GatewayError(
     'conflict',
-    'Nothing was rolled back: what would be undone is not what the plan with this digest showed. Look at a new plan.',
+    'Nothing was rolled back by this: what would be undone now is not what the plan with this digest showed. Look at a new plan.',
   );
 }
 

@@ -80,7 +80,8 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     z.strictObject({ saga: id, to: savepointName.nullish(), reason }),
     async ({ flow, agent, patienceMs, caller, fence }, { saga, to, reason: why }) => {
       await readSaga(flow.station, saga, agent.name);
-      await rollBack(flow.station, { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false, fence });
+      const order = { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false, fence };
+      await rollBack(flow.station, order, { agent: agent.name });
       flow.rollbacks.hurry({ id: saga, of: 'saga' });
       return sagaView(await awaitRollback(flow, saga, agent.name, patienceMs, caller), false);
     },

@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { ask } from '../mcp/clients.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 import { faultPolicies } from '../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, type Reply, sha256, startGateway, VIEWER_KEY } from '../support/gateway.ts';
@@ -42,7 +43,7 @@ beforeAll(async () => {
   upstream = await startUpstream();
   database = await freshDatabase();
   const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const limited = '      - allow: world.put\n        rate: 1/h\n      - allow: world.held\n';
+  const limited = '      - allow: oncegate.*\n      - allow: world.put\n        rate: 1/h\n      - allow: world.held\n';
   gateway = await startGateway({
     policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', limited), 'more.yaml': MORE },
     databaseUrl: database.url,
@@ -139,6 +140,61 @@ const REFUSALS: readonly {
       return ofAgent(`/v1/sagas/${saga}/commit`, {});
     },
     entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
+  },
+  {
+    of: 'a rollback of a saga that is committed',
+    what: 'refused',
+    refuse: async () => {
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent(`/v1/sagas/${saga}/commit`, {});
+      return ofAgent(`/v1/sagas/${saga}/rollback`, { reason: 'too late' });
+    },
+    entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
+  },
+  {
+    of: 'a rollback by one who lost the run',
+    what: 'fenced',
+    refuse: async (id) => {
+      const { run } = (await ofAgent('/v1/runs', { name: id })).body;
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent('/v1/runs', { name: id });
+      const lost = { 'oncegate-run': run, 'oncegate-epoch': '1' };
+      return ofAgent(`/v1/sagas/${saga}/rollback`, { reason: 'still me' }, lost);
+    },
+    entry: { agent: 'tester', saga: expect.any(String), run: expect.any(String), epoch: 1 },
+  },
+  {
+    of: 'a rollback that a tool of the gateway is asked for',
+    what: 'refused',
+    refuse: async () => {
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent(`/v1/sagas/${saga}/commit`, {});
+      const asked = { name: 'oncegate.rollback_saga', arguments: { saga, reason: 'too late' } };
+      const { answer, headers } = await ask(gateway, 'tools/call', asked);
+      return { status: answer.result.structuredContent.status, headers, body: answer.result };
+    },
+    entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
+  },
+  {
+    of: 'a rollback by a person who was shown another plan',
+    what: 'refused',
+    refuse: async (id) => {
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      const { digest } = (await gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { dryRun: true })).body;
+      await gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-saga': saga } });
+      return gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { reason: 'as shown', digest });
+    },
+    entry: { code: 'conflict', person: 'root', saga: expect.any(String), reason: expect.stringContaining('digest') },
+  },
+  {
+    of: 'a rollback by a person of a saga that is committed',
+    what: 'refused',
+    refuse: async () => {
+      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      await ofAgent(`/v1/sagas/${saga}/commit`, {});
+      return gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { reason: 'too late' });
+    },
+    entry: { code: 'saga_closed', person: 'root', saga: expect.any(String) },
   },
   {
     of: 'a key that opened another saga',

@@ -25,15 +25,26 @@ beforeAll(async () => {
   upstream = await startUpstream();
   database = await freshDatabase();
   const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const sealed = `tools:
+  const more = `  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+tools:
   world.sealed:
     upstream: world
     request: { method: PUT, path: "/nature/objects/x", body: "\${args}" }
     once: { by: nature }
     redact: [args.patient]
+  world.booked:
+    upstream: hotel
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    undo: { kind: compensable, tool: world.unbook, args: { id: "un-\${args.id}", guest: "\${args.guest}" } }
+  world.unbook:
+    upstream: hotel
+    request: { method: POST, path: /keyed/refund, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    retry: { attempts: 5, base: 10ms, max: 20ms }
 `;
   gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('tools:\n', sealed) },
+    policies: { 'faults.yaml': faults.replace('tools:\n', more) },
     databaseUrl: database.url,
   });
   beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
@@ -128,20 +139,36 @@ it('what is open is not erased, and named', async () => {
   expect((await erase({ saga })).body).toMatchObject({ erased: 1, open: [] });
 });
 
+it('a call is erased with every try to undo it', async () => {
+  const { body } = await gateway.call('world.booked', { id: 'room', guest: 'guest-to-forget' }, { key: 'room' });
+  for (let refused = 0; refused < 2; refused++) await upstream.plan({ match: { id: 'un-room' }, do: [{ reply: 422 }] });
+  const undone = await gateway.admin('POST', `/admin/calls/${body.txn}/undo?wait=20`, { reason: 'they do not come' });
+  expect(undone.body.undo.state).toBe('done');
+  expect(await everything()).toContain('guest-to-forget');
+  expect((await erase({ txn: body.txn })).body).toMatchObject({ erased: 4, open: [] });
+  expect(await everything()).not.toContain('guest-to-forget');
+});
+
 it('a call without a key is not made anew because its answer was erased', async () => {
   const wish = { id: 'unkeyed' };
   const first = await gateway.call('world.none', wish);
   expect(first.status).toBe(200);
   expect((await erase({ txn: first.body.txn })).body).toMatchObject({ erased: 1 });
   expect(await gateway.call('world.none', wish)).toMatchObject({ status: 410, body: { code: 'key_expired' } });
-  // Nor when nobody had heard the answer.
-  await database.query('update calls set delivered_at = null where txn = $1', [first.body.txn]);
+  // Nor when nobody had heard the answer, however long ago. (The ledger would not have its past rewritten.)
+  await database.query(`begin; set local session_replication_role = replica;
+    update calls set delivered_at = null, settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+  const dry = await gateway.call('world.none', wish, { headers: { 'oncegate-dry-run': '?1' } });
+  expect(dry.body.wouldAnswer).toMatchObject({ code: 'key_expired' });
   expect((await gateway.call('world.none', wish)).status).toBe(410);
   expect(await upstream.effects('unkeyed')).toHaveLength(1);
-  // Long after that it is a new wish. (The ledger would not have its past rewritten.)
-  await database.query(`begin; set local session_replication_role = replica;
-    update calls set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+  // That it is gone was heard: as after any answer, what comes within a minute is a repeat, and then it is a new wish.
+  const heard = 'select 1 from calls where txn = $1 and delivered_at is not null';
+  await expect.poll(async () => (await database.query(heard, [first.body.txn])).length).toBe(1);
+  expect((await gateway.call('world.none', wish)).status).toBe(410);
+  await database.query(`update calls set delivered_at = now() - interval '2 minutes' where txn = $1`, [first.body.txn]);
   expect((await gateway.call('world.none', wish)).status).toBe(200);
+  expect(await upstream.effects('unkeyed')).toHaveLength(2);
 });
 
 it('what was said about calls, sagas and runs goes with them; runs that go on are named', async () => {

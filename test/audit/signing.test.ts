@@ -2,7 +2,7 @@ import { generateKeyPairSync } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
 import { NoteKey } from '../../gateway/domain/signed-note.ts';
 import { LogWatch } from '../../gateway/flow/log-watch.ts';
@@ -154,4 +154,28 @@ it('what is too much for one statement is sealed in parts', async () => {
   expect(refused).toBeGreaterThan(0);
   const entries = await database.query<{ entry: string }>('select entry from audit_log order by index');
   expect(entries.map(({ entry }) => JSON.parse(entry).n)).toEqual(Array.from({ length: 200 }, (_, i) => i + 1));
+});
+
+it('is said to be unsealed by one that could not, until it or another did', async () => {
+  const [one, other] = [process(), process()];
+  vi.spyOn(one.watch, 'vouchFor').mockRejectedValue(new Error('the disk is full'));
+  await logEntry(db, '{"a":1}');
+  await expect(one.sequencer.seal(0)).rejects.toThrow('the disk is full');
+  const later = performance.now() + 60_000;
+  const clock = vi.spyOn(performance, 'now').mockImplementation(() => later);
+  const warnings = one.sequencer.warnings();
+  clock.mockRestore();
+  expect(warnings).toEqual([expect.stringMatching(/could not be sealed for \d+ s: .*the disk is full/)]);
+  expect(await other.sequencer.seal(0)).toBe(true);
+  await logEntry(db, '{"b":1}');
+  const afterwards = async (isSealed: boolean) => {
+    expect(await one.sequencer.seal(60_000)).toBe(false);
+    const then = vi.spyOn(performance, 'now').mockImplementation(() => later);
+    expect(one.sequencer.warnings()).toHaveLength(isSealed ? 0 : 1);
+    then.mockRestore();
+  };
+  // Too soon after the last one: that nothing is to be done now does not mean that nothing waits.
+  await afterwards(false);
+  expect(await other.sequencer.seal(0)).toBe(true);
+  await afterwards(true);
 });

@@ -27,6 +27,7 @@ upstreams:
     breaker: { minimum: 1000 }
     timeout: 2s
     headers: { authorization: "Bearer \${env.RETENTION_TOKEN}", x-api-key: "\${env.RETENTION_TOKEN}" }
+  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
 tools:
   world.keyed:
     upstream: world
@@ -35,6 +36,15 @@ tools:
   world.held:
     upstream: world
     request: { method: POST, path: /none/held, body: "\${args}" }
+  world.booked:
+    upstream: hotel
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    undo: { kind: compensable, tool: world.unbook, args: { id: "un-\${args.id}", effect: "\${result.id}" } }
+  world.unbook:
+    upstream: hotel
+    request: { method: POST, path: /keyed/refund, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
   world.redacted:
     upstream: world
     input: { type: object, properties: { id: { type: string }, card: { type: string }, pin: { type: integer }, more: {} } }
@@ -143,6 +153,37 @@ describe('retention', () => {
       state: 'held',
       args: { id: 'held' },
     });
+  });
+
+  it('forgets what people said about a call with it', async () => {
+    const prefer = { prefer: 'wait=0' };
+    const { body } = await gateway.call('world.held', { id: 'voted' }, { key: 'voted', headers: prefer });
+    const { digest } = (await gateway.admin('GET', `/admin/approvals/${body.txn}`)).body;
+    const vote = { reason: 'because voter-words say so', digest };
+    expect((await gateway.admin('POST', `/admin/approvals/${body.txn}/approve`, vote)).status).toBe(200);
+    await until(erased(body.txn));
+    expect(await database.query('select reason from votes where txn = $1', [body.txn])).toEqual([{ reason: '' }]);
+  });
+
+  it('keeps what a step of an open saga is undone with, and forgets it once the saga is long over', async () => {
+    const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
+    const step = { key: 'step', headers: { 'oncegate-saga': saga } };
+    const { body } = await gateway.call('world.booked', { id: 'step' }, step);
+    // Two that come after it are swept: the sweep has passed the step, and would come back to it.
+    for (const id of ['after', 'long-after']) {
+      const marker = await gateway.call('world.keyed', { id }, { key: id });
+      await until(erased(marker.body.txn));
+    }
+    expect((await gateway.get(`/v1/calls/${body.txn}`)).body).toMatchObject({ args: { id: 'step' }, erasedAt: null });
+    const undone = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
+      key: AGENT_KEY,
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ reason: 'no more' }),
+    });
+    expect(undone.body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
+    expect(await upstream.effects('un-step')).toHaveLength(1);
+    await until(erased(body.txn));
+    await until(erased(undone.body.steps[0].undo.txn));
   });
 
   it('drops tombstones only when the operator sets a limit', async () => {

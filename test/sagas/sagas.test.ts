@@ -427,6 +427,38 @@ describe('people', () => {
     expect((await saga.admin('rollback', { reason: 'r', digest: 'x' })).status).toBe(400);
   });
 
+  it('may ask again for what they were shown, wherever it ended', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.take('world.charge', { id: 'twice-a' });
+    await saga.act('savepoints', { name: 'here' });
+    await saga.take('world.charge', { id: 'twice-b' });
+    const { digest } = (await saga.admin('rollback', { dryRun: true, to: 'here' })).body;
+    const order = { reason: 'as shown', digest, to: 'here' };
+    expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('open');
+    const later = await saga.take('world.charge', { id: 'twice-c' });
+    const again = await saga.admin('rollback', order, '?wait=20');
+    expect([again.status, again.body.state]).toEqual([202, 'open']);
+    expect(again.body.steps.at(-1)).toMatchObject({ txn: later, state: 'succeeded', undo: { state: 'none' } });
+    expect(await effects('twice-b')).toHaveLength(2);
+    const leaves = `select 1 from audit_entries where entry like '%"saga":"${saga.id}"%"what":"saga_rolling_back"%'`;
+    expect(await database.query(leaves)).toHaveLength(1);
+    // Once another rollback was begun, it is that one's turn, and this one is old.
+    await saga.rollback({ to: 'here', reason: 'once more' });
+    await saga.take('world.charge', { id: 'twice-d' });
+    expect((await saga.admin('rollback', order)).status).toBe(409);
+  });
+
+  it('may ask again for what they were shown, where it was parked', async () => {
+    const saga = await TestSaga.open(gateway);
+    await saga.take('world.charge', { id: 'stuck-a' });
+    await saga.take('world.mail', { id: 'stuck-b' });
+    const { digest } = (await saga.admin('rollback', { dryRun: true })).body;
+    const order = { reason: 'as shown', digest };
+    expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('parked');
+    const again = await saga.admin('rollback', order, '?wait=20');
+    expect([again.status, again.body.state]).toEqual([202, 'parked']);
+  });
+
   it('never have more undone than was shown, however fast the agent is', async () => {
     const outcomes = await Promise.all(
       Array.from({ length: 8 }, async (_, i) => {

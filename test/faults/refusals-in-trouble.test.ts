@@ -1,0 +1,109 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import pg from 'pg';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { faultPolicies } from '../support/fault-policies.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
+import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
+import { startUpstream, type Upstream } from './upstream.ts';
+
+let upstream: Upstream;
+let database: TestDatabase;
+let link: TcpProxy;
+let gateway: Gateway;
+let inTheWay: pg.Client;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await freshDatabase();
+  const direct = new URL(database.url);
+  link = await startTcpProxy({ targetPort: Number(direct.port) });
+  direct.port = String(link.port);
+  const config = 'database: { pool: 4 }\n';
+  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: direct.href, config });
+  inTheWay = new pg.Client({ connectionString: database.url });
+  await inTheWay.connect();
+  await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it floods' });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await link?.close();
+  await inTheWay?.end();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+/** What holds the ledger up, and how it ends. */
+const TROUBLES: Record<string, { begin: () => Promise<unknown>; end: () => Promise<unknown> }> = {
+  'does not answer': {
+    begin: async () => link.stall(),
+    end: async () => {
+      link.cut();
+      await link.pass();
+    },
+  },
+  'is gone': { begin: () => link.refuse(), end: () => link.pass() },
+  'has no connection left': {
+    begin: async () => {
+      await inTheWay.query('begin');
+      await inTheWay.query('lock table approvals in access exclusive mode');
+      // Each keeps a connection until it gives up, and there are always more.
+      hogging = true;
+      hogs = Array.from({ length: 40 }, async () => {
+        while (hogging) await gateway.admin('GET', '/admin/approvals').catch(() => {});
+      });
+      await sleep(300);
+    },
+    end: async () => {
+      hogging = false;
+      await inTheWay.query('rollback');
+      await Promise.all(hogs);
+    },
+  },
+  'cannot write to the log': {
+    begin: async () => {
+      await inTheWay.query('begin');
+      await inTheWay.query('lock table audit_queue in share mode');
+    },
+    end: () => inTheWay.query('rollback'),
+  },
+  'cannot read calls': {
+    begin: async () => {
+      await inTheWay.query('begin');
+      await inTheWay.query('lock table calls in access exclusive mode');
+    },
+    end: () => inTheWay.query('rollback'),
+  },
+};
+let hogging = false;
+let hogs: Promise<void>[] = [];
+let id = 0;
+
+async function timed(tool: string, agentKey: string, keyed: boolean) {
+  id += 1;
+  const began = performance.now();
+  const key = keyed ? { key: `trouble-${id}` } : {};
+  const { body } = await gateway.call(tool, { id: `trouble-${id}` }, { agentKey, ...key });
+  return { code: body.code, ms: performance.now() - began };
+}
+
+it.each(Object.entries(TROUBLES))(
+  'refusals while the ledger %s are answered in time, and nothing is sent',
+  // Time is short, and the machine may be busy.
+  { retry: 2 },
+  async (_, { begin, end }) => {
+    await gateway.ready();
+    await begin();
+    const answers: ReturnType<typeof timed>[] = [];
+    for (let i = 0; i < 40; i += 1) {
+      answers.push(timed('world.none', AGENT_KEY, i % 4 < 2));
+      answers.push(timed('world.put', OTHER_AGENT_KEY, i % 4 < 2));
+      await sleep(40);
+    }
+    const all = await Promise.all(answers);
+    await end();
+    expect(new Set(all.map(({ code }) => code))).toEqual(new Set(['unavailable']));
+    expect(Math.max(...all.map(({ ms }) => ms))).toBeLessThan(2_000);
+    expect(await upstream.requests()).toEqual([]);
+  },
+);

@@ -100,10 +100,12 @@ function endOnSignal(end: () => Promise<void>): () => void {
   const boot = new Promise<void>((resolve) => {
     booted = resolve;
   });
-  let ending: Promise<void> | undefined;
+  let isEnding = false;
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.on(signal, () => {
-      ending ??= boot.then(end).then(() => process.exit(0));
+      if (isEnding) return;
+      isEnding = true;
+      void boot.then(end).then(() => process.exit(0));
     });
   }
   return booted;

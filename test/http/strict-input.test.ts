@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
+import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -247,6 +248,35 @@ describe('a request that is too large or no JSON', () => {
       expect(answer.status).toBe(200);
     },
   );
+});
+
+describe('a body for a path where nothing is', () => {
+  it.each([
+    ['no JSON', '{', {}],
+    ['a `__proto__`', '{"__proto__":1}', {}],
+    ['too large', 'x'.repeat(2 * LIMIT), {}],
+    ['some other type', 'x', { 'content-type': 'image/png' }],
+    ['no type at all', 'x', { 'content-type': 'nothing' }],
+  ])('is not looked at: %s', async (_what, body, headers) => {
+    expectProblem(await post('/nothing', body, headers), 404, 'not_found');
+  });
+
+  it('is not waited for, and its connection serves the next request', async () => {
+    const socket = connect({ host: '127.0.0.1', port: gateway.port });
+    let heard = '';
+    socket.on('data', (bytes) => {
+      heard += bytes;
+    });
+    const pieces = '1\r\nx\r\n'.repeat(20_000);
+    socket.write(
+      'POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n',
+    );
+    socket.write(pieces);
+    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 404 ');
+    socket.write(`${pieces}0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n`);
+    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 200 ');
+    socket.destroy();
+  });
 });
 
 describe('a caller who is not known', () => {

@@ -13,6 +13,7 @@ import { eraseRoutes } from './http/erase-routes.ts';
 import { eventRoutes } from './http/event-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { gatherBodies } from './http/gather-body.ts';
+import { hearOut } from './http/hear-out.ts';
 import { Inflight } from './http/inflight.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -60,9 +61,9 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
-    // Fastify hangs up on whoever sends a body it will not take; one who is still writing would then never read why.
-    // Kept open, the rest of the body is read and forgotten, as after any other refusal, until `requestTimeout` ends it.
-    reply.removeHeader('connection');
+    // Fastify hangs up on whoever sends a body it will not take. Nothing is wrong with the connection: what is left of the body
+    // flows away, and the next request may come.
+    if (reply.raw.shouldKeepAlive) reply.removeHeader('connection');
     const told = request.is404 ? nothingThere(request) : (asGatewayError(error) ?? protocolError(error));
     if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
@@ -79,6 +80,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   app.removeAllContentTypeParsers();
 
   unreadable.watch(app.server);
+  hearOut(app.server);
   closeUnused(app);
   if (options.demo !== undefined) {
     const demo = options.demo;

@@ -1,6 +1,8 @@
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -220,6 +222,28 @@ describe('a request that is too large or no JSON', () => {
       expect(next.socket === socket).toBe(true);
       done.resume();
       agent.destroy();
+    },
+  );
+
+  it.each([
+    ['413', 'HTTP/1.1', '/v1/tools/world.keyed', AGENT_KEY, 'application/json'],
+    ['413', 'HTTP/1.0', '/v1/tools/world.keyed', AGENT_KEY, 'application/json'],
+    ['415', 'HTTP/1.1', '/v1/tools/world.keyed', AGENT_KEY, 'text/plain'],
+    ['401', 'HTTP/1.1', '/v1/tools/world.keyed', 'nobody', 'application/json'],
+    ['404', 'HTTP/1.1', '/nothing', 'nobody', 'application/json'],
+    ['400', 'HTTP/1.1', '/v1/tools/%zz', AGENT_KEY, 'application/json'],
+  ])(
+    'is %s to a caller who reads only when all is written, and wants the connection closed (%s %s)',
+    async (status, version, path, key, type) => {
+      const socket = connect({ host: '127.0.0.1', port: gateway.port });
+      const body = 'x'.repeat(100 * LIMIT);
+      const head = [`POST ${path} ${version}`, 'Host: a', 'Connection: close', `Authorization: Bearer ${key}`];
+      socket.write(`${head.join('\r\n')}\r\nContent-Type: ${type}\r\nContent-Length: ${body.length}\r\n\r\n`);
+      const written = promisify<string, void>(socket.write.bind(socket) as never);
+      for (let at = 0; at < body.length; at += LIMIT) await written(body.slice(at, at + LIMIT));
+      const heard = await text(socket);
+      expect(heard).toMatch(new RegExp(`^HTTP/1.1 ${status} [\\s\\S]*\\r\\nconnection: close\\r\\n`, 'i'));
+      expect(heard).toContain(`"status":${status}`);
     },
   );
 

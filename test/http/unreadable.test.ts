@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { hearOut } from '../../gateway/http/hear-out.ts';
 import { Unreadable } from '../../gateway/http/unreadable.ts';
 
 let server: Server;
@@ -33,6 +34,7 @@ beforeEach(async () => {
   const options = { requestTimeout: 300, headersTimeout: 200, connectionsCheckingInterval: 50 };
   server = createServer(options, (request, response) => {
     if (request.url === '/refused') response.writeHead(401).end();
+    if (request.url === '/last') response.writeHead(200, { connection: 'close', 'content-length': 0 }).end();
     request.resume().on('end', () => {
       handled.push(request.url ?? '');
       finish.push(() => response.end('done'));
@@ -41,6 +43,7 @@ beforeEach(async () => {
   });
   const unreadable = new Unreadable();
   unreadable.watch(server);
+  hearOut(server);
   server.on('clientError', (error, socket) => unreadable.answer(error, socket as Socket));
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -66,16 +69,28 @@ describe('a request that node cannot read', () => {
     expect(JSON.parse(body ?? '')).toMatchObject({ status, code: 'malformed', retry, instance: '/' });
   });
 
-  it.each(['/waiting', '/refused'])(
-    'does not keep its connection when the caller drips on for ever: %s',
-    async (path) => {
-      const { socket, gone } = await dial();
-      socket.write(`POST ${path} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n`);
-      const dripping = setInterval(() => socket.write('x'), 20);
-      await gone;
-      clearInterval(dripping);
-    },
-  );
+  it.each([
+    ['/waiting', 'keep-alive'],
+    ['/refused', 'keep-alive'],
+    ['/refused', 'close'],
+  ])('does not keep its connection when the caller drips on for ever: %s, %s', async (path, connection) => {
+    const { socket, gone } = await dial();
+    const head = `POST ${path} HTTP/1.1\r\nhost: a\r\nconnection: ${connection}`;
+    socket.write(`${head}\r\ncontent-length: 1000000\r\n\r\n`);
+    const dripping = setInterval(() => socket.write('x'), 20);
+    await gone;
+    clearInterval(dripping);
+  });
+
+  it('is not carried out after an answer that was said to be the last', async () => {
+    const { socket, heard, gone } = await dial();
+    socket.write('GET /last HTTP/1.1\r\nhost: a\r\n\r\nPOST /more HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab');
+    await once(socket, 'data');
+    expect(heard()).toMatch(/^HTTP\/1.1 200 /);
+    socket.write('cd');
+    await gone;
+    expect(handled).toEqual(['/last']);
+  });
 
   it('is not carried out after all when the rest of it comes late', async () => {
     const { socket, heard, gone } = await dial();

@@ -12,7 +12,7 @@ let handled: string[];
 let finish: (() => void)[];
 
 /** A caller who never hangs up by itself. */
-async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Promise<void> }> {
+async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Promise<void>; heardAll: Promise<void> }> {
   const gone = new Promise<void>((resolve) => {
     server.once('connection', (held) => held.once('close', () => resolve()));
   });
@@ -24,7 +24,11 @@ async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Prom
   socket.on('error', () => {}); // Writing to one who has hung up is what these callers do.
   sockets.push(socket);
   await once(socket, 'connect');
-  return { socket, heard: () => text, gone };
+  // What was sent before the server was gone may still be on its way.
+  const heardAll = new Promise<void>((resolve) => {
+    socket.once('end', resolve).once('close', () => resolve());
+  });
+  return { socket, heard: () => text, gone, heardAll };
 }
 
 beforeEach(async () => {
@@ -115,15 +119,35 @@ describe('a request that node cannot read', () => {
   it.each(['what is this\r\n\r\n', 'GET /late HTTP/1.1\r\n'])(
     'is not answered in the place of one that is still at work: %j',
     async (bytes) => {
-      const { socket, heard, gone } = await dial();
+      const { socket, heard, heardAll } = await dial();
       const working = once(server, 'handled');
       socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
       await working;
       socket.write(bytes);
-      await gone;
+      await heardAll;
       expect([handled, heard()]).toEqual([['/first'], '']);
     },
   );
+
+  it('is not answered in the place of one that is still at work when half of it was read', async () => {
+    const { socket, heard, heardAll } = await dial();
+    const working = once(server, 'handled');
+    socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
+    await working;
+    const begun = once(server, 'request');
+    socket.write('POST /second HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n');
+    await begun;
+    socket.write('this is no chunk\r\n');
+    await heardAll;
+    expect([handled, heard()]).toEqual([['/first'], '']);
+  });
+
+  it('is answered when half of it was read, and nothing else is at work', async () => {
+    const { socket, heard } = await dial();
+    socket.write('POST /only HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\nthis is no chunk\r\n');
+    await once(socket, 'end');
+    expect([handled, heard().slice(0, 13)]).toEqual([[], 'HTTP/1.1 400 ']);
+  });
 
   it('is answered after one that has its answer', async () => {
     const { socket, heard } = await dial();

@@ -77,7 +77,7 @@ describe('requests that wait for their turn on one connection', () => {
     expect(over).toEqual([]);
     answerSlow();
     await expect.poll(() => over.length).toBe(9);
-    expect(statuses(socket.heard())).toEqual(many(9, '').map(() => 200));
+    await expect.poll(() => statuses(socket.heard())).toEqual(many(9, '').map(() => 200));
     socket.resetAndDestroy();
     await once(socket, 'close');
     expect(over).toHaveLength(9);
@@ -126,6 +126,6 @@ describe('requests that wait for their turn on one connection', () => {
     });
     const socket = await ask('a', '/v1/quick');
     await expect.poll(() => told).toBe(1);
-    expect(statuses(socket.heard())).toEqual([200]);
+    await expect.poll(() => statuses(socket.heard())).toEqual([200]);
   });
 });

@@ -4,6 +4,8 @@ const KEY = 'oncegate.key';
 
 /** Whoever has not answered by then will not: the page must not wait for ever, and go on showing what it knew. */
 const PATIENCE_MS = 15_000;
+/** An answer that has begun may be long, and the line slow. */
+const READING_MS = 120_000;
 
 /** Of this tab alone, and gone with it. */
 export const session = {
@@ -57,7 +59,7 @@ export function asProblem(error) {
   if (error instanceof DOMException && error.name === 'TimeoutError')
     return new Problem({
       title: 'The gateway does not answer',
-      detail: `It was asked ${PATIENCE_MS / 1000} seconds ago.`,
+      detail: error.message,
       code: 'unreachable',
     });
   return new Problem({ title: 'The console failed', detail: String(error) });
@@ -90,10 +92,19 @@ export async function problemOf(response) {
  */
 async function ask(method, path, body) {
   const sent = body === undefined ? {} : { body, headers: { 'content-type': 'application/json' } };
-  const response = await request(path, { method, ...sent, signal: AbortSignal.timeout(PATIENCE_MS) });
-  if (!response.ok) throw await problemOf(response);
-  const text = await response.text();
-  return /\bjson\b/.test(response.headers.get('content-type') ?? '') ? parseExactly(text) : text;
+  const patience = new AbortController();
+  const giveUp = (/** @type {string} */ why) => patience.abort(new DOMException(why, 'TimeoutError'));
+  let timer = setTimeout(giveUp, PATIENCE_MS, `It was asked ${PATIENCE_MS / 1000} seconds ago.`);
+  try {
+    const response = await request(path, { method, ...sent, signal: patience.signal });
+    clearTimeout(timer);
+    timer = setTimeout(giveUp, READING_MS, `Its answer began ${READING_MS / 1000} seconds ago and has not ended.`);
+    if (!response.ok) throw await problemOf(response);
+    const text = await response.text();
+    return /\bjson\b/.test(response.headers.get('content-type') ?? '') ? parseExactly(text) : text;
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** @param {string} path */

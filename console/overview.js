@@ -6,7 +6,7 @@ import { h } from './dom.js';
 import { cut, number, plural, short, words } from './format.js';
 import { badge, callLink, code, empty, facts, row, sagaLink, section, since, table } from './parts.js';
 
-/** @import { Approval, Call, Child, Context, GateEvent, SagaLine, Stats, View } from './types.d.ts' */
+/** @import { Approval, Call, Child, Context, Counted, GateEvent, SagaLine, Stats, View } from './types.d.ts' */
 
 /** Of each kind of thing that waits, this many are shown here. */
 const FEW = 4;
@@ -46,7 +46,9 @@ async function load(approvalsNow) {
   const some = async (/** @type {boolean} */ are, /** @type {string} */ path) => (are ? (await get(path)).items : []);
   const [approvals, doubts, parked] = await Promise.all([
     approvalsNow(stats),
-    some(stats.open.inDoubt > 0, `/admin/calls?state=in_doubt&limit=${FEW}`),
+    // Only so many open calls are counted, whatever their states: where there are others, doubts may be among those. One more
+    // than is shown tells that there are more.
+    some(stats.open.inDoubt > 0 || stats.open.more, `/admin/calls?state=in_doubt&limit=${FEW + 1}`),
     some(stats.sagas.parked.count > 0, `/admin/sagas?state=parked&limit=${FEW}`),
   ]);
   return { stats, approvals, doubts, parked };
@@ -90,12 +92,14 @@ function need(key, tone, what, about, href, verb) {
 /** @param {Standing} standing */
 function needs({ stats, approvals, doubts, parked }) {
   const open = stats.breakers.filter(({ state }) => state !== 'closed');
+  const inDoubt = { count: Math.max(stats.open.inDoubt, doubts.length), more: stats.open.more };
   const more = (
-    /** @type {number} */ all,
+    /** @type {Counted} */ { count, more: isCut },
     /** @type {number} */ shown,
     /** @type {string} */ what,
     /** @type {string} */ href,
-  ) => (all > shown ? [need(`more ${what}`, 'plain', `${number(all - shown)} more`, what, href, 'All')] : []);
+  ) =>
+    count > shown ? [need(`more ${what}`, 'plain', `${number(count - shown, isCut)} more`, what, href, 'All')] : [];
   const items = [
     stats.log.doubt !== null && need('log', 'bad', 'Log in doubt', stats.log.doubt, '#/log', 'Look'),
     stats.policies.refused.length > 0 &&
@@ -113,17 +117,19 @@ function needs({ stats, approvals, doubts, parked }) {
     ...open.map(({ upstream, state, by }) =>
       need(`breaker ${upstream}`, 'doubt', `Breaker ${words(state)}: ${upstream}`, `by ${by}`, '#/switches', 'Look'),
     ),
-    ...doubts.map((call) =>
-      need(
-        `doubt ${call.txn}`,
-        'doubt',
-        'In doubt',
-        [code(call.tool), ' of ', call.agent, ' · ', since(call.createdAt)],
-        `#/calls/${call.txn}`,
-        'Resolve',
+    ...doubts
+      .slice(0, FEW)
+      .map((call) =>
+        need(
+          `doubt ${call.txn}`,
+          'doubt',
+          'In doubt',
+          [code(call.tool), ' of ', call.agent, ' · ', since(call.createdAt)],
+          `#/calls/${call.txn}`,
+          'Resolve',
+        ),
       ),
-    ),
-    ...more(stats.open.inDoubt, doubts.length, 'in doubt', '#/calls?state=in_doubt'),
+    ...more(inDoubt, Math.min(doubts.length, FEW), 'in doubt', '#/calls?state=in_doubt'),
     ...parked.map(({ saga, name, reason }) =>
       need(
         `saga ${saga}`,
@@ -134,7 +140,7 @@ function needs({ stats, approvals, doubts, parked }) {
         'Look',
       ),
     ),
-    ...more(stats.sagas.parked.count, parked.length, 'parked sagas', '#/sagas?state=parked'),
+    ...more(stats.sagas.parked, parked.length, 'parked sagas', '#/sagas?state=parked'),
     ...approvals.map(({ txn, agent, tool, expiresAt, leavesAt }) =>
       need(
         `held ${txn}`,
@@ -145,7 +151,7 @@ function needs({ stats, approvals, doubts, parked }) {
         'Decide',
       ),
     ),
-    ...more(stats.approvals.pending.count, approvals.length, 'held for approval', '#/approvals'),
+    ...more(stats.approvals.pending, approvals.length, 'held for approval', '#/approvals'),
   ].filter((item) => item !== false);
   if (items.length > 0) return h('ul', { class: 'needs' }, items);
   return empty(

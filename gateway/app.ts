@@ -1,4 +1,4 @@
-import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply } from 'fastify';
+import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import type { Logger } from 'pino';
 import { demoServices } from '../demo/services.ts';
 import { type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
@@ -13,6 +13,7 @@ import { eraseRoutes } from './http/erase-routes.ts';
 import { eventRoutes } from './http/event-routes.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
 import { gatherBodies } from './http/gather-body.ts';
+import { hearOut } from './http/hear-out.ts';
 import { Inflight } from './http/inflight.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
@@ -60,10 +61,10 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
-    // Fastify hangs up on whoever sends a body it will not take; one who is still writing would then never read why.
-    // Kept open, the rest of the body is read and forgotten, as after any other refusal, until `requestTimeout` ends it.
-    reply.removeHeader('connection');
-    const told = asGatewayError(error) ?? protocolError(error);
+    // Fastify hangs up on whoever sends a body it will not take. Nothing is wrong with the connection: what is left of the body
+    // flows away, and the next request may come.
+    if (reply.raw.shouldKeepAlive) reply.removeHeader('connection');
+    const told = request.is404 ? nothingThere(request) : (asGatewayError(error) ?? protocolError(error));
     if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
     if (error instanceof LedgerError && error.refused)
@@ -74,15 +75,12 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
       request.url,
     );
   });
-  app.setNotFoundHandler((request, reply) =>
-    sendProblem(
-      reply,
-      new GatewayError('not_found', `There is no ${request.method} ${request.url.split('?')[0]}.`),
-      request.url,
-    ),
-  );
+  app.setNotFoundHandler((request, reply) => sendProblem(reply, nothingThere(request), request.url));
+  // What is sent to where nothing is, anybody can send: none of it is read. Each scope that takes bodies says how.
+  app.removeAllContentTypeParsers();
 
   unreadable.watch(app.server);
+  hearOut(app.server);
   closeUnused(app);
   if (options.demo !== undefined) {
     const demo = options.demo;
@@ -121,6 +119,10 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   eraseRoutes(app, options.flow);
   statsRoutes(app, options.flow, options.control, options.version);
   eventRoutes(app, options.flow);
+}
+
+function nothingThere({ method, url }: FastifyRequest): GatewayError {
+  return new GatewayError('not_found', `There is no ${method} ${url.split('?')[0]}.`);
 }
 
 const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = {

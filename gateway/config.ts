@@ -129,7 +129,7 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     },
     limits: {
       bodyBytes: file.limits?.body ?? 1_048_576,
-      inflight: file.limits?.inflight ?? 1_000,
+      inflight: file.limits?.inflight ?? 2_000,
       pendingApprovals: file.limits?.pendingApprovals ?? 100,
       perAgent: rateOf(file.limits?.perAgent ?? '20000/s'),
       perAddress: rateOf(file.limits?.perAddress ?? '100/s'),

@@ -4,6 +4,7 @@ import type { Flow } from '../flow/call-tool.ts';
 import { LogFeed } from '../flow/log-feed.ts';
 import { EventStream } from './event-stream.ts';
 import { identifyPerson } from './identify.ts';
+import { whenOver } from './when-over.ts';
 
 export const EVENTS = '/admin/events';
 const MOST_STREAMS = 256;
@@ -31,7 +32,7 @@ export function eventRoutes(app: FastifyInstance, flow: Flow): void {
       streams.delete(stream);
       feed.leave(stream);
     };
-    reply.raw.once('close', forget);
+    whenOver(request, reply, forget);
     try {
       await feed.follow(stream, after);
       stream.open();

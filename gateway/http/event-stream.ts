@@ -6,6 +6,7 @@ import type { Policies } from '../domain/policy.ts';
 import type { Reader } from '../flow/log-feed.ts';
 import { problemJson } from './encode.ts';
 import { identifyPerson } from './identify.ts';
+import { whenOver } from './when-over.ts';
 
 /** The console takes a stream that is silent for three of these for dead. */
 const HEARTBEAT_MS = 5_000;
@@ -29,6 +30,7 @@ export class EventStream implements Reader {
   readonly #policies: () => Policies;
   /** Under these its reader was let in. */
   #admittedBy: Policies;
+  readonly #over = new AbortController();
   #isOpen = false;
 
   constructor(request: FastifyRequest, reply: FastifyReply, person: string, policies: () => Policies) {
@@ -37,6 +39,7 @@ export class EventStream implements Reader {
     this.person = person;
     this.#policies = policies;
     this.#admittedBy = policies();
+    whenOver(request, reply, () => this.#over.abort());
   }
 
   get isOpen(): boolean {
@@ -45,20 +48,19 @@ export class EventStream implements Reader {
 
   open(): void {
     const { raw } = this.#reply;
-    if (this.#isOpen || raw.destroyed) return;
+    if (this.#isOpen || this.#isGone) return;
     this.#isOpen = true;
     this.#reply.hijack();
     raw.writeHead(200, HEADERS);
     // After a break it is soon asked again; the line that follows is what a proxy needs to see the answer begin.
     raw.write('retry: 2000\n: listening\n\n');
     const heartbeat = setInterval(() => this.#write(': still here\n\n'), HEARTBEAT_MS);
-    raw.once('close', () => clearInterval(heartbeat));
+    this.#over.signal.addEventListener('abort', () => clearInterval(heartbeat));
   }
 
   /** Who was let in under other policies is asked for again: a person who was removed, or may look no longer, hears no more. */
   isWelcome(): boolean {
-    const { raw } = this.#reply;
-    if (raw.destroyed || raw.writableEnded) return false;
+    if (this.#isGone || this.#reply.raw.writableEnded) return false;
     const policies = this.#policies();
     if (policies === this.#admittedBy) return true;
     try {
@@ -79,12 +81,8 @@ export class EventStream implements Reader {
 
   async ready(): Promise<void> {
     const { raw } = this.#reply;
-    if (!raw.writableNeedDrain || raw.destroyed) return;
-    const gone = new AbortController();
-    const leave = () => gone.abort();
-    raw.once('close', leave);
-    await once(raw, 'drain', { signal: gone.signal }).catch(() => {});
-    raw.off('close', leave);
+    if (!raw.writableNeedDrain || this.#isGone) return;
+    await once(raw, 'drain', { signal: this.#over.signal }).catch(() => {});
   }
 
   /** The last that its reader hears: why. */
@@ -95,9 +93,13 @@ export class EventStream implements Reader {
     raw.end();
   }
 
+  get #isGone(): boolean {
+    return this.#over.signal.aborted || this.#reply.raw.destroyed;
+  }
+
   #write(text: string): void {
     const { raw } = this.#reply;
-    if (raw.destroyed || raw.writableEnded) return;
+    if (this.#isGone || raw.writableEnded) return;
     raw.write(text);
     if (raw.writableLength > MOST_UNREAD_BYTES) raw.destroy();
   }

@@ -1,6 +1,7 @@
-import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { GatewayError } from '../domain/errors.ts';
 import { EVENTS } from './event-routes.ts';
+import { whenOver } from './when-over.ts';
 
 /** Agents' own work. The route, not the URL as it was sent: that may be absolute, or written with escapes. */
 const CALLS = /^\/(?:v1\/|mcp)/;
@@ -22,7 +23,6 @@ export class Inflight {
 
   /** Before anything is done, even to find out who asks. */
   count(app: FastifyInstance): void {
-    // A response closes once: one listener serves them all.
     const left = () => {
       this.#all -= 1;
     };
@@ -31,7 +31,7 @@ export class Inflight {
       if (request.routeOptions.url === EVENTS) return done();
       if (this.#all >= this.#most && isCall(request)) return done(full(this.#most));
       this.#all += 1;
-      reply.raw.on('close', left);
+      whenOver(request, reply, left);
       done();
     });
   }
@@ -44,18 +44,16 @@ export class Inflight {
       const under = this.#byName.get(name) ?? 0;
       const most = Math.max(1, Math.floor(this.#most / 2));
       if (under >= most) return done(greedy(most));
-      this.#enter(name, under, reply);
+      this.#byName.set(name, under + 1);
+      whenOver(request, reply, () => this.#leave(name));
       done();
     });
   }
 
-  #enter(name: string, under: number, reply: FastifyReply): void {
-    this.#byName.set(name, under + 1);
-    reply.raw.on('close', () => {
-      const left = (this.#byName.get(name) ?? 1) - 1;
-      if (left === 0) this.#byName.delete(name);
-      else this.#byName.set(name, left);
-    });
+  #leave(name: string): void {
+    const left = (this.#byName.get(name) ?? 1) - 1;
+    if (left === 0) this.#byName.delete(name);
+    else this.#byName.set(name, left);
   }
 }
 

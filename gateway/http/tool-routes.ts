@@ -13,6 +13,7 @@ import { catalogue, toolNamed } from './catalogue.ts';
 import { sendCall } from './encode.ts';
 import { type CallHeaders, readCallHeaders } from './headers.ts';
 import { identifyAgent } from './identify.ts';
+import { whenOver } from './when-over.ts';
 
 export function toolRoutes(app: FastifyInstance, flow: Flow): void {
   const { station } = flow;
@@ -75,10 +76,9 @@ export function replying(flow: Flow, reply: FastifyReply, call: CallFace): void 
   if (call.identity === 'repeat' && isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
 }
 
-/** Whoever asks, and may go away. That ends the waiting for an answer, never the call. Asked before anything is awaited. */
+/** Whoever asks, and may go away. That ends the waiting for an answer, never the call. */
 export function hangUp(request: FastifyRequest, reply: FastifyReply): Caller {
   const caller = new Caller();
-  reply.raw.once('close', () => caller.hangUp());
-  if (request.raw.destroyed) caller.hangUp();
+  whenOver(request, reply, () => caller.hangUp());
   return caller;
 }

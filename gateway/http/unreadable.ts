@@ -43,8 +43,10 @@ export class Unreadable {
     if (!socket.writable) return;
     const last = this.#last.get(socket);
     const isHalfRead = last !== undefined && !last.req.complete;
-    // What is written now would be taken for the answer to a request that is still at work, or has had one.
-    if (last !== undefined && (isHalfRead ? last.headersSent : !last.writableFinished)) {
+    // What is written now would be taken for the answer to a request that is still at work, or has had one. A response has no
+    // socket until those before it are done.
+    const isTaken = isHalfRead ? last.headersSent || last.socket === null : last?.writableFinished === false;
+    if (isTaken) {
       socket.destroy();
       return;
     }

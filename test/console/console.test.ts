@@ -321,3 +321,31 @@ describe('what a person does', () => {
     await main().getByLabel('Signed checkpoint').waitFor();
   });
 });
+
+it('shows every way to go, and whole names of tools, on the screen of a phone', async () => {
+  const { page } = browser;
+  const wide = page.viewportSize() ?? { width: 1280, height: 860 };
+  await browser.signIn(gateway.url, ADMIN_KEY);
+  await page.setViewportSize({ width: 390, height: 844 });
+  try {
+    await browser.go('#/log');
+    await heading('Log').waitFor();
+    const links = await page.locator('#nav a').all();
+    const edges = await Promise.all(links.map(async (link) => (await link.boundingBox()) ?? { x: -1, width: 0 }));
+    expect(edges).toHaveLength(7);
+    expect(edges.filter(({ x, width }) => x < 0 || x + width > 390)).toEqual([]);
+    await browser.go('#/');
+    await heading('Overview').waitFor();
+    await gateway.call('world.charge', { id }, { key: id });
+    const name = main().locator('.latest .cut').filter({ hasText: 'world.charge' }).first();
+    await name.waitFor();
+    expect(
+      await name.evaluate(
+        (shown: { scrollWidth: number; clientWidth: number }) => shown.scrollWidth - shown.clientWidth,
+      ),
+    ).toBe(0);
+    expect(await page.evaluate('document.documentElement.scrollWidth')).toBe(390);
+  } finally {
+    await page.setViewportSize(wide);
+  }
+});

@@ -1,3 +1,6 @@
+import { once } from 'node:events';
+import { createServer, request } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -64,6 +67,29 @@ it('asks for a view once at a time, and not for every event', async () => {
   expect(most).toBe(1);
   await browser.page.unrouteAll({ behavior: 'wait' });
 });
+
+it('waits for the end of an answer that has begun, however slow the line is', async () => {
+  const { body } = await gateway.call('world.charge', { id: 'slow' }, { key: 'slow-line' });
+  const line = createServer((asked, answer) => {
+    const { method, url, headers } = asked;
+    const onward = request({ port: gateway.port, host: '127.0.0.1', method, path: url, headers }, (told) => {
+      answer.writeHead(told.statusCode ?? 0, told.headers).flushHeaders();
+      const isSlow = url?.startsWith('/admin/calls?') === true;
+      setTimeout(() => told.pipe(answer), isSlow ? 16_000 : 0);
+    });
+    asked.pipe(onward.on('error', () => answer.destroy()));
+  }).listen(0, '127.0.0.1');
+  await once(line, 'listening');
+  try {
+    await browser.signIn(`http://127.0.0.1:${(line.address() as AddressInfo).port}`, ADMIN_KEY);
+    await browser.go('#/calls');
+    await browser.page.locator(`tr[data-key="${body.txn}"]`).waitFor({ timeout: 25_000 });
+  } finally {
+    await browser.page.goto('about:blank');
+    line.closeAllConnections();
+    line.close();
+  }
+}, 90_000);
 
 it('leaves no question of somebody who signed out', async () => {
   const held = await gateway.call('world.mail', { id: 'left' }, { key: 'left', headers: { prefer: 'wait=0' } });

@@ -83,6 +83,22 @@ describe('GET /admin/events', () => {
     }
   });
 
+  it('gives back the places of streams whose connection is gone before it was their turn', async () => {
+    const held = await one.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
+    const ask = (path: string, key: string) =>
+      `GET ${path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${key}\r\n\r\n`;
+    const socket = connect({ host: '127.0.0.1', port: one.port });
+    socket.write(ask(`/v1/calls/${held.body.txn}?wait=50`, AGENT_KEY) + ask('/admin/events', VIEWER_KEY).repeat(32));
+    const status = async () => {
+      const { status } = await listen(one);
+      for (const listener of open.splice(0)) await listener.close();
+      return status;
+    };
+    await expect.poll(status, { timeout: 10_000 }).toBe(429);
+    socket.resetAndDestroy();
+    await expect.poll(status, { timeout: 10_000 }).toBe(200);
+  });
+
   it('is for people who may look', async () => {
     const ask = (key?: string, headers = {}) =>
       one.request('GET', '/admin/events', { ...(key === undefined ? {} : { key }), headers });

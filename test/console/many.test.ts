@@ -128,3 +128,27 @@ describe('an approval that others came after', () => {
     await expect.poll(() => shown.count(), SOON).toBeGreaterThan(before);
   });
 });
+
+it('doubts are shown that are beyond those open calls that are counted', async () => {
+  // First in the table, without the gaps of those that are gone, and first in its index.
+  await database.query('vacuum full open_calls');
+  await database.query(
+    `with made as (
+       insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version)
+       select ('00000000-0000-8000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'tester', 'world.charge', 'key', sha256(i::text::bytea), 'key', 'ready', 'v' from generate_series(1, 2000) i
+       returning txn
+     )
+     insert into open_calls (txn, due_at) select txn, now() + interval '1 day' from made`,
+  );
+  const lose = async (id: string) => {
+    await upstream.plan({ match: { id }, do: ['drop'] });
+    expect((await gateway.call('world.note', { id }, { key: id })).status).toBe(504);
+  };
+  for (const id of ['lost-1', 'lost-2', 'lost-3']) await lose(id);
+  await browser.go('#/');
+  await expect.poll(() => main().locator('.need').filter({ hasText: 'In doubt' }).count(), SOON).toBe(3);
+  const { open } = (await gateway.admin('GET', '/admin/stats')).body;
+  expect(open).toMatchObject({ inDoubt: 0, more: true });
+  for (const id of ['lost-4', 'lost-5']) await lose(id);
+  await main().locator('.need').filter({ hasText: '1+ more' }).filter({ hasText: 'in doubt' }).waitFor();
+});

@@ -1,3 +1,4 @@
+import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -103,6 +104,20 @@ describe('the front door', () => {
     await upstream.release('go');
     expect(statuses(await Promise.all(slow))).toEqual([200, 200]);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
+  });
+
+  it('has room again when a connection is gone on which more was asked than answered', async () => {
+    await upstream.plan({ match: { id: 'a' }, do: [{ event: 'begun' }, { wait: 'end' }, { reply: 200 }] });
+    const socket = connect({ host: '127.0.0.1', port: gateway.port });
+    const body = JSON.stringify({ id: 'a' });
+    const head = `Host: gateway\r\nAuthorization: Bearer ${AGENT_KEY}\r\nContent-Type: application/json`;
+    const first = `POST /v1/tools/world.read HTTP/1.1\r\n${head}\r\nContent-Length: ${body.length}\r\n\r\n${body}`;
+    socket.write(`${first}${'GET /healthz HTTP/1.1\r\nHost: gateway\r\n\r\n'.repeat(10)}`);
+    await upstream.awaitEvent('begun');
+    socket.resetAndDestroy();
+    await expect.poll(async () => (await gateway.request('GET', '/v1/tools')).status).not.toBe(503);
+    expect((await gateway.get('/v1/tools', OTHER_AGENT_KEY)).status).toBe(200);
+    await upstream.release('end');
   });
 
   it('keeps half of what it carries at once for others than the one who has the other half', async () => {

@@ -1,5 +1,8 @@
 import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
+import { connect } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
@@ -222,6 +225,28 @@ describe('a request that is too large or no JSON', () => {
     },
   );
 
+  it.each([
+    ['413', 'HTTP/1.1', '/v1/tools/world.keyed', AGENT_KEY, 'application/json'],
+    ['413', 'HTTP/1.0', '/v1/tools/world.keyed', AGENT_KEY, 'application/json'],
+    ['415', 'HTTP/1.1', '/v1/tools/world.keyed', AGENT_KEY, 'text/plain'],
+    ['401', 'HTTP/1.1', '/v1/tools/world.keyed', 'nobody', 'application/json'],
+    ['404', 'HTTP/1.1', '/nothing', 'nobody', 'application/json'],
+    ['400', 'HTTP/1.1', '/v1/tools/%zz', AGENT_KEY, 'application/json'],
+  ])(
+    'is %s to a caller who reads only when all is written, and wants the connection closed (%s %s)',
+    async (status, version, path, key, type) => {
+      const socket = connect({ host: '127.0.0.1', port: gateway.port });
+      const body = 'x'.repeat(100 * LIMIT);
+      const head = [`POST ${path} ${version}`, 'Host: a', 'Connection: close', `Authorization: Bearer ${key}`];
+      socket.write(`${head.join('\r\n')}\r\nContent-Type: ${type}\r\nContent-Length: ${body.length}\r\n\r\n`);
+      const written = promisify<string, void>(socket.write.bind(socket) as never);
+      for (let at = 0; at < body.length; at += LIMIT) await written(body.slice(at, at + LIMIT));
+      const heard = await text(socket);
+      expect(heard).toMatch(new RegExp(`^HTTP/1.1 ${status} [\\s\\S]*\\r\\nconnection: close\\r\\n`, 'i'));
+      expect(heard).toContain(`"status":${status}`);
+    },
+  );
+
   it('is taken at exactly the limit', async () => {
     const frame = JSON.stringify({ id, pad: '' }).length;
     const body = JSON.stringify({ id, pad: 'x'.repeat(LIMIT - frame) });
@@ -247,6 +272,35 @@ describe('a request that is too large or no JSON', () => {
       expect(answer.status).toBe(200);
     },
   );
+});
+
+describe('a body for a path where nothing is', () => {
+  it.each([
+    ['no JSON', '{', {}],
+    ['a `__proto__`', '{"__proto__":1}', {}],
+    ['too large', 'x'.repeat(2 * LIMIT), {}],
+    ['some other type', 'x', { 'content-type': 'image/png' }],
+    ['no type at all', 'x', { 'content-type': 'nothing' }],
+  ])('is not looked at: %s', async (_what, body, headers) => {
+    expectProblem(await post('/nothing', body, headers), 404, 'not_found');
+  });
+
+  it('is not waited for, and its connection serves the next request', async () => {
+    const socket = connect({ host: '127.0.0.1', port: gateway.port });
+    let heard = '';
+    socket.on('data', (bytes) => {
+      heard += bytes;
+    });
+    const pieces = '1\r\nx\r\n'.repeat(20_000);
+    socket.write(
+      'POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n',
+    );
+    socket.write(pieces);
+    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 404 ');
+    socket.write(`${pieces}0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n`);
+    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 200 ');
+    socket.destroy();
+  });
 });
 
 describe('a caller who is not known', () => {

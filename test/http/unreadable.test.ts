@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { hearOut } from '../../gateway/http/hear-out.ts';
 import { Unreadable } from '../../gateway/http/unreadable.ts';
 
 let server: Server;
@@ -11,7 +12,7 @@ let handled: string[];
 let finish: (() => void)[];
 
 /** A caller who never hangs up by itself. */
-async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Promise<void> }> {
+async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Promise<void>; heardAll: Promise<void> }> {
   const gone = new Promise<void>((resolve) => {
     server.once('connection', (held) => held.once('close', () => resolve()));
   });
@@ -23,7 +24,11 @@ async function dial(): Promise<{ socket: Socket; heard: () => string; gone: Prom
   socket.on('error', () => {}); // Writing to one who has hung up is what these callers do.
   sockets.push(socket);
   await once(socket, 'connect');
-  return { socket, heard: () => text, gone };
+  // What was sent before the server was gone may still be on its way.
+  const heardAll = new Promise<void>((resolve) => {
+    socket.once('end', resolve).once('close', () => resolve());
+  });
+  return { socket, heard: () => text, gone, heardAll };
 }
 
 beforeEach(async () => {
@@ -33,6 +38,7 @@ beforeEach(async () => {
   const options = { requestTimeout: 300, headersTimeout: 200, connectionsCheckingInterval: 50 };
   server = createServer(options, (request, response) => {
     if (request.url === '/refused') response.writeHead(401).end();
+    if (request.url === '/last') response.writeHead(200, { connection: 'close', 'content-length': 0 }).end();
     request.resume().on('end', () => {
       handled.push(request.url ?? '');
       finish.push(() => response.end('done'));
@@ -41,6 +47,7 @@ beforeEach(async () => {
   });
   const unreadable = new Unreadable();
   unreadable.watch(server);
+  hearOut(server);
   server.on('clientError', (error, socket) => unreadable.answer(error, socket as Socket));
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -66,16 +73,28 @@ describe('a request that node cannot read', () => {
     expect(JSON.parse(body ?? '')).toMatchObject({ status, code: 'malformed', retry, instance: '/' });
   });
 
-  it.each(['/waiting', '/refused'])(
-    'does not keep its connection when the caller drips on for ever: %s',
-    async (path) => {
-      const { socket, gone } = await dial();
-      socket.write(`POST ${path} HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n`);
-      const dripping = setInterval(() => socket.write('x'), 20);
-      await gone;
-      clearInterval(dripping);
-    },
-  );
+  it.each([
+    ['/waiting', 'keep-alive'],
+    ['/refused', 'keep-alive'],
+    ['/refused', 'close'],
+  ])('does not keep its connection when the caller drips on for ever: %s, %s', async (path, connection) => {
+    const { socket, gone } = await dial();
+    const head = `POST ${path} HTTP/1.1\r\nhost: a\r\nconnection: ${connection}`;
+    socket.write(`${head}\r\ncontent-length: 1000000\r\n\r\n`);
+    const dripping = setInterval(() => socket.write('x'), 20);
+    await gone;
+    clearInterval(dripping);
+  });
+
+  it('is not carried out after an answer that was said to be the last', async () => {
+    const { socket, heard, gone } = await dial();
+    socket.write('GET /last HTTP/1.1\r\nhost: a\r\n\r\nPOST /more HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nab');
+    await once(socket, 'data');
+    expect(heard()).toMatch(/^HTTP\/1.1 200 /);
+    socket.write('cd');
+    await gone;
+    expect(handled).toEqual(['/last']);
+  });
 
   it('is not carried out after all when the rest of it comes late', async () => {
     const { socket, heard, gone } = await dial();
@@ -100,15 +119,35 @@ describe('a request that node cannot read', () => {
   it.each(['what is this\r\n\r\n', 'GET /late HTTP/1.1\r\n'])(
     'is not answered in the place of one that is still at work: %j',
     async (bytes) => {
-      const { socket, heard, gone } = await dial();
+      const { socket, heard, heardAll } = await dial();
       const working = once(server, 'handled');
       socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
       await working;
       socket.write(bytes);
-      await gone;
+      await heardAll;
       expect([handled, heard()]).toEqual([['/first'], '']);
     },
   );
+
+  it('is not answered in the place of one that is still at work when half of it was read', async () => {
+    const { socket, heard, heardAll } = await dial();
+    const working = once(server, 'handled');
+    socket.write('GET /first HTTP/1.1\r\nhost: a\r\n\r\n');
+    await working;
+    const begun = once(server, 'request');
+    socket.write('POST /second HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n');
+    await begun;
+    socket.write('this is no chunk\r\n');
+    await heardAll;
+    expect([handled, heard()]).toEqual([['/first'], '']);
+  });
+
+  it('is answered when half of it was read, and nothing else is at work', async () => {
+    const { socket, heard } = await dial();
+    socket.write('POST /only HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\nthis is no chunk\r\n');
+    await once(socket, 'end');
+    expect([handled, heard().slice(0, 13)]).toEqual([[], 'HTTP/1.1 400 ']);
+  });
 
   it('is answered after one that has its answer', async () => {
     const { socket, heard } = await dial();

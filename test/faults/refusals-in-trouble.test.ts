@@ -88,9 +88,7 @@ async function timed(tool: string, agentKey: string, keyed: boolean) {
 }
 
 it.each(Object.entries(TROUBLES))(
-  'refusals while the ledger %s are answered in time, and nothing is sent',
-  // Time is short, and the machine may be busy.
-  { retry: 2 },
+  'refusals while the ledger %s are answered soon, and nothing is sent',
   async (_, { begin, end }) => {
     await gateway.ready();
     await begin();
@@ -103,7 +101,8 @@ it.each(Object.entries(TROUBLES))(
     const all = await Promise.all(answers);
     await end();
     expect(new Set(all.map(({ code }) => code))).toEqual(new Set(['unavailable']));
-    expect(Math.max(...all.map(({ ms }) => ms))).toBeLessThan(2_000);
+    // Two seconds on a machine with nothing else to do; one after the other they would take a minute.
+    expect(Math.max(...all.map(({ ms }) => ms))).toBeLessThan(15_000);
     expect(await upstream.requests()).toEqual([]);
   },
 );

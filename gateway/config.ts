@@ -1,5 +1,5 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { readFile } from 'node:fs/promises';
+import { access, readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import { resolve } from 'node:path';
 import { z } from 'zod';
@@ -8,6 +8,7 @@ import { milliseconds } from './domain/duration.ts';
 import type { Rate } from './domain/policy.ts';
 import { formatFault, Report, type Source } from './policy/faults.ts';
 import { reportIssues } from './policy/issues.ts';
+import { loadPolicies } from './policy/load.ts';
 import { parseSource } from './policy/read.ts';
 import { rate, rateOf } from './policy/schema.ts';
 import { resolveSecrets } from './policy/secrets.ts';
@@ -113,15 +114,19 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
   const encryptionKey = encryptionKeyOf(env, faults);
   if (!/^([1-9]\d?)?$/.test(env['ONCEGATE_WORKERS'] ?? ''))
     faults.push(`ONCEGATE_WORKERS: "${env['ONCEGATE_WORKERS']}" is not a number of processes from 1 to 99`);
-  if (faults.length > 0) throw new ConfigError(faults);
+  const demo = env['ONCEGATE_DEMO'] !== '0';
+  const policies = env['ONCEGATE_POLICIES'] || file.policies || 'policies';
+  if (faults.length > 0) {
+    const filledIn = { ...env, ...demoEnv({ host, port }, undefined, env) };
+    throw new ConfigError([...faults, ...(await faultsBelow(resolve(cwd, policies), filledIn))]);
+  }
 
   const dataDir = resolve(cwd, env['ONCEGATE_DATA_DIR'] || file.dataDir || '.oncegate');
-  const demo = env['ONCEGATE_DEMO'] !== '0';
   const keys = file.retention?.keys;
   return {
     listen: { host, port },
     database: { pool: file.database?.pool ?? 20, ...(url === undefined ? {} : { url }) },
-    policiesDir: resolve(cwd, env['ONCEGATE_POLICIES'] || file.policies || 'policies'),
+    policiesDir: resolve(cwd, policies),
     dataDir,
     retention: {
       payloadsMs: milliseconds(file.retention?.payloads ?? '30d'),
@@ -144,6 +149,16 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     dieAt: env['ONCEGATE_DIE_AT'] || undefined,
     env: { ...env, ...demoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined, env) },
   };
+}
+
+/** What is wrong with the policies too, told with the rest. That they are elsewhere may be what the file was to say. */
+async function faultsBelow(dir: string, env: NodeJS.ProcessEnv): Promise<string[]> {
+  const isThere = await access(dir).then(
+    () => true,
+    () => false,
+  );
+  const loaded = isThere ? await loadPolicies({ dir, env }) : undefined;
+  return loaded?.ok === false ? loaded.faults.map(formatFault) : [];
 }
 
 /**
@@ -211,7 +226,8 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
   }
   reportIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
   faults.push(...report.faults.map(formatFault));
-  return nothing;
+  const { policies } = value as { policies?: unknown };
+  return typeof policies === 'string' ? { ...nothing, file: { policies } } : nothing;
 }
 
 /** Messages show no part of what the environment or a file filled in. */

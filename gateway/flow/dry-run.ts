@@ -6,6 +6,7 @@ import type { Decision, Poll, Rule, Tool } from '../domain/policy.ts';
 import { pathsUnder, redact } from '../domain/redact.ts';
 import { fingerprint as fingerprintOf } from '../domain/txn-id.ts';
 import { usedNow } from '../ledger/limits.ts';
+import { findConflict, type LockOrder } from '../ledger/locks.ts';
 import { coversByName, explain } from '../policy/decide.ts';
 import { isOpen } from '../policy/poll.ts';
 import type { ToolCall } from './call-tool.ts';
@@ -92,6 +93,7 @@ async function whatWouldHappen(
   const earlier = meant !== undefined && (await tookPart(station, meant, asked.agent.name)) ? meant : undefined;
   const held = hold !== undefined || identified.holdAsRepeat === true || rule.delayMs !== undefined;
   const limits = await limitsOf(station, asked, rule);
+  const order = lockOrderOf(station, tool, { ...whoseLocks(asked), txn: identified.txn });
   const plan: JsonObject = {
     txn: identified.txn,
     identifiedBy: identified.identity,
@@ -108,7 +110,7 @@ async function whatWouldHappen(
       used,
       costs: spend.amount,
     })),
-    locks: locksOf(station, asked, tool, identified.txn),
+    locks: locksShown(order),
     request: shownRequest(station, asked, tool, identified.txn),
   };
   const { alias, txn } = identified;
@@ -121,7 +123,8 @@ async function whatWouldHappen(
     const code =
       whatIsOff(station, asked.agent.name, tool, held) ??
       (poll !== undefined && !isOpen(poll) ? 'denied' : undefined) ??
-      limits.find(({ fits }) => !fits)?.code;
+      limits.find(({ fits }) => !fits)?.code ??
+      (await isLockedNow(station, held ? undefined : order));
     if (code !== undefined) return { ...plan, earlier: null, wouldAnswer: refusal(code) };
     return {
       ...plan,
@@ -145,11 +148,19 @@ function votersOf({ quorum, votes, open }: Poll): JsonObject {
   };
 }
 
-/** What would be locked; whether it is free is only known when it is. */
-function locksOf(station: Station, asked: ToolCall, tool: Tool, txn: string): Json {
-  const of = { agent: asked.agent.name, args: asked.args, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
-  const wishes = lockOrderOf(station, tool, { ...of, txn })?.wishes ?? [];
-  return wishes.slice(0, MOST_SHOWN).map(({ shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
+function whoseLocks({ agent, args, saga, fence }: ToolCall) {
+  return { agent: agent.name, args, saga: saga ?? null, run: fence?.run ?? null };
+}
+
+function locksShown(order: LockOrder | undefined): Json {
+  const wishes = order?.wishes.slice(0, MOST_SHOWN) ?? [];
+  return wishes.map(({ shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
+}
+
+/** As things stand: whoever holds it may let go while a caller waits. */
+async function isLockedNow({ db }: Station, order: LockOrder | undefined): Promise<ErrorCode | undefined> {
+  if (order === undefined) return undefined;
+  return (await findConflict(db, order)) === undefined ? undefined : 'locked';
 }
 
 function whatIsOff(station: Station, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {

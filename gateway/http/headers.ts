@@ -33,8 +33,13 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
     fence: parseFence(fenceHeaders(request)),
     key: parseKey(header(request, 'idempotency-key')),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
-    dryRun: parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run')),
+    dryRun: isDryRun(request),
   };
+}
+
+/** Asked before the other headers are read: what is wrong with those, a dry run tells like everything else. */
+export function isDryRun(request: FastifyRequest): boolean {
+  return parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run'));
 }
 
 const UNTRACED: Trace = {};

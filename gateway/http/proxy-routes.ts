@@ -9,7 +9,7 @@ import type { Caller } from '../flow/patience.ts';
 import { orLogged, Refusal } from '../flow/refusal.ts';
 import { readArguments } from './bodies.ts';
 import { sendCall } from './encode.ts';
-import { readCallHeaders } from './headers.ts';
+import { isDryRun, readCallHeaders } from './headers.ts';
 import { identifyAgent } from './identify.ts';
 import { hangUp, replying, toolCall } from './tool-routes.ts';
 
@@ -21,12 +21,12 @@ export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
   app.all('/v1/proxy/:upstream/*', async (request, reply) => {
     const policies = flow.station.policies();
     const agent = identifyAgent(request, policies);
-    const headers = readCallHeaders(request);
     const ask = (caller?: Caller): ToolCall => {
+      const headers = readCallHeaders(request);
       const { tool, args } = match(policies, request);
       return toolCall(agent, tool, args, headers, caller);
     };
-    if (headers.dryRun) return dryRun(flow.station, ask);
+    if (isDryRun(request)) return dryRun(flow.station, ask);
     // What is no call of any tool is denied before there is one, and logged like any denial.
     const asked = await orLogged(flow.station, { agent: agent.name }, async () => ask(hangUp(request, reply)));
     const answer = await callTool(flow, asked);

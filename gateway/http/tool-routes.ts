@@ -11,7 +11,7 @@ import { retell } from '../flow/retell.ts';
 import { asItCame, readArguments } from './bodies.ts';
 import { catalogue, toolNamed } from './catalogue.ts';
 import { sendCall } from './encode.ts';
-import { type CallHeaders, readCallHeaders } from './headers.ts';
+import { type CallHeaders, isDryRun, readCallHeaders } from './headers.ts';
 import { identifyAgent } from './identify.ts';
 import { whenOver } from './when-over.ts';
 
@@ -26,9 +26,10 @@ export function toolRoutes(app: FastifyInstance, flow: Flow): void {
   app.post('/v1/tools/:tool', (request, reply) => {
     const policies = station.policies();
     const agent = identifyAgent(request, policies);
-    const headers = readCallHeaders(request);
     const tool = toolNamed(policies, (request.params as { tool: string }).tool);
-    if (headers.dryRun) return dryRun(station, () => toolCall(agent, tool, readArguments(request), headers));
+    if (isDryRun(request))
+      return dryRun(station, () => toolCall(agent, tool, readArguments(request), readCallHeaders(request)));
+    const headers = readCallHeaders(request);
     const { key, saga, trace } = headers;
     const body = key === undefined ? undefined : asItCame(request);
     const again = retell(flow, { agent, tool, key, saga, trace, body });

@@ -1,6 +1,6 @@
 import { GatewayError } from '../domain/errors.ts';
 import { isPrefix, type LockMode, type LockScope, prefixesOf } from '../domain/lock.ts';
-import type { Database, Tx } from './db.ts';
+import type { Database, Queryable, Tx } from './db.ts';
 
 /** One thing that a call locks. */
 export interface LockWish {
@@ -128,13 +128,19 @@ async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
   await tx.run(lock);
 }
 
-/** A lock of somebody else that is the same, covers one of these, or is covered by one; and one of the two is exclusive. */
-async function findConflict(tx: Tx, { txn, saga, run, wishes }: LockOrder): Promise<LockedBy | undefined> {
+/**
+ * A lock of somebody else that is the same, covers one of these, or is covered by one; and one of the two is exclusive. Without
+ * the gates it is only how things stand just now.
+ */
+export async function findConflict(
+  on: Queryable,
+  { txn, saga, run, wishes }: LockOrder,
+): Promise<LockedBy | undefined> {
   const names = namesAbove(wishes);
   const below = wishes.flatMap(({ resource, mode }, place) =>
     isPrefix(resource) ? [{ from: resource.slice(0, -1), place, exclusive: mode === 'exclusive' }] : [],
   );
-  const [found] = await tx.run<{ place: number; taken_at: Date }>({
+  const [found] = await on.run<{ place: number; taken_at: Date }>({
     name: 'find-conflict',
     text: `select w.place, l.taken_at from unnest($1::text[], $2::int[], $3::bool[]) as w(name, place, exclusive)
         join locks l on l.resource = w.name collate "C"

@@ -85,24 +85,42 @@ function section<T>(
       }
       const parsed = schema.safeParse(value);
       if (!parsed.success) reportIssues(report, place, value, schema, parsed.error.issues);
-      const known = parsed.success ? parsed.data : withoutUnknown(schema, value, parsed.error.issues);
-      declared.set(name, { name, place, value: known });
+      declared.set(name, { name, place, value: parsed.success ? parsed.data : withoutFaults(schema, value) });
     }
   }
   return declared;
 }
 
 /**
- * Keys that nobody knows are faults, and told as such; what stands beside them is looked at all the same. Not further inside, where
- * what is misspelled would also be told as missing.
+ * What is left of a declaration without what has faults, all of which are told: the rest of it is looked at all the same. The
+ * smallest part is left out without which it can be read. Where a key was misspelled that is what it stands in, or it would be
+ * told as missing too.
  */
-function withoutUnknown<T>(schema: z.ZodType<T>, value: unknown, issues: readonly z.core.$ZodIssue[]): T | undefined {
-  const known = { ...(value as Record<string, unknown>) };
-  for (const issue of issues) {
-    if (issue.code !== 'unrecognized_keys' || issue.path.length > 0) return undefined;
-    for (const key of issue.keys) delete known[key];
+function withoutFaults<T>(schema: z.ZodType<T>, value: unknown): T | undefined {
+  let rest = value;
+  for (let rounds = 0; rounds < MOST_ROUNDS && rest !== undefined; rounds++) {
+    const parsed = schema.safeParse(rest);
+    if (parsed.success) return parsed.data;
+    // The last first: what is left out of a list moves up what follows.
+    for (const issue of parsed.error.issues.toReversed()) {
+      const isOnTop = issue.code === 'unrecognized_keys' && issue.path.length === 0;
+      for (const path of isOnTop ? issue.keys.map((key) => [key]) : [issue.path]) rest = without(rest, path);
+    }
   }
-  return schema.safeParse(known).data;
+  return undefined;
+}
+
+const MOST_ROUNDS = 8;
+
+/** Without what stands at a path; where nothing does, without what should hold it. */
+function without(value: unknown, path: readonly PropertyKey[]): unknown {
+  const [head, ...tail] = path;
+  if (head === undefined || typeof value !== 'object' || value === null || !(head in value)) return undefined;
+  const member = tail.length === 0 ? undefined : without((value as Record<PropertyKey, unknown>)[head], tail);
+  if (Array.isArray(value))
+    return value.flatMap((item, i) => (i !== head ? [item] : member === undefined ? [] : [member]));
+  const { [head]: _, ...rest } = value as Record<PropertyKey, unknown>;
+  return member === undefined ? rest : { ...rest, [head]: member };
 }
 
 function checkName(name: string, key: keyof typeof names, place: Place, report: Report): void {

@@ -175,6 +175,7 @@ describe('a start that cannot be', () => {
     expect(gateway.output).toMatch(/oncegate\.yaml:1:\d+: 99999999 is too large/);
     expect(gateway.output).toMatch(/oncegate\.yaml:2:\d+: "soon"/);
     expect(gateway.output).toMatch(/oncegate\.yaml:3:1: "foo" is not a key here/);
+    expect(gateway.output.split('bad.yaml:8:9').length, 'policies are told with it').toBe(3);
   });
 
   it('says what to do when the port is taken', async () => {

@@ -122,6 +122,20 @@ describe('a dry run', () => {
     if (real.body.faults !== undefined) expect(answer.body.faults).toEqual(real.body.faults);
   });
 
+  it.each([
+    ['idempotency-key', 'no space allowed in it'],
+    ['prefer', 'wait=soon'],
+    ['oncegate-saga', 'no saga'],
+    ['oncegate-epoch', '-1'],
+  ])('of a malformed %s says that', async (name, value) => {
+    const answer = await dryly(() =>
+      gateway.call('world.keyed', { id }, { headers: { [name]: value, 'oncegate-dry-run': '?1' } }),
+    );
+    expect(answer.body.wouldAnswer).toMatchObject({ status: 400, code: 'malformed', sends: false });
+    const real = await gateway.call('world.keyed', { id }, { headers: { [name]: value } });
+    expect(real.body).toMatchObject({ status: 400, code: 'malformed', detail: answer.body.detail });
+  });
+
   it('names every rule and why it did not match', async () => {
     const answer = await dry('dry.forbidden', {});
     const tried = answer.body.decision.tried;

@@ -430,5 +430,10 @@ it('a name that tells what a tool redacts is stored nowhere, and conflicts with 
 it('a dry run tells what would be locked', async () => {
   const dry = await one.call('world.reserve', { id: 'x', card }, { headers: { 'oncegate-dry-run': '?1' } });
   expect(dry.body.locks).toEqual([{ resource: `card/${card}`, mode: 'exclusive', for: 'saga' }]);
+  expect(dry.body.wouldAnswer).toEqual({ status: 200, sends: true });
   expect(await held()).toEqual([]);
+  const holder = await hanging('world.charge', { card });
+  const wouldBe = await one.call('world.reserve', { id: 'x', card }, { headers: { 'oncegate-dry-run': '?1' } });
+  expect(wouldBe.body.wouldAnswer).toMatchObject({ status: 409, code: 'locked', sends: false });
+  await holder.letGo();
 });

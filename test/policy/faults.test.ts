@@ -265,7 +265,10 @@ describe('across', () => {
     ],
     [
       tool('observe: { tool: r, satisfied: "true", settles: soon }'),
-      [`${at}:4:69: "soon" is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d`],
+      [
+        `${at}:4:38: there is no tool "r"`,
+        `${at}:4:69: "soon" is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d`,
+      ],
     ],
     [
       tool(
@@ -389,6 +392,17 @@ describe('across', () => {
       'policies/c_test.yaml:1:9: "expect" is missing',
       'policies/c_test.yaml:1:9: "tool" is missing',
     ]);
+  });
+
+  test('a fault of shape hides no other, wherever it is', () => {
+    const told = faultsOf(
+      'upstreams:\n  u: { adapter: http, url: "ftp://x", timeout: soon }\n' +
+        'tools:\n  u.x: { upstream: u, once: { by: magic }, request: { method: POST, path: /x, body: "${args +}" } }\n' +
+        'agents:\n  a:\n    keys: [plain]\n    rules:\n      - { allow: u.x, rate: often }\n      - { allow: u.x, deny: u.x }\n      - { allow: u.x, when: "args.n <=" }\n',
+    );
+    expect(told.map((fault) => fault.split(': ')[0])).toEqual(
+      ['2:28', '2:48', '4:35', '4:94', '7:12', '9:29', '10:9', '11:39'].map((place) => `policies/p.yaml:${place}`),
+    );
   });
 
   test('a key that nobody knows hides no other fault', () => {

@@ -123,7 +123,7 @@ export function refuseLocked({ policies, rule }: Judged, by: LockedBy): Refusal 
 }
 
 /** As much of a call as tells whether it is the one that is asked for. */
-type Earlier = Pick<CallFace, 'txn' | 'agent' | 'tool' | 'identity' | 'saga'>;
+type Earlier = Pick<CallFace, 'txn' | 'agent' | 'tool' | 'identity' | 'saga' | 'state'>;
 
 /** A key that was used for something else before. */
 export function refuseAnother(call: Earlier, first: Buffer, asked: ToolCall, fingerprint: Buffer): void {
@@ -131,7 +131,8 @@ export function refuseAnother(call: Earlier, first: Buffer, asked: ToolCall, fin
   if (why === undefined) return;
   // No other key makes another call of a shared wish.
   const retry = call.identity === 'shared' ? ({ retry: 'never' } as const) : {};
-  throw new GatewayError('key_reused', why, { txn: call.txn, ...retry });
+  const state = call.agent === asked.agent.name ? { state: call.state } : {};
+  throw new GatewayError('key_reused', why, { txn: call.txn, ...state, ...retry });
 }
 
 /** Why a call that is there is not the one that is asked for; undefined when it is. */

@@ -67,14 +67,14 @@ export async function repeat(
 
 /** What was answered is erased: nobody is told it any more. */
 class AnswerGone extends GatewayError {
-  readonly call: Pick<Call, 'txn' | 'identity'>;
+  readonly call: Pick<Call, 'txn' | 'identity' | 'state'>;
 
-  constructor(call: Pick<Call, 'txn' | 'identity'>) {
+  constructor(call: Pick<Call, 'txn' | 'identity' | 'state'>) {
     const text =
       call.identity === 'repeat'
         ? 'This very call was made before and what was answered is past its retention. It is not made anew: for that, bring a key.'
         : 'This key is past its retention: what was answered is gone, and it is never executed anew.';
-    super('key_expired', text, { txn: call.txn });
+    super('key_expired', text, { txn: call.txn, state: call.state });
     this.call = call;
   }
 }

@@ -58,6 +58,8 @@ describe('a call', () => {
     const other = await gateway.call('world.keyed', { id, n: 2 }, { key: id });
     expect(other.status).toBe(422);
     expect(other.body).toMatchObject({ code: 'key_reused', retry: 'new_key' });
+    expect(other.headers.get('oncegate-txn')).toBe(other.body.txn);
+    expect(other.headers.get('oncegate-state')).toBe('succeeded');
     expect(await count()).toBe(1);
   });
 

@@ -119,6 +119,7 @@ describe('retention', () => {
       const gone = await gateway.call('world.keyed', args, { key: 'old-key-text' });
       expect(gone.status).toBe(410);
       expect(gone.body).toMatchObject({ code: 'key_expired', retry: 'new_key', txn: first.body.txn });
+      expect(gone.headers.get('oncegate-state')).toBe('succeeded');
     }
     const dry = await gateway.call('world.keyed', args, { key: 'old-key-text', headers: { 'oncegate-dry-run': '?1' } });
     expect(dry.body.wouldAnswer).toMatchObject({ status: 410, code: 'key_expired' });

@@ -51,7 +51,8 @@ function reportIssue(report: Report, root: Place, value: unknown, schema: z.ZodT
     report.fault({ source: root.source, path: place.path.slice(0, -1) }, `${JSON.stringify(key)} is missing`);
     return;
   }
-  report.fault(place, sentence(issue, found));
+  const inside = issue.code === 'invalid_type' && issue.expected === 'object' ? knownKeys(schema, path, found) : [];
+  report.fault(place, `${sentence(issue, found)}${inside.length > 0 ? `: it may have ${listed(inside, 20)}` : ''}`);
 }
 
 function sentence(issue: z.core.$ZodIssue, found: unknown): string {

@@ -164,7 +164,7 @@ function pauseAfter(answer: Answer | undefined, attempt: number): number | undef
 }
 
 /** Not where only the ledger fails for a moment, in the middle of a call: that is soon over. */
-function isDoubt({ code, state = 'in_doubt' }: Record<string, unknown>): boolean {
+function isDoubt({ code, state }: Record<string, unknown>): boolean {
   return code === 'in_doubt' && state === 'in_doubt';
 }
 

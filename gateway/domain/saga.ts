@@ -257,16 +257,22 @@ type Mark = (to: UndoState, reason: string | null, inMs?: number) => Move;
 const IN_DOUBT = 'in doubt, ';
 const FOR_A_PERSON = `${IN_DOUBT}a person must resolve it`;
 
-/** Shown as failed. If only for a doubt, and that is over, it goes on: with what came of it, or once more. */
-function failedStanding({ compensation, undoReason }: Step, mark: Mark): { standing: Standing; mark?: Move } {
+/**
+ * Shown as failed. If only for a doubt, and that is over, it goes on: once more where a person ended it, else with what came of it,
+ * as if it had never been shown so.
+ */
+function failedStanding(step: Step, mark: Mark): { standing: Standing; mark?: Move } {
+  const { compensation, undoReason } = step;
   const why = undoReason ?? 'its undo failed';
   const stuck: { standing: Standing } = { standing: { as: 'stuck', why } };
   if (compensation === null) return stuck;
   if (compensation.state === 'succeeded') return { standing: { as: 'clear' }, mark: mark('done', null) };
-  if (isFinal(compensation.state))
-    return why.startsWith(IN_DOUBT) ? { standing: { as: 'wait', ms: 0 }, mark: mark('due', null) } : stuck;
-  const isSentAgain = compensation.pursued && why.startsWith(FOR_A_PERSON);
-  return isSentAgain ? { standing: { as: 'wait', ms: LOOK_AGAIN_MS }, mark: mark('running', null) } : stuck;
+  if (!why.startsWith(IN_DOUBT)) return stuck;
+  const again = (to: UndoState) => ({ standing: { as: 'wait', ms: 0 } as const, mark: mark(to, null) });
+  const wasForPerson = why.startsWith(FOR_A_PERSON);
+  if (isFinal(compensation.state)) return again(wasForPerson ? 'due' : 'running');
+  if (compensation.pursued === wasForPerson) return again('running');
+  return stuck;
 }
 
 function runningStanding(step: Step, retry: Retry, mark: Mark): { standing: Standing; mark?: Move } {

@@ -24,6 +24,7 @@ import {
   earlierUnderKey,
   noteHeard,
   noteKey,
+  orUnrecorded,
   rememberedUnderItsKey,
   repeat,
   replay,
@@ -92,7 +93,7 @@ export async function callTool(flow: Flow, asked: ToolCall): Promise<ToolAnswer>
     const meant = { args, fingerprint: fingerprintOf(tool, args, continuationText(asked.continuation)) };
     const answer = await orLogged(flow.station, { agent: agent.name, tool }, () => walk(flow, asked, meant, stint));
     const exposing = exposeAsker(flow.station, asked, answer);
-    if (exposing !== undefined) await exposing;
+    if (exposing !== undefined) await orUnrecorded(answer.call.txn, answer.call.state, exposing);
     noteKey(flow.station, asked, meant.fingerprint, answer.call);
     stint.end(endOf(answer));
     return answer;

@@ -1,7 +1,7 @@
 import { type Call, type CallFace, face } from '../domain/call.ts';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Tool } from '../domain/policy.ts';
-import { isFinal } from '../domain/states.ts';
+import { type CallState, isFinal } from '../domain/states.ts';
 import type { Stint } from '../domain/watch.ts';
 import { awaitCall, released, unrecorded } from './await-call.ts';
 import type { Flow, ToolAnswer, ToolCall } from './call-tool.ts';
@@ -40,8 +40,28 @@ export async function earlierCall(
   }
 }
 
-/** A call that was there before: another request, an answer to replay, or one to wait for. */
-export async function repeat(
+/**
+ * A call that was there before: another request, an answer to replay, or one to wait for. It may have been sent: where the ledger
+ * cannot be read, that is what is told, and not that nothing was.
+ */
+export function repeat(
+  flow: Flow,
+  txn: string,
+  fingerprint: Buffer,
+  asked: ToolCall,
+  stint: Stint,
+): Promise<ToolAnswer> {
+  return orUnrecorded(txn, undefined, repeatRead(flow, txn, fingerprint, asked, stint));
+}
+
+/** What fails because the ledger does, told of a call that may have been sent. */
+export function orUnrecorded<T>(txn: string, state: CallState | undefined, work: Promise<T>): Promise<T> {
+  return work.catch((error: unknown) => {
+    throw error instanceof LedgerError ? unrecorded(txn, state) : error;
+  });
+}
+
+async function repeatRead(
   flow: Flow,
   txn: string,
   fingerprint: Buffer,
@@ -135,11 +155,10 @@ export async function tell(
   const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
   const { patienceMs, caller } = asked;
   try {
-    const call = await awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint);
+    const waited = awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint);
+    const call = await orUnrecorded(txn, undefined, waited);
     if (call === undefined) throw released(txn, 'unavailable', 'it was given up before it was sent');
     return { call, repeat: isRepeat };
-  } catch (error) {
-    throw error instanceof LedgerError ? unrecorded(txn) : error;
   } finally {
     waiting?.end();
   }

@@ -43,7 +43,7 @@ function hindrances(steps: readonly Step[], keep: number): ReadonlyMap<string, s
   const retry = { attempts: 1, baseMs: 0, maxMs: 0, withinMs: 0 };
   const { stuck, blocked } = unwind(steps, keep, () => ({ retry, quietMs: 0 }));
   return new Map([
-    ...stuck.map(({ step, why }) => [step.txn, why] as const),
+    ...stuck.flatMap(({ step, why }) => (step.undoState === 'none' ? [[step.txn, why] as const] : [])),
     ...Array.from(blocked, ([txn, by]) => [txn, `it waits until ${by} is undone`] as const),
   ]);
 }

@@ -56,12 +56,9 @@ export async function applyVerdict(db: Database, call: Call, verdict: RecordedVe
       ), due as (
         update open_calls o set owner = null, due_at = now() from judged j where o.txn = j.txn and not $4
       ), going_on as (
-        -- What it undoes was held up by the doubt: whoever looks next goes on with it.
-        insert into undo_work (id, of, due_at)
-          select coalesce(s.id, j.undo_of), case when s.id is null then 'call' else 'saga' end, now()
-          from judged j left join sagas s on s.id = j.saga and s.state in ('rolling_back', 'parked') and s.keep is not null
-          where j.undo_of is not null
-          on conflict (id) do update set due_at = excluded.due_at
+        -- What it undoes is held up by the doubt and looked at now and then: now. Where nobody looks any more, because the saga
+        -- was closed by hand, nothing goes on.
+        update undo_work w set due_at = now() from judged j where w.id in (j.undo_of, j.saga) and j.undo_of is not null
       ), logged as (
         insert into audit_queue (entry) select $10 from judged
       )

@@ -97,7 +97,8 @@ describe('a call', () => {
   });
 
   test('in doubt is told at once, and never rounded', async () => {
-    const { client, keys } = await scripted([problem(504, 'in_doubt', 'same_key')]);
+    const doubt = json(504, { code: 'in_doubt', state: 'in_doubt', retry: 'same_key', txn: 'txn-1' });
+    const { client, keys } = await scripted([doubt]);
     const outcome = await client.call('t', {}, { key: 'key-1' });
     expect(outcome).toMatchObject({ kind: 'unknown', txn: 'txn-1' });
     expect(keys).toHaveLength(1);

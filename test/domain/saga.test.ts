@@ -153,7 +153,12 @@ describe('how a step is judged', () => {
       { state: 'failed' },
       ['t1 due'],
     ],
-    ['for a doubt that the gateway ended', 'in doubt, the gateway is finding out: x', { state: 'failed' }, ['t1 due']],
+    [
+      'for a doubt that the gateway ended',
+      'in doubt, the gateway is finding out: x',
+      { state: 'failed' },
+      ['t1 running'],
+    ],
     [
       'for a doubt, and sent again by a person',
       'in doubt, a person must resolve it: x',

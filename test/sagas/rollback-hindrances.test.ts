@@ -196,6 +196,23 @@ describe('an undo that was lost, and that nothing but a person can find out abou
       expect(await upstream.requests(id)).toHaveLength(sent);
     });
 
+    it('changes nothing about a saga that somebody closed', async () => {
+      const id = `unsure-closed-${verdict}`;
+      const saga = await TestSaga.open(gateway);
+      await saga.step('world.charge', { id: `${id}-step` }, { headers: mail(id) });
+      await upstream.plan({ match: { id }, do: [...losses[verdict]] });
+      const [{ undo }] = (await saga.rollback()).body.steps;
+      expect((await saga.admin('close', { reason: 'done by phone' })).body.state).toBe('closed');
+      await resolve(undo.txn, verdict);
+      // Whatever comes later: a rollback that was begun after it is over.
+      const after = await TestSaga.open(gateway);
+      await charge(after, `${id}-after`, []);
+      expect((await after.rollback()).body.state).toBe('rolled_back');
+      // What is sent again because a person said so is the undo that was in doubt, not another one.
+      await expect.poll(() => upstream.requests(id)).toHaveLength(verdict === 'retry' ? 2 : 1);
+      expect((await saga.read()).state).toBe('closed');
+    });
+
     it('lets the undo of a single call go on by itself', async () => {
       const id = `unsure-alone-${verdict}`;
       const { txn } = (await gateway.call('world.charge', { id: `${id}-call` }, { headers: mail(id) })).body;

@@ -16,7 +16,7 @@ import { Journal } from './journal.ts';
 import { logEntry } from './ledger/audit-queue.ts';
 import { readBacklog } from './ledger/backlog.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
-import { migrate, SchemaError } from './ledger/migrate.ts';
+import { DatabaseUnusable, migrate, SchemaError } from './ledger/migrate.ts';
 import { Messenger } from './messenger.ts';
 import { Metrics } from './metrics.ts';
 import { PolicyKeeper } from './policy-keeper.ts';
@@ -32,6 +32,8 @@ const MOST_SOUNDED = 20_000;
 
 const ROOT = new URL('../../', import.meta.url).pathname;
 const DRAIN_MS = 25_000;
+/** Most boots are over by then; one that waits for a lock, or for a database that is silent, may never be. */
+const BOOT_MS = 5_000;
 const JOURNAL_MS = 2_000;
 /** A collector that is silent must not keep a gateway from ending. */
 const TRACING_MS = 2_000;
@@ -58,7 +60,7 @@ async function supervise(config: Config): Promise<void> {
   const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
   const stops: (() => Promise<void>)[] = [];
   const stop = stopper(stops, log);
-  const booted = endOnSignal(stop);
+  const boot = endOnSignal(stop);
   try {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
     // Read here for their faults, which are then told once.
@@ -84,31 +86,35 @@ async function supervise(config: Config): Promise<void> {
     announce(config, keys, keys !== undefined);
   } catch (error) {
     await stop();
-    throw error;
+    // Asked to end while it started: that is no failure.
+    if (!boot.isEnding()) throw error;
   } finally {
-    booted();
+    boot.isOver();
   }
 }
 
 /**
- * Ends the process when it is asked to, once it has booted: what is half started cannot be stopped. Whoever presses Ctrl-C signals
- * the whole group, and npm passes its own on, so the same is asked for twice. What comes after the first changes nothing; the
- * default would kill what is draining, and leave PostgreSQL behind. Answers what says that it has booted, or failed to.
+ * Ends the process when it is asked to, once it has booted, because what is half started is not stopped cleanly; or a while later,
+ * because a boot may hang. Whoever presses Ctrl-C signals the whole group, and npm passes its own on, so the same is asked for twice.
+ * What comes after the first changes nothing; the default would kill what is draining, and leave PostgreSQL behind. `isOver` is to be
+ * called when it has booted, or failed to.
  */
-function endOnSignal(end: () => Promise<void>): () => void {
-  let booted = () => {};
+function endOnSignal(end: () => Promise<void>): { isOver: () => void; isEnding: () => boolean } {
+  let isOver = () => {};
   const boot = new Promise<void>((resolve) => {
-    booted = resolve;
+    isOver = resolve;
   });
   let isEnding = false;
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.on(signal, () => {
       if (isEnding) return;
       isEnding = true;
-      void boot.then(end).then(() => process.exit(0));
+      void within(BOOT_MS, boot)
+        .then(end)
+        .then(() => process.exit(0));
     });
   }
-  return booted;
+  return { isOver, isEnding: () => isEnding };
 }
 
 function demoOptions(config: Config, keys: DemoKeys) {
@@ -124,7 +130,7 @@ async function serve(config: Config): Promise<void> {
   let endBy = Number.POSITIVE_INFINITY;
   const timeLeft = () => Math.max(0, Math.min(DRAIN_MS, endBy - performance.now()));
   let reload = () => {};
-  const booted = endOnSignal(() => {
+  const boot = endOnSignal(() => {
     endBy = performance.now() + DRAIN_MS;
     letGo();
     return stop();
@@ -195,9 +201,10 @@ async function serve(config: Config): Promise<void> {
     process.on('SIGHUP', () => reload());
   } catch (error) {
     await stop();
-    throw error;
+    // Asked to end while it started: that is no failure.
+    if (!boot.isEnding()) throw error;
   } finally {
-    booted();
+    boot.isOver();
   }
 }
 
@@ -248,12 +255,18 @@ async function within(ms: number, work: PromiseLike<unknown>): Promise<void> {
 
 async function database(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
   if (config.database.url !== undefined) return config.database.url;
-  const embedded: EmbeddedPostgres = await startEmbedded({
+  const starting: Promise<EmbeddedPostgres> = startEmbedded({
     dataDir: config.dataDir,
     log: (message) => process.stderr.write(`${message}\n`),
   });
-  stops.push(() => embedded.stop());
-  return embedded.url;
+  // Also while it starts: a server that comes up after we are gone would stay.
+  stops.push(() =>
+    starting.then(
+      (embedded) => embedded.stop(),
+      () => {},
+    ),
+  );
+  return (await starting).url;
 }
 
 /** Stops in reverse order, once; a part that fails to stop does not keep the others from it. */
@@ -284,14 +297,13 @@ function explainFailure(error: unknown): string {
   if (error instanceof ConfigError)
     return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
   if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;
+  if (error instanceof DatabaseUnusable)
+    return `oncegate did not start: the database of DATABASE_URL cannot be used: ${error.message}`;
   const { code, port, address } = error as NodeJS.ErrnoException & { port?: number; address?: string };
   if (code === 'EADDRINUSE') {
     return `oncegate did not start: port ${port} of ${address} is taken. Stop what listens there (another gateway?), or choose another: PORT=8081 npm start`;
   }
   if (code === 'EACCES' && port !== undefined)
     return `oncegate did not start: port ${port} needs rights that this user lacks; choose one above 1023 with PORT=…`;
-  if (code === 'ECONNREFUSED' || code === 'ENOTFOUND' || code === '28P01' || code === '3D000') {
-    return `oncegate did not start: the database of DATABASE_URL cannot be used: ${(error as Error).message}`;
-  }
   return `oncegate did not start: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`;
 }

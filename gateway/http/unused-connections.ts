@@ -1,18 +1,24 @@
+import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 
 /**
- * Browsers and clients open connections before they need them. One on which nothing was ever asked is not idle in the eyes of
- * node, which waits for its first request, and would hold up a gateway that is about to end for as long as it may drain.
+ * Node closes the connections that are idle when a server closes, and waits for the others. To it one is not idle on which nothing was
+ * ever asked, as browsers open them beforehand, nor one on which a request arrives slowly, also when that was refused already. Any of
+ * these would hold up a gateway that is about to end for as long as it may drain, so it closes what owes nobody an answer.
  */
 export function closeUnused(app: FastifyInstance): void {
-  const unused = new Set<Socket>();
+  /** What was last asked on each connection. Of several at once the last is answered last. */
+  const last = new Map<Socket, ServerResponse | undefined>();
   app.server.on('connection', (socket: Socket) => {
-    unused.add(socket);
-    socket.once('close', () => unused.delete(socket));
+    last.set(socket, undefined);
+    socket.once('close', () => last.delete(socket));
   });
-  app.server.on('request', ({ socket }) => unused.delete(socket));
+  app.server.on('request', ({ socket }, response) => last.set(socket, response));
   app.addHook('preClose', async () => {
-    for (const socket of unused) socket.destroy();
+    for (const [socket, response] of last) {
+      if (response === undefined || response.writableFinished) socket.destroy();
+      else response.once('finish', () => last.get(socket) === response && socket.destroy());
+    }
   });
 }

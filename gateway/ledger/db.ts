@@ -3,7 +3,7 @@ import { GatewayError, LedgerError } from '../domain/errors.ts';
 
 /** An answer is owed within two seconds of a dead ledger (I34): no statement and no connection attempt may take longer. */
 const STATEMENT_TIMEOUT_MS = 1_500;
-/** And both together: who waited for a connection waits that much less for what is asked on it, but never less than this. */
+/** And both together: who waited for a connection waits that much less for what is asked on it, but never less than the shortest. */
 const BOTH_TIMEOUT_MS = 1_800;
 const SHORTEST_TIMEOUT_MS = 300;
 
@@ -19,6 +19,8 @@ export interface Statement {
   readonly name: string;
   readonly text: string;
   readonly values: readonly unknown[];
+  /** No caller waits for it, and giving it up costs more than waiting: however long a connection took, it has its whole time. */
+  readonly patient?: boolean;
 }
 
 /** What a statement is run on: the pool, or the one open transaction. */
@@ -57,11 +59,12 @@ export class Database implements Queryable {
     this.#pool.on('connect', (client) => client.on('error', () => {}));
   }
 
-  async run<Row>(statement: Statement): Promise<readonly Row[]> {
+  async run<Row>({ patient, ...statement }: Statement): Promise<readonly Row[]> {
     const began = performance.now();
     const client = await this.#connect();
     try {
-      const query: TimedQuery = { ...statement, values: [...statement.values], query_timeout: timeLeft(began) };
+      const query_timeout = patient ? STATEMENT_TIMEOUT_MS : timeLeft(began);
+      const query: TimedQuery = { ...statement, values: [...statement.values], query_timeout };
       const result = await client.query(query);
       client.release();
       return result.rows as Row[];

@@ -5,9 +5,16 @@ import pg from 'pg';
 
 /** Replicas that boot together queue up here; the number only has to be the same for all of them. */
 const MIGRATION_LOCK = 7_364_921;
+/** Something that takes the connection and never answers is no database; a real one far away has answered by then. */
+const CONNECT_MS = 10_000;
 
 export class SchemaError extends Error {
   override readonly name = 'SchemaError';
+}
+
+/** There is no talking to the database at all. */
+export class DatabaseUnusable extends Error {
+  override readonly name = 'DatabaseUnusable';
 }
 
 interface Migration {
@@ -19,8 +26,7 @@ interface Migration {
 
 /** Brings the database to the newest schema and refuses one that cannot keep the promise. Returns what it applied. */
 export async function migrate(url: string, directory: string): Promise<readonly string[]> {
-  const client = new pg.Client({ connectionString: url, application_name: 'oncegate-migrate' });
-  await client.connect();
+  const client = await connect(url);
   try {
     await refuseForgetfulServer(client);
     const migrations = await readMigrations(directory);
@@ -32,6 +38,22 @@ export async function migrate(url: string, directory: string): Promise<readonly 
     return applied;
   } finally {
     await client.end();
+  }
+}
+
+async function connect(url: string): Promise<pg.Client> {
+  const options = { application_name: 'oncegate-migrate', connectionTimeoutMillis: CONNECT_MS };
+  const client = new pg.Client({ connectionString: url, ...options });
+  const began = performance.now();
+  try {
+    await client.connect();
+    return client;
+  } catch (error) {
+    const { code, message } = error as NodeJS.ErrnoException;
+    const isLate = performance.now() - began >= CONNECT_MS;
+    // Of a name with several addresses, none of which answers, only the code is told.
+    const why = isLate ? `it does not answer within ${CONNECT_MS / 1_000} s` : message || code;
+    throw new DatabaseUnusable(why, { cause: error });
   }
 }
 

@@ -2,9 +2,10 @@ import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
-import { createServer } from 'node:net';
+import { type AddressInfo, createServer } from 'node:net';
 import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
+import pg from 'pg';
 import { afterEach, describe, expect, it } from 'vitest';
 import { startUpstream, type Upstream } from '../faults/upstream.ts';
 import { freshDatabase } from '../support/database.ts';
@@ -116,6 +117,26 @@ describe('the end', () => {
     expect(isAlive(pid)).toBe(false);
   });
 
+  it('while a start hangs does not wait for it', { timeout: 30_000 }, async () => {
+    const database = await freshDatabase();
+    cleanups.push(() => database.drop());
+    const other = new pg.Client({ connectionString: database.url });
+    await other.connect();
+    cleanups.push(() => other.end());
+    // A replica that has hung while it brings the schema up to date.
+    await other.query('begin');
+    await other.query('lock table schema_migrations in access exclusive mode');
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE }, databaseUrl: database.url });
+    gateway.launch();
+    await expect
+      .poll(() => other.query('select 1 from pg_locks where not granted').then(({ rowCount }) => rowCount), {
+        timeout: 20_000,
+      })
+      .toBeGreaterThan(0);
+    gateway.signal('SIGTERM');
+    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+  });
+
   it.each(['to npm', 'to its whole group'])('through npm start, too, with nothing left running: %s', async (to) => {
     const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
     const npm = spawn('npm', ['start', '--ignore-scripts'], {
@@ -198,6 +219,23 @@ describe('a start that cannot be', () => {
     gateway.launch({ DATABASE_URL: 'postgres://x:y@127.0.0.1:1/none' });
     expect((await gateway.exited()).code).toBe(1);
     expect(gateway.output).toMatch(/DATABASE_URL/);
+  });
+
+  it('says so when what is to be the database takes the connection and is silent', { timeout: 30_000 }, async () => {
+    const silent = createServer((socket) => cleanups.push(async () => socket.destroy())).listen(0, '127.0.0.1');
+    await once(silent, 'listening');
+    cleanups.push(async () => silent.close());
+    const { port } = silent.address() as AddressInfo;
+    const options = { policies: { 'people.yaml': PEOPLE }, databaseUrl: `postgres://x:y@127.0.0.1:${port}/none` };
+    const [left, ended] = [await gatewayWith(options), await gatewayWith(options)];
+    const dialled = once(silent, 'connection');
+    ended.launch();
+    await dialled;
+    ended.signal('SIGTERM');
+    left.launch();
+    expect(await ended.exited()).toEqual({ code: 0, signal: null });
+    expect(await left.exited()).toEqual({ code: 1, signal: null });
+    expect(left.output).toMatch(/the database of DATABASE_URL cannot be used: it does not answer within 10 s/);
   });
 });
 

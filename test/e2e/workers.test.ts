@@ -104,6 +104,20 @@ describe('worker processes behind one port', () => {
     expect(gateway.output).toContain('ONCEGATE_WORKERS: "many" is not a number of processes');
   });
 
+  it.each(['SIGINT', 'SIGTERM'] as const)('may be ended while they load, as by Ctrl-C: %s', async (signal) => {
+    if (gateway.alive) await gateway.stop();
+    gateway.output = '';
+    gateway.launch();
+    const loading = await until(
+      () => childrenOf(gateway.pid),
+      (pids) => pids.length === 2,
+    );
+    for (const pid of [gateway.pid, ...loading]) process.kill(pid, signal);
+    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(gateway.output).not.toContain('did not start');
+    expect((await Promise.all(loading.map((pid) => childOf(pid)))).filter(Boolean)).toEqual([]);
+  });
+
   it('tell what keeps them from starting once, and leave nothing behind', async () => {
     gateway.output = '';
     gateway.launch({ ONCEGATE_POLICIES: '/nonexistent-policies' });

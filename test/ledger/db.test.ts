@@ -1,7 +1,10 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { GroupCommit } from '../../gateway/ledger/group-commit.ts';
+import { Lease } from '../../gateway/ledger/processes.ts';
 import { freshDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
@@ -90,6 +93,48 @@ describe('a statement', () => {
     const nobody = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
     await expect(nobody.run(insert(6))).rejects.toMatchObject({ name: 'LedgerError', unknown: false, refused: false });
     await nobody.close();
+  });
+});
+
+describe('a wait for a connection', () => {
+  let narrow: Database;
+  beforeAll(() => {
+    narrow = new Database(database.url, { max: 1, applicationName: 'test' });
+  });
+  afterAll(() => narrow?.close());
+  /** Keeps the only connection. */
+  const keepBusy = (ms = 1_000) => narrow.transaction(() => sleep(ms));
+  const slow = { name: 'slowly', text: 'select pg_sleep(1.1)', values: [] };
+
+  it('shortens the time of what a caller waits for', async () => {
+    const busy = keepBusy();
+    await expect(narrow.run(slow)).rejects.toMatchObject({ name: 'LedgerError', unknown: true });
+    await busy;
+  });
+
+  it('does not shorten that of what nobody waits for', async () => {
+    const busy = keepBusy();
+    expect(await narrow.run({ ...slow, patient: true })).toHaveLength(1);
+    await busy;
+  });
+
+  it('does not cost a process its lease', async () => {
+    const troubles: unknown[] = [];
+    const lease = new Lease(narrow, (error) => troubles.push(error));
+    await lease.start();
+    const other = new pg.Client({ connectionString: database.url });
+    await other.connect();
+    await other.query('begin');
+    await other.query('select from processes where id = $1 for update', [lease.id]);
+    // It is asked for after a second, when the connection is busy, and then has to wait for the row.
+    await sleep(900);
+    await keepBusy(1_250);
+    await sleep(850);
+    await other.query('commit');
+    const end = lease.end();
+    await other.end();
+    await end;
+    expect(troubles).toEqual([]);
   });
 });
 

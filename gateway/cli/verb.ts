@@ -38,6 +38,7 @@ export interface Option {
 export interface Io {
   readonly stdout: Sink;
   readonly stderr: Sink;
+  readonly stdin: AsyncIterable<Uint8Array | string>;
   readonly env: NodeJS.ProcessEnv;
   readonly cwd: string;
   readonly isTty: boolean;

@@ -13,7 +13,7 @@ const BAR = 30;
 export const auditVerify: Verb = {
   name: 'audit verify',
   summary: 'whether an export of the log is what was signed; asks nobody',
-  operands: [{ name: 'file' }],
+  operands: [{ name: 'file', help: 'an export; - is standard input, and any pipe will do' }],
   options: {
     checkpoint: { value: 'FILE', help: 'a checkpoint that you kept: the export must hold all it vouches for' },
     key: { value: 'FILE', help: 'the public key that you kept: the export must be signed with it' },

@@ -323,6 +323,19 @@ describe('explain --remote', () => {
     expect(JSON.parse((await oncegate([...argv, '--json'], { env })).out)).toEqual(body);
   });
 
+  it('names the agents that there are to whoever names another', async () => {
+    const { env } = await canned(({ url }) =>
+      url.pathname === '/admin/agents'
+        ? { body: { items: [{ agent: 'bot' }, { agent: 'billing' }], cursor: null } }
+        : problem(404, 'not_found', { detail: 'There is no agent.' }),
+    );
+    const of = (agent: string) => oncegate(argv.with(3, agent), { env });
+    expect(await of('bto')).toMatchObject({ code: 1, err: 'there is no agent "bto"; did you mean "bot"?\n' });
+    expect(await of('zzzzz')).toMatchObject({ code: 1, err: 'there is no agent "zzzzz"; there are: bot, billing\n' });
+    // It is something else that was not found.
+    expect((await of('bot')).err).toContain('There is no agent. (not_found)');
+  });
+
   it('exits 1 for what would be refused', async () => {
     const wouldAnswer = { status: 403, code: 'denied', retry: 'never', sends: false };
     const refused = { ...decision, allowed: false, rule: null, reason: 'no rule allows it' };

@@ -171,6 +171,24 @@ describe('approve', () => {
     expect(err).toContain('"oncegate approvals"');
   });
 
+  it('tells whoever approved already that a vote counts once, and how many are missing', async () => {
+    const [bob] = APPROVAL.votes;
+    const eve = { ...bob, person: 'eve' };
+    const terminal = (env: NodeJS.ProcessEnv) => ({ env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const again = await desk({ body: APPROVAL });
+    const twice = await oncegate([...argv, '--yes'], terminal(again.env));
+    expect(twice.out).toContain('Your vote was there already and counts once: 1 more approval is needed.\n');
+    const first = await desk({ body: { ...APPROVAL, quorum: 4, votes: [bob, eve] } });
+    const once = await oncegate([...argv, '--yes'], terminal(first.env));
+    expect(once.out).toContain('Your vote counts: 2 more approvals are needed.\n');
+    // Votes for something else than what is shown now are listed, and count for nothing.
+    const stale = await desk({ body: { ...APPROVAL, votes: [bob, eve] } });
+    const changed = await oncegate([...argv, '--yes'], terminal(stale.env));
+    expect(changed.out).toContain(
+      'Your vote counts; earlier ones were for what would have run before the policies changed.',
+    );
+  });
+
   it('finds it on a later page, and says that more votes are needed', async () => {
     const { env } = await canned(({ method, url }) => {
       if (method === 'POST') return { body: APPROVAL };
@@ -181,7 +199,7 @@ describe('approve', () => {
     });
     const { out } = await oncegate([...argv, '--yes'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     expect(out).toContain(`${TXN} is pending`);
-    expect(out).toContain('1/2');
+    expect(out).toContain('1 more approval is needed');
   });
 });
 

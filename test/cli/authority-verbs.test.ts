@@ -241,6 +241,26 @@ describe('freeze and unfreeze', () => {
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
   });
 
+  it('everything at once is asked about where somebody can be asked, and nothing else is', async () => {
+    const { env, asked } = await canned(() => ({ body: { scope: 'all', frozen: true } }));
+    const argv = ['freeze', '--reason', 'odd'];
+    for (const types of ['n', '', 'yeah']) {
+      const { code, out, err } = await oncegate(argv, { env, isTty: true, types });
+      expect(out).toContain('Freeze everything, for every agent? [y/N]');
+      expect([code, err]).toEqual([1, 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.\n']);
+    }
+    expect(asked).toEqual([]);
+    expect((await oncegate(argv, { env, isTty: true, types: 'y' })).code).toBe(0);
+    expect(asked).toHaveLength(1);
+    for (const more of [['--yes'], ['--json'], ['--tool', 'mail.send'], ['--agent', 'bot']]) {
+      const { code, out } = await oncegate([...argv, ...more], { env, isTty: true, types: 'n' });
+      expect(code).toBe(0);
+      expect(out).not.toContain('[y/N]');
+    }
+    const back = await canned(() => ({ body: { scope: 'all', frozen: false } }));
+    expect((await oncegate(['unfreeze', '--reason', 'x'], { env: back.env, isTty: true, types: 'n' })).code).toBe(0);
+  });
+
   it('says when something wider keeps it frozen', async () => {
     const { env } = await canned(() => ({ body: { agent: 'bot', frozen: { ...frozen, scope: 'all' } } }));
     const { code, err } = await oncegate(['unfreeze', '--agent', 'bot', '--reason', 'fine'], { env });

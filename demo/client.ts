@@ -58,7 +58,7 @@ export class Client {
     } catch (error) {
       const cause = error instanceof Error && error.cause instanceof Error ? error.cause : error;
       throw new Surprise(
-        `No gateway answers at ${this.#url} (${String(cause)}). Start one in another terminal with: npm start; if it listens elsewhere, set ONCEGATE_URL`,
+        `No gateway answers at ${this.#url} (${String(cause)}). Start one in another terminal with: npm start; if it listens elsewhere, set ONCEGATE_URL (and its ONCEGATE_DATA_DIR)`,
       );
     }
   }

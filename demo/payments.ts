@@ -19,7 +19,7 @@ export function payments(app: FastifyInstance, journal: Journal): void {
   app.post('/charges', async (request, reply) => {
     const key = keyOf(request);
     const asked = chargeBody.parse(request.body);
-    if (asked.card === 'card_declined') throw new Refusal(422, 'card_declined', 'The card was declined.');
+    if (asked.card === 'card_declined') throw new Refusal(422, 'declined', 'The card was declined.');
     const id = newId('ch');
     const world = await journal.record(({ chargeOfKey }) =>
       chargeOfKey.has(key) ? undefined : { did: 'charge', id, key, asked },

@@ -13,7 +13,7 @@ import { tickets } from './tickets.ts';
  * no code with it, ask for a credential that no agent has, and misbehave when a reserved value tells them to:
  *
  *     card     card_lost_answer   charged, then the connection breaks; a repeat under the same key is answered
- *     card     card_declined      422, nothing happened
+ *     card     card_declined      422 declined, nothing happened
  *     title    lost answer        the ticket is opened, then the connection breaks
  *     subject  lost answer        the mail is sent, then the connection breaks
  *

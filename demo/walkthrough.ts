@@ -43,14 +43,19 @@ async function keyOf(variable: string, name: 'agentKey' | 'adminKey'): Promise<s
     // Absent or not JSON: the same to whoever has to do something about it.
   }
   throw new Surprise(
-    `There is no ${name} in ${file}. Start the gateway in another terminal with: npm start (or set ${variable} to the
-    key it prints).`,
+    `There is no ${name} in ${file}. Start the gateway in another terminal with: npm start. If it was started with an
+    ONCEGATE_DATA_DIR, set the same one here (or set ${variable} to the key it prints).`,
   );
 }
 
 async function knowsTheDemo(agent: Client): Promise<void> {
   const answer = await agent.send('GET', '/v1/tools');
-  if (answer.status === 401) throw new Surprise('This gateway does not know the demo key: is it another one?');
+  if (answer.status === 401) {
+    throw new Surprise(
+      `This gateway does not know the demo key: is it another one? Set ONCEGATE_DATA_DIR to the one it was started with;
+      its demo-keys.json has the key.`,
+    );
+  }
   if (answer.status !== 200) throw new Surprise(`The gateway would not list its tools: ${inWords(answer)}`);
   if (!answer.body.tools?.some(({ name }) => name === 'demo.effects')) {
     throw new Surprise('This gateway has no demo tools: start it without ONCEGATE_DEMO=0.');

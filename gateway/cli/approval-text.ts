@@ -11,9 +11,13 @@ export function approvalStyle(state: string): Style | undefined {
 }
 
 /** `1/2`: so many of so many said yes. */
-export function votesText({ votes, quorum }: JsonObject): string {
-  const yes = Array.isArray(votes) ? votes.filter((vote) => isObject(vote) && vote['verdict'] === 'approve').length : 0;
-  return `${yes}/${textOf(quorum)}`;
+export function votesText(approval: JsonObject): string {
+  return `${approversOf(approval).length}/${textOf(approval['quorum'])}`;
+}
+
+export function approversOf({ votes }: JsonObject): string[] {
+  const all = Array.isArray(votes) ? votes.filter(isObject) : [];
+  return all.filter(({ verdict }) => verdict === 'approve').map((vote) => member(vote, 'person'));
 }
 
 export function groupsText({ groups }: JsonObject): string {

@@ -1,8 +1,8 @@
-import { createReadStream } from 'node:fs';
-import { open, readFile } from 'node:fs/promises';
+import { type FileHandle, open, readFile } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { ExportVerifier, type Fault, readLastLine, type Trusted, type Verdict } from '../domain/audit-export.ts';
 import { type Output, paint } from './output.ts';
+import { spool } from './spool.ts';
 import { type Invocation, type Io, NotGood, type Verb } from './verb.ts';
 
 const CHUNK = 1024 * 1024;
@@ -13,17 +13,17 @@ const BAR = 30;
 export const auditVerify: Verb = {
   name: 'audit verify',
   summary: 'whether an export of the log is what was signed; asks nobody',
-  operands: [{ name: 'file' }],
+  operands: [{ name: 'file', help: 'an export; - is standard input, and any pipe will do' }],
   options: {
     checkpoint: { value: 'FILE', help: 'a checkpoint that you kept: the export must hold all it vouches for' },
     key: { value: 'FILE', help: 'the public key that you kept: the export must be signed with it' },
   },
   run: async (invocation) => {
     const { io, out, operands } = invocation;
-    const file = resolve(io.cwd, operands[0] ?? '');
     const trusted = await trustedOf(invocation);
+    const file = await openExport(io, operands[0] ?? '');
     const started = performance.now();
-    const verdict = await verify(file, trusted, progressOf(io, out));
+    const verdict = await verify(file, trusted, progressOf(io, out)).finally(() => file.handle.close());
     const seconds = (performance.now() - started) / 1_000;
     out.json({ good: verdict.isGood, ...shown(verdict), fault: verdict.fault });
     tell(out, verdict, trusted, seconds);
@@ -55,41 +55,58 @@ function unreadable(file: string, { code, message }: NodeJS.ErrnoException): Not
 
 type Progress = (share: number) => void;
 
-async function verify(file: string, trusted: Trusted, progress: Progress): Promise<Verdict> {
-  const { size, publicKey } = await tailOf(file);
-  const verifier = new ExportVerifier(publicKey, trusted);
-  let read = 0;
+interface Export {
+  readonly name: string;
+  readonly handle: FileHandle;
+}
+
+/** An export is read twice, its last line first. What can be read only once is kept beside for that long. */
+async function openExport(io: Io, operand: string): Promise<Export> {
+  if (operand === '-') return spooled('standard input', io.stdin);
+  const name = resolve(io.cwd, operand);
+  const handle = await open(name, 'r').catch((error: NodeJS.ErrnoException) => {
+    throw unreadable(name, error);
+  });
+  if ((await handle.stat()).isFile()) return { name, handle };
   try {
-    for await (const chunk of createReadStream(file, { highWaterMark: CHUNK }) as AsyncIterable<Buffer>) {
+    return await spooled(name, handle.createReadStream({ autoClose: false, highWaterMark: CHUNK }));
+  } finally {
+    await handle.close();
+  }
+}
+
+async function spooled(name: string, source: Io['stdin']): Promise<Export> {
+  const handle = await spool(source, (error) => unreadable(name, error));
+  return { name, handle };
+}
+
+async function verify({ name, handle }: Export, trusted: Trusted, progress: Progress): Promise<Verdict> {
+  try {
+    const { size, publicKey } = await tailOf(handle);
+    const verifier = new ExportVerifier(publicKey, trusted);
+    const chunks = handle.createReadStream({ start: 0, autoClose: false, highWaterMark: CHUNK });
+    let read = 0;
+    for await (const chunk of chunks as AsyncIterable<Buffer>) {
       verifier.feed(chunk);
       if (verifier.isOver) break;
       read += chunk.length;
       progress(read / size);
     }
+    return verifier.end();
   } catch (error) {
-    throw unreadable(file, error as NodeJS.ErrnoException);
+    throw unreadable(name, error as NodeJS.ErrnoException);
   } finally {
     progress(1);
   }
-  return verifier.end();
 }
 
 /** The key stands in the last line, and is needed from the first one on. */
-async function tailOf(file: string): Promise<{ size: number; publicKey: string | undefined }> {
-  try {
-    const handle = await open(file, 'r');
-    try {
-      const { size } = await handle.stat();
-      const tail = Buffer.alloc(Math.min(size, TAIL));
-      await handle.read(tail, 0, tail.length, size - tail.length);
-      const line = tail.toString('utf8').trimEnd().split('\n').at(-1) ?? '';
-      return { size, publicKey: readLastLine(line)?.publicKey };
-    } finally {
-      await handle.close();
-    }
-  } catch (error) {
-    throw unreadable(file, error as NodeJS.ErrnoException);
-  }
+async function tailOf(handle: FileHandle): Promise<{ size: number; publicKey: string | undefined }> {
+  const { size } = await handle.stat();
+  const tail = Buffer.alloc(Math.min(size, TAIL));
+  await handle.read(tail, 0, tail.length, size - tail.length);
+  const line = tail.toString('utf8').trimEnd().split('\n').at(-1) ?? '';
+  return { size, publicKey: readLastLine(line)?.publicKey };
 }
 
 /** A bar on a terminal, and nothing anywhere else. */

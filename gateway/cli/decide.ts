@@ -1,10 +1,12 @@
 import type { JsonObject } from '../domain/json.ts';
-import { approvalStyle, tellApproval, votesText } from './approval-text.ts';
+import { approvalStyle, approversOf, tellApproval } from './approval-text.ts';
 import { askGateway } from './ask-gateway.ts';
 import { callPath, member } from './call-text.ts';
 import { type Output, paint } from './output.ts';
 import { REASON, reasonOf } from './reason-option.ts';
+import { isYes } from './terminal.ts';
 import { type Invocation, type Io, NotGood, type Option, UsageError, type Verb } from './verb.ts';
+import { counted } from './words.ts';
 
 type Verdict = 'approve' | 'reject';
 
@@ -65,7 +67,7 @@ async function decide(invocation: Invocation, verdict: Verdict, confirm: () => P
     advice: ({ code }) => (code === 'forbidden' ? undefined : '"oncegate approvals" lists what waits now.'),
   });
   out.json(decided);
-  tell(out, decided, waiting !== undefined);
+  tell(out, decided, waiting);
   return 0;
 }
 
@@ -85,11 +87,7 @@ function digestOf({ text }: Invocation): string | undefined {
   throw new UsageError('--digest is not 64 hex digits; "oncegate approvals --json" has it');
 }
 
-function isYes(answer: string | undefined): boolean {
-  return /^y(?:es)?$/i.test(answer?.trim() ?? '');
-}
-
-function tell(out: Output, decided: JsonObject, isNew: boolean): void {
+function tell(out: Output, decided: JsonObject, waiting: JsonObject | undefined): void {
   const txn = member(decided, 'txn');
   const state = member(decided, 'state');
   if (!out.terminal) {
@@ -97,10 +95,25 @@ function tell(out: Output, decided: JsonObject, isNew: boolean): void {
     return;
   }
   out.line('');
-  out.line(`${txn} is ${isNew && state !== 'pending' ? 'now ' : ''}`, paint(approvalStyle(state), state));
+  out.line(
+    `${txn} is ${waiting !== undefined && state !== 'pending' ? 'now ' : ''}`,
+    paint(approvalStyle(state), state),
+  );
   const leavesAt = member(decided, 'leavesAt');
   if (state === 'pending' && leavesAt !== '')
     out.line(`It leaves by itself at ${leavesAt}; until then it can be rejected.`);
-  else if (state === 'pending') out.line(`Your vote counts; it has ${votesText(decided)} of what it needs.`);
+  else if (state === 'pending') out.line(voteText(decided, waiting));
   if (state === 'approved') out.line('It runs without its agent; "oncegate call <txn>" shows what comes of it.');
+}
+
+/** Of a vote that did not decide. */
+function voteText(decided: JsonObject, waiting: JsonObject | undefined): string {
+  const approvers = approversOf(decided);
+  const missing = Number(decided['quorum']) - approvers.length;
+  // All that are listed would be enough, so not all of them count.
+  if (!(missing > 0)) return 'Your vote counts; earlier ones were for what would have run before the policies changed.';
+  const before = waiting === undefined ? [] : approversOf(waiting);
+  const isAgain = approvers.every((person) => before.includes(person));
+  const needed = `${counted(missing, 'more approval')} ${missing === 1 ? 'is' : 'are'} needed`;
+  return `${isAgain ? 'Your vote was there already and counts once' : 'Your vote counts'}: ${needed}.`;
 }

@@ -1,24 +1,35 @@
 import { isObject, type JsonObject } from '../domain/json.ts';
 import { askGateway } from './ask-gateway.ts';
 import { member, textOf } from './call-text.ts';
+import { nearOrAll } from './near.ts';
 import { type Output, type Piece, paint, type Style } from './output.ts';
-import type { Invocation } from './verb.ts';
+import { readList } from './pages.ts';
+import { type Invocation, type Io, NotGood } from './verb.ts';
 
 /** What a running gateway would do with a call, as far as it can know without sending anything. */
 export async function explainRemotely(
   { io, out }: Pick<Invocation, 'io' | 'out'>,
   call: { agent: string; tool: string; args: JsonObject },
 ): Promise<number> {
-  const explained = await askGateway(io, '/admin/explain', {
-    method: 'POST',
-    body: call,
-    advice: ({ code }) => (code === 'not_found' ? '"oncegate agents" lists the agents that there are.' : undefined),
-  });
+  const advice = ({ code }: JsonObject) => (code === 'not_found' ? '"oncegate agents" lists the agents.' : undefined);
+  const explained = await askGateway(io, '/admin/explain', { method: 'POST', body: call, advice }).catch(
+    async (error) => {
+      throw error instanceof NotGood && error.code === 'not_found' ? await unknownAgent(io, call.agent, error) : error;
+    },
+  );
   out.json(explained);
   const answer = objectOf(explained['wouldAnswer']);
   const isGood = Number(answer['status']) < 400;
   tell(out, explained, answer, isGood);
   return isGood ? 0 : 1;
+}
+
+async function unknownAgent(io: Io, name: string, error: NotGood): Promise<NotGood> {
+  const { items } = await readList(io, '/admin/agents', {}, Number.POSITIVE_INFINITY);
+  const agents = items.map((item) => member(item, 'agent'));
+  if (agents.includes(name)) return error;
+  const message = `there is no agent ${JSON.stringify(name)}${await nearOrAll(name, agents)}`;
+  return new NotGood(error.code, message, { ...error.members, agents });
 }
 
 /** Told apart from the rest, which is told as it comes: whatever the gateway learns to explain is shown. */

@@ -13,7 +13,7 @@ import type { BuiltInDecision } from '../policy/decide.ts';
 import { isOpen } from '../policy/poll.ts';
 import { explainRemotely } from './explain-remotely.ts';
 import { jsonOption } from './json-option.ts';
-import { near } from './near.ts';
+import { nearOrAll } from './near.ts';
 import { type Output, paint, type Style } from './output.ts';
 import { readGoodPolicies } from './policies.ts';
 import { NotGood, UsageError, type Verb } from './verb.ts';
@@ -43,7 +43,7 @@ export const explain: Verb = {
     const { policies } = await readGoodPolicies(invocation);
     const agent = policies.agents.get(name);
     if (agent === undefined) {
-      const message = `there is no agent ${JSON.stringify(name)}${await near(name, policies.agents.keys())}`;
+      const message = `there is no agent ${JSON.stringify(name)}${await nearOrAll(name, policies.agents.keys())}`;
       throw new NotGood('unknown_agent', message, { agents: [...policies.agents.keys()] });
     }
     const explained = await explanationOf(policies, agent, text('tool') ?? '', args, flag('tainted'));

@@ -3,6 +3,7 @@ import { askGateway } from './ask-gateway.ts';
 import { member } from './call-text.ts';
 import { paint } from './output.ts';
 import { REASON, reasonOf } from './reason-option.ts';
+import { isYes } from './terminal.ts';
 import { type Invocation, NotGood, UsageError, type Verb } from './verb.ts';
 
 type Turn = 'freeze' | 'unfreeze';
@@ -18,6 +19,7 @@ function switchVerb(turn: Turn, summary: string): Verb {
       agent: { value: 'AGENT', help: 'only what this agent asks for' },
       tool: { value: 'TOOL', help: 'only calls of this tool' },
       reason: REASON,
+      ...(turn === 'freeze' ? { yes: { help: 'do not ask before everything is frozen' } } : {}),
     },
     run: (invocation) => turnSwitch(invocation, turn),
   };
@@ -28,9 +30,11 @@ async function turnSwitch(invocation: Invocation, turn: Turn): Promise<number> {
   const agent = text('agent');
   const tool = text('tool');
   if (agent !== undefined && tool !== undefined) throw new UsageError('--agent and --tool exclude one another');
+  const reason = reasonOf(invocation);
+  if (turn === 'freeze' && agent === undefined && tool === undefined) await confirm(invocation);
   const answer = await askGateway(io, pathOf(agent, turn), {
     method: 'POST',
-    body: { reason: reasonOf(invocation), ...(tool === undefined ? {} : { tool }) },
+    body: { reason, ...(tool === undefined ? {} : { tool }) },
     advice: ({ code }) => (code === 'not_found' ? adviceOf(agent) : undefined),
   });
   out.json(answer);
@@ -44,6 +48,13 @@ async function turnSwitch(invocation: Invocation, turn: Turn): Promise<number> {
     out.note(`Still frozen with ${member(by, 'scope')}, by ${member(by, 'by')}: ${member(by, 'reason')}`);
   // Whoever wanted one state and got the other must notice, in a script too.
   return frozen === (turn === 'freeze') ? 0 : 1;
+}
+
+/** A scope that was forgotten stops everybody. Scripts, and whoever has no terminal, get what they said. */
+async function confirm({ io, flag, json }: Invocation): Promise<void> {
+  if (flag('yes') || json || io.ask === undefined) return;
+  if (isYes(await io.ask('Freeze everything, for every agent? [y/N] '))) return;
+  throw new NotGood('not_decided', 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.');
 }
 
 /** A name that is none could lead the path somewhere else: `..` to the switch of everything. */

@@ -1,6 +1,6 @@
 import { near } from './near.ts';
 import { wrap } from './output.ts';
-import { headOf, optionText, UsageError, usageOf, type Verb } from './verb.ts';
+import { headOf, optionText, UsageError, usageOf, usageWords, type Verb } from './verb.ts';
 
 const ENVIRONMENT = [
   ['ONCEGATE_URL', 'the gateway to ask (default http://127.0.0.1:8080)'],
@@ -9,6 +9,7 @@ const ENVIRONMENT = [
 
 /** What is longer stands on a line of its own in the overview. */
 const LONGEST_BESIDE = 16;
+const WIDTH = 80;
 
 /** Made from the table that it is itself a line of, so it gets the table when it runs. */
 export function helpOf(table: () => readonly Verb[]): Verb {
@@ -26,7 +27,10 @@ export function helpOf(table: () => readonly Verb[]): Verb {
         throw new UsageError(`there is no verb ${JSON.stringify(name)}${await near(name, names)}`);
       }
       out.json({ verbs: chosen.map(describe) });
-      const lines = name === '' ? overview(verbs) : chosen.flatMap(details);
+      const lines =
+        name === ''
+          ? overview(verbs)
+          : chosen.flatMap((verb, index) => (index === 0 ? details(verb) : ['', ...details(verb)]));
       for (const line of lines) out.line(line);
       return 0;
     },
@@ -56,21 +60,37 @@ export function overview(verbs: readonly Verb[]): string[] {
 }
 
 function details(verb: Verb): string[] {
-  const options = Object.entries(verb.options ?? {}).map(
-    ([name, option]) => [optionText(name, option), option] as const,
+  const options = Object.entries(verb.options ?? {}).map(([name, option]) => ({
+    text: optionText(name, option),
+    help: option.help,
+    // Up to three are named beside the option already.
+    choices: option.choices === undefined || option.choices.length <= 3 ? [] : option.choices,
+  }));
+  const operands = (verb.operands ?? []).flatMap(({ name, help }) =>
+    help === undefined ? [] : [{ text: `<${name}>`, help, choices: [] }],
   );
-  const width = Math.max(0, ...options.map(([text]) => text.length));
-  const choices = (all: readonly string[] | undefined) =>
-    all === undefined || all.length <= 3
-      ? []
-      : wrap(`(${all.join(', ')})`, 76 - width).map((line) => ' '.repeat(width + 4) + line);
-  return [
-    `usage: ${usageOf(verb)}`,
-    '',
-    `  ${verb.summary}`,
-    ...(options.length === 0 ? [] : ['']),
-    ...options.flatMap(([text, option]) => [`  ${text.padEnd(width)}  ${option.help}`, ...choices(option.choices)]),
-  ];
+  const all = [...operands, ...options];
+  const width = Math.max(0, ...all.map(({ text }) => text.length));
+  const lines = all.flatMap(({ text, help, choices }) =>
+    [help, ...(choices.length === 0 ? [] : [`(${choices.join(', ')})`])]
+      .flatMap((words) => wrap(words, WIDTH - 4 - width))
+      .map((line, index) => `  ${(index === 0 ? text : '').padEnd(width)}  ${line}`),
+  );
+  return [...usageLines(verb), '', `  ${verb.summary}`, ...(all.length === 0 ? [] : ['']), ...lines];
+}
+
+/** An option and its value stay together. */
+function usageLines(verb: Verb): string[] {
+  const lines: string[] = [];
+  let line = 'usage:';
+  for (const word of usageWords(verb)) {
+    if (line.length + 1 + word.length > WIDTH) {
+      lines.push(line);
+      line = '        ';
+    }
+    line += ` ${word}`;
+  }
+  return [...lines, line];
 }
 
 function describe(verb: Verb): object {

@@ -129,6 +129,7 @@ export async function main(): Promise<void> {
   process.exitCode = await run(process.argv.slice(2), {
     stdout,
     stderr,
+    stdin,
     env,
     cwd: process.cwd(),
     isTty: stdout.isTTY === true,

@@ -1,3 +1,5 @@
+const MOST_NAMED = 10;
+
 /** `; did you mean "x"?`, or nothing. Loaded when somebody mistyped: no other start of the program waits for it. */
 export async function near(word: string, candidates: Iterable<string>): Promise<string> {
   const all = [...candidates];
@@ -6,6 +8,15 @@ export async function near(word: string, candidates: Iterable<string>): Promise<
   if (swapped !== undefined) return `; did you mean ${JSON.stringify(swapped)}?`;
   const { didYouMean } = await import('../policy/faults.ts');
   return didYouMean(word, all);
+}
+
+/** The same; where nothing is near, what there is, if that is a line. */
+export async function nearOrAll(word: string, candidates: Iterable<string>): Promise<string> {
+  const all = [...candidates];
+  const found = await near(word, all);
+  if (found !== '' || all.length === 0) return found;
+  const more = all.length > MOST_NAMED ? ` and ${all.length - MOST_NAMED} more` : '';
+  return `; there ${all.length === 1 ? 'is' : 'are'}: ${all.slice(0, MOST_NAMED).join(', ')}${more}`;
 }
 
 function isSwapped(word: string, candidate: string): boolean {

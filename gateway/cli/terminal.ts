@@ -1,5 +1,10 @@
 import { createInterface } from 'node:readline';
 
+/** Nothing else than a clear yes is one. */
+export function isYes(answer: string | undefined): boolean {
+  return /^y(?:es)?$/i.test(answer?.trim() ?? '');
+}
+
 /** Asks for a line at a terminal. Whoever ends the input instead (Ctrl-D, Ctrl-C) has answered nothing. */
 export function askAt(
   input: NodeJS.ReadableStream,

@@ -22,6 +22,8 @@ export interface Operand {
   readonly many?: boolean;
   /** It is one of these words, which stand for it in help. */
   readonly choices?: readonly string[];
+  /** What its name does not say. */
+  readonly help?: string;
 }
 
 export interface Option {
@@ -38,6 +40,7 @@ export interface Option {
 export interface Io {
   readonly stdout: Sink;
   readonly stderr: Sink;
+  readonly stdin: AsyncIterable<Uint8Array | string>;
   readonly env: NodeJS.ProcessEnv;
   readonly cwd: string;
   readonly isTty: boolean;
@@ -88,11 +91,16 @@ export class NotGood extends Error {
 
 /** `oncegate resolve <txn> --verdict applied|not_applied|retry --reason TEXT [--result JSON] [--json]` */
 export function usageOf(verb: Verb): string {
+  return usageWords(verb).join(' ');
+}
+
+/** The same, in the pieces between which a line may end. */
+export function usageWords(verb: Verb): string[] {
   const options = Object.entries(verb.options ?? {}).map(([name, option]) => {
     const text = optionText(name, option);
     return `${option.required ? text : `[${text}]`}${option.many ? '...' : ''}`;
   });
-  return ['oncegate', headOf(verb), ...options, '[--json]'].join(' ');
+  return [`oncegate ${headOf(verb)}`, ...options, '[--json]'];
 }
 
 /** `call <txn>` */

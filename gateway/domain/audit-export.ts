@@ -143,6 +143,9 @@ export class ExportVerifier {
     const { entries } = this;
     if (this.#rest.length > 0) this.#blame(entries, entries, 'the export is cut off in the middle of a line');
     if (!this.#isEnded) this.#blame(entries, entries, 'the export stops before its last line, with checkpoint and key');
+    // Whatever went wrong before, or was not noticed: good is only what a signature was seen to vouch for.
+    if (this.#verifier === undefined) this.#blame(null, null, 'there was no public key to verify it with');
+    if (this.#proved < entries) this.#blame(this.#proved, entries - 1, 'no signature vouches for it');
     return {
       isGood: this.#fault === undefined,
       entries,

@@ -1,6 +1,10 @@
-import { writeFile } from 'node:fs/promises';
+import { execFileSync } from 'node:child_process';
+import { readdir, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { Readable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
+import { ExportVerifier } from '../../gateway/domain/audit-export.ts';
 import { directory, oncegate } from '../cli/terminal.ts';
 import { generator, keep, MUTATIONS, missed, textOf, verify } from './mutations.ts';
 
@@ -30,6 +34,63 @@ describe('an export', () => {
       for (let i = 0; i < 25; i++) wrong.push(...[missed(kept, name, random)].filter((text) => text !== undefined));
     }
     expect(wrong).toEqual([]);
+  });
+});
+
+it('no export is good that no key was there for, or no signature', () => {
+  const kept = keep(3, 3, generator(5));
+  for (const trusted of [{}, { checkpoint: kept.newest }]) {
+    const verifier = new ExportVerifier(undefined, trusted);
+    verifier.feed(Buffer.from(textOf(kept.lines)));
+    const why = 'there was no public key to verify it with';
+    expect(verifier.end()).toMatchObject({ isGood: false, proved: 0, fault: { entry: null, why } });
+  }
+});
+
+describe('an export that can be read only once', () => {
+  const kept = keep(300, 100, generator(7));
+  const good = textOf(kept.lines);
+  const bent = textOf(kept.lines.with(150, (kept.lines[150] ?? '').replace('"bot"', '"bob"')));
+  const pieces = (text: string) => text.match(/.{1,1000}/gs) ?? [];
+  const spools = async () => (await readdir(tmpdir())).filter((name) => name.startsWith('oncegate-spool-'));
+
+  /** From standard input, and from a named pipe. */
+  const ways = {
+    '-': async (text: string, cwd: string, argv: readonly string[]) =>
+      oncegate(['audit', 'verify', '-', ...argv], { cwd, stdin: Readable.from(pieces(text)) }),
+    'a named pipe': async (text: string, cwd: string, argv: readonly string[]) => {
+      execFileSync('mkfifo', [join(cwd, 'pipe')]);
+      const [said] = await Promise.all([
+        oncegate(['audit', 'verify', 'pipe', ...argv], { cwd }),
+        writeFile(join(cwd, 'pipe'), text),
+      ]);
+      return said;
+    },
+  } as const;
+
+  it.each(
+    Object.entries(ways).flatMap(([way, read]) => [
+      { way, read, options: [] },
+      { way, read, options: ['--checkpoint', 'kept'] },
+    ]),
+  )('is verified as a file is: $way $options', async ({ read, options }) => {
+    const files = { kept: kept.checkpoints.get(200) ?? '' };
+    const left = await spools();
+    const told = await read(good, await directory(files), [...options, '--json']);
+    const { verifier: publicKey } = kept.key;
+    expect(JSON.parse(told.out)).toEqual({ good: true, entries: 300, proved: 300, publicKey, fault: null });
+    expect(told.code).toBe(0);
+    const found = await read(bent, await directory(files), [...options, '--json']);
+    expect(JSON.parse(found.out)).toMatchObject({ good: false, proved: 100, fault: { entry: 150, upTo: 150 } });
+    expect(found.code).toBe(1);
+    expect(await spools()).toEqual(left);
+  });
+
+  it('and is none: nothing, or a directory', async () => {
+    const cwd = await directory({});
+    const nothing = await oncegate(['audit', 'verify', '-', '--json'], { cwd });
+    expect([nothing.code, JSON.parse(nothing.out)]).toMatchObject([1, { good: false, publicKey: null }]);
+    expect((await oncegate(['audit', 'verify', '.'], { cwd })).err).toContain('cannot be read: EISDIR');
   });
 });
 

@@ -171,6 +171,24 @@ describe('approve', () => {
     expect(err).toContain('"oncegate approvals"');
   });
 
+  it('tells whoever approved already that a vote counts once, and how many are missing', async () => {
+    const [bob] = APPROVAL.votes;
+    const eve = { ...bob, person: 'eve' };
+    const terminal = (env: NodeJS.ProcessEnv) => ({ env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const again = await desk({ body: APPROVAL });
+    const twice = await oncegate([...argv, '--yes'], terminal(again.env));
+    expect(twice.out).toContain('Your vote was there already and counts once: 1 more approval is needed.\n');
+    const first = await desk({ body: { ...APPROVAL, quorum: 4, votes: [bob, eve] } });
+    const once = await oncegate([...argv, '--yes'], terminal(first.env));
+    expect(once.out).toContain('Your vote counts: 2 more approvals are needed.\n');
+    // Votes for something else than what is shown now are listed, and count for nothing.
+    const stale = await desk({ body: { ...APPROVAL, votes: [bob, eve] } });
+    const changed = await oncegate([...argv, '--yes'], terminal(stale.env));
+    expect(changed.out).toContain(
+      'Your vote counts; earlier ones were for what would have run before the policies changed.',
+    );
+  });
+
   it('finds it on a later page, and says that more votes are needed', async () => {
     const { env } = await canned(({ method, url }) => {
       if (method === 'POST') return { body: APPROVAL };
@@ -181,7 +199,7 @@ describe('approve', () => {
     });
     const { out } = await oncegate([...argv, '--yes'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     expect(out).toContain(`${TXN} is pending`);
-    expect(out).toContain('1/2');
+    expect(out).toContain('1 more approval is needed');
   });
 });
 
@@ -221,6 +239,26 @@ describe('freeze and unfreeze', () => {
     expect(await oncegate([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: said, err: '' });
     expect([asked[0]?.method, asked[0]?.url.pathname]).toEqual(['POST', path]);
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
+  });
+
+  it('everything at once is asked about where somebody can be asked, and nothing else is', async () => {
+    const { env, asked } = await canned(() => ({ body: { scope: 'all', frozen: true } }));
+    const argv = ['freeze', '--reason', 'odd'];
+    for (const types of ['n', '', 'yeah']) {
+      const { code, out, err } = await oncegate(argv, { env, isTty: true, types });
+      expect(out).toContain('Freeze everything, for every agent? [y/N]');
+      expect([code, err]).toEqual([1, 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.\n']);
+    }
+    expect(asked).toEqual([]);
+    expect((await oncegate(argv, { env, isTty: true, types: 'y' })).code).toBe(0);
+    expect(asked).toHaveLength(1);
+    for (const more of [['--yes'], ['--json'], ['--tool', 'mail.send'], ['--agent', 'bot']]) {
+      const { code, out } = await oncegate([...argv, ...more], { env, isTty: true, types: 'n' });
+      expect(code).toBe(0);
+      expect(out).not.toContain('[y/N]');
+    }
+    const back = await canned(() => ({ body: { scope: 'all', frozen: false } }));
+    expect((await oncegate(['unfreeze', '--reason', 'x'], { env: back.env, isTty: true, types: 'n' })).code).toBe(0);
   });
 
   it('says when something wider keeps it frozen', async () => {
@@ -321,6 +359,19 @@ describe('explain --remote', () => {
       '',
     ]);
     expect(JSON.parse((await oncegate([...argv, '--json'], { env })).out)).toEqual(body);
+  });
+
+  it('names the agents that there are to whoever names another', async () => {
+    const { env } = await canned(({ url }) =>
+      url.pathname === '/admin/agents'
+        ? { body: { items: [{ agent: 'bot' }, { agent: 'billing' }], cursor: null } }
+        : problem(404, 'not_found', { detail: 'There is no agent.' }),
+    );
+    const of = (agent: string) => oncegate(argv.with(3, agent), { env });
+    expect(await of('bto')).toMatchObject({ code: 1, err: 'there is no agent "bto"; did you mean "bot"?\n' });
+    expect(await of('zzzzz')).toMatchObject({ code: 1, err: 'there is no agent "zzzzz"; there are: bot, billing\n' });
+    // It is something else that was not found.
+    expect((await of('bot')).err).toContain('There is no agent. (not_found)');
   });
 
   it('exits 1 for what would be refused', async () => {

@@ -227,6 +227,8 @@ agents:
     const { code, err } = await oncegate(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });
     expect(err).toBe('there is no agent "biling-bot"; did you mean "billing-bot"?\n');
     expect(code).toBe(1);
+    const other = await oncegate(['explain', '--agent', 'zzzzz', '--tool', 'x', '.'], { cwd, env });
+    expect(other.err).toMatch(/^there is no agent "zzzzz"; there (?:is|are): .*billing-bot.*\n$/);
   });
 });
 

@@ -3,6 +3,7 @@ import { createServer, type IncomingMessage } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { Readable } from 'node:stream';
 import { onTestFinished } from 'vitest';
 import { run } from '../../gateway/cli/main.ts';
 
@@ -19,6 +20,8 @@ export interface Setting {
   readonly columns?: number;
   /** What is typed when a verb asks; absent: nobody is there to be asked. */
   readonly types?: string;
+  /** What comes in from a pipe. */
+  readonly stdin?: AsyncIterable<Uint8Array | string>;
 }
 
 /** The command line in this process, with its two streams as text. */
@@ -28,6 +31,7 @@ export async function oncegate(argv: readonly string[], setting: Setting = {}): 
   const code = await run(argv, {
     stdout: { write: (text) => out.push(text), columns: setting.columns },
     stderr: { write: (text) => err.push(text) },
+    stdin: setting.stdin ?? Readable.from([]),
     env: setting.env ?? {},
     cwd: setting.cwd ?? tmpdir(),
     isTty: setting.isTty ?? false,

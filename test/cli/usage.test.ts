@@ -143,6 +143,21 @@ describe('help', () => {
     expect(code).toBe(0);
   });
 
+  it('fits 80 columns for each verb, and cuts no option in two', async () => {
+    const { verbs } = JSON.parse((await oncegate(['help', '--json'])).out) as { verbs: { name: string }[] };
+    for (const name of [...verbs.map((verb) => verb.name), 'audit']) {
+      const { out } = await oncegate(['help', ...name.split(' ')]);
+      for (const line of out.split('\n')) expect(line.length, line).toBeLessThanOrEqual(80);
+    }
+    const { out } = await oncegate(['help', 'resolve']);
+    expect(out.split('\n\n')[0]?.split('\n')).toEqual([
+      'usage: oncegate resolve <txn> --verdict applied|not_applied|retry --reason TEXT',
+      '         [--result JSON] [--sender-is-dead] [--json]',
+    ]);
+    expect(out).toContain('  --verdict applied|not_applied|retry  what you found out, or to send it once');
+    expect((await oncegate(['help', 'audit', 'verify'])).out).toContain('<file>             an export; - is standard');
+  });
+
   it('is what --help alone means, and needs nothing that the verb needs', async () => {
     expect(await oncegate(['--help'])).toEqual(await oncegate(['help']));
     expect((await oncegate(['resolve', '--help'])).code).toBe(0);

@@ -265,4 +265,18 @@ it('the demo tells its stories against a running gateway, and they are true', as
   for (const text of ['< parked: mail.send', 'resume, and waive the mail', '< closed: Ann knows'])
     expect(stdout).toContain(text);
   expect(stdout).not.toMatch(/✗/);
+
+  // The keys are in the data directory of a gateway: whoever gave it one must give the demo the same.
+  const elsewhere = async (dir: string) => {
+    const env = { ...process.env, ONCEGATE_URL: gateway.url, ONCEGATE_DATA_DIR: join(gateway.home, dir) };
+    const failed = await run(process.execPath, ['dist/demo/walkthrough.js'], { env }).catch((error) => error);
+    return String(failed.stdout).replace(/\s+/g, ' ');
+  };
+  expect(await elsewhere('nothing')).toContain('with an ONCEGATE_DATA_DIR, set the same one here');
+  await mkdir(join(gateway.home, 'other'));
+  await writeFile(
+    join(gateway.home, 'other', 'demo-keys.json'),
+    JSON.stringify({ agentKey: 'og_demo_old', adminKey: 'og_admin_old' }),
+  );
+  expect(await elsewhere('other')).toContain('Set ONCEGATE_DATA_DIR to the one it was started with');
 });

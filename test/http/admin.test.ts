@@ -89,7 +89,12 @@ describe('who may', () => {
 
   it('a person is no agent', async () => {
     expect((await gateway.call('world.keyed', { id }, { agentKey: ADMIN_KEY })).status).toBe(401);
-    expect((await gateway.get('/v1/calls', ADMIN_KEY)).status).toBe(401);
+    const refused = await gateway.get('/v1/calls', ADMIN_KEY);
+    expect([refused.status, refused.body.detail]).toEqual([
+      401,
+      'This is the key of a person; this API is for agents.',
+    ]);
+    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('This bearer key belongs to no agent.');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });

@@ -122,7 +122,10 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
 }
 
 function nothingThere({ method, url }: FastifyRequest): GatewayError {
-  return new GatewayError('not_found', `There is no ${method} ${url.split('?')[0]}.`);
+  const path = url.split('?')[0] ?? url;
+  // As curl asks when it is given no body.
+  const hint = /^\/v1\/tools\/[^/]+$/.test(path) ? ' Call a tool with POST /v1/tools/{tool}.' : '';
+  return new GatewayError('not_found', `There is no ${method} ${path}.${hint}`);
 }
 
 const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = {

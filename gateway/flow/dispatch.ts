@@ -152,7 +152,7 @@ export class Dispatch {
             step = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
             break;
           }
-          job.unresolved = 0;
+          disprove(job, 'probe');
           if (!(await this.#recorder.record(job, event('probe_not_applied', { attempt: job.attempt }))))
             return { as: 'elsewhere' };
           step = nextStep(factsOf(job), job.tool, true);
@@ -268,7 +268,7 @@ export class Dispatch {
       const end = { outcome: 'observed', evidence: 'probe', seenOnly: true } as const;
       return this.#recorder.settle(job, 'succeeded', seen.answer, end);
     }
-    job.unresolved = 0;
+    disprove(job, 'look');
     const finding = event('observed_not_satisfied', { attempt: job.attempt });
     if (!(await this.#recorder.record(job, finding))) return { as: 'elsewhere' };
     return nextStep(factsOf(job), job.tool, true);
@@ -352,6 +352,12 @@ function closeAttempt(job: Job, unknown: boolean): void {
   if (!unknown) return;
   job.unresolved += 1;
   job.unknownSince = performance.now();
+}
+
+/** Nothing came of what was sent so far. */
+function disprove(job: Job, by: 'probe' | 'look'): void {
+  job.unresolved = 0;
+  job.disprovedBy = by;
 }
 
 function about({ tool, agent, txn }: Job) {

@@ -56,6 +56,10 @@ export interface Job {
   readonly undo: StoredUndo | null;
   before: Json | undefined;
   undoArguments: UndoArguments | null;
+  /** What the newest attempt was told, as far as the ledger knew it when this process took the call; undefined: nothing. */
+  readonly told: string | undefined;
+  /** What found that nothing came of the attempts whose outcome was unknown. */
+  disprovedBy: 'probe' | 'look' | undefined;
   /** False for a read whose contract says so: it is carried like any call, and leaves no trace in the ledger. */
   readonly recorded: boolean;
   /** Its time had come: the next step may be taken at once. */
@@ -103,12 +107,34 @@ export function jobOf(call: Call, tool: Tool, payload: Payload, before: Json | u
     undo: call.undo,
     before,
     undoArguments: null,
+    told: toldBefore(call),
+    disprovedBy: disprovedBefore(call),
     recorded: true,
     woken: true,
     follower: undefined,
     stint: undefined,
     ledger: new Caller(),
   };
+}
+
+/** Who was told something and let go of the call wrote it down; who died with its attempt open could not. */
+function toldBefore({ events, attempt }: Call): string | undefined {
+  const ofIt = events.filter((happened) => happened['attempt'] === attempt);
+  const told = ofIt.map((happened) => happened['told'] ?? (happened.what === 'attempt_ended' && happened['detail']));
+  const newest = told.findLast((words) => typeof words === 'string');
+  return newest ?? (ofIt.some(({ what }) => what === 'taken_over') ? 'its sender is gone' : undefined);
+}
+
+const DISPROOFS = new Map<string, Job['disprovedBy']>([
+  ['probe_not_applied', 'probe'],
+  ['observed_not_satisfied', 'look'],
+  // A person who says "retry" vouches for what was unknown until then.
+  ['verdict', undefined],
+]);
+
+function disprovedBefore({ events }: Call): Job['disprovedBy'] {
+  const finding = events.findLast(({ what }) => DISPROOFS.has(what));
+  return finding && DISPROOFS.get(finding.what);
 }
 
 /** As much of an intent as its job is made of. */
@@ -175,6 +201,8 @@ export function freshJob(
     undo: intent.undo,
     before: undefined,
     undoArguments: null,
+    told: undefined,
+    disprovedBy: undefined,
     recorded,
     woken: false,
     follower,

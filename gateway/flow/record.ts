@@ -104,6 +104,7 @@ export class Recorder {
     seen: JsonObject = {},
   ): Promise<Ending> {
     this.#station.reach('parking');
+    const heard = last === undefined ? {} : { told: describe(last) };
     const detail = legible(last === undefined ? why : `${describe(last)}; ${why}`);
     const entry = auditEntry('call_in_doubt', { ...subject(job), unresolved: job.unresolved });
     const change: Advance = {
@@ -112,7 +113,7 @@ export class Recorder {
       custody: 'park',
       dueInMs: wakeMs,
       detail,
-      event: event('in_doubt', { attempt: job.attempt, why: detail, ...seen }),
+      event: event('in_doubt', { attempt: job.attempt, ...heard, why, ...seen }),
       entry,
     };
     const parked = await this.#advance(job, change);
@@ -128,7 +129,7 @@ export class Recorder {
     // Not the detail: it may be in the words of a stranger, and what is in the log stays there.
     const entry = auditEntry('call_released', { ...subject(job), problem });
     const gone = !job.recorded || (await this.insist(job, () => release(this.#station.db, job, entry)));
-    return gone ? { as: 'released', code: problem, detail: describe(last) } : { as: 'elsewhere' };
+    return gone ? { as: 'released', code: problem, detail: lastWords(job, last) } : { as: 'elsewhere' };
   }
 
   /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
@@ -257,9 +258,14 @@ export function event(what: string, detail: JsonObject): CallEvent {
   return { ...Object.fromEntries(said), what, at: new Date().toISOString() };
 }
 
+/** What the newest attempt told this process, or who had the call before it; or why there was none. */
+export function lastWords(job: Job, last: Outcome | undefined): string {
+  if (last !== undefined) return describe(last);
+  return job.told ?? (job.attempt === 0 ? 'it could not be sent in time' : 'it could not be sent again in time');
+}
+
 /** What an attempt told, in words. */
-export function describe(outcome: Outcome | undefined): string {
-  if (outcome === undefined) return 'its sender is gone';
+export function describe(outcome: Outcome): string {
   if ('detail' in outcome) return legible(outcome.detail);
   return `the upstream answered ${outcome.answer.status}`;
 }

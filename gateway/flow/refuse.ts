@@ -83,11 +83,18 @@ export function refuseWhatIsOff(station: Station, agent: string, tool: Tool, hel
   const doubt = tool.effect === 'read' ? undefined : station.logWatch.doubt();
   if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });
   const waitMs = held ? 0 : station.adapters.for(tool).heldBackMs(tool);
-  if (waitMs > 0) {
-    throw new GatewayError('breaker_open', `${tool.upstream} fails too often and is left alone for a while.`, {
-      retryAfterSeconds: Math.ceil(waitMs / 1000),
-    });
+  if (waitMs > 0) throw breakerOpen(station, tool.upstream, waitMs);
+}
+
+/** One opened by hand is not closed by time, whatever its upstream does: nobody knows how long it stays so. */
+function breakerOpen({ switches }: Station, upstream: string, waitMs: number): GatewayError {
+  const hand = switches.get(`breaker:${upstream}`);
+  if (hand === undefined) {
+    const detail = `${upstream} fails too often and is left alone for a while.`;
+    return new GatewayError('breaker_open', detail, { retryAfterSeconds: Math.ceil(waitMs / 1000) });
   }
+  const detail = `${hand.by} opened the breaker of ${upstream}: ${hand.reason}`;
+  return new GatewayError('breaker_open', detail, { retryAfterSeconds: 5 });
 }
 
 /** A process that has lost its lease must not even claim. */

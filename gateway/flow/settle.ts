@@ -1,6 +1,6 @@
 import type { Answer, Outcome } from '../domain/adapter.ts';
 import type { Job } from './job.ts';
-import { describe, type Ending, type Recorder } from './record.ts';
+import { type Ending, lastWords, type Recorder } from './record.ts';
 
 /** How a call ends, by what is known of its last attempt. Each is one settlement, T2; what a crash leaves is told there. */
 
@@ -43,7 +43,8 @@ export function deny(recorder: Recorder, job: Job, detail: string): Promise<Endi
 export function settleFailure(recorder: Recorder, job: Job, last: Outcome | undefined): Promise<Ending> {
   const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
   job.unresolved = 0;
-  return recorder.settle(job, 'failed', answer, { outcome: 'no_effect', evidence: 'gateway', ...whyFailed(job, last) });
+  const evidence = job.disprovedBy === undefined ? 'gateway' : 'probe';
+  return recorder.settle(job, 'failed', answer, { outcome: 'no_effect', evidence, ...whyFailed(job, last) });
 }
 
 function whyFailed(job: Job, last: Outcome | undefined) {
@@ -52,9 +53,16 @@ function whyFailed(job: Job, last: Outcome | undefined) {
       ? ({ problem: 'fenced', detail: 'its run was taken over before it was sent' } as const)
       : ({ problem: 'saga_closed', detail: 'its saga was rolled back before it was sent' } as const);
   const isUnsent = job.attempt === 0 || last?.kind === 'not_sent';
-  const isLate = job.attempt === 0 && last === undefined;
   return {
     problem: isUnsent ? 'unavailable' : 'tool_failed',
-    detail: isLate ? 'it could not be sent in time' : describe(last),
+    detail: job.disprovedBy === undefined ? lastWords(job, last) : whatWasFound(job, job.disprovedBy, last),
   } as const;
 }
+
+/** A finding stands by itself where nobody knows what the attempt was told. */
+function whatWasFound(job: Job, by: keyof typeof FINDINGS, last: Outcome | undefined): string {
+  const found = `${FINDINGS[by]}, after ${job.attempt === 1 ? '1 attempt' : `${job.attempt} attempts`}`;
+  return last === undefined && job.told === undefined ? found : `${lastWords(job, last)}; ${found}`;
+}
+
+const FINDINGS = { probe: 'not applied, says the probe', look: 'not as asked, says a second look' } as const;

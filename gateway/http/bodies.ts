@@ -3,6 +3,7 @@ import type { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
 import { isObject, type Json, type JsonObject } from '../domain/json.ts';
 import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
+import { tellIssues } from '../policy/issues.ts';
 
 /** The arguments of a call: a JSON object, read so that what is judged is exactly what is sent. */
 export function readArguments(request: FastifyRequest): JsonObject {
@@ -34,9 +35,10 @@ export function readJson(request: FastifyRequest, what: string): Json {
 /** The body of an admin action, against its schema; every fault is told. */
 export function readBody<T>(request: FastifyRequest, schema: z.ZodType<T>): T {
   const value = Buffer.isBuffer(request.body) && request.body.length > 0 ? strict(request.body) : {};
+  if (!isObject(value)) throw new GatewayError('malformed', 'The body must be a JSON object.');
   const parsed = schema.safeParse(value);
   if (parsed.success) return parsed.data;
-  const faults = parsed.error.issues.map((issue) => `${issue.path.join('.') || 'the body'}: ${issue.message}`);
+  const faults = tellIssues(value, schema, parsed.error.issues);
   throw new GatewayError('malformed', faults.join('; '), { members: { faults } });
 }
 

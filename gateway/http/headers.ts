@@ -6,6 +6,7 @@ import type { Fence } from '../domain/run.ts';
 import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
 import { readTrace, type Trace } from '../domain/watch.ts';
 import type { OwnUndo } from '../flow/undo.ts';
+import { tellIssues } from '../policy/issues.ts';
 
 const DEFAULT_WAIT_S = 30;
 const MOST_WAIT_S = 55;
@@ -131,7 +132,7 @@ export function parseUndo(text: string | undefined): OwnUndo | undefined {
   }
   const parsed = undoSchema.safeParse(value);
   if (parsed.success) return parsed.data;
-  const faults = parsed.error.issues.map((issue) => `${issue.path.join('.') || 'it'}: ${issue.message}`).join('; ');
+  const faults = tellIssues(value, undoSchema, parsed.error.issues).join('; ');
   throw malformed(`Oncegate-Undo must be {"tool": …, "args": …}: ${faults}`);
 }
 

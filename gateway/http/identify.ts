@@ -35,9 +35,15 @@ declare module 'fastify' {
 /** The agent whose bearer key or token this is. */
 export function identifyAgent(request: FastifyRequest, policies: Policies): Agent {
   const digest = bearerDigest(request);
-  const agent = keyringOf(policies).agents.get(digest)?.owner ?? agentOfToken(request, policies);
-  if (agent === undefined) throw new GatewayError('unauthenticated', 'This bearer key belongs to no agent.');
-  return agent;
+  const keyring = keyringOf(policies);
+  const agent = keyring.agents.get(digest)?.owner ?? agentOfToken(request, policies);
+  if (agent !== undefined) return agent;
+  throw new GatewayError(
+    'unauthenticated',
+    keyring.people.has(digest)
+      ? 'This is the key of a person; this API is for agents.'
+      : 'This bearer key belongs to no agent.',
+  );
 }
 
 /** Who a caller is, if an agent: for pages that show more to those who are known. A person sees what everybody sees. */

@@ -1,6 +1,6 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { DURATION, milliseconds } from '../domain/duration.ts';
+import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Flow } from '../flow/call-tool.ts';
 import { findCalls } from '../flow/own-calls.ts';
@@ -36,7 +36,7 @@ const takeSchema = z.strictObject({
     .refine((text) => !text.includes('\0'), 'holds a NUL character'),
   ttl: z
     .union(
-      [z.string().regex(DURATION), z.int().min(1).max(MOST_TTL_S)],
+      [z.string().regex(DURATION, NO_DURATION), z.int().min(1).max(MOST_TTL_S)],
       'must be a duration such as 30s, 5m, 24h, or whole seconds',
     )
     .nullish(),

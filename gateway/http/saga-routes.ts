@@ -1,6 +1,6 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { DURATION, milliseconds } from '../domain/duration.ts';
+import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { SAGA_STATES } from '../domain/saga.ts';
 import type { Flow } from '../flow/call-tool.ts';
@@ -25,7 +25,7 @@ export const savepointName = z
   .max(128)
   .refine((text) => !text.includes('\0'), 'holds a NUL character');
 
-const duration = z.string().regex(DURATION);
+const duration = z.string().regex(DURATION, NO_DURATION);
 export const sagaSchema = z.strictObject({
   name: savepointName.nullish(),
   ttl: z

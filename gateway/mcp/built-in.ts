@@ -15,6 +15,7 @@ import { awaitRollback, beginSaga, commit, readSaga } from '../flow/sagas.ts';
 import { callView } from '../http/encode.ts';
 import { sagaSchema, savepointName, ttlOf } from '../http/saga-routes.ts';
 import { sagaView } from '../http/saga-view.ts';
+import { tellIssues } from '../policy/issues.ts';
 
 /** A built-in tool in somebody's hands. */
 interface Use {
@@ -50,7 +51,7 @@ function tool<T>(
 function read<T>(name: string, schema: z.ZodType<T>, args: JsonObject): T {
   const parsed = schema.safeParse(args);
   if (parsed.success) return parsed.data;
-  const faults = parsed.error.issues.map((issue) => `${['args', ...issue.path].join('.')}: ${issue.message}`);
+  const faults = tellIssues(args, schema, parsed.error.issues);
   throw new GatewayError('invalid_arguments', `${name}: ${faults.join('; ')}`, { members: { faults } });
 }
 

@@ -195,11 +195,25 @@ function verdictOf(by: Evaluate, ...[agent, toolName, effect, { denies, allows }
     }
     if (matched) return { allowed: true, rule, reason: '' };
   }
-  const reason =
-    allows.length === 0
-      ? `no rule of ${agent.name} allows ${toolName}`
-      : `no rule of ${agent.name} allows ${toolName} with these arguments; tried ${allows.map((rule) => rule.id).join(', ')}`;
-  return { allowed: false, rule: undefined, reason };
+  return { allowed: false, rule: undefined, reason: whyNone(agent, toolName, effect, allows) };
+}
+
+/** Only what a rule's condition judged has to do with the arguments; a rule for the other effect judged nothing. */
+function whyNone(agent: Agent, toolName: string, effect: Tool['effect'] | undefined, allows: readonly Rule[]): string {
+  const none = `no rule of ${agent.name} allows ${toolName}`;
+  const tried = allows.filter((rule) => fits(rule, effect));
+  const others = allows.filter((rule) => !tried.includes(rule));
+  const why = [
+    ...(tried.length === 0 ? [] : [`tried ${ids(tried)}`]),
+    ...(others.length === 0
+      ? []
+      : [`${ids(others)} ${others.length === 1 ? 'is' : 'are'} for ${others[0]?.effect}s, and this is a ${effect}`]),
+  ];
+  return [tried.length === 0 ? none : `${none} with these arguments`, ...why].join('; ');
+}
+
+function ids(rules: readonly Rule[]): string {
+  return rules.map((rule) => rule.id).join(', ');
 }
 
 /** Of an unknown tool nobody knows the effect: a rule for reads may be meant. */

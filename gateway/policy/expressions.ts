@@ -156,9 +156,24 @@ function parse(source: string, site: Site): ParseResult | undefined {
     return environment(site.sees).parse(source);
   } catch (error) {
     const { summary, message, range } = error as CelError;
-    site.fault(`not an expression: ${summary ?? message}`, range?.start ?? 0);
+    site.fault(`not an expression: ${inWords(summary ?? message)}`, range?.start ?? 0);
     return undefined;
   }
+}
+
+const TOKENS: Readonly<Record<string, string>> = {
+  RPAREN: '")"',
+  RBRACKET: '"]"',
+  RBRACE: '"}"',
+  COLON: '":"',
+  IDENTIFIER: 'a name',
+};
+
+/** The CEL library speaks of its tokens; who wrote the expression did not write any EOF. */
+function inWords(summary: string): string {
+  const [, wanted] = /^(?:Unexpected token: EOF|Expected (\w+), got EOF)$/.exec(summary) ?? [undefined, null];
+  if (wanted === null) return summary;
+  return wanted === undefined ? 'it ends too early' : `it ends too early, before ${TOKENS[wanted] ?? wanted}`;
 }
 
 function celFault(error: CelError, site: Site): string {

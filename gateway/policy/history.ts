@@ -1,5 +1,5 @@
 import type { ASTNode, Environment } from '@marcbachmann/cel-js';
-import { DURATION, milliseconds } from '../domain/duration.ts';
+import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
 import { isObject, type Json } from '../domain/json.ts';
 import { Past, type Question, questionText } from '../domain/past.ts';
 import { ExpressionError } from '../domain/policy.ts';
@@ -73,7 +73,7 @@ function pathFault(path: string): string | undefined {
 }
 
 function windowFault(window: string): string | undefined {
-  if (!DURATION.test(window)) return `${JSON.stringify(window)} is not a duration: write 500ms, 10s, 5m, 24h or 30d`;
+  if (!DURATION.test(window)) return `${JSON.stringify(window)} ${NO_DURATION}`;
   return milliseconds(window) > milliseconds(MOST_WINDOW) ? `history goes back ${MOST_WINDOW} at most` : undefined;
 }
 

@@ -1,6 +1,14 @@
 import type { z } from 'zod';
 import { didYouMean, listed, type Path, type Place, type Report } from './faults.ts';
 
+/** Something that zod found, in words. */
+interface Said {
+  /** Where the thing is that is wrong, or (`key`) its key. */
+  readonly path: Path;
+  readonly key?: true;
+  readonly message: string;
+}
+
 /** Says what zod found in the words of a policy's author, each at its place. */
 export function reportIssues(
   report: Report,
@@ -9,50 +17,52 @@ export function reportIssues(
   schema: z.ZodType,
   issues: readonly z.core.$ZodIssue[],
 ): void {
-  for (const issue of issues) reportIssue(report, place, value, schema, issue);
+  for (const { message, path, ...key } of issues.flatMap((issue) => inWords(value, schema, issue)))
+    report.fault({ source: place.source, path: [...place.path, ...path], ...key }, message);
 }
 
-function reportIssue(report: Report, root: Place, value: unknown, schema: z.ZodType, issue: z.core.$ZodIssue): void {
+/** The same of what is in no file: each after the name of what it is about. */
+export function tellIssues(value: unknown, schema: z.ZodType, issues: readonly z.core.$ZodIssue[]): string[] {
+  return issues
+    .flatMap((issue) => inWords(value, schema, issue))
+    .map(({ path, key, message }) => [(key ? path.slice(0, -1) : path).join('.'), message].filter(Boolean).join(': '));
+}
+
+function inWords(value: unknown, schema: z.ZodType, issue: z.core.$ZodIssue): Said[] {
   const path = issue.path as Path;
-  const place: Place = { source: root.source, path: [...root.path, ...path] };
   const found = valueAt(value, path);
   if (issue.code === 'unrecognized_keys') {
-    for (const key of issue.keys) {
-      const known = knownKeys(schema, path, found);
-      report.fault(
-        { source: root.source, path: [...place.path, key], key: true },
-        `${JSON.stringify(key)} is not a key here${known.length > 0 ? ` (known: ${listed(known, 20)})` : ''}${didYouMean(key, known)}`,
-      );
-    }
-    return;
+    const known = knownKeys(schema, path, found);
+    const listing = known.length > 0 ? ` (known: ${listed(known, 20)})` : '';
+    return issue.keys.map((key) => ({
+      path: [...path, key],
+      key: true,
+      message: `${JSON.stringify(key)} is not a key here${listing}${didYouMean(key, known)}`,
+    }));
   }
   if (issue.code === 'invalid_union') {
     const choices = found === undefined ? [] : choicesAt(schema, path);
     if (choices.length > 0) {
       const near = typeof found === 'string' ? didYouMean(found, choices) : '';
-      report.fault(place, `${shown(found)} is not one of ${choices.join(', ')}${near}`);
-      return;
+      return [{ path, message: `${shown(found)} is not one of ${choices.join(', ')}${near}` }];
     }
     const branch = bestBranch(issue.errors);
-    if (branch !== undefined) {
-      for (const inner of branch) {
-        reportIssue(report, root, value, schema, { ...inner, path: [...path, ...inner.path] } as z.core.$ZodIssue);
-      }
-      return;
-    }
+    if (branch !== undefined)
+      return branch.flatMap((inner) =>
+        inWords(value, schema, { ...inner, path: [...path, ...inner.path] } as z.core.$ZodIssue),
+      );
   }
   if (issue.code === 'invalid_key') {
     const reason = issue.issues[0]?.message ?? 'is not a name';
-    report.fault({ ...place, key: true }, `${shown(path.at(-1))} ${reason}`);
-    return;
+    return [{ path, key: true, message: `${shown(path.at(-1))} ${reason}` }];
   }
   const key = path.at(-1);
-  if (found === undefined && typeof key === 'string') {
-    report.fault({ source: root.source, path: place.path.slice(0, -1) }, `${JSON.stringify(key)} is missing`);
-    return;
-  }
+  if (found === undefined && typeof key === 'string')
+    return [{ path: path.slice(0, -1), message: `${JSON.stringify(key)} is missing` }];
   const inside = issue.code === 'invalid_type' && issue.expected === 'object' ? knownKeys(schema, path, found) : [];
-  report.fault(place, `${sentence(issue, found)}${inside.length > 0 ? `: it may have ${listed(inside, 20)}` : ''}`);
+  return [
+    { path, message: `${sentence(issue, found)}${inside.length > 0 ? `: it may have ${listed(inside, 20)}` : ''}` },
+  ];
 }
 
 function sentence(issue: z.core.$ZodIssue, found: unknown): string {

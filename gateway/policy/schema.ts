@@ -1,15 +1,12 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: descriptions show templates
 import { z } from 'zod';
-import { DURATION, milliseconds } from '../domain/duration.ts';
+import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
 
 /**
  * The file format of policies, the one place where it is written down: types, strict checks and the editors' JSON
  * Schema come from here. Messages continue a sentence that begins with the value: `"10 s" is not a duration: …`.
  */
-const duration = z
-  .string()
-  .regex(DURATION, 'is not a duration: write 500ms, 10s, 5m, 24h or 30d')
-  .meta({ description: 'A duration: 500ms, 10s, 5m, 24h, 30d' });
+const duration = z.string().regex(DURATION, NO_DURATION).meta({ description: 'A duration: 500ms, 10s, 5m, 24h, 30d' });
 const durationOrZero = z
   .string()
   .regex(/^(?:0|[1-9]\d{0,8})(?:ms|s|m|h|d)$/, 'is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d')

@@ -83,6 +83,7 @@ it('opens and closes without a word about what is in flight; what is in doubt st
   // Nothing is bound by what an open breaker refuses.
   const refused = await call('pay', `${id}-new`);
   expect(refused.body).toMatchObject({ status: 503, code: 'breaker_open', retry: 'after_delay' });
+  expect(refused.body.detail).toBe('world fails too often and is left alone for a while.');
   expect(await upstream.requests(`${id}-new`)).toEqual([]);
   await set('close');
   expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');
@@ -114,7 +115,9 @@ it('opened by hand is not closed by time or by a good answer', async () => {
   await upstream.release('go');
   expect((await slow).status).toBe(200);
   await sleep(1_300);
-  expect((await call('read', id)).body.code).toBe('breaker_open');
+  const refused = await call('read', id);
+  expect(refused.body).toMatchObject({ code: 'breaker_open', detail: 'root opened the breaker of world: open' });
+  expect(refused.headers.get('retry-after')).toBe('5');
   expect(await view()).toMatchObject({ state: 'open', by: 'root' });
   await gateway.kill();
   await gateway.start();

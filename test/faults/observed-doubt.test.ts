@@ -115,6 +115,9 @@ describe('a write in doubt whose tool says when the world has settled', () => {
     await plan(['drop'], 'always');
     const { status, body } = await ask('world.keyed');
     expect([status, body.code]).toEqual([502, 'tool_failed']);
+    expect(body.detail).toMatch(/; not as asked, says a second look, after \d attempts?\.$/);
+    expect(body.detail).not.toMatch(/gone/);
+    expect((await seenByPerson(body.txn)).evidence).toBe('probe');
     expect(await upstream.effects(id)).toEqual([]);
     expect((await upstream.requests(id)).at(-1)?.method).toBe('GET');
   });

@@ -8,11 +8,24 @@ let upstream: Upstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
+/** Tried once, at an upstream that settles at once: the probe is asked by who sent it. */
+const hasty = (url: string) => `
+upstreams:
+  hasty: { adapter: http, url: "${url}", allowPrivate: true, breaker: { minimum: 1000 } }
+tools:
+  world.hasty:
+    upstream: hasty
+    input: { type: object, properties: { id: { type: string } }, required: [id] }
+    request: { method: POST, path: /probed/orders, body: "\${args}" }
+    once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: 0s }
+    retry: { attempts: 1, base: 1ms, max: 1ms, within: 1h }
+`;
+
 beforeAll(async () => {
   upstream = await startUpstream();
   database = await freshDatabase();
   gateway = await startGateway({
-    policies: faultPolicies(upstream.url, { settles: '1500ms' }),
+    policies: { ...faultPolicies(upstream.url, { settles: '1500ms' }), 'hasty.yaml': hasty(upstream.url) },
     databaseUrl: database.url,
   });
 });
@@ -46,4 +59,52 @@ it('a probe that cannot be reached leaves the call in doubt, and finds out later
   const answer = await gateway.call('world.probed', { id }, { key: id });
   expect(answer.status).toBe(200);
   expect(await upstream.effects(id)).toHaveLength(1);
+});
+
+/** How a call ended that nothing came of, for its agent and for people. */
+async function ended(id: string, txn: string) {
+  const { state, outcome, evidence, timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
+  expect({ state, outcome, evidence }).toEqual({ state: 'failed', outcome: 'no_effect', evidence: 'probe' });
+  expect(timeline.at(-1)).toMatchObject({ what: 'failed', evidence: 'probe' });
+  expect(await upstream.effects(id)).toEqual([]);
+}
+
+it('a probe that says "not applied" to the end is what the call fails by, with what the last attempt was told', async () => {
+  const id = 'never';
+  await upstream.plan({ match: { id, method: 'POST' }, do: [{ reply: 500 }], times: 'always' });
+  const answer = await gateway.call('world.probed', { id }, { key: id, headers: { prefer: 'wait=40' } });
+  expect(answer.body).toMatchObject({
+    status: 502,
+    code: 'tool_failed',
+    detail: 'The upstream answered 500; not applied, says the probe, after 4 attempts.',
+  });
+  await ended(id, answer.body.txn);
+});
+
+it('an answer that is still known when the probe ends the call is told with it', async () => {
+  const id = 'at-once';
+  await upstream.plan({ match: { id, method: 'POST' }, do: [{ reply: 500, body: { why: 'no' } }], times: 'always' });
+  const answer = await gateway.call('world.hasty', { id }, { key: id });
+  expect(answer.body).toMatchObject({
+    code: 'tool_failed',
+    detail: 'The upstream answered 500; not applied, says the probe, after 1 attempt.',
+    upstream: { status: 500, body: { why: 'no' } },
+  });
+  await ended(id, answer.body.txn);
+});
+
+it('only of a sender that died it is said that it is gone', async () => {
+  const id = 'orphan';
+  await upstream.plan({ match: { id, method: 'POST' }, do: [{ event: 'arrived' }, 'hang'] });
+  const asked = gateway.call('world.hasty', { id }, { key: id }).catch(() => undefined);
+  await upstream.awaitEvent('arrived');
+  await gateway.kill();
+  await asked;
+  await gateway.start();
+  const answer = await gateway.call('world.hasty', { id }, { key: id });
+  expect(answer.body).toMatchObject({
+    code: 'tool_failed',
+    detail: 'Its sender is gone; not applied, says the probe, after 1 attempt.',
+  });
+  await ended(id, answer.body.txn);
 });

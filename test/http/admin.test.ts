@@ -89,7 +89,12 @@ describe('who may', () => {
 
   it('a person is no agent', async () => {
     expect((await gateway.call('world.keyed', { id }, { agentKey: ADMIN_KEY })).status).toBe(401);
-    expect((await gateway.get('/v1/calls', ADMIN_KEY)).status).toBe(401);
+    const refused = await gateway.get('/v1/calls', ADMIN_KEY);
+    expect([refused.status, refused.body.detail]).toEqual([
+      401,
+      'This is the key of a person; this API is for agents.',
+    ]);
+    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('This bearer key belongs to no agent.');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });
@@ -99,12 +104,16 @@ describe('POST /admin/calls/{txn}/resolve', () => {
     ['no body', '', /verdict/],
     ['no verdict', { reason: 'x' }, /verdict/],
     ['another verdict', { verdict: 'maybe', reason: 'x' }, /verdict/],
-    ['no reason', { verdict: 'applied' }, /reason/],
+    ['no reason', { verdict: 'applied' }, /^"reason" is missing$/],
     ['an empty reason', { verdict: 'applied', reason: '  ' }, /reason/],
     ['a reason too long', { verdict: 'applied', reason: 'x'.repeat(2_001) }, /reason/],
-    ['a reason that is no text', { verdict: 'applied', reason: 7 }, /reason/],
+    ['a reason that is no text', { verdict: 'applied', reason: 7 }, /^reason: 7 is not a string$/],
     ['a reason with a NUL', { verdict: 'applied', reason: 'a\u0000b' }, /reason/],
-    ['a word too many', { verdict: 'applied', reason: 'x', force: true }, /force/],
+    [
+      'a word too many',
+      { verdict: 'applied', reason: 'x', force: true },
+      /^"force" is not a key here \(known: verdict, /,
+    ],
     ['a list', '[]', /body/],
     ['bad JSON', '{"verdict":"applied","verdict":"applied","reason":"x"}', /twice/],
   ])('refuses %s and changes nothing', async (_name, body, says) => {

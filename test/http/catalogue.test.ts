@@ -181,3 +181,10 @@ describe('GET /openapi.json', () => {
     }
   });
 });
+
+it('who asks for a tool without a body is told how to call it', async () => {
+  const reply = await gateway.get('/v1/tools/shop.find?x=1');
+  const detail = 'There is no GET /v1/tools/shop.find. Call a tool with POST /v1/tools/{tool}.';
+  expect([reply.status, reply.body.code, reply.body.detail]).toEqual([404, 'not_found', detail]);
+  expect((await gateway.get('/v1/tolls/shop.find')).body.detail).toBe('There is no GET /v1/tolls/shop.find.');
+});

@@ -129,7 +129,9 @@ describe('what cannot be evaluated', () => {
 describe('faults at load', () => {
   test.each<[string, string[]]>([
     ['', ['undefined: the expression is empty']],
-    ['args.amount >', ['13: not an expression: Unexpected token: EOF']],
+    ['args.amount >', ['13: not an expression: it ends too early']],
+    ['size(args.names', ['15: not an expression: it ends too early, before ")"']],
+    ['args.', ['5: not an expression: it ends too early, before a name']],
     ['amount > 5', ['0: "amount" is not known here (known: args, result, agent, tool, saga, run and now)']],
     [
       '1 + arg.x',

@@ -246,7 +246,7 @@ describe('across', () => {
       [`${at}:4:99: args.id is not in the input schema (it has: nothing)`],
     ],
     [tool('key: order'), [`${at}:4:26: this key is the same for every call: write "\${args.order_id}"`]],
-    [tool('key: "${args.x +}"'), [`${at}:4:37: not an expression: Unexpected token: EOF`]],
+    [tool('key: "${args.x +}"'), [`${at}:4:37: not an expression: it ends too early`]],
     [
       tool('key: { of: order, scope: shared }'),
       [`${at}:4:32: this key is the same for every call: write "\${args.order_id}"`],

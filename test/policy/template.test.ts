@@ -128,7 +128,7 @@ describe('faults', () => {
     ['x ${arg.n}', ['@4: "arg" is not known here (known: args and result); did you mean "args"?']],
     [
       { a: ['${before.x}'], b: '${1 +}' },
-      ['a.0@2: "before" is not known here (known: args and result)', 'b@5: not an expression: Unexpected token: EOF'],
+      ['a.0@2: "before" is not known here (known: args and result)', 'b@5: not an expression: it ends too early'],
     ],
   ])('%j', (template, expected) => {
     const faults: string[] = [];

@@ -102,12 +102,15 @@ describe('opening a saga', () => {
   });
 
   it.each([
-    [{ ttl: 'soon' }, /ttl/],
-    [{ ttl: 0 }, /ttl/],
+    [{ ttl: 'soon' }, /^ttl: "soon" is not a duration: write 500ms, 10s, 5m, 24h or 30d$/],
+    [{ ttl: true }, /^ttl: true is not a string or a (whole )?number$/],
+    [{ ttl: 0 }, /^ttl: 0 is too small: at least 1$/],
     [{ ttl: '400d' }, /year/],
-    [{ onExpire: 'explode' }, /onExpire/],
-    [{ nam: 'x' }, /nam/],
-    [{ name: '' }, /name/],
+    [{ onExpire: 'explode' }, /^onExpire: "explode" is not one of rollback, park$/],
+    [{ nam: 'x' }, /^"nam" is not a key here \(known: name, ttl and onExpire\); did you mean "name"\?$/],
+    [{ tll: '5m', onExpire: 1 }, /^onExpire: 1 is not one of rollback, park; "tll" is not .* did you mean "ttl"\?$/],
+    [{ name: '' }, /^name: "" is too short: at least 1$/],
+    [[], /^The body must be a JSON object\.$/],
   ])('refuses %j', async (body, why) => {
     const reply = await post(gateway, '/v1/sagas', body);
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
@@ -166,7 +169,7 @@ describe('a step', () => {
     ['oncegate-depends-on', 'none', /Oncegate-Saga too/],
     ['oncegate-undo', '{"tool":', /Oncegate-Undo/],
     ['oncegate-undo', '{"tool":"world.refund","tool":"x"}', /twice|duplicate|Oncegate-Undo/],
-    ['oncegate-undo', '{"args":{}}', /tool/],
+    ['oncegate-undo', '{"args":{}}', /: "tool" is missing$/],
     ['oncegate-undo', '[]', /Oncegate-Undo/],
   ])('refuses %s: %s', async (name, value, why) => {
     const reply = await gateway.call('world.charge', { id: 'bad-header' }, { headers: { [name]: value } });

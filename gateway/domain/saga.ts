@@ -225,7 +225,7 @@ function standingOf(step: Step, manner: Manner): { standing: Standing; mark?: Mo
       const why = nothingToUndo(step);
       if (why !== undefined) return { standing: { as: 'clear' }, mark: mark('skipped', why) };
       const isUndoable = step.undo?.kind === 'compensable' || step.undo?.kind === 'reversible';
-      if (isUndoable) return { standing: { as: 'wait', ms: 0 }, mark: mark('due', null) };
+      if (isUndoable) return { standing: { as: 'wait', ms: 0 }, mark: mark('due', step.undoReason) };
       const reason = whyIrreversible(step);
       return { standing: { as: 'stuck', why: reason }, mark: mark('irreversible', reason) };
     }

@@ -513,6 +513,24 @@ describe('people', () => {
   });
 
   it.each([
+    ['answered', 'world.charge', 'useless', ['apply', { reply: 200, body: { nothing: 'useful' } }] as const],
+    ['found by its probe', 'world.order', 'useless-probed', ['apply', 'drop'] as const],
+  ])('are told at the step why its undo has no arguments: %s', async (_, tool, id, steps) => {
+    await upstream.plan({ match: { id, method: 'POST' }, do: [...steps] });
+    if (tool === 'world.order')
+      await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body: { found: true, order: 7 } }] });
+    const saga = await TestSaga.open(gateway);
+    expect((await saga.step(tool, { id })).status).toBe(200);
+    const { body } = await saga.rollback();
+    const why = /^the arguments of its undo cannot be made: .*\bid\b/;
+    expect(body).toMatchObject({
+      state: 'parked',
+      steps: [{ undo: { state: 'failed', reason: expect.stringMatching(why) } }],
+    });
+    expect(body.reason).toContain(body.steps[0].undo.reason);
+  });
+
+  it.each([
     ['a read', 'world.look', { id: 'undo-r' }, /nothing/],
     ['an irreversible write', 'world.mail', { id: 'undo-m' }, /irreversible/],
     ['a write without an undo', 'world.plain', { id: 'undo-p' }, /names no undo/],

@@ -59,7 +59,7 @@ export function released(txn: string, code: ErrorCode, detail: string): Released
 
 /**
  * The outcome may be known here, but nobody is told what the ledger does not know. Nor that nothing was sent: it may have been, and
- * whoever believed that it was not would ask for it under another key.
+ * whoever believed that it was not would ask for it under another key (docs/adr/0045-unavailable-means-that-nothing-was-sent.md).
  */
 export function unrecorded(txn: string, state?: CallState): GatewayError {
   const detail =

@@ -1,8 +1,34 @@
-import { mkdtemp, rm } from 'node:fs/promises';
+import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 import chromium from '@sparticuz/chromium';
 import { type BrowserContext, type Page, chromium as playwright } from 'playwright-core';
+
+/**
+ * The package unpacks its browser into the directory for temporary files, where another user's may lie, and tells nobody when it is
+ * whole. So it is unpacked to a place of its own and then moved to where all tests of this clone find it.
+ */
+async function unpacked(): Promise<string> {
+  const kept = resolve('node_modules/.cache/oncegate-browser');
+  const isThere = () =>
+    access(join(kept, 'chromium')).then(
+      () => true,
+      () => false,
+    );
+  if (!(await isThere())) {
+    await mkdir(join(kept, '..'), { recursive: true });
+    const fresh = await mkdtemp(`${kept}-`);
+    const { TMPDIR } = process.env;
+    process.env['TMPDIR'] = fresh;
+    await chromium.executablePath().finally(() => {
+      if (TMPDIR === undefined) delete process.env['TMPDIR'];
+      else process.env['TMPDIR'] = TMPDIR;
+    });
+    // Somebody else may have been faster; theirs is as good.
+    await rename(fresh, kept).catch(() => rm(fresh, { recursive: true }));
+  }
+  return join(kept, 'chromium');
+}
 
 /** A real browser with a home of its own, and everything that it complained about or asked for. */
 export class Browser {
@@ -31,7 +57,7 @@ export class Browser {
   static async start(): Promise<Browser> {
     const home = await mkdtemp(join(tmpdir(), 'oncegate-browser-'));
     const context = await playwright.launchPersistentContext(home, {
-      executablePath: await chromium.executablePath(),
+      executablePath: await unpacked(),
       args: [...chromium.args],
       headless: true,
       viewport: { width: 1280, height: 860 },

@@ -104,6 +104,9 @@ describe('PostgreSQL that does not answer', () => {
     const asked = gateway.call('world.none', { id }, { key: id });
     await upstream.awaitEvent('arrived');
     link.stall();
+    // Who asks for it once more is not told that nothing was sent either.
+    const repeated = await gateway.call('world.none', { id }, { key: id });
+    expect(repeated.body).toMatchObject({ status: 504, code: 'in_doubt', retry: 'same_key' });
     await upstream.release('go');
     const answer = await asked;
     expect(answer.status).toBe(504);

@@ -76,7 +76,7 @@ declare
 begin
   broken := case
     when new.state not in ('sending', 'succeeded', 'failed', 'in_doubt', 'held', 'ready', 'rejected', 'expired', 'cancelled') then 'calls_state_check'
-    when new.kind not in ('read', 'key', 'nature', 'probe', 'none') then 'calls_kind_check'
+    when new.kind not in ('read', 'key', 'idempotent', 'probe', 'none') then 'calls_kind_check'
     when new.identity not in ('key', 'business', 'shared', 'repeat', 'undo', 'random') then 'calls_identity_check'
     when new.undo_state not in ('none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible') then 'calls_undo_state_check'
     when new.evidence not in ('answer', 'late_answer', 'same_key', 'probe', 'person', 'gateway') then 'calls_evidence_check'

@@ -1,59 +1,59 @@
 import type { Policies, Tool, Upstream } from '../gateway/domain/policy.ts';
-import { type BreakerState, Guard } from './guard.ts';
-import { HttpAdapter } from './http.ts';
-import { McpAdapter } from './mcp.ts';
+import { type BreakerState, CircuitBreakerAdapter } from './circuit-breaker.ts';
+import { HttpAdapter } from './http/http-adapter.ts';
+import { McpAdapter } from './mcp/mcp-adapter.ts';
 
-interface Entry {
+interface RegistryEntry {
   readonly upstream: Upstream;
-  readonly guard: Guard;
+  readonly guard: CircuitBreakerAdapter;
   /** Of an MCP server: the same adapter, for what is no tool call. */
   readonly mcp: McpAdapter | undefined;
 }
 
 /** The adapters of the upstreams in force, each behind its guard. One whose contract did not change keeps its connections. */
-export class Registry {
-  readonly #openedByHand: (upstream: string) => boolean;
+export class AdapterRegistry {
+  readonly #isManuallyOpen: (upstream: string) => boolean;
   readonly #key: Buffer;
-  #entries = new Map<string, Entry>();
+  #entries = new Map<string, RegistryEntry>();
 
   constructor(openedByHand: (upstream: string) => boolean, key: Buffer) {
-    this.#openedByHand = openedByHand;
+    this.#isManuallyOpen = openedByHand;
     this.#key = key;
   }
 
-  use(policies: Policies): void {
-    const next = new Map<string, Entry>();
+  applyPolicies(policies: Policies): void {
+    const next = new Map<string, RegistryEntry>();
     for (const upstream of policies.upstreams.values()) {
       const current = this.#entries.get(upstream.name);
       const same = current !== undefined && JSON.stringify(current.upstream) === JSON.stringify(upstream);
-      next.set(upstream.name, same ? current : this.#entry(upstream));
+      next.set(upstream.name, same ? current : this.#createEntry(upstream));
     }
     const retired = [...this.#entries.values()].filter((entry) => next.get(entry.upstream.name) !== entry);
     this.#entries = next;
-    for (const entry of retired) closeLater(entry);
+    for (const entry of retired) scheduleClose(entry);
   }
 
-  for(tool: Tool): Guard {
+  getAdapter(tool: Tool): CircuitBreakerAdapter {
     const found = this.#entries.get(tool.upstream);
     if (found === undefined) throw new TypeError(`no adapter for upstream ${tool.upstream}`);
     return found.guard;
   }
 
   /** The MCP server behind an upstream, for everything but calls: those go through the guard. */
-  mcp(upstream: string): McpAdapter | undefined {
+  findMcpAdapter(upstream: string): McpAdapter | undefined {
     return this.#entries.get(upstream)?.mcp;
   }
 
   /** What an open breaker says of everything that would be sent. */
-  isClosed(upstream: string): boolean {
+  isBreakerClosed(upstream: string): boolean {
     return this.#entries.get(upstream)?.guard.state === 'closed';
   }
 
-  breakers(): { readonly upstream: string; readonly state: BreakerState }[] {
+  listBreakers(): { readonly upstream: string; readonly state: BreakerState }[] {
     return [...this.#entries.values()].map(({ upstream, guard }) => ({ upstream: upstream.name, state: guard.state }));
   }
 
-  reset(upstream: string): void {
+  resetBreaker(upstream: string): void {
     this.#entries.get(upstream)?.guard.reset();
   }
 
@@ -61,15 +61,15 @@ export class Registry {
     await Promise.all([...this.#entries.values()].map(({ guard }) => guard.close()));
   }
 
-  #entry(upstream: Upstream): Entry {
+  #createEntry(upstream: Upstream): RegistryEntry {
     const mcp = upstream.adapter === 'mcp' ? new McpAdapter(upstream, this.#key) : undefined;
     const adapter = mcp ?? new HttpAdapter(upstream, this.#key);
-    const guard = new Guard(upstream, adapter, () => this.#openedByHand(upstream.name));
+    const guard = new CircuitBreakerAdapter(upstream, adapter, () => this.#isManuallyOpen(upstream.name));
     return { upstream, guard, mcp };
   }
 }
 
 /** A retired adapter may still carry calls: it is closed when the longest of them must have ended. */
-function closeLater({ upstream, guard }: Entry): void {
+function scheduleClose({ upstream, guard }: RegistryEntry): void {
   setTimeout(() => void guard.close().catch(() => {}), upstream.timeoutMs + 60_000).unref();
 }

@@ -2,16 +2,16 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { chart } from './chart.ts';
-import { startDatabase } from './database.ts';
-import { decisionMicros } from './decision.ts';
+import { renderChart } from './chart.ts';
+import { startDatabaseServer } from './database.ts';
+import { measureDecisionMicros } from './decision.ts';
 import { countEffects } from './effects.ts';
 import { measureGrowth } from './growth.ts';
 import { measure } from './measure.ts';
-import { NOT_INSTALLED, peersAreInstalled, peerVersions } from './peers.ts';
-import { listening } from './processes.ts';
-import { resultsOf, table } from './report.ts';
-import { startOwn, startPeers } from './systems.ts';
+import { arePeersInstalled, PEERS_NOT_INSTALLED, readPeerVersions } from './peers.ts';
+import { startServerProcess } from './processes.ts';
+import { buildResults, renderTable } from './report.ts';
+import { startOwnSystems, startPeerSystems } from './systems.ts';
 
 const USAGE = `npm run bench -- [--quick] [--rounds N] [--peers] [--write]
 npm run bench -- effects
@@ -43,56 +43,57 @@ const rounds = values.quick ? 1 : Number(values.rounds);
 const isEffects = positionals[0] === 'effects';
 const isGrowth = positionals[0] === 'growth';
 
-const isWrong =
+const isUsageError =
   !Number.isInteger(rounds) ||
   rounds < 1 ||
   positionals.length > (isEffects || isGrowth ? 1 : 0) ||
   (values.quick && values.write);
-if (values.help || isWrong) {
+if (values.help || isUsageError) {
   console.log(USAGE);
   process.exit(values.help ? 0 : 2);
 }
-if ((values.peers || isEffects) && !peersAreInstalled()) {
-  console.error(NOT_INSTALLED);
+if ((values.peers || isEffects) && !arePeersInstalled()) {
+  console.error(PEERS_NOT_INSTALLED);
   process.exit(1);
 }
 
 const home = await mkdtemp(join(tmpdir(), 'oncegate-bench-'));
-const closing: (() => Promise<unknown>)[] = [() => rm(home, { recursive: true, force: true })];
-let closed: Promise<void> | undefined;
+const cleanups: (() => Promise<unknown>)[] = [() => rm(home, { recursive: true, force: true })];
+let cleanupsDone: Promise<void> | undefined;
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
-  process.once(signal, () => close().then(() => process.exit(1)));
+  process.once(signal, () => runCleanups().then(() => process.exit(1)));
 }
 try {
-  const starting = startDatabase(home);
-  closing.push(async () => (await starting).stop());
+  const starting = startDatabaseServer(home);
+  cleanups.push(async () => (await starting).stop());
   const database = await starting;
-  if (isEffects) console.log(await countEffects({ database, home, closing }));
-  else if (isGrowth) console.log(await measureGrowth({ database, closing }, [10_000, Number(values.rows)], rounds));
-  else await compare(database);
+  if (isEffects) console.log(await countEffects({ database, home, closing: cleanups }));
+  else if (isGrowth)
+    console.log(await measureGrowth({ database, closing: cleanups }, [10_000, Number(values.rows)], rounds));
+  else await compareSystems(database);
 } finally {
-  await close();
+  await runCleanups();
 }
 
-function close(): Promise<void> {
-  closed ??= (async () => {
-    for (const step of closing.reverse()) await step().catch((error: Error) => console.error(error.message));
+function runCleanups(): Promise<void> {
+  cleanupsDone ??= (async () => {
+    for (const step of cleanups.reverse()) await step().catch((error: Error) => console.error(error.message));
   })();
-  return closed;
+  return cleanupsDone;
 }
 
-async function compare(database: Awaited<ReturnType<typeof startDatabase>>): Promise<void> {
-  const upstream = await listening('upstream.mjs');
-  closing.push(() => upstream.kill());
-  const place = { upstream: upstream.url, database, home, closing };
-  const systems = [...(await startOwn(place)), ...(values.peers ? await startPeers(place) : [])];
+async function compareSystems(database: Awaited<ReturnType<typeof startDatabaseServer>>): Promise<void> {
+  const upstream = await startServerProcess('upstream.mjs');
+  cleanups.push(() => upstream.kill());
+  const place = { upstream: upstream.url, database, home, closing: cleanups };
+  const systems = [...(await startOwnSystems(place)), ...(values.peers ? await startPeerSystems(place) : [])];
   const size = values.quick ? { total: 200, alone: 50 } : { total: 6_000, alone: 1_000 };
   const measured = await measure(systems, { ...size, rounds, warm: !values.quick });
-  const decision = decisionMicros(values.quick ? 100 : 20_000);
-  const on = { cores: cpus().length, node: process.version, ...(values.peers ? peerVersions() : {}) };
-  const results = await resultsOf(systems, measured, { on, rounds, decisionMicros: decision });
-  console.log(table(results));
+  const decision = measureDecisionMicros(values.quick ? 100 : 20_000);
+  const on = { cores: cpus().length, node: process.version, ...(values.peers ? readPeerVersions() : {}) };
+  const results = await buildResults(systems, measured, { on, rounds, decisionMicros: decision });
+  console.log(renderTable(results));
   if (!values.write) return;
   await writeFile('bench/results.json', `${JSON.stringify(results, null, 2)}\n`);
-  await writeFile('docs/bench.svg', chart(results));
+  await writeFile('docs/bench.svg', renderChart(results));
 }

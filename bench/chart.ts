@@ -1,17 +1,20 @@
-import type { Line, Results } from './report.ts';
+import type { BenchResults, ResultLine } from './report.ts';
 
 const WIDTH = 980;
-const LEFT = 250;
-const BAR = 18;
-const ROW = 26;
+const LEFT_MARGIN = 250;
+const BAR_HEIGHT = 18;
+const ROW_HEIGHT = 26;
 
 /** Two panels of bars, calls per second with 64 at once: first calls, and repeats of answered ones. */
-export function chart({ lines, rounds }: Results): string {
+export function renderChart({ lines, rounds }: BenchResults): string {
   const busy = lines.filter((line) => line.atOnce !== 1);
   const most = Math.max(...busy.map((line) => line.most));
   const [first, replays] = [busy.filter(({ call }) => call === 'first'), busy.filter(({ call }) => call === 'replay')];
-  const panels = [panel('First calls', first, 84, most), panel('Replays', replays, 134 + ROW * first.length, most)];
-  const height = 190 + ROW * busy.length;
+  const panels = [
+    renderPanel('First calls', first, 84, most),
+    renderPanel('Replays', replays, 134 + ROW_HEIGHT * first.length, most),
+  ];
+  const height = 190 + ROW_HEIGHT * busy.length;
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" role="img" aria-labelledby="title desc">
   <title id="title">Calls per second, 64 at once</title>
   <desc id="desc">${busy.map((line) => `${line.system}, ${line.call === 'first' ? 'first calls' : 'replays'}: ${line.perSecond}`).join('; ')}.</desc>
@@ -34,14 +37,14 @@ ${panels.join('\n')}
 `;
 }
 
-function panel(title: string, lines: readonly Line[], top: number, most: number): string {
-  const x = (perSecond: number) => LEFT + (perSecond / most) * (WIDTH - LEFT - 90);
+function renderPanel(title: string, lines: readonly ResultLine[], top: number, most: number): string {
+  const x = (perSecond: number) => LEFT_MARGIN + (perSecond / most) * (WIDTH - LEFT_MARGIN - 90);
   const bars = lines.map((line, i) => {
-    const y = top + i * ROW;
-    const middle = y + BAR / 2;
+    const y = top + i * ROW_HEIGHT;
+    const middle = y + BAR_HEIGHT / 2;
     const [from, to] = [x(line.least), x(line.most)].map((at) => at.toFixed(1));
-    return `  <text class="name" x="${LEFT - 12}" y="${middle + 5}">${line.system}</text>
-  <rect class="${line.system.startsWith('Oncegate') ? 'own' : 'other'}" x="${LEFT}" y="${y}" width="${(x(line.perSecond) - LEFT).toFixed(1)}" height="${BAR}" rx="3"/>
+    return `  <text class="name" x="${LEFT_MARGIN - 12}" y="${middle + 5}">${line.system}</text>
+  <rect class="${line.system.startsWith('Oncegate') ? 'own' : 'other'}" x="${LEFT_MARGIN}" y="${y}" width="${(x(line.perSecond) - LEFT_MARGIN).toFixed(1)}" height="${BAR_HEIGHT}" rx="3"/>
   <path class="spread" d="M${from} ${middle} H${to}"/>
   <text class="small" x="${(x(line.most) + 8).toFixed(1)}" y="${middle + 4}">${line.perSecond.toLocaleString('en')}</text>`;
   });

@@ -1,16 +1,16 @@
 import { join } from 'node:path';
 import pg from 'pg';
-import { startEmbedded } from '../gateway/ledger/embedded.ts';
+import { startEmbeddedPostgres } from '../gateway/ledger/embedded/embedded-postgres.ts';
 
-export interface Database {
+export interface BenchDatabaseServer {
   /** The address of a database of its own on the one server. */
   make(name: string): Promise<string>;
   stop(): Promise<void>;
 }
 
 /** One PostgreSQL for all who need one. */
-export async function startDatabase(home: string): Promise<Database> {
-  const server = await startEmbedded({ dataDir: join(home, 'postgres'), log: () => {} });
+export async function startDatabaseServer(home: string): Promise<BenchDatabaseServer> {
+  const server = await startEmbeddedPostgres({ dataDir: join(home, 'postgres'), log: () => {} });
   return {
     make: async (name) => {
       const admin = new pg.Client({ connectionString: server.url });

@@ -1,8 +1,8 @@
-import { decide } from '../gateway/policy/decide.ts';
-import { compilePolicies } from '../gateway/policy/load.ts';
+import { decideCall } from '../gateway/policy/decide.ts';
+import { compilePolicies } from '../gateway/policy/load-policies.ts';
 
 /** 200 rules, of which every one must be looked at before the last allows the call. */
-export function manyRules(tool: string): string {
+export function renderManyRules(tool: string): string {
   const denials = Array.from(
     { length: 199 },
     (_, i) => `      - deny: "*.charge"\n        when: args.amount == ${1_000_000 + i}`,
@@ -11,16 +11,16 @@ export function manyRules(tool: string): string {
 }
 
 /** One decision for an agent with 200 rules, in microseconds. */
-export function decisionMicros(rounds: number): number {
+export function measureDecisionMicros(rounds: number): number {
   const text = `
 upstreams: { u: { adapter: http, url: "http://127.0.0.1:1", allowPrivate: true } }
 tools:
-  u.charge: { upstream: u, input: { type: object, properties: { amount: { type: integer } } }, once: { by: nature } }
+  u.charge: { upstream: u, input: { type: object, properties: { amount: { type: integer } } }, once: { by: idempotent } }
 agents:
   bot:
     keys: []
     rules:
-${manyRules('u.charge')}
+${renderManyRules('u.charge')}
 `;
   const loaded = compilePolicies([{ name: 'bench.yaml', file: 'bench.yaml', bytes: Buffer.from(text) }], {});
   if (!loaded.ok) throw new Error(loaded.faults.map((fault) => fault.message).join('\n'));
@@ -30,7 +30,7 @@ ${manyRules('u.charge')}
   const round = () => {
     const started = performance.now();
     for (let i = 0; i < rounds; i += 1) {
-      if (!decide(loaded.policies, agent, 'u.charge', call).allowed) throw new Error('denied');
+      if (!decideCall(loaded.policies, agent, 'u.charge', call).allowed) throw new Error('denied');
     }
     return ((performance.now() - started) * 1000) / rounds;
   };

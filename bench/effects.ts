@@ -1,28 +1,42 @@
-import { startUpstream, type Upstream } from '../test/faults/upstream.ts';
-import { type Contestant, dbos, type Help, oncegate, type Place, restate } from './contestants.ts';
+import { startUpstream, type TestUpstream } from '../test/faults/upstream.ts';
+import {
+  type ComparedSystem,
+  type EffectsBenchSetup,
+  prepareDbos,
+  prepareOncegate,
+  prepareRestate,
+  type UpstreamSupport,
+} from './contestants.ts';
 
-const FAULTS = { killed: 'killed after the effect', lost: 'the answer is lost' };
-const HELPS: Readonly<Record<Help, string>> = { none: 'takes no key', key: 'honours the key', probe: 'can be asked' };
-const COLUMNS = [26, 17, 26, 9, 36];
+const FAULT_LABELS = { killed: 'killed after the effect', lost: 'the answer is lost' };
+const SUPPORT_LABELS: Readonly<Record<UpstreamSupport, string>> = {
+  none: 'takes no key',
+  key: 'honours the key',
+  probe: 'can be asked',
+};
+const COLUMN_WIDTHS = [26, 17, 26, 9, 36];
 
 /**
  * One call, a fault after its effect and before anybody has written it down, and the caller's second try with the same key:
  * how often the thing was done, and what the caller was told.
  */
-export async function countEffects(place: Place): Promise<string> {
+export async function countEffects(place: EffectsBenchSetup): Promise<string> {
   const upstream = await startUpstream();
   place.closing.push(() => upstream.stop());
-  const lines = [row(['', 'service behind', 'fault', 'effects', 'told at first', 'told at the second try'])];
+  const lines = [renderRow(['', 'service behind', 'fault', 'effects', 'told at first', 'told at the second try'])];
   for (const help of ['none', 'key', 'probe'] as const) {
-    const contestants = [await oncegate(help, upstream.url, place)];
+    const contestants = [await prepareOncegate(help, upstream.url, place)];
     if (help !== 'probe') {
-      contestants.push(await restate(help, upstream.url, place));
-      contestants.push(await dbos(help, upstream.url, place, false), await dbos(help, upstream.url, place, true));
+      contestants.push(await prepareRestate(help, upstream.url, place));
+      contestants.push(
+        await prepareDbos(help, upstream.url, place, false),
+        await prepareDbos(help, upstream.url, place, true),
+      );
     }
     for (const contestant of contestants) {
       for (const fault of ['killed', 'lost'] as const) {
-        const { effects, told } = await suffer(contestant, fault, upstream);
-        lines.push(row([contestant.name, HELPS[help], FAULTS[fault], String(effects), ...told]));
+        const { effects, told } = await injectFault(contestant, fault, upstream);
+        lines.push(renderRow([contestant.name, SUPPORT_LABELS[help], FAULT_LABELS[fault], String(effects), ...told]));
         process.stderr.write('.');
       }
     }
@@ -31,26 +45,26 @@ export async function countEffects(place: Place): Promise<string> {
   return lines.join('\n');
 }
 
-async function suffer(contestant: Contestant, fault: keyof typeof FAULTS, upstream: Upstream) {
+async function injectFault(contestant: ComparedSystem, fault: keyof typeof FAULT_LABELS, upstream: TestUpstream) {
   const id = `${contestant.name}-${contestant.help}-${fault}`;
   const life = await contestant.start();
   const fate = fault === 'killed' ? { kill: life.pid } : 'drop';
   await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', fate] });
-  const asked = ask(contestant, id);
+  const asked = sendCall(contestant, id);
   let last = life;
   if (fault === 'killed') {
     await life.gone();
     last = await contestant.start();
   }
   const first = await asked;
-  const second = await ask(contestant, id);
+  const second = await sendCall(contestant, id);
   const effects = await upstream.effects(id);
   process.kill(last.pid, 'SIGKILL');
   await last.gone();
   return { effects: effects.length, told: [first, second] };
 }
 
-async function ask({ request }: Contestant, id: string): Promise<string> {
+async function sendCall({ request }: ComparedSystem, id: string): Promise<string> {
   const answer = await fetch(request.url, {
     method: 'POST',
     headers: { 'content-type': 'application/json', 'idempotency-key': id, ...request.headers },
@@ -64,9 +78,9 @@ async function ask({ request }: Contestant, id: string): Promise<string> {
   return `${answer.status} ${body.code ?? body.message ?? ''}`;
 }
 
-function row(cells: readonly string[]): string {
+function renderRow(cells: readonly string[]): string {
   return cells
-    .map((cell, i) => cell.padEnd(COLUMNS[i] ?? 0))
+    .map((cell, i) => cell.padEnd(COLUMN_WIDTHS[i] ?? 0))
     .join('')
     .trimEnd();
 }

@@ -2,18 +2,18 @@ import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 import pg from 'pg';
 import type { Gateway } from '../test/support/gateway.ts';
-import type { Database } from './database.ts';
-import { fire, median, type Sample } from './load.ts';
+import type { BenchDatabaseServer } from './database.ts';
+import { median, type Sample, sendLoad } from './load.ts';
 import { startMcpServer } from './mcp.ts';
-import { callOf, KEY, makeOncegate } from './oncegate.ts';
-import { type Listening, listening } from './processes.ts';
+import { BENCH_AGENT_KEY, buildHttpCall, makeBenchGateway } from './oncegate.ts';
+import { type ServerProcess, startServerProcess } from './processes.ts';
 
-interface Place {
-  readonly database: Database;
+interface GrowthBenchSetup {
+  readonly database: BenchDatabaseServer;
   readonly closing: (() => Promise<unknown>)[];
 }
 
-interface Ledger {
+interface FilledLedger {
   readonly rows: number;
   readonly gateway: Gateway;
   readonly client: pg.Client;
@@ -24,49 +24,55 @@ interface Ledger {
 }
 
 const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: 'y'.repeat(900) });
-const TEMPLATES = 200;
-const CALLS = 4_000;
-const FILL_AT_ONCE = 250_000;
+const TEMPLATE_CALLS = 200;
+const CALLS_PER_ROUND = 4_000;
+const FILL_BATCH_ROWS = 250_000;
 
 /** What a call costs when the ledger is small and when it is large: two gateways, each with a ledger of its own, in turns. */
 export async function measureGrowth(
-  { database, closing }: Place,
+  { database, closing }: GrowthBenchSetup,
   sizes: readonly [number, number],
   rounds: number,
 ): Promise<string> {
-  const [upstream, mcp] = [await listening('upstream.mjs'), await startMcpServer()];
+  const [upstream, mcp] = [await startServerProcess('upstream.mjs'), await startMcpServer()];
   closing.push(
     () => upstream.kill(),
     () => mcp.kill(),
   );
-  const ledgers: Ledger[] = [];
-  for (const rows of sizes) ledgers.push(await fill(rows, upstream, mcp, database, closing));
+  const ledgers: FilledLedger[] = [];
+  for (const rows of sizes) ledgers.push(await fillLedger(rows, upstream, mcp, database, closing));
   for (let round = 0; round <= rounds; round += 1) {
     for (const ledger of ledgers) {
-      const from = await walPosition(ledger.client);
-      const sample = await fire(ledger.gateway.url, CALLS, 64, callOf(KEY, BODY)(`round-${round}`), ledger.refused);
+      const from = await readWalPosition(ledger.client);
+      const sample = await sendLoad(
+        ledger.gateway.url,
+        CALLS_PER_ROUND,
+        64,
+        buildHttpCall(BENCH_AGENT_KEY, BODY)(`round-${round}`),
+        ledger.refused,
+      );
       if (round === 0) continue;
       ledger.samples.push(sample);
-      ledger.walBytes += Number((await walPosition(ledger.client)) - from);
+      ledger.walBytes += Number((await readWalPosition(ledger.client)) - from);
     }
     process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${rounds}\n`);
   }
-  return report(ledgers, rounds);
+  return renderReport(ledgers, rounds);
 }
 
 /** A ledger with so many calls in it, all like calls that were really made. */
-async function fill(
+async function fillLedger(
   rows: number,
-  upstream: Listening,
-  mcp: Listening,
-  database: Database,
-  closing: Place['closing'],
-): Promise<Ledger> {
+  upstream: ServerProcess,
+  mcp: ServerProcess,
+  database: BenchDatabaseServer,
+  closing: GrowthBenchSetup['closing'],
+): Promise<FilledLedger> {
   const url = await database.make(`growth_${rows}`);
-  const gateway = await makeOncegate(upstream.url, `${mcp.url}/mcp`, url);
+  const gateway = await makeBenchGateway(upstream.url, `${mcp.url}/mcp`, url);
   closing.push(() => gateway.dispose());
   await gateway.start();
-  await fire(gateway.url, TEMPLATES, 16, callOf(KEY, BODY)('template'));
+  await sendLoad(gateway.url, TEMPLATE_CALLS, 16, buildHttpCall(BENCH_AGENT_KEY, BODY)('template'));
   const client = new pg.Client({ connectionString: url });
   await client.connect();
   closing.push(() => client.end());
@@ -75,12 +81,12 @@ async function fill(
        and is_generated = 'NEVER' order by ordinal_position`,
   );
   const names = columns.map(({ name }) => `"${name}"`).join(', ');
-  for (let made = TEMPLATES; made < rows; made += FILL_AT_ONCE) {
-    const wanted = Math.min(FILL_AT_ONCE, rows - made);
+  for (let made = TEMPLATE_CALLS; made < rows; made += FILL_BATCH_ROWS) {
+    const wanted = Math.min(FILL_BATCH_ROWS, rows - made);
     await client.query(
       `insert into calls (txn, ${names})
-       select gen_random_uuid(), ${names} from (select * from calls limit ${TEMPLATES}) c
-         cross join generate_series(1, ${Math.ceil(wanted / TEMPLATES)})`,
+       select gen_random_uuid(), ${names} from (select * from calls limit ${TEMPLATE_CALLS}) c
+         cross join generate_series(1, ${Math.ceil(wanted / TEMPLATE_CALLS)})`,
     );
     process.stderr.write(`\rfilling a ledger: ${made + wanted} of ${rows} `);
   }
@@ -92,12 +98,12 @@ async function fill(
   return { rows, gateway, client, samples: [], refused: { times: 0 }, walBytes: 0 };
 }
 
-async function walPosition(client: pg.Client): Promise<bigint> {
+async function readWalPosition(client: pg.Client): Promise<bigint> {
   const { rows } = await client.query<{ at: string }>(`select pg_current_wal_lsn() - '0/0' as at`);
   return BigInt(rows[0]?.at ?? 0);
 }
 
-async function report(ledgers: readonly Ledger[], rounds: number): Promise<string> {
+async function renderReport(ledgers: readonly FilledLedger[], rounds: number): Promise<string> {
   const lines = [
     `${`\n64 at once, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call   503s`,
   ];
@@ -107,7 +113,7 @@ async function report(ledgers: readonly Ledger[], rounds: number): Promise<strin
     );
     const size = sizes[0];
     const each = (bytes: string | undefined) => `${Math.round(Number(bytes ?? 0) / Number(size?.count ?? 1))} B`;
-    const wal = `${(walBytes / (CALLS * samples.length) / 1024).toFixed(1)} KiB`;
+    const wal = `${(walBytes / (CALLS_PER_ROUND * samples.length) / 1024).toFixed(1)} KiB`;
     const of = (pick: (sample: Sample) => number) => median(samples.map(pick));
     lines.push(
       `${rows} calls`.padEnd(28) +

@@ -6,7 +6,7 @@ export interface Sample {
   readonly p99: number;
 }
 
-export interface Shot {
+export interface RequestSpec {
   readonly path: string;
   readonly headers: Readonly<Record<string, string>>;
   readonly body: string;
@@ -16,11 +16,11 @@ export interface Shot {
  * So many requests, so many at once, over kept connections; every answer must be a 200. Only whoever counts them in `refused` asks
  * again, with the same key, after a 503.
  */
-export async function fire(
+export async function sendLoad(
   url: string,
   total: number,
   atOnce: number,
-  shot: (i: number) => Shot,
+  shot: (i: number) => RequestSpec,
   refused?: { times: number },
 ): Promise<Sample> {
   const pool = new Pool(url, { connections: atOnce, pipelining: 1 });
@@ -46,10 +46,10 @@ export async function fire(
   await Promise.all(Array.from({ length: atOnce }, worker));
   const seconds = (performance.now() - started) / 1000;
   await pool.close();
-  return sampleOf(times, total / seconds);
+  return summarizeSample(times, total / seconds);
 }
 
-export function sampleOf(milliseconds: readonly number[], perSecond: number): Sample {
+export function summarizeSample(milliseconds: readonly number[], perSecond: number): Sample {
   const times = [...milliseconds].sort((a, b) => a - b);
   const at = (share: number) => times[Math.min(times.length - 1, Math.floor(times.length * share))] ?? 0;
   return { perSecond, p50: at(0.5), p99: at(0.99) };

@@ -1,29 +1,29 @@
 import { fileURLToPath } from 'node:url';
-import { freePort } from '../test/support/gateway.ts';
-import type { Shot } from './load.ts';
-import { KEY } from './oncegate.ts';
-import { type Listening, listening } from './processes.ts';
+import { findFreePort } from '../test/support/gateway.ts';
+import type { RequestSpec } from './load.ts';
+import { BENCH_AGENT_KEY } from './oncegate.ts';
+import { type ServerProcess, startServerProcess } from './processes.ts';
 
 const REVISION = '2026-07-28';
 const META = 'io.modelcontextprotocol';
 
-export const startMcpServer = (): Promise<Listening> => listening('mcp-server.mjs');
+export const startMcpServer = (): Promise<ServerProcess> => startServerProcess('mcp-server.mjs');
 
 /** The same server over standard streams, behind mcp-proxy. */
-export async function startMcpProxy(): Promise<Listening> {
-  const port = await freePort();
+export async function startMcpProxy(): Promise<ServerProcess> {
+  const port = await findFreePort();
   const server = fileURLToPath(new URL('mcp-server.mjs', import.meta.url));
-  return listening('peers/mcp-proxy.mjs', { PORT: String(port), SERVER: server });
+  return startServerProcess('peers/mcp-proxy.mjs', { PORT: String(port), SERVER: server });
 }
 
 /** One `tools/call` of the newest revision, with everything it needs in it. */
-export const toolCallOf =
+export const buildMcpCall =
   (path: string, tool: string, note: string) =>
   (run: string) =>
-  (i: number): Shot => ({
+  (i: number): RequestSpec => ({
     path,
     headers: {
-      authorization: `Bearer ${KEY}`,
+      authorization: `Bearer ${BENCH_AGENT_KEY}`,
       accept: 'application/json, text/event-stream',
       'mcp-protocol-version': REVISION,
       'mcp-method': 'tools/call',

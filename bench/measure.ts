@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import type { Sample } from './load.ts';
-import type { System } from './systems.ts';
+import type { MeasuredSystem } from './systems.ts';
 
-export interface Measured {
+export interface CaseMeasurement {
   readonly system: string;
   readonly call: 'first' | 'replay';
   readonly atOnce: number;
@@ -11,7 +11,7 @@ export interface Measured {
   readonly ofProxy: number[];
 }
 
-interface Extent {
+interface MeasureOptions {
   /** Calls of a run with 64 at once, and of one with one after the other. */
   readonly total: number;
   readonly alone: number;
@@ -23,8 +23,8 @@ interface Extent {
  * Every case once, then every case again, and the first system before each of the others: what disturbs the machine for a minute disturbs
  * both of those that are compared, and what disturbs it longer, all of them.
  */
-export async function measure(systems: readonly System[], extent: Extent): Promise<Measured[]> {
-  const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => casesOf(system, atOnce, extent)));
+export async function measure(systems: readonly MeasuredSystem[], extent: MeasureOptions): Promise<CaseMeasurement[]> {
+  const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => buildCases(system, atOnce, extent)));
   for (let round = extent.warm ? 0 : 1; round <= extent.rounds; round += 1) {
     for (const { run, measured } of cases) {
       const base = cases.find((one) => one.measured.atOnce === measured.atOnce);
@@ -42,10 +42,10 @@ export async function measure(systems: readonly System[], extent: Extent): Promi
   return cases.map(({ measured }) => measured);
 }
 
-function casesOf(system: System, atOnce: number, extent: Extent) {
+function buildCases(system: MeasuredSystem, atOnce: number, extent: MeasureOptions) {
   const share = system.isSlow ? 3 : 1;
   const total = Math.ceil((atOnce === 1 ? extent.alone : extent.total) / share);
-  const measured = (call: 'first' | 'replay'): Measured => ({
+  const measured = (call: 'first' | 'replay'): CaseMeasurement => ({
     system: system.name,
     call,
     atOnce,

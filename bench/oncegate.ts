@@ -1,22 +1,22 @@
-import { type Gateway, makeGateway, sha256 } from '../test/support/gateway.ts';
-import { manyRules } from './decision.ts';
-import type { Shot } from './load.ts';
+import { type Gateway, makeGateway, sha256Hex } from '../test/support/gateway.ts';
+import { renderManyRules } from './decision.ts';
+import type { RequestSpec } from './load.ts';
 
-export const KEY = 'bench-key';
-export const RULED_KEY = 'bench-key-with-rules';
+export const BENCH_AGENT_KEY = 'bench-key';
+export const MANY_RULES_AGENT_KEY = 'bench-key-with-rules';
 
 /** Not started yet. */
-export function makeOncegate(upstream: string, mcp: string, databaseUrl: string): Promise<Gateway> {
+export function makeBenchGateway(upstream: string, mcp: string, databaseUrl: string): Promise<Gateway> {
   // Said here: the tests' gateways run in one process whatever the environment says.
   const env = { ONCEGATE_DEMO: '0', ONCEGATE_WORKERS: process.env['ONCEGATE_WORKERS'] ?? '1' };
-  return makeGateway({ policies: { 'bench.yaml': policies(upstream, mcp) }, databaseUrl, env });
+  return makeGateway({ policies: { 'bench.yaml': renderPolicies(upstream, mcp) }, databaseUrl, env });
 }
 
 /** As an agent would call: the key of the call is the run's name and its number. */
-export const callOf =
+export const buildHttpCall =
   (agentKey: string, body: string, saga?: (i: number) => string) =>
   (run: string) =>
-  (i: number): Shot => ({
+  (i: number): RequestSpec => ({
     path: saga === undefined ? '/v1/tools/pay.charge' : '/v1/tools/pay.step',
     headers: {
       authorization: `Bearer ${agentKey}`,
@@ -31,7 +31,7 @@ export async function openSagas(gateway: Gateway, count: number): Promise<string
   const worker = async () => {
     for (let left = count - sagas.length; left > 0; left = count - sagas.length) {
       const { body } = await gateway.request('POST', '/v1/sagas', {
-        key: KEY,
+        key: BENCH_AGENT_KEY,
         body: '{}',
         headers: { 'content-type': 'application/json' },
       });
@@ -42,7 +42,7 @@ export async function openSagas(gateway: Gateway, count: number): Promise<string
   return sagas.slice(0, count);
 }
 
-function policies(upstream: string, mcp: string): string {
+function renderPolicies(upstream: string, mcp: string): string {
   return `
 upstreams:
   pay: { adapter: http, url: "${upstream}", allowPrivate: true, concurrency: 64 }
@@ -66,10 +66,10 @@ tools:
     request: { method: POST, path: /refunds, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
 agents:
-  bench: { keys: ["sha256:${sha256(KEY)}"], rules: [{ allow: pay.* }, { allow: bank.* }] }
+  bench: { keys: ["sha256:${sha256Hex(BENCH_AGENT_KEY)}"], rules: [{ allow: pay.* }, { allow: bank.* }] }
   ruled:
-    keys: ["sha256:${sha256(RULED_KEY)}"]
+    keys: ["sha256:${sha256Hex(MANY_RULES_AGENT_KEY)}"]
     rules:
-${manyRules('pay.charge')}
+${renderManyRules('pay.charge')}
 `;
 }

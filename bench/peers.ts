@@ -3,43 +3,48 @@ import { mkdir } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { freePort } from '../test/support/gateway.ts';
-import { keep, type Listening, lifeOf, listening } from './processes.ts';
+import { findFreePort } from '../test/support/gateway.ts';
+import { killOnExit, type ServerProcess, startServerProcess, toServerProcess } from './processes.ts';
 
-const resolver = createRequire(import.meta.url);
+const requireFromBench = createRequire(import.meta.url);
 
-export const NOT_INSTALLED =
+export const PEERS_NOT_INSTALLED =
   'The peers are not installed. They have a package.json of their own, so that nothing else needs them:\n\n' +
   '  npm ci --prefix bench\n';
 
-export function peersAreInstalled(): boolean {
+export function arePeersInstalled(): boolean {
   try {
-    restateBinary();
-    resolver.resolve('@restatedev/restate-sdk');
-    resolver.resolve('@dbos-inc/dbos-sdk');
+    findRestateBinary();
+    requireFromBench.resolve('@restatedev/restate-sdk');
+    requireFromBench.resolve('@dbos-inc/dbos-sdk');
     return true;
   } catch {
     return false;
   }
 }
 
-export function peerVersions(): Readonly<Record<string, string>> {
-  const { dependencies } = resolver('./package.json') as { dependencies: Record<string, string> };
+export function readPeerVersions(): Readonly<Record<string, string>> {
+  const { dependencies } = requireFromBench('./package.json') as { dependencies: Record<string, string> };
   return dependencies;
 }
 
 export const startDbos = (upstream: string, databaseUrl: string, env: Readonly<Record<string, string>> = {}) =>
-  listening('peers/dbos.mjs', { UPSTREAM: upstream, DATABASE_URL: databaseUrl, NODE_NO_WARNINGS: '1', ...env });
+  startServerProcess('peers/dbos.mjs', {
+    UPSTREAM: upstream,
+    DATABASE_URL: databaseUrl,
+    NODE_NO_WARNINGS: '1',
+    ...env,
+  });
 
 export const startRestateService = (upstream: string, env: Readonly<Record<string, string>> = {}) =>
-  listening('peers/restate.mjs', { UPSTREAM: upstream, RESTATE_LOGGING: 'ERROR', ...env });
+  startServerProcess('peers/restate.mjs', { UPSTREAM: upstream, RESTATE_LOGGING: 'ERROR', ...env });
 
 /** A Restate server that calls the service; `partitions` absent: as it comes. Its url is that of its ingress. */
-export async function startRestate(home: string, service: string, partitions?: number): Promise<Listening> {
+export async function startRestate(home: string, service: string, partitions?: number): Promise<ServerProcess> {
   await mkdir(home, { recursive: true });
-  const [node, ingress, admin] = [await freePort(), await freePort(), await freePort()];
-  const child = keep(
-    spawn(restateBinary(), ['--no-logo', '--listen-mode', 'tcp', '--base-dir', join(home, 'data')], {
+  const [node, ingress, admin] = [await findFreePort(), await findFreePort(), await findFreePort()];
+  const child = killOnExit(
+    spawn(findRestateBinary(), ['--no-logo', '--listen-mode', 'tcp', '--base-dir', join(home, 'data')], {
       cwd: home,
       env: {
         PATH: process.env['PATH'],
@@ -56,12 +61,12 @@ export async function startRestate(home: string, service: string, partitions?: n
       stdio: ['ignore', 'ignore', 'inherit'],
     }),
   );
-  await register(`http://127.0.0.1:${admin}`, service, () => child.exitCode !== null);
-  return lifeOf(child, `http://127.0.0.1:${ingress}`);
+  await registerService(`http://127.0.0.1:${admin}`, service, () => child.exitCode !== null);
+  return toServerProcess(child, `http://127.0.0.1:${ingress}`);
 }
 
 /** The server takes a service once it has come up; until then it refuses connections or the request. */
-async function register(admin: string, service: string, isGone: () => boolean): Promise<void> {
+async function registerService(admin: string, service: string, isGone: () => boolean): Promise<void> {
   for (const until = performance.now() + 60_000; ; await sleep(100)) {
     if (isGone()) throw new Error('the Restate server did not start');
     const answer = await fetch(`${admin}/deployments`, {
@@ -75,6 +80,6 @@ async function register(admin: string, service: string, isGone: () => boolean): 
   }
 }
 
-function restateBinary(): string {
-  return resolver.resolve(`@restatedev/restate-server-${process.platform}-${process.arch}/bin/restate-server`);
+function findRestateBinary(): string {
+  return requireFromBench.resolve(`@restatedev/restate-server-${process.platform}-${process.arch}/bin/restate-server`);
 }

@@ -4,7 +4,7 @@ import { readFile } from 'node:fs/promises';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
-export interface Listening {
+export interface ServerProcess {
   readonly url: string;
   readonly pid: number;
   /** Resolves when the process has ended, however. */
@@ -18,13 +18,13 @@ process.on('exit', () => {
 });
 
 /** A process of ours that ends with us at the latest. */
-export function keep(child: ChildProcess): ChildProcess {
+export function killOnExit(child: ChildProcess): ChildProcess {
   children.add(child);
   child.once('exit', () => children.delete(child));
   return child;
 }
 
-export function lifeOf(child: ChildProcess, url: string): Listening {
+export function toServerProcess(child: ChildProcess, url: string): ServerProcess {
   const hasEnded = () => child.exitCode !== null || child.signalCode !== null;
   const gone = async () => hasEnded() || once(child, 'exit');
   const kill = async (signal?: NodeJS.Signals) => {
@@ -35,8 +35,11 @@ export function lifeOf(child: ChildProcess, url: string): Listening {
 }
 
 /** A script of this directory, in its own process, once it has said where it listens. */
-export async function listening(script: string, env: Readonly<Record<string, string>> = {}): Promise<Listening> {
-  const child = keep(
+export async function startServerProcess(
+  script: string,
+  env: Readonly<Record<string, string>> = {},
+): Promise<ServerProcess> {
+  const child = killOnExit(
     spawn(process.execPath, [fileURLToPath(new URL(script, import.meta.url))], {
       env: { ...process.env, NODE_ENV: 'production', ...env },
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -45,13 +48,13 @@ export async function listening(script: string, env: Readonly<Record<string, str
   if (child.stdout === null) throw new Error('no output to read');
   for await (const line of createInterface({ input: child.stdout })) {
     const [, port] = /^listening (\d+)$/.exec(line) ?? [];
-    if (port !== undefined) return lifeOf(child, `http://127.0.0.1:${port}`);
+    if (port !== undefined) return toServerProcess(child, `http://127.0.0.1:${port}`);
   }
   throw new Error(`${script} did not start`);
 }
 
 /** What these processes hold together, in MiB; undefined where the system does not tell (it must have /proc). */
-export async function residentMiB(pids: readonly number[]): Promise<number | undefined> {
+export async function readResidentMiB(pids: readonly number[]): Promise<number | undefined> {
   let kib = 0;
   for (const pid of pids) {
     const status = await readFile(`/proc/${pid}/status`, 'utf8').catch(() => '');

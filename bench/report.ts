@@ -1,9 +1,9 @@
 import { median } from './load.ts';
-import type { Measured } from './measure.ts';
-import { residentMiB } from './processes.ts';
-import type { System } from './systems.ts';
+import type { CaseMeasurement } from './measure.ts';
+import { readResidentMiB } from './processes.ts';
+import type { MeasuredSystem } from './systems.ts';
 
-export interface Line {
+export interface ResultLine {
   readonly system: string;
   readonly call: 'first' | 'replay';
   readonly atOnce: number;
@@ -17,66 +17,66 @@ export interface Line {
   readonly p99: number;
 }
 
-export interface Results {
+export interface BenchResults {
   /** The machine and what ran on it. */
   readonly on: Readonly<Record<string, string | number>>;
   readonly rounds: number;
   readonly decisionMicros: number;
-  readonly lines: readonly Line[];
+  readonly lines: readonly ResultLine[];
   readonly residentMiB: Readonly<Record<string, number>>;
 }
 
-export async function resultsOf(
-  systems: readonly System[],
-  measured: readonly Measured[],
-  about: Pick<Results, 'on' | 'rounds' | 'decisionMicros'>,
-): Promise<Results> {
-  const rate = ({ samples }: Measured) => median(samples.map((sample) => sample.perSecond));
+export async function buildResults(
+  systems: readonly MeasuredSystem[],
+  measured: readonly CaseMeasurement[],
+  about: Pick<BenchResults, 'on' | 'rounds' | 'decisionMicros'>,
+): Promise<BenchResults> {
+  const rate = ({ samples }: CaseMeasurement) => median(samples.map((sample) => sample.perSecond));
   const resident: Record<string, number> = {};
   for (const { name, pids } of systems) {
-    const held = pids.length === 0 ? undefined : await residentMiB(pids);
+    const held = pids.length === 0 ? undefined : await readResidentMiB(pids);
     if (held !== undefined) resident[name] = held;
   }
   return {
     ...about,
-    decisionMicros: round(about.decisionMicros, 1),
+    decisionMicros: roundTo(about.decisionMicros, 1),
     lines: measured.map((one) => ({
       system: one.system,
       call: one.call,
       atOnce: one.atOnce,
-      perSecond: round(rate(one), 0),
-      least: round(Math.min(...one.samples.map((sample) => sample.perSecond)), 0),
-      most: round(Math.max(...one.samples.map((sample) => sample.perSecond)), 0),
-      ofProxy: round(median(one.ofProxy), 2),
-      p50: round(median(one.samples.map((sample) => sample.p50)), 2),
-      p99: round(median(one.samples.map((sample) => sample.p99)), 2),
+      perSecond: roundTo(rate(one), 0),
+      least: roundTo(Math.min(...one.samples.map((sample) => sample.perSecond)), 0),
+      most: roundTo(Math.max(...one.samples.map((sample) => sample.perSecond)), 0),
+      ofProxy: roundTo(median(one.ofProxy), 2),
+      p50: roundTo(median(one.samples.map((sample) => sample.p50)), 2),
+      p99: roundTo(median(one.samples.map((sample) => sample.p99)), 2),
     })),
     residentMiB: resident,
   };
 }
 
-export function table({ lines, rounds, decisionMicros, residentMiB: resident }: Results): string {
+export function renderTable({ lines, rounds, decisionMicros, residentMiB: resident }: BenchResults): string {
   const said: string[] = [];
   for (const atOnce of new Set(lines.map((line) => line.atOnce))) {
     const title = `${atOnce === 1 ? 'one after the other' : `${atOnce} at once`}, median of ${rounds}`;
-    said.push('', row(title, ['calls/s', 'spread', 'of proxy', 'p50 ms', 'p99 ms']));
+    said.push('', renderRow(title, ['calls/s', 'spread', 'of proxy', 'p50 ms', 'p99 ms']));
     for (const line of lines.filter((one) => one.atOnce === atOnce)) {
       const { system, call, perSecond, least, most, ofProxy, p50, p99 } = line;
       const columns = [`${perSecond}`, `${least}–${most}`, ofProxy.toFixed(2), p50.toFixed(2), p99.toFixed(2)];
-      said.push(row(call === 'replay' ? `${system}, replay` : system, columns));
+      said.push(renderRow(call === 'replay' ? `${system}, replay` : system, columns));
     }
   }
   said.push('', `${'resident memory, without PostgreSQL'.padEnd(36)}      MiB`);
-  for (const [system, mib] of Object.entries(resident)) said.push(row(system, [`${mib}`]));
+  for (const [system, mib] of Object.entries(resident)) said.push(renderRow(system, [`${mib}`]));
   said.push('', `one decision over 200 rules: ${decisionMicros} µs`);
   return said.join('\n');
 }
 
-function row(name: string, columns: readonly string[]): string {
+function renderRow(name: string, columns: readonly string[]): string {
   const widths = [9, 14, 10, 9, 9];
   return name.padEnd(36) + columns.map((column, i) => column.padStart(widths[i] ?? 9)).join('');
 }
 
-function round(value: number, digits: number): number {
+function roundTo(value: number, digits: number): number {
   return Number(value.toFixed(digits));
 }

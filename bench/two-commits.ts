@@ -3,7 +3,7 @@ import { mkdtemp, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import pg from 'pg';
-import { type Sample, sampleOf } from './load.ts';
+import { type Sample, summarizeSample } from './load.ts';
 
 /** What is left when a call is nothing but its record: a claim and a settlement, each a commit of its own. */
 export interface TwoCommits {
@@ -18,17 +18,17 @@ const PAYLOAD = 'y'.repeat(1000);
 
 const execute = promisify(execFile);
 
-export async function twoCommits(databaseUrl: string, home: string): Promise<TwoCommits> {
+export async function prepareTwoCommits(databaseUrl: string, home: string): Promise<TwoCommits> {
   const admin = new pg.Client({ connectionString: databaseUrl });
   await admin.connect();
   await admin.query(TABLE).finally(() => admin.end());
   const hasPgbench = await execute('pgbench', ['--version']).then(Boolean, () => false);
   return hasPgbench
-    ? { name: 'pgbench, the two commits', run: (total, atOnce) => withPgbench(databaseUrl, home, total, atOnce) }
-    : { name: 'pg, one statement a commit', run: (total, atOnce) => withPg(databaseUrl, total, atOnce) };
+    ? { name: 'pgbench, the two commits', run: (total, atOnce) => runWithPgbench(databaseUrl, home, total, atOnce) }
+    : { name: 'pg, one statement a commit', run: (total, atOnce) => runWithPg(databaseUrl, total, atOnce) };
 }
 
-async function withPgbench(databaseUrl: string, home: string, total: number, atOnce: number): Promise<Sample> {
+async function runWithPgbench(databaseUrl: string, home: string, total: number, atOnce: number): Promise<Sample> {
   const directory = await mkdtemp(join(home, 'pgbench-'));
   const script = join(directory, 'two-commits.sql');
   const claim = CLAIM.replace('$1', ':payload');
@@ -54,11 +54,11 @@ async function withPgbench(databaseUrl: string, home: string, total: number, atO
     const lines = (await readFile(join(directory, file), 'utf8')).trim().split('\n');
     for (const line of lines) times.push(Number(line.split(' ')[2]) / 1000);
   }
-  return sampleOf(times, Number(perSecond));
+  return summarizeSample(times, Number(perSecond));
 }
 
 /** Where there is no pgbench: the same statements, a connection for each of those that run at once. */
-async function withPg(databaseUrl: string, total: number, atOnce: number): Promise<Sample> {
+async function runWithPg(databaseUrl: string, total: number, atOnce: number): Promise<Sample> {
   const clients = Array.from({ length: atOnce }, () => new pg.Client({ connectionString: databaseUrl }));
   await Promise.all(clients.map((client) => client.connect()));
   const times: number[] = [];
@@ -75,5 +75,5 @@ async function withPg(databaseUrl: string, total: number, atOnce: number): Promi
   await Promise.all(clients.map(worker));
   const seconds = (performance.now() - started) / 1000;
   await Promise.all(clients.map((client) => client.end()));
-  return sampleOf(times, total / seconds);
+  return summarizeSample(times, total / seconds);
 }

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 
 /** An answer that says no: nothing happened. */
-export class Refusal extends Error {
+export class ServiceError extends Error {
   override readonly name = 'Refusal';
   readonly status: number;
   readonly code: string;
@@ -15,7 +15,7 @@ export class Refusal extends Error {
 }
 
 /** The worst thing a network does: what was asked for has happened, and nobody hears of it. */
-export function loseAnswer(request: FastifyRequest, reply: FastifyReply): FastifyReply {
+export function dropAnswer(request: FastifyRequest, reply: FastifyReply): FastifyReply {
   reply.hijack();
   request.raw.socket.destroy();
   return reply;

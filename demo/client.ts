@@ -1,5 +1,5 @@
 /** What an agent needs to call tools through the gateway: `fetch`, a bearer key, and a key for each call. */
-export class Client {
+export class DemoClient {
   readonly #url: string;
   readonly #key: string;
 
@@ -8,7 +8,7 @@ export class Client {
     this.#key = key;
   }
 
-  call(tool: string, args: object, options: CallOptions = {}): Promise<Answer> {
+  call(tool: string, args: object, options: DemoCallOptions = {}): Promise<DemoAnswer> {
     const { saga, restsOn } = options;
     return this.send('POST', `/v1/tools/${tool}`, args, {
       ...(saga !== undefined && { 'oncegate-saga': saga }),
@@ -21,7 +21,7 @@ export class Client {
   /** A read that must work: its result. */
   async read<T>(tool: string, args: object): Promise<T> {
     const answer = await this.call(tool, args);
-    if (answer.status !== 200) throw new Surprise(`${tool} was expected to answer, but: ${inWords(answer)}`);
+    if (answer.status !== 200) throw new DemoError(`${tool} was expected to answer, but: ${formatAnswer(answer)}`);
     return answer.body.result as T;
   }
 
@@ -30,7 +30,7 @@ export class Client {
     path: string,
     body?: object,
     headers: Record<string, string> = {},
-  ): Promise<Answer> {
+  ): Promise<DemoAnswer> {
     const { response, text } = await this.#fetch(path, {
       method,
       headers: {
@@ -47,7 +47,7 @@ export class Client {
       state: response.headers.get('oncegate-state'),
       replayed: response.headers.get('idempotent-replayed') === 'true',
       retryAfter: Number(response.headers.get('retry-after') ?? Number.NaN),
-      body: bodyOf(text),
+      body: parseBody(text),
     };
   }
 
@@ -57,14 +57,14 @@ export class Client {
       return { response, text: await response.text() };
     } catch (error) {
       const cause = error instanceof Error && error.cause instanceof Error ? error.cause : error;
-      throw new Surprise(
+      throw new DemoError(
         `No gateway answers at ${this.#url} (${String(cause)}). Start one in another terminal with: npm start; if it listens elsewhere, set ONCEGATE_URL (and its ONCEGATE_DATA_DIR)`,
       );
     }
   }
 }
 
-export interface CallOptions {
+export interface DemoCallOptions {
   readonly key?: string;
   /** Seconds to wait for the end of the call. */
   readonly wait?: number;
@@ -74,35 +74,35 @@ export interface CallOptions {
   readonly restsOn?: string;
 }
 
-export interface Answer {
+export interface DemoAnswer {
   readonly status: number;
   readonly txn: string | null;
   readonly state: string | null;
   readonly replayed: boolean;
   /** In seconds; NaN where the gateway did not say. */
   readonly retryAfter: number;
-  readonly body: Body;
+  readonly body: DemoAnswerBody;
 }
 
 /** What the stories look at of an answer or a problem. */
-interface Body {
+interface DemoAnswerBody {
   readonly result?: unknown;
   readonly state?: string;
   readonly attempts?: number;
   readonly code?: string;
   readonly detail?: string;
   readonly tools?: readonly { readonly name: string }[];
-  readonly items?: readonly Approval[];
+  readonly items?: readonly DemoApproval[];
   readonly saga?: string | null;
   readonly reason?: string | null;
   readonly by?: string | null;
-  readonly steps?: readonly SagaStep[];
-  readonly plan?: readonly Planned[];
+  readonly steps?: readonly DemoSagaStep[];
+  readonly plan?: readonly DemoRollbackStep[];
   readonly wouldEnd?: string;
 }
 
 /** A step of a saga, with how it was or would be undone. */
-export interface SagaStep {
+export interface DemoSagaStep {
   readonly txn: string;
   readonly tool: string;
   readonly state: string;
@@ -111,7 +111,7 @@ export interface SagaStep {
 }
 
 /** What a rollback would do about a step. */
-export interface Planned {
+export interface DemoRollbackStep {
   readonly tool: string;
   readonly does: string;
   readonly why: string | null;
@@ -120,7 +120,7 @@ export interface Planned {
 }
 
 /** What a person is shown of a held call, as far as the stories tell of it. */
-export interface Approval {
+export interface DemoApproval {
   readonly txn: string;
   readonly agent: string;
   readonly tool: string;
@@ -131,18 +131,18 @@ export interface Approval {
 }
 
 /** The world is not as the story has it. */
-export class Surprise extends Error {
+export class DemoError extends Error {
   override readonly name = 'Surprise';
 }
 
-export function inWords({ status, body, state, replayed }: Answer): string {
+export function formatAnswer({ status, body, state, replayed }: DemoAnswer): string {
   if (status >= 400) return `${status} ${body.code ?? ''}: ${body.detail ?? 'no reason given'}`;
   return `${status} ${state ?? body.state ?? ''}${replayed ? ', replayed' : ''}`;
 }
 
-function bodyOf(text: string): Body {
+function parseBody(text: string): DemoAnswerBody {
   try {
-    return JSON.parse(text) as Body;
+    return JSON.parse(text) as DemoAnswerBody;
   } catch {
     return { detail: text.slice(0, 200) };
   }

@@ -1,14 +1,14 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { Refusal } from './answers.ts';
-import type { Journal } from './journal.ts';
+import { ServiceError } from './answers.ts';
+import type { EffectJournal } from './journal.ts';
 
 const fileBody = z.object({ content: z.string() });
 const restoreBody = z.object({ content: z.string().nullable() });
 const byName = z.object({ name: z.string() });
 
 /** A file store: putting, deleting or restoring the same thing twice leaves what once would have left. */
-export function files(app: FastifyInstance, journal: Journal): void {
+export function registerFiles(app: FastifyInstance, journal: EffectJournal): void {
   app.put('/:name', async (request) => {
     const { name } = byName.parse(request.params);
     const { content } = fileBody.parse(request.body);
@@ -18,13 +18,13 @@ export function files(app: FastifyInstance, journal: Journal): void {
 
   app.get('/:name', async (request) => {
     const { name } = byName.parse(request.params);
-    const content = (await journal.now()).files.get(name);
-    if (content === undefined) throw new Refusal(404, 'no_such_file', `There is no file ${name}.`);
+    const content = (await journal.readState()).files.get(name);
+    if (content === undefined) throw new ServiceError(404, 'no_such_file', `There is no file ${name}.`);
     return { name, content };
   });
 
   app.get('/', async () => {
-    const all = [...(await journal.now()).files];
+    const all = [...(await journal.readState()).files];
     return { files: all.map(([name, content]) => ({ name, size: Buffer.byteLength(content) })) };
   });
 

@@ -1,17 +1,17 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { loseAnswer, newId } from './answers.ts';
-import type { Journal } from './journal.ts';
+import { dropAnswer, newId } from './answers.ts';
+import type { EffectJournal } from './journal.ts';
 
 const mailBody = z.object({ to: z.string().min(3), subject: z.string().min(1), body: z.string() });
 
 /** A mail server: it sends whatever it is given as often as it is given it, and shows no outbox. */
-export function mail(app: FastifyInstance, journal: Journal): void {
+export function registerMail(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/', async (request, reply) => {
     const { to, subject } = mailBody.parse(request.body);
     const id = newId('msg');
     await journal.record(() => ({ did: 'send_mail', id, to, subject }));
-    if (subject === 'lost answer') return loseAnswer(request, reply);
+    if (subject === 'lost answer') return dropAnswer(request, reply);
     return reply.code(202).send({ id });
   });
 }

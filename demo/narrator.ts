@@ -3,7 +3,7 @@ const WIDTH = 80;
 const STYLES = { bold: 1, red: 31, green: 32, cyan: 36 } as const;
 
 /** Tells the stories on a terminal or into a file: 80 columns, colour only where somebody sees it. */
-export class Narrator {
+export class TerminalPrinter {
   readonly #write: (text: string) => void;
   readonly #colour: boolean;
 
@@ -12,41 +12,41 @@ export class Narrator {
     this.#colour = out.isTTY === true && !env['NO_COLOR'];
   }
 
-  title(text: string): void {
+  printTitle(text: string): void {
     this.#write(this.#paint('bold', text));
   }
 
-  story(number: number, title: string): void {
+  printHeading(number: number, title: string): void {
     this.#write('');
     this.#write(this.#paint('bold', `${number}. ${title}`));
   }
 
-  say(text: string): void {
+  printText(text: string): void {
     this.#write(wrap(text, '   ').join('\n'));
   }
 
-  asks(text: string): void {
-    this.#marked('>', 'cyan', text);
+  printRequest(text: string): void {
+    this.#printMarked('>', 'cyan', text);
   }
 
-  answers(text: string): void {
-    this.#marked('<', 'cyan', text);
+  printAnswer(text: string): void {
+    this.#printMarked('<', 'cyan', text);
   }
 
   /** One of several things that an answer tells. */
-  item(text: string): void {
-    this.#marked('·', 'cyan', text);
+  printItem(text: string): void {
+    this.#printMarked('·', 'cyan', text);
   }
 
-  proves(text: string): void {
-    this.#marked('✓', 'green', text);
+  printVerified(text: string): void {
+    this.#printMarked('✓', 'green', text);
   }
 
-  fails(text: string): void {
-    this.#marked('✗', 'red', text);
+  printFailure(text: string): void {
+    this.#printMarked('✗', 'red', text);
   }
 
-  #marked(mark: string, style: keyof typeof STYLES, text: string): void {
+  #printMarked(mark: string, style: keyof typeof STYLES, text: string): void {
     const [first = '', ...rest] = wrap(text, '     ');
     this.#write([`   ${this.#paint(style, mark)} ${first.trimStart()}`, ...rest].join('\n'));
   }

@@ -1,8 +1,8 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { loseAnswer, newId, Refusal } from './answers.ts';
-import type { Journal } from './journal.ts';
+import { dropAnswer, newId, ServiceError } from './answers.ts';
+import type { EffectJournal } from './journal.ts';
 import type { Charge } from './world.ts';
 
 const chargeBody = z.object({
@@ -15,63 +15,63 @@ const chargeFilter = z.object({ card: z.string().optional(), order: z.string().o
 const byId = z.object({ id: z.string() });
 
 /** A payment provider that knows a repeat by its `Idempotency-Key`, as the large ones do. */
-export function payments(app: FastifyInstance, journal: Journal): void {
+export function registerPayments(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/charges', async (request, reply) => {
-    const key = keyOf(request);
+    const key = requireIdempotencyKey(request);
     const asked = chargeBody.parse(request.body);
-    if (asked.card === 'card_declined') throw new Refusal(422, 'declined', 'The card was declined.');
+    if (asked.card === 'card_declined') throw new ServiceError(422, 'declined', 'The card was declined.');
     const id = newId('ch');
     const world = await journal.record(({ chargeOfKey }) =>
       chargeOfKey.has(key) ? undefined : { did: 'charge', id, key, asked },
     );
     const charge = world.chargeOfKey.get(key);
     if (charge === undefined || !isDeepStrictEqual(charge.asked, asked)) {
-      throw new Refusal(422, 'key_reused', 'This Idempotency-Key belongs to another charge.');
+      throw new ServiceError(422, 'key_reused', 'This Idempotency-Key belongs to another charge.');
     }
     const isNew = charge.id === id;
-    if (isNew && asked.card === 'card_lost_answer') return loseAnswer(request, reply);
-    return reply.code(isNew ? 201 : 200).send(shown(charge));
+    if (isNew && asked.card === 'card_lost_answer') return dropAnswer(request, reply);
+    return reply.code(isNew ? 201 : 200).send(toPublicCharge(charge));
   });
 
   app.post('/charges/:id/refunds', async (request, reply) => {
-    const key = keyOf(request);
+    const key = requireIdempotencyKey(request);
     const { id: charge } = byId.parse(request.params);
     const id = newId('re');
     const world = await journal.record(({ charges, refundOfKey }) => {
-      if (!charges.has(charge)) throw new Refusal(404, 'no_such_charge', `There is no charge ${charge}.`);
+      if (!charges.has(charge)) throw new ServiceError(404, 'no_such_charge', `There is no charge ${charge}.`);
       return refundOfKey.has(key) ? undefined : { did: 'refund', id, key, charge };
     });
     const refund = world.refundOfKey.get(key);
-    if (refund === undefined) throw new Refusal(422, 'already_refunded', `${charge} is refunded already.`);
-    if (refund.charge !== charge) throw new Refusal(422, 'key_reused', 'This key belongs to another refund.');
+    if (refund === undefined) throw new ServiceError(422, 'already_refunded', `${charge} is refunded already.`);
+    if (refund.charge !== charge) throw new ServiceError(422, 'key_reused', 'This key belongs to another refund.');
     return reply.code(refund.id === id ? 201 : 200).send(refund);
   });
 
   app.get('/charges/:id', async (request) => {
     const { id } = byId.parse(request.params);
-    const charge = (await journal.now()).charges.get(id);
-    if (charge === undefined) throw new Refusal(404, 'no_such_charge', `There is no charge ${id}.`);
-    return shown(charge);
+    const charge = (await journal.readState()).charges.get(id);
+    if (charge === undefined) throw new ServiceError(404, 'no_such_charge', `There is no charge ${id}.`);
+    return toPublicCharge(charge);
   });
 
   app.get('/charges', async (request) => {
     const { card, order } = chargeFilter.parse(request.query);
-    const charges = [...(await journal.now()).charges.values()].filter(
+    const charges = [...(await journal.readState()).charges.values()].filter(
       ({ asked }) => (card ?? asked.card) === asked.card && (order ?? asked.order) === asked.order,
     );
-    return { charges: charges.map(shown) };
+    return { charges: charges.map(toPublicCharge) };
   });
 }
 
-function keyOf(request: FastifyRequest): string {
+function requireIdempotencyKey(request: FastifyRequest): string {
   const key = request.headers['idempotency-key'];
   if (typeof key !== 'string' || key === '') {
-    throw new Refusal(400, 'key_missing', 'Money moves only under an Idempotency-Key.');
+    throw new ServiceError(400, 'key_missing', 'Money moves only under an Idempotency-Key.');
   }
   return key;
 }
 
 /** A provider tells the last four of a card, never the card. */
-function shown({ id, asked: { card, ...asked }, refunded }: Charge): object {
+function toPublicCharge({ id, asked: { card, ...asked }, refunded }: Charge): object {
   return { id, ...asked, last4: card.slice(-4), refunded };
 }

@@ -1,12 +1,12 @@
 import { createHash, timingSafeEqual } from 'node:crypto';
 import type { FastifyInstance } from 'fastify';
 import { ZodError } from 'zod';
-import { Refusal } from './answers.ts';
-import { files } from './files.ts';
-import { Journal } from './journal.ts';
-import { mail } from './mail.ts';
-import { payments } from './payments.ts';
-import { tickets } from './tickets.ts';
+import { ServiceError } from './answers.ts';
+import { registerFiles } from './files.ts';
+import { EffectJournal } from './journal.ts';
+import { registerMail } from './mail.ts';
+import { registerPayments } from './payments.ts';
+import { registerTickets } from './tickets.ts';
 
 /**
  * The demo upstream: payments, tickets, files and mail, somebody else's services as far as the gateway knows. They share
@@ -19,48 +19,55 @@ import { tickets } from './tickets.ts';
  *
  * `GET /effects` counts what really happened.
  */
-export async function demoServices(
+export async function registerDemoServices(
   app: FastifyInstance,
   options: { readonly stateFile: string; readonly token: string },
 ): Promise<void> {
-  const journal = await Journal.open(options.stateFile);
-  standAlone(app);
-  const isBearer = bearerCheck(options.token);
+  const journal = await EffectJournal.open(options.stateFile);
+  isolateHandlers(app);
+  const isBearer = buildBearerCheck(options.token);
   app.addHook('onRequest', async (request) => {
     if (!isBearer(request.headers.authorization)) {
-      throw new Refusal(401, 'unauthenticated', 'These services want the credential that only the gateway has.');
+      throw new ServiceError(401, 'unauthenticated', 'These services want the credential that only the gateway has.');
     }
   });
-  app.get('/effects', async () => (await journal.now()).effects());
-  for (const [prefix, service] of Object.entries({ payments, tickets, files, mail })) {
+  app.get('/effects', async () => (await journal.readState()).copyEffectCounts());
+  for (const [prefix, service] of Object.entries({
+    payments: registerPayments,
+    tickets: registerTickets,
+    files: registerFiles,
+    mail: registerMail,
+  })) {
     app.register(async (scope) => service(scope, journal), { prefix: `/${prefix}` });
   }
 }
 
 /** Mounted in the gateway's process, but with its own way to read a body and to say no. */
-function standAlone(app: FastifyInstance): void {
+function isolateHandlers(app: FastifyInstance): void {
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'string' }, app.getDefaultJsonParser('error', 'error'));
-  app.setNotFoundHandler((_request, reply) => reply.code(404).send(problem('not_found', 'There is nothing here.')));
+  app.setNotFoundHandler((_request, reply) =>
+    reply.code(404).send(buildErrorBody('not_found', 'There is nothing here.')),
+  );
   app.setErrorHandler((error: Error & { statusCode?: number }, request, reply) => {
-    if (error instanceof Refusal) return reply.code(error.status).send(problem(error.code, error.message));
+    if (error instanceof ServiceError) return reply.code(error.status).send(buildErrorBody(error.code, error.message));
     if (error instanceof ZodError) {
       const faults = error.issues.map(({ path, message }) => `${path.join('.') || 'body'}: ${message}`);
-      return reply.code(422).send(problem('invalid', faults.join('; ')));
+      return reply.code(422).send(buildErrorBody('invalid', faults.join('; ')));
     }
     if (error.statusCode !== undefined && error.statusCode < 500) {
-      return reply.code(error.statusCode).send(problem('bad_request', error.message));
+      return reply.code(error.statusCode).send(buildErrorBody('bad_request', error.message));
     }
     request.log.error(error);
-    return reply.code(500).send(problem('internal', 'The demo service failed.'));
+    return reply.code(500).send(buildErrorBody('internal', 'The demo service failed.'));
   });
 }
 
-function problem(code: string, message: string): object {
+function buildErrorBody(code: string, message: string): object {
   return { error: { code, message } };
 }
 
-function bearerCheck(token: string): (header: string | undefined) => boolean {
+function buildBearerCheck(token: string): (header: string | undefined) => boolean {
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest();
   const expected = digest(`Bearer ${token}`);
   return (header) => timingSafeEqual(digest(header ?? ''), expected);

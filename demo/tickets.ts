@@ -1,25 +1,25 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { loseAnswer, newId, Refusal } from './answers.ts';
-import type { Journal } from './journal.ts';
+import { dropAnswer, newId, ServiceError } from './answers.ts';
+import type { EffectJournal } from './journal.ts';
 
 const ticketBody = z.object({ title: z.string().min(1), body: z.string().optional(), reference: z.string().min(1) });
 const ticketFilter = z.object({ reference: z.string().optional() });
 const byId = z.object({ id: z.string() });
 
 /** A tracker that opens a ticket each time it is asked to, but whose tickets can be found by their reference. */
-export function tickets(app: FastifyInstance, journal: Journal): void {
+export function registerTickets(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/', async (request, reply) => {
     const asked = ticketBody.parse(request.body);
     const id = newId('tk');
     const world = await journal.record(() => ({ did: 'open_ticket', id, asked }));
-    if (asked.title === 'lost answer') return loseAnswer(request, reply);
+    if (asked.title === 'lost answer') return dropAnswer(request, reply);
     return reply.code(201).send(world.tickets.get(id));
   });
 
   app.get('/', async (request) => {
     const { reference } = ticketFilter.parse(request.query);
-    const all = [...(await journal.now()).tickets.values()];
+    const all = [...(await journal.readState()).tickets.values()];
     return { tickets: all.filter((ticket) => (reference ?? ticket.reference) === ticket.reference) };
   });
 
@@ -27,7 +27,7 @@ export function tickets(app: FastifyInstance, journal: Journal): void {
     const { id } = byId.parse(request.params);
     const world = await journal.record((before) => {
       const ticket = before.tickets.get(id);
-      if (ticket === undefined) throw new Refusal(404, 'no_such_ticket', `There is no ticket ${id}.`);
+      if (ticket === undefined) throw new ServiceError(404, 'no_such_ticket', `There is no ticket ${id}.`);
       return ticket.state === 'closed' ? undefined : { did: 'close_ticket', id };
     });
     return world.tickets.get(id);

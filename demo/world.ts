@@ -1,8 +1,8 @@
 /** One thing that happened, one line of the journal. */
-export type Entry =
-  | { readonly did: 'charge'; readonly id: string; readonly key: string; readonly asked: ChargeWish }
+export type EffectEntry =
+  | { readonly did: 'charge'; readonly id: string; readonly key: string; readonly asked: ChargeInput }
   | { readonly did: 'refund'; readonly id: string; readonly key: string; readonly charge: string }
-  | { readonly did: 'open_ticket'; readonly id: string; readonly asked: TicketWish }
+  | { readonly did: 'open_ticket'; readonly id: string; readonly asked: TicketInput }
   | { readonly did: 'close_ticket'; readonly id: string }
   | { readonly did: 'put_file'; readonly name: string; readonly content: string }
   | { readonly did: 'delete_file'; readonly name: string }
@@ -10,14 +10,14 @@ export type Entry =
   | { readonly did: 'restore_file'; readonly name: string; readonly content: string | null }
   | { readonly did: 'send_mail'; readonly id: string; readonly to: string; readonly subject: string };
 
-export interface ChargeWish {
+export interface ChargeInput {
   readonly amount: number;
   readonly currency: string;
   readonly card: string;
   readonly order?: string | undefined;
 }
 
-export interface TicketWish {
+export interface TicketInput {
   readonly title: string;
   readonly body?: string | undefined;
   readonly reference: string;
@@ -25,7 +25,7 @@ export interface TicketWish {
 
 export interface Charge {
   readonly id: string;
-  readonly asked: ChargeWish;
+  readonly asked: ChargeInput;
   refunded: boolean;
 }
 
@@ -35,7 +35,7 @@ export interface Refund {
   readonly amount: number;
 }
 
-export interface Ticket extends TicketWish {
+export interface Ticket extends TicketInput {
   readonly id: string;
   state: 'open' | 'closed';
 }
@@ -44,7 +44,7 @@ export interface Ticket extends TicketWish {
  * Everything that is true in the demo services, as the journal's lines tell it in their order. Of two lines that two
  * processes wrote at once for one key, the first is the effect and the second never was one.
  */
-export class World {
+export class ServiceState {
   readonly charges = new Map<string, Charge>();
   readonly chargeOfKey = new Map<string, Charge>();
   readonly refundOfKey = new Map<string, Refund>();
@@ -58,11 +58,11 @@ export class World {
   };
 
   /** How often something really happened: the number every promise of the gateway is measured by. */
-  effects(): object {
+  copyEffectCounts(): object {
     return structuredClone(this.#counts);
   }
 
-  apply(entry: Entry): void {
+  apply(entry: EffectEntry): void {
     switch (entry.did) {
       case 'charge':
         this.#charge(entry);
@@ -95,7 +95,7 @@ export class World {
     }
   }
 
-  #charge({ id, key, asked }: Extract<Entry, { did: 'charge' }>): void {
+  #charge({ id, key, asked }: Extract<EffectEntry, { did: 'charge' }>): void {
     if (this.chargeOfKey.has(key)) return;
     const charge: Charge = { id, asked, refunded: false };
     this.charges.set(id, charge);
@@ -103,7 +103,7 @@ export class World {
     this.#counts.payments.charges += 1;
   }
 
-  #refund({ id, key, charge: of }: Extract<Entry, { did: 'refund' }>): void {
+  #refund({ id, key, charge: of }: Extract<EffectEntry, { did: 'refund' }>): void {
     const charge = this.charges.get(of);
     if (charge === undefined || charge.refunded) return;
     charge.refunded = true;

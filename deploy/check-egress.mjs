@@ -1,6 +1,6 @@
-// Tries to connect to each host:port it is given, and says which of them can be reached. Run it where an agent runs:
+// Tries to connect to each given host:port and prints which can be reached. Run it where the agent runs:
 //   node --input-type=module - example.com:443 1.1.1.1:443 < check-egress.mjs
-// Exit code 0: none could be reached, as it should be. 1: there is a way out. 2: wrong usage.
+// Exit code 0: none can be reached, as it should be. 1: at least one can be reached. 2: wrong usage.
 import { connect } from 'node:net';
 
 const places = process.argv.slice(2).map((text) => /^\[?([^\]]+?)\]?:(\d+)$/.exec(text));

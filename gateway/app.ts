@@ -1,8 +1,8 @@
 import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import type { Logger } from 'pino';
-import { demoServices } from '../demo/services.ts';
+import { registerDemoServices } from '../demo/services.ts';
 import { type ErrorCode, GatewayError, LedgerError } from './domain/errors.ts';
-import type { Flow } from './flow/call-tool.ts';
+import type { Services } from './flow/calls/execute-call.ts';
 import { adminRoutes } from './http/admin-routes.ts';
 import { auditRoutes } from './http/audit-routes.ts';
 import { authorityRoutes, type PolicyControl } from './http/authority-routes.ts';
@@ -11,10 +11,6 @@ import { type ConsoleFile, consoleRoutes } from './http/console-routes.ts';
 import { asGatewayError, sendProblem } from './http/encode.ts';
 import { eraseRoutes } from './http/erase-routes.ts';
 import { eventRoutes } from './http/event-routes.ts';
-import { type DoorLimits, frontDoor, type TokenCheck } from './http/front-door.ts';
-import { gatherBodies } from './http/gather-body.ts';
-import { hearOut } from './http/hear-out.ts';
-import { Inflight } from './http/inflight.ts';
 import { pinRoutes } from './http/pin-routes.ts';
 import { proxyRoutes } from './http/proxy-routes.ts';
 import { type Health, type MetricsPage, publicRoutes } from './http/public-routes.ts';
@@ -23,12 +19,16 @@ import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { statsRoutes } from './http/stats-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
-import { Unreadable } from './http/unreadable.ts';
-import { closeUnused } from './http/unused-connections.ts';
+import { drainBody } from './http/transport/drain-body.ts';
+import { type DoorLimits, frontDoor, type TokenCheck } from './http/transport/front-door.ts';
+import { gatherBodies } from './http/transport/gather-body.ts';
+import { Inflight } from './http/transport/inflight.ts';
+import { Unreadable } from './http/transport/unreadable.ts';
+import { closeUnused } from './http/transport/unused-connections.ts';
 import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
 
 export interface AppOptions {
-  readonly flow: Flow;
+  readonly flow: Services;
   readonly health: Health;
   readonly control: PolicyControl;
   readonly tokens: TokenCheck;
@@ -80,11 +80,11 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   app.removeAllContentTypeParsers();
 
   unreadable.watch(app.server);
-  hearOut(app.server);
+  drainBody(app.server);
   closeUnused(app);
   if (options.demo !== undefined) {
     const demo = options.demo;
-    await app.register((scope) => demoServices(scope, demo), { prefix: '/demo' });
+    await app.register((scope) => registerDemoServices(scope, demo), { prefix: '/demo' });
   }
   await app.register(async (scope) => consoleRoutes(scope, options.console));
   await app.register((scope) => gatewayRoutes(scope, options));
@@ -100,7 +100,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   inflight.share(app);
   // A connection that is kept alive would keep a process that is about to end waiting for it.
   app.addHook('onSend', (_request, reply, _payload, done) => {
-    if (options.flow.dispatch.stopping.gone) reply.header('connection', 'close');
+    if (options.flow.dispatch.shutdownToken.gone) reply.header('connection', 'close');
     done();
   });
   publicRoutes(app, options.flow, options.health, options.metrics, options.version);

@@ -1,8 +1,8 @@
 import { readFile } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { z } from 'zod';
-import { NoteError, NoteKey, NoteVerifier } from './domain/signed-note.ts';
-import type { Report, Source } from './policy/faults.ts';
+import { NoteError, NoteSigner, NoteVerifier } from './domain/audit/signed-note.ts';
+import type { Diagnostics, SourceFile } from './policy/faults.ts';
 
 /** The tamper-evident log: what signs it, and who keeps its newest checkpoint beside the data directory. */
 export interface AuditConfig {
@@ -32,11 +32,11 @@ type Place = ReadonlyArray<string | number>;
 export async function auditOf(
   audit: z.infer<typeof auditSchema> | undefined,
   cwd: string,
-  source: Source,
-  report: Report,
+  source: SourceFile,
+  report: Diagnostics,
 ): Promise<AuditConfig> {
   if (audit === undefined) return NO_AUDIT_CONFIG;
-  const fault = (path: Place, message: string) => report.fault({ source, path: ['audit', ...path] }, message);
+  const fault = (path: Place, message: string) => report.addError({ source, path: ['audit', ...path] }, message);
   const key = audit.key === undefined ? undefined : resolve(cwd, audit.key);
   if (key !== undefined) {
     const wrong = await faultOfKey(key);
@@ -57,7 +57,7 @@ export async function auditOf(
 /** Nothing of what the file holds is shown. */
 async function faultOfKey(file: string): Promise<string | undefined> {
   try {
-    NoteKey.fromPem('any', await readFile(file, 'utf8'));
+    NoteSigner.fromPem('any', await readFile(file, 'utf8'));
     return undefined;
   } catch (error) {
     if (error instanceof NoteError)

@@ -4,16 +4,16 @@ import { availableParallelism } from 'node:os';
 import { resolve } from 'node:path';
 import { z } from 'zod';
 import { type AuditConfig, auditOf, auditSchema, NO_AUDIT_CONFIG } from './audit-config.ts';
-import { milliseconds } from './domain/duration.ts';
+import { parseDurationMs } from './domain/duration.ts';
 import type { Rate } from './domain/policy.ts';
-import { formatFault, Report, type Source } from './policy/faults.ts';
-import { reportIssues } from './policy/issues.ts';
-import { loadPolicies } from './policy/load.ts';
-import { parseSource } from './policy/read.ts';
-import { rate, rateOf } from './policy/schema.ts';
-import { resolveSecrets } from './policy/secrets.ts';
+import { Diagnostics, formatDiagnostic, type SourceFile } from './policy/faults.ts';
+import { loadPolicies } from './policy/load-policies.ts';
+import { parseRate, rateSchema } from './policy/policy-file-schema.ts';
+import { parsePolicyFile } from './policy/read-policy-files.ts';
+import { resolveSecrets } from './policy/resolve-secrets.ts';
+import { reportZodIssues } from './policy/zod-issues.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
-import { type TelemetryConfig, telemetryOf, telemetrySchema } from './telemetry-config.ts';
+import { type TelemetryConfig, telemetryOf, telemetrySchema } from './telemetry/telemetry-config.ts';
 
 /** The process: where it listens, where its ledger and policies are. The only reader of the environment. */
 export interface Config {
@@ -80,8 +80,8 @@ const fileSchema = z.strictObject({
       body: z.int().min(1).max(67_108_864).optional(),
       inflight: z.int().min(1).max(100_000).optional(),
       pendingApprovals: z.int().min(0).max(100_000).optional(),
-      perAgent: rate.optional(),
-      perAddress: rate.optional(),
+      perAgent: rateSchema.optional(),
+      perAddress: rateSchema.optional(),
     })
     .optional(),
   approvals: z
@@ -129,15 +129,15 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     policiesDir: resolve(cwd, policies),
     dataDir,
     retention: {
-      payloadsMs: milliseconds(file.retention?.payloads ?? '30d'),
-      keysMs: keys === undefined || keys === 'forever' ? null : milliseconds(keys),
+      payloadsMs: parseDurationMs(file.retention?.payloads ?? '30d'),
+      keysMs: keys === undefined || keys === 'forever' ? null : parseDurationMs(keys),
     },
     limits: {
       bodyBytes: file.limits?.body ?? 1_048_576,
       inflight: file.limits?.inflight ?? 2_000,
       pendingApprovals: file.limits?.pendingApprovals ?? 100,
-      perAgent: rateOf(file.limits?.perAgent ?? '20000/s'),
-      perAddress: rateOf(file.limits?.perAddress ?? '100/s'),
+      perAgent: parseRate(file.limits?.perAgent ?? '20000/s'),
+      perAddress: parseRate(file.limits?.perAddress ?? '100/s'),
     },
     webhook,
     telemetry: telemetryOf(env, file.telemetry),
@@ -158,7 +158,7 @@ async function faultsBelow(dir: string, env: NodeJS.ProcessEnv): Promise<string[
     () => false,
   );
   const loaded = isThere ? await loadPolicies({ dir, env }) : undefined;
-  return loaded?.ok === false ? loaded.faults.map(formatFault) : [];
+  return loaded?.ok === false ? loaded.faults.map(formatDiagnostic) : [];
 }
 
 /**
@@ -210,22 +210,22 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
       faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
     return nothing;
   }
-  const parsed = parseSource({ name: file, file, bytes });
+  const parsed = parsePolicyFile({ name: file, file, bytes });
   if ('faults' in parsed) {
-    faults.push(...parsed.faults.map(formatFault));
+    faults.push(...parsed.faults.map(formatDiagnostic));
     return nothing;
   }
   const value = parsed.source.value ?? {};
   const checked = fileSchema.safeParse(value);
-  const report = new Report();
+  const report = new Diagnostics();
   if (checked.success) {
     const webhook = webhookOf(checked.data, env, parsed.source, report);
     const audit = await auditOf(checked.data.audit, cwd, parsed.source, report);
-    faults.push(...report.faults.map(formatFault));
+    faults.push(...report.faults.map(formatDiagnostic));
     return { file: checked.data, webhook, audit };
   }
-  reportIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
-  faults.push(...report.faults.map(formatFault));
+  reportZodIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
+  faults.push(...report.faults.map(formatDiagnostic));
   const { policies } = value as { policies?: unknown };
   return typeof policies === 'string' ? { ...nothing, file: { policies } } : nothing;
 }
@@ -234,23 +234,23 @@ async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: strin
 function webhookOf(
   { approvals }: ConfigFile,
   env: NodeJS.ProcessEnv,
-  source: Source,
-  report: Report,
+  source: SourceFile,
+  report: Diagnostics,
 ): Webhook | undefined {
   const webhook = approvals?.webhook;
   if (webhook === undefined) return undefined;
   const at = (key: string) => ({ source, path: ['approvals', 'webhook', key] });
   const resolve = (key: 'url' | 'secret') =>
     resolveSecrets(webhook[key], env, { file: key === 'secret' }, (message, offset) =>
-      report.fault(at(key), message, offset),
+      report.addError(at(key), message, offset),
     ).text;
   const [url, secret, allowPrivate] = [resolve('url'), resolve('secret'), webhook.allowPrivate ?? false];
   if (report.faults.length > 0) return undefined;
   const protocol = URL.canParse(url) ? new URL(url).protocol : '';
   if (protocol !== 'https:' && !(protocol === 'http:' && allowPrivate))
-    report.fault(at('url'), 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)');
+    report.addError(at('url'), 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)');
   if (secret.length < LEAST_SECRET)
-    report.fault(at('secret'), `is shorter than ${LEAST_SECRET} characters: whoever guesses it can forge notices`);
+    report.addError(at('secret'), `is shorter than ${LEAST_SECRET} characters: whoever guesses it can forge notices`);
   return { url, secret, allowPrivate };
 }
 

@@ -1,63 +1,63 @@
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { CheckpointFiles } from '../adapters/checkpoint-files.ts';
-import { Registry } from '../adapters/registry.ts';
-import { Witness } from '../adapters/witness.ts';
+import { AdapterRegistry } from '../adapters/registry.ts';
+import { WitnessClient } from '../adapters/witness-client.ts';
 import type { Config } from './config.ts';
-import { NoteKey } from './domain/signed-note.ts';
-import type { Watch } from './domain/watch.ts';
-import type { Flow } from './flow/call-tool.ts';
-import { Claims } from './flow/claims.ts';
-import { Dispatch } from './flow/dispatch.ts';
-import { KnownTaints } from './flow/exposure.ts';
-import { Finals } from './flow/finals.ts';
-import { Imports } from './flow/imports.ts';
-import { LogWatch } from './flow/log-watch.ts';
-import { Recovery } from './flow/recover.ts';
-import { Rollbacks } from './flow/roll-back.ts';
-import { Sequencer } from './flow/sequence.ts';
-import { POINTS, type Point, type Station } from './flow/station.ts';
-import { Calls } from './ledger/calls.ts';
-import { handOver } from './ledger/custody.ts';
+import { NoteSigner } from './domain/audit/signed-note.ts';
+import type { Telemetry } from './domain/telemetry.ts';
+import { Dispatch } from './flow/attempts/dispatch.ts';
+import { Recovery } from './flow/attempts/recover.ts';
+import { LogMonitor } from './flow/audit/log-monitor.ts';
+import { Sequencer } from './flow/audit/sequencer.ts';
+import { Claims } from './flow/calls/claims.ts';
+import type { Services } from './flow/calls/execute-call.ts';
+import { ReplayCache } from './flow/calls/replay-cache.ts';
+import { type Context, KILL_POINTS, type KillPoint } from './flow/context.ts';
+import { TaintCache } from './flow/controls/taint.ts';
+import { McpImports } from './flow/mcp/imports.ts';
+import { RollbackWorker } from './flow/sagas/rollback.ts';
+import { deleteOldNotices } from './ledger/approvals/notice-outbox.ts';
+import { handOverCalls } from './ledger/calls/call-ownership.ts';
+import { CallStore } from './ledger/calls/calls.ts';
+import { HistoryReader } from './ledger/calls/history.ts';
+import { dropTombstones, eraseExpiredPayloads, eraseRunCheckpoints } from './ledger/calls/retention.ts';
+import { ControlFlags } from './ledger/controls/control-flags.ts';
 import { Database } from './ledger/db.ts';
-import { deploymentId } from './ledger/deployment.ts';
-import { Pasts } from './ledger/history.ts';
-import { forgetNotices } from './ledger/notices.ts';
-import { forgetEndedProcesses, Lease } from './ledger/processes.ts';
-import { dropTombstones, erasePayloads, forgetCheckpoints } from './ledger/retention.ts';
-import { Switches } from './ledger/switches.ts';
-import { Undos } from './ledger/undos.ts';
-import type { PolicyKeeper } from './policy-keeper.ts';
+import { ensureDeploymentId } from './ledger/deployment.ts';
+import { deleteEndedProcesses, Lease } from './ledger/process-lease.ts';
+import { UndoStore } from './ledger/sagas/undos.ts';
+import type { PolicyStore } from './policy-keeper.ts';
 
 export interface EngineOptions {
   readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'webhook' | 'dieAt' | 'dataDir' | 'audit'>;
   readonly url: string;
-  readonly policies: PolicyKeeper;
+  readonly policies: PolicyStore;
   readonly sealingKey: Buffer;
   /** The key that signs the log, as PEM. */
   readonly auditKey: string;
   readonly log: Logger;
-  readonly watch: Watch;
+  readonly watch: Telemetry;
   /** Told of each commit of claims and outcomes: how many, and how many wait. */
   readonly onBatch: (size: number, waiting: number) => void;
 }
 
 /** Ledger, adapters and flow, wired: everything of a gateway but its front doors. */
 export class Engine {
-  readonly flow: Flow;
+  readonly flow: Services;
   readonly #recovery: Recovery;
-  readonly #rollbacks: Rollbacks;
+  readonly #rollbacks: RollbackWorker;
   readonly #sequencer: Sequencer;
-  readonly #station: Station;
+  readonly #station: Context;
   readonly #sweeper: NodeJS.Timeout;
 
-  private constructor(station: Station, key: NoteKey, sweeper: NodeJS.Timeout) {
+  private constructor(station: Context, key: NoteSigner, sweeper: NodeJS.Timeout) {
     this.#station = station;
     this.#sweeper = sweeper;
     const dispatch = new Dispatch(station);
     const claims = new Claims(station, dispatch);
     this.#recovery = new Recovery(station, dispatch, claims);
-    this.#rollbacks = new Rollbacks(station, dispatch, claims);
+    this.#rollbacks = new RollbackWorker(station, dispatch, claims);
     this.#sequencer = new Sequencer(station, key, station.logWatch);
     this.flow = {
       station,
@@ -75,33 +75,33 @@ export class Engine {
     try {
       const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
       await lease.start();
-      const switches = new Switches(db, lease, (error) =>
+      const switches = new ControlFlags(db, lease, (error) =>
         log.warn({ err: String(error) }, 'the switches could not be read'),
       );
-      const adapters = new Registry((upstream) => switches.get(`breaker:${upstream}`) !== undefined, sealingKey);
-      switches.onClosed((upstream) => adapters.reset(upstream));
-      const finals = new Finals(config.retention.payloadsMs);
-      switches.onNews(() => finals.clear());
+      const adapters = new AdapterRegistry((upstream) => switches.get(`breaker:${upstream}`) !== undefined, sealingKey);
+      switches.onBreakerClosed((upstream) => adapters.resetBreaker(upstream));
+      const finals = new ReplayCache(config.retention.payloadsMs);
+      switches.onChange(() => finals.clear());
       await switches.start();
-      adapters.use(policies.current);
-      const imports = new Imports({ db, adapters, log }, policies.current);
+      adapters.applyPolicies(policies.current);
+      const imports = new McpImports({ db, adapters, log }, policies.current);
       policies.onChange((changed) => {
-        adapters.use(changed);
-        imports.use(changed);
+        adapters.applyPolicies(changed);
+        imports.replaceBase(changed);
       });
       await imports.start();
-      const deployment = await deploymentId(db);
-      const key = NoteKey.fromPem(`oncegate/${deployment}`, auditKey);
-      const station: Station = {
+      const deployment = await ensureDeploymentId(db);
+      const key = NoteSigner.fromPem(`oncegate/${deployment}`, auditKey);
+      const station: Context = {
         db,
-        calls: new Calls(db, onBatch),
-        undos: new Undos(db),
+        calls: new CallStore(db, onBatch),
+        undos: new UndoStore(db),
         finals,
-        pasts: new Pasts(db),
-        taints: new KnownTaints(),
+        pasts: new HistoryReader(db),
+        taints: new TaintCache(),
         lease,
         switches,
-        logWatch: new LogWatch({ db, lease, key, ...anchorsOf(config), log }),
+        logWatch: new LogMonitor({ db, lease, key, ...anchorsOf(config), log }),
         adapters,
         policies: () => imports.current,
         imports,
@@ -113,8 +113,8 @@ export class Engine {
         reach: deathAt(config.dieAt),
       };
       // Before anything could be sent: whether this is the database it was.
-      await station.logWatch.look();
-      await station.logWatch.show();
+      await station.logWatch.verify();
+      await station.logWatch.requestCosignatures();
       return new Engine(station, key, sweep(db, config, log));
     } catch (error) {
       await db.close();
@@ -136,9 +136,9 @@ export class Engine {
     const { db, lease, switches, logWatch } = this.#station;
     try {
       await db.run({ name: 'ping', text: 'select 1', values: [] });
-      const doubt = logWatch.doubt();
+      const doubt = logWatch.findFault();
       return [
-        ...(switches.inForce(lease.id) ? [] : ['the lease on the ledger is being taken anew']),
+        ...(switches.canSend(lease.id) ? [] : ['the lease on the ledger is being taken anew']),
         ...(doubt === undefined ? [] : [doubt]),
       ];
     } catch (error) {
@@ -148,7 +148,7 @@ export class Engine {
 
   /** The end is near: nobody waits any longer for what this process will not finish. */
   letGo(): void {
-    this.flow.dispatch.letGo();
+    this.flow.dispatch.beginShutdown();
   }
 
   /** In-flight calls are settled; what waits for its next attempt is handed to others; then everything is let go. */
@@ -163,7 +163,7 @@ export class Engine {
     await this.#station.switches.stop();
     await this.#sequencer.stop();
     try {
-      await handOver(db, lease.id);
+      await handOverCalls(db, lease.id);
       await lease.end();
     } catch (error) {
       log.warn({ err: String(error) }, 'the ledger could not be told of the end; others wait for the lease');
@@ -178,7 +178,7 @@ function anchorsOf({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
   const directories = [join(dataDir, 'checkpoints'), ...audit.directories];
   return {
     files: directories.map((directory) => new CheckpointFiles(directory)),
-    witnesses: audit.witnesses.map((witness) => new Witness(witness)),
+    witnesses: audit.witnesses.map((witness) => new WitnessClient(witness)),
   };
 }
 
@@ -193,11 +193,11 @@ function sweep(
     if (running) return;
     running = true;
     try {
-      while ((await erasePayloads(db, retention.payloadsMs)) >= 500);
-      await forgetCheckpoints(db, retention.payloadsMs);
+      while ((await eraseExpiredPayloads(db, retention.payloadsMs)) >= 500);
+      await eraseRunCheckpoints(db, retention.payloadsMs);
       if (retention.keysMs !== null) while ((await dropTombstones(db, retention.keysMs)) >= 500);
-      while ((await forgetNotices(db, retention.payloadsMs, webhook === undefined)) >= 500);
-      await forgetEndedProcesses(db);
+      while ((await deleteOldNotices(db, retention.payloadsMs, webhook === undefined)) >= 500);
+      await deleteEndedProcesses(db);
     } catch (error) {
       log.warn({ err: String(error) }, 'the retention sweep will try again');
     } finally {
@@ -209,11 +209,11 @@ function sweep(
 }
 
 /** `sending:2` kills this process the second time a call reaches that point. Only the fault tests ask for it. */
-function deathAt(dieAt: string | undefined): (point: Point) => void {
+function deathAt(dieAt: string | undefined): (point: KillPoint) => void {
   if (dieAt === undefined) return () => {};
   const [name, nth = '1'] = dieAt.split(':');
-  if (!(POINTS as readonly string[]).includes(name ?? ''))
-    throw new Error(`ONCEGATE_DIE_AT: ${name} is not one of ${POINTS.join(', ')}`);
+  if (!(KILL_POINTS as readonly string[]).includes(name ?? ''))
+    throw new Error(`ONCEGATE_DIE_AT: ${name} is not one of ${KILL_POINTS.join(', ')}`);
   let left = Number(nth);
   return (point) => {
     if (point !== name) return;

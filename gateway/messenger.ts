@@ -1,10 +1,10 @@
 import type { Logger } from 'pino';
-import { runErrand } from '../adapters/errand.ts';
+import { sendOutboundRequest } from '../adapters/http/outbound-request.ts';
 import type { Webhook } from './config.ts';
 import type { JsonObject } from './domain/json.ts';
-import { signatureOf } from './domain/signature.ts';
+import { signBody } from './domain/webhook-signature.ts';
+import { claimNotices, deleteNotice, type Notice, postponeNotice } from './ledger/approvals/notice-outbox.ts';
 import type { Database } from './ledger/db.ts';
-import { dropNotice, type Notice, putOffNotice, takeNotices } from './ledger/notices.ts';
 
 const LOOK_EVERY_MS = 500;
 const AT_ONCE = 16;
@@ -19,7 +19,7 @@ const MOST_ANSWER_BYTES = 65_536;
  * Tells the webhook what waits for people and what became of it: at least once, in no promised order, each notice with a
  * delivery id that stays the same however often it is sent. Any answer but 2xx, and none, means again later.
  */
-export class Messenger {
+export class ApprovalNotifier {
   readonly #db: Database;
   readonly #webhook: Webhook;
   readonly #log: Logger;
@@ -50,22 +50,22 @@ export class Messenger {
   async #deliverDue(): Promise<void> {
     let taken: readonly Notice[];
     do {
-      taken = await takeNotices(this.#db, AT_ONCE, CLAIM_MS);
+      taken = await claimNotices(this.#db, AT_ONCE, CLAIM_MS);
       await Promise.all(taken.map((notice) => this.#deliver(notice)));
     } while (taken.length === AT_ONCE && !this.#stopped);
   }
 
   async #deliver(notice: Notice): Promise<void> {
     const failure = await send(this.#webhook, notice);
-    if (failure === undefined) return dropNotice(this.#db, notice.id);
+    if (failure === undefined) return deleteNotice(this.#db, notice.id);
     const { id, kind, tries } = notice;
     const about = { delivery: id, txn: notice.body.txn, kind, tries, failure };
     if (Date.now() - notice.createdAt.getTime() > GIVE_UP_MS) {
       this.#log.error(about, 'the approvals webhook did not take a notice for 24 h: it is given up');
-      return dropNotice(this.#db, id);
+      return deleteNotice(this.#db, id);
     }
     this.#log.warn(about, 'the approvals webhook did not take a notice; it will be sent again');
-    await putOffNotice(this.#db, notice, delayAfter(tries));
+    await postponeNotice(this.#db, notice, delayAfter(tries));
   }
 }
 
@@ -77,14 +77,14 @@ function delayAfter(tries: number): number {
 async function send({ url, secret, allowPrivate }: Webhook, notice: Notice): Promise<string | undefined> {
   const body = noticeText(notice);
   try {
-    const { status } = await runErrand({
+    const { status } = await sendOutboundRequest({
       url,
       method: 'POST',
       headers: {
         'content-type': 'application/json',
         'user-agent': 'oncegate',
         'oncegate-delivery': notice.id,
-        'oncegate-signature': signatureOf(secret, body),
+        'oncegate-signature': signBody(secret, body),
       },
       body,
       allowPrivate,

@@ -1,11 +1,11 @@
 import type { Logger } from 'pino';
 import { ConfigError } from './config.ts';
 import type { Policies } from './domain/policy.ts';
-import { formatFault, type Loaded } from './policy/load.ts';
-import { type PolicyWatch, watchPolicies } from './policy/watch.ts';
+import { formatFault, type LoadResult } from './policy/load-policies.ts';
+import { type PolicyWatcher, watchPolicies } from './policy/watch-policies.ts';
 
 /** What came of reading the policies again. */
-export interface Reading {
+export interface PolicyLoadResult {
   /** The version in force afterwards. */
   readonly version: string;
   /** Why what is on disk was refused; empty when it is in force. */
@@ -15,11 +15,11 @@ export interface Reading {
 }
 
 /** The policies in force. A change on disk replaces them whole; a bad one leaves the old in force and is loud. */
-export class PolicyKeeper {
+export class PolicyStore {
   readonly #log: Logger;
   readonly #listeners: ((policies: Policies) => void)[] = [];
-  readonly #readers: ((reading: Reading) => void)[] = [];
-  #watch: PolicyWatch | undefined;
+  readonly #readers: ((reading: PolicyLoadResult) => void)[] = [];
+  #watch: PolicyWatcher | undefined;
   #current: Policies;
   #faults: readonly string[] = [];
 
@@ -28,8 +28,8 @@ export class PolicyKeeper {
     this.#log = log;
   }
 
-  static async start(dir: string, env: NodeJS.ProcessEnv, log: Logger): Promise<PolicyKeeper> {
-    let keeper: PolicyKeeper | undefined;
+  static async start(dir: string, env: NodeJS.ProcessEnv, log: Logger): Promise<PolicyStore> {
+    let keeper: PolicyStore | undefined;
     const watch = watchPolicies({ dir, env, onChange: (loaded, askedBy) => keeper?.apply(loaded, askedBy) });
     const loaded = await watch.reload();
     if (!loaded.ok) {
@@ -37,7 +37,7 @@ export class PolicyKeeper {
       throw new ConfigError(loaded.faults.map(formatFault));
     }
     for (const warning of loaded.warnings) log.warn(formatFault(warning));
-    keeper = new PolicyKeeper(loaded.policies, log);
+    keeper = new PolicyStore(loaded.policies, log);
     keeper.#watch = watch;
     return keeper;
   }
@@ -55,7 +55,7 @@ export class PolicyKeeper {
   }
 
   /** Hears of every reading, good or refused. */
-  onReading(listener: (reading: Reading) => void): void {
+  onReading(listener: (reading: PolicyLoadResult) => void): void {
     this.#readers.push(listener);
   }
 
@@ -74,7 +74,7 @@ export class PolicyKeeper {
     return this.#faults;
   }
 
-  apply(loaded: Loaded, askedBy = 'file change'): void {
+  apply(loaded: LoadResult, askedBy = 'file change'): void {
     this.#faults = loaded.ok ? [] : loaded.faults.map(formatFault);
     if (loaded.ok) this.#takeForce(loaded.policies);
     for (const fault of this.#faults)

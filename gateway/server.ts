@@ -10,20 +10,20 @@ import { buildApp } from './app.ts';
 import { banner } from './banner.ts';
 import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
 import { readConsole } from './console-files.ts';
-import { auditEntry } from './domain/audit.ts';
+import { buildAuditEntry } from './domain/audit/audit.ts';
 import { Engine } from './engine.ts';
-import { Journal } from './journal.ts';
-import { logEntry } from './ledger/audit-queue.ts';
-import { readBacklog } from './ledger/backlog.ts';
-import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from './ledger/embedded.ts';
-import { DatabaseUnusable, migrate, SchemaError } from './ledger/migrate.ts';
-import { Messenger } from './messenger.ts';
-import { Metrics } from './metrics.ts';
-import { PolicyKeeper } from './policy-keeper.ts';
+import { enqueueAuditEntry } from './ledger/audit/audit-queue.ts';
+import { readBacklog } from './ledger/audit/backlog.ts';
+import { EmbeddedError, type EmbeddedPostgres, startEmbeddedPostgres } from './ledger/embedded/embedded-postgres.ts';
+import { DatabaseUnreachableError, migrateDatabase, SchemaError } from './ledger/migrate.ts';
+import { ApprovalNotifier } from './messenger.ts';
+import { PolicyStore } from './policy-keeper.ts';
 import { auditKey, type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
-import { Telemetry } from './telemetry.ts';
+import { CallLog } from './telemetry/call-log.ts';
+import { Metrics } from './telemetry/metrics.ts';
+import { TelemetryRecorder } from './telemetry/telemetry.ts';
+import { startTracing } from './telemetry/tracing.ts';
 import { Tokens } from './tokens.ts';
-import { startTracing } from './tracing.ts';
 import { answerForAll, metricsOfAll } from './worker-metrics.ts';
 import { demoBeside, WorkerFailed, Workers } from './workers.ts';
 
@@ -65,9 +65,9 @@ async function supervise(config: Config): Promise<void> {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
     // Read here for their faults, which are then told once.
     const env = { ...config.env, ...demoEnv(config.listen, keys, config.env) };
-    await (await PolicyKeeper.start(config.policiesDir, env, log)).close();
+    await (await PolicyStore.start(config.policiesDir, env, log)).close();
     const url = await database(config, stops);
-    await migrate(url, join(ROOT, 'migrations'));
+    await migrateDatabase(url, join(ROOT, 'migrations'));
     const beside = keys === undefined ? undefined : await demoBeside(demoOptions(config, keys));
     if (beside !== undefined) stops.push(beside.stop);
     const workers = new Workers({
@@ -138,7 +138,7 @@ async function serve(config: Config): Promise<void> {
 
   try {
     const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
-    const policies = await PolicyKeeper.start(
+    const policies = await PolicyStore.start(
       config.policiesDir,
       { ...config.env, ...demoEnv(config.listen, keys, config.env) },
       log,
@@ -147,12 +147,12 @@ async function serve(config: Config): Promise<void> {
     reload = () => void policies.reload('SIGHUP');
 
     const url = await database(config, stops);
-    await migrate(url, join(ROOT, 'migrations'));
+    await migrateDatabase(url, join(ROOT, 'migrations'));
     const metrics = new Metrics();
     const tracing = await startTracing(config.telemetry, version);
     if (tracing !== undefined) stops.push(() => within(TRACING_MS, tracing.stop()));
     const engine = await Engine.start({
-      watch: new Telemetry(metrics, tracing, log),
+      watch: new TelemetryRecorder(metrics, tracing, log),
       onBatch: (size, waiting) => metrics.batch(size, waiting),
       config,
       url,
@@ -164,10 +164,10 @@ async function serve(config: Config): Promise<void> {
     stops.push(() => engine.stop(timeLeft()));
 
     const { db, adapters } = engine.flow.station;
-    metrics.sound({ breakers: () => adapters.breakers(), backlog: () => readBacklog(db, MOST_SOUNDED) });
+    metrics.sound({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MOST_SOUNDED) });
     const journal = await keepRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
-      const messenger = new Messenger(engine.flow.station.db, config.webhook, log);
+      const messenger = new ApprovalNotifier(engine.flow.station.db, config.webhook, log);
       stops.push(() => messenger.stop());
     }
 
@@ -211,18 +211,23 @@ async function serve(config: Config): Promise<void> {
 /** Boots and policies are counted and logged; a gateway that cannot log that it booted does not start. */
 async function keepRecords(
   engine: Engine,
-  policies: PolicyKeeper,
+  policies: PolicyStore,
   metrics: Metrics,
   gateway: string,
   log: pino.Logger,
   stops: (() => Promise<void>)[],
-): Promise<Journal> {
+): Promise<CallLog> {
   const { db, lease } = engine.flow.station;
-  const journal = new Journal(db, log);
+  const journal = new CallLog(db, log);
   stops.push(() => journal.stop());
-  await logEntry(
+  await enqueueAuditEntry(
     db,
-    auditEntry('booted', { process: lease.id, host: hostname(), gateway, policyVersion: policies.current.version }),
+    buildAuditEntry('booted', {
+      process: lease.id,
+      host: hostname(),
+      gateway,
+      policyVersion: policies.current.version,
+    }),
   );
   policies.onReading(({ version, faults, askedBy }) => {
     const refused = faults.length > 0;
@@ -255,7 +260,7 @@ async function within(ms: number, work: PromiseLike<unknown>): Promise<void> {
 
 async function database(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
   if (config.database.url !== undefined) return config.database.url;
-  const starting: Promise<EmbeddedPostgres> = startEmbedded({
+  const starting: Promise<EmbeddedPostgres> = startEmbeddedPostgres({
     dataDir: config.dataDir,
     log: (message) => process.stderr.write(`${message}\n`),
   });
@@ -297,7 +302,7 @@ function explainFailure(error: unknown): string {
   if (error instanceof ConfigError)
     return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
   if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;
-  if (error instanceof DatabaseUnusable)
+  if (error instanceof DatabaseUnreachableError)
     return `oncegate did not start: the database of DATABASE_URL cannot be used: ${error.message}`;
   const { code, port, address } = error as NodeJS.ErrnoException & { port?: number; address?: string };
   if (code === 'EADDRINUSE') {

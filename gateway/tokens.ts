@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { createRemoteJWKSet, customFetch, decodeJwt, errors, jwtVerify } from 'jose';
-import { type ErrandAnswer, runErrand } from '../adapters/errand.ts';
+import { type OutboundResponse, sendOutboundRequest } from '../adapters/http/outbound-request.ts';
 import { GatewayError } from './domain/errors.ts';
 import type { JsonObject } from './domain/json.ts';
 import type { JwtSpec, Policies } from './domain/policy.ts';
@@ -182,9 +182,9 @@ class Issuer {
     const { protocol } = new URL(url);
     if (protocol !== 'https:' && !(protocol === 'http:' && this.#allowPrivate))
       throw this.#failed(`${protocol}// is not asked for keys`);
-    let answer: ErrandAnswer;
+    let answer: OutboundResponse;
     try {
-      answer = await runErrand({
+      answer = await sendOutboundRequest({
         url,
         method: 'GET',
         headers: { accept: 'application/json' },

@@ -1,10 +1,16 @@
 import { createServer, type IncomingMessage, type Server } from 'node:http';
 import { join } from 'node:path';
 import { CheckpointFiles } from '../adapters/checkpoint-files.ts';
-import { digest } from './domain/audit.ts';
-import { GatheredBytes } from './domain/gathered-bytes.ts';
-import { EMPTY_ROOT, HASH_BYTES, verifyConsistency } from './domain/merkle.ts';
-import { type Checkpoint, NoteError, type NoteKey, NoteVerifier, readCheckpoint } from './domain/signed-note.ts';
+import { sha256Hex } from './domain/audit/audit.ts';
+import { EMPTY_ROOT, HASH_BYTES, verifyConsistency } from './domain/audit/merkle.ts';
+import {
+  type LogCheckpoint,
+  NoteError,
+  type NoteSigner,
+  NoteVerifier,
+  parseLogCheckpoint,
+} from './domain/audit/signed-note.ts';
+import { ByteAccumulator } from './domain/byte-accumulator.ts';
 
 export interface Answer {
   readonly status: number;
@@ -15,7 +21,7 @@ export interface Answer {
 /** Sixty-three hashes and a note are far less. */
 const MOST_BYTES = 65_536;
 const MOST_HASHES = 63;
-const NOTHING: Pick<Checkpoint, 'size' | 'root'> = { size: 0, root: EMPTY_ROOT };
+const NOTHING: Pick<LogCheckpoint, 'size' | 'root'> = { size: 0, root: EMPTY_ROOT };
 
 interface Question {
   readonly old: number;
@@ -28,13 +34,13 @@ interface Question {
  * to extend it. It holds nothing of the logs themselves; all it is good for is that it cannot be talked out of what it saw.
  */
 export class WitnessServer {
-  readonly #key: NoteKey;
+  readonly #key: NoteSigner;
   readonly #logs: ReadonlyMap<string, NoteVerifier>;
   readonly #directory: string;
   /** One question about a log at a time. */
   readonly #last = new Map<string, Promise<unknown>>();
 
-  constructor(key: NoteKey, logs: readonly string[], directory: string) {
+  constructor(key: NoteSigner, logs: readonly string[], directory: string) {
     this.#key = key;
     this.#logs = new Map(logs.map((text) => new NoteVerifier(text)).map((log) => [log.name, log]));
     this.#directory = directory;
@@ -45,7 +51,7 @@ export class WitnessServer {
     let origin: string;
     try {
       asked = readQuestion(body);
-      origin = readCheckpoint(asked.note).origin;
+      origin = parseLogCheckpoint(asked.note).origin;
     } catch (error) {
       return refuse(400, error);
     }
@@ -60,24 +66,24 @@ export class WitnessServer {
   }
 
   async #consider(log: NoteVerifier, { old, proof, note }: Question): Promise<Answer> {
-    let shown: Checkpoint;
+    let shown: LogCheckpoint;
     try {
-      shown = log.open(note);
+      shown = log.verifyCheckpoint(note);
     } catch (error) {
       return refuse(403, error);
     }
     if (old > shown.size)
       return refuse(400, new NoteError(`old ${old} is more than the ${shown.size} of the checkpoint`));
-    const files = new CheckpointFiles(join(this.#directory, digest(log.name).slice(0, 32)));
-    const kept = await files.newest();
-    const seen = kept === undefined ? NOTHING : log.open(kept);
+    const files = new CheckpointFiles(join(this.#directory, sha256Hex(log.name).slice(0, 32)));
+    const kept = await files.readNewest();
+    const seen = kept === undefined ? NOTHING : log.verifyCheckpoint(kept);
     const isSame = seen.size === shown.size && seen.root.equals(shown.root);
     if (old !== seen.size || (seen.size === shown.size && !isSame))
       return { status: 409, body: `${seen.size}\n`, type: 'text/x.tlog.size' };
     if (!verifyConsistency(seen, shown, proof))
       return { status: 422, body: `this does not extend what was seen at ${seen.size}\n` };
     // Kept first: a cosignature that was given away must be remembered whatever happens next.
-    if (!isSame) await files.keep(note, shown.size);
+    if (!isSame) await files.write(note, shown.size);
     return { status: 200, body: this.#key.cosign(note, Math.floor(Date.now() / 1000)) };
   }
 }
@@ -98,10 +104,10 @@ export function serveWitness(witness: WitnessServer): Server {
 async function answerTo(witness: WitnessServer, request: IncomingMessage): Promise<Answer> {
   if (!request.url?.endsWith('/add-checkpoint')) return { status: 404, body: 'there is only POST /add-checkpoint\n' };
   if (request.method !== 'POST') return { status: 405, body: 'only POST\n' };
-  const bytes = new GatheredBytes();
+  const bytes = new ByteAccumulator();
   for await (const chunk of request as AsyncIterable<Buffer>) {
     if (bytes.length + chunk.length > MOST_BYTES) return { status: 413, body: `more than ${MOST_BYTES} bytes\n` };
-    bytes.add(chunk);
+    bytes.append(chunk);
   }
   return witness.addCheckpoint(bytes.take().toString('utf8'));
 }

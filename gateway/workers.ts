@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import Fastify from 'fastify';
 import type { Logger } from 'pino';
-import { demoServices } from '../demo/services.ts';
+import { registerDemoServices } from '../demo/services.ts';
 
 /** A worker that died is replaced after this long: one that dies at once must not eat the machine. */
 const REPLACE_MS = 500;
@@ -75,7 +75,7 @@ export class WorkerFailed extends Error {}
 /** The demo's services have a state of their own, so there is one of them, at an address that only the workers are told. */
 export async function demoBeside(demo: { readonly stateFile: string; readonly token: string }) {
   const app = Fastify({ logger: false, forceCloseConnections: true });
-  await app.register((scope) => demoServices(scope, demo), { prefix: '/demo' });
+  await app.register((scope) => registerDemoServices(scope, demo), { prefix: '/demo' });
   const address = await app.listen({ host: '127.0.0.1', port: 0 });
   return { url: `${address}/demo`, stop: () => app.close() };
 }

@@ -10,6 +10,7 @@ async def answer(model: ChatCompletionClient, prompt: str) -> str:
         url=f"{os.environ['ONCEGATE_URL']}/mcp",
         headers={"authorization": f"Bearer {os.environ['ONCEGATE_KEY']}"},
     )
-    agent = AssistantAgent("assistant", model_client=model, tools=await mcp_server_tools(server), reflect_on_tool_use=True)
+    tools = await mcp_server_tools(server)
+    agent = AssistantAgent("assistant", model_client=model, tools=tools, reflect_on_tool_use=True)
     result = await agent.run(task=prompt)
     return str(result.messages[-1].content)

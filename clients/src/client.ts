@@ -26,10 +26,10 @@ export interface CallOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-type Answer = { readonly response: Response; readonly body: Record<string, unknown> };
+type GatewayResponse = { readonly response: Response; readonly body: Record<string, unknown> };
 
-const MOST_WAIT_SECONDS = 55;
-const FIRST_PAUSE_MS = 200;
+const MAX_WAIT_SECONDS = 55;
+const BASE_BACKOFF_MS = 200;
 
 /** Not everything that runs JavaScript has one. */
 const environment: Readonly<Record<string, string | undefined>> =
@@ -40,7 +40,7 @@ export class OncegateClient {
   readonly #url: string;
   readonly #key: string;
   readonly #attempts: number;
-  readonly #patience: number;
+  readonly #timeoutMs: number;
   readonly #fetch: typeof fetch;
 
   constructor(options: OncegateOptions = {}) {
@@ -49,13 +49,13 @@ export class OncegateClient {
     this.#url = (options.url ?? environment['ONCEGATE_URL'] ?? 'http://127.0.0.1:8080').replace(/\/+$/, '');
     this.#key = key;
     this.#attempts = options.attempts ?? 5;
-    this.#patience = options.patience ?? 60_000;
+    this.#timeoutMs = options.patience ?? 60_000;
     this.#fetch = options.fetch ?? fetch;
   }
 
   /** What this agent may call. */
   async tools(): Promise<ToolDescription[]> {
-    const { response, body } = await this.#ask('GET', '/v1/tools');
+    const { response, body } = await this.#request('GET', '/v1/tools');
     if (!response.ok)
       throw new Error(`The gateway does not tell its tools: ${response.status} ${String(body['detail'] ?? '')}`);
     return body['tools'] as ToolDescription[];
@@ -66,12 +66,12 @@ export class OncegateClient {
    * gateway then answers for the call that was made, and makes none.
    */
   async call(tool: string, args: unknown, { key, signal }: CallOptions): Promise<Outcome> {
-    const deadline = Date.now() + this.#patience;
+    const deadline = Date.now() + this.#timeoutMs;
     let last: Outcome | undefined;
     for (let attempt = 1; attempt <= this.#attempts; attempt++) {
       const answer = await this.#send(tool, args, key, deadline, signal);
-      last = weigh(last, answer === undefined ? undefined : outcomeOf(answer, key), key);
-      const pause = pauseAfter(answer, attempt);
+      last = mergeOutcome(last, answer === undefined ? undefined : toOutcome(answer, key), key);
+      const pause = computeRetryDelayMs(answer, attempt);
       if (pause === undefined || Date.now() + pause >= deadline) return last;
       await sleep(pause, signal);
     }
@@ -84,10 +84,10 @@ export class OncegateClient {
     key: string,
     deadline: number,
     signal: AbortSignal | undefined,
-  ): Promise<Answer | undefined> {
-    const wait = Math.max(0, Math.min(MOST_WAIT_SECONDS, Math.floor((deadline - Date.now()) / 1000)));
+  ): Promise<GatewayResponse | undefined> {
+    const wait = Math.max(0, Math.min(MAX_WAIT_SECONDS, Math.floor((deadline - Date.now()) / 1000)));
     try {
-      return await this.#ask('POST', `/v1/tools/${encodeURIComponent(tool)}`, {
+      return await this.#request('POST', `/v1/tools/${encodeURIComponent(tool)}`, {
         headers: { 'content-type': 'application/json', 'idempotency-key': key, prefer: `wait=${wait}` },
         body: JSON.stringify(args ?? {}),
         ...(signal !== undefined && { signal }),
@@ -100,7 +100,7 @@ export class OncegateClient {
     }
   }
 
-  async #ask(method: string, path: string, init: RequestInit = {}): Promise<Answer> {
+  async #request(method: string, path: string, init: RequestInit = {}): Promise<GatewayResponse> {
     const response = await this.#fetch(this.#url + path, {
       ...init,
       method,
@@ -117,14 +117,14 @@ export class OncegateClient {
  * What is known after one more answer. A lost connection unsays nothing that was heard, and a refusal of this request
  * says nothing of an earlier one that may have arrived: only an answer for the key itself does, which asks for a new one.
  */
-function weigh(known: Outcome | undefined, heard: Outcome | undefined, key: string): Outcome {
+function mergeOutcome(known: Outcome | undefined, heard: Outcome | undefined, key: string): Outcome {
   const nothingSent = known === undefined || known.kind === 'refused';
   if (heard === undefined) return nothingSent ? { kind: 'unknown', key } : known;
   if (nothingSent || heard.kind !== 'refused' || heard.problem.retry === 'new_key') return heard;
   return known;
 }
 
-function outcomeOf({ response, body }: Answer, key: string): Outcome {
+function toOutcome({ response, body }: GatewayResponse, key: string): Outcome {
   const txn = typeof body['txn'] === 'string' ? body['txn'] : '';
   if (response.status === 200 && txn !== '' && body['state'] === 'succeeded')
     return { kind: 'done', txn, result: body['result'] ?? null, replayed: body['replayed'] === true };
@@ -133,7 +133,7 @@ function outcomeOf({ response, body }: Answer, key: string): Outcome {
     const state = String(body['state']);
     return { kind: 'pending', txn, state, ...(kind === 'delay' && { leavesAt: String(until) }) };
   }
-  const problem = problemOf(response, body);
+  const problem = toProblem(response, body);
   // The key is so old that its answer is gone: it was used, so something may well have happened.
   if (problem.code === 'key_expired') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };
   if (problem.code === 'in_progress') return { kind: 'pending', txn, state: 'sending' };
@@ -143,28 +143,28 @@ function outcomeOf({ response, body }: Answer, key: string): Outcome {
 }
 
 /** Something between us and the gateway may answer in its stead: then nothing is known. */
-function problemOf(response: Response, body: Record<string, unknown>): Problem {
+function toProblem(response: Response, body: Record<string, unknown>): Problem {
   if (typeof body['code'] === 'string') return body as unknown as Problem;
   const detail = 'The answer did not come from the gateway.';
   return { code: 'unknown', title: `HTTP ${response.status}`, detail, status: response.status, retry: 'same_key' };
 }
 
 /** How long to wait before asking again; undefined when that would not help. */
-function pauseAfter(answer: Answer | undefined, attempt: number): number | undefined {
-  const backoff = FIRST_PAUSE_MS * 2 ** (attempt - 1) * (0.5 + Math.random() / 2);
+function computeRetryDelayMs(answer: GatewayResponse | undefined, attempt: number): number | undefined {
+  const backoff = BASE_BACKOFF_MS * 2 ** (attempt - 1) * (0.5 + Math.random() / 2);
   if (answer === undefined) return backoff;
   const { response, body } = answer;
   const pending = response.status === 202;
   const helps =
     body['retry'] === 'same_key' || body['retry'] === 'after_delay' || (response.status >= 500 && !body['code']);
   // A doubt is told at once: to find out may take a person.
-  if (!pending && (!helps || isDoubt(body))) return undefined;
+  if (!pending && (!helps || isInDoubt(body))) return undefined;
   const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
   return Number.isFinite(seconds) ? Math.max(seconds * 1000, backoff) : backoff;
 }
 
 /** Not where only the ledger fails for a moment, in the middle of a call: that is soon over. */
-function isDoubt({ code, state }: Record<string, unknown>): boolean {
+function isInDoubt({ code, state }: Record<string, unknown>): boolean {
   return code === 'in_doubt' && state === 'in_doubt';
 }
 

@@ -13,28 +13,33 @@ export interface ToolsOptions {
 }
 
 /** One call: the framework's id of it, its arguments, and a result that a model can read. */
-type Call = (callId: string | undefined, args: unknown, signal?: AbortSignal) => Promise<unknown>;
+type ToolCaller = (callId: string | undefined, args: unknown, signal?: AbortSignal) => Promise<unknown>;
 
-interface Offered {
+interface AdaptedTool {
   /** As model vendors want it: `billing.charge` is `billing__charge`. */
   readonly name: string;
   readonly description: string;
   readonly input: Record<string, unknown>;
-  readonly call: Call;
+  readonly call: ToolCaller;
 }
 
-async function offered(client: OncegateClient, options: ToolsOptions): Promise<Offered[]> {
+async function loadTools(client: OncegateClient, options: ToolsOptions): Promise<AdaptedTool[]> {
   const made = crypto.randomUUID();
   const tools = await client.tools();
   return tools.map((tool) => ({
     name: tool.name.replaceAll('.', '__'),
     description: tool.description,
     input: tool.input,
-    call: callOf(client, tool, options, made),
+    call: buildToolCaller(client, tool, options, made),
   }));
 }
 
-function callOf(client: OncegateClient, tool: ToolDescription, options: ToolsOptions, made: string): Call {
+function buildToolCaller(
+  client: OncegateClient,
+  tool: ToolDescription,
+  options: ToolsOptions,
+  made: string,
+): ToolCaller {
   return async (callId, args, signal) => {
     // A call outside of any run has no id: nobody can repeat it, and nobody will.
     const key = await callKey(callId ?? crypto.randomUUID(), { given: options.run, made });
@@ -46,7 +51,7 @@ function callOf(client: OncegateClient, tool: ToolDescription, options: ToolsOpt
 }
 
 /** For frameworks whose results are text. */
-function asText(result: unknown): string {
+function toText(result: unknown): string {
   return typeof result === 'string' ? result : JSON.stringify(result);
 }
 
@@ -55,7 +60,7 @@ export async function aiSdkTools<Schema>(
   client: OncegateClient,
   options: ToolsOptions & { readonly jsonSchema: (schema: never) => Schema },
 ) {
-  const tools = (await offered(client, options)).map(({ name, description, input, call }) => [
+  const tools = (await loadTools(client, options)).map(({ name, description, input, call }) => [
     name,
     {
       type: 'dynamic' as const,
@@ -77,14 +82,14 @@ export async function openAiAgentsTools<Tool>(
     readonly toolCall?: { readonly callId?: string };
     readonly signal?: AbortSignal;
   }
-  return (await offered(client, options)).map(({ name, description, input, call }) =>
+  return (await loadTools(client, options)).map(({ name, description, input, call }) =>
     options.tool({
       name,
       description,
       strict: false,
       parameters: { properties: {}, required: [], additionalProperties: true, ...input },
       execute: async (args: unknown, _context: unknown, details?: Details) =>
-        asText(await call(details?.toolCall?.callId, args, details?.signal)),
+        toText(await call(details?.toolCall?.callId, args, details?.signal)),
       // Without this the framework would turn what is thrown into words of its own.
       ...(options.errors === 'throw' && { errorFunction: null }),
     } as never),
@@ -100,9 +105,9 @@ export async function langChainTools<Tool>(
     readonly toolCall?: { readonly id?: string };
     readonly signal?: AbortSignal;
   }
-  return (await offered(client, options)).map(({ name, description, input, call }) => {
+  return (await loadTools(client, options)).map(({ name, description, input, call }) => {
     const run = async (args: unknown, config?: Config) =>
-      asText(await call(config?.toolCall?.id, args, config?.signal));
+      toText(await call(config?.toolCall?.id, args, config?.signal));
     return options.tool(run as never, { name, description, schema: input } as never);
   });
 }
@@ -116,7 +121,7 @@ export async function mastraTools<Tool>(
     readonly agent?: { readonly toolCallId?: string };
     readonly abortSignal?: AbortSignal;
   }
-  const tools = (await offered(client, options)).map(({ name, description, input, call }) => {
+  const tools = (await loadTools(client, options)).map(({ name, description, input, call }) => {
     const execute = (args: unknown, context?: Context) => call(context?.agent?.toolCallId, args, context?.abortSignal);
     return [name, options.createTool({ id: name, description, inputSchema: input, execute } as never)] as const;
   });

@@ -7,8 +7,8 @@ export function callKey(
   callId: string,
   run: { readonly given?: string | undefined; readonly made: string },
 ): Promise<string> {
-  if (run.given !== undefined) return fitting(`${run.given}/${callId}`);
-  return fitting(looksUnique(callId) ? callId : `${run.made}/${callId}`);
+  if (run.given !== undefined) return toValidKey(`${run.given}/${callId}`);
+  return toValidKey(looksUnique(callId) ? callId : `${run.made}/${callId}`);
 }
 
 /** At least 16 letters and digits in a row, of both sorts or after a vendor's mark, as no counter and no name of a tool has them. */
@@ -19,7 +19,7 @@ function looksUnique(id: string): boolean {
 }
 
 /** A key is 1 to 255 visible ASCII characters; what is not becomes its own hash. */
-async function fitting(key: string): Promise<string> {
+async function toValidKey(key: string): Promise<string> {
   if (/^[\x21-\x7e]{1,255}$/.test(key) && !key.includes('"')) return key;
   const digest = await crypto.subtle.digest('SHA-256', new TextEncoder().encode(key));
   return [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');

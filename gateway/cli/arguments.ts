@@ -1,5 +1,5 @@
 import { parseArgs } from 'node:util';
-import { near } from './near.ts';
+import { near } from './nearest-name.ts';
 import { type Option, optionText, type Verb } from './verb.ts';
 
 /** What was asked for; or what is wrong with it, and of which verb if that much is clear. */

@@ -1,4 +1,4 @@
-import { isObject, type JsonObject } from '../domain/json.ts';
+import { isJsonObject, type JsonObject } from '../domain/json.ts';
 import { parseExact } from './exact-json.ts';
 import { type Io, NotGood, UsageError } from './verb.ts';
 
@@ -103,7 +103,7 @@ function unreachable(base: string, error: unknown): string {
 function parsed(text: string): JsonObject | undefined {
   try {
     const value = parseExact(text);
-    return isObject(value) ? value : undefined;
+    return isJsonObject(value) ? value : undefined;
   } catch {
     return undefined;
   }

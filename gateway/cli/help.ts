@@ -1,4 +1,4 @@
-import { near } from './near.ts';
+import { near } from './nearest-name.ts';
 import { wrap } from './output.ts';
 import { headOf, optionText, UsageError, usageOf, usageWords, type Verb } from './verb.ts';
 

@@ -1,8 +1,8 @@
 import { isAbsolute, join, relative, resolve } from 'node:path';
 import type { Config } from '../config.ts';
 import type { Policies } from '../domain/policy.ts';
-import type { Loaded } from '../policy/load.ts';
-import type { PolicyTest } from '../policy/suite.ts';
+import type { LoadResult } from '../policy/load-policies.ts';
+import type { PolicyTest } from '../policy/policy-tests.ts';
 import { type Invocation, type Io, NotGood } from './verb.ts';
 
 // What reads YAML is imported only when it is needed: the other verbs start in half the time.
@@ -12,7 +12,7 @@ export interface PolicyDirectory {
   readonly dir: string;
   /** How many were read. */
   readonly files: number;
-  readonly loaded: Loaded;
+  readonly loaded: LoadResult;
 }
 
 export async function configOf(io: Io): Promise<Config> {
@@ -29,8 +29,8 @@ export async function configOf(io: Io): Promise<Config> {
 /** The directory that was named, else that of the configuration; good or not. */
 export async function readDirectory({ io, operands }: Invocation): Promise<PolicyDirectory> {
   const config = await configOf(io);
-  const { compilePolicies } = await import('../policy/load.ts');
-  const { readFiles } = await import('../policy/read.ts');
+  const { compilePolicies } = await import('../policy/load-policies.ts');
+  const { readPolicyFiles: readFiles } = await import('../policy/read-policy-files.ts');
   const dir = operands[0] === undefined ? config.policiesDir : resolve(io.cwd, operands[0]);
   const shown = shownFrom(io.cwd, dir);
   const { files: found, faults } = await readFiles(dir);
@@ -49,7 +49,7 @@ export async function readGoodPolicies(
 ): Promise<{ dir: string; policies: Policies; tests: readonly PolicyTest[] }> {
   const { dir, loaded } = await readDirectory(invocation);
   if (loaded.ok) return { dir, policies: loaded.policies, tests: loaded.tests };
-  const { formatFault } = await import('../policy/load.ts');
+  const { formatFault } = await import('../policy/load-policies.ts');
   throw new NotGood('bad_policies', loaded.faults.map(formatFault).join('\n'), { faults: loaded.faults });
 }
 

@@ -1,12 +1,12 @@
-const UNITS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as const;
+const UNIT_MS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as const;
 
 /** `500ms`, `10s`, `5m`, `24h`, `30d`. */
-export const DURATION = /^[1-9]\d{0,8}(?:ms|s|m|h|d)$/;
+export const DURATION_PATTERN = /^[1-9]\d{0,8}(?:ms|s|m|h|d)$/;
 
 /** Goes on after what was written instead of one. */
-export const NO_DURATION = 'is not a duration: write 500ms, 10s, 5m, 24h or 30d';
+export const INVALID_DURATION = 'is not a duration: write 500ms, 10s, 5m, 24h or 30d';
 
-export function milliseconds(text: string): number {
+export function parseDurationMs(text: string): number {
   const [, digits, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text) ?? [];
-  return Number(digits) * UNITS[unit as keyof typeof UNITS];
+  return Number(digits) * UNIT_MS[unit as keyof typeof UNIT_MS];
 }

@@ -9,7 +9,7 @@ interface ErrorSpec {
   readonly retry: RetryAdvice;
 }
 
-/** Every error the outside can see. docs/errors.md is held to this table by a test. */
+/** Every error the outside can see. docs/reference/errors.md is held to this table by a test. */
 export const ERRORS = {
   malformed: { status: 400, title: 'The request is malformed', retry: 'never' },
   invalid_arguments: { status: 400, title: "The arguments do not fit the tool's schema", retry: 'never' },

@@ -1,7 +1,7 @@
+import type { Vote } from './approvals/vote.ts';
+import type { History, RuleInputs } from './calls/history.ts';
+import type { LockMode, LockScope } from './controls/lock.ts';
 import type { Json, JsonObject } from './json.ts';
-import type { LockMode, LockScope } from './lock.ts';
-import type { Asks, Past } from './past.ts';
-import type { Vote } from './vote.ts';
 
 /**
  * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
@@ -9,7 +9,7 @@ import type { Vote } from './vote.ts';
  */
 
 /** What an expression may look at. A variable that is absent here is unknown to the expression. */
-export interface Scope {
+export interface ExpressionScope {
   readonly args?: JsonObject;
   readonly result?: Json;
   readonly before?: Json;
@@ -21,19 +21,19 @@ export interface Scope {
   /** Unix milliseconds; seen by CEL as a timestamp. */
   readonly now?: number;
   /** What the agent did before; only rules see it. */
-  readonly history?: Past;
+  readonly history?: History;
   /** Whether the agent may be obeying a stranger; only rules see it. */
   readonly tainted?: boolean;
 }
 
 /** A compiled CEL expression or `${…}` template. Throws `ExpressionError` when it cannot be evaluated. */
-export type Expression<T extends Json = Json> = (scope: Scope) => T;
+export type Expression<T extends Json = Json> = (scope: ExpressionScope) => T;
 
 export class ExpressionError extends Error {
   override readonly name = 'ExpressionError';
 }
 
-export interface Breaker {
+export interface BreakerSettings {
   /** Share of failures, 0..1, at which it opens. */
   readonly threshold: number;
   readonly minimum: number;
@@ -55,7 +55,7 @@ export interface Upstream {
   readonly secrets: readonly string[];
   readonly timeoutMs: number;
   readonly concurrency: number;
-  readonly breaker: Breaker;
+  readonly breaker: BreakerSettings;
   readonly allowPrivate: boolean;
   readonly import?: string;
   readonly expose: 'prefixed' | 'bare';
@@ -64,9 +64,9 @@ export interface Upstream {
 }
 
 /** How a repeat of this write is harmless: the question every write tool answers. */
-export type Once =
+export type OnceSpec =
   | { readonly by: 'key'; readonly header?: string; readonly field?: readonly string[]; readonly lifetimeMs: number }
-  | { readonly by: 'nature' }
+  | { readonly by: 'idempotent' }
   | {
       readonly by: 'probe';
       readonly tool: string;
@@ -91,7 +91,7 @@ export interface RequestTemplate {
 
 export type UndoKind = 'reversible' | 'compensable' | 'irreversible' | 'none';
 
-export interface Undo {
+export interface UndoSpec {
   readonly kind: UndoKind;
   /** Whether the contract says anything about it. `none` that was not declared means that nobody knows how to undo it. */
   readonly declared: boolean;
@@ -101,13 +101,13 @@ export interface Undo {
 }
 
 /** Things that a call holds from before its first byte until its end is known, or longer. */
-export interface Lock {
+export interface LockSpec {
   readonly keys: Expression<string[]>;
   readonly mode: LockMode;
   readonly for: LockScope;
 }
 
-export interface Observe {
+export interface ObserveSpec {
   readonly tool: string;
   readonly args: Expression;
   /** CEL over `observed` and `args`. */
@@ -126,23 +126,23 @@ export interface BusinessKey {
   readonly scope: 'agent' | 'shared';
 }
 
-export interface Retry {
+export interface RetryPolicy {
   readonly attempts: number;
   readonly baseMs: number;
   readonly maxMs: number;
   readonly withinMs: number;
 }
 
-export interface Repeats {
+export interface RepeatPolicy {
   readonly policy: 'replay' | 'hold' | 'run';
   readonly windowMs: number;
 }
 
 /** Every fault of arguments against the `input` of their tool, as sentences, and none when they fit; or that nobody can say. */
-export type Faults = readonly string[] | Undecided;
+export type ArgumentFaults = readonly string[] | ValidationTimeout;
 
 /** It took too long to tell, which says nothing about the arguments. */
-export interface Undecided {
+export interface ValidationTimeout {
   /** For so long it is not tried again. */
   readonly restsForMs: number;
   /** It was not even tried: it took too long before. */
@@ -150,7 +150,7 @@ export interface Undecided {
 }
 
 /** Where there is nobody to ask again, being undecided is a fault too. */
-export function faultsTold(faults: Faults): readonly string[] {
+export function listFaults(faults: ArgumentFaults): readonly string[] {
   return 'restsForMs' in faults ? ['it takes too long to tell whether they fit'] : faults;
 }
 
@@ -164,23 +164,23 @@ export interface Tool {
   readonly input: JsonObject;
   /** The JSON Schema of its results, if anybody said. */
   readonly output?: JsonObject;
-  readonly faults: (args: JsonObject) => Faults;
+  readonly faults: (args: JsonObject) => ArgumentFaults;
   readonly effect: 'read' | 'write';
   /** Always there for tools of an `http` upstream. */
   readonly request?: RequestTemplate;
-  readonly once: Once;
+  readonly once: OnceSpec;
   readonly key?: BusinessKey;
-  readonly undo: Undo;
-  readonly observe?: Observe;
-  readonly locks: readonly Lock[];
+  readonly undo: UndoSpec;
+  readonly observe?: ObserveSpec;
+  readonly locks: readonly LockSpec[];
   readonly timeoutMs: number;
-  readonly retry: Retry;
+  readonly retry: RetryPolicy;
   /** Statuses that prove nothing happened. */
   readonly noEffect: ReadonlySet<number>;
   /** Paths such as `['args','card']`, never stored or logged in clear. */
   readonly redact: readonly (readonly string[])[];
   readonly maxResultBytes: number;
-  readonly repeats: Repeats;
+  readonly repeats: RepeatPolicy;
   /** A read that leaves nothing in the ledger, unless something else about the call needs it there. */
   readonly unrecorded?: true;
   /** Strangers can write what it answers: whoever calls it is tainted. */
@@ -202,7 +202,7 @@ export interface Budget {
   readonly perMs: number;
 }
 
-export interface Approve {
+export interface ApprovalSpec {
   readonly when?: Expression<boolean>;
   /** Groups that may decide; empty means any approver. */
   readonly by: readonly string[];
@@ -230,7 +230,7 @@ export interface Voters {
 }
 
 /** Where the voters of one call stand before anybody is asked over the network. */
-export interface Poll {
+export interface VoterPoll {
   readonly quorum: number;
   /** What the expressions say. */
   readonly votes: readonly Vote[];
@@ -250,11 +250,11 @@ export interface Rule {
   readonly effect?: 'read' | 'write';
   readonly when?: Expression<boolean>;
   /** What its conditions ask beside the call itself; absent: nothing. */
-  readonly asks?: Asks;
+  readonly asks?: RuleInputs;
   readonly rate?: Rate;
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */
-  readonly approve?: Approve | 'never';
+  readonly approve?: ApprovalSpec | 'never';
   readonly voters?: Voters;
   /** How long what it allows is held before it leaves by itself. */
   readonly delayMs?: number;
@@ -298,14 +298,14 @@ export interface Policies {
   readonly people: ReadonlyMap<string, Person>;
 }
 
-export type Decision =
+export type PolicyDecision =
   | {
       readonly allowed: true;
       readonly tool: Tool;
       readonly rule: Rule;
-      readonly hold: Approve | undefined;
+      readonly hold: ApprovalSpec | undefined;
       /** The rule has voters: it allows nothing unless enough of them approve. */
-      readonly poll: Poll | undefined;
+      readonly poll: VoterPoll | undefined;
     }
   | {
       readonly allowed: false;

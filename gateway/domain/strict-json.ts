@@ -10,18 +10,21 @@ export class StrictJsonError extends Error {
   override readonly name = 'StrictJsonError';
 }
 
-const DEFAULT_DEPTH = 64;
+const DEFAULT_MAX_DEPTH = 64;
 /** The parser recurses once a level; this is far from the end of the stack, also deep inside a request. */
-const MOST_DEPTH = 1000;
+const MAX_DEPTH = 1000;
 
 /** `maxDepth` counts nested objects and arrays: `[[1]]` has two. */
-export function parseStrict(bytes: Buffer | string, limits: { maxDepth?: number } = {}): Json {
-  const maxDepth = limits.maxDepth ?? DEFAULT_DEPTH;
-  if (!(maxDepth >= 0 && maxDepth <= MOST_DEPTH)) throw new RangeError(`maxDepth must be 0 to ${MOST_DEPTH}`);
-  return new Parser(typeof bytes === 'string' ? wellFormed(bytes) : decode(bytes), maxDepth).document();
+export function parseStrictJson(bytes: Buffer | string, limits: { maxDepth?: number } = {}): Json {
+  const maxDepth = limits.maxDepth ?? DEFAULT_MAX_DEPTH;
+  if (!(maxDepth >= 0 && maxDepth <= MAX_DEPTH)) throw new RangeError(`maxDepth must be 0 to ${MAX_DEPTH}`);
+  return new StrictJsonParser(
+    typeof bytes === 'string' ? requireWellFormed(bytes) : decodeUtf8(bytes),
+    maxDepth,
+  ).parseDocument();
 }
 
-function decode(bytes: Buffer): string {
+function decodeUtf8(bytes: Buffer): string {
   const text = bytes.toString('utf8');
   if (isUtf8(bytes)) return text;
   // The lenient decoding puts U+FFFD where the first fault is, so encoded again it differs from there on.
@@ -32,15 +35,15 @@ function decode(bytes: Buffer): string {
 }
 
 /** Lone surrogates cannot come out of UTF-8, but they can be in a string. */
-function wellFormed(text: string): string {
+function requireWellFormed(text: string): string {
   // In every Node we run on, in TypeScript's library from es2024 only.
   if ((text as string & { isWellFormed(): boolean }).isWellFormed()) return text;
   const at = text.search(/\p{Surrogate}/u);
-  throw new StrictJsonError(`${lineAndColumn(text, at)}: ${LONE_SURROGATE}`);
+  throw new StrictJsonError(`${formatLineAndColumn(text, at)}: ${LONE_SURROGATE_MESSAGE}`);
 }
 
-const LONE_SURROGATE = 'half a surrogate pair is no character; send both halves, high then low, or U+FFFD';
-const VALUES = 'an object, an array, a "double-quoted" string, a number, true, false or null';
+const LONE_SURROGATE_MESSAGE = 'half a surrogate pair is no character; send both halves, high then low, or U+FFFD';
+const EXPECTED_VALUES = 'an object, an array, a "double-quoted" string, a number, true, false or null';
 
 const TAB = 0x09;
 const LINE_FEED = 0x0a;
@@ -67,23 +70,23 @@ const OPEN_BRACE = 0x7b;
 const CLOSE_BRACE = 0x7d;
 
 /** A decimal of at most 15 digits comes back from a double unharmed, and digits / 10^n is correctly rounded. */
-const SURE_DIGITS = 15;
-const POWERS_OF_TEN = Array.from({ length: SURE_DIGITS + 1 }, (_, n) => 10 ** n);
+const MAX_EXACT_DIGITS = 15;
+const POWERS_OF_TEN = Array.from({ length: MAX_EXACT_DIGITS + 1 }, (_, n) => 10 ** n);
 
 /** Looking at so many characters one by one takes as long as asking the regular expression, which is faster from there on. */
-const SHORT = 32;
+const MAX_CHARACTERWISE_SCAN = 32;
 /** Everything from the space on but a quote and a backslash. */
-const PLAIN = /[ !#-[\]-\uffff]*/y;
+const PLAIN_CHARACTERS = /[ !#-[\]-\uffff]*/y;
 
 /** Where the plain characters of a string end that go on at `from`. */
-function endOfPlain(text: string, from: number): number {
-  PLAIN.lastIndex = from;
-  PLAIN.test(text);
-  return PLAIN.lastIndex;
+function findEndOfPlain(text: string, from: number): number {
+  PLAIN_CHARACTERS.lastIndex = from;
+  PLAIN_CHARACTERS.test(text);
+  return PLAIN_CHARACTERS.lastIndex;
 }
 
 /** Past the end `charCodeAt` gives NaN, which is no character: every test below fails on it by itself. */
-class Parser {
+class StrictJsonParser {
   private readonly text: string;
   private readonly maxDepth: number;
   private at = 0;
@@ -96,16 +99,17 @@ class Parser {
     this.maxDepth = maxDepth;
   }
 
-  document(): Json {
+  parseDocument(): Json {
     if (this.text.charCodeAt(0) === 0xfeff) this.fail('a byte order mark; send the JSON without it', 0);
-    const value = this.value(this.next());
-    this.next();
-    if (this.at < this.text.length) this.fail(`${this.found()} after the end of the document; send one value only`);
+    const value = this.parseValue(this.skipWhitespace());
+    this.skipWhitespace();
+    if (this.at < this.text.length)
+      this.fail(`${this.describeFound()} after the end of the document; send one value only`);
     return value;
   }
 
   /** Skips white space and looks at what follows, which stays unread. */
-  private next(): number {
+  private skipWhitespace(): number {
     const { text } = this;
     let { at } = this;
     let code = text.charCodeAt(at);
@@ -116,137 +120,137 @@ class Parser {
     return code;
   }
 
-  private value(code: number): Json {
-    if (code === QUOTE) return this.string();
-    if (code === OPEN_BRACE) return this.object();
-    if (code === OPEN_BRACKET) return this.array();
-    if (code === MINUS || (code >= ZERO && code <= NINE)) return this.number();
-    if (code === LOWER_T && this.word('true')) return true;
-    if (code === LOWER_F && this.word('false')) return false;
-    if (code === LOWER_N && this.word('null')) return null;
-    return this.fail(`${this.found()} where a value is expected: ${VALUES}`);
+  private parseValue(code: number): Json {
+    if (code === QUOTE) return this.parseString();
+    if (code === OPEN_BRACE) return this.parseObject();
+    if (code === OPEN_BRACKET) return this.parseArray();
+    if (code === MINUS || (code >= ZERO && code <= NINE)) return this.parseNumber();
+    if (code === LOWER_T && this.consumeWord('true')) return true;
+    if (code === LOWER_F && this.consumeWord('false')) return false;
+    if (code === LOWER_N && this.consumeWord('null')) return null;
+    return this.fail(`${this.describeFound()} where a value is expected: ${EXPECTED_VALUES}`);
   }
 
-  private word(word: string): boolean {
+  private consumeWord(word: string): boolean {
     if (!this.text.startsWith(word, this.at)) return false;
     this.at += word.length;
     return true;
   }
 
-  private object(): Json {
+  private parseObject(): Json {
     const object: Record<string, Json> = {};
-    const level = this.enter();
-    let code = this.next();
-    if (code === CLOSE_BRACE) return this.leave(object);
+    const level = this.enterLevel();
+    let code = this.skipWhitespace();
+    if (code === CLOSE_BRACE) return this.leaveLevel(object);
     for (;;) {
-      if (code !== QUOTE) this.fail(`${this.found()} where a key is expected: a "double-quoted" string`);
+      if (code !== QUOTE) this.fail(`${this.describeFound()} where a key is expected: a "double-quoted" string`);
       const keyAt = this.at;
-      const key = this.string();
+      const key = this.parseString();
       this.path[level] = key;
       if (key === '__proto__') this.fail('the key "__proto__" is refused; choose another name', keyAt);
       // Ordinary objects inherit a few names (toString, …), hence the second look.
       if (object[key] !== undefined && Object.hasOwn(object, key)) {
-        this.fail(`the key ${quoted(key)} occurs twice; send each key once`, keyAt);
+        this.fail(`the key ${quoteTruncated(key)} occurs twice; send each key once`, keyAt);
       }
-      if (this.next() !== COLON) this.fail(`${this.found()} where ":" is expected after the key`);
+      if (this.skipWhitespace() !== COLON) this.fail(`${this.describeFound()} where ":" is expected after the key`);
       this.at++;
-      object[key] = this.value(this.next());
-      code = this.next();
-      if (code === CLOSE_BRACE) return this.leave(object);
-      if (code !== COMMA) this.fail(`${this.found()} where "," or "}" is expected`);
+      object[key] = this.parseValue(this.skipWhitespace());
+      code = this.skipWhitespace();
+      if (code === CLOSE_BRACE) return this.leaveLevel(object);
+      if (code !== COMMA) this.fail(`${this.describeFound()} where "," or "}" is expected`);
       this.at++;
-      code = this.next();
+      code = this.skipWhitespace();
       if (code === CLOSE_BRACE) this.fail('a comma before "}"; leave out the last comma');
     }
   }
 
-  private array(): Json {
+  private parseArray(): Json {
     const array: Json[] = [];
-    const level = this.enter();
-    let code = this.next();
-    if (code === CLOSE_BRACKET) return this.leave(array);
+    const level = this.enterLevel();
+    let code = this.skipWhitespace();
+    if (code === CLOSE_BRACKET) return this.leaveLevel(array);
     for (;;) {
       this.path[level] = array.length;
-      array.push(this.value(code));
-      code = this.next();
-      if (code === CLOSE_BRACKET) return this.leave(array);
-      if (code !== COMMA) this.fail(`${this.found()} where "," or "]" is expected`);
+      array.push(this.parseValue(code));
+      code = this.skipWhitespace();
+      if (code === CLOSE_BRACKET) return this.leaveLevel(array);
+      if (code !== COMMA) this.fail(`${this.describeFound()} where "," or "]" is expected`);
       this.at++;
-      code = this.next();
+      code = this.skipWhitespace();
       if (code === CLOSE_BRACKET) this.fail('a comma before "]"; leave out the last comma');
     }
   }
 
-  private enter(): number {
+  private enterLevel(): number {
     if (this.depth === this.maxDepth) this.fail(`nested deeper than ${this.maxDepth} levels; send a flatter value`);
     this.at++;
     this.path[this.depth] = null;
     return this.depth++;
   }
 
-  private leave(value: Json): Json {
+  private leaveLevel(value: Json): Json {
     this.at++;
     this.depth--;
     return value;
   }
 
-  private string(): string {
+  private parseString(): string {
     const { text } = this;
     const start = this.at + 1;
-    const far = start + SHORT;
+    const far = start + MAX_CHARACTERWISE_SCAN;
     let at = start;
     let code = text.charCodeAt(at);
     while (code >= SPACE && code !== QUOTE && code !== BACKSLASH && at < far) code = text.charCodeAt(++at);
     if (at === far) {
-      at = endOfPlain(text, at);
+      at = findEndOfPlain(text, at);
       code = text.charCodeAt(at);
     }
     if (code === QUOTE) {
       this.at = at + 1;
       return text.slice(start, at);
     }
-    return this.escapedString(start, at);
+    return this.parseEscapedString(start, at);
   }
 
   /** Checks the rest of a string in which something other than plain characters was found, and lets V8 unescape it. */
-  private escapedString(start: number, firstOdd: number): string {
+  private parseEscapedString(start: number, firstOdd: number): string {
     const { text } = this;
     let at = firstOdd;
     for (;;) {
       const code = text.charCodeAt(at);
       if (code === QUOTE) break;
-      if (code === BACKSLASH) at = this.escape(at);
-      else if (code >= SPACE) at = endOfPlain(text, at);
+      if (code === BACKSLASH) at = this.skipEscape(at);
+      else if (code >= SPACE) at = findEndOfPlain(text, at);
       else if (at >= text.length) this.fail('the string never ends; close it with a double quote', start - 1);
-      else this.fail(`a bare control character in a string; write it as ${unicodeEscape(code)}`, at);
+      else this.fail(`a bare control character in a string; write it as ${formatUnicodeEscape(code)}`, at);
     }
     this.at = at + 1;
     return JSON.parse(text.slice(start - 1, at + 1)) as string;
   }
 
   /** Returns where the escape at `at` ends; of a surrogate pair, both halves. */
-  private escape(at: number): number {
+  private skipEscape(at: number): number {
     const { text } = this;
     if (text.charCodeAt(at + 1) !== LOWER_U) {
       if (at + 1 < text.length && '"\\/bfnrt'.includes(text.charAt(at + 1))) return at + 2;
       this.fail('an unknown escape; JSON has \\" \\\\ \\/ \\b \\f \\n \\r \\t and \\uXXXX', at);
     }
-    const unit = this.hexUnit(at);
+    const unit = this.parseHexUnit(at);
     if (unit < 0xd800 || unit > 0xdfff) return at + 6;
     if (unit <= 0xdbff && text.startsWith('\\u', at + 6)) {
-      const low = this.hexUnit(at + 6);
+      const low = this.parseHexUnit(at + 6);
       if (low >= 0xdc00 && low <= 0xdfff) return at + 12;
     }
-    return this.fail(LONE_SURROGATE, at);
+    return this.fail(LONE_SURROGATE_MESSAGE, at);
   }
 
-  private hexUnit(at: number): number {
+  private parseHexUnit(at: number): number {
     const digits = this.text.slice(at + 2, at + 6);
     if (!/^[0-9a-fA-F]{4}$/.test(digits)) this.fail('an unfinished \\u escape; it takes four hexadecimal digits', at);
     return Number.parseInt(digits, 16);
   }
 
-  private number(): number {
+  private parseNumber(): number {
     const { text } = this;
     const start = this.at;
     const negative = text.charCodeAt(start) === MINUS;
@@ -274,14 +278,14 @@ class Parser {
       if (fraction === 0) this.fail('a decimal point without digits; one must follow', at);
       count += fraction;
     }
-    if (code === LOWER_E || code === UPPER_E) return this.checkedNumber(start, this.exponentEnd(at));
-    if (count > SURE_DIGITS) return this.checkedNumber(start, at);
+    if (code === LOWER_E || code === UPPER_E) return this.parseExactNumber(start, this.skipExponent(at));
+    if (count > MAX_EXACT_DIGITS) return this.parseExactNumber(start, at);
     this.at = at;
     const size = fraction === 0 ? digits : digits / (POWERS_OF_TEN[fraction] as number);
     return negative && size !== 0 ? -size : size;
   }
 
-  private exponentEnd(e: number): number {
+  private skipExponent(e: number): number {
     let at = e + 1;
     let code = this.text.charCodeAt(at);
     if (code === PLUS || code === MINUS) code = this.text.charCodeAt(++at);
@@ -292,28 +296,28 @@ class Parser {
   }
 
   /** A double is what we judge and what we send on: a literal that says something else than the double is refused. */
-  private checkedNumber(start: number, end: number): number {
+  private parseExactNumber(start: number, end: number): number {
     const literal = this.text.slice(start, end);
     const value = Number(literal);
     const size = Math.abs(value);
     const written = literal.startsWith('-') ? literal.slice(1) : literal;
     if (size === Number.POSITIVE_INFINITY)
-      this.fail(`the number ${shortened(literal)} is too large; send a string`, start);
-    if (decimal(written) !== decimal(String(size))) {
-      const why = `the number ${shortened(literal)} would be read as ${value}`;
-      this.fail(`${why}; send at most ${SURE_DIGITS} significant digits, or a string`, start);
+      this.fail(`the number ${truncate(literal)} is too large; send a string`, start);
+    if (normalizeDecimal(written) !== normalizeDecimal(String(size))) {
+      const why = `the number ${truncate(literal)} would be read as ${value}`;
+      this.fail(`${why}; send at most ${MAX_EXACT_DIGITS} significant digits, or a string`, start);
     }
     this.at = end;
     return size === 0 ? 0 : value;
   }
 
-  private found(): string {
+  private describeFound(): string {
     const point = this.text.codePointAt(this.at);
-    return point === undefined ? 'the text ends' : `found ${quoted(String.fromCodePoint(point))}`;
+    return point === undefined ? 'the text ends' : `found ${quoteTruncated(String.fromCodePoint(point))}`;
   }
 
   private fail(what: string, at = this.at): never {
-    throw new StrictJsonError(`${pointer(this.path, this.depth)} (${lineAndColumn(this.text, at)}): ${what}`);
+    throw new StrictJsonError(`${formatPath(this.path, this.depth)} (${formatLineAndColumn(this.text, at)}): ${what}`);
   }
 }
 
@@ -321,7 +325,7 @@ class Parser {
  * Significant digits and power of ten: equal decimals give equal strings. Plain loops, because `/0+$/` is quadratic on
  * long runs of zeros.
  */
-function decimal(unsigned: string): string {
+function normalizeDecimal(unsigned: string): string {
   const e = unsigned.search(/[eE]/);
   const mantissa = e < 0 ? unsigned : unsigned.slice(0, e);
   const point = mantissa.indexOf('.');
@@ -335,7 +339,7 @@ function decimal(unsigned: string): string {
   return `${digits.slice(first, end)}e${power}`;
 }
 
-function lineAndColumn(text: string, at: number): string {
+function formatLineAndColumn(text: string, at: number): string {
   let line = 1;
   let start = 0;
   for (let end = text.indexOf('\n'); end >= 0 && end < at; end = text.indexOf('\n', start)) {
@@ -345,24 +349,24 @@ function lineAndColumn(text: string, at: number): string {
   return `line ${line}, column ${at - start + 1}`;
 }
 
-function pointer(path: readonly (string | number | null)[], depth: number): string {
+function formatPath(path: readonly (string | number | null)[], depth: number): string {
   let pointer = '$';
   for (const step of path.slice(0, depth)) {
     if (typeof step === 'number') pointer += `[${step}]`;
-    else if (step !== null) pointer += /^[A-Za-z_]\w{0,39}$/.test(step) ? `.${step}` : `[${quoted(step)}]`;
+    else if (step !== null) pointer += /^[A-Za-z_]\w{0,39}$/.test(step) ? `.${step}` : `[${quoteTruncated(step)}]`;
   }
   return pointer;
 }
 
-function unicodeEscape(code: number): string {
+function formatUnicodeEscape(code: number): string {
   return `\\u${code.toString(16).padStart(4, '0')}`;
 }
 
-function quoted(text: string): string {
-  return JSON.stringify(shortened(text));
+function quoteTruncated(text: string): string {
+  return JSON.stringify(truncate(text));
 }
 
 /** Messages go into answers and logs; what a stranger sent must not make them long. */
-function shortened(text: string): string {
+function truncate(text: string): string {
   return text.length <= 40 ? text : `${text.slice(0, 39)}…`;
 }

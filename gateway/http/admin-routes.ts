@@ -1,16 +1,16 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { face } from '../domain/call.ts';
+import { summarizeCall } from '../domain/calls/call.ts';
 import type { Json } from '../domain/json.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { heldLocks } from '../flow/locking.ts';
-import { findCalls, participants, readCall } from '../flow/own-calls.ts';
-import { resolveDoubt } from '../flow/resolve.ts';
+import { resolveDoubt } from '../flow/attempts/resolve.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { findCalls, listParticipants, readCall } from '../flow/calls/own-calls.ts';
+import { listHeldLocks } from '../flow/controls/locks.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
 import { pageText, readFilter, readId, readLimit, single } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
-import { identifyPerson } from './identify.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 const verdictSchema = z.strictObject({
   verdict: z.enum(['applied', 'not_applied', 'retry']),
@@ -20,7 +20,7 @@ const verdictSchema = z.strictObject({
 });
 
 /** What people may see and do. Every action names its person and reason in the log. */
-export function adminRoutes(app: FastifyInstance, flow: Flow): void {
+export function adminRoutes(app: FastifyInstance, flow: Services): void {
   const policies = () => flow.station.policies();
 
   app.get('/admin/calls', async (request, reply) => {
@@ -33,8 +33,8 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
   app.get('/admin/calls/:txn', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
     const call = await readCall(flow, (request.params as { txn: string }).txn, undefined);
-    const view = callView(call, face(call).pursued, true);
-    const joined = await participants(flow, call);
+    const view = callView(call, summarizeCall(call).pursued, true);
+    const joined = await listParticipants(flow, call);
     return reply
       .type('application/json')
       .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, joined))}}`);
@@ -44,7 +44,7 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Record<string, string>;
     const filter = { agent: single(query, 'agent'), holder: readId(query, 'holder'), cursor: single(query, 'cursor') };
-    return heldLocks(flow.station, { ...filter, limit: readLimit(query) });
+    return listHeldLocks(flow.station, { ...filter, limit: readLimit(query) });
   });
 
   app.post('/admin/calls/:txn/resolve', async (request, reply) => {
@@ -59,6 +59,6 @@ export function adminRoutes(app: FastifyInstance, flow: Flow): void {
       ...(result === undefined ? {} : { result }),
       ...(senderIsDead === undefined ? {} : { senderIsDead }),
     });
-    return reply.type('application/json').send(callView(call, face(call).pursued, true));
+    return reply.type('application/json').send(callView(call, summarizeCall(call).pursued, true));
   });
 }

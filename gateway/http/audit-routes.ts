@@ -1,31 +1,38 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { entryLine } from '../domain/audit-export.ts';
+import { formatEntryLine } from '../domain/audit/audit-export.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { acceptLog } from '../flow/accept-log.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { type Inclusion, proveConsistency, proveLeaf, publicKey, readLog, readNewest } from '../flow/read-log.ts';
+import { acceptLog } from '../flow/audit/accept-log.ts';
+import {
+  getLogPublicKey,
+  type InclusionProof,
+  proveConsistency,
+  proveLeaf,
+  readLogEntries,
+  requireNewestCheckpoint,
+} from '../flow/audit/read-log.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
 import { type Query, single } from './call-routes.ts';
-import { identifyPerson } from './identify.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 const acceptSchema = z.strictObject({ reason });
 /** A page of the log: a few megabytes at most. */
 const MOST_ENTRIES = 4_096;
 
 /** The tamper-evident log: what it says, and how anybody can find out that it says so still. */
-export function auditRoutes(app: FastifyInstance, flow: Flow): void {
+export function auditRoutes(app: FastifyInstance, flow: Services): void {
   const policies = () => flow.station.policies();
 
   app.get('/admin/audit/checkpoint', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
-    return reply.type('text/plain; charset=utf-8').send(await readNewest(flow));
+    return reply.type('text/plain; charset=utf-8').send(await requireNewestCheckpoint(flow));
   });
 
   app.get('/admin/audit/key', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
-    return reply.type('text/plain; charset=utf-8').send(`${publicKey(flow)}\n`);
+    return reply.type('text/plain; charset=utf-8').send(`${getLogPublicKey(flow)}\n`);
   });
 
   app.get('/admin/audit/entries', async (request, reply) => {
@@ -36,7 +43,7 @@ export function auditRoutes(app: FastifyInstance, flow: Flow): void {
     const format = single(query, 'format') ?? 'json';
     if (format !== 'json' && format !== 'jsonl') throw new GatewayError('malformed', 'format must be json or jsonl.');
     const until = Math.min(to, from + MOST_ENTRIES);
-    const lines = (await readLog(flow, from, until)).map(entryLine);
+    const lines = (await readLogEntries(flow, from, until)).map(formatEntryLine);
     if (format === 'jsonl') return reply.type('application/jsonl').send(lines.map((line) => `${line}\n`).join(''));
     const cursor = lines.length === MOST_ENTRIES && until < to ? `"${until}"` : 'null';
     return reply.type('application/json').send(`{"items":[${lines.join(',')}],"cursor":${cursor}}`);
@@ -65,7 +72,7 @@ export function auditRoutes(app: FastifyInstance, flow: Flow): void {
 }
 
 /** The entry goes out as the very text that was hashed. */
-function inclusionText({ leaf, index, entry, size, proof, root, checkpoint }: Inclusion): string {
+function inclusionText({ leaf, index, entry, size, proof, root, checkpoint }: InclusionProof): string {
   const view = { leaf: hex(leaf), index, size, root: hex(root), proof: proof.map(hex), checkpoint };
   return `${JSON.stringify(view).slice(0, -1)},"entry":${entry}}`;
 }

@@ -3,14 +3,19 @@ import { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Role } from '../domain/policy.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { type ApprovalView, decideApproval, findApprovals, readOneApproval } from '../flow/decide-approval.ts';
-import { dryRun } from '../flow/dry-run.ts';
-import { breakers, freeze, setBreaker, unfreeze } from '../flow/switching.ts';
-import { readBody } from './bodies.ts';
+import {
+  type ApprovalView,
+  decideApproval,
+  findApprovals,
+  readApprovalView,
+} from '../flow/approvals/decide-approval.ts';
+import { dryRun } from '../flow/calls/dry-run.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { freezeScope, listBreakers, setManualBreaker, unfreezeScope } from '../flow/controls/freezes-and-breakers.ts';
 import { single } from './call-routes.ts';
 import { toolNamed } from './catalogue.ts';
-import { identifyPerson } from './identify.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 /** A person's reason, as every action wants one. PostgreSQL stores no NUL in a text. */
 export const reason = z
@@ -42,7 +47,7 @@ export interface PolicyControl {
 }
 
 /** Who may still do what: approvals, the kill switch, breakers, policies. */
-export function authorityRoutes(app: FastifyInstance, flow: Flow, control: PolicyControl): void {
+export function authorityRoutes(app: FastifyInstance, flow: Services, control: PolicyControl): void {
   const { station } = flow;
   const as = (request: FastifyRequest, role: Role) => identifyPerson(request, station.policies(), role);
   const param = (request: FastifyRequest, name: string) => (request.params as Record<string, string>)[name] ?? '';
@@ -66,7 +71,7 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   app.get('/admin/approvals/:txn', async (request) => {
     as(request, 'viewer');
-    return approvalJson(await readOneApproval(station, txnOf(request)));
+    return approvalJson(await readApprovalView(station, txnOf(request)));
   });
 
   for (const verdict of ['approve', 'reject'] as const) {
@@ -80,12 +85,12 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
 
   app.get('/admin/breakers', (request) => {
     as(request, 'viewer');
-    return { items: breakers(station), cursor: null };
+    return { items: listBreakers(station), cursor: null };
   });
   for (const to of ['open', 'close'] as const) {
     app.post(`/admin/breakers/:upstream/${to}`, async (request) => {
       const person = as(request, 'operator');
-      return setBreaker(station, param(request, 'upstream'), to, {
+      return setManualBreaker(station, param(request, 'upstream'), to, {
         person: person.name,
         ...readBody(request, reasonSchema),
       });
@@ -103,8 +108,8 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
   });
 
   for (const [verb, act] of [
-    ['freeze', freeze],
-    ['unfreeze', unfreeze],
+    ['freeze', freezeScope],
+    ['unfreeze', unfreezeScope],
   ] as const) {
     app.post(`/admin/agents/:agent/${verb}`, async (request) => {
       const person = as(request, 'operator');
@@ -162,7 +167,7 @@ export function authorityRoutes(app: FastifyInstance, flow: Flow, control: Polic
   });
 }
 
-function frozenJson(flow: Flow, agent: string): JsonObject | null {
+function frozenJson(flow: Services, agent: string): JsonObject | null {
   const frozen = flow.station.switches.get('all') ?? flow.station.switches.get(`agent:${agent}`);
   return frozen === undefined
     ? null

@@ -1,26 +1,26 @@
 import type { FastifyInstance } from 'fastify';
-import { face } from '../domain/call.ts';
+import { summarizeCall } from '../domain/calls/call.ts';
+import { CALL_STATES, type CallState, isFinalState } from '../domain/calls/call-state.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { type CallState, isFinal, STATES } from '../domain/states.ts';
-import type { Flow } from '../flow/call-tool.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
 import {
   type CallFilter,
   type CallPage,
   cancelCall,
   cursorAt,
-  delivered,
   findCalls,
+  markDelivered,
   readCall,
-} from '../flow/own-calls.ts';
+} from '../flow/calls/own-calls.ts';
 import { callView } from './encode.ts';
-import { parseWait } from './headers.ts';
-import { identifyAgent } from './identify.ts';
 import { hangUp } from './tool-routes.ts';
+import { parseWait } from './transport/headers.ts';
+import { identifyAgent } from './transport/identify.ts';
 
 export type Query = Readonly<Record<string, string | string[] | undefined>>;
 
 /** An agent's own calls. */
-export function callRoutes(app: FastifyInstance, flow: Flow): void {
+export function callRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
 
   app.get('/v1/calls', async (request, reply) => {
@@ -36,9 +36,9 @@ export function callRoutes(app: FastifyInstance, flow: Flow): void {
     const { txn } = request.params as { txn: string };
     const caller = patienceMs === 0 ? undefined : hangUp(request, reply);
     const call = await readCall(flow, txn, agent.name, patienceMs, caller);
-    if (isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
+    if (isFinalState(call.state)) reply.raw.once('finish', () => markDelivered(flow, call));
     reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
-    return reply.type('application/json').send(callView(call, face(call).pursued, false));
+    return reply.type('application/json').send(callView(call, summarizeCall(call).pursued, false));
   });
 
   app.post('/v1/calls/:txn/cancel', async (request, reply) => {
@@ -54,8 +54,8 @@ const MOST_ITEMS = 200;
 
 export function readFilter(query: Query): CallFilter {
   const state = single(query, 'state');
-  if (state !== undefined && !(STATES as readonly string[]).includes(state)) {
-    throw new GatewayError('malformed', `state must be one of ${STATES.join(', ')}.`);
+  if (state !== undefined && !(CALL_STATES as readonly string[]).includes(state)) {
+    throw new GatewayError('malformed', `state must be one of ${CALL_STATES.join(', ')}.`);
   }
   const until = readTime(query, 'until');
   return {
@@ -100,6 +100,6 @@ export function single(query: Query, name: string): string | undefined {
 }
 
 export function pageText(page: CallPage, full: boolean): string {
-  const items = page.items.map((call) => callView(call, face(call).pursued, full));
+  const items = page.items.map((call) => callView(call, summarizeCall(call).pursued, full));
   return `{"items":[${items.join(',')}],"cursor":${JSON.stringify(page.cursor)}}`;
 }

@@ -1,7 +1,7 @@
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
-import { coversByName } from '../policy/decide.ts';
+import { canAllowTool } from '../policy/decide.ts';
 
 /** What an agent may call, in our own shape or a model vendor's. */
 export function catalogue(policies: Policies, agent: Agent, format: string | undefined): { tools: JsonObject[] } {
@@ -13,7 +13,7 @@ export function catalogue(policies: Policies, agent: Agent, format: string | und
 }
 
 export function callable(policies: Policies, agent: Agent): Tool[] {
-  return [...policies.tools.values()].filter((tool) => tool.disabled === undefined && coversByName(agent, tool));
+  return [...policies.tools.values()].filter((tool) => tool.disabled === undefined && canAllowTool(agent, tool));
 }
 
 const SHAPES: Readonly<Record<string, (tool: Tool) => JsonObject>> = {

@@ -1,6 +1,6 @@
 import type { FastifyReply } from 'fastify';
-import type { Answer } from '../domain/adapter.ts';
-import type { Call, CallEvent, CallFace, Hold } from '../domain/call.ts';
+import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
+import type { Call, CallEvent, CallSummary, Hold } from '../domain/calls/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 
@@ -51,7 +51,7 @@ export function asGatewayError(error: unknown): GatewayError | undefined {
 const JSON_TEXT = 'application/json; charset=utf-8';
 
 /** How a call stands, in the words of HTTP. */
-export function sendCall(reply: FastifyReply, call: CallFace, repeat: boolean, instance: string): FastifyReply {
+export function sendCall(reply: FastifyReply, call: CallSummary, repeat: boolean, instance: string): FastifyReply {
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
   if (call.state !== 'succeeded') {
@@ -64,7 +64,7 @@ export function sendCall(reply: FastifyReply, call: CallFace, repeat: boolean, i
 }
 
 /** What is delayed leaves when it does; a person may come at any time. */
-function secondsToWait({ hold }: CallFace): number {
+function secondsToWait({ hold }: CallSummary): number {
   return hold?.kind === 'delay' ? Math.max(1, Math.ceil(hold.leftMs / 1000)) : 1;
 }
 
@@ -74,7 +74,7 @@ function holdJson({ kind, until }: Hold): JsonObject {
 }
 
 /** The problem a call ended in, or is in; undefined when there is none to tell. */
-export function problemOf(call: CallFace, repeat: boolean): GatewayError | undefined {
+export function problemOf(call: CallSummary, repeat: boolean): GatewayError | undefined {
   const { txn, state } = call;
   switch (state) {
     case 'succeeded':
@@ -106,7 +106,7 @@ export function problemOf(call: CallFace, repeat: boolean): GatewayError | undef
   }
 }
 
-function describeFailure(call: CallFace): string {
+function describeFailure(call: CallSummary): string {
   if (call.answer !== null) return `The tool answered ${call.answer.status}, and nothing happened.`;
   return ERRORS[call.problem ?? 'internal'].title;
 }
@@ -120,7 +120,7 @@ function sentence(text: string | null): string {
 const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
 
 /** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
-export function callText(call: CallFace, replayed: boolean): string {
+export function callText(call: CallSummary, replayed: boolean): string {
   const { txn, tool, state, outcome, saga, attempt, leaf } = call;
   const head = `{"txn":"${txn}","tool":${JSON.stringify(tool)},"state":"${state}","replayed":${replayed}`;
   const hold = call.hold == null ? '' : `,"hold":${JSON.stringify(holdJson(call.hold))}`;
@@ -132,9 +132,9 @@ export function callText(call: CallFace, replayed: boolean): string {
 }
 
 /** Whether a body that says it is JSON is; asked once of each answer, however often it is told. */
-const written = new WeakMap<Answer, string>();
+const written = new WeakMap<UpstreamAnswer, string>();
 
-function resultText(answer: Answer | null): string {
+function resultText(answer: UpstreamAnswer | null): string {
   if (answer === null || answer.body === null) return 'null';
   let text = written.get(answer);
   if (text === undefined) {
@@ -144,7 +144,7 @@ function resultText(answer: Answer | null): string {
   return text;
 }
 
-function asJson(answer: Answer, body: string): string {
+function asJson(answer: UpstreamAnswer, body: string): string {
   if (answer.encoding === 'base64') return JSON.stringify({ contentType: answer.contentType, base64: body });
   if (answer.contentType === null || /\bjson\b/i.test(answer.contentType)) {
     try {
@@ -158,7 +158,7 @@ function asJson(answer: Answer, body: string): string {
 }
 
 /** As a value, to be written into a problem; what is nested too deeply to be written again stays text. */
-export function resultJson(answer: Answer | null): Json {
+export function resultJson(answer: UpstreamAnswer | null): Json {
   const value = JSON.parse(resultText(answer)) as Json;
   try {
     JSON.stringify(value);

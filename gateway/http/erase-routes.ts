@@ -1,11 +1,11 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
 import { GatewayError } from '../domain/errors.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { type ErasureScope, erase } from '../flow/erase.ts';
+import { type ErasureScope, eraseScope } from '../flow/audit/erase.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
-import { identifyPerson } from './identify.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 const SCOPES = ['agent', 'saga', 'txn', 'subject'] as const;
 const text = z.string().min(1).max(4_096);
@@ -20,7 +20,7 @@ const eraseSchema = z.strictObject({
 });
 
 /** Payloads that must go before their time. */
-export function eraseRoutes(app: FastifyInstance, flow: Flow): void {
+export function eraseRoutes(app: FastifyInstance, flow: Services): void {
   app.post('/admin/erase', async (request) => {
     const person = identifyPerson(request, flow.station.policies(), 'admin');
     const body = readBody(request, eraseSchema);
@@ -31,6 +31,6 @@ export function eraseRoutes(app: FastifyInstance, flow: Flow): void {
     const [scope] = scopes;
     if (scope === undefined || scopes.length > 1)
       throw new GatewayError('malformed', `Name exactly one of ${SCOPES.join(', ')}.`);
-    return erase(flow, scope, { person: person.name, reason: body.reason }, body.cursor);
+    return eraseScope(flow, scope, { person: person.name, reason: body.reason }, body.cursor);
   });
 }

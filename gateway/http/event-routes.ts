@@ -1,10 +1,10 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { GatewayError } from '../domain/errors.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { LogFeed } from '../flow/log-feed.ts';
-import { EventStream } from './event-stream.ts';
-import { identifyPerson } from './identify.ts';
-import { whenOver } from './when-over.ts';
+import { LogFeed } from '../flow/audit/log-feed.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { EventStream } from './transport/event-stream.ts';
+import { identifyPerson } from './transport/identify.ts';
+import { onRequestEnd } from './transport/on-request-end.ts';
 
 export const EVENTS = '/admin/events';
 const MOST_STREAMS = 256;
@@ -12,7 +12,7 @@ const MOST_STREAMS = 256;
 const MOST_OF_ONE = 32;
 
 /** What happens, as it happens: server-sent events, whose ids are places in the signed log. */
-export function eventRoutes(app: FastifyInstance, flow: Flow): void {
+export function eventRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
   const feed = new LogFeed(station);
   const streams = new Set<EventStream>();
@@ -25,16 +25,16 @@ export function eventRoutes(app: FastifyInstance, flow: Flow): void {
     const person = identifyPerson(request, station.policies(), 'viewer').name;
     const after = lastEventId(request);
     refuseTooMany(streams, person);
-    if (flow.dispatch.stopping.gone) throw new GatewayError('unavailable', 'The gateway is ending.');
+    if (flow.dispatch.shutdownToken.gone) throw new GatewayError('unavailable', 'The gateway is ending.');
     const stream = new EventStream(request, reply, person, () => station.policies());
     streams.add(stream);
     const forget = () => {
       streams.delete(stream);
-      feed.leave(stream);
+      feed.unsubscribe(stream);
     };
-    whenOver(request, reply, forget);
+    onRequestEnd(request, reply, forget);
     try {
-      await feed.follow(stream, after);
+      await feed.subscribe(stream, after);
       stream.open();
     } catch (error) {
       forget();

@@ -1,11 +1,11 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
 import type { Json, JsonObject } from '../domain/json.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import type { Pin } from '../flow/imports.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import type { Pin } from '../flow/mcp/imports.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
-import { identifyPerson } from './identify.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 const acceptSchema = z.strictObject({
   reason,
@@ -13,7 +13,7 @@ const acceptSchema = z.strictObject({
 });
 
 /** What MCP servers say of their tools: as it was pinned, and as they say it now where that differs. */
-export function pinRoutes(app: FastifyInstance, { station }: Flow): void {
+export function pinRoutes(app: FastifyInstance, { station }: Services): void {
   app.get('/admin/pins', (request) => {
     identifyPerson(request, station.policies(), 'viewer');
     return { items: station.imports.pins().map(pinView), cursor: null };
@@ -23,7 +23,7 @@ export function pinRoutes(app: FastifyInstance, { station }: Flow): void {
     const person = identifyPerson(request, station.policies(), 'operator');
     const { upstream, tool } = request.params as { upstream: string; tool: string };
     const { digest, reason: why } = readBody(request, acceptSchema);
-    return pinView(await station.imports.accept(upstream, tool, digest, person.name, why));
+    return pinView(await station.imports.acceptPin(upstream, tool, digest, person.name, why));
   });
 }
 

@@ -1,35 +1,35 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import { digest } from '../domain/audit.ts';
+import { sha256Hex } from '../domain/audit/audit.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
-import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
-import { dryRun } from '../flow/dry-run.ts';
-import type { Caller } from '../flow/patience.ts';
-import { orLogged, Refusal } from '../flow/refusal.ts';
-import { readArguments } from './bodies.ts';
+import { dryRun } from '../flow/calls/dry-run.ts';
+import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../flow/calls/execute-call.ts';
+import { logIfRefused, Refusal } from '../flow/calls/refusal.ts';
+import type { CancelToken } from '../flow/cancel-token.ts';
 import { sendCall } from './encode.ts';
-import { isDryRun, readCallHeaders } from './headers.ts';
-import { identifyAgent } from './identify.ts';
 import { hangUp, replying, toolCall } from './tool-routes.ts';
+import { readArguments } from './transport/bodies.ts';
+import { isDryRun, readCallHeaders } from './transport/headers.ts';
+import { identifyAgent } from './transport/identify.ts';
 
 /**
  * For tools that already speak HTTP: the request is matched to the declared tool with that method and path, walks the
  * same way as any call, and the upstream's own status and body come back.
  */
-export function proxyRoutes(app: FastifyInstance, flow: Flow): void {
+export function proxyRoutes(app: FastifyInstance, flow: Services): void {
   app.all('/v1/proxy/:upstream/*', async (request, reply) => {
     const policies = flow.station.policies();
     const agent = identifyAgent(request, policies);
-    const ask = (caller?: Caller): ToolCall => {
+    const ask = (caller?: CancelToken): ToolCall => {
       const headers = readCallHeaders(request);
       const { tool, args } = match(policies, request);
       return toolCall(agent, tool, args, headers, caller);
     };
     if (isDryRun(request)) return dryRun(flow.station, ask);
     // What is no call of any tool is denied before there is one, and logged like any denial.
-    const asked = await orLogged(flow.station, { agent: agent.name }, async () => ask(hangUp(request, reply)));
-    const answer = await callTool(flow, asked);
+    const asked = await logIfRefused(flow.station, { agent: agent.name }, async () => ask(hangUp(request, reply)));
+    const answer = await executeCall(flow, asked);
     replying(flow, reply, answer.call);
     return sendUpstream(reply, answer, request.url);
   });
@@ -61,7 +61,12 @@ function match(policies: Policies, request: FastifyRequest): { tool: string; arg
   const path = `/${segments.join('/')}`;
   const denied = new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} ${path}.`);
   // The log is for ever, and nobody knows what is in a path that no tool has.
-  throw new Refusal(denied, { upstream, method: request.method, path: digest(path), reason: 'no tool has this path' });
+  throw new Refusal(denied, {
+    upstream,
+    method: request.method,
+    path: sha256Hex(path),
+    reason: 'no tool has this path',
+  });
 }
 
 /**
@@ -123,9 +128,9 @@ function collect(request: FastifyRequest, tool: Tool, path: PathMatch['values'])
 /** A parameter is text on the wire; the tool's schema says what it means. */
 function coerce(tool: Tool, name: string, text: string, item: boolean): Json {
   const properties = tool.input['properties'];
-  let schema = isObject(properties) ? properties[name] : undefined;
-  if (item && isObject(schema)) schema = schema['items'];
-  const type = isObject(schema) ? schema['type'] : undefined;
+  let schema = isJsonObject(properties) ? properties[name] : undefined;
+  if (item && isJsonObject(schema)) schema = schema['items'];
+  const type = isJsonObject(schema) ? schema['type'] : undefined;
   if (
     (type === 'integer' || type === 'number') &&
     /^-?(0|[1-9]\d*)(\.\d+)?$/.test(text) &&

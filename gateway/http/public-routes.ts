@@ -1,7 +1,7 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
-import type { Flow } from '../flow/call-tool.ts';
-import { identifyPerson, maybeAgent } from './identify.ts';
-import { openApi } from './openapi.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { openApi } from './openapi/openapi.ts';
+import { identifyPerson, maybeAgent } from './transport/identify.ts';
 
 export interface Health {
   /** Why calls cannot be served right now; empty when they can. */
@@ -18,7 +18,7 @@ export interface MetricsPage {
 
 export function publicRoutes(
   app: FastifyInstance,
-  flow: Flow,
+  flow: Services,
   health: Health,
   metrics: MetricsPage,
   version: string,

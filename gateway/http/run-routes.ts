@@ -1,28 +1,28 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
+import { DURATION_PATTERN, INVALID_DURATION, parseDurationMs } from '../domain/duration.ts';
 import { GatewayError } from '../domain/errors.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { findCalls } from '../flow/own-calls.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { findCalls } from '../flow/calls/own-calls.ts';
 import {
-  awaitRun,
+  awaitRunDrained,
   findRun,
   findRuns,
-  finish,
-  finishByHand,
-  heartbeat,
-  keepCheckpoint,
-  take,
-  tellRun,
-} from '../flow/runs.ts';
+  finishRun,
+  finishRunAsOperator,
+  keepRunAlive,
+  recordRunCheckpoint,
+  takeOverRun,
+  viewRun,
+} from '../flow/controls/runs.ts';
 import { reason } from './authority-routes.ts';
-import { readBody, readJson } from './bodies.ts';
 import { pageText, type Query, readFilter, readLimit, single } from './call-routes.ts';
-import { parseKey, readFence } from './headers.ts';
-import { identifyAgent, identifyPerson } from './identify.ts';
 import { runLine, runText } from './run-view.ts';
 import { idOf, keyHeader, patienceOf } from './saga-routes.ts';
 import { hangUp } from './tool-routes.ts';
+import { readBody, readJson } from './transport/bodies.ts';
+import { parseKey, readFence } from './transport/headers.ts';
+import { identifyAgent, identifyPerson } from './transport/identify.ts';
 
 const CHECKPOINT_BYTES = 1_048_576;
 const MOST_TTL_S = 366 * 24 * 3600;
@@ -36,14 +36,14 @@ const takeSchema = z.strictObject({
     .refine((text) => !text.includes('\0'), 'holds a NUL character'),
   ttl: z
     .union(
-      [z.string().regex(DURATION, NO_DURATION), z.int().min(1).max(MOST_TTL_S)],
+      [z.string().regex(DURATION_PATTERN, INVALID_DURATION), z.int().min(1).max(MOST_TTL_S)],
       'must be a duration such as 30s, 5m, 24h, or whole seconds',
     )
     .nullish(),
 });
 
 /** An agent's own runs, and what people see of all of them. */
-export function runRoutes(app: FastifyInstance, flow: Flow): void {
+export function runRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
   const agentOf = (request: FastifyRequest) => identifyAgent(request, station.policies()).name;
 
@@ -53,7 +53,7 @@ export function runRoutes(app: FastifyInstance, flow: Flow): void {
     const key = parseKey(keyHeader(request));
     const { name, ttl } = readBody(request, takeSchema);
     const patienceMs = patienceOf(request);
-    const taken = await take(flow, { agent, name, ttlMs: ttlOf(ttl), key }, patienceMs, caller);
+    const taken = await takeOverRun(flow, { agent, name, ttlMs: ttlOf(ttl), key }, patienceMs, caller);
     if (taken.isRepeat) reply.header('idempotent-replayed', 'true');
     return reply
       .status(taken.epoch === 1 ? 201 : 200)
@@ -70,7 +70,7 @@ export function runRoutes(app: FastifyInstance, flow: Flow): void {
 
   app.get('/v1/runs/:id', async (request, reply) => {
     const caller = hangUp(request, reply);
-    const story = await awaitRun(flow, idOf(request), agentOf(request), patienceOf(request), caller);
+    const story = await awaitRunDrained(flow, idOf(request), agentOf(request), patienceOf(request), caller);
     return reply.type('application/json').send(runText(story, story.run.epoch, false));
   });
 
@@ -86,19 +86,19 @@ export function runRoutes(app: FastifyInstance, flow: Flow): void {
     const agent = agentOf(request);
     const fence = readFence(request, idOf(request));
     const checkpoint = JSON.stringify(readJson(request, 'the checkpoint'));
-    return runLine(await keepCheckpoint(station, agent, fence, checkpoint), false);
+    return runLine(await recordRunCheckpoint(station, agent, fence, checkpoint), false);
   });
 
   app.post('/v1/runs/:id/heartbeat', async (request) => {
     const agent = agentOf(request);
     readBody(request, z.strictObject({}));
-    return runLine(await heartbeat(station, agent, readFence(request, idOf(request))), false);
+    return runLine(await keepRunAlive(station, agent, readFence(request, idOf(request))), false);
   });
 
   app.post('/v1/runs/:id/finish', async (request) => {
     const agent = agentOf(request);
     readBody(request, z.strictObject({}));
-    return runLine(await finish(station, agent, readFence(request, idOf(request))), false);
+    return runLine(await finishRun(station, agent, readFence(request, idOf(request))), false);
   });
 
   app.get('/admin/runs', async (request) => {
@@ -110,14 +110,14 @@ export function runRoutes(app: FastifyInstance, flow: Flow): void {
 
   app.get('/admin/runs/:id', async (request, reply) => {
     identifyPerson(request, station.policies(), 'viewer');
-    const story = await tellRun(station, idOf(request), undefined);
+    const story = await viewRun(station, idOf(request), undefined);
     return reply.type('application/json').send(runText(story, story.run.epoch, true));
   });
 
   app.post('/admin/runs/:id/finish', async (request, reply) => {
     const person = identifyPerson(request, station.policies(), 'operator');
     const { reason: why } = readBody(request, byHandSchema);
-    const story = await finishByHand(station, idOf(request), { person: person.name, reason: why });
+    const story = await finishRunAsOperator(station, idOf(request), { person: person.name, reason: why });
     return reply.type('application/json').send(runText(story, story.run.epoch, true));
   });
 }
@@ -125,7 +125,7 @@ export function runRoutes(app: FastifyInstance, flow: Flow): void {
 const byHandSchema = z.strictObject({ reason });
 
 function ttlOf(ttl: string | number | null | undefined): number | undefined {
-  const ttlMs = ttl == null ? undefined : typeof ttl === 'number' ? ttl * 1000 : milliseconds(ttl);
+  const ttlMs = ttl == null ? undefined : typeof ttl === 'number' ? ttl * 1000 : parseDurationMs(ttl);
   if (ttlMs === undefined || (ttlMs > 0 && ttlMs <= MOST_TTL_S * 1000)) return ttlMs;
   throw new GatewayError('malformed', 'ttl must be more than nothing and at most a year.');
 }

@@ -1,6 +1,6 @@
+import type { Run } from '../domain/controls/run.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Run } from '../domain/run.ts';
-import type { RunStory } from '../flow/runs.ts';
+import type { RunView } from '../flow/controls/runs.ts';
 import { taintView } from './taint-view.ts';
 
 /** A run in a list; a person sees whose it is. */
@@ -23,7 +23,7 @@ export function runLine(run: Run, full: boolean): JsonObject {
 }
 
 /** A run as the holder of `epoch` sees it. The checkpoint goes in as it was stored: parsing it again would gain nothing. */
-export function runText({ run, open, checkpoint }: RunStory, epoch: number, full: boolean): string {
+export function runText({ run, open, checkpoint }: RunView, epoch: number, full: boolean): string {
   const told = {
     ...runLine(run, full),
     epoch,

@@ -1,21 +1,21 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { face } from '../domain/call.ts';
+import { summarizeCall } from '../domain/calls/call.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { isObject, type JsonObject } from '../domain/json.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { readCall } from '../flow/own-calls.ts';
-import { rollBack } from '../flow/roll-back.ts';
-import { awaitRollback, findSagas, readSaga } from '../flow/sagas.ts';
-import { awaitUndo, close, resume, undoCall } from '../flow/undo-by-hand.ts';
+import { isJsonObject, type JsonObject } from '../domain/json.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { readCall } from '../flow/calls/own-calls.ts';
+import { awaitUndo, closeParkedSaga, requestUndo, resumeRollback } from '../flow/sagas/manual-undo.ts';
+import { requestRollback } from '../flow/sagas/rollback.ts';
+import { awaitRollback, findSagas, readSaga } from '../flow/sagas/sagas.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
 import { type Query, single } from './call-routes.ts';
 import { callView } from './encode.ts';
-import { identifyPerson } from './identify.ts';
 import { idOf, patienceOf, readSagaFilter, savepointName } from './saga-routes.ts';
 import { planView, sagaLine, sagaView } from './saga-view.ts';
 import { hangUp } from './tool-routes.ts';
+import { readBody } from './transport/bodies.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 const rollbackSchema = z
   .strictObject({
@@ -30,10 +30,10 @@ const rollbackSchema = z
   .refine((body) => body.dryRun === true || body.reason !== undefined, { path: ['reason'], message: 'Required' });
 const resumeSchema = z.strictObject({ reason, waive: z.array(z.uuid()).max(1_000).optional() });
 const closeSchema = z.strictObject({ reason });
-const undoSchema = z.strictObject({ reason, args: z.custom<JsonObject>(isObject, 'must be an object').optional() });
+const undoSchema = z.strictObject({ reason, args: z.custom<JsonObject>(isJsonObject, 'must be an object').optional() });
 
 /** What people see of sagas, and what they do about them. */
-export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
+export function sagaAdminRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
   const policies = () => station.policies();
 
@@ -65,8 +65,8 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
     const person = identifyPerson(request, policies(), 'operator');
     await readSaga(station, id, undefined);
     const order = { id, to, reason: body.reason ?? '', by: person.name, again: true, digest: body.digest };
-    await rollBack(station, order, { person: person.name });
-    flow.rollbacks.hurry({ id, of: 'saga' });
+    await requestRollback(station, order, { person: person.name });
+    flow.rollbacks.wake({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
     return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
   });
@@ -76,7 +76,7 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
     const person = identifyPerson(request, policies(), 'operator');
     const body = readBody(request, resumeSchema);
     const id = idOf(request);
-    await resume(flow, id, body.waive ?? [], { person: person.name, reason: body.reason });
+    await resumeRollback(flow, id, body.waive ?? [], { person: person.name, reason: body.reason });
     const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
     return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
   });
@@ -84,7 +84,7 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
   app.post('/admin/sagas/:id/close', async (request) => {
     const person = identifyPerson(request, policies(), 'operator');
     const body = readBody(request, closeSchema);
-    return sagaView(await close(flow, idOf(request), { person: person.name, reason: body.reason }), true);
+    return sagaView(await closeParkedSaga(flow, idOf(request), { person: person.name, reason: body.reason }), true);
   });
 
   app.post('/admin/calls/:txn/undo', async (request, reply) => {
@@ -93,13 +93,13 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Flow): void {
     const { txn } = request.params as { txn: string };
     const body = readBody(request, undoSchema);
     await readCall(flow, txn, undefined);
-    await undoCall(flow, txn, body.args, { person: person.name, reason: body.reason });
+    await requestUndo(flow, txn, body.args, { person: person.name, reason: body.reason });
     const call = await awaitUndo(flow, txn, patienceOf(request), caller);
     reply.header('location', `/admin/calls/${txn}`).header('oncegate-txn', txn);
     return reply
       .status(202)
       .type('application/json')
-      .send(callView(call, face(call).pursued, true));
+      .send(callView(call, summarizeCall(call).pursued, true));
   });
 }
 

@@ -1,19 +1,19 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { DURATION, milliseconds, NO_DURATION } from '../domain/duration.ts';
+import { DURATION_PATTERN, INVALID_DURATION, parseDurationMs } from '../domain/duration.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { SAGA_STATES } from '../domain/saga.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { rollBack } from '../flow/roll-back.ts';
-import { findRun } from '../flow/runs.ts';
-import { awaitRollback, beginSaga, commit, findSagas, readSaga, savepoint } from '../flow/sagas.ts';
+import { SAGA_STATES } from '../domain/sagas/saga.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { findRun } from '../flow/controls/runs.ts';
+import { requestRollback } from '../flow/sagas/rollback.ts';
+import { awaitRollback, beginSaga, commitOwnSaga, createSavepoint, findSagas, readSaga } from '../flow/sagas/sagas.ts';
 import { reason } from './authority-routes.ts';
-import { readBody } from './bodies.ts';
 import { type Query, readLimit, single } from './call-routes.ts';
-import { parseKey, parseWait, readRun } from './headers.ts';
-import { identifyAgent } from './identify.ts';
 import { sagaLine, sagaView } from './saga-view.ts';
 import { hangUp } from './tool-routes.ts';
+import { readBody } from './transport/bodies.ts';
+import { parseKey, parseWait, readRun } from './transport/headers.ts';
+import { identifyAgent } from './transport/identify.ts';
 
 /** A year: longer than anything that is still one piece of work. */
 const MOST_TTL_S = 366 * 24 * 3600;
@@ -25,7 +25,7 @@ export const savepointName = z
   .max(128)
   .refine((text) => !text.includes('\0'), 'holds a NUL character');
 
-const duration = z.string().regex(DURATION, NO_DURATION);
+const duration = z.string().regex(DURATION_PATTERN, INVALID_DURATION);
 export const sagaSchema = z.strictObject({
   name: savepointName.nullish(),
   ttl: z
@@ -37,7 +37,7 @@ const savepointSchema = z.strictObject({ name: savepointName });
 const rollbackSchema = z.strictObject({ to: savepointName.nullish(), reason });
 
 /** An agent's own sagas. */
-export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
+export function sagaRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
   const agentOf = (request: FastifyRequest) => identifyAgent(request, station.policies()).name;
 
@@ -74,14 +74,14 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
   app.post('/v1/sagas/:id/commit', async (request) => {
     const agent = agentOf(request);
     readBody(request, z.strictObject({}));
-    return sagaView(await commit(station, idOf(request), agent, await fenceOf(request, agent)), false);
+    return sagaView(await commitOwnSaga(station, idOf(request), agent, await fenceOf(request, agent)), false);
   });
 
   app.post('/v1/sagas/:id/savepoints', async (request, reply) => {
     const agent = agentOf(request);
     const { name } = readBody(request, savepointSchema);
     const fence = await fenceOf(request, agent);
-    const { created, after } = await savepoint(station, idOf(request), agent, name, fence);
+    const { created, after } = await createSavepoint(station, idOf(request), agent, name, fence);
     return reply.status(created ? 201 : 200).send({ saga: idOf(request), name, after });
   });
 
@@ -94,8 +94,8 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
     await readSaga(station, id, agent);
     const fence = await fenceOf(request, agent);
     const order = { id, to: to ?? undefined, reason: why, by: 'agent', again: false, fence };
-    await rollBack(station, order, { agent });
-    flow.rollbacks.hurry({ id, of: 'saga' });
+    await requestRollback(station, order, { agent });
+    flow.rollbacks.wake({ id, of: 'saga' });
     const story = await awaitRollback(flow, id, agent, patienceMs, caller);
     return reply.status(202).header('location', `/v1/sagas/${id}`).send(sagaView(story, false));
   });
@@ -103,7 +103,7 @@ export function sagaRoutes(app: FastifyInstance, flow: Flow): void {
 
 export function ttlOf(ttl: string | number | null | undefined): number | undefined {
   if (ttl == null) return undefined;
-  const ms = typeof ttl === 'number' ? ttl * 1000 : milliseconds(ttl);
+  const ms = typeof ttl === 'number' ? ttl * 1000 : parseDurationMs(ttl);
   if (ms <= MOST_TTL_S * 1000) return ms;
   throw new GatewayError('malformed', 'ttl: longer than a year is no ttl: leave it out.');
 }

@@ -1,7 +1,7 @@
 import type { JsonObject } from '../domain/json.ts';
-import { planDigest } from '../domain/plan-digest.ts';
-import { type Planned, planOf, type Saga, type Step, unwind } from '../domain/saga.ts';
-import type { SagaStory } from '../flow/sagas.ts';
+import { computePlanDigest } from '../domain/sagas/plan-digest.ts';
+import { buildRollbackPlan, type PlannedStep, planNextMoves, type Saga, type SagaStep } from '../domain/sagas/saga.ts';
+import type { SagaWithSteps } from '../flow/sagas/sagas.ts';
 import { undoView } from './encode.ts';
 import { taintView } from './taint-view.ts';
 
@@ -9,7 +9,7 @@ import { taintView } from './taint-view.ts';
 const MOST_SPELLED_OUT = 200;
 
 /** A saga as its agent sees it; a person sees whose it is, and what each undo would be called with. */
-export function sagaView({ saga, steps }: SagaStory, full: boolean): JsonObject {
+export function sagaView({ saga, steps }: SagaWithSteps, full: boolean): JsonObject {
   const rests = dependencies(steps);
   const hindered = isHeldUp(saga) ? hindrances(steps, saga.keep ?? 0) : new Map<string, string>();
   return {
@@ -39,16 +39,21 @@ function isHeldUp({ state }: Saga): boolean {
 }
 
 /** Why a step is not undone, where its undo does not say so itself: it is stuck, or waits for one that is. */
-function hindrances(steps: readonly Step[], keep: number): ReadonlyMap<string, string> {
+function hindrances(steps: readonly SagaStep[], keep: number): ReadonlyMap<string, string> {
   const retry = { attempts: 1, baseMs: 0, maxMs: 0, withinMs: 0 };
-  const { stuck, blocked } = unwind(steps, keep, () => ({ retry, quietMs: 0 }));
+  const { stuck, blocked } = planNextMoves(steps, keep, () => ({ retry, quietMs: 0 }));
   return new Map([
     ...stuck.flatMap(({ step, why }) => (step.undoState === 'none' ? [[step.txn, why] as const] : [])),
     ...Array.from(blocked, ([txn, by]) => [txn, `it waits until ${by} is undone`] as const),
   ]);
 }
 
-function stepView(step: Step, dependsOn: readonly string[], hindrance: string | undefined, full: boolean): JsonObject {
+function stepView(
+  step: SagaStep,
+  dependsOn: readonly string[],
+  hindrance: string | undefined,
+  full: boolean,
+): JsonObject {
   const reason = step.undoReason ?? hindrance ?? null;
   return {
     txn: step.txn,
@@ -61,7 +66,7 @@ function stepView(step: Step, dependsOn: readonly string[], hindrance: string | 
 }
 
 /** What each step rests on, spelled out. */
-function dependencies(steps: readonly Step[]): ReadonlyMap<string, readonly string[]> {
+function dependencies(steps: readonly SagaStep[]): ReadonlyMap<string, readonly string[]> {
   const found = new Map<string, readonly string[]>();
   const earlier: string[] = [];
   let loose = new Set<string>();
@@ -78,14 +83,14 @@ function dependencies(steps: readonly Step[]): ReadonlyMap<string, readonly stri
 }
 
 /** What a rollback would do, the first thing first. */
-export function planView({ saga, steps }: SagaStory, keep: number, to: string | undefined): JsonObject {
-  const planned = planOf(steps, keep);
+export function planView({ saga, steps }: SagaWithSteps, keep: number, to: string | undefined): JsonObject {
+  const planned = buildRollbackPlan(steps, keep);
   return {
     dryRun: true,
     saga: saga.id,
     state: saga.state,
     to: to ?? null,
-    digest: planDigest(saga, steps, keep),
+    digest: computePlanDigest(saga, steps, keep),
     wouldEnd: isOver(saga)
       ? saga.state
       : planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)
@@ -102,7 +107,7 @@ function isOver({ endedAt }: Saga): boolean {
   return endedAt !== null;
 }
 
-function plannedView({ step, does, wave, why, blockedBy }: Planned): JsonObject {
+function plannedView({ step, does, wave, why, blockedBy }: PlannedStep): JsonObject {
   return {
     txn: step.txn,
     tool: step.tool,

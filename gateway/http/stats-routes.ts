@@ -1,12 +1,12 @@
 import type { FastifyInstance } from 'fastify';
-import type { Flow } from '../flow/call-tool.ts';
-import { Standing } from '../flow/standing.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { Stats } from '../flow/stats.ts';
 import type { PolicyControl } from './authority-routes.ts';
-import { identifyPerson } from './identify.ts';
+import { identifyPerson } from './transport/identify.ts';
 
 /** How things stand, for whoever looks after them. */
-export function statsRoutes(app: FastifyInstance, flow: Flow, control: PolicyControl, version: string): void {
-  const standing = new Standing(flow.station);
+export function statsRoutes(app: FastifyInstance, flow: Services, control: PolicyControl, version: string): void {
+  const standing = new Stats(flow.station);
 
   app.get('/admin/stats', async (request) => {
     const policies = flow.station.policies();

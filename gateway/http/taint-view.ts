@@ -1,5 +1,5 @@
+import type { Taint } from '../domain/controls/taint.ts';
 import type { JsonObject } from '../domain/json.ts';
-import type { Taint } from '../domain/taint.ts';
 
 /** By which call a run or saga became tainted; null while it is clean. */
 export function taintView(taint: Taint | null): JsonObject | null {

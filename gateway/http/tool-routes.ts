@@ -1,21 +1,21 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import type { CallFace } from '../domain/call.ts';
+import type { CallSummary } from '../domain/calls/call.ts';
+import { isFinalState } from '../domain/calls/call-state.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
-import { isFinal } from '../domain/states.ts';
-import { callTool, type Flow, type ToolAnswer, type ToolCall } from '../flow/call-tool.ts';
-import { dryRun } from '../flow/dry-run.ts';
-import { delivered } from '../flow/own-calls.ts';
-import { Caller } from '../flow/patience.ts';
-import { retell } from '../flow/retell.ts';
-import { asItCame, readArguments } from './bodies.ts';
+import { dryRun } from '../flow/calls/dry-run.ts';
+import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../flow/calls/execute-call.ts';
+import { markDelivered } from '../flow/calls/own-calls.ts';
+import { replayFromCache } from '../flow/calls/replay-from-cache.ts';
+import { CancelToken } from '../flow/cancel-token.ts';
 import { catalogue, toolNamed } from './catalogue.ts';
 import { sendCall } from './encode.ts';
-import { type CallHeaders, isDryRun, readCallHeaders } from './headers.ts';
-import { identifyAgent } from './identify.ts';
-import { whenOver } from './when-over.ts';
+import { asItCame, readArguments } from './transport/bodies.ts';
+import { type CallHeaders, isDryRun, readCallHeaders } from './transport/headers.ts';
+import { identifyAgent } from './transport/identify.ts';
+import { onRequestEnd } from './transport/on-request-end.ts';
 
-export function toolRoutes(app: FastifyInstance, flow: Flow): void {
+export function toolRoutes(app: FastifyInstance, flow: Services): void {
   const { station } = flow;
 
   app.get('/v1/tools', (request) => {
@@ -32,10 +32,10 @@ export function toolRoutes(app: FastifyInstance, flow: Flow): void {
     const headers = readCallHeaders(request);
     const { key, saga, trace } = headers;
     const body = key === undefined ? undefined : asItCame(request);
-    const again = retell(flow, { agent, tool, key, saga, trace, body });
+    const again = replayFromCache(flow, { agent, tool, key, saga, trace, body });
     if (again !== undefined) return answer(request, reply, again);
     const asked = toolCall(agent, tool, readArguments(request), headers, hangUp(request, reply), body);
-    return callTool(flow, asked).then((told) => answer(request, reply, told));
+    return executeCall(flow, asked).then((told) => answer(request, reply, told));
   });
 
   function answer(request: FastifyRequest, reply: FastifyReply, { call, repeat }: ToolAnswer): FastifyReply {
@@ -50,7 +50,7 @@ export function toolCall(
   tool: string,
   args: JsonObject,
   headers: CallHeaders,
-  caller?: Caller,
+  caller?: CancelToken,
   body?: string,
 ): ToolCall {
   return {
@@ -72,14 +72,14 @@ export function toolCall(
 }
 
 /** The answer is about to be sent; once it was handed to the connection, that is remembered. */
-export function replying(flow: Flow, reply: FastifyReply, call: CallFace): void {
+export function replying(flow: Services, reply: FastifyReply, call: CallSummary): void {
   flow.station.reach('replying');
-  if (call.identity === 'repeat' && isFinal(call.state)) reply.raw.once('finish', () => delivered(flow, call));
+  if (call.identity === 'repeat' && isFinalState(call.state)) reply.raw.once('finish', () => markDelivered(flow, call));
 }
 
 /** Whoever asks, and may go away. That ends the waiting for an answer, never the call. */
-export function hangUp(request: FastifyRequest, reply: FastifyReply): Caller {
-  const caller = new Caller();
-  whenOver(request, reply, () => caller.hangUp());
+export function hangUp(request: FastifyRequest, reply: FastifyReply): CancelToken {
+  const caller = new CancelToken();
+  onRequestEnd(request, reply, () => caller.hangUp());
   return caller;
 }

@@ -4,16 +4,16 @@ import { GatewayError, LedgerError } from '../domain/errors.ts';
 /** An answer is owed within two seconds of a dead ledger (I34): no statement and no connection attempt may take longer. */
 const STATEMENT_TIMEOUT_MS = 1_500;
 /** And both together: who waited for a connection waits that much less for what is asked on it, but never less than the shortest. */
-const BOTH_TIMEOUT_MS = 1_800;
-const SHORTEST_TIMEOUT_MS = 300;
+const TOTAL_TIMEOUT_MS = 1_800;
+const MIN_STATEMENT_TIMEOUT_MS = 300;
 
 /**
  * SQLSTATE classes that only arise before a commit starts. Every other error, and every lost connection, leaves open
  * whether the statement committed: an I/O error during COMMIT has been seen to be reported for a row that was there.
  */
-const CERTAINLY_NOT_COMMITTED = new Set(['0A', '21', '22', '23', '25', '26', '2D', '34', '40', '42', '55', 'P0']);
+const NOT_COMMITTED_CLASSES = new Set(['0A', '21', '22', '23', '25', '26', '2D', '34', '40', '42', '55', 'P0']);
 /** Of these: about what was to be written, and not about the moment. */
-const HOPELESS = new Set(['22', '23']);
+const PERMANENT_ERROR_CLASSES = new Set(['22', '23']);
 
 export interface Statement {
   readonly name: string;
@@ -63,13 +63,13 @@ export class Database implements Queryable {
     const began = performance.now();
     const client = await this.#connect();
     try {
-      const query_timeout = patient ? STATEMENT_TIMEOUT_MS : timeLeft(began);
+      const query_timeout = patient ? STATEMENT_TIMEOUT_MS : computeTimeoutMs(began);
       const query: TimedQuery = { ...statement, values: [...statement.values], query_timeout };
       const result = await client.query(query);
       client.release();
       return result.rows as Row[];
     } catch (error) {
-      const failure = ledgerError(error);
+      const failure = toLedgerError(error);
       client.release(failure.unknown ? true : undefined);
       throw failure;
     }
@@ -105,12 +105,12 @@ export class Database implements Queryable {
         throw error;
       }
       client.release(true);
-      throw ledgerError(error, committing);
+      throw toLedgerError(error, committing);
     }
   }
 
   /** For tests: how many connections are checked out right now. */
-  get busy(): number {
+  get busyConnections(): number {
     return this.#pool.totalCount - this.#pool.idleCount;
   }
 
@@ -122,26 +122,26 @@ export class Database implements Queryable {
     try {
       return await this.#pool.connect();
     } catch (error) {
-      throw new LedgerError(`the ledger cannot be reached: ${message(error)}`, false, error);
+      throw new LedgerError(`the ledger cannot be reached: ${errorMessage(error)}`, false, error);
     }
   }
 }
 
-function timeLeft(began: number): number {
-  const left = BOTH_TIMEOUT_MS - (performance.now() - began);
-  return Math.min(STATEMENT_TIMEOUT_MS, Math.max(SHORTEST_TIMEOUT_MS, Math.round(left)));
+function computeTimeoutMs(began: number): number {
+  const left = TOTAL_TIMEOUT_MS - (performance.now() - began);
+  return Math.min(STATEMENT_TIMEOUT_MS, Math.max(MIN_STATEMENT_TIMEOUT_MS, Math.round(left)));
 }
 
 /** Outside a COMMIT a connection error inside a transaction is harmless: what was not committed is rolled back. */
-function ledgerError(error: unknown, uncertain = true): LedgerError {
+function toLedgerError(error: unknown, uncertain = true): LedgerError {
   if (error instanceof LedgerError) return error;
   const code = error instanceof pg.DatabaseError ? (error.code ?? '') : '';
   const kind = code.slice(0, 2);
-  const certain = CERTAINLY_NOT_COMMITTED.has(kind);
-  const text = `the ledger did not take it: ${message(error)}`;
-  return new LedgerError(text, uncertain && !certain, error, certain, HOPELESS.has(kind));
+  const certain = NOT_COMMITTED_CLASSES.has(kind);
+  const text = `the ledger did not take it: ${errorMessage(error)}`;
+  return new LedgerError(text, uncertain && !certain, error, certain, PERMANENT_ERROR_CLASSES.has(kind));
 }
 
-function message(error: unknown): string {
+function errorMessage(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import type { Database } from './db.ts';
 
 /** The deployment's own id, made with the database and the same for every replica: it goes into every txn. */
-export async function deploymentId(db: Database): Promise<string> {
+export async function ensureDeploymentId(db: Database): Promise<string> {
   await db.run({
     name: 'make-deployment',
     text: 'insert into deployment (id) values ($1) on conflict do nothing',

@@ -1,7 +1,7 @@
 import { LedgerError } from '../domain/errors.ts';
 import type { Database } from './db.ts';
 
-interface Waiting<Item, Result> {
+interface QueuedItem<Item, Result> {
   readonly item: Item;
   readonly resolve: (result: Result | PromiseLike<Result>) => void;
   readonly reject: (error: unknown) => void;
@@ -33,7 +33,7 @@ export interface GroupCommitOptions<Item, Result> {
  */
 export class GroupCommit<Item, Result> {
   readonly #options: GroupCommitOptions<Item, Result>;
-  #waiting: Waiting<Item, Result>[] = [];
+  #queue: QueuedItem<Item, Result>[] = [];
   #inFlight = 0;
   #scheduled = false;
 
@@ -43,7 +43,7 @@ export class GroupCommit<Item, Result> {
 
   submit(item: Item): Promise<Result> {
     return new Promise((resolve, reject) => {
-      this.#waiting.push({ item, resolve, reject });
+      this.#queue.push({ item, resolve, reject });
       if (!this.#scheduled) {
         this.#scheduled = true;
         setImmediate(() => {
@@ -55,10 +55,10 @@ export class GroupCommit<Item, Result> {
   }
 
   #flush(): void {
-    while (this.#waiting.length > 0 && this.#inFlight < this.#options.maxInFlight) {
-      const batch = this.#waiting.splice(0, this.#options.maxBatch);
+    while (this.#queue.length > 0 && this.#inFlight < this.#options.maxInFlight) {
+      const batch = this.#queue.splice(0, this.#options.maxBatch);
       this.#inFlight += 1;
-      this.#options.onBatch?.(batch.length, this.#waiting.length);
+      this.#options.onBatch?.(batch.length, this.#queue.length);
       void this.#commit(batch).finally(() => {
         this.#inFlight -= 1;
         this.#flush();
@@ -66,7 +66,7 @@ export class GroupCommit<Item, Result> {
     }
   }
 
-  async #commit(batch: readonly Waiting<Item, Result>[]): Promise<void> {
+  async #commit(batch: readonly QueuedItem<Item, Result>[]): Promise<void> {
     try {
       const results = await this.#options.run(batch.map((waiting) => waiting.item));
       for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
@@ -76,21 +76,21 @@ export class GroupCommit<Item, Result> {
         for (const waiting of batch) await this.#commit([waiting]);
       } else {
         for (const waiting of batch) waiting.reject(error);
-        if (!isOfOne) this.#refuseWaiting(error);
+        if (!isOfOne) this.#rejectQueued(error);
       }
     }
   }
 
   /** The server is gone, or as good as: those that wait behind are owed an answer now, and nothing of theirs was sent to it. */
-  #refuseWaiting(error: unknown): void {
-    const waiting = this.#waiting.splice(0);
+  #rejectQueued(error: unknown): void {
+    const waiting = this.#queue.splice(0);
     const text = error instanceof Error ? error.message : String(error);
     for (const { reject } of waiting) reject(new LedgerError(text, false, error));
   }
 }
 
 /** One group for each database, for statements that need nothing but it, and wait for nobody: whoever asks knows it already. */
-export function grouped<Item, Result>(
+export function groupByDatabase<Item, Result>(
   size: Pick<GroupCommitOptions<Item, Result>, 'maxBatch' | 'maxInFlight'>,
   run: (db: Database, items: readonly Item[]) => Promise<readonly Result[]>,
 ): (db: Database, item: Item) => Promise<Result> {

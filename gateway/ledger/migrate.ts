@@ -6,14 +6,14 @@ import pg from 'pg';
 /** Replicas that boot together queue up here; the number only has to be the same for all of them. */
 const MIGRATION_LOCK = 7_364_921;
 /** Something that takes the connection and never answers is no database; a real one far away has answered by then. */
-const CONNECT_MS = 10_000;
+const CONNECT_TIMEOUT_MS = 10_000;
 
 export class SchemaError extends Error {
   override readonly name = 'SchemaError';
 }
 
 /** There is no talking to the database at all. */
-export class DatabaseUnusable extends Error {
+export class DatabaseUnreachableError extends Error {
   override readonly name = 'DatabaseUnusable';
 }
 
@@ -25,14 +25,14 @@ interface Migration {
 }
 
 /** Brings the database to the newest schema and refuses one that cannot keep the promise. Returns what it applied. */
-export async function migrate(url: string, directory: string): Promise<readonly string[]> {
+export async function migrateDatabase(url: string, directory: string): Promise<readonly string[]> {
   const client = await connect(url);
   try {
-    await refuseForgetfulServer(client);
+    await refuseNonDurableServer(client);
     const migrations = await readMigrations(directory);
     const applied: string[] = [];
     for (const migration of migrations) {
-      if (await applyOnce(client, migration)) applied.push(migration.name);
+      if (await applyMigration(client, migration)) applied.push(migration.name);
     }
     await refuseUnknownSchema(client, migrations);
     return applied;
@@ -42,7 +42,7 @@ export async function migrate(url: string, directory: string): Promise<readonly 
 }
 
 async function connect(url: string): Promise<pg.Client> {
-  const options = { application_name: 'oncegate-migrate', connectionTimeoutMillis: CONNECT_MS };
+  const options = { application_name: 'oncegate-migrate', connectionTimeoutMillis: CONNECT_TIMEOUT_MS };
   const client = new pg.Client({ connectionString: url, ...options });
   const began = performance.now();
   try {
@@ -50,15 +50,15 @@ async function connect(url: string): Promise<pg.Client> {
     return client;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
-    const isLate = performance.now() - began >= CONNECT_MS;
+    const isLate = performance.now() - began >= CONNECT_TIMEOUT_MS;
     // Of a name with several addresses, none of which answers, only the code is told.
-    const why = isLate ? `it does not answer within ${CONNECT_MS / 1_000} s` : message || code;
-    throw new DatabaseUnusable(why, { cause: error });
+    const why = isLate ? `it does not answer within ${CONNECT_TIMEOUT_MS / 1_000} s` : message || code;
+    throw new DatabaseUnreachableError(why, { cause: error });
   }
 }
 
 /** A commit that does not survive a power cut is no commit: the ledger would forget what it promised. */
-async function refuseForgetfulServer(client: pg.Client): Promise<void> {
+async function refuseNonDurableServer(client: pg.Client): Promise<void> {
   for (const setting of ['fsync', 'synchronous_commit', 'full_page_writes']) {
     const { rows } = await client.query<{ value: string }>(`select current_setting($1) as value`, [setting]);
     if (rows[0]?.value === 'off') {
@@ -81,7 +81,7 @@ async function readMigrations(directory: string): Promise<Migration[]> {
 }
 
 /** One transaction each, the version row first: a replica that lost the race waits here and then finds it done. */
-async function applyOnce(client: pg.Client, migration: Migration): Promise<boolean> {
+async function applyMigration(client: pg.Client, migration: Migration): Promise<boolean> {
   await client.query('begin');
   try {
     await client.query('select pg_advisory_xact_lock($1)', [MIGRATION_LOCK]);

@@ -6,10 +6,10 @@ const OIDS = { bool: 16, bytea: 17, int: 23, text: 25, float8: 701, uuid: 2950 }
 type ColumnType = keyof typeof OIDS;
 
 const HEADER_BYTES = 20;
-const ABSENT = -1;
-const FIRST_BYTES = 64 * 1024;
+const NULL_LENGTH = -1;
+const INITIAL_BYTES = 64 * 1024;
 /** What one batch of long texts took is not kept for ever. */
-const MOST_KEPT_BYTES = 4 * 1024 * 1024;
+const MAX_KEPT_BYTES = 4 * 1024 * 1024;
 
 /**
  * The rows of a batch as one parameter: an array of a composite type in PostgreSQL's binary format. A batch carries texts of a
@@ -17,9 +17,9 @@ const MOST_KEPT_BYTES = 4 * 1024 * 1024;
  *
  * One of these is used again for every batch: it is filled and copied out without anything between.
  */
-export class RowArray {
+export class RowArrayEncoder {
   readonly #columns: number;
-  #bytes = Buffer.allocUnsafe(FIRST_BYTES);
+  #bytes = Buffer.allocUnsafe(INITIAL_BYTES);
   #at = 0;
   #rows = 0;
   #rowAt = 0;
@@ -34,81 +34,81 @@ export class RowArray {
     this.#rows = 0;
   }
 
-  row(): void {
+  beginRow(): void {
     this.#closeRow();
     this.#rows += 1;
     this.#rowAt = this.#at;
-    this.#room(8);
+    this.#ensureCapacity(8);
     this.#at = this.#bytes.writeInt32BE(this.#columns, this.#at + 4);
   }
 
   /** All rows so far, whose type has this number in this database. */
-  end(oid: number): Buffer {
+  finish(oid: number): Buffer {
     this.#closeRow();
     // One dimension; no row is null; of what; how many; counted from one.
     let at = 0;
     for (const value of [1, 0, oid, this.#rows, 1]) at = this.#bytes.writeUInt32BE(value, at);
     const array = this.#bytes.subarray(0, this.#at);
-    if (this.#bytes.length <= MOST_KEPT_BYTES) return Buffer.from(array);
-    this.#bytes = Buffer.allocUnsafe(FIRST_BYTES);
+    if (this.#bytes.length <= MAX_KEPT_BYTES) return Buffer.from(array);
+    this.#bytes = Buffer.allocUnsafe(INITIAL_BYTES);
     return array;
   }
 
-  text(value: string | null): void {
-    if (value === null) return this.#absent('text');
+  writeText(value: string | null): void {
+    if (value === null) return this.#writeNull('text');
     // Of its bytes in UTF-8 it is only known that they are no more than three times its length.
-    const at = this.#open('text', value.length * 3);
-    this.#close(at, this.#bytes.write(value, at));
+    const at = this.#beginValue('text', value.length * 3);
+    this.#endValue(at, this.#bytes.write(value, at));
   }
 
-  uuid(column: string, value: string | null): void {
-    if (value === null) return this.#absent('uuid');
-    const at = this.#open('uuid', 16);
-    if (this.#bytes.write(value.replaceAll('-', ''), at, 16, 'hex') !== 16) throw unfit(value, column, 'uuid');
-    this.#close(at, 16);
+  writeUuid(column: string, value: string | null): void {
+    if (value === null) return this.#writeNull('uuid');
+    const at = this.#beginValue('uuid', 16);
+    if (this.#bytes.write(value.replaceAll('-', ''), at, 16, 'hex') !== 16) throw buildTypeError(value, column, 'uuid');
+    this.#endValue(at, 16);
   }
 
-  bytea(value: Buffer | null): void {
-    if (value === null) return this.#absent('bytea');
-    const at = this.#open('bytea', value.length);
+  writeBytea(value: Buffer | null): void {
+    if (value === null) return this.#writeNull('bytea');
+    const at = this.#beginValue('bytea', value.length);
     value.copy(this.#bytes, at);
-    this.#close(at, value.length);
+    this.#endValue(at, value.length);
   }
 
-  int(column: string, value: number | null): void {
-    if (value === null) return this.#absent('int');
-    if ((value | 0) !== value) throw unfit(value, column, 'int');
-    const at = this.#open('int', 4);
+  writeInt(column: string, value: number | null): void {
+    if (value === null) return this.#writeNull('int');
+    if ((value | 0) !== value) throw buildTypeError(value, column, 'int');
+    const at = this.#beginValue('int', 4);
     this.#bytes.writeInt32BE(value, at);
-    this.#close(at, 4);
+    this.#endValue(at, 4);
   }
 
-  float8(value: number | null): void {
-    if (value === null) return this.#absent('float8');
-    const at = this.#open('float8', 8);
+  writeFloat8(value: number | null): void {
+    if (value === null) return this.#writeNull('float8');
+    const at = this.#beginValue('float8', 8);
     this.#bytes.writeDoubleBE(value, at);
-    this.#close(at, 8);
+    this.#endValue(at, 8);
   }
 
-  bool(value: boolean): void {
-    const at = this.#open('bool', 1);
+  writeBool(value: boolean): void {
+    const at = this.#beginValue('bool', 1);
     this.#bytes[at] = value ? 1 : 0;
-    this.#close(at, 1);
+    this.#endValue(at, 1);
   }
 
-  #absent(type: ColumnType): void {
-    const at = this.#open(type, 0);
-    this.#bytes.writeInt32BE(ABSENT, at - 4);
+  #writeNull(type: ColumnType): void {
+    const at = this.#beginValue(type, 0);
+    this.#bytes.writeInt32BE(NULL_LENGTH, at - 4);
     this.#at = at;
   }
 
   /** Where the bytes of a value go: after its type, and its length, which is known once they are written. */
-  #open(type: ColumnType, bytes: number): number {
-    this.#room(bytes + 8);
+  #beginValue(type: ColumnType, bytes: number): number {
+    this.#ensureCapacity(bytes + 8);
     return this.#bytes.writeInt32BE(OIDS[type], this.#at) + 4;
   }
 
-  #close(at: number, length: number): void {
+  #endValue(at: number, length: number): void {
     this.#bytes.writeInt32BE(length, at - 4);
     this.#at = at + length;
   }
@@ -117,7 +117,7 @@ export class RowArray {
     if (this.#rows > 0) this.#bytes.writeInt32BE(this.#at - this.#rowAt - 4, this.#rowAt);
   }
 
-  #room(bytes: number): void {
+  #ensureCapacity(bytes: number): void {
     const needed = this.#at + bytes;
     if (needed <= this.#bytes.length) return;
     const larger = Buffer.allocUnsafe(Math.max(needed, this.#bytes.length * 2));
@@ -127,7 +127,7 @@ export class RowArray {
 }
 
 /** As if the server had refused it: what stands beside it in the batch must not suffer. */
-function unfit(value: unknown, column: string, type: ColumnType): LedgerError {
+function buildTypeError(value: unknown, column: string, type: ColumnType): LedgerError {
   const text = `${JSON.stringify(value)} cannot be the ${column} of a call: it is no ${type}`;
   return new LedgerError(text, false, undefined, true, true);
 }

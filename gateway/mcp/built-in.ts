@@ -1,31 +1,31 @@
 import { z } from 'zod';
-import { face } from '../domain/call.ts';
+import { summarizeCall } from '../domain/calls/call.ts';
+import { CALL_STATES } from '../domain/calls/call-state.ts';
+import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
-import type { Fence } from '../domain/run.ts';
-import { STATES } from '../domain/states.ts';
-import { admitBuiltIn, BUILT_IN } from '../flow/built-in.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { findCalls, readCall } from '../flow/own-calls.ts';
-import type { Caller } from '../flow/patience.ts';
-import { rollBack } from '../flow/roll-back.ts';
-import { findRun } from '../flow/runs.ts';
-import { awaitRollback, beginSaga, commit, readSaga } from '../flow/sagas.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { findCalls, readCall } from '../flow/calls/own-calls.ts';
+import type { CancelToken } from '../flow/cancel-token.ts';
+import { findRun } from '../flow/controls/runs.ts';
+import { authorizeBuiltIn, BUILT_IN } from '../flow/mcp/built-in-tools.ts';
+import { requestRollback } from '../flow/sagas/rollback.ts';
+import { awaitRollback, beginSaga, commitOwnSaga, readSaga } from '../flow/sagas/sagas.ts';
 import { callView } from '../http/encode.ts';
 import { sagaSchema, savepointName, ttlOf } from '../http/saga-routes.ts';
 import { sagaView } from '../http/saga-view.ts';
-import { tellIssues } from '../policy/issues.ts';
+import { formatZodIssues } from '../policy/zod-issues.ts';
 
 /** A built-in tool in somebody's hands. */
 interface Use {
-  readonly flow: Flow;
+  readonly flow: Services;
   readonly agent: Agent;
   readonly key: string | undefined;
   /** The run it is done in, and the epoch that the agent holds. */
-  readonly fence: Fence | undefined;
+  readonly fence: RunEpoch | undefined;
   readonly patienceMs: number;
-  readonly caller: Caller;
+  readonly caller: CancelToken;
 }
 
 interface BuiltInTool {
@@ -51,7 +51,7 @@ function tool<T>(
 function read<T>(name: string, schema: z.ZodType<T>, args: JsonObject): T {
   const parsed = schema.safeParse(args);
   if (parsed.success) return parsed.data;
-  const faults = tellIssues(args, schema, parsed.error.issues);
+  const faults = formatZodIssues(args, schema, parsed.error.issues);
   throw new GatewayError('invalid_arguments', `${name}: ${faults.join('; ')}`, { members: { faults } });
 }
 
@@ -73,7 +73,8 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     'oncegate.commit_saga',
     'The work is done: everything in it stays.',
     z.strictObject({ saga: id }),
-    async ({ flow, agent, fence }, { saga }) => sagaView(await commit(flow.station, saga, agent.name, fence), false),
+    async ({ flow, agent, fence }, { saga }) =>
+      sagaView(await commitOwnSaga(flow.station, saga, agent.name, fence), false),
   ),
   tool(
     'oncegate.rollback_saga',
@@ -82,8 +83,8 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     async ({ flow, agent, patienceMs, caller, fence }, { saga, to, reason: why }) => {
       await readSaga(flow.station, saga, agent.name);
       const order = { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false, fence };
-      await rollBack(flow.station, order, { agent: agent.name });
-      flow.rollbacks.hurry({ id: saga, of: 'saga' });
+      await requestRollback(flow.station, order, { agent: agent.name });
+      flow.rollbacks.wake({ id: saga, of: 'saga' });
       return sagaView(await awaitRollback(flow, saga, agent.name, patienceMs, caller), false);
     },
   ),
@@ -93,7 +94,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     z.strictObject({ txn: id }),
     async ({ flow, agent, patienceMs, caller }, { txn }) => {
       const call = await readCall(flow, txn, agent.name, patienceMs, caller);
-      return JSON.parse(callView(call, face(call).pursued, false)) as Json;
+      return JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json;
     },
   ),
   tool(
@@ -101,7 +102,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     'Your calls, newest first.',
     z.strictObject({
       saga: id.optional(),
-      state: z.enum(STATES).optional(),
+      state: z.enum(CALL_STATES).optional(),
       tool: z.string().max(128).optional(),
       cursor: z.string().max(512).optional(),
       limit: z.int().min(1).max(200).optional(),
@@ -109,7 +110,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     async ({ flow, agent }, { saga, state, tool: name, cursor, limit }) => {
       const filter = { saga, state, tool: name, cursor, since: undefined, limit: limit ?? 50, agent: agent.name };
       const page = await findCalls(flow, filter);
-      const items = page.items.map((call) => JSON.parse(callView(call, face(call).pursued, false)) as Json);
+      const items = page.items.map((call) => JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json);
       return { items, cursor: page.cursor ?? null };
     },
   ),
@@ -125,7 +126,7 @@ export function builtInNamed(name: string): BuiltInTool | undefined {
 
 export async function useBuiltIn(builtIn: BuiltInTool, use: Use, args: JsonObject): Promise<Json> {
   const { station } = use.flow;
-  await admitBuiltIn(station, use.agent, builtIn.name, args, use.fence?.run ?? null);
+  await authorizeBuiltIn(station, use.agent, builtIn.name, args, use.fence?.run ?? null);
   // Another agent's run is none.
   if (use.fence !== undefined) await findRun(station, use.fence.run, use.agent.name);
   return builtIn.run(use, args);

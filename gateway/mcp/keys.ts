@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto';
-import { canonical } from '../domain/canonical.ts';
+import { canonicalize } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { JsonObject } from '../domain/json.ts';
-import { parseKey } from '../http/headers.ts';
+import { parseKey } from '../http/transport/headers.ts';
 
 /** Where frameworks put the id of a tool call: it is the same on a retry, and no other call has it. */
 export const FRAMEWORK_IDS = [
@@ -46,7 +46,7 @@ function fitting(id: string): string {
 
 /** A call that brings what an earlier answer asked for is another call: its key says so. */
 export function continuedKey(key: string, continuation: JsonObject): string {
-  return `${sha256(key).slice(0, 32)}.${sha256(canonical(continuation))}`;
+  return `${sha256(key).slice(0, 32)}.${sha256(canonicalize(continuation))}`;
 }
 
 function sha256(text: string): string {

@@ -1,9 +1,9 @@
 import { ProtocolError } from '@modelcontextprotocol/server';
-import type { Answer } from '../domain/adapter.ts';
-import type { CallFace } from '../domain/call.ts';
+import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
+import type { CallSummary } from '../domain/calls/call.ts';
 import type { GatewayError } from '../domain/errors.ts';
-import { isObject, type Json, type JsonObject } from '../domain/json.ts';
-import type { ToolAnswer } from '../flow/call-tool.ts';
+import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
+import type { ToolAnswer } from '../flow/calls/execute-call.ts';
 import { asGatewayError, callText, problemJson, problemOf, resultJson } from '../http/encode.ts';
 
 /** What an agent is told of a call, as a model reads it. */
@@ -20,30 +20,30 @@ export function resultOf({ call, repeat }: ToolAnswer, isMcpTool: boolean, bring
     ...(repeat && call.identity !== 'key' && Array.isArray(result['content'])
       ? { content: [...result['content'], text(replayWords(call))] }
       : {}),
-    _meta: { ...(isObject(_meta) ? _meta : {}), ...marks },
+    _meta: { ...(isJsonObject(_meta) ? _meta : {}), ...marks },
   };
 }
 
-function replayWords({ txn, identity }: CallFace): string {
+function replayWords({ txn, identity }: CallSummary): string {
   if (identity === 'shared')
     return `(This was asked for before, perhaps by another agent, and was not carried out again. What you see is its recorded result, transaction ${txn}.)`;
   return `(This exact call was made before and was not carried out again. What you see is its recorded result, transaction ${txn}. If you mean to do it once more, send another idempotency key.)`;
 }
 
-function receipt({ leaf }: CallFace): JsonObject {
+function receipt({ leaf }: CallSummary): JsonObject {
   return leaf === null ? {} : { 'oncegate/receipt': leaf.toString('hex') };
 }
 
 /** A tool of an MCP server answered as tools of MCP servers do: it passes as it is. */
-function ownResult({ answer }: CallFace): JsonObject | undefined {
+function ownResult({ answer }: CallSummary): JsonObject | undefined {
   const result = answer?.body == null ? undefined : (JSON.parse(answer.body) as Json);
-  if (isObject(result) && (Array.isArray(result['content']) || result['resultType'] === 'input_required'))
+  if (isJsonObject(result) && (Array.isArray(result['content']) || result['resultType'] === 'input_required'))
     return result;
   return undefined;
 }
 
 /** The call itself stands where the result would: where a schema promises something structured there must be something. */
-function withoutResult(call: CallFace, repeat: boolean): JsonObject {
+function withoutResult(call: CallSummary, repeat: boolean): JsonObject {
   const structuredContent = JSON.parse(callText(call, repeat)) as JsonObject;
   return { content: [text(whyWithoutResult(call.outcome))], structuredContent };
 }
@@ -55,16 +55,16 @@ function whyWithoutResult(outcome: string | null): string {
   return 'It succeeded. There is no result to show.';
 }
 
-function writtenResult(call: CallFace): JsonObject | undefined {
+function writtenResult(call: CallSummary): JsonObject | undefined {
   const { answer } = call;
   if (answer?.body == null) return undefined;
   if (answer.encoding === 'base64') return { content: [binary(call, answer, answer.body)] };
   const value = resultJson(answer);
   const written = typeof value === 'string' ? value : answer.body;
-  return { content: [text(written)], ...(isObject(value) ? { structuredContent: value } : {}) };
+  return { content: [text(written)], ...(isJsonObject(value) ? { structuredContent: value } : {}) };
 }
 
-function binary({ txn }: CallFace, { contentType }: Answer, data: string): JsonObject {
+function binary({ txn }: CallSummary, { contentType }: UpstreamAnswer, data: string): JsonObject {
   const mimeType = contentType?.split(';')[0]?.trim() ?? 'application/octet-stream';
   const [kind] = mimeType.split('/');
   if (kind === 'image' || kind === 'audio') return { type: kind, data, mimeType };
@@ -72,7 +72,7 @@ function binary({ txn }: CallFace, { contentType }: Answer, data: string): JsonO
 }
 
 /** Held by a person, or not ended yet: the call as it stands, and how to hear of it again. */
-function waitingResult(call: CallFace, repeat: boolean): JsonObject {
+function waitingResult(call: CallSummary, repeat: boolean): JsonObject {
   const why = call.state === 'held' ? whyHeld(call) : 'This call is still being carried out.';
   const how = `Ask again with the same arguments and the same key, or with oncegate__get_call and txn ${call.txn}: it is not carried out twice.`;
   return {
@@ -83,7 +83,7 @@ function waitingResult(call: CallFace, repeat: boolean): JsonObject {
   };
 }
 
-function whyHeld({ hold }: CallFace): string {
+function whyHeld({ hold }: CallSummary): string {
   return hold?.kind === 'delay'
     ? `This call is delayed on purpose and leaves by itself at ${hold.until.toISOString()}, unless it is withdrawn. Nothing was sent so far.`
     : 'This call waits for a person to approve it. Nothing was sent so far.';
@@ -93,7 +93,7 @@ function whyHeld({ hold }: CallFace): string {
  * A refusal, a failure or a doubt, for the model to read: first what the tool itself said, then what it means. What concerns
  * the client more than the model stays an error of the protocol.
  */
-export function problemResult(problem: GatewayError, answer: Answer | null = null, passed = NONE): JsonObject {
+export function problemResult(problem: GatewayError, answer: UpstreamAnswer | null = null, passed = NONE): JsonObject {
   if (problem.code === 'malformed' || problem.code === 'unknown_tool')
     throw new ProtocolError(-32602, problem.message, problemJson(problem, '/mcp'));
   const said = answer === null ? null : resultJson(answer);
@@ -119,15 +119,15 @@ function passing(bringsAnswers: boolean): readonly number[] {
 }
 
 function refuseAsTheServerDid(said: Json, passed: readonly number[]): void {
-  const error = isObject(said) && isObject(said['error']) ? said['error'] : undefined;
+  const error = isJsonObject(said) && isJsonObject(said['error']) ? said['error'] : undefined;
   if (error === undefined || typeof error['code'] !== 'number' || typeof error['message'] !== 'string') return;
   if (passed.includes(error['code'])) throw new ProtocolError(error['code'], error['message'], error['data']);
 }
 
 function contentOf(said: Json): readonly Json[] {
-  const { content, error } = isObject(said) ? said : {};
+  const { content, error } = isJsonObject(said) ? said : {};
   if (Array.isArray(content)) return content;
-  return isObject(error) && typeof error['message'] === 'string' ? [text(error['message'])] : [];
+  return isJsonObject(error) && typeof error['message'] === 'string' ? [text(error['message'])] : [];
 }
 
 const ADVICE = {

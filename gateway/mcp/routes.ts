@@ -1,15 +1,15 @@
 import { Readable } from 'node:stream';
 import { createMcpHandler, type McpRequestContext, ProtocolError } from '@modelcontextprotocol/server';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { isFinalState } from '../domain/calls/call-state.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { isObject, type Json, type JsonObject } from '../domain/json.ts';
-import { isFinal } from '../domain/states.ts';
-import { parseStrict, StrictJsonError } from '../domain/strict-json.ts';
-import type { Flow } from '../flow/call-tool.ts';
-import { delivered } from '../flow/own-calls.ts';
-import { readCallHeaders } from '../http/headers.ts';
-import { identifyAgent } from '../http/identify.ts';
+import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
+import { parseStrictJson, StrictJsonError } from '../domain/strict-json.ts';
+import type { Services } from '../flow/calls/execute-call.ts';
+import { markDelivered } from '../flow/calls/own-calls.ts';
 import { hangUp } from '../http/tool-routes.ts';
+import { readCallHeaders } from '../http/transport/headers.ts';
+import { identifyAgent } from '../http/transport/identify.ts';
 import { capabilitiesOf, Questions, sessionFor } from './clients.ts';
 import { isForeign } from './origin.ts';
 import { offersFor, serverFor, type Visit } from './server.ts';
@@ -22,7 +22,7 @@ const SESSION = 'mcp-session-id';
  * The MCP front. Each request is served for itself, whatever revision its client speaks: the newest one is made so, and a
  * session of an older one carries in its id all that there is to know.
  */
-export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): void {
+export function mcpRoutes(app: FastifyInstance, flow: Services, version: string): void {
   const visits = new WeakMap<Request, Visit>();
   const questions = new Questions();
   const handler = createMcpHandler(
@@ -58,7 +58,12 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
       if (body instanceof StrictJsonError) return sendUnread(reply, request, body);
       // No revision that is spoken here knows batches, and one request would be counted for any number of calls.
       if (Array.isArray(body)) return sendRefusal(reply, -32600, 'Invalid request: send one message, not a batch.');
-      if (isObject(body) && !('method' in body) && body['id'] !== undefined && ('result' in body || 'error' in body)) {
+      if (
+        isJsonObject(body) &&
+        !('method' in body) &&
+        body['id'] !== undefined &&
+        ('result' in body || 'error' in body)
+      ) {
         questions.answer(agent.name, body);
         return reply.status(202).send();
       }
@@ -94,7 +99,7 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
       });
       visits.set(asked, visit);
       reply.raw.once('finish', () => {
-        for (const call of visit.answered) if (isFinal(call.state)) delivered(flow, call);
+        for (const call of visit.answered) if (isFinalState(call.state)) markDelivered(flow, call);
       });
       const message = await withWatched(body, visit);
       const response = await handler.fetch(asked, message === undefined ? {} : { parsedBody: message });
@@ -104,7 +109,7 @@ export function mcpRoutes(app: FastifyInstance, flow: Flow, version: string): vo
   });
 }
 
-function identify(request: FastifyRequest, reply: FastifyReply, flow: Flow) {
+function identify(request: FastifyRequest, reply: FastifyReply, flow: Services) {
   const policies = flow.station.policies();
   try {
     return identifyAgent(request, policies);
@@ -116,7 +121,7 @@ function identify(request: FastifyRequest, reply: FastifyReply, flow: Flow) {
 }
 
 /** Where clients that bring tokens learn whom to get them from (RFC 9728). */
-export function resourceMetadata(app: FastifyInstance, flow: Flow): void {
+export function resourceMetadata(app: FastifyInstance, flow: Services): void {
   const handler = async (request: FastifyRequest): Promise<Json> => {
     const agents = [...flow.station.policies().agents.values()];
     const issuers = [...new Set(agents.flatMap(({ jwt }) => (jwt === undefined ? [] : [jwt.issuer])))];
@@ -145,7 +150,7 @@ function metadataUrl(request: FastifyRequest): string {
 function readMessage(request: FastifyRequest): Json | StrictJsonError {
   const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
   try {
-    return parseStrict(body);
+    return parseStrictJson(body);
   } catch (error) {
     if (error instanceof StrictJsonError) return error;
     throw error;
@@ -174,23 +179,23 @@ function sendRefusal(reply: FastifyReply, code: number, message: string, id: str
 }
 
 function isInitialize(body: Json | undefined): body is JsonObject {
-  return isObject(body) && body['method'] === 'initialize';
+  return isJsonObject(body) && body['method'] === 'initialize';
 }
 
 /** A client of the newest revision hears of the resources that it may read and that somebody can tell about, of no others. */
 async function withWatched(body: Json | undefined, visit: Visit): Promise<Json | undefined> {
   const wanted = subscriptionsOf(body);
-  if (wanted.length === 0 || !isObject(body) || !isObject(body['params'])) return body;
+  if (wanted.length === 0 || !isJsonObject(body) || !isJsonObject(body['params'])) return body;
   if (wanted.length > MOST_URIS)
     throw new GatewayError('malformed', `More than ${MOST_URIS} resources are too many to listen for at once.`);
   const offers = offersFor(visit, 'modern', undefined);
   const watched: string[] = [];
   for (const uri of new Set(wanted)) {
     if (visit.caller.gone) break;
-    if (await offers.watch(uri).catch(() => false)) watched.push(uri);
+    if (await offers.subscribeResource(uri).catch(() => false)) watched.push(uri);
   }
   const { notifications } = body['params'];
-  const allowed = { ...(isObject(notifications) ? notifications : {}), resourceSubscriptions: watched };
+  const allowed = { ...(isJsonObject(notifications) ? notifications : {}), resourceSubscriptions: watched };
   return { ...body, params: { ...body['params'], notifications: allowed } };
 }
 
@@ -198,15 +203,15 @@ const MOST_URIS = 64;
 
 /** The resources that a client of the newest revision wants to hear of. */
 function subscriptionsOf(body: Json | undefined): string[] {
-  if (!isObject(body) || body['method'] !== 'subscriptions/listen' || !isObject(body['params'])) return [];
+  if (!isJsonObject(body) || body['method'] !== 'subscriptions/listen' || !isJsonObject(body['params'])) return [];
   const { notifications } = body['params'];
-  const uris = isObject(notifications) ? notifications['resourceSubscriptions'] : undefined;
+  const uris = isJsonObject(notifications) ? notifications['resourceSubscriptions'] : undefined;
   return Array.isArray(uris) ? uris.filter((uri) => typeof uri === 'string') : [];
 }
 
 function clientOf({ params }: JsonObject): JsonObject {
-  const capabilities = isObject(params) ? params['capabilities'] : undefined;
-  return isObject(capabilities) ? capabilities : {};
+  const capabilities = isJsonObject(params) ? params['capabilities'] : undefined;
+  return isJsonObject(capabilities) ? capabilities : {};
 }
 
 function headerOf(request: FastifyRequest, name: string): string | undefined {

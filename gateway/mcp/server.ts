@@ -1,19 +1,19 @@
 import { ProtocolError, Server, type ServerContext } from '@modelcontextprotocol/server';
-import type { Continuation, Era, Follower } from '../domain/adapter.ts';
-import type { CallFace } from '../domain/call.ts';
-import { canonical } from '../domain/canonical.ts';
+import type { Continuation, McpEra, ProgressListener } from '../domain/attempts/adapter.ts';
+import type { CallSummary } from '../domain/calls/call.ts';
+import { canonicalize } from '../domain/canonical.ts';
+import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { isObject, type Json, type JsonObject } from '../domain/json.ts';
+import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import { McpError } from '../domain/mcp-error.ts';
 import type { Agent } from '../domain/policy.ts';
-import type { Fence } from '../domain/run.ts';
-import { readTrace, type Trace } from '../domain/watch.ts';
-import { callTool, type Flow } from '../flow/call-tool.ts';
-import { dryRun } from '../flow/dry-run.ts';
-import { Offers } from '../flow/offers.ts';
-import type { Caller } from '../flow/patience.ts';
+import { parseTraceContext, type TraceContext } from '../domain/telemetry.ts';
+import { dryRun } from '../flow/calls/dry-run.ts';
+import { executeCall, type Services } from '../flow/calls/execute-call.ts';
+import type { CancelToken } from '../flow/cancel-token.ts';
+import { McpReader } from '../flow/mcp/offers.ts';
 import { toolNamed } from '../http/catalogue.ts';
-import { type CallHeaders, parseDependsOn, parseFence, parseSaga } from '../http/headers.ts';
+import { type CallHeaders, parseDependsOn, parseFence, parseSaga } from '../http/transport/headers.ts';
 import { builtInNamed, useBuiltIn } from './built-in.ts';
 import type { Questions } from './clients.ts';
 import { continuedKey, keyOf, metaText } from './keys.ts';
@@ -22,11 +22,11 @@ import { toolList } from './tool-list.ts';
 
 /** One request that came in over MCP: who asks, and what its HTTP part says. */
 export interface Visit {
-  readonly flow: Flow;
+  readonly flow: Services;
   readonly agent: Agent;
   readonly headers: CallHeaders;
   readonly rawKey: string | undefined;
-  readonly caller: Caller;
+  readonly caller: CancelToken;
   /** What a client of the older revisions can do. */
   readonly capabilities: JsonObject;
   readonly questions: Questions;
@@ -37,7 +37,7 @@ export interface Visit {
   /** Where the client found this gateway. */
   readonly origin: string;
   /** The calls that were answered: once the answer has left, they are remembered as delivered. */
-  readonly answered: CallFace[];
+  readonly answered: CallSummary[];
 }
 
 const META = 'io.modelcontextprotocol';
@@ -45,7 +45,7 @@ const META = 'io.modelcontextprotocol';
 const CACHE = { ttlMs: 5_000, cacheScope: 'private' } as const;
 
 /** The gateway as an MCP server, for one request of one agent. */
-export function serverFor(visit: Visit, era: Era): Server {
+export function serverFor(visit: Visit, era: McpEra): Server {
   const { flow, agent, version } = visit;
   const { station } = flow;
   const nobody = offersFor(visit, era, undefined);
@@ -75,7 +75,7 @@ export function serverFor(visit: Visit, era: Era): Server {
       offers(ctx).list('resources', 'resources/templates/list', 'resourceTemplates'),
     );
     raw.setRequestHandler('resources/subscribe', async ({ params: { uri } }, ctx) => {
-      if (!(await offers(ctx).watch(String(uri)))) throw new McpError(-32602, 'There is no such resource.');
+      if (!(await offers(ctx).subscribeResource(String(uri)))) throw new McpError(-32602, 'There is no such resource.');
       visit.subscribe(String(uri));
       return {};
     });
@@ -83,11 +83,11 @@ export function serverFor(visit: Visit, era: Era): Server {
       visit.unsubscribe(String(uri));
       return {};
     });
-    raw.setRequestHandler('resources/read', (request, ctx) => offers(ctx).read(withRound(request.params, ctx)));
+    raw.setRequestHandler('resources/read', (request, ctx) => offers(ctx).readResource(withRound(request.params, ctx)));
   }
   if ('prompts' in capabilities) {
     raw.setRequestHandler('prompts/list', (_, ctx) => offers(ctx).list('prompts', 'prompts/list', 'prompts'));
-    raw.setRequestHandler('prompts/get', (request, ctx) => offers(ctx).prompt(withRound(request.params, ctx)));
+    raw.setRequestHandler('prompts/get', (request, ctx) => offers(ctx).getPrompt(withRound(request.params, ctx)));
   }
   if ('completions' in capabilities)
     raw.setRequestHandler('completion/complete', (request, ctx) => offers(ctx).complete(request.params));
@@ -117,7 +117,13 @@ function relaying(server: RawServer): RawServer {
   };
 }
 
-async function callOne(visit: Visit, server: Server, era: Era, params: JsonObject, ctx: ServerContext): Promise<Json> {
+async function callOne(
+  visit: Visit,
+  server: Server,
+  era: McpEra,
+  params: JsonObject,
+  ctx: ServerContext,
+): Promise<Json> {
   try {
     return await call(visit, server, era, params, ctx);
   } catch (error) {
@@ -125,10 +131,10 @@ async function callOne(visit: Visit, server: Server, era: Era, params: JsonObjec
   }
 }
 
-async function call(visit: Visit, server: Server, era: Era, params: JsonObject, ctx: ServerContext): Promise<Json> {
+async function call(visit: Visit, server: Server, era: McpEra, params: JsonObject, ctx: ServerContext): Promise<Json> {
   const { flow, agent, headers, caller } = visit;
   const meta = (ctx.mcpReq._meta ?? {}) as JsonObject;
-  const args = isObject(params['arguments']) ? params['arguments'] : {};
+  const args = isJsonObject(params['arguments']) ? params['arguments'] : {};
   const name = String(params['name']);
   if (name.length > MOST_NAME) throw new McpError(-32602, `The name of a tool has at most ${MOST_NAME} characters.`);
   const key = keyOf(meta, visit.rawKey);
@@ -161,7 +167,7 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
   const upstream = policies.upstreams.get(policies.tools.get(tool)?.upstream ?? '');
   let continuation = continuationOf(ctx);
   for (let round = 1; ; round += 1) {
-    const answer = await callTool(flow, {
+    const answer = await executeCall(flow, {
       ...asked,
       key: key === undefined || continuation === undefined ? key : continuedKey(key, asJson(continuation)),
       continuation,
@@ -178,14 +184,14 @@ async function call(visit: Visit, server: Server, era: Era, params: JsonObject, 
 }
 
 /** The run in `_meta`, or in the headers. */
-function fenceFor(meta: JsonObject, { fence }: CallHeaders): Fence | undefined {
+function fenceFor(meta: JsonObject, { fence }: CallHeaders): RunEpoch | undefined {
   const own = { run: metaText(meta, 'oncegate/run'), epoch: metaText(meta, 'oncegate/epoch') };
   return own.run === undefined && own.epoch === undefined ? fence : parseFence(own);
 }
 
 /** In `_meta`, where the newest revision puts it, or in the headers. */
-function traceFor(meta: JsonObject, { trace }: CallHeaders): Trace {
-  const own = readTrace((name) => (typeof meta[name] === 'string' ? meta[name] : undefined));
+function traceFor(meta: JsonObject, { trace }: CallHeaders): TraceContext {
+  const own = parseTraceContext((name) => (typeof meta[name] === 'string' ? meta[name] : undefined));
   return own.traceparent === undefined ? trace : own;
 }
 
@@ -197,32 +203,39 @@ const MOST_ROUNDS = 8;
 /** As over HTTP. */
 const MOST_NAME = 512;
 
-async function answersOf({ inputRequests, requestState }: JsonObject, follower: Follower): Promise<Continuation> {
+async function answersOf(
+  { inputRequests, requestState }: JsonObject,
+  follower: ProgressListener,
+): Promise<Continuation> {
   const answers: Record<string, Json> = {};
-  for (const [name, question] of Object.entries(isObject(inputRequests) ? inputRequests : {})) {
-    const { method, params } = isObject(question) ? question : {};
-    answers[name] = await follower.ask(String(method), isObject(params) ? params : {});
+  for (const [name, question] of Object.entries(isJsonObject(inputRequests) ? inputRequests : {})) {
+    const { method, params } = isJsonObject(question) ? question : {};
+    answers[name] = await follower.ask(String(method), isJsonObject(params) ? params : {});
   }
   return { inputResponses: answers, ...(typeof requestState === 'string' ? { requestState } : {}) };
 }
 
 /** Whether the client can show somebody a page. */
-function mayVisit({ era, capabilities }: Follower): boolean {
+function mayVisit({ era, capabilities }: ProgressListener): boolean {
   const { elicitation } = capabilities;
-  return era === 'modern' && isObject(elicitation) && elicitation['url'] !== undefined;
+  return era === 'modern' && isJsonObject(elicitation) && elicitation['url'] !== undefined;
 }
 
 /**
  * A held call, for a client that can take somebody to the page where it is decided and then ask again. What the call brought
  * goes out and comes back with the state, because such a client sends it only once.
  */
-function visitRequest({ origin }: Visit, { txn, tool }: CallFace, continuation: Continuation | undefined): JsonObject {
+function visitRequest(
+  { origin }: Visit,
+  { txn, tool }: CallSummary,
+  continuation: Continuation | undefined,
+): JsonObject {
   const message = `${tool} waits for a person's approval. Nothing was sent so far.`;
   const params = { mode: 'url', message, url: `${origin}/#approvals/${txn}` };
   return {
     resultType: 'input_required',
     inputRequests: { approval: { method: 'elicitation/create', params } },
-    requestState: `${HELD}${continuation === undefined ? '' : Buffer.from(canonical(asJson(continuation))).toString('base64url')}`,
+    requestState: `${HELD}${continuation === undefined ? '' : Buffer.from(canonicalize(asJson(continuation))).toString('base64url')}`,
   };
 }
 
@@ -245,7 +258,7 @@ function broughtBefore(text: string): Continuation | undefined {
   try {
     const { inputResponses, requestState } = JSON.parse(Buffer.from(text, 'base64url').toString()) as JsonObject;
     return {
-      ...(isObject(inputResponses) ? { inputResponses } : {}),
+      ...(isJsonObject(inputResponses) ? { inputResponses } : {}),
       ...(typeof requestState === 'string' ? { requestState } : {}),
     };
   } catch {
@@ -264,16 +277,20 @@ function asJson({ inputResponses, requestState }: Continuation): JsonObject {
   };
 }
 
-export function offersFor(visit: Visit, era: Era, asked: { server: Server; ctx: ServerContext } | undefined): Offers {
+export function offersFor(
+  visit: Visit,
+  era: McpEra,
+  asked: { server: Server; ctx: ServerContext } | undefined,
+): McpReader {
   const follower =
     asked === undefined
       ? { era, capabilities: {}, meta: {}, tell: () => {}, ask: () => Promise.reject(new Error('nobody asks')) }
       : followerOf(visit, era, asked.server, asked.ctx);
-  return new Offers(visit.flow.station, visit.agent, follower);
+  return new McpReader(visit.flow.station, visit.agent, follower);
 }
 
 /** The client of this request, as the servers behind us see it. */
-function followerOf(visit: Visit, era: Era, server: Server, ctx: ServerContext): Follower {
+function followerOf(visit: Visit, era: McpEra, server: Server, ctx: ServerContext): ProgressListener {
   const { mcpReq } = ctx;
   const envelope = (mcpReq.envelope ?? {}) as JsonObject;
   const declared = envelope[`${META}/clientCapabilities`];
@@ -281,7 +298,7 @@ function followerOf(visit: Visit, era: Era, server: Server, ctx: ServerContext):
   const level = envelope[`${META}/logLevel`];
   return {
     era,
-    capabilities: era === 'legacy' ? visit.capabilities : isObject(declared) ? declared : {},
+    capabilities: era === 'legacy' ? visit.capabilities : isJsonObject(declared) ? declared : {},
     meta: level === undefined ? {} : { [`${META}/logLevel`]: level },
     tell: (method, params) => {
       const isProgress = method === 'notifications/progress';
@@ -295,9 +312,11 @@ function followerOf(visit: Visit, era: Era, server: Server, ctx: ServerContext):
       const send = async (id: string) =>
         server.transport?.send({ jsonrpc: '2.0', id, method, params }, { relatedRequestId: mcpReq.id });
       const response = await visit.questions.ask(visit.agent.name, send, mcpReq.signal);
-      if (isObject(response['result'])) return response['result'];
+      if (isJsonObject(response['result'])) return response['result'];
       const error = response['error'];
-      throw new Error(isObject(error) && typeof error['message'] === 'string' ? error['message'] : 'it gave no answer');
+      throw new Error(
+        isJsonObject(error) && typeof error['message'] === 'string' ? error['message'] : 'it gave no answer',
+      );
     },
   };
 }

@@ -1,7 +1,7 @@
 import type { ServerResponse } from 'node:http';
 import type { FastifyReply } from 'fastify';
 import type { JsonObject } from '../domain/json.ts';
-import { whenOver } from '../http/when-over.ts';
+import { onRequestEnd } from '../http/transport/on-request-end.ts';
 
 const KEEP_ALIVE_MS = 15_000;
 const MOST_SESSIONS = 1_024;
@@ -34,7 +34,7 @@ export class Streams {
     raw.write(': listening\n\n');
     const keepAlive = setInterval(() => raw.write(': still here\n\n'), KEEP_ALIVE_MS);
     listener.streams.push(raw);
-    whenOver(reply.request, reply, () => {
+    onRequestEnd(reply.request, reply, () => {
       clearInterval(keepAlive);
       listener.streams = listener.streams.filter((each) => each !== raw);
       if (listener.streams.length === 0 && listener.uris.size === 0) this.#listeners.delete(session);

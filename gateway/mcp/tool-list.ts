@@ -1,14 +1,14 @@
 import type { Tool as McpTool } from '@modelcontextprotocol/server';
-import type { Era } from '../domain/adapter.ts';
+import type { McpEra } from '../domain/attempts/adapter.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { callable, vendorName } from '../http/catalogue.ts';
-import { coversByName } from '../policy/decide.ts';
+import { canAllowTool } from '../policy/decide.ts';
 import { BUILT_IN_TOOLS } from './built-in.ts';
 
 /** What this agent may call. What a server says of its own tools' effects is not repeated: contracts say it. */
-export function toolList(policies: Policies, agent: Agent, era: Era): McpTool[] {
-  const builtIn = BUILT_IN_TOOLS.filter((tool) => coversByName(agent, tool)).map(
+export function toolList(policies: Policies, agent: Agent, era: McpEra): McpTool[] {
+  const builtIn = BUILT_IN_TOOLS.filter((tool) => canAllowTool(agent, tool)).map(
     ({ name, description, input, effect }): McpTool => ({
       name: vendorName(name),
       description,
@@ -19,7 +19,7 @@ export function toolList(policies: Policies, agent: Agent, era: Era): McpTool[] 
   return [...callable(policies, agent).map((tool) => shown(tool, era)), ...builtIn];
 }
 
-function shown(tool: Tool, era: Era): McpTool {
+function shown(tool: Tool, era: McpEra): McpTool {
   const output = era === 'legacy' ? withOurAnswers(tool.output) : tool.output;
   return {
     name: vendorName(tool.name),
@@ -41,7 +41,7 @@ function annotations(tool: Tool): NonNullable<McpTool['annotations']> {
   return {
     readOnlyHint: isRead,
     destructiveHint: !isRead && !isUndoable,
-    idempotentHint: isRead || tool.once.by === 'nature' || tool.repeats.policy === 'replay',
+    idempotentHint: isRead || tool.once.by === 'idempotent' || tool.repeats.policy === 'replay',
     openWorldHint: true,
   };
 }

@@ -2,21 +2,21 @@ import type { Document, LineCounter, Pair } from 'yaml';
 import { isMap, isScalar, isSeq } from 'yaml';
 
 /** One thing that is wrong in a policy file, and where. */
-export interface Fault {
+export interface Diagnostic {
   readonly file: string;
   readonly line: number;
   readonly column: number;
   readonly message: string;
 }
 
-export function formatFault(fault: Fault): string {
+export function formatDiagnostic(fault: Diagnostic): string {
   return `${fault.file}:${fault.line}:${fault.column}: ${fault.message}`;
 }
 
-export type Path = readonly (string | number)[];
+export type DocumentPath = readonly (string | number)[];
 
 /** One YAML file that parsed: its text, its tree, and where things are in it. */
-export interface Source {
+export interface SourceFile {
   /** Below the directory of the policies. */
   readonly name: string;
   /** As it is named to a person: below the directory as that was given. */
@@ -28,31 +28,31 @@ export interface Source {
 }
 
 /** Where a value is; `key: true` points at its key instead. */
-export interface Place {
-  readonly source: Source;
-  readonly path: Path;
+export interface SourceLocation {
+  readonly source: SourceFile;
+  readonly path: DocumentPath;
   readonly key?: boolean;
 }
 
 /** Collects faults (the policies are refused) and warnings (they are loaded, and somebody should look). */
-export class Report {
-  readonly faults: Fault[] = [];
-  readonly warnings: Fault[] = [];
+export class Diagnostics {
+  readonly faults: Diagnostic[] = [];
+  readonly warnings: Diagnostic[] = [];
 
-  fault(place: Place, message: string, offset?: number): void {
-    this.faults.push({ ...locate(place, offset), message });
+  addError(place: SourceLocation, message: string, offset?: number): void {
+    this.faults.push({ ...resolvePosition(place, offset), message });
   }
 
-  warn(place: Place, message: string, offset?: number): void {
-    this.warnings.push({ ...locate(place, offset), message });
+  addWarning(place: SourceLocation, message: string, offset?: number): void {
+    this.warnings.push({ ...resolvePosition(place, offset), message });
   }
 }
 
-export function at(place: Place, ...more: Path): Place {
+export function locateChild(place: SourceLocation, ...more: DocumentPath): SourceLocation {
   return { source: place.source, path: [...place.path, ...more] };
 }
 
-export function keyOf(place: Place, ...more: Path): Place {
+export function locateKey(place: SourceLocation, ...more: DocumentPath): SourceLocation {
   return { source: place.source, path: [...place.path, ...more], key: true };
 }
 
@@ -60,18 +60,18 @@ export function keyOf(place: Place, ...more: Path): Place {
  * The position of a place, or of the nearest thing around it that exists. `offset` is a position inside a string value;
  * it is used when the string stands in the file as it is (not folded, not escaped).
  */
-export function locate(place: Place, offset?: number): Omit<Fault, 'message'> {
+export function resolvePosition(place: SourceLocation, offset?: number): Omit<Diagnostic, 'message'> {
   const { source, path } = place;
   let node: unknown = source.document.contents;
-  let start = startOf(node) ?? 0;
+  let start = findStartOffset(node) ?? 0;
   let value: unknown;
   for (const [depth, segment] of path.entries()) {
-    const found = child(node, segment);
+    const found = findChild(node, segment);
     if (found === undefined) break;
     const wantsKey = depth === path.length - 1 && place.key === true;
     // A map's own start is its first key: its name says better which one is meant.
     const named = found.key !== undefined && (wantsKey || !isScalar(found.value));
-    start = startOf(named ? found.key : found.value) ?? startOf(found.key) ?? start;
+    start = findStartOffset(named ? found.key : found.value) ?? findStartOffset(found.key) ?? start;
     node = found.value;
     value = depth === path.length - 1 && !wantsKey ? node : undefined;
   }
@@ -79,24 +79,24 @@ export function locate(place: Place, offset?: number): Omit<Fault, 'message'> {
     const inside = source.text.slice(value.range[0], value.range[1]).indexOf(value.value);
     if (inside >= 0) start = value.range[0] + inside + offset;
   }
-  return position(source, start);
+  return toPosition(source, start);
 }
 
-export function position(source: Pick<Source, 'file' | 'lines'>, offset: number): Omit<Fault, 'message'> {
+export function toPosition(source: Pick<SourceFile, 'file' | 'lines'>, offset: number): Omit<Diagnostic, 'message'> {
   const { line, col } = source.lines.linePos(offset);
   return { file: source.file, line: Math.max(line, 1), column: Math.max(col, 1) };
 }
 
 /** The pairs of a map by key: a file with thousands of entries may have as many faults. */
-const indexes = new WeakMap<object, ReadonlyMap<unknown, Pair>>();
+const pairsByKey = new WeakMap<object, ReadonlyMap<unknown, Pair>>();
 
-function child(node: unknown, segment: string | number): { key?: unknown; value: unknown } | undefined {
+function findChild(node: unknown, segment: string | number): { key?: unknown; value: unknown } | undefined {
   if (isMap(node)) {
-    let pairs = indexes.get(node);
+    let pairs = pairsByKey.get(node);
     if (pairs === undefined) {
       const entries = node.items.flatMap((item) => (isScalar(item.key) ? [[item.key.value, item] as const] : []));
       pairs = new Map(entries);
-      indexes.set(node, pairs);
+      pairsByKey.set(node, pairs);
     }
     const pair = pairs.get(segment);
     return pair && { key: pair.key, value: pair.value };
@@ -107,14 +107,14 @@ function child(node: unknown, segment: string | number): { key?: unknown; value:
   return undefined;
 }
 
-function startOf(node: unknown): number | undefined {
+function findStartOffset(node: unknown): number | undefined {
   const range = (node as { range?: readonly number[] | null } | null | undefined)?.range;
   return range?.[0];
 }
 
 /** By place, each once: a document that two upstreams import is read for each of them. */
-export function inOrder(faults: readonly Fault[]): Fault[] {
-  const distinct = new Map(faults.map((fault) => [formatFault(fault), fault]));
+export function sortDiagnostics(faults: readonly Diagnostic[]): Diagnostic[] {
+  const distinct = new Map(faults.map((fault) => [formatDiagnostic(fault), fault]));
   return [...distinct.values()].sort(
     (a, b) =>
       (a.file < b.file ? -1 : a.file > b.file ? 1 : 0) ||
@@ -126,11 +126,11 @@ export function inOrder(faults: readonly Fault[]): Fault[] {
 
 /** `; did you mean "x"?`, or nothing when no candidate is near. */
 export function didYouMean(word: string, candidates: Iterable<string>): string {
-  const near = closest(word, candidates);
+  const near = findClosest(word, candidates);
   return near === undefined ? '' : `; did you mean ${JSON.stringify(near)}?`;
 }
 
-function closest(word: string, candidates: Iterable<string>): string | undefined {
+function findClosest(word: string, candidates: Iterable<string>): string | undefined {
   if (word.length > 128) return undefined;
   let best: string | undefined;
   let least = word.length < 2 ? 1 : Math.max(1, Math.floor(word.length / 3)) + 1;
@@ -155,7 +155,7 @@ function levenshtein(a: string, b: string): number {
 }
 
 /** `a, b and c`, shortened so that a message stays one line. */
-export function listed(names: Iterable<string>, most = 12): string {
+export function formatList(names: Iterable<string>, most = 12): string {
   const all = [...names];
   const shown = all.slice(0, most);
   if (all.length > most) return `${shown.join(', ')} and ${all.length - most} more`;

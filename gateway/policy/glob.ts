@@ -1,5 +1,5 @@
 /** Exact name, or `*` for any run of characters, dots too. Linear: no regular expression is made from policies. */
-export function globMatcher(pattern: string): (name: string) => boolean {
+export function compileGlob(pattern: string): (name: string) => boolean {
   if (!pattern.includes('*')) return (name) => name === pattern;
   const pieces = pattern.split('*');
   const head = pieces[0] ?? '';

@@ -1,8 +1,8 @@
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { isPrivateAddress } from '../../adapters/address.ts';
-import { HttpAdapter } from '../../adapters/http.ts';
+import { HttpAdapter } from '../../adapters/http/http-adapter.ts';
+import { isPrivateAddress } from '../../adapters/http/private-address.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 
 describe('an address that leads inside', () => {

@@ -1,7 +1,7 @@
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { type Errand, runErrand } from '../../adapters/errand.ts';
+import { type OutboundRequest, sendOutboundRequest } from '../../adapters/http/outbound-request.ts';
 
 let server: Server;
 let url: string;
@@ -26,8 +26,8 @@ afterAll(() => {
   server.close();
 });
 
-const run = (path: string, more: Partial<Errand> = {}) =>
-  runErrand({
+const run = (path: string, more: Partial<OutboundRequest> = {}) =>
+  sendOutboundRequest({
     url: url + path,
     method: 'GET',
     headers: {},

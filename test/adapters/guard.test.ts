@@ -1,17 +1,17 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, describe, expect, it } from 'vitest';
-import { Guard } from '../../adapters/guard.ts';
-import type { Adapter, Answer, Outcome, SendOptions } from '../../gateway/domain/adapter.ts';
+import { CircuitBreakerAdapter } from '../../adapters/circuit-breaker.ts';
+import type { Adapter, Outcome, SendOptions, UpstreamAnswer } from '../../gateway/domain/attempts/adapter.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 
 const COOLDOWN_MS = 60;
-const answer = (status: number): Answer => ({ status, contentType: null, body: '{}', encoding: 'utf8' });
+const answer = (status: number): UpstreamAnswer => ({ status, contentType: null, body: '{}', encoding: 'utf8' });
 const OK: Outcome = { kind: 'ok', answer: answer(200) };
 const SICK: Outcome = { kind: 'ambiguous', detail: 'the upstream answered 500', answer: answer(500) };
 const SILENT: Outcome = { kind: 'ambiguous', detail: 'no answer within 5 ms' };
 const REQUEST = { method: 'POST', path: '/', headers: {}, body: null };
 
-const tool = (by: 'key' | 'nature' | 'probe' | 'none', effect = 'write') =>
+const tool = (by: 'key' | 'idempotent' | 'probe' | 'none', effect = 'write') =>
   ({ name: `t.${by}`, effect, once: { by } }) as unknown as Tool;
 const READ = tool('none', 'read');
 const KEY = tool('key');
@@ -41,7 +41,7 @@ class Scripted implements Adapter {
   async close() {}
 }
 
-const guards: Guard[] = [];
+const guards: CircuitBreakerAdapter[] = [];
 afterEach(async () => {
   for (const guard of guards.splice(0)) await guard.close();
 });
@@ -51,7 +51,7 @@ function guarded(concurrency = 8) {
   const hand = { open: false };
   const breaker = { threshold: 0.5, minimum: 4, windowMs: 10_000, cooldownMs: COOLDOWN_MS };
   const upstream = { name: 'world', concurrency, breaker } as Upstream;
-  const guard = new Guard(upstream, adapter, () => hand.open);
+  const guard = new CircuitBreakerAdapter(upstream, adapter, () => hand.open);
   guards.push(guard);
   const send = (what: Tool, options: Partial<SendOptions> = {}) =>
     guard.send(what, REQUEST, { timeoutMs: 2_000, freshConnection: false, maySend: () => true, ...options });
@@ -106,7 +106,7 @@ describe('a breaker', () => {
     expect(guard.state).toBe('open');
     adapter.sent = [];
     for (const what of [READ, KEY, NONE]) {
-      expect(guard.heldBackMs(what)).toBeGreaterThan(0);
+      expect(guard.getCooldownMs(what)).toBeGreaterThan(0);
       expect(await send(what)).toMatchObject({ kind: 'not_sent', heldBack: true });
     }
     expect(adapter.sent).toEqual([]);
@@ -117,13 +117,13 @@ describe('a breaker', () => {
     await sicken();
     await halfOpen();
     for (const what of [NONE, tool('probe')]) {
-      expect(guard.heldBackMs(what)).toBeGreaterThan(0);
+      expect(guard.getCooldownMs(what)).toBeGreaterThan(0);
       expect(await send(what)).toMatchObject({ kind: 'not_sent', heldBack: true });
     }
     const slow = deferred<Outcome>();
     adapter.answers.push(slow.promise);
     const trial = send(KEY);
-    const others = await Promise.all([send(KEY), send(READ), send(tool('nature')), send(NONE)]);
+    const others = await Promise.all([send(KEY), send(READ), send(tool('idempotent')), send(NONE)]);
     for (const other of others) expect(other).toMatchObject({ kind: 'not_sent', heldBack: true });
     expect(adapter.sent).toEqual(['t.key']);
     slow.resolve(OK);

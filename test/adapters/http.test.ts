@@ -4,21 +4,21 @@ import { createServer as createHttp, type RequestListener, type Server } from 'n
 import { type AddressInfo, createServer, type Socket } from 'node:net';
 import fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { classify, HttpAdapter } from '../../adapters/http.ts';
-import { render } from '../../adapters/render.ts';
-import type { Answer, Outcome, SendOptions } from '../../gateway/domain/adapter.ts';
+import { classifyStatus, HttpAdapter } from '../../adapters/http/http-adapter.ts';
+import { renderRequest } from '../../adapters/http/render-request.ts';
+import type { Outcome, SendOptions, UpstreamAnswer } from '../../gateway/domain/attempts/adapter.ts';
+import { buildCredentialScrubber, scrub } from '../../gateway/domain/calls/redact.ts';
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { ExpressionError, type RequestTemplate, type Tool, type Upstream } from '../../gateway/domain/policy.ts';
-import { scrub, scrubber } from '../../gateway/domain/redact.ts';
-import { startUpstream, type Upstream as World } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream as World } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
 const DEFAULT_NO_EFFECT = new Set([400, 401, 403, 404, 422, 429]);
 
 describe('what a status proves', () => {
-  const answer = (status: number): Answer => ({ status, contentType: null, body: 'x', encoding: 'utf8' });
+  const answer = (status: number): UpstreamAnswer => ({ status, contentType: null, body: 'x', encoding: 'utf8' });
 
   it.each<[number, Outcome['kind']]>([
     [200, 'ok'],
@@ -50,16 +50,16 @@ describe('what a status proves', () => {
     [504, 'ambiguous'],
     [599, 'ambiguous'],
   ])('%i is %s', (status, kind) => {
-    expect(classify(status, DEFAULT_NO_EFFECT, answer(status)).kind).toBe(kind);
-    const cut = classify(status, DEFAULT_NO_EFFECT, undefined, 'cut');
+    expect(classifyStatus(status, DEFAULT_NO_EFFECT, answer(status)).kind).toBe(kind);
+    const cut = classifyStatus(status, DEFAULT_NO_EFFECT, undefined, 'cut');
     expect(cut.kind).toBe(kind === 'ok' ? 'ok_body_lost' : kind);
     if (kind !== 'ambiguous') expect('answer' in cut && cut.answer?.body).toBeNull();
   });
 
   it('is said by the tool where it says so', () => {
-    expect(classify(503, new Set([503]), answer(503)).kind).toBe('refused');
-    expect(classify(404, new Set([503]), answer(404)).kind).toBe('ambiguous');
-    expect(classify(202, new Set([202]), answer(202)).kind).toBe('refused');
+    expect(classifyStatus(503, new Set([503]), answer(503)).kind).toBe('refused');
+    expect(classifyStatus(404, new Set([503]), answer(404)).kind).toBe('ambiguous');
+    expect(classifyStatus(202, new Set([202]), answer(202)).kind).toBe('refused');
   });
 });
 
@@ -98,7 +98,7 @@ describe('scrub', () => {
       bytes.toString('hex'),
       bytes.toString('hex').toUpperCase(),
     ];
-    const clean = scrubber(['longer than that', credential]);
+    const clean = buildCredentialScrubber(['longer than that', credential]);
     for (const writing of writings) expect(clean(`<${writing}>`)).toBe('<[redacted]>');
     expect(clean('{"a":"b"}')).toBe('{"a":"b"}');
   });
@@ -387,22 +387,22 @@ describe('a rendered request', () => {
 
   it('is the same bytes for the same wish', () => {
     const body = template({ body: ({ args }) => ({ z: 1, a: args as Json }), query: { q: () => ['1', 2, null, 'ü'] } });
-    const first = render(tool({ by: 'nature' }), body, wish, 'txn');
-    expect(render(tool({ by: 'nature' }), body, { ...wish }, 'txn')).toEqual(first);
+    const first = renderRequest(tool({ by: 'idempotent' }), body, wish, 'txn');
+    expect(renderRequest(tool({ by: 'idempotent' }), body, { ...wish }, 'txn')).toEqual(first);
     expect(first.body).toBe('{"a":{"a":1},"z":1}');
     expect(first.path).toBe('/x?q=1&q=2&q=%C3%BC');
     expect(first.headers['oncegate-txn']).toBe('txn');
   });
 
   it('carries the key in the header or field the tool names, whatever the arguments say', () => {
-    const header = render(
+    const header = renderRequest(
       tool({ by: 'key', header: 'X-Key', lifetimeMs: 1 }),
       template({ headers: { 'x-key': () => 'mine' } }),
       wish,
       'txn',
     );
     expect(header.headers['x-key']).toBe('txn');
-    const field = render(
+    const field = renderRequest(
       tool({ by: 'key', field: ['meta', 'key'], lifetimeMs: 1 }),
       template({ body: () => ({ meta: { key: 'mine', other: 1 } }) }),
       wish,
@@ -412,7 +412,7 @@ describe('a rendered request', () => {
   });
 
   it.each(['a\r\nx: y', 'a\nb', 'a\0', '\u20ac', '\x7f'])('refuses the header value %j', (value) => {
-    const act = () => render(tool({ by: 'nature' }), template({ headers: { x: () => value } }), wish, 'txn');
+    const act = () => renderRequest(tool({ by: 'idempotent' }), template({ headers: { x: () => value } }), wish, 'txn');
     expect(act).toThrow(GatewayError);
   });
 
@@ -422,13 +422,13 @@ describe('a rendered request', () => {
         throw new ExpressionError('no');
       },
     });
-    expect(() => render(tool({ by: 'nature' }), failing, wish, 'txn')).toThrow(/cannot be built/);
+    expect(() => renderRequest(tool({ by: 'idempotent' }), failing, wish, 'txn')).toThrow(/cannot be built/);
   });
 
   it('has a body of bounded length, found out before it is written', () => {
     const of = (copies: number, args: Json) => {
       const repeating = template({ body: () => Array.from({ length: copies }, () => args) });
-      return () => render(tool({ by: 'nature' }), repeating, { ...wish, args: args as JsonObject }, 'txn');
+      return () => renderRequest(tool({ by: 'idempotent' }), repeating, { ...wish, args: args as JsonObject }, 'txn');
     };
     const text = 'x'.repeat(100_000);
     expect(of(80, { text })().body).toHaveLength(80 * 100_012 - 1 + 2);
@@ -441,7 +441,9 @@ describe('a rendered request', () => {
 
   it('has no more values in its query than can be sent', () => {
     const many = template({ query: { a: () => Array.from({ length: 20_000 }, () => 'x') } });
-    expect(() => render(tool({ by: 'nature' }), many, wish, 'txn')).toThrow(/path and query are longer than 16384/);
+    expect(() => renderRequest(tool({ by: 'idempotent' }), many, wish, 'txn')).toThrow(
+      /path and query are longer than 16384/,
+    );
   });
 });
 
@@ -459,7 +461,7 @@ describe('through the gateway', () => {
     hostile.listen(0, '127.0.0.1');
     await once(hostile, 'listening');
     world = await startUpstream();
-    database = await freshDatabase();
+    database = await createTestDatabase();
     gateway = await startGateway({
       databaseUrl: database.url,
       policies: {
@@ -482,13 +484,13 @@ tools:
   world.lenient:
     upstream: world
     request: { method: POST, path: /none/mail, body: "\${args}" }
-    once: { by: nature }
+    once: { by: idempotent }
     noEffect: [409, 503]
     retry: { attempts: 1, base: 10s, max: 10s }
   world.small:
     upstream: world
     request: { method: POST, path: /echo, body: "\${args}" }
-    once: { by: nature }
+    once: { by: idempotent }
     result: { maxBytes: 100 }
   hostile.write:
     upstream: hostile
@@ -505,8 +507,8 @@ tools:
     once: { by: key, header: Idempotency-Key }
     retry: { attempts: 2, base: 10ms, max: 10ms }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE_YAML}`,
       },
     });
   });

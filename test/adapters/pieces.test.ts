@@ -4,9 +4,9 @@ import { type AddressInfo, createServer, type Server, type Socket } from 'node:n
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { HttpAdapter } from '../../adapters/http.ts';
-import { HttpWire } from '../../adapters/mcp-http.ts';
-import type { Outgoing } from '../../adapters/mcp-wire.ts';
+import { HttpAdapter } from '../../adapters/http/http-adapter.ts';
+import { McpHttpTransport } from '../../adapters/mcp/mcp-http-transport.ts';
+import type { OutgoingMessage } from '../../adapters/mcp/mcp-transport.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 
 const PIECES = 500_000;
@@ -68,7 +68,7 @@ const httpAnswer = () => {
   return sent.then((outcome) => ('answer' in outcome ? outcome.answer?.body?.length : outcome));
 };
 const mcpAnswer = () => {
-  const outgoing: Outgoing = {
+  const outgoing: OutgoingMessage = {
     message: { jsonrpc: '2.0', id: 'x', method: 'tools/call' },
     headers: {},
     timeoutMs: 60_000,
@@ -77,7 +77,7 @@ const mcpAnswer = () => {
     maySend: () => true,
     heard: () => {},
   };
-  const exchanged = new HttpWire(upstream, upstream.url ?? '').exchange(outgoing);
+  const exchanged = new McpHttpTransport(upstream, upstream.url ?? '').exchange(outgoing);
   return exchanged.then((ended) => (ended.as === 'status' ? ended.text.length : ended.as));
 };
 const SSE = 'text/event-stream';

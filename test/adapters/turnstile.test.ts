@@ -1,15 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { expect, it } from 'vitest';
-import { Turnstile } from '../../adapters/turnstile.ts';
+import { Semaphore } from '../../adapters/semaphore.ts';
 
 it('lets so many through at once, the others in the order they came', async () => {
-  const turnstile = new Turnstile(3);
+  const turnstile = new Semaphore(3);
   const order: number[] = [];
   let inside = 0;
   let most = 0;
   await Promise.all(
     Array.from({ length: 40 }, async (_, i) => {
-      const leave = await turnstile.enter(10_000);
+      const leave = await turnstile.acquire(10_000);
       order.push(i);
       inside += 1;
       most = Math.max(most, inside);
@@ -23,25 +23,25 @@ it('lets so many through at once, the others in the order they came', async () =
 });
 
 it('turns away whom the queue has no room for, at once', async () => {
-  const turnstile = new Turnstile(1, 2);
-  const leave = await turnstile.enter(1_000);
-  const queued = [turnstile.enter(1_000), turnstile.enter(1_000)];
-  expect(await turnstile.enter(1_000)).toBeUndefined();
+  const turnstile = new Semaphore(1, 2);
+  const leave = await turnstile.acquire(1_000);
+  const queued = [turnstile.acquire(1_000), turnstile.acquire(1_000)];
+  expect(await turnstile.acquire(1_000)).toBeUndefined();
   leave?.();
   (await queued[0])?.();
   (await queued[1])?.();
-  expect(await turnstile.enter(1_000)).toBeDefined();
+  expect(await turnstile.acquire(1_000)).toBeDefined();
 });
 
 it('keeps no place for whoever lost patience, and none is lost by leaving twice', async () => {
-  const turnstile = new Turnstile(1);
-  const leave = await turnstile.enter(1_000);
-  expect(await turnstile.enter(5)).toBeUndefined();
+  const turnstile = new Semaphore(1);
+  const leave = await turnstile.acquire(1_000);
+  expect(await turnstile.acquire(5)).toBeUndefined();
   leave?.();
   leave?.();
-  const again = await turnstile.enter(5);
+  const again = await turnstile.acquire(5);
   expect(again).toBeDefined();
-  expect(await turnstile.enter(5)).toBeUndefined();
+  expect(await turnstile.acquire(5)).toBeUndefined();
   again?.();
-  expect(await turnstile.enter(5)).toBeDefined();
+  expect(await turnstile.acquire(5)).toBeDefined();
 });

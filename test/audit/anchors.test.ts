@@ -5,22 +5,22 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
 import { afterEach, beforeEach, describe, expect, inject, it, onTestFinished } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
-import { NoteVerifier } from '../../gateway/domain/signed-note.ts';
-import { oncegate } from '../cli/terminal.ts';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
+import { runCli } from '../cli/terminal.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { ADMIN_KEY, type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let n = 0;
 
 beforeEach(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
 });
 afterEach(async () => {
   await gateway?.dispose();
@@ -64,7 +64,7 @@ async function query(url: string, text: string): Promise<Record<string, unknown>
 /** What `/readyz` says is wrong, once anything is. */
 async function trouble(on: Gateway = gateway): Promise<string> {
   for (let left = 800; left > 0; left--) {
-    if (!on.alive) throw new Error(on.output);
+    if (!on.isAlive) throw new Error(on.output);
     const ready = await on.request('GET', '/readyz').catch(() => undefined);
     if (ready?.status === 503 && ready.body.troubles.length > 0) return ready.body.troubles.join('\n');
     await sleep(25);
@@ -77,7 +77,7 @@ async function refusesEffects(on: Gateway = gateway): Promise<void> {
   const id = `refused-${n}`;
   const refused = await on.call('world.keyed', { id }, { key: id });
   expect(refused).toMatchObject({ status: 503, body: { code: 'unavailable', retry: 'after_delay' } });
-  expect(refused.body.detail).toContain('docs/audit.md');
+  expect(refused.body.detail).toContain('docs/guides/audit-log.md');
   expect(await upstream.effects(id)).toEqual([]);
   const dry = await on.call('world.keyed', { id }, { key: id, headers: { 'oncegate-dry-run': '?1' } });
   expect(dry.body.wouldAnswer).toMatchObject({ status: 503, code: 'unavailable' });
@@ -86,7 +86,7 @@ async function refusesEffects(on: Gateway = gateway): Promise<void> {
 }
 
 const accept = (on: Gateway = gateway) =>
-  oncegate(['audit', 'accept', '--reason', 'restored after the disk died'], {
+  runCli(['audit', 'accept', '--reason', 'restored after the disk died'], {
     env: { ONCEGATE_URL: on.url, ONCEGATE_KEY: ADMIN_KEY },
   });
 
@@ -107,7 +107,7 @@ describe('a database that is not what it was', () => {
     const signed = await query(restored, 'select max(size)::int as size from audit_checkpoints');
     const accepted = await accept();
     expect([accepted.code, accepted.out]).toEqual([0, 'accepted\n']);
-    await gateway.ready();
+    await gateway.waitUntilReady();
     await sealedCall();
     expect((await accept()).out).toBe('nothing was in doubt\n');
     const [leaf] = await query(restored, `select entry from audit_log where entry like '%"what":"log_accepted"%'`);
@@ -130,7 +130,7 @@ describe('a database that is not what it was', () => {
     const id = 'open';
     await upstream.plan({ match: { id }, do: ['apply', { kill: gateway.pid }, 'drop'] });
     await gateway.call('world.keyed', { id }, { key: id }).catch(() => undefined);
-    await gateway.exited();
+    await gateway.waitForExit();
     const restored = await backup();
     await gateway.start();
     await sealedCall();
@@ -152,7 +152,7 @@ describe('a database that is not what it was', () => {
   it('that is another one, or empty, is noticed', async () => {
     await sealedCall();
     await gateway.stop();
-    const other = await freshDatabase();
+    const other = await createTestDatabase();
     onTestFinished(async () => {
       await gateway.kill();
       await other.drop();
@@ -196,7 +196,7 @@ describe('a database that is not what it was', () => {
 
   it('signed with another key is not gone on with', async () => {
     await sealedCall();
-    const stranger = await makeGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+    const stranger = await makeGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
     onTestFinished(() => stranger.dispose());
     stranger.launch();
     expect(await trouble(stranger)).toContain('audit.key');
@@ -228,7 +228,7 @@ describe('anchors', () => {
     gateway.launch({ DATABASE_URL: restored });
     expect(await trouble()).toContain('elsewhere vouches for');
     expect((await accept()).code).toBe(0);
-    await gateway.ready();
+    await gateway.waitUntilReady();
   });
 });
 
@@ -240,8 +240,8 @@ it('replicas that share a directory never put an older checkpoint in the place o
   let newest = 0;
   for (let i = 0; i < 12; i++) {
     await sealedCall(i % 2 === 0 ? gateway : beside);
-    const note = await new CheckpointFiles(join(gateway.home, 'data', 'checkpoints')).newest();
-    const { size } = log.open(note ?? '');
+    const note = await new CheckpointFiles(join(gateway.home, 'data', 'checkpoints')).readNewest();
+    const { size } = log.verifyCheckpoint(note ?? '');
     expect(size).toBeGreaterThanOrEqual(newest);
     newest = size;
   }

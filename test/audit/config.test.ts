@@ -2,16 +2,16 @@ import { generateKeyPairSync } from 'node:crypto';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { ConfigError, readConfig } from '../../gateway/config.ts';
-import { NoteKey } from '../../gateway/domain/signed-note.ts';
-import { directory } from '../cli/terminal.ts';
+import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
+import { createDirectory } from '../cli/terminal.ts';
 
 const { privateKey } = generateKeyPairSync('ed25519');
 const pem = privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();
 const rsa = generateKeyPairSync('rsa', { modulusLength: 2048 }).privateKey.export({ type: 'pkcs8', format: 'pem' });
-const witness = new NoteKey('w.example', privateKey, 'witness').verifier;
+const witness = new NoteSigner('w.example', privateKey, 'witness').verifier;
 
 const read = async (config: string) => {
-  const cwd = await directory({ 'oncegate.yaml': config, 'good.pem': pem, 'rsa.pem': rsa.toString() });
+  const cwd = await createDirectory({ 'oncegate.yaml': config, 'good.pem': pem, 'rsa.pem': rsa.toString() });
   return { cwd, config: await readConfig({}, cwd) };
 };
 

@@ -3,26 +3,26 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { startUpstream } from '../faults/upstream.ts';
-import { freshDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { makeGateway } from '../support/gateway.ts';
 import { killSealers } from './kill-sealers.ts';
-import { generator } from './mutations.ts';
+import { createRandom } from './mutations.ts';
 
 it('two that seal one log, killed again and again, leave one log', async () => {
-  const database = await freshDatabase();
+  const database = await createTestDatabase();
   const home = await mkdtemp(join(tmpdir(), 'oncegate-kills-'));
   onTestFinished(async () => {
     await database.drop();
     await rm(home, { recursive: true, force: true });
   });
-  expect(await killSealers({ databaseUrl: database.url, home, kills: 10, random: generator(1) })).toEqual([]);
+  expect(await killSealers({ databaseUrl: database.url, home, kills: 10, random: createRandom(1) })).toEqual([]);
 }, 240_000);
 
 it.each(['sealing', 'sealed', 'anchored'])('a gateway that dies when the log is %s goes on with it', async (point) => {
   const upstream = await startUpstream();
-  const database = await freshDatabase();
-  const gateway = await makeGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  const database = await createTestDatabase();
+  const gateway = await makeGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
   onTestFinished(async () => {
     await gateway.dispose();
     await database.drop();
@@ -30,7 +30,7 @@ it.each(['sealing', 'sealed', 'anchored'])('a gateway that dies when the log is 
   });
   // Its boot is what it has to seal first.
   gateway.launch({ ONCEGATE_DIE_AT: point });
-  expect(await gateway.exited()).toMatchObject({ signal: 'SIGKILL' });
+  expect(await gateway.waitForExit()).toMatchObject({ signal: 'SIGKILL' });
   const [before] = await database.query<{ note: string | null }>('select max(note) as note from audit_checkpoints');
   expect(before?.note === null).toBe(point === 'sealing');
   await gateway.start();

@@ -1,12 +1,12 @@
 import { isDeepStrictEqual } from 'node:util';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { ask } from '../mcp/clients.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, type Reply, sha256, startGateway, VIEWER_KEY } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { requestLegacy } from '../mcp/clients.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
+import { AGENT_KEY, type Gateway, type Reply, sha256Hex, startGateway, VIEWER_KEY } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
@@ -22,27 +22,27 @@ tools:
   gone.put:
     upstream: gone
     request: { method: PUT, path: /thing, body: "\${args}" }
-    once: { by: nature }
+    once: { by: idempotent }
     retry: { attempts: 5, base: 10ms, max: 20ms }
   world.mailed:
     upstream: world
     request: { method: POST, path: /none/mailed, body: "\${args}" }
 agents:
   mailer:
-    keys: ["sha256:${sha256('test-mailer-key')}"]
+    keys: ["sha256:${sha256Hex('test-mailer-key')}"]
     rules:
       - allow: world.mailed
         approve: { by: [finance], within: 1h }
       - allow: gone.put
 people:
-  carol: { keys: ["sha256:${sha256(CAROL_KEY)}"], roles: [approver], groups: [security] }
-  frank: { keys: ["sha256:${sha256('test-frank-key')}"], roles: [approver], groups: [finance] }
+  carol: { keys: ["sha256:${sha256Hex(CAROL_KEY)}"], roles: [approver], groups: [security] }
+  frank: { keys: ["sha256:${sha256Hex('test-frank-key')}"], roles: [approver], groups: [finance] }
 `;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  database = await createTestDatabase();
+  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
   const limited = '      - allow: oncegate.*\n      - allow: world.put\n        rate: 1/h\n      - allow: world.held\n';
   gateway = await startGateway({
     policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', limited), 'more.yaml': MORE },
@@ -170,7 +170,7 @@ const REFUSALS: readonly {
       const { saga } = (await ofAgent('/v1/sagas', {})).body;
       await ofAgent(`/v1/sagas/${saga}/commit`, {});
       const asked = { name: 'oncegate.rollback_saga', arguments: { saga, reason: 'too late' } };
-      const { answer, headers } = await ask(gateway, 'tools/call', asked);
+      const { answer, headers } = await requestLegacy(gateway, 'tools/call', asked);
       return { status: answer.result.structuredContent.status, headers, body: answer.result };
     },
     entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
@@ -275,7 +275,7 @@ it.each([
   const { txn } = body;
   const refused = await gateway.request('POST', `/admin/approvals/${txn}/approve`, {
     key,
-    body: JSON.stringify({ reason: 'me too', digest: sha256('x') }),
+    body: JSON.stringify({ reason: 'me too', digest: sha256Hex('x') }),
     headers: JSON_TYPE,
   });
   expect(refused.status).toBe(403);

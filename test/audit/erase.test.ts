@@ -2,10 +2,10 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { directory, oncegate } from '../cli/terminal.ts';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createDirectory, runCli } from '../cli/terminal.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import {
   ADMIN_KEY,
   AGENT_KEY,
@@ -16,21 +16,21 @@ import {
   VIEWER_KEY,
 } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let beside: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  database = await createTestDatabase();
+  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
   const more = `  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
 tools:
   world.sealed:
     upstream: world
-    request: { method: PUT, path: "/nature/objects/x", body: "\${args}" }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/x", body: "\${args}" }
+    once: { by: idempotent }
     redact: [args.patient]
   world.booked:
     upstream: hotel
@@ -57,7 +57,7 @@ afterAll(async () => {
   await upstream?.stop();
 });
 
-const cli = (...argv: string[]) => oncegate(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY } });
+const cli = (...argv: string[]) => runCli(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY } });
 const erase = (body: object, key = ADMIN_KEY) =>
   gateway.request('POST', '/admin/erase', {
     key,
@@ -120,9 +120,9 @@ it('the log still verifies, proves the receipt, and says who erased what and why
   const erased = entries.filter((entry) => entry.what === 'call_erased' && entry.txn === call.body.txn);
   expect(erased).toMatchObject([{ person: 'root', reason: 'a court said so', scope: `txn:${call.body.txn}` }]);
   expect(exported.out).not.toContain('ann@example.com');
-  const cwd = await directory({});
+  const cwd = await createDirectory({});
   await writeFile(join(cwd, 'log.jsonl'), exported.out);
-  expect((await oncegate(['audit', 'verify', 'log.jsonl'], { cwd })).code).toBe(0);
+  expect((await runCli(['audit', 'verify', 'log.jsonl'], { cwd })).code).toBe(0);
 });
 
 it('what is open is not erased, and named', async () => {

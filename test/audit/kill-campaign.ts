@@ -2,10 +2,10 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { startEmbedded } from '../../gateway/ledger/embedded.ts';
-import { migrate } from '../../gateway/ledger/migrate.ts';
+import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
+import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
 import { killSealers } from './kill-sealers.ts';
-import { generator } from './mutations.ts';
+import { createRandom } from './mutations.ts';
 
 /**
  * Kills what seals the log, again and again, and checks that the log is still one.
@@ -17,15 +17,15 @@ const { values } = parseArgs({
 });
 const kills = Number(values.kills);
 const home = await mkdtemp(join(tmpdir(), 'oncegate-kills-'));
-const postgres = await startEmbedded({ dataDir: join(home, 'postgres'), log: () => {} });
+const postgres = await startEmbeddedPostgres({ dataDir: join(home, 'postgres'), log: () => {} });
 console.log(`${kills} kills; seed ${values.seed}`);
 try {
-  await migrate(postgres.url, 'migrations');
+  await migrateDatabase(postgres.url, 'migrations');
   const found = await killSealers({
     databaseUrl: postgres.url,
     home,
     kills,
-    random: generator(Number(values.seed)),
+    random: createRandom(Number(values.seed)),
     progress: (done) => {
       if (done % 50 === 0) console.log(`${done} kills`);
     },

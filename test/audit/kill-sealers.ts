@@ -7,12 +7,12 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
-import { leafHash } from '../../gateway/domain/audit.ts';
-import { Frontier } from '../../gateway/domain/merkle.ts';
-import { NoteKey, NoteVerifier } from '../../gateway/domain/signed-note.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { Frontier } from '../../gateway/domain/audit/merkle.ts';
+import { NoteSigner, NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import type { Random } from './mutations.ts';
 
-export interface Killing {
+export interface KillSealersOptions {
   readonly databaseUrl: string;
   /** An empty directory. */
   readonly home: string;
@@ -21,48 +21,55 @@ export interface Killing {
   readonly progress?: (kills: number) => void;
 }
 
-const POINTS = ['sealing', 'sealed', 'anchored', '', '', ''];
+const KILL_POINTS = ['sealing', 'sealed', 'anchored', '', '', ''];
 
 /**
  * Two processes seal one log while leaves come in, and are killed again and again, at named points and at any. Then the log
  * must be one: every leaf once, every checkpoint ever signed a true beginning of it. Tells what is not so, as sentences.
  */
-export async function killSealers(killing: Killing): Promise<string[]> {
+export async function killSealers(killing: KillSealersOptions): Promise<string[]> {
   const { databaseUrl, home, kills, random } = killing;
   const keyFile = join(home, 'audit.key');
   const { privateKey } = generateKeyPairSync('ed25519');
   await writeFile(keyFile, privateKey.export({ type: 'pkcs8', format: 'pem' }));
-  const key = new NoteKey('test/killed', privateKey);
+  const key = new NoteSigner('test/killed', privateKey);
   const found: string[] = [];
   const start = (dieAt: string) => startSealer([databaseUrl, key.name, keyFile, join(home, 'kept'), dieAt], found);
   const writer = writeLeaves(databaseUrl);
   const slots = [await start(''), await start('')];
   for (let killed = 0; killed < kills && found.length === 0; killed++) {
     const slot = killed % 2;
-    const dieAt = POINTS[Math.floor(random() * POINTS.length)] ?? '';
-    await end(slots[slot] as ChildProcess);
+    const dieAt = KILL_POINTS[Math.floor(random() * KILL_POINTS.length)] ?? '';
+    await killProcess(slots[slot] as ChildProcess);
     const next = await start(dieAt);
     slots[slot] = next;
     if (dieAt === '') await sleep(random() * 120);
     else await Promise.race([once(next, 'exit'), sleep(2_000)]);
     killing.progress?.(killed + 1);
   }
-  for (const slot of slots) await end(slot as ChildProcess);
+  for (const slot of slots) await killProcess(slot as ChildProcess);
   const written = await writer.stop();
   const last = await start('');
   const client = new pg.Client({ connectionString: databaseUrl });
   await client.connect();
   const waiting = async () => (await client.query('select 1 from audit_queue limit 1')).rows.length > 0;
   for (let left = 2_400; left > 0 && (await waiting()); left--) await sleep(50);
-  await end(last);
-  found.push(...(await faultsOf(client, new NoteVerifier(key.verifier), written, join(home, 'kept'))));
+  await killProcess(last);
+  found.push(...(await findLogFaults(client, new NoteVerifier(key.verifier), written, join(home, 'kept'))));
   await client.end();
   return found;
 }
 
-async function startSealer(argv: readonly string[], found: string[]): Promise<ChildProcess> {
+/** A busy database may refuse a few starts; a sealer that never starts is a fault of the test, and its error says why. */
+const MAX_START_TRIES = 20;
+
+async function startSealer(argv: readonly string[], found: string[], tries = 1): Promise<ChildProcess> {
   const child = spawn(process.execPath, [resolve('test/audit/sealer.mjs'), ...argv], {
-    stdio: ['ignore', 'pipe', 'ignore'],
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  let stderr = '';
+  child.stderr?.on('data', (chunk) => {
+    stderr = `${stderr}${chunk}`.slice(-4_000);
   });
   const lines = createInterface({ input: child.stdout as NodeJS.ReadableStream });
   const ready = new Promise<void>((done) => {
@@ -72,11 +79,12 @@ async function startSealer(argv: readonly string[], found: string[]): Promise<Ch
     });
   });
   const [code] = (await Promise.race([ready.then(() => []), once(child, 'exit')])) as [number?];
-  // It ended by itself because a busy database did not let it in: that is no death worth counting.
-  return code === 1 ? startSealer(argv, found) : child;
+  if (code !== 1) return child;
+  if (tries === MAX_START_TRIES) throw new Error(`The sealer does not start: ${stderr}`);
+  return startSealer(argv, found, tries + 1);
 }
 
-async function end(child: ChildProcess): Promise<void> {
+async function killProcess(child: ChildProcess): Promise<void> {
   if (child.exitCode !== null || child.signalCode !== null) return;
   child.kill('SIGKILL');
   await once(child, 'exit');
@@ -110,7 +118,12 @@ function writeLeaves(databaseUrl: string) {
   };
 }
 
-async function faultsOf(client: pg.Client, log: NoteVerifier, written: number, directory: string): Promise<string[]> {
+async function findLogFaults(
+  client: pg.Client,
+  log: NoteVerifier,
+  written: number,
+  directory: string,
+): Promise<string[]> {
   const faults: string[] = [];
   const { rows } = await client.query<{ index: string; entry: string; leaf: Buffer; note: string | null }>(
     'select l.index, l.entry, l.leaf, c.note from audit_log l left join audit_checkpoints c on c.size = l.index + 1 order by index',
@@ -119,11 +132,11 @@ async function faultsOf(client: pg.Client, log: NoteVerifier, written: number, d
   const seen = new Set<string>();
   for (const { index, entry, leaf, note } of rows) {
     if (Number(index) !== frontier.size) faults.push(`entry ${frontier.size} is missing`);
-    if (!leaf.equals(leafHash(entry))) faults.push(`entry ${index} is not what was hashed`);
+    if (!leaf.equals(hashLeaf(entry))) faults.push(`entry ${index} is not what was hashed`);
     if (seen.has(entry)) faults.push(`${entry} is there twice`);
     seen.add(entry);
     frontier.append(leaf);
-    if (note !== null && !log.open(note).root.equals(frontier.root()))
+    if (note !== null && !log.verifyCheckpoint(note).root.equals(frontier.computeRoot()))
       faults.push(`checkpoint ${frontier.size} is of another log`);
   }
   const { rowCount: left } = await client.query('select 1 from audit_queue');
@@ -131,7 +144,7 @@ async function faultsOf(client: pg.Client, log: NoteVerifier, written: number, d
     faults.push(`${written} leaves were written, ${seen.size} are in the log, ${left} still wait`);
   const newest = rows.at(-1)?.note;
   if (newest === null || newest === undefined) faults.push('the last entry is under no checkpoint');
-  const kept = log.open((await new CheckpointFiles(directory).newest()) ?? '');
+  const kept = log.verifyCheckpoint((await new CheckpointFiles(directory).readNewest()) ?? '');
   if (kept.size > frontier.size) faults.push(`${kept.size} entries were vouched for, there are ${frontier.size}`);
   return faults;
 }

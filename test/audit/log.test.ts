@@ -2,16 +2,16 @@ import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promise
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { leafHash } from '../../gateway/domain/audit.ts';
-import { verifyConsistency, verifyInclusion } from '../../gateway/domain/merkle.ts';
-import { NoteVerifier } from '../../gateway/domain/signed-note.ts';
-import { oncegate, type Said } from '../cli/terminal.ts';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { verifyConsistency, verifyInclusion } from '../../gateway/domain/audit/merkle.ts';
+import { NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
+import { type CliResult, runCli } from '../cli/terminal.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { ADMIN_KEY, AGENT_KEY, type Gateway, makeGateway, startGateway, VIEWER_KEY } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let beside: Gateway;
@@ -19,9 +19,9 @@ let scratch: string;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   scratch = await mkdtemp(join(tmpdir(), 'oncegate-audit-'));
-  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
   beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
   await beside.start();
 });
@@ -34,8 +34,8 @@ afterAll(async () => {
 });
 
 const ask = (path: string) => gateway.request('GET', path, { key: VIEWER_KEY });
-const cli = (...argv: string[]): Promise<Said> =>
-  oncegate(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY }, cwd: scratch });
+const cli = (...argv: string[]): Promise<CliResult> =>
+  runCli(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY }, cwd: scratch });
 const bytes = (hex: string) => Buffer.from(hex, 'hex');
 
 async function log(): Promise<NoteVerifier> {
@@ -48,7 +48,7 @@ describe('a receipt', () => {
     const { leaf } = call.body.receipt;
     const { status, body } = await ask(`/admin/audit/proof?leaf=${leaf}`);
     expect(status).toBe(200);
-    const { size, root } = (await log()).open(body.checkpoint);
+    const { size, root } = (await log()).verifyCheckpoint(body.checkpoint);
     expect(size).toBe(body.size);
     expect(root.toString('hex')).toBe(body.root);
     expect(verifyInclusion(bytes(leaf), body.index, size, body.proof.map(bytes), root)).toBe(true);
@@ -86,10 +86,10 @@ describe('the log', () => {
     const verifier = await log();
     const first = await ask('/admin/audit/checkpoint');
     expect(first.headers.get('content-type')).toMatch(/^text\/plain/);
-    const before = verifier.open(first.body);
+    const before = verifier.verifyCheckpoint(first.body);
     const call = await beside.call('world.keyed', { id: 'later' }, { key: 'later' });
     await ask(`/admin/audit/proof?leaf=${call.body.receipt.leaf}`);
-    const after = verifier.open((await ask('/admin/audit/checkpoint')).body);
+    const after = verifier.verifyCheckpoint((await ask('/admin/audit/checkpoint')).body);
     expect(after.size).toBeGreaterThan(before.size);
     const { body } = await ask(`/admin/audit/proof?from=${before.size}&to=${after.size}`);
     expect(verifyConsistency(before, after, body.proof.map(bytes))).toBe(true);
@@ -103,7 +103,7 @@ describe('the log', () => {
     const [waiting] = (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items;
     const decision = { reason: 'looks fine', digest: waiting.digest };
     expect((await gateway.admin('POST', `/admin/approvals/${held.body.txn}/approve`, decision)).status).toBe(200);
-    const done = await gateway.callWhen(held.body.txn, (call) => call.settledAt !== null);
+    const done = await gateway.waitForCall(held.body.txn, (call) => call.settledAt !== null);
     await gateway.admin('POST', '/admin/freeze', { tool: 'world.none', reason: 'odd mails' });
     await gateway.admin('POST', '/admin/unfreeze', { tool: 'world.none', reason: 'all good' });
     const last = await gateway.call('world.keyed', { id: 'last' }, { key: 'last' });
@@ -145,7 +145,7 @@ describe('the log', () => {
     const directory = join(gateway.home, 'data', 'checkpoints');
     const names = (await readdir(directory)).filter((name) => name.startsWith('checkpoint-'));
     expect(names.length).toBeGreaterThanOrEqual(1);
-    (await log()).open(await readFile(join(directory, names.sort().at(-1) ?? ''), 'utf8'));
+    (await log()).verifyCheckpoint(await readFile(join(directory, names.sort().at(-1) ?? ''), 'utf8'));
     expect((await stat(join(gateway.home, 'data', 'audit.key'))).mode & 0o777).toBe(0o600);
   });
 });
@@ -178,7 +178,7 @@ describe('audit export and verify', () => {
     const entry = /"entry":(.*)}$/.exec(lines[victim] ?? '')?.[1]?.replace('denied', 'allowd') ?? '';
     const forged = lines.with(
       victim,
-      (lines[victim] ?? '').replace(leaf, leafHash(entry).toString('hex')).replace('denied', 'allowd'),
+      (lines[victim] ?? '').replace(leaf, hashLeaf(entry).toString('hex')).replace('denied', 'allowd'),
     );
     await writeFile(join(scratch, 'forged.jsonl'), `${forged.join('\n')}\n`);
     const { fault } = JSON.parse((await cli('audit', 'verify', 'forged.jsonl', '--json')).out);
@@ -196,7 +196,7 @@ describe('audit export and verify', () => {
     await writeFile(join(scratch, 'whole.jsonl'), out);
     const argv = ['audit', 'verify', 'whole.jsonl', '--checkpoint', 'kept', '--key', 'key'];
     expect((await cli(...argv)).code).toBe(0);
-    const { size } = (await log()).open(checkpoint);
+    const { size } = (await log()).verifyCheckpoint(checkpoint);
     // Cut back to where an older signature vouches for it: only somebody who kept a newer one can tell.
     const lines = out.split('\n');
     const [signed] = await database.query<{ size: number; note: string }>(

@@ -1,21 +1,21 @@
 import { generateKeyPairSync } from 'node:crypto';
-import { auditEntry, leafHash } from '../../gateway/domain/audit.ts';
+import { buildAuditEntry, hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import {
+  type ExportVerification,
   ExportVerifier,
-  entryLine,
-  lastLine,
-  readLastLine,
-  type Trusted,
-  type Verdict,
-} from '../../gateway/domain/audit-export.ts';
-import { Frontier } from '../../gateway/domain/merkle.ts';
-import { NoteKey } from '../../gateway/domain/signed-note.ts';
+  formatEntryLine,
+  formatLastLine,
+  parseLastLine,
+  type TrustedInputs,
+} from '../../gateway/domain/audit/audit-export.ts';
+import { Frontier } from '../../gateway/domain/audit/merkle.ts';
+import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
 
 export type Random = () => number;
 
 /** A log that was kept well. */
-export interface Kept {
-  readonly key: NoteKey;
+export interface SignedExport {
+  readonly key: NoteSigner;
   readonly entries: readonly string[];
   /** The lines of its export, without newlines. */
   readonly lines: readonly string[];
@@ -24,46 +24,53 @@ export interface Kept {
   readonly newest: string;
 }
 
-export function keep(size: number, every: number, random: Random): Kept {
-  const key = new NoteKey('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
-  const entries = Array.from({ length: size }, (_, i) => madeEntry(i, random));
+export function buildSignedExport(size: number, every: number, random: Random): SignedExport {
+  const key = new NoteSigner('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
+  const entries = Array.from({ length: size }, (_, i) => buildRandomEntry(i, random));
   const checkpoints = new Map<number, string>();
-  const lines = linesOf(entries, (count, root) => {
+  const lines = buildExportLines(entries, (count, root) => {
     if (count % every !== 0 && count !== size) return null;
     checkpoints.set(count, key.sign(count, root));
     return checkpoints.get(count) ?? null;
   });
   const newest = checkpoints.get(size) ?? '';
-  return { key, entries, lines: [...lines, lastLine(newest, key.verifier)], checkpoints, newest };
+  return { key, entries, lines: [...lines, formatLastLine(newest, key.verifier)], checkpoints, newest };
 }
 
-export function linesOf(entries: readonly string[], sign: (size: number, root: Buffer) => string | null): string[] {
+export function buildExportLines(
+  entries: readonly string[],
+  sign: (size: number, root: Buffer) => string | null,
+): string[] {
   const frontier = new Frontier();
   return entries.map((entry, index) => {
-    const leaf = leafHash(entry);
+    const leaf = hashLeaf(entry);
     frontier.append(leaf);
-    return entryLine({ index, leaf, entry, checkpoint: sign(index + 1, frontier.root()) });
+    return formatEntryLine({ index, leaf, entry, checkpoint: sign(index + 1, frontier.computeRoot()) });
   });
 }
 
-function madeEntry(i: number, random: Random): string {
+function buildRandomEntry(i: number, random: Random): string {
   const note = String.fromCodePoint(0x20 + Math.floor(random() * 0x2000)).repeat(1 + Math.floor(random() * 40));
-  return auditEntry('call_claimed', { txn: `t${i}`, agent: 'bot', amount: Math.floor(random() * 1e6), note });
+  return buildAuditEntry('call_claimed', { txn: `t${i}`, agent: 'bot', amount: Math.floor(random() * 1e6), note });
 }
 
-export const textOf = (lines: readonly string[]) => lines.map((line) => `${line}\n`).join('');
+export const joinLines = (lines: readonly string[]) => lines.map((line) => `${line}\n`).join('');
 
 /** As the command line does it, cut wherever chance cuts. */
-export function verify(bytes: Buffer, trusted: Trusted, random: Random = Math.random): Verdict {
+export function verifyInChunks(
+  bytes: Buffer,
+  trusted: TrustedInputs,
+  random: Random = Math.random,
+): ExportVerification {
   const last = bytes.toString('utf8').trimEnd().split('\n').at(-1) ?? '';
-  const verifier = new ExportVerifier(readLastLine(last)?.publicKey, trusted);
+  const verifier = new ExportVerifier(parseLastLine(last)?.publicKey, trusted);
   const copy = Buffer.from(bytes);
   for (let at = 0; at < copy.length; ) {
     const end = at + 1 + Math.floor(random() * 5_000);
     verifier.feed(copy.subarray(at, end));
     at = end;
   }
-  return verifier.end();
+  return verifier.finish();
 }
 
 /** What somebody did to an export. `first` is the first entry that is not what it was; undefined: no entry. */
@@ -72,111 +79,114 @@ export interface Mutation {
   readonly first: number | undefined;
 }
 
-type Mutate = (kept: Kept, random: Random) => Mutation | undefined;
+type Mutator = (kept: SignedExport, random: Random) => Mutation | undefined;
 
-const whole = (lines: readonly string[], first: number | undefined): Mutation => ({
-  bytes: Buffer.from(textOf(lines)),
+const toMutation = (lines: readonly string[], first: number | undefined): Mutation => ({
+  bytes: Buffer.from(joinLines(lines)),
   first,
 });
-const below = (random: Random, most: number) => Math.floor(random() * most);
+const randomBelow = (random: Random, most: number) => Math.floor(random() * most);
 
 /** Whoever changes entries and makes everything fit again that needs no key: indexes, leaf hashes, and which checkpoints go along. */
-function forge(kept: Kept, entries: readonly string[], first: number, random: Random): Mutation {
+function forge(kept: SignedExport, entries: readonly string[], first: number, random: Random): Mutation {
   const keepsCheckpoints = random() < 0.5;
-  const lines = linesOf(entries, (size) => (keepsCheckpoints ? (kept.checkpoints.get(size) ?? null) : null));
-  return whole([...lines, lastLine(kept.newest, kept.key.verifier)], first);
+  const lines = buildExportLines(entries, (size) => (keepsCheckpoints ? (kept.checkpoints.get(size) ?? null) : null));
+  return toMutation([...lines, formatLastLine(kept.newest, kept.key.verifier)], first);
 }
 
-function edited(entry: string, random: Random): string {
+function editEntry(entry: string, random: Random): string {
   const digit = /[0-9]/g;
   const places = [...entry.matchAll(digit)].map((match) => match.index);
-  const at = places[below(random, places.length)] ?? 0;
-  return `${entry.slice(0, at)}${(Number(entry[at]) + 1 + below(random, 8)) % 10}${entry.slice(at + 1)}`;
+  const at = places[randomBelow(random, places.length)] ?? 0;
+  return `${entry.slice(0, at)}${(Number(entry[at]) + 1 + randomBelow(random, 8)) % 10}${entry.slice(at + 1)}`;
 }
 
-export const MUTATIONS: Readonly<Record<string, Mutate>> = {
+export const MUTATIONS: Readonly<Record<string, Mutator>> = {
   'one byte is another': (kept, random) => {
-    const bytes = Buffer.from(textOf(kept.lines));
-    const at = below(random, bytes.length);
+    const bytes = Buffer.from(joinLines(kept.lines));
+    const at = randomBelow(random, bytes.length);
     const before = bytes[at] ?? 0;
-    bytes[at] = (before + 1 + below(random, 255)) % 256;
+    bytes[at] = (before + 1 + randomBelow(random, 255)) % 256;
     const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
     return { bytes, first: line < kept.entries.length ? line : undefined };
   },
   'an entry is edited and hashed anew': (kept, random) => {
-    const at = below(random, kept.entries.length);
-    const entry = edited(kept.entries[at] ?? '', random);
-    const line = entryLine({
+    const at = randomBelow(random, kept.entries.length);
+    const entry = editEntry(kept.entries[at] ?? '', random);
+    const line = formatEntryLine({
       index: at,
-      leaf: leafHash(entry),
+      leaf: hashLeaf(entry),
       entry,
       checkpoint: kept.checkpoints.get(at + 1) ?? null,
     });
-    return whole(kept.lines.with(at, line), at);
+    return toMutation(kept.lines.with(at, line), at);
   },
   'an entry is edited, and everything after it made to fit': (kept, random) => {
-    const at = below(random, kept.entries.length);
-    return forge(kept, kept.entries.with(at, edited(kept.entries[at] ?? '', random)), at, random);
+    const at = randomBelow(random, kept.entries.length);
+    return forge(kept, kept.entries.with(at, editEntry(kept.entries[at] ?? '', random)), at, random);
   },
   'lines are deleted': (kept, random) => {
-    const at = below(random, kept.entries.length);
-    return whole(kept.lines.toSpliced(at, 1 + below(random, 3)), at);
+    const at = randomBelow(random, kept.entries.length);
+    return toMutation(kept.lines.toSpliced(at, 1 + randomBelow(random, 3)), at);
   },
   'an entry is deleted, and everything after it made to fit': (kept, random) => {
-    const at = below(random, kept.entries.length);
+    const at = randomBelow(random, kept.entries.length);
     return forge(kept, kept.entries.toSpliced(at, 1), at, random);
   },
   'a line is inserted': (kept, random) => {
-    const at = below(random, kept.entries.length);
-    const from = below(random, kept.lines.length);
+    const at = randomBelow(random, kept.entries.length);
+    const from = randomBelow(random, kept.lines.length);
     // Of a line that is there twice in a row, the second is the one too many.
-    return whole(kept.lines.toSpliced(at, 0, kept.lines[from] ?? ''), from === at ? at + 1 : at);
+    return toMutation(kept.lines.toSpliced(at, 0, kept.lines[from] ?? ''), from === at ? at + 1 : at);
   },
   'an entry is inserted, and everything after it made to fit': (kept, random) => {
-    const at = below(random, kept.entries.length);
-    return forge(kept, kept.entries.toSpliced(at, 0, madeEntry(-1, random)), at, random);
+    const at = randomBelow(random, kept.entries.length);
+    return forge(kept, kept.entries.toSpliced(at, 0, buildRandomEntry(-1, random)), at, random);
   },
   'two lines are swapped': (kept, random) => {
-    const [a, b] = [below(random, kept.entries.length), below(random, kept.entries.length)];
+    const [a, b] = [randomBelow(random, kept.entries.length), randomBelow(random, kept.entries.length)];
     if (a === b) return undefined;
-    return whole(kept.lines.with(a, kept.lines[b] ?? '').with(b, kept.lines[a] ?? ''), Math.min(a, b));
+    return toMutation(kept.lines.with(a, kept.lines[b] ?? '').with(b, kept.lines[a] ?? ''), Math.min(a, b));
   },
   'two entries are swapped, and everything made to fit': (kept, random) => {
-    const [a, b] = [below(random, kept.entries.length), below(random, kept.entries.length)];
+    const [a, b] = [randomBelow(random, kept.entries.length), randomBelow(random, kept.entries.length)];
     if (a === b) return undefined;
     const swapped = kept.entries.with(a, kept.entries[b] ?? '').with(b, kept.entries[a] ?? '');
     return forge(kept, swapped, Math.min(a, b), random);
   },
   'it is cut off anywhere': (kept, random) => {
-    const bytes = Buffer.from(textOf(kept.lines));
-    const at = below(random, bytes.length);
+    const bytes = Buffer.from(joinLines(kept.lines));
+    const at = randomBelow(random, bytes.length);
     const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
     return { bytes: bytes.subarray(0, at), first: line < kept.entries.length ? line : undefined };
   },
   'it is cut back to an older checkpoint': (kept, random) => {
     const sizes = [...kept.checkpoints.keys()].slice(0, -1);
-    const size = sizes[below(random, sizes.length)];
+    const size = sizes[randomBelow(random, sizes.length)];
     if (size === undefined) return undefined;
-    return whole([...kept.lines.slice(0, size), lastLine(kept.checkpoints.get(size) ?? '', kept.key.verifier)], size);
+    return toMutation(
+      [...kept.lines.slice(0, size), formatLastLine(kept.checkpoints.get(size) ?? '', kept.key.verifier)],
+      size,
+    );
   },
   'it is written anew under another key': (kept, random) => {
-    const other = new NoteKey('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
-    const at = below(random, kept.entries.length);
-    const entries = kept.entries.with(at, edited(kept.entries[at] ?? '', random));
+    const other = new NoteSigner('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
+    const at = randomBelow(random, kept.entries.length);
+    const entries = kept.entries.with(at, editEntry(kept.entries[at] ?? '', random));
     let newest = '';
-    const lines = linesOf(entries, (size, root) => {
+    const lines = buildExportLines(entries, (size, root) => {
       newest = other.sign(size, root);
       return kept.checkpoints.has(size) ? newest : null;
     });
-    return whole([...lines, lastLine(newest, other.verifier)], undefined);
+    return toMutation([...lines, formatLastLine(newest, other.verifier)], undefined);
   },
 };
 
 /** What is wrong with the verdict over a mutated export; undefined when it was found out, and the right entry named. */
-export function missed(kept: Kept, name: string, random: Random): string | undefined {
+export function findMissedDetection(kept: SignedExport, name: string, random: Random): string | undefined {
   const mutation = MUTATIONS[name]?.(kept, random);
-  if (mutation === undefined || mutation.bytes.equals(Buffer.from(textOf(kept.lines)))) return undefined;
-  const { fault } = verify(mutation.bytes, { key: kept.key.verifier, checkpoint: kept.newest }, random);
+  if (mutation === undefined || mutation.bytes.equals(Buffer.from(joinLines(kept.lines)))) return undefined;
+  const { fault } = verifyInChunks(mutation.bytes, { key: kept.key.verifier, checkpoint: kept.newest }, random);
   if (fault === null) return `${name}: not detected`;
   const { first } = mutation;
   if (first === undefined) return undefined;
@@ -186,7 +196,7 @@ export function missed(kept: Kept, name: string, random: Random): string | undef
 }
 
 /** A small seeded generator (mulberry32), so that a finding can be repeated. */
-export function generator(seed: number): Random {
+export function createRandom(seed: number): Random {
   let state = seed >>> 0;
   return () => {
     state = (state + 0x6d2b79f5) >>> 0;

@@ -1,11 +1,11 @@
-// A process that does nothing but seal the log, as every gateway does beside its other work: small enough to be killed often.
+// Seals the audit log and does nothing else, so that a test can start and kill it often.
 import { readFileSync } from 'node:fs';
 import { CheckpointFiles } from '../../dist/adapters/checkpoint-files.js';
-import { NoteKey } from '../../dist/gateway/domain/signed-note.js';
-import { LogWatch } from '../../dist/gateway/flow/log-watch.js';
-import { Sequencer } from '../../dist/gateway/flow/sequence.js';
+import { NoteSigner } from '../../dist/gateway/domain/audit/signed-note.js';
+import { LogMonitor } from '../../dist/gateway/flow/audit/log-monitor.js';
+import { Sequencer } from '../../dist/gateway/flow/audit/sequencer.js';
 import { Database } from '../../dist/gateway/ledger/db.js';
-import { Lease } from '../../dist/gateway/ledger/processes.js';
+import { Lease } from '../../dist/gateway/ledger/process-lease.js';
 
 const [url, origin, keyFile, directory, dieAt = '', pace = 'hurried'] = process.argv.slice(2);
 const say = (line) => process.stdout.write(`${line}\n`);
@@ -17,26 +17,26 @@ const log = {
 const db = new Database(url, { max: 3, applicationName: 'sealer' });
 const lease = new Lease(db, () => {});
 await lease.start();
-const key = NoteKey.fromPem(origin, readFileSync(keyFile, 'utf8'));
-const watch = new LogWatch({ db, lease, key, files: [new CheckpointFiles(directory)], witnesses: [], log });
-// Not that it is still being compared, because a slow machine lost its lease.
-const sayDoubt = () => {
-  const doubt = watch.doubt();
-  if (doubt?.includes('docs/audit.md')) say(`error doubt ${doubt}`);
+const key = NoteSigner.fromPem(origin, readFileSync(keyFile, 'utf8'));
+const monitor = new LogMonitor({ db, lease, key, files: [new CheckpointFiles(directory)], witnesses: [], log });
+// A fault without the guide's name only says that the comparison is still under way, because a slow machine lost its lease.
+const sayFault = () => {
+  const fault = monitor.findFault();
+  if (fault?.includes('docs/guides/audit-log.md')) say(`error fault ${fault}`);
 };
-await watch.look();
-sayDoubt();
+await monitor.verify();
+sayFault();
 const reach = (point) => {
   if (point === dieAt) process.kill(process.pid, 'SIGKILL');
 };
-const sequencer = new Sequencer({ db, log, reach }, key, watch);
+const sequencer = new Sequencer({ db, log, reach }, key, monitor);
 say('ready');
 if (pace === 'usual') sequencer.start();
-// Without the rests between looks: more happens before each death.
+// No pauses between batches, so that more happens before each kill.
 for (; pace === 'hurried'; ) {
   await sequencer.seal(0).catch((error) => say(`retry ${error.message}`));
   reach('sealed');
-  await watch.look().catch((error) => say(`retry ${error.message}`));
+  await monitor.verify().catch((error) => say(`retry ${error.message}`));
   reach('anchored');
-  sayDoubt();
+  sayFault();
 }

@@ -7,16 +7,16 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import pg from 'pg';
-import { auditEntry, leafHash } from '../../gateway/domain/audit.ts';
-import { NoteKey } from '../../gateway/domain/signed-note.ts';
-import { unchanged } from '../../gateway/flow/record.ts';
-import { sealLeaves } from '../../gateway/ledger/audit-log.ts';
-import { Calls } from '../../gateway/ledger/calls.ts';
+import { buildAuditEntry, hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
+import { buildBaseUpdate } from '../../gateway/flow/attempts/record.ts';
+import { sealLeaves } from '../../gateway/ledger/audit/audit-log.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { startEmbedded } from '../../gateway/ledger/embedded.ts';
-import { migrate } from '../../gateway/ledger/migrate.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { intentOf } from '../support/intent.ts';
+import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
+import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { buildIntent } from '../support/intent.ts';
 
 /**
  * What sealing costs the ledger: calls claimed and settled a second, with a process beside that seals the log and without one,
@@ -27,36 +27,36 @@ import { intentOf } from '../support/intent.ts';
 const { values } = parseArgs({
   options: { rounds: { type: 'string', default: '6' }, seconds: { type: 'string', default: '6' } },
 });
-const AT_ONCE = 128;
+const CONCURRENCY = 128;
 const home = await mkdtemp(join(tmpdir(), 'oncegate-cost-'));
-const postgres = await startEmbedded({ dataDir: join(home, 'postgres'), log: () => {} });
+const postgres = await startEmbeddedPostgres({ dataDir: join(home, 'postgres'), log: () => {} });
 try {
-  await migrate(postgres.url, 'migrations');
+  await migrateDatabase(postgres.url, 'migrations');
   const { privateKey } = generateKeyPairSync('ed25519');
   const keyFile = join(home, 'audit.key');
   await writeFile(keyFile, privateKey.export({ type: 'pkcs8', format: 'pem' }));
   const db = new Database(postgres.url, { max: 8, applicationName: 'cost' });
   const lease = new Lease(db, () => {});
   await lease.start();
-  const key = new NoteKey('test/cost', privateKey);
+  const key = new NoteSigner('test/cost', privateKey);
   const rates: { without: number[]; with: number[] } = { without: [], with: [] };
-  await load(db, lease, 2_000);
+  await runLoad(db, lease, 2_000);
   for (let round = 0; round < Number(values.rounds); round++) {
     for (const side of round % 2 === 0 ? (['without', 'with'] as const) : (['with', 'without'] as const)) {
       // Whatever waits from the round without is not to be sealed on the other's account.
-      await drain(db, key);
-      const stop = side === 'with' ? await sealer(keyFile) : async () => {};
-      rates[side].push(await load(db, lease, Number(values.seconds) * 1_000));
+      await sealQueue(db, key);
+      const stop = side === 'with' ? await startSealer(keyFile) : async () => {};
+      rates[side].push(await runLoad(db, lease, Number(values.seconds) * 1_000));
       await stop();
     }
     console.log(`round ${round + 1}: ${rates.without.at(-1)} calls/s without, ${rates.with.at(-1)} with sealing`);
   }
   const [without, beside] = [median(rates.without), median(rates.with)];
   console.log(`median ${without} without, ${beside} with: ${((beside / without) * 100).toFixed(1)} %`);
-  await drain(db, key);
-  await fill(100_000);
+  await sealQueue(db, key);
+  await fillQueue(100_000);
   const started = performance.now();
-  await drain(db, key);
+  await sealQueue(db, key);
   console.log(`${Math.round(100_000 / ((performance.now() - started) / 1_000))} leaves/s sealed when many wait`);
   await lease.end();
   await db.close();
@@ -66,36 +66,39 @@ try {
 }
 
 /** Calls a second that are claimed and settled, many at once. */
-async function load(db: Database, lease: Lease, ms: number): Promise<number> {
-  const calls = new Calls(db);
+async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> {
+  const calls = new CallStore(db);
   const until = performance.now() + ms;
   let done = 0;
   const worker = async () => {
     while (performance.now() < until) {
       const txn = randomUUID();
       const about = { txn, agent: 'billing-bot', tool: 'payments.charge', fingerprint: 'ab'.repeat(32) };
-      const intent = intentOf(lease.id, { txn, entry: auditEntry('call_claimed', { ...about, rule: 'r'.repeat(40) }) });
+      const intent = buildIntent(lease.id, {
+        txn,
+        entry: buildAuditEntry('call_claimed', { ...about, rule: 'r'.repeat(40) }),
+      });
       await calls.claim(intent);
-      const entry = auditEntry('call_succeeded', { ...about, answer: randomBytes(32).toString('hex') });
+      const entry = buildAuditEntry('call_succeeded', { ...about, answer: randomBytes(32).toString('hex') });
       const standing = { ...intent, step: 0, state: 'sending', attempt: 1, attemptOpen: true, unresolved: 0 } as const;
-      await calls.advance({
-        ...unchanged({ ...standing, unknownSince: null }),
+      await calls.update({
+        ...buildBaseUpdate({ ...standing, unknownSince: null }),
         ...{ state: 'succeeded', custody: 'close', outcome: 'answered', evidence: 'answer', attemptOpen: false },
-        leaf: leafHash(entry),
+        leaf: hashLeaf(entry),
         entry,
       });
       done += 1;
     }
   };
-  await Promise.all(Array.from({ length: AT_ONCE }, worker));
+  await Promise.all(Array.from({ length: CONCURRENCY }, worker));
   return Math.round(done / (ms / 1_000));
 }
 
-async function drain(db: Database, key: NoteKey): Promise<void> {
+async function sealQueue(db: Database, key: NoteSigner): Promise<void> {
   while ((await sealLeaves(db, async (_before, size, root) => key.sign(size, root))) !== undefined);
 }
 
-async function fill(count: number): Promise<void> {
+async function fillQueue(count: number): Promise<void> {
   const client = new pg.Client({ connectionString: postgres.url });
   await client.connect();
   const text = `insert into audit_queue (entry) select '{"n":' || n || ',"filler":"' || repeat('x', 250) || '"}' from generate_series(1, $1) n`;
@@ -104,7 +107,7 @@ async function fill(count: number): Promise<void> {
 }
 
 /** As a gateway does it: about once a second. */
-async function sealer(keyFile: string): Promise<() => Promise<void>> {
+async function startSealer(keyFile: string): Promise<() => Promise<void>> {
   const argv = ['test/audit/sealer.mjs', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'usual'];
   const child = spawn(process.execPath, argv, { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(child.stdout, 'data');

@@ -4,24 +4,24 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
-import { NoteKey } from '../../gateway/domain/signed-note.ts';
-import { LogWatch } from '../../gateway/flow/log-watch.ts';
-import { Sequencer } from '../../gateway/flow/sequence.ts';
-import type { Station } from '../../gateway/flow/station.ts';
-import { logEntry } from '../../gateway/ledger/audit-queue.ts';
+import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
+import { LogMonitor } from '../../gateway/flow/audit/log-monitor.ts';
+import { Sequencer } from '../../gateway/flow/audit/sequencer.ts';
+import type { Context } from '../../gateway/flow/context.ts';
+import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 let lease: Lease;
 let directory: string;
-const key = new NoteKey('test/signing', generateKeyPairSync('ed25519').privateKey);
+const key = new NoteSigner('test/signing', generateKeyPairSync('ed25519').privateKey);
 const log = { info: () => {}, warn: () => {}, error: () => {} };
 
 beforeEach(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   directory = await mkdtemp(join(tmpdir(), 'oncegate-signing-'));
   db = new Database(database.url, { max: 4, applicationName: 'test' });
   lease = new Lease(db, () => {});
@@ -35,22 +35,22 @@ afterEach(async () => {
 });
 
 /** What seals the log in a gateway, without the gateway. */
-function process(by: NoteKey = key) {
+function process(by: NoteSigner = key) {
   const files = new CheckpointFiles(directory);
-  const watch = new LogWatch({ db, lease, key: by, files: [files], witnesses: [], log });
-  const sequencer = new Sequencer({ db, log, reach: () => {} } as unknown as Station, by, watch);
+  const watch = new LogMonitor({ db, lease, key: by, files: [files], witnesses: [], log });
+  const sequencer = new Sequencer({ db, log, reach: () => {} } as unknown as Context, by, watch);
   return { files, watch, sequencer };
 }
 
 type Process = ReturnType<typeof process>;
 
 async function sealed({ watch, sequencer }: Process, entry: string): Promise<void> {
-  await logEntry(db, entry);
+  await enqueueAuditEntry(db, entry);
   expect(await sequencer.seal(0)).toBe(true);
   // The second finds nothing new, and will not look again until something is.
-  await watch.look();
-  await watch.look();
-  expect(watch.doubt()).toBeUndefined();
+  await watch.verify();
+  await watch.verify();
+  expect(watch.findFault()).toBeUndefined();
 }
 
 const newest = async () =>
@@ -66,28 +66,28 @@ it('nothing is signed over a past that was rewritten, whatever was found good be
   const gateway = process();
   for (const entry of ['{"a":1}', '{"b":1}']) await sealed(gateway, entry);
   await tamper(`update audit_log set entry = 'x', leaf = sha256('\\x00'::bytea || 'x') where index = 0;`);
-  await logEntry(db, '{"c":1}');
+  await enqueueAuditEntry(db, '{"c":1}');
   await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
   expect(await newest()).toBe(2);
-  await gateway.watch.look();
-  expect(gateway.watch.doubt()).toContain('it was rewritten');
+  await gateway.watch.verify();
+  expect(gateway.watch.findFault()).toContain('it was rewritten');
 });
 
 it('nothing is signed over an older state, even one that was signed itself', async () => {
   const gateway = process();
   for (const entry of ['{"a":1}', '{"b":1}', '{"c":1}']) await sealed(gateway, entry);
   await rewind(2);
-  await logEntry(db, '{"another":"past"}');
+  await enqueueAuditEntry(db, '{"another":"past"}');
   await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
   expect(await newest()).toBe(2);
   // Nor by one that was just started, and knows only what is kept outside.
   await expect(process().sequencer.seal(0)).rejects.toThrow('not the one that was signed');
   // A person may have it so.
-  await gateway.watch.look();
-  expect(gateway.watch.doubt()).toContain('ends after 2 entries');
+  await gateway.watch.verify();
+  expect(gateway.watch.findFault()).toContain('ends after 2 entries');
   expect(await gateway.sequencer.seal(0, true)).toBe(true);
-  await gateway.watch.accept();
-  expect(gateway.watch.doubt()).toBeUndefined();
+  await gateway.watch.acceptCurrentLog();
+  expect(gateway.watch.findFault()).toBeUndefined();
   await sealed(gateway, '{"d":1}');
 });
 
@@ -95,17 +95,17 @@ it('what is in memory counts where nothing could be kept outside', async () => {
   const gateway = process();
   for (const entry of ['{"a":1}', '{"b":1}']) await sealed(gateway, entry);
   await rewind(1);
-  await gateway.files.setAside();
-  await logEntry(db, '{"another":"past"}');
+  await gateway.files.archive();
+  await enqueueAuditEntry(db, '{"another":"past"}');
   await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
 });
 
 it('a log of another key is not gone on with', async () => {
   await sealed(process(), '{"a":1}');
-  const stranger = process(new NoteKey('test/signing', generateKeyPairSync('ed25519').privateKey));
-  await stranger.watch.look();
-  expect(stranger.watch.doubt()).toContain('audit.key');
-  await logEntry(db, '{"b":1}');
+  const stranger = process(new NoteSigner('test/signing', generateKeyPairSync('ed25519').privateKey));
+  await stranger.watch.verify();
+  expect(stranger.watch.findFault()).toContain('audit.key');
+  await enqueueAuditEntry(db, '{"b":1}');
   await expect(stranger.sequencer.seal(0)).rejects.toThrow('does not bear the signature');
   expect(await newest()).toBe(1);
 });
@@ -113,23 +113,23 @@ it('a log of another key is not gone on with', async () => {
 it('a file that is no checkpoint is looked into, not passed over', async () => {
   const gateway = process();
   await sealed(gateway, '{"a":1}');
-  await gateway.files.keep('nonsense', 1_000);
-  await gateway.watch.look();
-  expect(gateway.watch.doubt()).toContain('it is not a signed note');
+  await gateway.files.write('nonsense', 1_000);
+  await gateway.watch.verify();
+  expect(gateway.watch.findFault()).toContain('it is not a signed note');
 });
 
 it('under a new lease nothing is sent before the log was looked at', async () => {
   const held = { id: 'first' };
   const files = [new CheckpointFiles(directory)];
-  const watch = new LogWatch({ db, lease: held as Lease, key, files, witnesses: [], log });
-  expect(watch.doubt()).toContain('still being compared');
-  await watch.look();
-  expect(watch.doubt()).toBeUndefined();
+  const watch = new LogMonitor({ db, lease: held as Lease, key, files, witnesses: [], log });
+  expect(watch.findFault()).toContain('still being compared');
+  await watch.verify();
+  expect(watch.findFault()).toBeUndefined();
   // It lapsed, and was taken anew: meanwhile the database may have been replaced.
   held.id = 'second';
-  expect(watch.doubt()).toContain('still being compared');
-  await watch.look();
-  expect(watch.doubt()).toBeUndefined();
+  expect(watch.findFault()).toContain('still being compared');
+  await watch.verify();
+  expect(watch.findFault()).toBeUndefined();
 });
 
 it('what is too much for one statement is sealed in parts', async () => {
@@ -158,8 +158,8 @@ it('what is too much for one statement is sealed in parts', async () => {
 
 it('is said to be unsealed by one that could not, until it or another did', async () => {
   const [one, other] = [process(), process()];
-  vi.spyOn(one.watch, 'vouchFor').mockRejectedValue(new Error('the disk is full'));
-  await logEntry(db, '{"a":1}');
+  vi.spyOn(one.watch, 'requireSignedTip').mockRejectedValue(new Error('the disk is full'));
+  await enqueueAuditEntry(db, '{"a":1}');
   await expect(one.sequencer.seal(0)).rejects.toThrow('the disk is full');
   const later = performance.now() + 60_000;
   const clock = vi.spyOn(performance, 'now').mockImplementation(() => later);
@@ -167,7 +167,7 @@ it('is said to be unsealed by one that could not, until it or another did', asyn
   clock.mockRestore();
   expect(warnings).toEqual([expect.stringMatching(/could not be sealed for \d+ s: .*the disk is full/)]);
   expect(await other.sequencer.seal(0)).toBe(true);
-  await logEntry(db, '{"b":1}');
+  await enqueueAuditEntry(db, '{"b":1}');
   const afterwards = async (isSealed: boolean) => {
     expect(await one.sequencer.seal(60_000)).toBe(false);
     const then = vi.spyOn(performance, 'now').mockImplementation(() => later);

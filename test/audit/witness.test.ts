@@ -7,13 +7,13 @@ import { join, resolve } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
-import { leafHash } from '../../gateway/domain/audit.ts';
-import { Frontier, Proof, Stored, type StoredHash } from '../../gateway/domain/merkle.ts';
-import { NoteKey, NoteVerifier } from '../../gateway/domain/signed-note.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { Frontier, Proof, type StoredHash, StoredHashes } from '../../gateway/domain/audit/merkle.ts';
+import { NoteSigner, NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import { WitnessServer } from '../../gateway/witness-server.ts';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, startGateway } from '../support/gateway.ts';
 
 const newKey = () => generateKeyPairSync('ed25519').privateKey;
@@ -25,8 +25,8 @@ beforeEach(async () => {
 afterEach(() => rm(directory, { recursive: true, force: true }));
 
 describe('a witness', () => {
-  const key = new NoteKey('log.example', newKey());
-  const witnessKey = new NoteKey('witness.example', newKey(), 'witness');
+  const key = new NoteSigner('log.example', newKey());
+  const witnessKey = new NoteSigner('witness.example', newKey(), 'witness');
   const cosigner = new NoteVerifier(witnessKey.verifier);
 
   /** A log of so many entries, and what it would say of itself. */
@@ -34,12 +34,12 @@ describe('a witness', () => {
     const frontier = new Frontier();
     const stored: StoredHash[] = [];
     for (let index = 0; index < size; index++) {
-      const hash = leafHash(entry(index));
+      const hash = hashLeaf(entry(index));
       stored.push({ level: 0, index, hash });
       frontier.append(hash, (node) => stored.push(node));
     }
-    const proofFrom = (old: number) => Proof.consistency(old, size).hashes(new Stored(stored));
-    return { note: signer.sign(size, frontier.root()), proofFrom };
+    const proofFrom = (old: number) => Proof.consistency(old, size).computeHashes(new StoredHashes(stored));
+    return { note: signer.sign(size, frontier.computeRoot()), proofFrom };
   }
 
   const question = (old: number, { note, proofFrom }: ReturnType<typeof log>, proof = proofFrom(old)) =>
@@ -72,14 +72,14 @@ describe('a witness', () => {
       ['a wrong old size', question(40, log(60)), 409, '50\n'],
       ['a fork of the same size', question(50, log(50, forked)), 409, '50\n'],
       ['a fork', question(50, log(60, forked)), 422, ''],
-      ['a bad proof', question(50, log(60), [leafHash('x')]), 422, ''],
+      ['a bad proof', question(50, log(60), [hashLeaf('x')]), 422, ''],
       ['no proof', question(50, log(60), []), 422, ''],
       ['an old size beyond it', question(50, log(40), []), 400, ''],
-      ['another key', question(50, log(60, undefined, new NoteKey('log.example', newKey()))), 403, ''],
-      ['another log', question(0, log(60, undefined, new NoteKey('other.example', newKey()))), 404, ''],
+      ['another key', question(50, log(60, undefined, new NoteSigner('log.example', newKey()))), 403, ''],
+      ['another log', question(0, log(60, undefined, new NoteSigner('other.example', newKey()))), 404, ''],
       ['nonsense', 'old x\n\nnonsense', 400, ''],
       ['nothing', '', 400, ''],
-      ['too many hashes', question(50, log(60), Array(64).fill(leafHash('x'))), 400, ''],
+      ['too many hashes', question(50, log(60), Array(64).fill(hashLeaf('x'))), 400, ''],
     ];
     for (const [name, body, status, says] of cases) {
       const answer = await witness.addCheckpoint(body);
@@ -103,15 +103,15 @@ describe('a witness', () => {
 });
 
 describe('a gateway with a witness', () => {
-  let upstream: Upstream;
+  let upstream: TestUpstream;
   let database: TestDatabase;
   let gateway: Gateway;
   let n = 0;
 
   beforeEach(async () => {
     upstream = await startUpstream();
-    database = await freshDatabase();
-    gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+    database = await createTestDatabase();
+    gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
   });
   afterEach(async () => {
     await gateway?.dispose();
@@ -151,7 +151,7 @@ describe('a gateway with a witness', () => {
   }
 
   const cosignedSize = async (key: string): Promise<number> => {
-    const note = (await new CheckpointFiles(join(gateway.home, 'data', 'checkpoints')).newest()) ?? '';
+    const note = (await new CheckpointFiles(join(gateway.home, 'data', 'checkpoints')).readNewest()) ?? '';
     return new NoteVerifier(key).hasSigned(note) ? Number(note.split('\n')[1]) : 0;
   };
 
@@ -182,7 +182,7 @@ describe('a gateway with a witness', () => {
     // Somebody puts everything back that the gateway has, but not what the witness remembers.
     await gateway.stop();
     await rm(join(gateway.home, 'data', 'checkpoints'), { recursive: true });
-    const older = await freshDatabase();
+    const older = await createTestDatabase();
     onTestFinished(async () => {
       await gateway.kill();
       await older.drop();

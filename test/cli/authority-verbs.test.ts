@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { type Asked, type Canned, canned, oncegate } from './terminal.ts';
+import { type CannedResponse, type ReceivedCliRequest, runCli, startCannedServer } from './terminal.ts';
 
 const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 const DIGEST = 'd'.repeat(64);
@@ -24,8 +24,8 @@ const APPROVAL = {
 };
 
 /** A gateway with one approval that waits; decided, it is as it was told to be. */
-function desk(decided: Canned, items: readonly object[] = [APPROVAL]) {
-  return canned(({ method, url }) => {
+function desk(decided: CannedResponse, items: readonly object[] = [APPROVAL]) {
+  return startCannedServer(({ method, url }) => {
     if (method === 'POST') return decided;
     if (url.pathname === '/admin/approvals') return { body: { items, cursor: null } };
     const [found] = items;
@@ -33,10 +33,10 @@ function desk(decided: Canned, items: readonly object[] = [APPROVAL]) {
   });
 }
 
-const APPROVED: Canned = { body: { ...APPROVAL, state: 'approved' } };
-const posts = (asked: readonly Asked[]) => asked.filter(({ method }) => method === 'POST');
+const APPROVED: CannedResponse = { body: { ...APPROVAL, state: 'approved' } };
+const posts = (asked: readonly ReceivedCliRequest[]) => asked.filter(({ method }) => method === 'POST');
 
-function problem(status: number, code: string, members: object = {}): Canned {
+function problem(status: number, code: string, members: object = {}): CannedResponse {
   const body = { title: 'A title', detail: 'a detail', status, code, retry: 'never', ...members };
   return { status, type: 'application/problem+json', body };
 }
@@ -44,29 +44,29 @@ function problem(status: number, code: string, members: object = {}): Canned {
 describe('approvals', () => {
   it('asks for what waits, and for every state when told to', async () => {
     const { env, asked } = await desk(APPROVED);
-    const { code, out } = await oncegate(['approvals'], { env });
+    const { code, out } = await runCli(['approvals'], { env });
     expect(asked[0]?.url.pathname).toBe('/admin/approvals');
     expect(asked[0]?.url.searchParams.get('state')).toBe('pending');
     const row = [TXN, 'pending', 'office-bot', 'mail.send', '1/2', 'finance', APPROVAL.expiresAt, 'irreversible'];
     expect([code, out]).toEqual([0, `${row.join('\t')}\n`]);
-    await oncegate(['approvals', '--state', 'any'], { env });
+    await runCli(['approvals', '--state', 'any'], { env });
     expect(asked[1]?.url.searchParams.has('state')).toBe(false);
   });
 
   it('fits a terminal, and says when nothing waits', async () => {
     const { env } = await desk(APPROVED);
-    const { out } = await oncegate(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const { out } = await runCli(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
     expect(out).toContain(`${TXN}  office`);
-    const { out: any } = await oncegate(['approvals', '--state', 'any'], {
+    const { out: any } = await runCli(['approvals', '--state', 'any'], {
       env: { ...env, NO_COLOR: '1' },
       isTty: true,
     });
     for (const line of any.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
     expect(any).toContain(`${TXN}  pending`);
     const none = await desk(APPROVED, []);
-    expect((await oncegate(['approvals'], { env: none.env, isTty: true })).out).toBe('nothing waits for a person\n');
-    expect((await oncegate(['approvals', '--json'], { env })).out).toContain(DIGEST);
+    expect((await runCli(['approvals'], { env: none.env, isTty: true })).out).toBe('nothing waits for a person\n');
+    expect((await runCli(['approvals', '--json'], { env })).out).toContain(DIGEST);
   });
 });
 
@@ -82,16 +82,16 @@ describe('a delayed call', () => {
 
   it('is listed with the time until it leaves, and fits a terminal', async () => {
     const { env } = await desk(APPROVED, [DELAYED]);
-    const { out } = await oncegate(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const { out } = await runCli(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
     expect(out).toContain('59m, leaves');
-    expect((await oncegate(['approvals', '--state', 'unopposed'], { env })).code).toBe(0);
+    expect((await runCli(['approvals', '--state', 'unopposed'], { env })).code).toBe(0);
   });
 
   it('is shown with what its voters said and when it leaves, and is rejected like any other', async () => {
     const { env, asked } = await desk({ body: { ...DELAYED, state: 'rejected' } }, [DELAYED]);
     const argv = ['reject', TXN, '--reason', 'not him'];
-    const { code, out } = await oncegate(argv, { env });
+    const { code, out } = await runCli(argv, { env });
     expect(code).toBe(0);
     expect(out).toContain('voter\treviewer: abstain, no answer within 2000 ms\n');
     expect(out).toContain(`delay\tit leaves by itself at ${leavesAt}; reject it to stop it\n`);
@@ -101,7 +101,7 @@ describe('a delayed call', () => {
   it('says after an approval that began its delay when it leaves', async () => {
     const waiting = { ...APPROVAL, hold: 'approval', leavesAt: null, delaySeconds: 300 };
     const { env } = await desk({ body: DELAYED }, [waiting]);
-    const { out } = await oncegate(['approve', TXN, '--reason', 'yes', '--yes'], {
+    const { out } = await runCli(['approve', TXN, '--reason', 'yes', '--yes'], {
       env: { ...env, NO_COLOR: '1' },
       isTty: true,
     });
@@ -116,7 +116,7 @@ describe('approve', () => {
   it('shows what would run, asks, and sends the digest of what it showed', async () => {
     const { env, asked } = await desk(APPROVED);
     const setting = { env: { ...env, NO_COLOR: '1' }, isTty: true, types: 'y' };
-    const { code, out } = await oncegate(argv, setting);
+    const { code, out } = await runCli(argv, setting);
     expect(code).toBe(0);
     const shown = out.slice(0, out.indexOf('[y/N]'));
     for (const said of ['office-bot', 'mail.send', 'POST https://mail.example/messages', 'ann@example.com'])
@@ -130,42 +130,42 @@ describe('approve', () => {
 
   it.each(['n', '', 'yeah'])('decides nothing when the answer is %j', async (types) => {
     const { env, asked } = await desk(APPROVED);
-    const { code, err } = await oncegate(argv, { env, isTty: true, types });
+    const { code, err } = await runCli(argv, { env, isTty: true, types });
     expect([code, posts(asked)]).toEqual([1, []]);
     expect(err).toContain('it goes on waiting');
   });
 
   it('asks nobody with --yes, and where nobody is', async () => {
     const { env, asked } = await desk(APPROVED);
-    const { code, out } = await oncegate([...argv, '--yes'], { env });
+    const { code, out } = await runCli([...argv, '--yes'], { env });
     expect(code).toBe(0);
     expect(out).toContain(`digest\t${DIGEST}\n`);
     expect(out.endsWith(`${TXN}\tapproved\n`)).toBe(true);
-    expect((await oncegate([...argv, '--digest', DIGEST.toUpperCase()], { env })).code).toBe(0);
+    expect((await runCli([...argv, '--digest', DIGEST.toUpperCase()], { env })).code).toBe(0);
     expect(posts(asked)).toHaveLength(2);
     // Nothing is shown with --json, so there is nothing to say yes to.
-    expect((await oncegate([...argv, '--json'], { env, isTty: true, types: 'y' })).code).toBe(2);
-    expect(JSON.parse((await oncegate([...argv, '--yes', '--json'], { env })).out)).toMatchObject({
+    expect((await runCli([...argv, '--json'], { env, isTty: true, types: 'y' })).code).toBe(2);
+    expect(JSON.parse((await runCli([...argv, '--yes', '--json'], { env })).out)).toMatchObject({
       state: 'approved',
     });
   });
 
   it('approves nothing else than what was named', async () => {
     const { env, asked } = await desk(APPROVED);
-    const { code, err } = await oncegate([...argv, '--yes', '--digest', 'e'.repeat(64)], { env });
+    const { code, err } = await runCli([...argv, '--yes', '--digest', 'e'.repeat(64)], { env });
     expect([code, posts(asked)]).toEqual([1, []]);
     expect(err).toContain(DIGEST);
   });
 
   it('tells how it was decided when it waits no more, without a digest that could approve anything', async () => {
     const again = await desk(APPROVED, []);
-    expect(await oncegate([...argv, '--yes'], { env: again.env })).toMatchObject({
+    expect(await runCli([...argv, '--yes'], { env: again.env })).toMatchObject({
       code: 0,
       out: `${TXN}\tapproved\n`,
     });
     expect(JSON.parse(posts(again.asked)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
     const other = await desk(problem(409, 'conflict', { detail: 'It is decided already: rejected.' }), []);
-    const { code, err } = await oncegate([...argv, '--yes'], { env: other.env });
+    const { code, err } = await runCli([...argv, '--yes'], { env: other.env });
     expect(code).toBe(1);
     expect(err).toContain('It is decided already: rejected.');
     expect(err).toContain('"oncegate approvals"');
@@ -176,28 +176,28 @@ describe('approve', () => {
     const eve = { ...bob, person: 'eve' };
     const terminal = (env: NodeJS.ProcessEnv) => ({ env: { ...env, NO_COLOR: '1' }, isTty: true });
     const again = await desk({ body: APPROVAL });
-    const twice = await oncegate([...argv, '--yes'], terminal(again.env));
+    const twice = await runCli([...argv, '--yes'], terminal(again.env));
     expect(twice.out).toContain('Your vote was there already and counts once: 1 more approval is needed.\n');
     const first = await desk({ body: { ...APPROVAL, quorum: 4, votes: [bob, eve] } });
-    const once = await oncegate([...argv, '--yes'], terminal(first.env));
+    const once = await runCli([...argv, '--yes'], terminal(first.env));
     expect(once.out).toContain('Your vote counts: 2 more approvals are needed.\n');
     // Votes for something else than what is shown now are listed, and count for nothing.
     const stale = await desk({ body: { ...APPROVAL, votes: [bob, eve] } });
-    const changed = await oncegate([...argv, '--yes'], terminal(stale.env));
+    const changed = await runCli([...argv, '--yes'], terminal(stale.env));
     expect(changed.out).toContain(
       'Your vote counts; earlier ones were for what would have run before the policies changed.',
     );
   });
 
   it('finds it on a later page, and says that more votes are needed', async () => {
-    const { env } = await canned(({ method, url }) => {
+    const { env } = await startCannedServer(({ method, url }) => {
       if (method === 'POST') return { body: APPROVAL };
       const first = url.searchParams.get('cursor') === null;
       return {
         body: first ? { items: [{ ...APPROVAL, txn: 'other' }], cursor: '1.x' } : { items: [APPROVAL], cursor: null },
       };
     });
-    const { out } = await oncegate([...argv, '--yes'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const { out } = await runCli([...argv, '--yes'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     expect(out).toContain(`${TXN} is pending`);
     expect(out).toContain('1 more approval is needed');
   });
@@ -205,12 +205,12 @@ describe('approve', () => {
 
 it('reject needs no question, and makes no path of what is no txn', async () => {
   const { env, asked } = await desk({ body: { ...APPROVAL, state: 'rejected' } });
-  const { code, out } = await oncegate(['reject', TXN, '--reason', 'not to Ann'], { env });
+  const { code, out } = await runCli(['reject', TXN, '--reason', 'not to Ann'], { env });
   expect(code).toBe(0);
   expect(out.endsWith(`${TXN}\trejected\n`)).toBe(true);
   expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
   expect(JSON.parse(posts(asked)[0]?.body ?? '')).toEqual({ reason: 'not to Ann', digest: DIGEST });
-  expect((await oncegate(['reject', '../../freeze', '--reason', 'x'], { env })).code).toBe(1);
+  expect((await runCli(['reject', '../../freeze', '--reason', 'x'], { env })).code).toBe(1);
   expect(posts(asked)).toHaveLength(1);
 });
 
@@ -235,44 +235,44 @@ describe('freeze and unfreeze', () => {
       'bot\tnot frozen\n',
     ],
   ])('%j', async (argv, path, body, answer, said) => {
-    const { env, asked } = await canned(() => ({ body: answer }));
-    expect(await oncegate([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: said, err: '' });
+    const { env, asked } = await startCannedServer(() => ({ body: answer }));
+    expect(await runCli([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: said, err: '' });
     expect([asked[0]?.method, asked[0]?.url.pathname]).toEqual(['POST', path]);
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
   });
 
   it('everything at once is asked about where somebody can be asked, and nothing else is', async () => {
-    const { env, asked } = await canned(() => ({ body: { scope: 'all', frozen: true } }));
+    const { env, asked } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
     const argv = ['freeze', '--reason', 'odd'];
     for (const types of ['n', '', 'yeah']) {
-      const { code, out, err } = await oncegate(argv, { env, isTty: true, types });
+      const { code, out, err } = await runCli(argv, { env, isTty: true, types });
       expect(out).toContain('Freeze everything, for every agent? [y/N]');
       expect([code, err]).toEqual([1, 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.\n']);
     }
     expect(asked).toEqual([]);
-    expect((await oncegate(argv, { env, isTty: true, types: 'y' })).code).toBe(0);
+    expect((await runCli(argv, { env, isTty: true, types: 'y' })).code).toBe(0);
     expect(asked).toHaveLength(1);
     for (const more of [['--yes'], ['--json'], ['--tool', 'mail.send'], ['--agent', 'bot']]) {
-      const { code, out } = await oncegate([...argv, ...more], { env, isTty: true, types: 'n' });
+      const { code, out } = await runCli([...argv, ...more], { env, isTty: true, types: 'n' });
       expect(code).toBe(0);
       expect(out).not.toContain('[y/N]');
     }
-    const back = await canned(() => ({ body: { scope: 'all', frozen: false } }));
-    expect((await oncegate(['unfreeze', '--reason', 'x'], { env: back.env, isTty: true, types: 'n' })).code).toBe(0);
+    const back = await startCannedServer(() => ({ body: { scope: 'all', frozen: false } }));
+    expect((await runCli(['unfreeze', '--reason', 'x'], { env: back.env, isTty: true, types: 'n' })).code).toBe(0);
   });
 
   it('says when something wider keeps it frozen', async () => {
-    const { env } = await canned(() => ({ body: { agent: 'bot', frozen: { ...frozen, scope: 'all' } } }));
-    const { code, err } = await oncegate(['unfreeze', '--agent', 'bot', '--reason', 'fine'], { env });
+    const { env } = await startCannedServer(() => ({ body: { agent: 'bot', frozen: { ...frozen, scope: 'all' } } }));
+    const { code, err } = await runCli(['unfreeze', '--agent', 'bot', '--reason', 'fine'], { env });
     expect(code).toBe(1);
     expect(err).toBe('Still frozen with all, by root: odd\n');
   });
 
   it('never turns an odd name into another switch', async () => {
-    const { env, asked } = await canned(() => ({ body: { scope: 'all', frozen: true } }));
+    const { env, asked } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
     for (const name of ['..', '.', 'a/../..', '%2e%2e']) {
-      expect((await oncegate(['freeze', '--agent', name, '--reason', 'x'], { env })).code).toBe(1);
-      expect((await oncegate(['breaker', name, 'open', '--reason', 'x'], { env })).code).toBe(1);
+      expect((await runCli(['freeze', '--agent', name, '--reason', 'x'], { env })).code).toBe(1);
+      expect((await runCli(['breaker', name, 'open', '--reason', 'x'], { env })).code).toBe(1);
     }
     expect(asked).toEqual([]);
   });
@@ -282,9 +282,9 @@ describe('freeze and unfreeze', () => {
       { agent: 'bot', rules: [{ rule: 'bot rule 1', allow: '*' }], frozen },
       { agent: 'calm', rules: [], frozen: null },
     ];
-    const { env } = await canned(() => ({ body: { items, cursor: null } }));
-    expect((await oncegate(['agents'], { env })).out).toBe('bot\tfrozen\t1\troot\todd\ncalm\tactive\t0\t\t\n');
-    expect(JSON.parse((await oncegate(['agents', '--json'], { env })).out)).toEqual({ items, cursor: null });
+    const { env } = await startCannedServer(() => ({ body: { items, cursor: null } }));
+    expect((await runCli(['agents'], { env })).out).toBe('bot\tfrozen\t1\troot\todd\ncalm\tactive\t0\t\t\n');
+    expect(JSON.parse((await runCli(['agents', '--json'], { env })).out)).toEqual({ items, cursor: null });
   });
 });
 
@@ -293,30 +293,30 @@ describe('breakers', () => {
 
   it('lists them', async () => {
     const items = [open, { upstream: 'payments', state: 'closed', by: 'auto', reason: null }];
-    const { env } = await canned(() => ({ body: { items, cursor: null } }));
-    expect((await oncegate(['breakers'], { env })).out).toBe(
-      'mail\topen\troot\tmaintenance\npayments\tclosed\tauto\t\n',
-    );
+    const { env } = await startCannedServer(() => ({ body: { items, cursor: null } }));
+    expect((await runCli(['breakers'], { env })).out).toBe('mail\topen\troot\tmaintenance\npayments\tclosed\tauto\t\n');
   });
 
   it('opens and closes one', async () => {
-    const { env, asked } = await canned(() => ({ body: open }));
-    const { code, out } = await oncegate(['breaker', 'mail', 'open', '--reason', 'maintenance'], { env });
+    const { env, asked } = await startCannedServer(() => ({ body: open }));
+    const { code, out } = await runCli(['breaker', 'mail', 'open', '--reason', 'maintenance'], { env });
     expect([code, out]).toEqual([0, 'mail\topen\n']);
     expect(asked[0]?.url.pathname).toBe('/admin/breakers/mail/open');
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'maintenance' });
-    const none = await canned(() => problem(404, 'not_found'));
-    const { err } = await oncegate(['breaker', 'mial', 'close', '--reason', 'x'], { env: none.env });
+    const none = await startCannedServer(() => problem(404, 'not_found'));
+    const { err } = await runCli(['breaker', 'mial', 'close', '--reason', 'x'], { env: none.env });
     expect(err).toContain('"oncegate breakers" lists');
   });
 });
 
 it('reload tells the version, or every fault', async () => {
-  const good = await canned(() => ({ body: { version: 'abc123' } }));
-  expect(await oncegate(['reload'], { env: good.env })).toEqual({ code: 0, out: 'abc123\n', err: '' });
+  const good = await startCannedServer(() => ({ body: { version: 'abc123' } }));
+  expect(await runCli(['reload'], { env: good.env })).toEqual({ code: 0, out: 'abc123\n', err: '' });
   expect([good.asked[0]?.method, good.asked[0]?.url.pathname]).toEqual(['POST', '/admin/policies/reload']);
-  const bad = await canned(() => problem(409, 'conflict', { faults: ['a.yaml:1:1: one', 'a.yaml:2:1: two'] }));
-  const { code, err } = await oncegate(['reload'], { env: bad.env });
+  const bad = await startCannedServer(() =>
+    problem(409, 'conflict', { faults: ['a.yaml:1:1: one', 'a.yaml:2:1: two'] }),
+  );
+  const { code, err } = await runCli(['reload'], { env: bad.env });
   expect(code).toBe(1);
   expect(err).toContain('  a.yaml:1:1: one\n  a.yaml:2:1: two\n"oncegate check"');
 });
@@ -343,8 +343,8 @@ describe('explain --remote', () => {
       limits: [{ kind: 'rate', left: 3 }],
       wouldAnswer: { status: 202, state: 'held', sends: false },
     };
-    const { env, asked } = await canned(() => ({ body }));
-    const { code, out } = await oncegate(argv, { env });
+    const { env, asked } = await startCannedServer(() => ({ body }));
+    const { code, out } = await runCli(argv, { env });
     expect(asked[0]?.url.pathname).toBe('/admin/explain');
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ agent: 'bot', tool: 'payments.charge', args: { amount: 5 } });
     expect(code).toBe(0);
@@ -358,16 +358,16 @@ describe('explain --remote', () => {
       'decides\tallow\tbot rule 2\tmatches',
       '',
     ]);
-    expect(JSON.parse((await oncegate([...argv, '--json'], { env })).out)).toEqual(body);
+    expect(JSON.parse((await runCli([...argv, '--json'], { env })).out)).toEqual(body);
   });
 
   it('names the agents that there are to whoever names another', async () => {
-    const { env } = await canned(({ url }) =>
+    const { env } = await startCannedServer(({ url }) =>
       url.pathname === '/admin/agents'
         ? { body: { items: [{ agent: 'bot' }, { agent: 'billing' }], cursor: null } }
         : problem(404, 'not_found', { detail: 'There is no agent.' }),
     );
-    const of = (agent: string) => oncegate(argv.with(3, agent), { env });
+    const of = (agent: string) => runCli(argv.with(3, agent), { env });
     expect(await of('bto')).toMatchObject({ code: 1, err: 'there is no agent "bto"; did you mean "bot"?\n' });
     expect(await of('zzzzz')).toMatchObject({ code: 1, err: 'there is no agent "zzzzz"; there are: bot, billing\n' });
     // It is something else that was not found.
@@ -377,8 +377,8 @@ describe('explain --remote', () => {
   it('exits 1 for what would be refused', async () => {
     const wouldAnswer = { status: 403, code: 'denied', retry: 'never', sends: false };
     const refused = { ...decision, allowed: false, rule: null, reason: 'no rule allows it' };
-    const { env } = await canned(() => ({ body: { dryRun: true, decision: refused, wouldAnswer } }));
-    const { code, out } = await oncegate(argv, { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const { env } = await startCannedServer(() => ({ body: { dryRun: true, decision: refused, wouldAnswer } }));
+    const { code, out } = await runCli(argv, { env: { ...env, NO_COLOR: '1' }, isTty: true });
     expect(code).toBe(1);
     expect(out).toContain('refused: no rule allows it\n');
     expect(out).toContain('403 denied, nothing is sent');

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { type Canned, canned, deserted, oncegate } from './terminal.ts';
+import { type CannedResponse, findClosedAddress, runCli, startCannedServer } from './terminal.ts';
 
 const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
@@ -30,14 +30,14 @@ const CALL = {
   ],
 };
 
-function problem(status: number, code: string, members: object = {}): Canned {
+function problem(status: number, code: string, members: object = {}): CannedResponse {
   const body = { title: 'A title', detail: 'a detail', status, code, retry: 'never', ...members };
   return { status, type: 'application/problem+json', body };
 }
 
 /** `count` calls in pages as large as they are asked for. */
 function pages(count: number) {
-  return canned(({ url }) => {
+  return startCannedServer(({ url }) => {
     const from = Number(url.searchParams.get('cursor') ?? 0);
     const to = Math.min(count, from + Number(url.searchParams.get('limit')));
     const items = Array.from({ length: to - from }, (_, index) => ({ ...CALL, key: `order-${from + index}` }));
@@ -48,7 +48,7 @@ function pages(count: number) {
 describe('calls', () => {
   it('asks with the key and the filters', async () => {
     const { env, asked } = await pages(1);
-    await oncegate(['calls', '--state', 'in_doubt', '--agent', 'a b', '--tool', 't', '--since', '2026-01-31'], { env });
+    await runCli(['calls', '--state', 'in_doubt', '--agent', 'a b', '--tool', 't', '--since', '2026-01-31'], { env });
     expect(asked[0]?.authorization).toBe('Bearer og_person');
     expect(asked[0]?.url.pathname).toBe('/admin/calls');
     expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
@@ -62,14 +62,14 @@ describe('calls', () => {
 
   it('understands an age', async () => {
     const { env, asked } = await pages(0);
-    await oncegate(['calls', '--since', '24h'], { env });
+    await runCli(['calls', '--since', '24h'], { env });
     const age = Date.now() - Date.parse(asked[0]?.url.searchParams.get('since') ?? '');
     expect(Math.abs(age - 86_400_000)).toBeLessThan(60_000);
   });
 
   it('is tab-separated and whole where nobody looks', async () => {
     const { env } = await pages(2);
-    const { code, out, err } = await oncegate(['calls'], { env });
+    const { code, out, err } = await runCli(['calls'], { env });
     const row = [TXN, 'in_doubt', CALL.agent, CALL.tool, CALL.createdAt].join('\t');
     expect(out).toBe(`${row}\n${row}\n`);
     expect([code, err]).toEqual([0, '']);
@@ -78,7 +78,7 @@ describe('calls', () => {
   it.each([80, 100, undefined])('fits a terminal of %s columns without cutting a txn', async (columns) => {
     const { env } = await pages(3);
     const setting = { env: { ...env, NO_COLOR: '1' }, isTty: true, ...(columns === undefined ? {} : { columns }) };
-    const lines = (await oncegate(['calls'], setting)).out.trimEnd().split('\n');
+    const lines = (await runCli(['calls'], setting)).out.trimEnd().split('\n');
     expect(lines).toHaveLength(4);
     for (const line of lines) expect(line.length).toBeLessThanOrEqual(columns ?? 80);
     expect(lines[1]).toContain(`${TXN}  in_doubt  `);
@@ -91,7 +91,7 @@ describe('calls', () => {
     [['--all'], 230, 3],
   ])('%j gives %i calls in %i pages', async (options, count, questions) => {
     const { env, asked } = await pages(230);
-    const { out } = await oncegate(['calls', ...options, '--json'], { env });
+    const { out } = await runCli(['calls', ...options, '--json'], { env });
     const { items, cursor } = JSON.parse(out) as { items: object[]; cursor: string | null };
     expect([items.length, asked.length]).toEqual([count, questions]);
     expect(cursor).toBe(count === 230 ? null : String(count));
@@ -99,17 +99,17 @@ describe('calls', () => {
 
   it('says on a terminal that there are more, or none', async () => {
     const more = await pages(51);
-    expect((await oncegate(['calls'], { env: more.env, isTty: true })).err).toContain('--all');
+    expect((await runCli(['calls'], { env: more.env, isTty: true })).err).toContain('--all');
     const none = await pages(0);
-    expect((await oncegate(['calls'], { env: none.env, isTty: true })).out).toBe('no calls yet\n');
-    expect((await oncegate(['calls'], { env: none.env })).out).toBe('');
+    expect((await runCli(['calls'], { env: none.env, isTty: true })).out).toBe('no calls yet\n');
+    expect((await runCli(['calls'], { env: none.env })).out).toBe('');
   });
 
   it('lets nobody who named an agent or a tool write to the screen', async () => {
     const nasty = { ...CALL, agent: 'a\u001b[2Jb\tc\nd\u202e', tool: '\u009b31m' };
-    const { env } = await canned(() => ({ body: { items: [nasty], cursor: null } }));
+    const { env } = await startCannedServer(() => ({ body: { items: [nasty], cursor: null } }));
     for (const isTty of [true, false]) {
-      const { out } = await oncegate(['calls'], { env: { ...env, NO_COLOR: '1' }, isTty });
+      const { out } = await runCli(['calls'], { env: { ...env, NO_COLOR: '1' }, isTty });
       for (const character of '\u001b\u009b\u202e') expect(out).not.toContain(character);
       expect(out.trimEnd().split('\n')).toHaveLength(isTty ? 2 : 1);
       if (!isTty) expect(out.split('\t')).toHaveLength(5);
@@ -119,8 +119,8 @@ describe('calls', () => {
 
 describe('call', () => {
   it('tells everything, with the timeline and what to do about a doubt, in 80 columns', async () => {
-    const { env, asked } = await canned(() => ({ body: CALL }));
-    const { code, out } = await oncegate(['call', TXN.toUpperCase()], { env: { ...env, NO_COLOR: '1' }, isTty: true });
+    const { env, asked } = await startCannedServer(() => ({ body: CALL }));
+    const { code, out } = await runCli(['call', TXN.toUpperCase()], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     expect(asked[0]?.url.pathname).toBe(`/admin/calls/${TXN}`);
     expect(code).toBe(0);
     for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
@@ -131,8 +131,8 @@ describe('call', () => {
   });
 
   it('is one name and value a line where nobody looks', async () => {
-    const { env } = await canned(() => ({ body: CALL }));
-    const { out } = await oncegate(['call', TXN], { env });
+    const { env } = await startCannedServer(() => ({ body: CALL }));
+    const { out } = await runCli(['call', TXN], { env });
     for (const line of out.trimEnd().split('\n')) expect(line.split('\t')).toHaveLength(2);
     expect(out).toContain(`args\t${JSON.stringify(CALL.args)}\n`);
   });
@@ -142,30 +142,30 @@ describe('call', () => {
       '"result":null',
       '"result":{"id":9007199254740993,"price":1.10,"text":"9007199254740993","top":1e400}',
     );
-    const { env } = await canned(() => ({ body: text }));
-    const { out: json } = await oncegate(['call', TXN, '--json'], { env });
+    const { env } = await startCannedServer(() => ({ body: text }));
+    const { out: json } = await runCli(['call', TXN, '--json'], { env });
     expect(json).toContain('"id": 9007199254740993,');
     expect(json).toContain('"price": 1.10,');
     expect(json).toContain('"text": "9007199254740993"');
-    const { out } = await oncegate(['call', TXN], { env });
+    const { out } = await runCli(['call', TXN], { env });
     expect(out).toContain('result\t{"id":9007199254740993,"price":1.10,"text":"9007199254740993","top":1e400}\n');
   });
 
   it('exits 1 for a call that is not there, and makes no path of what is no txn', async () => {
-    const { env, asked } = await canned(() => problem(404, 'not_found'));
-    const { code, err } = await oncegate(['call', TXN], { env });
+    const { env, asked } = await startCannedServer(() => problem(404, 'not_found'));
+    const { code, err } = await runCli(['call', TXN], { env });
     expect(err).toBe('A title. a detail. (not_found)\n"oncegate calls" lists the calls that there are.\n');
     expect(code).toBe(1);
-    for (const txn of ['../policies', '..', 'x']) expect((await oncegate(['call', txn], { env })).code).toBe(1);
+    for (const txn of ['../policies', '..', 'x']) expect((await runCli(['call', txn], { env })).code).toBe(1);
     expect(asked).toHaveLength(1);
   });
 });
 
 describe('resolve', () => {
   it('sends the verdict with its reason', async () => {
-    const { env, asked } = await canned(() => ({ body: { ...CALL, state: 'succeeded' } }));
+    const { env, asked } = await startCannedServer(() => ({ body: { ...CALL, state: 'succeeded' } }));
     const argv = ['resolve', TXN, '--verdict', 'applied', '--reason', 'seen in the books', '--result', '{"id":"ch_1"}'];
-    const { code, out } = await oncegate([...argv, '--sender-is-dead'], { env });
+    const { code, out } = await runCli([...argv, '--sender-is-dead'], { env });
     expect(asked[0]).toMatchObject({ method: 'POST', authorization: 'Bearer og_person' });
     expect(asked[0]?.url.pathname).toBe(`/admin/calls/${TXN}/resolve`);
     expect(JSON.parse(asked[0]?.body ?? '')).toEqual({
@@ -176,18 +176,20 @@ describe('resolve', () => {
     });
     expect(out).toBe(`${TXN}\tsucceeded\n`);
     expect(code).toBe(0);
-    const { out: json } = await oncegate([...argv, '--json'], { env });
+    const { out: json } = await runCli([...argv, '--json'], { env });
     expect(JSON.parse(json)).toMatchObject({ txn: TXN, state: 'succeeded' });
   });
 
   it('names the flag that a refusal may ask for', async () => {
     const argv = ['resolve', TXN, '--verdict', 'retry', '--reason', 'x'];
-    const alive = await canned(() => problem(409, 'conflict', { detail: 'Say so with "senderIsDead": true.' }));
-    const { code, err } = await oncegate(argv, { env: alive.env });
+    const alive = await startCannedServer(() =>
+      problem(409, 'conflict', { detail: 'Say so with "senderIsDead": true.' }),
+    );
+    const { code, err } = await runCli(argv, { env: alive.env });
     expect(err).toContain('that is --sender-is-dead');
     expect(code).toBe(1);
-    const settled = await canned(() => problem(409, 'conflict'));
-    expect((await oncegate(argv, { env: settled.env })).err).not.toContain('--sender-is-dead');
+    const settled = await startCannedServer(() => problem(409, 'conflict'));
+    expect((await runCli(argv, { env: settled.env })).err).not.toContain('--sender-is-dead');
   });
 });
 
@@ -204,44 +206,44 @@ describe('a gateway that does not answer as hoped', () => {
     [{ status: 200, type: 'text/html', body: '<h1>Hello</h1>' }, 'look at ONCEGATE_URL'],
     [{ status: 302, headers: { location: 'http://elsewhere.example/' }, body: {} }, 'look at ONCEGATE_URL'],
     [{ status: 200, body: { hello: 'world' } }, 'gives no list of calls'],
-  ] as [Canned, string][])('%j', async (answer, sentence) => {
-    const { env } = await canned(() => answer);
-    const { code, out, err } = await oncegate(['calls'], { env });
+  ] as [CannedResponse, string][])('%j', async (answer, sentence) => {
+    const { env } = await startCannedServer(() => answer);
+    const { code, out, err } = await runCli(['calls'], { env });
     expect([code, out]).toEqual([1, '']);
     expect(err).toContain(sentence);
-    const { out: json } = await oncegate(['calls', '--json'], { env });
+    const { out: json } = await runCli(['calls', '--json'], { env });
     expect(JSON.parse(json)).toHaveProperty('error.message');
   });
 
   it('is not there', async () => {
-    const url = await deserted();
-    const { code, err } = await oncegate(['calls'], { env: { ONCEGATE_URL: url, ONCEGATE_KEY: 'k' } });
+    const url = await findClosedAddress();
+    const { code, err } = await runCli(['calls'], { env: { ONCEGATE_URL: url, ONCEGATE_KEY: 'k' } });
     expect(err).toBe(`no gateway at ${url}; start one with npm start, or set ONCEGATE_URL\n`);
     expect(code).toBe(1);
   });
 
   it('is not asked without a key, with an odd one, or at no address', async () => {
-    expect((await oncegate(['calls'])).err).toContain('oncegate key new');
-    expect((await oncegate(['calls'], { env: { ONCEGATE_KEY: 'a\nb' } })).code).toBe(1);
-    expect((await oncegate(['calls'], { env: { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'localhost:8080' } })).code).toBe(2);
+    expect((await runCli(['calls'])).err).toContain('oncegate key new');
+    expect((await runCli(['calls'], { env: { ONCEGATE_KEY: 'a\nb' } })).code).toBe(1);
+    expect((await runCli(['calls'], { env: { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'localhost:8080' } })).code).toBe(2);
   });
 });
 
 it('openapi needs no key, and is JSON with and without --json', async () => {
-  const { env, asked } = await canned(() => ({ body: { openapi: '3.1.0' } }));
+  const { env, asked } = await startCannedServer(() => ({ body: { openapi: '3.1.0' } }));
   const { ONCEGATE_URL } = env;
-  const { code, out } = await oncegate(['openapi'], { env: { ONCEGATE_URL } });
+  const { code, out } = await runCli(['openapi'], { env: { ONCEGATE_URL } });
   expect(JSON.parse(out)).toEqual({ openapi: '3.1.0' });
   expect([code, asked[0]?.authorization, asked[0]?.url.pathname]).toEqual([0, undefined, '/openapi.json']);
-  expect((await oncegate(['openapi', '--json'], { env })).out).toBe(out);
+  expect((await runCli(['openapi', '--json'], { env })).out).toBe(out);
   expect(asked[1]?.authorization).toBe('Bearer og_person');
 });
 
 it("openapi falls back to what everybody may see when the key is not an agent's", async () => {
-  const { env } = await canned(({ authorization }) =>
+  const { env } = await startCannedServer(({ authorization }) =>
     authorization === undefined ? { body: { openapi: '3.1.0' } } : problem(401, 'unauthenticated'),
   );
-  const { code, out, err } = await oncegate(['openapi'], { env });
+  const { code, out, err } = await runCli(['openapi'], { env });
   expect(JSON.parse(out)).toEqual({ openapi: '3.1.0' });
   expect(err).toContain('for everybody');
   expect(code).toBe(0);

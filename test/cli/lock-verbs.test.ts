@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { canned, oncegate } from './terminal.ts';
+import { runCli, startCannedServer } from './terminal.ts';
 
 const LOCK = {
   resource: 'card/4242',
@@ -15,8 +15,8 @@ const LOCK = {
 
 describe('locks', () => {
   it('asks with the filters, and tells who holds what since when', async () => {
-    const { env, asked } = await canned(() => ({ body: { items: [LOCK], cursor: null } }));
-    const { code, out } = await oncegate(['locks', '--agent', 'billing-bot', '--holder', LOCK.holder], { env });
+    const { env, asked } = await startCannedServer(() => ({ body: { items: [LOCK], cursor: null } }));
+    const { code, out } = await runCli(['locks', '--agent', 'billing-bot', '--holder', LOCK.holder], { env });
     expect(code).toBe(0);
     expect(asked[0]?.url.pathname).toBe('/admin/locks');
     expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
@@ -29,7 +29,7 @@ describe('locks', () => {
   });
 
   it('says that nothing is locked', async () => {
-    const { env } = await canned(() => ({ body: { items: [], cursor: null } }));
-    expect((await oncegate(['locks'], { env, isTty: true })).out).toContain('nothing is locked');
+    const { env } = await startCannedServer(() => ({ body: { items: [], cursor: null } }));
+    expect((await runCli(['locks'], { env, isTty: true })).out).toContain('nothing is locked');
   });
 });

@@ -1,8 +1,8 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
-import { CONTRACT } from '../policy/example.ts';
-import { directory, oncegate } from './terminal.ts';
+import { EXAMPLE_POLICY } from '../policy/example.ts';
+import { createDirectory, runCli } from './terminal.ts';
 
 const env = { PAYMENTS_TOKEN: 'secret' };
 const SMALL = '{"amount": 100, "card": "c", "currency": "usd"}';
@@ -18,11 +18,11 @@ function explain(tool: string, args: string, ...more: string[]): string[] {
 
 describe('check', () => {
   it('counts what is good', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': TESTS });
-    const { code, out, err } = await oncegate(['check', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': TESTS });
+    const { code, out, err } = await runCli(['check', '.'], { cwd, env });
     expect(out.split('\n').at(-2)).toBe('2 files, 2 tools, 1 agent: good');
     expect([code, err]).toEqual([0, '']);
-    const { out: json } = await oncegate(['check', '.', '--json'], { cwd, env });
+    const { out: json } = await runCli(['check', '.', '--json'], { cwd, env });
     expect(JSON.parse(json)).toMatchObject({
       good: true,
       files: 2,
@@ -35,16 +35,16 @@ describe('check', () => {
   });
 
   it('shows every fault at its place, and exits 1', async () => {
-    const cwd = await directory({
+    const cwd = await createDirectory({
       'a.yaml': 'tools:\n  x: { upstraem: u }\n',
       'b.yaml': 'agents:\n  bot: { rules: [{ allow: nothing.here }] }\n',
     });
-    const { code, out } = await oncegate(['check', '.'], { cwd });
+    const { code, out } = await runCli(['check', '.'], { cwd });
     expect(code).toBe(1);
     expect(out).toMatch(/^a\.yaml:2:\d+: .*upstraem/m);
     expect(out).toMatch(/^b\.yaml:2:\d+: /m);
     expect(out).toMatch(/\n2 files: \d+ faults\n$/);
-    const { code: jsonCode, out: json } = await oncegate(['check', '.', '--json'], { cwd });
+    const { code: jsonCode, out: json } = await runCli(['check', '.', '--json'], { cwd });
     const told = JSON.parse(json) as { good: boolean; faults: { file: string; line: number; column: number }[] };
     expect([jsonCode, told.good]).toEqual([1, false]);
     expect(told.faults[0]).toMatchObject({ file: 'a.yaml', line: 2 });
@@ -52,37 +52,37 @@ describe('check', () => {
 
   it('looks into the OpenAPI documents that are imported', async () => {
     const document = 'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: a }\n    put: 5\n';
-    const cwd = await directory({
+    const cwd = await createDirectory({
       'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example", import: u.openapi.yaml } }\n',
       'u.openapi.yaml': document,
     });
-    const bad = await oncegate(['check', '.'], { cwd });
+    const bad = await runCli(['check', '.'], { cwd });
     expect([bad.code, bad.out]).toEqual([1, 'u.openapi.yaml:5:10: 5 is not a map\n2 files: 1 fault\n']);
     await writeFile(join(cwd, 'u.openapi.yaml'), document.replace('    put: 5\n', ''));
-    const good = await oncegate(['check', '.'], { cwd });
+    const good = await runCli(['check', '.'], { cwd });
     expect([good.code, good.out]).toEqual([0, '2 files, 1 tool, 0 agents: good\n']);
   });
 
   it('marks warnings, which do not make it bad', async () => {
-    const cwd = await directory({
+    const cwd = await createDirectory({
       'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example" } }\ntools: { t.x: { upstream: u } }\n',
       'b.yaml': 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: "nothing.*" }]\n',
     });
-    const { code, out } = await oncegate(['check', '.'], { cwd });
+    const { code, out } = await runCli(['check', '.'], { cwd });
     expect(out).toMatch(/^b\.yaml:4:\d+: warning: .*matches no tool/m);
     expect(code).toBe(0);
   });
 
   it('takes the directory of the configuration when none is named', async () => {
-    const dir = await directory({ 'billing.yaml': CONTRACT });
-    expect((await oncegate(['check'], { env: { ...env, ONCEGATE_POLICIES: dir } })).code).toBe(0);
-    const { code, out } = await oncegate(['check'], { env: { ONCEGATE_POLICIES: `${dir}/none` }, cwd: '/dev' });
+    const dir = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    expect((await runCli(['check'], { env: { ...env, ONCEGATE_POLICIES: dir } })).code).toBe(0);
+    const { code, out } = await runCli(['check'], { env: { ONCEGATE_POLICIES: `${dir}/none` }, cwd: '/dev' });
     expect(code).toBe(1);
     expect(out).toContain(`${dir}/none:1:1: cannot be read: ENOENT`);
   });
 
   it('accepts the policies that the project ships', async () => {
-    const { code, out } = await oncegate(['check', 'policies'], { cwd: process.cwd() });
+    const { code, out } = await runCli(['check', 'policies'], { cwd: process.cwd() });
     expect(out).toMatch(/: good\n$/);
     expect(code).toBe(0);
   });
@@ -90,35 +90,35 @@ describe('check', () => {
 
 describe('test', () => {
   it('ends with how many passed', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': TESTS });
-    const { code, out } = await oncegate(['test', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': TESTS });
+    const { code, out } = await runCli(['test', '.'], { cwd, env });
     expect(out).toBe('pass billing_test.yaml:2: small\npass billing_test.yaml:3: large\n2 passed, 0 failed\n');
     expect(code).toBe(0);
   });
 
   it('says what was expected and what came, and exits 1', async () => {
     const wrong = TESTS.replace('expect: hold', 'expect: deny');
-    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': wrong });
-    const { code, out } = await oncegate(['test', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': wrong });
+    const { code, out } = await runCli(['test', '.'], { cwd, env });
     expect(out).toContain('FAIL billing_test.yaml:3: large\n     expected deny, got hold: billing-bot rule 1');
     expect(out).toMatch(/\n1 passed, 1 failed\n$/);
     expect(code).toBe(1);
-    const { out: json } = await oncegate(['test', '.', '--json'], { cwd, env });
+    const { out: json } = await runCli(['test', '.', '--json'], { cwd, env });
     const told = JSON.parse(json) as { results: object[] };
     expect(told).toMatchObject({ good: false, passed: 1, failed: 1 });
     expect(told.results[1]).toMatchObject({ name: 'large', passed: false, expect: 'deny', got: 'hold' });
   });
 
   it('tests nothing when the policies are bad', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT, 'billing_test.yaml': 'tests: [{}]\n' });
-    const { code, out, err } = await oncegate(['test', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': 'tests: [{}]\n' });
+    const { code, out, err } = await runCli(['test', '.'], { cwd, env });
     expect([code, out]).toEqual([1, '']);
     expect(err).toMatch(/^billing_test\.yaml:1:\d+: /);
   });
 
   it('says that there are none', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { out, err } = await oncegate(['test', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { out, err } = await runCli(['test', '.'], { cwd, env });
     expect(out).toBe('0 passed, 0 failed\n');
     expect(err).toContain('there are no tests');
   });
@@ -127,10 +127,10 @@ describe('test', () => {
 describe('explain', () => {
   it('says what voters would be asked, and how long it would be held', async () => {
     const rules = `[{ allow: u.t, delay: 5m, voters: { quorum: 1, of: [{ name: small, when: args.n < 5 }, { name: big, when: args.n > 100 }] } }]`;
-    const yaml = `upstreams:\n  u: { adapter: http, url: https://u.example }\ntools:\n  u.t: { upstream: u, once: { by: nature } }\nagents:\n  bot: { rules: ${rules} }\n`;
-    const cwd = await directory({ 'p.yaml': yaml });
+    const yaml = `upstreams:\n  u: { adapter: http, url: https://u.example }\ntools:\n  u.t: { upstream: u, once: { by: idempotent } }\nagents:\n  bot: { rules: ${rules} }\n`;
+    const cwd = await createDirectory({ 'p.yaml': yaml });
     const ask = (n: number) =>
-      oncegate(['explain', '--agent', 'bot', '--tool', 'u.t', '--args', `{"n": ${n}}`, '.'], { cwd });
+      runCli(['explain', '--agent', 'bot', '--tool', 'u.t', '--args', `{"n": ${n}}`, '.'], { cwd });
     const good = await ask(1);
     expect([good.code, good.out.split('\n').slice(0, 5)]).toEqual([
       0,
@@ -146,8 +146,8 @@ describe('explain', () => {
   });
 
   it('shows every rule that was tried, and which one decided', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { code, out } = await oncegate(explain('payments.charge', SMALL, '.'), { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { code, out } = await runCli(explain('payments.charge', SMALL, '.'), { cwd, env });
     const lines = out.trimEnd().split('\n');
     expect(lines[0]).toMatch(/^allow\tallowed by billing-bot rule 1 \(billing\.yaml:\d+\)$/);
     expect(lines.slice(1).map((line) => line.split('\t').slice(0, 2))).toEqual([
@@ -165,21 +165,21 @@ describe('explain', () => {
     ['payments.delete_all', '{}', 1, 'deny'],
     ['oncegate.get_call', '{}', 1, 'deny'],
   ])('%s %s', async (tool, args, expected, outcome) => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { code, out, err } = await oncegate(explain(tool, args, '.', '--json'), { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { code, out, err } = await runCli(explain(tool, args, '.', '--json'), { cwd, env });
     expect([code, err]).toEqual([expected, '']);
     expect(JSON.parse(out)).toMatchObject({ agent: 'billing-bot', tool, outcome });
   });
 
   it('tells who may release what is held', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { out } = await oncegate(explain('payments.charge', SMALL.replace('100', '20000'), '.'), { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { out } = await runCli(explain('payments.charge', SMALL.replace('100', '20000'), '.'), { cwd, env });
     expect(out).toContain('it is held for 1 approval by finance within 1h');
   });
 
   it('does not call good what the schema would refuse', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { code, out } = await oncegate(explain('payments.charge', '{"amount": 1, "currency": "usd"}', '.'), {
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { code, out } = await runCli(explain('payments.charge', '{"amount": 1, "currency": "usd"}', '.'), {
       cwd,
       env,
     });
@@ -189,8 +189,8 @@ describe('explain', () => {
 
   it("knows the gateway's own tools", async () => {
     const own = 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: oncegate.get_call }]\n';
-    const cwd = await directory({ 'own.yaml': own });
-    const { code, out } = await oncegate(['explain', '--agent', 'bot', '--tool', 'oncegate.get_call', '.', '--json'], {
+    const cwd = await createDirectory({ 'own.yaml': own });
+    const { code, out } = await runCli(['explain', '--agent', 'bot', '--tool', 'oncegate.get_call', '.', '--json'], {
       cwd,
     });
     expect(JSON.parse(out)).toMatchObject({
@@ -202,42 +202,42 @@ describe('explain', () => {
 
   it('takes the past as empty, says so, and is told whether the agent has read what strangers wrote', async () => {
     const when = `'!tainted && history.count("billing.*", "1h") < 1'`;
-    const cwd = await directory({
+    const cwd = await createDirectory({
       'p.yaml': `upstreams:
   u: { adapter: http, url: "https://u.example", untrusted: true }
 tools:
-  billing.pay: { upstream: u, once: { by: nature } }
+  billing.pay: { upstream: u, once: { by: idempotent } }
 agents:
   billing-bot: { rules: [{ allow: billing.pay, when: ${when} }] }
 `,
     });
-    const clean = await oncegate(explain('billing.pay', '{}', '.'), { cwd });
+    const clean = await runCli(explain('billing.pay', '{}', '.'), { cwd });
     expect(clean.code).toBe(0);
     expect(clean.out).toContain('taken as 0, as of an agent without a past: history.count("billing.*", "1h")\n');
     expect(clean.out).toContain('taken as false: tainted\n');
-    const tainted = await oncegate(explain('billing.pay', '{}', '.', '--tainted', '--json'), { cwd });
+    const tainted = await runCli(explain('billing.pay', '{}', '.', '--tainted', '--json'), { cwd });
     expect(tainted.code).toBe(1);
     const facts = { tainted: true, history: { 'count("billing.*", "1h")': 0 } };
     expect(JSON.parse(tainted.out)).toMatchObject({ outcome: 'deny', facts });
-    expect((await oncegate(explain('billing.pay', '{}', '--remote', '--tainted'), { cwd })).code).toBe(2);
+    expect((await runCli(explain('billing.pay', '{}', '--remote', '--tainted'), { cwd })).code).toBe(2);
   });
 
   it('knows no such agent, but perhaps one like it', async () => {
-    const cwd = await directory({ 'billing.yaml': CONTRACT });
-    const { code, err } = await oncegate(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { code, err } = await runCli(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });
     expect(err).toBe('there is no agent "biling-bot"; did you mean "billing-bot"?\n');
     expect(code).toBe(1);
-    const other = await oncegate(['explain', '--agent', 'zzzzz', '--tool', 'x', '.'], { cwd, env });
+    const other = await runCli(['explain', '--agent', 'zzzzz', '--tool', 'x', '.'], { cwd, env });
     expect(other.err).toMatch(/^there is no agent "zzzzz"; there (?:is|are): .*billing-bot.*\n$/);
   });
 });
 
 it('colours on a terminal only, and not where NO_COLOR says so', async () => {
-  const cwd = await directory({ 'billing.yaml': CONTRACT });
+  const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
   const colour = '\u001b[';
   const argv = explain('payments.charge', SMALL, '.');
-  expect((await oncegate(argv, { cwd, env, isTty: true })).out).toContain(colour);
-  expect((await oncegate(argv, { cwd, env: { ...env, NO_COLOR: '1' }, isTty: true })).out).not.toContain(colour);
-  expect((await oncegate([...argv, '--json'], { cwd, env, isTty: true })).out).not.toContain(colour);
-  expect((await oncegate(argv, { cwd, env })).out).not.toContain(colour);
+  expect((await runCli(argv, { cwd, env, isTty: true })).out).toContain(colour);
+  expect((await runCli(argv, { cwd, env: { ...env, NO_COLOR: '1' }, isTty: true })).out).not.toContain(colour);
+  expect((await runCli([...argv, '--json'], { cwd, env, isTty: true })).out).not.toContain(colour);
+  expect((await runCli(argv, { cwd, env })).out).not.toContain(colour);
 });

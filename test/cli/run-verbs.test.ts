@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { canned, oncegate } from './terminal.ts';
+import { runCli, startCannedServer } from './terminal.ts';
 
 const RUN = {
   run: '7c0e6a52-8a0c-8f00-9a52-0123456789ab',
@@ -14,8 +14,8 @@ const RUN = {
 
 describe('runs', () => {
   it('asks with the filters', async () => {
-    const { env, asked } = await canned(() => ({ body: { items: [RUN], cursor: null } }));
-    expect((await oncegate(['runs', '--agent', 'mover', '--abandoned'], { env })).code).toBe(0);
+    const { env, asked } = await startCannedServer(() => ({ body: { items: [RUN], cursor: null } }));
+    expect((await runCli(['runs', '--agent', 'mover', '--abandoned'], { env })).code).toBe(0);
     expect(asked[0]?.url.pathname).toBe('/admin/runs');
     expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
       agent: 'mover',
@@ -30,15 +30,15 @@ describe('runs', () => {
     [{ drained: false, abandoned: true }, 'abandoned'],
     [{ endedAt: '2026-01-01T00:00:00.000Z' }, 'finished'],
   ])('says what matters of %j', async (changes, state) => {
-    const { env } = await canned(() => ({ body: { items: [{ ...RUN, ...changes }], cursor: null } }));
-    const { out } = await oncegate(['runs'], { env });
+    const { env } = await startCannedServer(() => ({ body: { items: [{ ...RUN, ...changes }], cursor: null } }));
+    const { out } = await runCli(['runs'], { env });
     expect(out).toContain([RUN.run, state, 'mover', 'move the archive', '3', RUN.lastSeenAt].join('\t'));
-    const json = JSON.parse((await oncegate(['runs', '--json'], { env })).out);
+    const json = JSON.parse((await runCli(['runs', '--json'], { env })).out);
     expect(json.items[0]).toMatchObject({ run: RUN.run, epoch: 3 });
   });
 
   it('says that there are none', async () => {
-    const { env } = await canned(() => ({ body: { items: [], cursor: null } }));
-    expect((await oncegate(['runs'], { env, isTty: true })).out).toContain('no runs yet');
+    const { env } = await startCannedServer(() => ({ body: { items: [], cursor: null } }));
+    expect((await runCli(['runs'], { env, isTty: true })).out).toContain('no runs yet');
   });
 });

@@ -1,17 +1,17 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
 import { TestSaga } from '../sagas/saga.ts';
-import { sagaPolicies } from '../sagas/saga-policies.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { buildSagaPolicies } from '../sagas/saga-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { ADMIN_KEY, type Gateway, startGateway, VIEWER_KEY } from '../support/gateway.ts';
-import { canned, oncegate } from './terminal.ts';
+import { runCli, startCannedServer } from './terminal.ts';
 
 const REASON = ['--reason', 'it was a mistake'];
 const NOBODY = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let env: NodeJS.ProcessEnv;
@@ -19,9 +19,9 @@ let terminal: { env: NodeJS.ProcessEnv; isTty: true };
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   const retry = '{ attempts: 2, base: 20ms, max: 50ms, within: 1h }';
-  gateway = await startGateway({ policies: sagaPolicies(upstream.url, { retry }), databaseUrl: database.url });
+  gateway = await startGateway({ policies: buildSagaPolicies(upstream.url, { retry }), databaseUrl: database.url });
   env = { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY };
   terminal = { env: { ...env, NO_COLOR: '1' }, isTty: true };
 });
@@ -46,19 +46,19 @@ function fits(text: string): void {
 /** charge a, charge b (on nothing), a look, a mail that rests on a, and one that waits for approval. */
 async function mixedSaga() {
   const saga = await TestSaga.open(gateway, { name: 'trip to Rome' });
-  const a = (await saga.step('world.charge', { id: 'a' })).body.txn as string;
-  const b = (await saga.step('world.charge', { id: 'b' }, { on: [] })).body.txn as string;
-  const look = (await saga.step('world.find', { id: 'a' }, { on: [] })).body.txn as string;
-  const mail = (await saga.step('world.mail', { id: 'm' }, { on: [a] })).body.txn as string;
-  const held = (await saga.step('world.approved', { id: 'h' }, { on: [], headers: { prefer: 'wait=0' } })).body
+  const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn as string;
+  const b = (await saga.callStep('world.charge', { id: 'b' }, { on: [] })).body.txn as string;
+  const look = (await saga.callStep('world.find', { id: 'a' }, { on: [] })).body.txn as string;
+  const mail = (await saga.callStep('world.mail', { id: 'm' }, { on: [a] })).body.txn as string;
+  const held = (await saga.callStep('world.approved', { id: 'h' }, { on: [], headers: { prefer: 'wait=0' } })).body
     .txn as string;
   return { saga, a, b, look, mail, held };
 }
 
 async function parkedSaga() {
   const saga = await TestSaga.open(gateway);
-  const charge = (await saga.step('world.charge', { id: 'a' })).body.txn as string;
-  const mail = (await saga.step('world.mail', { id: 'm' })).body.txn as string;
+  const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn as string;
+  const mail = (await saga.callStep('world.mail', { id: 'm' })).body.txn as string;
   expect((await saga.rollback()).body.state).toBe('parked');
   return { saga, charge, mail };
 }
@@ -66,24 +66,24 @@ async function parkedSaga() {
 describe('sagas', () => {
   it('lists what it is asked for, newest first', async () => {
     const committed = await TestSaga.open(gateway, { name: 'first' });
-    await committed.act('commit');
+    await committed.postAction('commit');
     const open = await TestSaga.open(gateway, { name: 'a name that is far too long for a terminal' });
-    await open.step('world.find', { id: 'x' });
-    const { code, out } = await oncegate(['sagas', '--limit', '2'], { env });
+    await open.callStep('world.find', { id: 'x' });
+    const { code, out } = await runCli(['sagas', '--limit', '2'], { env });
     expect(code).toBe(0);
     expect(rows(out).map((row) => row.slice(0, -1))).toEqual([
       [open.id, 'open', 'tester', 'a name that is far too long for a terminal', '1'],
       [committed.id, 'committed', 'tester', 'first', '0'],
     ]);
-    const filtered = await oncegate(['sagas', '--state', 'committed', '--all'], { env });
+    const filtered = await runCli(['sagas', '--state', 'committed', '--all'], { env });
     expect(filtered.out).toContain(committed.id);
     expect(filtered.out).not.toContain(open.id);
-    expect((await oncegate(['sagas', '--agent', 'other'], { ...terminal })).out).toBe('no such sagas\n');
-    const table = await oncegate(['sagas', '--limit', '1'], terminal);
+    expect((await runCli(['sagas', '--agent', 'other'], { ...terminal })).out).toBe('no such sagas\n');
+    const table = await runCli(['sagas', '--limit', '1'], terminal);
     fits(table.out);
     expect(table.out).toContain(`${open.id}  open`);
     expect(table.err).toContain('--all');
-    const { items, cursor } = JSON.parse((await oncegate(['sagas', '--limit', '1', '--json'], { env })).out);
+    const { items, cursor } = JSON.parse((await runCli(['sagas', '--limit', '1', '--json'], { env })).out);
     expect([items[0].saga, typeof cursor]).toEqual([open.id, 'string']);
   });
 });
@@ -91,7 +91,7 @@ describe('sagas', () => {
 describe('saga', () => {
   it('shows the steps, what undoes them, and what a person may do', async () => {
     const { saga, charge, mail } = await parkedSaga();
-    const { code, out } = await oncegate(['saga', saga.id.toUpperCase()], terminal);
+    const { code, out } = await runCli(['saga', saga.id.toUpperCase()], terminal);
     expect(code).toBe(0);
     fits(out);
     expect(out).toMatch(/^state +parked$/m);
@@ -100,23 +100,23 @@ describe('saga', () => {
     expect(out).toContain(`it waits until ${mail}`);
     expect(out).toContain('undo irreversible');
     expect(out).toContain(`oncegate resume ${saga.id}`);
-    const plain = rows((await oncegate(['saga', saga.id], { env })).out).filter(([kind]) => kind === 'step');
+    const plain = rows((await runCli(['saga', saga.id], { env })).out).filter(([kind]) => kind === 'step');
     expect(plain.map((row) => row.slice(0, 6))).toEqual([
       ['step', '1', charge, 'world.charge', 'succeeded', 'due'],
       ['step', '2', mail, 'world.mail', 'succeeded', 'irreversible'],
     ]);
-    expect(JSON.parse((await oncegate(['saga', saga.id, '--json'], { env })).out)).toEqual(
+    expect(JSON.parse((await runCli(['saga', saga.id, '--json'], { env })).out)).toEqual(
       (await gateway.admin('GET', `/admin/sagas/${saga.id}`)).body,
     );
   });
 
   it('shows savepoints where they are, and what rests on what', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '1h', onExpire: 'park' });
-    const first = (await saga.step('world.charge', { id: 'a' })).body.txn;
-    await saga.act('savepoints', { name: 'paid' });
-    await saga.step('world.charge', { id: 'b' }, { on: [] });
-    await saga.step('world.charge', { id: 'c' }, { on: [first] });
-    const { out } = await oncegate(['saga', saga.id], terminal);
+    const first = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
+    await saga.postAction('savepoints', { name: 'paid' });
+    await saga.callStep('world.charge', { id: 'b' }, { on: [] });
+    await saga.callStep('world.charge', { id: 'c' }, { on: [first] });
+    const { out } = await runCli(['saga', saga.id], terminal);
     expect(out).toMatch(/^onExpire +park$/m);
     const order = [
       '  1 world',
@@ -130,16 +130,16 @@ describe('saga', () => {
       order.map((text) => out.indexOf(text)).toSorted((a, b) => a - b),
     );
     for (const text of order) expect(out).toContain(text);
-    expect((await oncegate(['saga', saga.id], { env })).out).toContain('savepoint\t1\tpaid\n');
+    expect((await runCli(['saga', saga.id], { env })).out).toContain('savepoint\t1\tpaid\n');
   });
 
   it.each(['saga', 'rollback', 'resume', 'close'])('%s knows what is no saga', async (verb) => {
     const reason = verb === 'saga' ? [] : REASON;
-    const { env: desk, asked } = await canned(() => ({ body: {} }));
+    const { env: desk, asked } = await startCannedServer(() => ({ body: {} }));
     for (const id of ['../policies', '..', 'x'])
-      expect((await oncegate([verb, id, ...reason], { env: desk })).code).toBe(1);
+      expect((await runCli([verb, id, ...reason], { env: desk })).code).toBe(1);
     expect(asked).toEqual([]);
-    const { code, err } = await oncegate([verb, NOBODY, ...reason], { env });
+    const { code, err } = await runCli([verb, NOBODY, ...reason], { env });
     expect(code).toBe(1);
     expect(err).toContain(`There is no saga ${NOBODY}`);
     expect(err).toContain('"oncegate sagas" lists');
@@ -149,7 +149,7 @@ describe('saga', () => {
 describe('rollback --dry-run', () => {
   it('tells waves, what needs nothing, what cannot be undone and what waits for it, and does nothing', async () => {
     const { saga, a, b, look, mail, held } = await mixedSaga();
-    const { code, out } = await oncegate(['rollback', saga.id, '--dry-run'], terminal);
+    const { code, out } = await runCli(['rollback', saga.id, '--dry-run'], terminal);
     expect(code).toBe(1);
     fits(out);
     const [first = '', withdrawn = '', nothing = '', cannot = '', end = ''] = out
@@ -164,7 +164,7 @@ describe('rollback --dry-run', () => {
     expect((await saga.read()).state).toBe('open');
     expect(await routes()).toEqual(['charge a', 'charge b', 'mail m']);
 
-    const plain = rows((await oncegate(['rollback', saga.id, '--dry-run'], { env })).out);
+    const plain = rows((await runCli(['rollback', saga.id, '--dry-run'], { env })).out);
     expect(plain).toContainEqual(['wouldEnd', 'parked']);
     expect(plain).toContainEqual([
       'undo',
@@ -181,43 +181,43 @@ describe('rollback --dry-run', () => {
     const [, digest = ''] = plain.find(([name]) => name === 'digest') ?? [];
     expect(out).toContain(`--digest ${digest}`);
     const other = ['--digest', digest.replace(/./g, '0')];
-    expect((await oncegate(['rollback', saga.id, ...other, ...REASON], { env })).err).toContain(
+    expect((await runCli(['rollback', saga.id, ...other, ...REASON], { env })).err).toContain(
       'Nothing was rolled back',
     );
-    const done = await oncegate(['rollback', saga.id, '--digest', digest, ...REASON], { env });
+    const done = await runCli(['rollback', saga.id, '--digest', digest, ...REASON], { env });
     expect(done.code).toBe(1);
     expect((await routes()).slice(3)).toEqual(['refund b']);
   });
 
   it('shows the order of what rests on one another, and what a savepoint keeps', async () => {
     const saga = await TestSaga.open(gateway);
-    const a = (await saga.step('world.charge', { id: 'a' })).body.txn;
-    await saga.act('savepoints', { name: 'paid' });
-    const b = (await saga.step('world.charge', { id: 'b' })).body.txn;
-    const c = (await saga.step('world.charge', { id: 'c' }, { on: [b] })).body.txn;
-    const d = (await saga.step('world.charge', { id: 'd' }, { on: [b] })).body.txn;
-    const { code, out } = await oncegate(['rollback', saga.id, '--dry-run', '--to', 'paid'], terminal);
+    const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
+    await saga.postAction('savepoints', { name: 'paid' });
+    const b = (await saga.callStep('world.charge', { id: 'b' })).body.txn;
+    const c = (await saga.callStep('world.charge', { id: 'c' }, { on: [b] })).body.txn;
+    const d = (await saga.callStep('world.charge', { id: 'd' }, { on: [b] })).body.txn;
+    const { code, out } = await runCli(['rollback', saga.id, '--dry-run', '--to', 'paid'], terminal);
     expect(code).toBe(0);
     const [first = '', then = '', kept = ''] = out.split(/^(?:1\. first, 2 at once|2\. then|kept)$/m).slice(1);
     for (const txn of [c, d]) expect(first).toContain(txn);
     expect(then).toContain(b);
     expect(kept).toContain(a);
     expect(kept).toContain('It would end open: 3 steps undone.');
-    const json = await oncegate(['rollback', saga.id, '--dry-run', '--json'], { env });
+    const json = await runCli(['rollback', saga.id, '--dry-run', '--json'], { env });
     expect([json.code, JSON.parse(json.out).wouldEnd]).toEqual([0, 'rolled_back']);
     const viewer = { ...env, ONCEGATE_KEY: VIEWER_KEY };
-    expect((await oncegate(['rollback', saga.id, '--dry-run'], { env: viewer })).code).toBe(0);
-    expect((await oncegate(['rollback', saga.id, ...REASON], { env: viewer })).code).toBe(1);
+    expect((await runCli(['rollback', saga.id, '--dry-run'], { env: viewer })).code).toBe(0);
+    expect((await runCli(['rollback', saga.id, ...REASON], { env: viewer })).code).toBe(1);
     expect((await saga.read()).state).toBe('open');
-    expect((await oncegate(['rollback', saga.id, '--dry-run', '--to', 'nowhere'], { env })).code).toBe(1);
+    expect((await runCli(['rollback', saga.id, '--dry-run', '--to', 'nowhere'], { env })).code).toBe(1);
   });
 
   it('is not good for a saga that is over', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'a' });
-    await saga.act('commit');
-    expect((await oncegate(['rollback', saga.id, '--dry-run'], terminal)).code).toBe(1);
-    const { code, err } = await oncegate(['rollback', saga.id, ...REASON], { env });
+    await saga.callStep('world.charge', { id: 'a' });
+    await saga.postAction('commit');
+    expect((await runCli(['rollback', saga.id, '--dry-run'], terminal)).code).toBe(1);
+    const { code, err } = await runCli(['rollback', saga.id, ...REASON], { env });
     expect(code).toBe(1);
     expect(err).toContain('committed');
   });
@@ -226,9 +226,9 @@ describe('rollback --dry-run', () => {
 describe('rollback', () => {
   it('undoes, the last one first, with a line for every change', async () => {
     const saga = await TestSaga.open(gateway);
-    const a = (await saga.step('world.charge', { id: 'a' })).body.txn;
-    const b = (await saga.step('world.charge', { id: 'b' })).body.txn;
-    const { code, out } = await oncegate(['rollback', saga.id, ...REASON], { env });
+    const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
+    const b = (await saga.callStep('world.charge', { id: 'b' })).body.txn;
+    const { code, out } = await runCli(['rollback', saga.id, ...REASON], { env });
     expect(code).toBe(0);
     expect(await routes()).toEqual(['charge a', 'charge b', 'refund b', 'refund a']);
     const lines = rows(out);
@@ -236,16 +236,16 @@ describe('rollback', () => {
     expect(lines).toContainEqual(['done', a, 'world.charge', 'world.refund', '']);
     expect(lines.at(-1)?.slice(0, 2)).toEqual([saga.id, 'rolled_back']);
     // Again is fine, and says how it stands.
-    expect((await oncegate(['rollback', saga.id, ...REASON, '--json'], { env })).code).toBe(0);
+    expect((await runCli(['rollback', saga.id, ...REASON, '--json'], { env })).code).toBe(0);
     expect(await routes()).toHaveLength(4);
   });
 
   it('to a savepoint leaves the saga open', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'a' });
-    await saga.act('savepoints', { name: 'paid' });
-    await saga.step('world.charge', { id: 'b' });
-    const { code, out } = await oncegate(['rollback', saga.id, '--to', 'paid', ...REASON], terminal);
+    await saga.callStep('world.charge', { id: 'a' });
+    await saga.postAction('savepoints', { name: 'paid' });
+    await saga.callStep('world.charge', { id: 'b' });
+    const { code, out } = await runCli(['rollback', saga.id, '--to', 'paid', ...REASON], terminal);
     expect(code).toBe(0);
     fits(out);
     expect(out).toContain('1 step undone, 0 needed nothing\n');
@@ -255,9 +255,9 @@ describe('rollback', () => {
 
   it('that parks is exit code 1, says why, and is taken up again with a waiver, then closed', async () => {
     const saga = await TestSaga.open(gateway);
-    const charge = (await saga.step('world.charge', { id: 'a' })).body.txn;
-    const mail = (await saga.step('world.mail', { id: 'm' })).body.txn;
-    const parked = await oncegate(['rollback', saga.id, ...REASON], terminal);
+    const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
+    const mail = (await saga.callStep('world.mail', { id: 'm' })).body.txn;
+    const parked = await runCli(['rollback', saga.id, ...REASON], terminal);
     expect(parked.code).toBe(1);
     fits(parked.out);
     expect(parked.out).toContain(`irreversible  world.mail ${mail}\n`);
@@ -265,56 +265,56 @@ describe('rollback', () => {
     expect(parked.out).toContain(`oncegate close ${saga.id}`);
     expect(await routes()).toEqual(['charge a', 'mail m']);
 
-    const resumed = await oncegate(['resume', saga.id, '--waive', mail.toUpperCase(), ...REASON], { env });
+    const resumed = await runCli(['resume', saga.id, '--waive', mail.toUpperCase(), ...REASON], { env });
     // It is undone as far as it can be, and a mail that was sent stays sent.
     expect(resumed.code).toBe(1);
     expect(rows(resumed.out)).toContainEqual(['done', charge, 'world.charge', 'world.refund', '']);
     // What was so before is no news.
     expect(resumed.out.split('\n').slice(0, -2).join('\n')).not.toContain(mail);
     expect(await routes()).toEqual(['charge a', 'mail m', 'refund a']);
-    expect((await oncegate(['saga', saga.id], terminal)).out).toContain('waived');
-    expect(await oncegate(['close', saga.id, '--reason', 'Ann knows'], { env })).toEqual({
+    expect((await runCli(['saga', saga.id], terminal)).out).toContain('waived');
+    expect(await runCli(['close', saga.id, '--reason', 'Ann knows'], { env })).toEqual({
       code: 0,
       out: `${saga.id}\tclosed\tAnn knows\n`,
       err: '',
     });
-    const again = await oncegate(['resume', saga.id, ...REASON], { env });
+    const again = await runCli(['resume', saga.id, ...REASON], { env });
     expect(again.code).toBe(1);
     expect(again.err).toContain(`"oncegate saga ${saga.id}" shows how it stands.`);
   });
 
   it('waives more than one step, and none that is not there', async () => {
     const two = await TestSaga.open(gateway);
-    await two.step('world.charge', { id: 'two' });
-    const mails = [await two.step('world.mail', { id: 'm1' }), await two.step('world.mail', { id: 'm2' })];
+    await two.callStep('world.charge', { id: 'two' });
+    const mails = [await two.callStep('world.mail', { id: 'm1' }), await two.callStep('world.mail', { id: 'm2' })];
     await two.rollback();
     const waive = mails.flatMap(({ body }) => ['--waive', body.txn]);
-    await oncegate(['resume', two.id, ...waive, ...REASON], { env });
+    await runCli(['resume', two.id, ...waive, ...REASON], { env });
     expect(await routes()).toEqual(['charge two', 'mail m1', 'mail m2', 'refund two']);
 
     const { saga, mail } = await parkedSaga();
-    const { code, err } = await oncegate(['resume', saga.id, '--waive', mail, '--waive', NOBODY, ...REASON], { env });
+    const { code, err } = await runCli(['resume', saga.id, '--waive', mail, '--waive', NOBODY, ...REASON], { env });
     expect(code).toBe(1);
     expect(err).toContain(`${NOBODY}: no step`);
-    expect((await oncegate(['saga', saga.id], terminal)).out).not.toContain('waived');
+    expect((await runCli(['saga', saga.id], terminal)).out).not.toContain('waived');
   });
 
   it('tries again what failed', async () => {
     const saga = await TestSaga.open(gateway);
-    const charge = (await saga.step('world.charge', { id: 'a' })).body.txn;
+    const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ reply: 422, body: {} }], times: 2 });
-    const failed = await oncegate(['rollback', saga.id, ...REASON], { env });
+    const failed = await runCli(['rollback', saga.id, ...REASON], { env });
     expect(failed.code).toBe(1);
     expect(rows(failed.out).some(([state, txn, , , why]) => state === 'failed' && txn === charge && why !== '')).toBe(
       true,
     );
-    expect((await oncegate(['resume', saga.id, ...REASON], { env })).code).toBe(0);
+    expect((await runCli(['resume', saga.id, ...REASON], { env })).code).toBe(0);
     expect(await routes()).toEqual(['charge a', 'refund a']);
   });
 
   it('goes on by itself when Ctrl-C ends the watching', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'a' });
+    await saga.callStep('world.charge', { id: 'a' });
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ event: 'asked' }, { wait: 'go' }] });
     const child = spawn(process.execPath, ['bin/oncegate.js', 'rollback', saga.id, ...REASON], {
       env: { ...process.env, ...env },
@@ -334,24 +334,24 @@ describe('rollback', () => {
     expect(err).toContain('the rollback goes on by itself');
     expect(err).toContain(`"oncegate saga ${saga.id}"`);
     await upstream.release('go');
-    expect((await saga.atRest()).state).toBe('rolled_back');
+    expect((await saga.waitUntilSettled()).state).toBe('rolled_back');
   });
 
   it('is watched through a gateway that is gone for a while', async () => {
     const saga = { saga: NOBODY, state: 'rolling_back', reason: 'x', steps: [], savepoints: [] };
     let looks = 0;
-    const { env: desk } = await canned(({ method }) => {
+    const { env: desk } = await startCannedServer(({ method }) => {
       if (method === 'POST') return { status: 202, body: saga };
       looks++;
       if (looks === 1) return { body: { ...saga, state: 'open' } };
       if (looks < 4) return { status: 502, type: 'text/html', body: 'no upstream' };
       return { body: { ...saga, state: looks < 5 ? 'rolling_back' : 'rolled_back' } };
     });
-    const { code, out, err } = await oncegate(['rollback', NOBODY, ...REASON, '--json'], { env: desk });
+    const { code, out, err } = await runCli(['rollback', NOBODY, ...REASON, '--json'], { env: desk });
     expect([code, looks, err]).toEqual([0, 5, '']);
     expect(JSON.parse(out)).toMatchObject({ state: 'rolled_back' });
     looks = 0;
-    const plain = await oncegate(['rollback', NOBODY, ...REASON], { env: desk });
+    const plain = await runCli(['rollback', NOBODY, ...REASON], { env: desk });
     expect(plain.err.match(/goes on when it is back/g)).toHaveLength(1);
   });
 });
@@ -359,8 +359,8 @@ describe('rollback', () => {
 it('nobody who named something writes to the screen, or between the cells', async () => {
   const name = 'a\u001b[2Jb\tc\nd\u202e';
   const saga = await TestSaga.open(gateway, { name });
-  await saga.step('world.charge', { id: name });
-  await saga.act('savepoints', { name });
+  await saga.callStep('world.charge', { id: name });
+  await saga.postAction('savepoints', { name });
   const verbs = [
     ['sagas', '--limit', '1'],
     ['saga', saga.id],
@@ -368,7 +368,7 @@ it('nobody who named something writes to the screen, or between the cells', asyn
   ];
   for (const argv of [...verbs, ['rollback', saga.id, '--reason', name]]) {
     for (const isTty of [false, true]) {
-      const { out } = await oncegate(argv, { ...terminal, isTty });
+      const { out } = await runCli(argv, { ...terminal, isTty });
       for (const character of '\u001b\u202e') expect(out).not.toContain(character);
       if (argv[0] === 'sagas' && !isTty) expect(rows(out)[0]).toHaveLength(6);
       if (argv[0] === 'saga' && !isTty) expect(out).toMatch(/^savepoint\t1\ta\\u\{1b\}\[2Jb c d/m);
@@ -378,68 +378,68 @@ it('nobody who named something writes to the screen, or between the cells', asyn
 
 it('a saga that ran out of time and was parked is rolled back, not resumed', async () => {
   const saga = await TestSaga.open(gateway, { ttl: '500ms', onExpire: 'park' });
-  await saga.step('world.charge', { id: 'a' });
-  expect((await saga.atRest()).state).toBe('parked');
-  expect((await oncegate(['resume', saga.id, ...REASON], { env })).code).toBe(1);
-  const { out } = await oncegate(['saga', saga.id], terminal);
+  await saga.callStep('world.charge', { id: 'a' });
+  expect((await saga.waitUntilSettled()).state).toBe('parked');
+  expect((await runCli(['resume', saga.id, ...REASON], { env })).code).toBe(1);
+  const { out } = await runCli(['saga', saga.id], terminal);
   fits(out);
   expect(out).toContain(`oncegate rollback ${saga.id}`);
   expect(out).not.toContain('oncegate resume');
-  expect((await oncegate(['rollback', saga.id, ...REASON], { env })).code).toBe(0);
+  expect((await runCli(['rollback', saga.id, ...REASON], { env })).code).toBe(0);
   expect(await routes()).toEqual(['charge a', 'refund a']);
 });
 
 describe('undo', () => {
   it('undoes one call, and calls and call show it', async () => {
     const saga = await TestSaga.open(gateway);
-    const { txn } = (await saga.step('world.charge', { id: 'a' })).body;
-    const early = await oncegate(['undo', txn, ...REASON], { env });
+    const { txn } = (await saga.callStep('world.charge', { id: 'a' })).body;
+    const early = await runCli(['undo', txn, ...REASON], { env });
     expect(early.code).toBe(1);
     expect(early.err).toContain('roll the saga back');
-    await saga.act('commit');
-    const before = await oncegate(['call', txn], { env });
+    await saga.postAction('commit');
+    const before = await runCli(['call', txn], { env });
     expect(before.out).toContain('undo\tcompensable by world.refund {"effect":"eff_1","id":"a"}\n');
-    const { code, out } = await oncegate(['undo', txn, ...REASON], { env });
+    const { code, out } = await runCli(['undo', txn, ...REASON], { env });
     const [[undone, state, tool, by = '']] = rows(out) as [string[]];
     expect([code, undone, state, tool]).toEqual([0, txn, 'done', 'world.refund']);
     expect(await routes()).toEqual(['charge a', 'refund a']);
-    expect((await oncegate(['call', txn], { env })).out).toContain(`; done as ${by}\n`);
-    const refund = await oncegate(['call', by], { env });
+    expect((await runCli(['call', txn], { env })).out).toContain(`; done as ${by}\n`);
+    const refund = await runCli(['call', by], { env });
     expect(refund.out).toContain(`undoes\t${txn}\n`);
-    const calls = rows((await oncegate(['calls', '--saga', saga.id], { env })).out);
+    const calls = rows((await runCli(['calls', '--saga', saga.id], { env })).out);
     expect(calls.map(([id]) => id)).toEqual([by, txn]);
-    expect((await oncegate(['calls', '--saga', 'x'], { env })).code).toBe(1);
-    expect((await oncegate(['undo', txn, ...REASON, '--json'], { env })).code).toBe(0);
+    expect((await runCli(['calls', '--saga', 'x'], { env })).code).toBe(1);
+    expect((await runCli(['undo', txn, ...REASON, '--json'], { env })).code).toBe(0);
     expect(await routes()).toHaveLength(2);
   });
 
   it('is exit code 1 when it fails, says why, and takes other arguments', async () => {
     const { txn } = (await gateway.call('world.charge', { id: 'a' })).body;
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ reply: 422, body: {} }], times: 'always' });
-    const failed = await oncegate(['undo', txn, ...REASON], terminal);
+    const failed = await runCli(['undo', txn, ...REASON], terminal);
     expect(failed.code).toBe(1);
     fits(failed.out);
     expect(failed.out).toContain(`${txn}: undo failed\n`);
     expect(failed.out).toContain('tried 2 times');
-    const shown = await oncegate(['call', txn], terminal);
+    const shown = await runCli(['call', txn], terminal);
     fits(shown.out);
     expect(shown.out).toMatch(/^undo +compensable by world.refund/m);
     expect(shown.out).toContain(`oncegate undo ${txn}`);
     await upstream.reset();
-    const bad = await oncegate(['undo', txn, ...REASON, '--args', '{"id":1}'], { env });
+    const bad = await runCli(['undo', txn, ...REASON, '--args', '{"id":1}'], { env });
     expect(bad.code).toBe(1);
     expect(bad.err).toContain('  ');
     const args = '{"id":"by-hand","effect":"eff_9"}';
-    expect((await oncegate(['undo', txn, ...REASON, '--args', args], { env })).code).toBe(0);
+    expect((await runCli(['undo', txn, ...REASON, '--args', args], { env })).code).toBe(0);
     expect(await routes()).toEqual(['refund by-hand']);
   });
 
   it('is refused for what cannot be undone, and makes no path of what is no txn', async () => {
     const { txn } = (await gateway.call('world.mail', { id: 'm' })).body;
-    const { code, err } = await oncegate(['undo', txn, ...REASON], { env });
+    const { code, err } = await runCli(['undo', txn, ...REASON], { env });
     expect(code).toBe(1);
     expect(err).toContain('irreversible');
-    expect((await oncegate(['undo', '../../freeze', ...REASON], { env })).code).toBe(1);
+    expect((await runCli(['undo', '../../freeze', ...REASON], { env })).code).toBe(1);
     expect(await routes()).toEqual(['mail m']);
   });
 });
@@ -447,10 +447,10 @@ describe('undo', () => {
 it('approvals and approve show how it would be undone', async () => {
   const headers = { prefer: 'wait=0', 'oncegate-undo': '{"tool":"world.refund","args":{"id":"h","effect":"e"}}' };
   const { txn } = (await gateway.call('world.approved', { id: 'h' }, { headers })).body;
-  const listed = rows((await oncegate(['approvals'], { env })).out).find(([id]) => id === txn);
+  const listed = rows((await runCli(['approvals'], { env })).out).find(([id]) => id === txn);
   expect(listed?.at(-1)).toBe('compensable by world.refund');
-  const wide = await oncegate(['approvals'], { ...terminal, columns: 140 });
+  const wide = await runCli(['approvals'], { ...terminal, columns: 140 });
   expect(wide.out).toContain('compensable by world.refund');
-  const shown = await oncegate(['approve', txn, '--yes', ...REASON], { env });
+  const shown = await runCli(['approve', txn, '--yes', ...REASON], { env });
   expect(shown.out).toContain('undo\tcompensable by world.refund {"effect":"e","id":"h"}\n');
 });

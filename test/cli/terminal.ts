@@ -7,13 +7,13 @@ import { Readable } from 'node:stream';
 import { onTestFinished } from 'vitest';
 import { run } from '../../gateway/cli/main.ts';
 
-export interface Said {
+export interface CliResult {
   readonly code: number;
   readonly out: string;
   readonly err: string;
 }
 
-export interface Setting {
+export interface CliRunOptions {
   readonly env?: NodeJS.ProcessEnv;
   readonly cwd?: string;
   readonly isTty?: boolean;
@@ -25,7 +25,7 @@ export interface Setting {
 }
 
 /** The command line in this process, with its two streams as text. */
-export async function oncegate(argv: readonly string[], setting: Setting = {}): Promise<Said> {
+export async function runCli(argv: readonly string[], setting: CliRunOptions = {}): Promise<CliResult> {
   const out: string[] = [];
   const err: string[] = [];
   const code = await run(argv, {
@@ -35,12 +35,12 @@ export async function oncegate(argv: readonly string[], setting: Setting = {}): 
     env: setting.env ?? {},
     cwd: setting.cwd ?? tmpdir(),
     isTty: setting.isTty ?? false,
-    ...(setting.types === undefined ? {} : { ask: typist(setting.types, out) }),
+    ...(setting.types === undefined ? {} : { ask: buildPrompt(setting.types, out) }),
   });
   return { code, out: out.join(''), err: err.join('') };
 }
 
-function typist(types: string, out: string[]): (question: string) => Promise<string> {
+function buildPrompt(types: string, out: string[]): (question: string) => Promise<string> {
   return async (question) => {
     out.push(`${question}${types}\n`);
     return types;
@@ -48,21 +48,21 @@ function typist(types: string, out: string[]): (question: string) => Promise<str
 }
 
 /** A directory with these files, gone when the test is. */
-export async function directory(files: Readonly<Record<string, string>>): Promise<string> {
+export async function createDirectory(files: Readonly<Record<string, string>>): Promise<string> {
   const dir = await mkdtemp(join(tmpdir(), 'oncegate-cli-'));
   onTestFinished(() => rm(dir, { recursive: true }));
   for (const [name, text] of Object.entries(files)) await writeFile(join(dir, name), text);
   return dir;
 }
 
-export interface Canned {
+export interface CannedResponse {
   readonly status?: number;
   readonly type?: string;
   readonly headers?: Readonly<Record<string, string>>;
   readonly body: string | object;
 }
 
-export interface Asked {
+export interface ReceivedCliRequest {
   readonly method: string;
   readonly url: URL;
   readonly authorization: string | undefined;
@@ -70,10 +70,12 @@ export interface Asked {
 }
 
 /** Says what it was told to say: for how answers are printed, never for what is true of a gateway. */
-export async function canned(answer: (asked: Asked) => Canned): Promise<{ env: NodeJS.ProcessEnv; asked: Asked[] }> {
-  const asked: Asked[] = [];
+export async function startCannedServer(
+  answer: (asked: ReceivedCliRequest) => CannedResponse,
+): Promise<{ env: NodeJS.ProcessEnv; asked: ReceivedCliRequest[] }> {
+  const asked: ReceivedCliRequest[] = [];
   const server = createServer((request, response) => {
-    void read(request).then((body) => {
+    void readRequestBody(request).then((body) => {
       const url = new URL(request.url ?? '/', 'http://gateway');
       const question = { method: request.method ?? '', url, authorization: request.headers.authorization, body };
       asked.push(question);
@@ -89,7 +91,7 @@ export async function canned(answer: (asked: Asked) => Canned): Promise<{ env: N
 }
 
 /** An address at which nobody listens any more. */
-export async function deserted(): Promise<string> {
+export async function findClosedAddress(): Promise<string> {
   const server = createServer();
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const { port } = server.address() as AddressInfo;
@@ -97,7 +99,7 @@ export async function deserted(): Promise<string> {
   return `http://127.0.0.1:${port}`;
 }
 
-async function read(request: IncomingMessage): Promise<string> {
+async function readRequestBody(request: IncomingMessage): Promise<string> {
   let text = '';
   for await (const chunk of request) text += String(chunk);
   return text;

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
-import { oncegate } from './terminal.ts';
+import { runCli } from './terminal.ts';
 
 const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
@@ -64,7 +64,7 @@ describe('wrong usage is exit code 2, a sentence and a usage line', () => {
     [['help', 'chekc'], 'did you mean "check"?'],
   ])('%j', async (argv, sentence) => {
     const env = { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'http://127.0.0.1:1' };
-    const { code, out, err } = await oncegate(argv, { env });
+    const { code, out, err } = await runCli(argv, { env });
     expect(err).toContain(sentence);
     expect(err).toMatch(/^oncegate: .*\nusage: oncegate .*\n$/);
     expect(code).toBe(2);
@@ -72,13 +72,13 @@ describe('wrong usage is exit code 2, a sentence and a usage line', () => {
   });
 
   it('also says so as JSON when asked to', async () => {
-    const { code, out } = await oncegate(['calls', '--json', '--stat', 'held']);
+    const { code, out } = await runCli(['calls', '--json', '--stat', 'held']);
     expect(code).toBe(2);
     expect(JSON.parse(out)).toMatchObject({ error: { code: 'usage' } });
   });
 
   it('shows the verbs to whoever says none', async () => {
-    const { code, out, err } = await oncegate([]);
+    const { code, out, err } = await runCli([]);
     expect([code, out]).toEqual([2, '']);
     expect(err).toContain('usage: oncegate <verb>');
   });
@@ -86,8 +86,8 @@ describe('wrong usage is exit code 2, a sentence and a usage line', () => {
 
 describe('help', () => {
   it('has a line for every verb, within 80 columns', async () => {
-    const { code, out } = await oncegate(['help']);
-    const { out: json } = await oncegate(['help', '--json']);
+    const { code, out } = await runCli(['help']);
+    const { out: json } = await runCli(['help', '--json']);
     const { verbs } = JSON.parse(json) as { verbs: { name: string; summary: string }[] };
     expect(code).toBe(0);
     expect(verbs.map(({ name }) => name)).toEqual(
@@ -138,40 +138,40 @@ describe('help', () => {
     [['key', '-h']],
     [['-h', 'key', 'new']],
   ])('%j tells of one verb', async (argv) => {
-    const { code, out } = await oncegate(argv);
+    const { code, out } = await runCli(argv);
     expect(out).toMatch(/^usage: oncegate key new \[--json\]\n/);
     expect(code).toBe(0);
   });
 
   it('fits 80 columns for each verb, and cuts no option in two', async () => {
-    const { verbs } = JSON.parse((await oncegate(['help', '--json'])).out) as { verbs: { name: string }[] };
+    const { verbs } = JSON.parse((await runCli(['help', '--json'])).out) as { verbs: { name: string }[] };
     for (const name of [...verbs.map((verb) => verb.name), 'audit']) {
-      const { out } = await oncegate(['help', ...name.split(' ')]);
+      const { out } = await runCli(['help', ...name.split(' ')]);
       for (const line of out.split('\n')) expect(line.length, line).toBeLessThanOrEqual(80);
     }
-    const { out } = await oncegate(['help', 'resolve']);
+    const { out } = await runCli(['help', 'resolve']);
     expect(out.split('\n\n')[0]?.split('\n')).toEqual([
       'usage: oncegate resolve <txn> --verdict applied|not_applied|retry --reason TEXT',
       '         [--result JSON] [--sender-is-dead] [--json]',
     ]);
     expect(out).toContain('  --verdict applied|not_applied|retry  what you found out, or to send it once');
-    expect((await oncegate(['help', 'audit', 'verify'])).out).toContain('<file>             an export; - is standard');
+    expect((await runCli(['help', 'audit', 'verify'])).out).toContain('<file>             an export; - is standard');
   });
 
   it('is what --help alone means, and needs nothing that the verb needs', async () => {
-    expect(await oncegate(['--help'])).toEqual(await oncegate(['help']));
-    expect((await oncegate(['resolve', '--help'])).code).toBe(0);
+    expect(await runCli(['--help'])).toEqual(await runCli(['help']));
+    expect((await runCli(['resolve', '--help'])).code).toBe(0);
   });
 });
 
 describe('key new', () => {
   it('prints a key and the line that knows it', async () => {
-    const { code, out, err } = await oncegate(['key', 'new']);
+    const { code, out, err } = await runCli(['key', 'new']);
     const [, key = '', digest] = /^(og_[\w-]{43})\nkeys: \["sha256:([0-9a-f]{64})"\]\n$/.exec(out) ?? [];
     expect(code).toBe(0);
     expect(createHash('sha256').update(key).digest('hex')).toBe(digest);
     expect(err).toContain('not shown again');
-    expect((await oncegate(['key', 'new'])).out).not.toBe(out);
+    expect((await runCli(['key', 'new'])).out).not.toBe(out);
   });
 
   it('is nothing but JSON with --json, wherever that stands', async () => {
@@ -180,7 +180,7 @@ describe('key new', () => {
       ['--json', 'key', 'new'],
       ['key', '--json', 'new'],
     ]) {
-      const { out, err } = await oncegate(argv);
+      const { out, err } = await runCli(argv);
       expect(Object.keys(JSON.parse(out))).toEqual(['key', 'digest']);
       expect(err).toBe('');
     }
@@ -189,20 +189,20 @@ describe('key new', () => {
 
 describe('version and migrate', () => {
   it('tells the version of the package', async () => {
-    expect((await oncegate(['version'])).out).toMatch(/^oncegate \d+\.\d+\.\d+\n$/);
-    expect(await oncegate(['--version'])).toEqual(await oncegate(['version']));
-    expect(JSON.parse((await oncegate(['version', '--json'])).out)).toHaveProperty('version');
+    expect((await runCli(['version'])).out).toMatch(/^oncegate \d+\.\d+\.\d+\n$/);
+    expect(await runCli(['--version'])).toEqual(await runCli(['version']));
+    expect(JSON.parse((await runCli(['version', '--json'])).out)).toHaveProperty('version');
   });
 
   it('has nothing to migrate without a DATABASE_URL', async () => {
-    const { code, out } = await oncegate(['migrate']);
+    const { code, out } = await runCli(['migrate']);
     expect(code).toBe(0);
     expect(out).toContain('the embedded PostgreSQL migrates itself at start');
   });
 
   it('says which database it could not migrate, and not its password', async () => {
     const env = { DATABASE_URL: 'postgres://me:secret@127.0.0.1:1/ledger' };
-    const { code, out, err } = await oncegate(['migrate', '--json'], { env });
+    const { code, out, err } = await runCli(['migrate', '--json'], { env });
     expect(code).toBe(1);
     expect(err).toContain('127.0.0.1:1/ledger');
     expect(out + err).not.toContain('secret');
@@ -210,7 +210,7 @@ describe('version and migrate', () => {
   });
 
   it('tells what is wrong with the configuration', async () => {
-    const { code, err } = await oncegate(['check'], { env: { PORT: 'none', LOG_LEVEL: 'loud' } });
+    const { code, err } = await runCli(['check'], { env: { PORT: 'none', LOG_LEVEL: 'loud' } });
     expect(code).toBe(1);
     expect(err).toMatch(/^PORT: .*\nLOG_LEVEL: .*\n$/);
   });

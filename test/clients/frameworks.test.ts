@@ -2,15 +2,15 @@ import { execFile } from 'node:child_process';
 import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { FRAMEWORKS, NODE_22, prepareFrameworks } from './install.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { FRAMEWORKS_DIR, NODE_22, prepareFrameworks } from './install.ts';
 
 /** The recipes of the docs, each run as a process of its own in its framework, with a model that follows a script. */
 const RECIPES = ['ai-sdk', 'openai-agents', 'langchain', 'mastra'];
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
@@ -25,15 +25,15 @@ tools:
     request: { method: POST, path: /none/mail }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - { allow: world.charge, when: args.amount <= 100, approve: never }
-${PEOPLE}`;
+${PEOPLE_YAML}`;
 
 beforeAll(async () => {
   await prepareFrameworks();
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
 }, 600_000);
 afterAll(async () => {
@@ -60,8 +60,8 @@ async function run(framework: string, recipe: string, calls: readonly ScriptedCa
     [
       '--disable-warning=ExperimentalWarning',
       '--import',
-      join(FRAMEWORKS, 'resolve.mjs'),
-      join(FRAMEWORKS, `${framework}.mjs`),
+      join(FRAMEWORKS_DIR, 'resolve.mjs'),
+      join(FRAMEWORKS_DIR, `${framework}.mjs`),
       `${recipe}.ts`,
     ],
     {
@@ -77,7 +77,7 @@ async function run(framework: string, recipe: string, calls: readonly ScriptedCa
   return stdout;
 }
 
-const vendorId = (recipe: string, n: number) => `call_${sha256(`${recipe} ${n}`).slice(0, 24)}`;
+const vendorId = (recipe: string, n: number) => `call_${sha256Hex(`${recipe} ${n}`).slice(0, 24)}`;
 
 test.each(RECIPES)('%s: each wish happens once, and the model is told what came of it', async (recipe) => {
   const charge = (id: string, wish: string, amount = 5) => ({

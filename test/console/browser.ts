@@ -8,7 +8,7 @@ import { type BrowserContext, type Page, chromium as playwright } from 'playwrig
  * The package unpacks its browser into the directory for temporary files, where another user's may lie, and tells nobody when it is
  * whole. So it is unpacked to a place of its own and then moved to where all tests of this clone find it.
  */
-async function unpacked(): Promise<string> {
+async function unpackChromium(): Promise<string> {
   const kept = resolve('node_modules/.cache/oncegate-browser');
   const isThere = () =>
     access(join(kept, 'chromium')).then(
@@ -31,7 +31,7 @@ async function unpacked(): Promise<string> {
 }
 
 /** A real browser with a home of its own, and everything that it complained about or asked for. */
-export class Browser {
+export class TestBrowser {
   readonly complaints: string[] = [];
   readonly asked: string[] = [];
   readonly page: Page;
@@ -54,19 +54,19 @@ export class Browser {
     });
   }
 
-  static async start(): Promise<Browser> {
+  static async start(): Promise<TestBrowser> {
     const home = await mkdtemp(join(tmpdir(), 'oncegate-browser-'));
     const context = await playwright.launchPersistentContext(home, {
-      executablePath: await unpacked(),
+      executablePath: await unpackChromium(),
       args: [...chromium.args],
       headless: true,
       viewport: { width: 1280, height: 860 },
     });
-    return new Browser(context, context.pages()[0] ?? (await context.newPage()), home);
+    return new TestBrowser(context, context.pages()[0] ?? (await context.newPage()), home);
   }
 
   /** To a view of the console. */
-  async go(hash: string): Promise<void> {
+  async openView(hash: string): Promise<void> {
     await this.page.evaluate(`location.hash = ${JSON.stringify(hash)}`);
   }
 

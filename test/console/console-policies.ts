@@ -1,9 +1,9 @@
-import { AGENT_KEY, PEOPLE, sha256 } from '../support/gateway.ts';
+import { AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
 
 export const APPROVER_KEY = 'test-approver-key';
 
 /** One tool for each thing that a person does in the console, against the effect-counting upstream. */
-export function consolePolicies(url: string): Record<string, string> {
+export function buildConsolePolicies(url: string): Record<string, string> {
   const input = 'input: { type: object }';
   const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
   const keyed = 'once: { by: key, header: Idempotency-Key }';
@@ -36,12 +36,12 @@ tools:
     undo: { kind: irreversible }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: world.mail
       - allow: world.*
         approve: never
-${PEOPLE}  ada: { keys: ["sha256:${sha256(APPROVER_KEY)}"], roles: [approver] }
+${PEOPLE_YAML}  ada: { keys: ["sha256:${sha256Hex(APPROVER_KEY)}"], roles: [approver] }
 `,
   };
 }

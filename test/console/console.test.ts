@@ -1,23 +1,23 @@
 import { readFileSync } from 'node:fs';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
-import { Browser } from './browser.ts';
-import { APPROVER_KEY, consolePolicies } from './console-policies.ts';
+import { TestBrowser } from './browser.ts';
+import { APPROVER_KEY, buildConsolePolicies } from './console-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
-let browser: Browser;
+let browser: TestBrowser;
 let n = 0;
 let id = '';
 
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
   [gateway, browser] = await Promise.all([
-    startGateway({ policies: consolePolicies(upstream.url), databaseUrl: database.url }),
-    Browser.start(),
+    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
+    TestBrowser.start(),
   ]);
 });
 afterAll(async () => {
@@ -117,11 +117,11 @@ describe('who may', () => {
   it('shows a viewer everything, and offers nothing that would be refused', async () => {
     const txn = await held({ id });
     await browser.signIn(gateway.url, VIEWER_KEY);
-    await browser.go(`#/approvals/${txn}`);
+    await browser.openView(`#/approvals/${txn}`);
     const approve = main().getByRole('button', { name: 'Approve…' });
     await approve.waitFor();
     expect(await approve.isDisabled()).toBe(true);
-    await browser.go('#/switches');
+    await browser.openView('#/switches');
     const freeze = main().getByRole('button', { name: 'Freeze everything…' });
     await freeze.waitFor();
     expect(await freeze.isDisabled()).toBe(true);
@@ -129,7 +129,7 @@ describe('who may', () => {
 
   it('sends somebody away whom the policies no longer know', async () => {
     await browser.signIn(gateway.url, APPROVER_KEY);
-    const policies = consolePolicies(upstream.url);
+    const policies = buildConsolePolicies(upstream.url);
     await writePolicies(gateway, { 'console.yaml': (policies['console.yaml'] ?? '').replace(/^ {2}ada:.*$/m, '') });
     await gateway.admin('POST', '/admin/policies/reload');
     await main()
@@ -146,7 +146,7 @@ describe('what a person does', () => {
   beforeAll(() => browser.signIn(gateway.url, ADMIN_KEY));
 
   it('approves a held call that came while they looked, and sees it happen', async () => {
-    await browser.go('#/approvals');
+    await browser.openView('#/approvals');
     await heading('Approvals').waitFor();
     const txn = await held({ id, amount: 4200 });
     const card = main()
@@ -167,7 +167,7 @@ describe('what a person does', () => {
 
   it('rejects one, and is told why when the gateway will not have it', async () => {
     const txn = await held({ id });
-    await browser.go(`#/approvals/${txn}`);
+    await browser.openView(`#/approvals/${txn}`);
     await main().getByRole('button', { name: 'Reject…' }).click();
     // Somebody else was faster.
     const [shown] = (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items.filter(
@@ -190,7 +190,7 @@ describe('what a person does', () => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     const lost = await gateway.call('world.note', { id }, { key: id });
     expect(lost.status).toBe(504);
-    await browser.go('#/');
+    await browser.openView('#/');
     await main().locator(`a[href="#/calls/${lost.body.txn}"]`).filter({ hasText: 'Resolve' }).click();
     await main().getByRole('button', { name: 'Resolve…' }).click();
     const dialog = browser.page.getByRole('dialog');
@@ -222,7 +222,7 @@ describe('what a person does', () => {
 
   it('sees what a rollback would do, then rolls back, and sees each undo', async () => {
     const saga = await sagaOf(`${id}-a`, `${id}-b`);
-    await browser.go(`#/sagas/${saga}`);
+    await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
     const dialog = browser.page.getByRole('dialog');
     await dialog.getByText('2 steps would be undone').waitFor();
@@ -238,7 +238,7 @@ describe('what a person does', () => {
 
   it('has nothing rolled back that the plan did not show, and is shown the new one', async () => {
     const saga = await sagaOf(`${id}-a`);
-    await browser.go(`#/sagas/${saga}`);
+    await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
     const dialog = browser.page.getByRole('dialog');
     await dialog.getByText('1 step would be undone').waitFor();
@@ -256,7 +256,7 @@ describe('what a person does', () => {
 
   it('undoes one call', async () => {
     const done = await gateway.call('world.charge', { id }, { key: id });
-    await browser.go(`#/calls/${done.body.txn}`);
+    await browser.openView(`#/calls/${done.body.txn}`);
     await main().getByRole('button', { name: 'Undo this call…' }).click();
     await browser.page.getByRole('dialog').getByText(done.body.result.id).waitFor();
     await browser.confirm('Undo it', 'a mistake');
@@ -265,7 +265,7 @@ describe('what a person does', () => {
   });
 
   it('freezes and unfreezes an agent, and everything only after typing it', async () => {
-    await browser.go('#/switches');
+    await browser.openView('#/switches');
     await main().getByRole('button', { name: 'Freeze tester' }).click();
     await browser.confirm('Freeze', 'it runs wild');
     await main().getByText('it runs wild').waitFor();
@@ -289,13 +289,13 @@ describe('what a person does', () => {
   });
 
   it('opens and closes a breaker, and explains a call', async () => {
-    await browser.go('#/switches');
+    await browser.openView('#/switches');
     await main().getByRole('button', { name: 'Open world' }).click();
     await browser.confirm('Open', 'maintenance');
     await main().getByRole('button', { name: 'Close world' }).click();
     await browser.confirm('Close', 'over');
     await main().getByRole('button', { name: 'Open world' }).waitFor();
-    await browser.go('#/policies');
+    await browser.openView('#/policies');
     await main().getByLabel('Tool').fill('world.mail');
     await main().getByLabel('Arguments (JSON)').fill('{"id": "x"}');
     await main().getByRole('button', { name: 'Explain' }).click();
@@ -311,13 +311,13 @@ describe('what a person does', () => {
 
   it('finds the receipt of a call in the signed log', async () => {
     const done = await gateway.call('world.charge', { id }, { key: id });
-    await browser.go(`#/calls/${done.body.txn}`);
+    await browser.openView(`#/calls/${done.body.txn}`);
     await main()
       .getByRole('link', { name: done.body.receipt.leaf.slice(0, 16) })
       .click();
     await heading('Proof').waitFor();
     await main().getByText(done.body.receipt.leaf).waitFor();
-    await browser.go('#/log');
+    await browser.openView('#/log');
     await main().getByLabel('Signed checkpoint').waitFor();
   });
 });
@@ -328,13 +328,13 @@ it('shows every way to go, and whole names of tools, on the screen of a phone', 
   await browser.signIn(gateway.url, ADMIN_KEY);
   await page.setViewportSize({ width: 390, height: 844 });
   try {
-    await browser.go('#/log');
+    await browser.openView('#/log');
     await heading('Log').waitFor();
     const links = await page.locator('#nav a').all();
     const edges = await Promise.all(links.map(async (link) => (await link.boundingBox()) ?? { x: -1, width: 0 }));
     expect(edges).toHaveLength(7);
     expect(edges.filter(({ x, width }) => x < 0 || x + width > 390)).toEqual([]);
-    await browser.go('#/');
+    await browser.openView('#/');
     await heading('Overview').waitFor();
     await gateway.call('world.charge', { id }, { key: id });
     const name = main().locator('.latest .cut').filter({ hasText: 'world.charge' }).first();

@@ -1,6 +1,6 @@
 type Colour = readonly [red: number, green: number, blue: number, alpha: number];
 
-interface Seen {
+interface TextElement {
   readonly text: string;
   readonly ink: Colour;
   readonly grounds: readonly Colour[];
@@ -20,20 +20,20 @@ export const READ_COLOURS = `(() => {
 })()`;
 
 /** What is too faint to be read by everybody (WCAG AA). */
-export function tooFaint(seen: readonly Seen[]): string[] {
+export function findLowContrast(seen: readonly TextElement[]): string[] {
   return seen.flatMap(({ text, ink, grounds }) => {
     const ground = grounds.find(([, , , alpha]) => alpha === 1) ?? [255, 255, 255, 1];
-    const ratio = contrast(ink, ground);
+    const ratio = computeContrastRatio(ink, ground);
     return ratio < 4.5 ? [`${text}: ${ratio.toFixed(2)}`] : [];
   });
 }
 
-function contrast(a: Colour, b: Colour): number {
-  const [high, low] = [luminance(a), luminance(b)].sort((x, y) => y - x);
+function computeContrastRatio(a: Colour, b: Colour): number {
+  const [high, low] = [computeLuminance(a), computeLuminance(b)].sort((x, y) => y - x);
   return ((high ?? 0) + 0.05) / ((low ?? 0) + 0.05);
 }
 
-function luminance([red, green, blue]: Colour): number {
+function computeLuminance([red, green, blue]: Colour): number {
   const [r, g, b] = [red, green, blue].map((value) => {
     const share = value / 255;
     return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;

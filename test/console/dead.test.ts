@@ -2,24 +2,24 @@ import { once } from 'node:events';
 import { createServer, request } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { Browser } from './browser.ts';
-import { consolePolicies } from './console-policies.ts';
+import { TestBrowser } from './browser.ts';
+import { buildConsolePolicies } from './console-policies.ts';
 
 /** The console in front of a gateway that is not there, or not all there. */
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
-let browser: Browser;
+let browser: TestBrowser;
 
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
   [gateway, browser] = await Promise.all([
-    startGateway({ policies: consolePolicies(upstream.url), databaseUrl: database.url }),
-    Browser.start(),
+    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
+    TestBrowser.start(),
   ]);
 });
 beforeEach(() => browser.signIn(gateway.url, ADMIN_KEY));
@@ -54,7 +54,7 @@ it('asks for a view once at a time, and not for every event', async () => {
     await route.continue();
     atOnce -= 1;
   });
-  await browser.go('#/calls');
+  await browser.openView('#/calls');
   await browser.page.getByRole('heading', { name: 'Calls' }).waitFor();
   const began = performance.now();
   let n = 0;
@@ -82,7 +82,7 @@ it('waits for the end of an answer that has begun, however slow the line is', as
   await once(line, 'listening');
   try {
     await browser.signIn(`http://127.0.0.1:${(line.address() as AddressInfo).port}`, ADMIN_KEY);
-    await browser.go('#/calls');
+    await browser.openView('#/calls');
     await browser.page.locator(`tr[data-key="${body.txn}"]`).waitFor({ timeout: 25_000 });
   } finally {
     await browser.page.goto('about:blank');
@@ -93,7 +93,7 @@ it('waits for the end of an answer that has begun, however slow the line is', as
 
 it('leaves no question of somebody who signed out', async () => {
   const held = await gateway.call('world.mail', { id: 'left' }, { key: 'left', headers: { prefer: 'wait=0' } });
-  await browser.go(`#/approvals/${held.body.txn}`);
+  await browser.openView(`#/approvals/${held.body.txn}`);
   await browser.page.getByRole('button', { name: 'Approve…' }).click();
   await browser.page.getByRole('dialog').waitFor();
   await browser.page.evaluate("document.querySelector('#head button').click()");
@@ -102,7 +102,7 @@ it('leaves no question of somebody who signed out', async () => {
 });
 
 it('says that it is not live when the gateway falls silent, and since when', async () => {
-  await browser.go('#/approvals');
+  await browser.openView('#/approvals');
   await pace().getByText('live', { exact: true }).waitFor();
   gateway.signal('SIGSTOP');
   try {

@@ -1,9 +1,9 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import {
   ADMIN_KEY,
   AGENT_KEY,
@@ -13,20 +13,20 @@ import {
   VIEWER_KEY,
   writePolicies,
 } from '../support/gateway.ts';
-import { Listener } from './sse.ts';
+import { SseClient } from './sse.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 let n = 0;
 let id = '';
-const open: Listener[] = [];
+const open: SseClient[] = [];
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  one = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  one = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
 });
@@ -44,8 +44,8 @@ beforeEach(() => {
   id = `event-${n}`;
 });
 
-async function listen(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<Listener> {
-  const listener = await Listener.open(gateway, key, after);
+async function listen(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<SseClient> {
+  const listener = await SseClient.open(gateway, key, after);
   open.push(listener);
   return listener;
 }
@@ -69,9 +69,9 @@ describe('GET /admin/events', () => {
   });
 
   it('takes nothing from what agents may have under way', async () => {
-    const own = await freshDatabase();
+    const own = await createTestDatabase();
     const config = 'limits: { inflight: 4 }\n';
-    const narrow = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: own.url, config });
+    const narrow = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: own.url, config });
     try {
       const streams = await Promise.all(Array.from({ length: 5 }, () => listen(narrow)));
       expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
@@ -112,7 +112,7 @@ describe('GET /admin/events', () => {
   it('tells of what another replica did, and nothing of arguments and results', async () => {
     const listener = await listen(one);
     const done = await two.call('world.keyed', { id }, { key: id });
-    const told = await listener.until(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
+    const told = await listener.waitForEvent(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
     expect(told).toMatchObject({
       name: 'call',
       data: { agent: 'tester', tool: 'world.keyed', what: 'call_succeeded' },
@@ -120,7 +120,7 @@ describe('GET /admin/events', () => {
     expect(Object.keys(told.data).toSorted()).toEqual(['agent', 'at', 'state', 'tool', 'txn', 'what']);
     expect(listener.text).not.toContain(id);
     expect(listener.text).not.toContain(done.body.result.id);
-    await listener.until(({ name, data }) => name === 'checkpoint' && data.size > (told.id ?? 0));
+    await listener.waitForEvent(({ name, data }) => name === 'checkpoint' && data.size > (told.id ?? 0));
   });
 
   it('tells of approvals, switches, breakers, refusals and sagas by name, and not why', async () => {
@@ -140,7 +140,7 @@ describe('GET /admin/events', () => {
       headers: { 'content-type': 'application/json' },
       body: '{}',
     });
-    await listener.until(({ data }) => data.saga === saga.body.saga && data.what === 'saga_opened');
+    await listener.waitForEvent(({ data }) => data.saga === saga.body.saga && data.what === 'saga_opened');
     const told = listener.events.map(({ name, data }) => `${name} ${data.what} ${data.person ?? data.agent ?? ''}`);
     for (const expected of [
       'approval call_held tester',
@@ -159,7 +159,7 @@ describe('GET /admin/events', () => {
   it('goes on where a listener was, on any replica: each entry once, in order, none left out', async () => {
     const first = await listen(one);
     const before = await one.call('world.keyed', { id: `${id}-a` }, { key: `${id}-a` });
-    const last = await first.until(({ data }) => data.txn === before.body.txn && data.state === 'succeeded');
+    const last = await first.waitForEvent(({ data }) => data.txn === before.body.txn && data.state === 'succeeded');
     await first.close();
     await Promise.all(
       Array.from({ length: 30 }, (_, i) =>
@@ -168,7 +168,7 @@ describe('GET /admin/events', () => {
     );
     const second = await listen(two, VIEWER_KEY, last.id);
     const after = await one.call('world.keyed', { id: `${id}-z` }, { key: `${id}-z` });
-    const end = await second.until(({ data }) => data.txn === after.body.txn && data.state === 'succeeded');
+    const end = await second.waitForEvent(({ data }) => data.txn === after.body.txn && data.state === 'succeeded');
     const heard = second.ids.filter((index) => index <= (end.id ?? 0));
     expect(heard).toEqual(await indexes(last.id ?? 0, end.id ?? 0));
     expect(heard.length).toBeGreaterThan(60);
@@ -183,7 +183,7 @@ describe('GET /admin/events', () => {
     const listeners = await Promise.all(
       Array.from({ length: 8 }, (_, i) => listen(one, VIEWER_KEY, Math.max(0, from - 1 - i))),
     );
-    const ends = await Promise.all(listeners.map((each) => each.until((event) => (event.id ?? 0) > from + 60)));
+    const ends = await Promise.all(listeners.map((each) => each.waitForEvent((event) => (event.id ?? 0) > from + 60)));
     isOver = true;
     await busy;
     for (const [i, each] of listeners.entries()) {
@@ -195,11 +195,11 @@ describe('GET /admin/events', () => {
 
   it('says that it leaves something out to whoever was somewhere else, or is too far behind', async () => {
     const listener = await listen(one, VIEWER_KEY, 999_999_999);
-    const { id: at, data } = await listener.until(({ name }) => name === 'gap');
+    const { id: at, data } = await listener.waitForEvent(({ name }) => name === 'gap');
     expect(data.from).toBe(1_000_000_000);
     expect(at).toBe(data.to - 1);
     await one.call('world.keyed', { id }, { key: id });
-    await listener.until((event) => event.id === data.to);
+    await listener.waitForEvent((event) => event.id === data.to);
   });
 
   it('lets one person hold so many streams and not more, and counts those that ended no longer', async () => {
@@ -217,14 +217,14 @@ describe('GET /admin/events', () => {
 
   it('ends for somebody whom the policies no longer know, and for nobody else', async () => {
     const [watcher, admin] = [await listen(one), await listen(one, ADMIN_KEY)];
-    const policies = faultPolicies(upstream.url);
+    const policies = buildFaultPolicies(upstream.url);
     const without = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');
     await writePolicies(one, { 'faults.yaml': without });
     expect((await one.admin('POST', '/admin/policies/reload')).status).toBe(200);
-    await watcher.ended();
+    await watcher.waitForEnd();
     expect(watcher.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 401, code: 'unauthenticated' } });
     await one.call('world.keyed', { id }, { key: id });
-    await admin.until(({ name, data }) => name === 'call' && data.state === 'succeeded');
+    await admin.waitForEvent(({ name, data }) => name === 'call' && data.state === 'succeeded');
     await writePolicies(one, policies);
     await one.admin('POST', '/admin/policies/reload');
     expect((await listen(one)).status).toBe(200);
@@ -251,19 +251,19 @@ describe('GET /admin/events', () => {
     // More than every buffer between the two takes, and never so much at once that it would be told as a gap.
     for (const heard of [6_000, 12_000]) {
       await database.query('insert into audit_queue (entry) select $1 from generate_series(1, 6000)', [entry]);
-      await listener.hearing(heard);
+      await listener.waitForCount(heard);
     }
     const size = (await one.admin('GET', '/admin/stats')).body.log.size;
-    await listener.until((event) => event.name === 'checkpoint' && event.data.size >= size);
+    await listener.waitForEvent((event) => event.name === 'checkpoint' && event.data.size >= size);
     await one.call('world.keyed', { id }, { key: id });
-    const last = await listener.until(({ name, data }) => name === 'call' && data.state === 'succeeded');
+    const last = await listener.waitForEvent(({ name, data }) => name === 'call' && data.state === 'succeeded');
     expect(listener.ids).toEqual(await indexes((listener.ids[0] ?? 0) - 1, listener.ids.at(-1) ?? 0));
     socket.resume();
     await closed;
     expect(last.id).toBeGreaterThan(size);
     // By now whoever starts at the beginning is too far behind.
     const late = await listen(two, VIEWER_KEY, 0);
-    await late.until(({ name, data }) => name === 'gap' && data.from === 1);
+    await late.waitForEvent(({ name, data }) => name === 'gap' && data.from === 1);
   });
 
   it('ends with the gateway, says so, and does not hold it up', async () => {
@@ -272,7 +272,7 @@ describe('GET /admin/events', () => {
     const unused = connect(two.port, '127.0.0.1');
     await once(unused, 'connect');
     expect(await two.stop()).toEqual({ code: 0, signal: null });
-    await listener.ended();
+    await listener.waitForEnd();
     expect(listener.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 503, retry: 'after_delay' } });
     // Less than the time that a gateway takes at most to drain.
   }, 15_000);

@@ -1,26 +1,26 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { Browser } from './browser.ts';
-import { consolePolicies } from './console-policies.ts';
-import { READ_COLOURS, tooFaint } from './contrast.ts';
+import { TestBrowser } from './browser.ts';
+import { buildConsolePolicies } from './console-policies.ts';
+import { findLowContrast, READ_COLOURS } from './contrast.ts';
 
 const EVIL = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\${alert(1)}"><b>`;
 const LONG = 'w'.repeat(300);
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
-let browser: Browser;
+let browser: TestBrowser;
 /** Every view, with text in it that would like to be more than text. */
 const views = new Map<string, string>();
 
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
   [gateway, browser] = await Promise.all([
-    startGateway({ policies: consolePolicies(upstream.url), databaseUrl: database.url }),
-    Browser.start(),
+    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
+    TestBrowser.start(),
   ]);
   await fillWithEvil();
   await browser.signIn(gateway.url, ADMIN_KEY);
@@ -92,9 +92,9 @@ async function nextFrames(): Promise<void> {
 
 /** Resolves when the view is drawn. */
 async function visit(name: string): Promise<void> {
-  await browser.go('#/policies');
+  await browser.openView('#/policies');
   await browser.page.getByRole('button', { name: 'Explain' }).waitFor();
-  await browser.go(views.get(name) ?? '');
+  await browser.openView(views.get(name) ?? '');
   if (name !== 'policies') await browser.page.getByRole('button', { name: 'Explain' }).waitFor({ state: 'detached' });
 }
 
@@ -139,7 +139,7 @@ describe('text from outside', () => {
     await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
     await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'on' });
     const held = await gateway.call('world.mail', args, { key: 'bidi', headers: { prefer: 'wait=0' } });
-    await browser.go(`#/approvals/${held.body.txn}`);
+    await browser.openView(`#/approvals/${held.body.txn}`);
     const shown = browser.page.getByLabel('Arguments', { exact: true });
     await shown.getByText('moc.elpmaxe').waitFor();
     const text = await shown.textContent();
@@ -149,7 +149,7 @@ describe('text from outside', () => {
     expect(await shown.locator('.hidden-character').count()).toBe(6);
 
     const { saga } = await agent('/v1/sagas', { name: `Payout\u202E` });
-    await browser.go('#/sagas');
+    await browser.openView('#/sagas');
     const row = browser.page.locator(`tr[data-key="${saga}"]`);
     await row.waitFor();
     expect(await row.textContent()).toContain('Payout\\u202E');
@@ -167,7 +167,7 @@ describe('for every eye', () => {
     await browser.page.emulateMedia({ colorScheme });
     for (const name of ['overview', 'call', 'approvals', 'saga', 'switches', 'policies', 'log']) {
       await visit(name);
-      expect(tooFaint((await browser.page.evaluate(READ_COLOURS)) as never), name).toEqual([]);
+      expect(findLowContrast((await browser.page.evaluate(READ_COLOURS)) as never), name).toEqual([]);
     }
   });
 });

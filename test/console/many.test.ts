@@ -1,26 +1,26 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { Browser } from './browser.ts';
-import { consolePolicies } from './console-policies.ts';
+import { TestBrowser } from './browser.ts';
+import { buildConsolePolicies } from './console-policies.ts';
 
 /** More than the console reads at once, of everything. */
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
-let browser: Browser;
+let browser: TestBrowser;
 
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
   [gateway, browser] = await Promise.all([
     startGateway({
-      policies: consolePolicies(upstream.url),
+      policies: buildConsolePolicies(upstream.url),
       databaseUrl: database.url,
       config: 'limits: { pendingApprovals: 1000 }\n',
     }),
-    Browser.start(),
+    TestBrowser.start(),
   ]);
   await browser.signIn(gateway.url, ADMIN_KEY);
 });
@@ -54,7 +54,7 @@ describe('calls under traffic', () => {
 
   it('stay where they are while others come, and none is missing when those are shown', async () => {
     await charge('before', 55);
-    await browser.go('#/calls');
+    await browser.openView('#/calls');
     await expect.poll(() => rows().count(), SOON).toBe(50);
     const first = await rows().first().getAttribute('data-key');
     await charge('more', 30);
@@ -73,8 +73,8 @@ describe('calls under traffic', () => {
   it('are read anew however far down they are', async () => {
     const old = await hold('old');
     await charge('over', 52);
-    await browser.go('#/');
-    await browser.go('#/calls');
+    await browser.openView('#/');
+    await browser.openView('#/calls');
     await main().getByRole('button', { name: 'Older calls' }).click();
     const row = main().locator(`tr[data-key="${old}"]`);
     await row.getByText('held').waitFor();
@@ -92,7 +92,7 @@ it('sagas are read anew however far down they are', async () => {
   };
   const first = await open('first');
   for (let n = 0; n < 50; n++) await open(`later ${n}`);
-  await browser.go('#/sagas');
+  await browser.openView('#/sagas');
   const rows = main().locator('table[aria-label=Sagas] tbody tr');
   await expect.poll(() => rows.count(), SOON).toBe(50);
   await main().getByRole('button', { name: 'Older sagas' }).click();
@@ -107,7 +107,7 @@ it('sagas are read anew however far down they are', async () => {
 describe('an approval that others came after', () => {
   it('still waits, and can be decided, in its place and at its address', async () => {
     const first = await hold('first');
-    await browser.go('#/approvals');
+    await browser.openView('#/approvals');
     const card = main().locator(`article[data-key="${first}"]`);
     await card.waitFor();
     for (let n = 0; n < 205; n += 15) await Promise.all(Array.from({ length: 15 }, (_, i) => hold(`later-${n + i}`)));
@@ -115,12 +115,12 @@ describe('an approval that others came after', () => {
     expect(await card.locator('header').textContent()).toContain('pending');
     expect(await card.getByRole('button').count()).toBe(2);
 
-    await browser.go(`#/approvals/${first}`);
+    await browser.openView(`#/approvals/${first}`);
     await card.getByRole('button', { name: 'Reject…' }).click();
     await browser.confirm('Reject', 'not this one');
     await card.getByText('not this one').waitFor();
 
-    await browser.go('#/approvals');
+    await browser.openView('#/approvals');
     const shown = main().getByRole('article');
     await shown.first().waitFor();
     const before = await shown.count();
@@ -145,7 +145,7 @@ it('doubts are shown that are beyond those open calls that are counted', async (
     expect((await gateway.call('world.note', { id }, { key: id })).status).toBe(504);
   };
   for (const id of ['lost-1', 'lost-2', 'lost-3']) await lose(id);
-  await browser.go('#/');
+  await browser.openView('#/');
   await expect.poll(() => main().locator('.need').filter({ hasText: 'In doubt' }).count(), SOON).toBe(3);
   const { open } = (await gateway.admin('GET', '/admin/stats')).body;
   expect(open).toMatchObject({ inDoubt: 0, more: true });

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Gateway } from '../support/gateway.ts';
 
-export interface Heard {
+export interface ReceivedEvent {
   readonly id: number | undefined;
   readonly name: string;
   // biome-ignore lint/suspicious/noExplicitAny: tests look into events of every kind
@@ -9,16 +9,16 @@ export interface Heard {
 }
 
 /** Somebody who listens to a gateway, and remembers everything. */
-export class Listener {
-  readonly events: Heard[] = [];
+export class SseClient {
+  readonly events: ReceivedEvent[] = [];
   status = 0;
   text = '';
   isOver = false;
   readonly #stop = new AbortController();
   #reading: Promise<void> = Promise.resolve();
 
-  static async open(gateway: Gateway, key: string, after?: number): Promise<Listener> {
-    const listener = new Listener();
+  static async open(gateway: Gateway, key: string, after?: number): Promise<SseClient> {
+    const listener = new SseClient();
     const response = await fetch(`${gateway.url}/admin/events`, {
       headers: { authorization: `Bearer ${key}`, ...(after === undefined ? {} : { 'last-event-id': String(after) }) },
       signal: listener.#stop.signal,
@@ -30,16 +30,16 @@ export class Listener {
   }
 
   /** The first event that satisfies a condition, now or later. */
-  until(condition: (event: Heard) => boolean): Promise<Heard> {
+  waitForEvent(condition: (event: ReceivedEvent) => boolean): Promise<ReceivedEvent> {
     return this.#waitFor(() => this.events.find(condition));
   }
 
   /** Resolves when it was told this much. */
-  async hearing(count: number): Promise<void> {
+  async waitForCount(count: number): Promise<void> {
     await this.#waitFor(() => this.events[count - 1]);
   }
 
-  async #waitFor(look: () => Heard | undefined): Promise<Heard> {
+  async #waitFor(look: () => ReceivedEvent | undefined): Promise<ReceivedEvent> {
     for (const from = performance.now(); performance.now() - from < 20_000; await sleep(20)) {
       const found = look();
       if (found !== undefined) return found;
@@ -54,7 +54,7 @@ export class Listener {
   }
 
   /** Resolves when the gateway ended the stream. */
-  ended(): Promise<void> {
+  waitForEnd(): Promise<void> {
     return this.#reading;
   }
 
@@ -71,7 +71,7 @@ export class Listener {
         this.text += piece;
         const blocks = (rest + piece).split('\n\n');
         rest = blocks.pop() ?? '';
-        for (const block of blocks) this.#hear(block);
+        for (const block of blocks) this.#parseEvent(block);
       }
     } catch {
       // Broken off, by either side.
@@ -79,7 +79,7 @@ export class Listener {
     this.isOver = true;
   }
 
-  #hear(block: string): void {
+  #parseEvent(block: string): void {
     const field = (name: string) => new RegExp(`^${name}: (.*)$`, 'm').exec(block)?.[1];
     const [id, name, data] = [field('id'), field('event'), field('data')];
     if (name === undefined || data === undefined) return;

@@ -1,8 +1,8 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { STATS } from '../../gateway/http/openapi-console.ts';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { STATS } from '../../gateway/http/openapi/openapi-console.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import {
   AGENT_KEY,
   type Gateway,
@@ -13,15 +13,15 @@ import {
   writePolicies,
 } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  one = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  one = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
 });
@@ -78,7 +78,7 @@ describe('GET /admin/stats', () => {
   it('tells what is switched off, what is refused, and how far the log is', async () => {
     await one.admin('POST', '/admin/freeze', { tool: 'world.put', reason: 'broken' });
     await one.admin('POST', '/admin/breakers/world/open', { reason: 'sick' });
-    const policies = faultPolicies(upstream.url);
+    const policies = buildFaultPolicies(upstream.url);
     await writePolicies(one, { ...policies, 'bad.yaml': 'tools: { x: { colour: red } }\n' });
     const refused = await one.admin('POST', '/admin/policies/reload');
     expect(refused.status).toBe(409);

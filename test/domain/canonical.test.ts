@@ -1,8 +1,8 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { canonical } from '../../gateway/domain/canonical.ts';
+import { canonicalize } from '../../gateway/domain/canonical.ts';
 import type { Json } from '../../gateway/domain/json.ts';
-import { parseStrict } from '../../gateway/domain/strict-json.ts';
+import { parseStrictJson } from '../../gateway/domain/strict-json.ts';
 
 const json = fc
   .jsonValue({ stringUnit: 'binary', maxDepth: 5 })
@@ -15,7 +15,7 @@ describe('RFC 8785', () => {
       "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
       "literals": [null, true, false]
     }`);
-    expect(canonical(sample)).toBe(
+    expect(canonicalize(sample)).toBe(
       String.raw`{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}`,
     );
   });
@@ -30,7 +30,7 @@ describe('RFC 8785', () => {
       '\u0080': 'Control',
       '\u00f6': 'Latin Small Letter O With Diaeresis',
     };
-    expect(canonical(sample)).toBe(
+    expect(canonicalize(sample)).toBe(
       '{"\\r":"Carriage Return","1":"One","\u0080":"Control","\u00f6":"Latin Small Letter O With Diaeresis",' +
         '"\u20ac":"Euro Sign","\ud83d\ude00":"Emoji: Grinning Face","\ufb33":"Hebrew Letter Dalet With Dagesh"}',
     );
@@ -62,7 +62,7 @@ describe('RFC 8785', () => {
     ['becbf647612f3696', '-0.0000033333333333333333'],
     ['43143ff3c1cb0959', '1424953923781206.2'],
   ])('appendix B: %s is %s', (bits, text) => {
-    expect(canonical(Buffer.from(bits, 'hex').readDoubleBE())).toBe(text);
+    expect(canonicalize(Buffer.from(bits, 'hex').readDoubleBE())).toBe(text);
   });
 });
 
@@ -82,7 +82,7 @@ describe('canonical', () => {
     ['\u007f\u0080\u2028\u2029é😀', '"\u007f\u0080\u2028\u2029é😀"'],
     [{ '"': 1, '\n': 2 }, '{"\\n":2,"\\"":1}'],
   ])('%j', (value, text) => {
-    expect(canonical(value)).toBe(text);
+    expect(canonicalize(value)).toBe(text);
   });
 
   it.each<[string, unknown]>([
@@ -97,18 +97,18 @@ describe('canonical', () => {
     ['a lone low surrogate', 'a\ude00'],
   ])('refuses %s wherever it is', (_, value) => {
     for (const place of [value, [value], [1, value], { a: value }, { a: 1, b: [{ c: value }] }]) {
-      expect(() => canonical(place as Json)).toThrow(TypeError);
+      expect(() => canonicalize(place as Json)).toThrow(TypeError);
     }
   });
 
   it('refuses a lone surrogate in a key and a hole in an array', () => {
-    expect(() => canonical({ '\ud83d': 1 })).toThrow(TypeError);
-    expect(() => canonical(new Array(2) as Json[])).toThrow(TypeError);
+    expect(() => canonicalize({ '\ud83d': 1 })).toThrow(TypeError);
+    expect(() => canonicalize(new Array(2) as Json[])).toThrow(TypeError);
   });
 
   it('leaves the value as it was', () => {
     const value = { b: 1, a: [2, 1] };
-    canonical(value);
+    canonicalize(value);
     expect(Object.keys(value)).toEqual(['b', 'a']);
     expect(value.a).toEqual([2, 1]);
   });
@@ -119,7 +119,7 @@ describe('canonical', () => {
         const names = keys.filter((key) => key !== '__proto__');
         const value = Object.fromEntries(names.map((key) => [key, 0]));
         const sorted = names.toSorted((a, b) => (a < b ? -1 : 1));
-        expect(canonical(value)).toBe(`{${sorted.map((key) => `${JSON.stringify(key)}:0`).join(',')}}`);
+        expect(canonicalize(value)).toBe(`{${sorted.map((key) => `${JSON.stringify(key)}:0`).join(',')}}`);
       }),
     );
   });
@@ -127,7 +127,7 @@ describe('canonical', () => {
   it('does not depend on the order of keys', () => {
     fc.assert(
       fc.property(json, fc.infiniteStream(fc.nat()), (value, randoms) => {
-        expect(canonical(shuffled(value, () => randoms.next().value))).toBe(canonical(value));
+        expect(canonicalize(shuffled(value, () => randoms.next().value))).toBe(canonicalize(value));
       }),
       { numRuns: 2000 },
     );
@@ -136,9 +136,9 @@ describe('canonical', () => {
   it('round-trips, and is its own canonical form', () => {
     fc.assert(
       fc.property(json, (value) => {
-        const text = canonical(value);
-        expect(parseStrict(text)).toStrictEqual(JSON.parse(JSON.stringify(value)));
-        expect(canonical(parseStrict(text))).toBe(text);
+        const text = canonicalize(value);
+        expect(parseStrictJson(text)).toStrictEqual(JSON.parse(JSON.stringify(value)));
+        expect(canonicalize(parseStrictJson(text))).toBe(text);
       }),
       { numRuns: 2000 },
     );

@@ -53,9 +53,9 @@ describe('the error table', () => {
   });
 });
 
-describe('docs/errors.md', () => {
+describe('docs/reference/errors.md', () => {
   it('holds the same table, in the same order, and tells of each when and what to do', async () => {
-    const text = await readFile('docs/errors.md', 'utf8');
+    const text = await readFile('docs/reference/errors.md', 'utf8');
     const rows = [...text.matchAll(/^\| `(\w+)` +\| (\d{3}) +\| `(\w+)` +\| (.*?) +\| (.*?) +\|$/gm)];
     expect(rows.map(([, code, status, retry]) => [code, Number(status), retry])).toEqual(
       Object.entries(ERRORS).map(([code, { status, retry }]) => [code, status, retry]),
@@ -67,7 +67,7 @@ describe('docs/errors.md', () => {
   });
 
   it('explains every kind of advice', async () => {
-    const text = await readFile('docs/errors.md', 'utf8');
+    const text = await readFile('docs/reference/errors.md', 'utf8');
     for (const advice of new Set(Object.values(ERRORS).map(({ retry }) => retry)))
       expect(text).toMatch(new RegExp(`^\\| \`${advice}\` +\\| .+ \\|$`, 'm'));
   });

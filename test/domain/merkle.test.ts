@@ -1,16 +1,16 @@
 import { createHash } from 'node:crypto';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { leafHash } from '../../gateway/domain/audit.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import {
   EMPTY_ROOT,
   Frontier,
   Proof,
-  Stored,
   type StoredHash,
+  StoredHashes,
   verifyConsistency,
   verifyInclusion,
-} from '../../gateway/domain/merkle.ts';
+} from '../../gateway/domain/audit/merkle.ts';
 
 /** The definitions of RFC 6962, section 2.1, word for word and as slow as they are. */
 const sha = (...parts: Uint8Array[]) => createHash('sha256').update(Buffer.concat(parts)).digest();
@@ -46,15 +46,15 @@ function grown(leaves: readonly Buffer[]): { frontier: Frontier; stored: StoredH
 
 /** Only what a proof asked for may be used to answer it. */
 function answer(proof: Proof, stored: readonly StoredHash[]): Buffer[] {
-  const runs = proof.runs();
+  const runs = proof.listRequiredRanges();
   for (const { from, to } of runs) expect(to - from).toBeLessThanOrEqual(128);
   const asked = stored.filter((node) =>
     runs.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
   );
-  return proof.hashes(new Stored(asked));
+  return proof.computeHashes(new StoredHashes(asked));
 }
 
-const leavesOf = (n: number) => Array.from({ length: n }, (_, i) => leafHash(`entry ${i}`));
+const leavesOf = (n: number) => Array.from({ length: n }, (_, i) => hashLeaf(`entry ${i}`));
 const hex = (hashes: readonly Buffer[]) => hashes.map((hash) => hash.toString('hex'));
 
 describe('known answers', () => {
@@ -75,7 +75,7 @@ describe('known answers', () => {
   it('roots of the test vectors that go with RFC 6962', () => {
     for (const [size, root] of roots.entries()) {
       const { frontier } = grown(leaves.slice(0, size));
-      expect([size, frontier.root().toString('hex')]).toEqual([size, root]);
+      expect([size, frontier.computeRoot().toString('hex')]).toEqual([size, root]);
     }
     expect(EMPTY_ROOT.toString('hex')).toBe(roots[0]);
   });
@@ -125,14 +125,14 @@ describe('beside the definitions of the RFC', () => {
       fc.property(fc.integer({ min: 0, max: 1_200 }), fc.integer({ min: 0, max: 300 }), (before, more) => {
         const leaves = leavesOf(before + more);
         const { stored } = grown(leaves.slice(0, before));
-        const runs = Frontier.runs(before);
+        const runs = Frontier.listRequiredRanges(before);
         const read = stored.filter((node) =>
           runs.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
         );
-        const frontier = Frontier.restore(before, new Stored(read));
+        const frontier = Frontier.restore(before, new StoredHashes(read));
         for (const leaf of leaves.slice(before)) frontier.append(leaf);
         expect(frontier.size).toBe(leaves.length);
-        expect(frontier.root()).toEqual(naiveRoot(leaves));
+        expect(frontier.computeRoot()).toEqual(naiveRoot(leaves));
       }),
       { numRuns: 100 },
     );
@@ -147,7 +147,7 @@ describe('beside the definitions of the RFC', () => {
         const index = a % size;
         const leaf = leaves[index] as Buffer;
         const path = answer(Proof.inclusion(index, size), stored);
-        const other = leafHash('another');
+        const other = hashLeaf('another');
         const bent = path.with(b % path.length, other);
         expect(verifyInclusion(other, index, size, path, root)).toBe(false);
         expect(verifyInclusion(leaf, index, size, bent, root)).toBe(false);

@@ -1,27 +1,27 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import type { Answer, Outcome } from '../../gateway/domain/adapter.ts';
-import type { Kind } from '../../gateway/domain/call.ts';
+import type { Outcome, UpstreamAnswer } from '../../gateway/domain/attempts/adapter.ts';
 import {
-  backoff,
-  conclude,
-  type Facts,
+  type CallProgress,
+  computeBackoffMs,
+  concludeAttempt,
+  decideNextAction,
   MAX_OWNER_DEATHS,
-  nextStep,
-  type Step,
-} from '../../gateway/domain/next-step.ts';
-import type { Retry, Tool } from '../../gateway/domain/policy.ts';
+  type NextAction,
+} from '../../gateway/domain/attempts/next-step.ts';
+import type { CallKind } from '../../gateway/domain/calls/call.ts';
+import type { RetryPolicy, Tool } from '../../gateway/domain/policy.ts';
 
-const KINDS: readonly Kind[] = ['read', 'key', 'nature', 'probe', 'none'];
-const RETRY: Retry = { attempts: 3, baseMs: 100, maxMs: 1_000, withinMs: 60_000 };
+const KINDS: readonly CallKind[] = ['read', 'key', 'idempotent', 'probe', 'none'];
+const RETRY: RetryPolicy = { attempts: 3, baseMs: 100, maxMs: 1_000, withinMs: 60_000 };
 const SETTLES = 5_000;
 
-const onceOf = (kind: Kind): Tool['once'] => {
+const onceOf = (kind: CallKind): Tool['once'] => {
   if (kind === 'key') return { by: 'key', header: 'k', lifetimeMs: 1_000 };
   if (kind === 'probe') return { by: 'probe', tool: 'p', args: () => ({}), applied: () => true, settlesMs: SETTLES };
-  return kind === 'nature' ? { by: 'nature' } : { by: 'none' };
+  return kind === 'idempotent' ? { by: 'idempotent' } : { by: 'none' };
 };
-const toolOf = (kind: Kind, retry = RETRY) => ({ retry, once: onceOf(kind) });
+const toolOf = (kind: CallKind, retry = RETRY) => ({ retry, once: onceOf(kind) });
 const observing = (settlesMs?: number): NonNullable<Tool['observe']> => ({
   tool: 'o',
   args: () => ({}),
@@ -29,7 +29,7 @@ const observing = (settlesMs?: number): NonNullable<Tool['observe']> => ({
   ...(settlesMs !== undefined && { settlesMs }),
 });
 
-const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
+const facts = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallProgress => ({
   bound: false,
   recalled: false,
   fenced: false,
@@ -45,18 +45,18 @@ const facts = (more: Partial<Facts> & Pick<Facts, 'kind'>): Facts => ({
   msToResend: Number.POSITIVE_INFINITY,
   ...more,
 });
-const step = (more: Partial<Facts> & Pick<Facts, 'kind'>, woken = false): Step =>
-  nextStep(facts(more), toolOf(more.kind), woken);
+const step = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, woken = false): NextAction =>
+  decideNextAction(facts(more), toolOf(more.kind), woken);
 
 /** Of a tool that looked before it sent, and may look again. */
-const watched = (more: Partial<Facts> & Pick<Facts, 'kind'>, settlesMs?: number): Step =>
-  nextStep(
+const watched = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, settlesMs?: number): NextAction =>
+  decideNextAction(
     facts({ wasObserved: true, unresolved: 1, ...more }),
     { ...toolOf(more.kind), observe: observing(settlesMs) },
     true,
   );
 
-const answerOf = (status: number): Answer => ({ status, contentType: null, body: null, encoding: 'utf8' });
+const answerOf = (status: number): UpstreamAnswer => ({ status, contentType: null, body: null, encoding: 'utf8' });
 const OUTCOMES: readonly Outcome[] = [
   { kind: 'ok', answer: answerOf(200) },
   { kind: 'ok_body_lost', answer: answerOf(200), detail: 'cut' },
@@ -69,7 +69,7 @@ const OUTCOMES: readonly Outcome[] = [
 ];
 
 describe('what an outcome concludes', () => {
-  it.each<[Kind, Outcome['kind'], number, string]>([
+  it.each<[CallKind, Outcome['kind'], number, string]>([
     ['none', 'ok', 0, 'succeeded'],
     ['none', 'ok_body_lost', 0, 'succeeded'],
     ['none', 'refused', 0, 'failed'],
@@ -77,22 +77,23 @@ describe('what an outcome concludes', () => {
     ['none', 'ambiguous', 0, 'open, unknown'],
     ['key', 'ok', 1, 'succeeded'],
     ['key', 'refused', 1, 'open'],
-    ['nature', 'refused', 2, 'open'],
+    ['idempotent', 'refused', 2, 'open'],
     ['probe', 'not_sent', 1, 'open'],
     ['read', 'ambiguous', 0, 'open'],
     ['read', 'refused', 0, 'failed'],
   ])('%s, %s, %i unresolved: %s', (kind, outcome, unresolved, expected) => {
     const [state, unknown] = expected.split(', ');
     const found = OUTCOMES.find((each) => each.kind === outcome) as Outcome;
-    expect(conclude(kind, found, unresolved)).toEqual(
+    expect(concludeAttempt(kind, found, unresolved)).toEqual(
       state === 'open' ? { state, unknown: unknown === 'unknown' } : { state },
     );
   });
 
   it('lets a read try again when it is told to slow down, and nothing else', () => {
     const slow: Outcome = { kind: 'refused', answer: answerOf(429) };
-    expect(conclude('read', slow, 0)).toEqual({ state: 'open', unknown: false });
-    for (const kind of KINDS.filter((each) => each !== 'read')) expect(conclude(kind, slow, 0).state).toBe('failed');
+    expect(concludeAttempt('read', slow, 0)).toEqual({ state: 'open', unknown: false });
+    for (const kind of KINDS.filter((each) => each !== 'read'))
+      expect(concludeAttempt(kind, slow, 0).state).toBe('failed');
   });
 
   it('never fails while an earlier attempt may have had an effect', () => {
@@ -102,7 +103,7 @@ describe('what an outcome concludes', () => {
         fc.constantFrom(...OUTCOMES),
         fc.integer({ min: 1 }),
         (kind, outcome, n) => {
-          expect(conclude(kind, outcome, n).state).not.toBe('failed');
+          expect(concludeAttempt(kind, outcome, n).state).not.toBe('failed');
         },
       ),
     );
@@ -111,7 +112,7 @@ describe('what an outcome concludes', () => {
   it('succeeds only on a success, fails only on a refusal, and is unknown only when it is', () => {
     fc.assert(
       fc.property(fc.constantFrom(...KINDS), fc.constantFrom(...OUTCOMES), fc.nat(), (kind, outcome, n) => {
-        const conclusion = conclude(kind, outcome, n);
+        const conclusion = concludeAttempt(kind, outcome, n);
         expect(conclusion.state === 'succeeded').toBe(outcome.kind === 'ok' || outcome.kind === 'ok_body_lost');
         if (conclusion.state === 'failed') expect(outcome.kind).toBe('refused');
         if (conclusion.state === 'open')
@@ -122,7 +123,7 @@ describe('what an outcome concludes', () => {
 });
 
 describe('what comes next', () => {
-  it.each<[string, Step['do'], Step]>([
+  it.each<[string, NextAction['do'], NextAction]>([
     ['first not sent: again after a pause', 'send', step({ kind: 'none' })],
     ['not sent, attempts used up: the key is free', 'release', step({ kind: 'none', attempt: 3 })],
     ['not sent, time used up: the key is free', 'release', step({ kind: 'key', msInRound: 60_001 })],
@@ -144,11 +145,19 @@ describe('what comes next', () => {
       'doubt',
       step({ kind: 'key', unresolved: 1, msToResend: 100 }),
     ],
-    ['nature in doubt: again', 'send', step({ kind: 'nature', unresolved: 1 })],
+    ['idempotent in doubt: again', 'send', step({ kind: 'idempotent', unresolved: 1 })],
     ['key in doubt, attempts used up: later', 'doubt', step({ kind: 'key', unresolved: 1, attempt: 3 })],
-    ['nature in doubt, attempts used up: a person', 'doubt', step({ kind: 'nature', unresolved: 1, attempt: 3 })],
+    [
+      'idempotent in doubt, attempts used up: a person',
+      'doubt',
+      step({ kind: 'idempotent', unresolved: 1, attempt: 3 }),
+    ],
     ['key in doubt, woken: again', 'send', step({ kind: 'key', unresolved: 1, attempt: 9 }, true)],
-    ['nature in doubt, woken too late: a person', 'doubt', step({ kind: 'nature', unresolved: 1, attempt: 9 }, true)],
+    [
+      'idempotent in doubt, woken too late: a person',
+      'doubt',
+      step({ kind: 'idempotent', unresolved: 1, attempt: 9 }, true),
+    ],
     ['a new round has new attempts', 'send', step({ kind: 'none', attempt: 9, roundFrom: 9 })],
     ['owners keep dying: a person', 'doubt', step({ kind: 'key', ownerDeaths: MAX_OWNER_DEATHS + 1 })],
     ['owners keep dying, nothing sent: the key is free', 'release', step({ kind: 'key', attempt: 0, ownerDeaths: 9 })],
@@ -163,7 +172,7 @@ describe('what comes next', () => {
     expect(step({ kind: 'key', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: 400 });
     expect(step({ kind: 'key', unresolved: 1, attempt: 3, msInRound: 60_001 })).toMatchObject({ wakeMs: null });
     // Later somebody may have written something newer that a repeat would overwrite.
-    expect(step({ kind: 'nature', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: null });
+    expect(step({ kind: 'idempotent', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: null });
   });
 });
 
@@ -171,7 +180,7 @@ describe('a tool that can look at what it would change', () => {
   const settled = { msSinceUnknown: SETTLES };
   const usedUp = { attempt: 9 };
 
-  it.each<[string, Step['do'], Step]>([
+  it.each<[string, NextAction['do'], NextAction]>([
     ['none, settled: look', 'observe', watched({ kind: 'none', ...settled }, SETTLES)],
     ['none, not settled: wait', 'doubt', watched({ kind: 'none', msSinceUnknown: SETTLES - 1 }, SETTLES)],
     [
@@ -186,9 +195,9 @@ describe('a tool that can look at what it would change', () => {
       'doubt',
       watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES),
     ],
-    ['nature, attempts left: the same bytes', 'send', watched({ kind: 'nature', ...settled }, SETTLES)],
-    ['nature, attempts used up: look', 'observe', watched({ kind: 'nature', ...usedUp, ...settled }, SETTLES)],
-    ['nature, taken over: look', 'observe', watched({ kind: 'nature', fenced: true, ...settled }, SETTLES)],
+    ['idempotent, attempts left: the same bytes', 'send', watched({ kind: 'idempotent', ...settled }, SETTLES)],
+    ['idempotent, attempts used up: look', 'observe', watched({ kind: 'idempotent', ...usedUp, ...settled }, SETTLES)],
+    ['idempotent, taken over: look', 'observe', watched({ kind: 'idempotent', fenced: true, ...settled }, SETTLES)],
     ['key, in its lifetime: the same key', 'send', watched({ kind: 'key', ...settled }, SETTLES)],
     ['key, lifetime over: look', 'observe', watched({ kind: 'key', msToResend: 0, ...settled }, SETTLES)],
     ['key, no time for retries: look', 'observe', watched({ kind: 'key', msInRound: 60_001, ...settled }, SETTLES)],
@@ -220,7 +229,7 @@ const anyRetry = fc.record({
   withinMs: fc.integer({ min: 1, max: 86_400_000 }),
 });
 const ms = fc.oneof(fc.integer({ min: 0, max: 100_000_000 }), fc.constant(0));
-const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbitrary<Facts> =>
+const anyFacts = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.Arbitrary<CallProgress> =>
   fc
     .record({
       kind,
@@ -248,38 +257,41 @@ const anyFacts = (kind: fc.Arbitrary<Kind> = fc.constantFrom(...KINDS)): fc.Arbi
         wasUnknown: each.wasUnknown || unresolved > 0,
       };
     });
-const anyCase = (kind?: fc.Arbitrary<Kind>) => fc.tuple(anyFacts(kind), anyRetry, fc.boolean());
+const anyCase = (kind?: fc.Arbitrary<CallKind>) => fc.tuple(anyFacts(kind), anyRetry, fc.boolean());
 
 describe('whatever the facts', () => {
-  const always = (kind: fc.Arbitrary<Kind> | undefined, check: (facts: Facts, step: Step, retry: Retry) => void) =>
+  const always = (
+    kind: fc.Arbitrary<CallKind> | undefined,
+    check: (facts: CallProgress, step: NextAction, retry: RetryPolicy) => void,
+  ) =>
     fc.assert(
       fc.property(anyCase(kind), ([given, retry, woken]) =>
-        check(given, nextStep(given, toolOf(given.kind, retry), woken), retry),
+        check(given, decideNextAction(given, toolOf(given.kind, retry), woken), retry),
       ),
       { numRuns: 2_000 },
     );
 
   it('a probe or none tool is never sent again while an attempt is unresolved (I1)', () => {
-    always(fc.constantFrom<Kind>('probe', 'none'), (given, next) => {
+    always(fc.constantFrom<CallKind>('probe', 'none'), (given, next) => {
       if (given.unresolved > 0) expect(next.do).not.toBe('send');
     });
   });
 
   it('a key tool with an unresolved attempt is never sent when the key’s time is over, nor after a pause that ends it (I2)', () => {
-    always(fc.constant<Kind>('key'), (given, next) => {
+    always(fc.constant<CallKind>('key'), (given, next) => {
       if (given.unresolved > 0 && next.do === 'send') expect(given.msToResend).toBeGreaterThan(next.afterMs);
       if (given.unresolved > 0 && given.msToResend <= 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
     });
   });
 
-  it('a nature tool whose run was taken over is not sent again while an attempt is unresolved (I21)', () => {
-    always(fc.constant<Kind>('nature'), (given, next) => {
+  it('an idempotent tool whose run was taken over is not sent again while an attempt is unresolved (I21)', () => {
+    always(fc.constant<CallKind>('idempotent'), (given, next) => {
       if (given.fenced && given.unresolved > 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
     });
   });
 
   it('nothing unresolved is failed or released, but a read (I5)', () => {
-    always(fc.constantFrom<Kind>('key', 'nature', 'probe', 'none'), (given, next) => {
+    always(fc.constantFrom<CallKind>('key', 'idempotent', 'probe', 'none'), (given, next) => {
       if (given.unresolved > 0) expect(['send', 'probe', 'doubt']).toContain(next.do);
     });
   });
@@ -303,22 +315,22 @@ describe('whatever the facts', () => {
     const settles = fc.option(fc.integer({ min: 0, max: 100_000 }), { nil: undefined });
     fc.assert(
       fc.property(anyCase(), settles, ([given, retry, woken], settlesMs) => {
-        const plain = nextStep(given, toolOf(given.kind, retry), woken);
-        const next = nextStep(given, { ...toolOf(given.kind, retry), observe: observing(settlesMs) }, woken);
+        const plain = decideNextAction(given, toolOf(given.kind, retry), woken);
+        const next = decideNextAction(given, { ...toolOf(given.kind, retry), observe: observing(settlesMs) }, woken);
         // A look takes the place of a person's, and of nothing else.
         if (!(plain.do === 'doubt' && plain.wakeMs === null)) expect(next).toEqual(plain);
         if (next.do !== 'observe') return;
         expect(given).toMatchObject({ wasObserved: true, isSaid: true });
         expect(given.unresolved).toBeGreaterThan(0);
         expect(given.msSinceUnknown).toBeGreaterThanOrEqual(settlesMs ?? 0);
-        expect(['key', 'nature', 'none']).toContain(given.kind);
+        expect(['key', 'idempotent', 'none']).toContain(given.kind);
       }),
       { numRuns: 5_000 },
     );
   });
 
   it('a read is never in doubt, unless its owners keep dying', () => {
-    always(fc.constant<Kind>('read'), (given, next) => {
+    always(fc.constant<CallKind>('read'), (given, next) => {
       if (given.ownerDeaths <= MAX_OWNER_DEATHS) expect(['send', 'fail']).toContain(next.do);
     });
   });
@@ -353,7 +365,9 @@ describe('whatever the facts', () => {
 
 describe('the pause between attempts', () => {
   it('doubles from the base to the longest', () => {
-    expect([0, 1, 2, 3, 4, 5, 6].map((tries) => backoff(RETRY, tries))).toEqual([0, 100, 200, 400, 800, 1_000, 1_000]);
-    expect(backoff(RETRY, 5_000)).toBe(1_000);
+    expect([0, 1, 2, 3, 4, 5, 6].map((tries) => computeBackoffMs(RETRY, tries))).toEqual([
+      0, 100, 200, 400, 800, 1_000, 1_000,
+    ]);
+    expect(computeBackoffMs(RETRY, 5_000)).toBe(1_000);
   });
 });

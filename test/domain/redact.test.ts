@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it, test } from 'vitest';
-import { REDACTED, scrub, scrubber } from '../../gateway/domain/redact.ts';
+import { buildCredentialScrubber, REDACTED, scrub } from '../../gateway/domain/calls/redact.ts';
 
 const SHORT: Readonly<Record<string, string>> = {
   '"': '\\"',
@@ -121,7 +121,7 @@ describe('scrub', () => {
 
 test('a credential of 10,000 characters is taken out of an answer', () => {
   const credential = `-----BEGIN/${'Abc/9+'.repeat(1_700)}`;
-  const clean = scrubber([credential]);
+  const clean = buildCredentialScrubber([credential]);
   expect(clean(JSON.stringify({ a: credential }))).toBe('{"a":"[redacted]"}');
   expect(clean(`{"a":"${credential.replaceAll('/', '\\/')}"}`)).toBe('{"a":"[redacted]"}');
   expect(clean('{"a":"b\\n"}')).toBe('{"a":"b\\n"}');

@@ -1,6 +1,7 @@
 import { randomBytes, randomUUID } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { CALL_STATES, CALL_TRANSITIONS } from '../../gateway/domain/calls/call-state.ts';
 import {
   SAGA_STATES,
   SAGA_TRANSITIONS,
@@ -8,14 +9,13 @@ import {
   UNDO_STATES,
   UNDO_TRANSITIONS,
   type UndoState,
-} from '../../gateway/domain/saga.ts';
-import { STATES, TRANSITIONS } from '../../gateway/domain/states.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+} from '../../gateway/domain/sagas/saga.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
 });
 afterAll(async () => {
   await database?.drop();
@@ -132,12 +132,12 @@ describe('the life of an undo', () => {
   });
 });
 
-describe('docs/states.md', () => {
+describe('docs/reference/states.md', () => {
   /** The first table below a heading: its first column, and its second as a list of names. */
   async function table(heading: string): Promise<Map<string, string[]>> {
-    const text = await readFile('docs/states.md', 'utf8');
+    const text = await readFile('docs/reference/states.md', 'utf8');
     const below = text.split(`\n${heading}\n`)[1];
-    if (below === undefined) throw new Error(`docs/states.md has no ${heading}`);
+    if (below === undefined) throw new Error(`docs/reference/states.md has no ${heading}`);
     const rows = [...(below.split(/^#/m)[0] ?? '').matchAll(/^\| `(\w+)` +\| (.*?) +\|/gm)];
     return new Map(
       rows.map(([, name = '', cell = '']) => [name, [...cell.matchAll(/`(\w+)`/g)].map(([, to]) => to ?? '')]),
@@ -145,7 +145,7 @@ describe('docs/states.md', () => {
   }
 
   it.each<[string, Readonly<Record<string, readonly string[]>>]>([
-    ['## Transitions', TRANSITIONS],
+    ['## Transitions', CALL_TRANSITIONS],
     ['### Transitions of a saga', SAGA_TRANSITIONS],
     ['### Transitions of an undo', UNDO_TRANSITIONS],
   ])('has under "%s" what the code has', async (heading, transitions) => {
@@ -154,7 +154,7 @@ describe('docs/states.md', () => {
   });
 
   it.each<[string, readonly string[]]>([
-    ['## States', STATES],
+    ['## States', CALL_STATES],
     ['## The life of a saga', SAGA_STATES],
     ['## The life of an undo', UNDO_STATES],
   ])('explains under "%s" every state', async (heading, states) => {

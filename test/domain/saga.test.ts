@@ -1,13 +1,19 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { type Compensation, type Manner, planOf, type Step, unwind } from '../../gateway/domain/saga.ts';
+import {
+  buildRollbackPlan,
+  type CompensationStatus,
+  planNextMoves,
+  type SagaStep,
+  type UndoTiming,
+} from '../../gateway/domain/sagas/saga.ts';
 
-const manner: Manner = {
+const manner: UndoTiming = {
   retry: { attempts: 3, baseMs: 100, maxMs: 1_000, withinMs: 60_000 },
   quietMs: 5_000,
 };
 
-const step = (ordinal: number, more: Partial<Step> = {}): Step => ({
+const step = (ordinal: number, more: Partial<SagaStep> = {}): SagaStep => ({
   txn: `t${ordinal}`,
   tool: 'do',
   kind: 'key',
@@ -31,7 +37,7 @@ const step = (ordinal: number, more: Partial<Step> = {}): Step => ({
   ...more,
 });
 
-const compensation = (more: Partial<Compensation>): Compensation => ({
+const compensation = (more: Partial<CompensationStatus>): CompensationStatus => ({
   state: 'sending',
   problem: null,
   detail: null,
@@ -41,10 +47,10 @@ const compensation = (more: Partial<Compensation>): Compensation => ({
   ...more,
 });
 
-const look = (steps: readonly Step[], keep = 0) => unwind(steps, keep, () => manner);
-const started = (steps: readonly Step[], keep = 0) =>
+const look = (steps: readonly SagaStep[], keep = 0) => planNextMoves(steps, keep, () => manner);
+const started = (steps: readonly SagaStep[], keep = 0) =>
   look(steps, keep).moves.flatMap((move) => (move.do === 'start' ? [move.step.txn] : []));
-const marks = (steps: readonly Step[]) =>
+const marks = (steps: readonly SagaStep[]) =>
   look(steps).moves.flatMap((move) => (move.do === 'mark' ? [`${move.step.txn} ${move.to}`] : []));
 
 describe('what is undone next', () => {
@@ -91,7 +97,7 @@ describe('what is undone next', () => {
   });
 
   it('nothing of a repeatable write before its lost attempt can no longer arrive', () => {
-    const lost = { kind: 'nature', msSinceUnknown: 1_000 } as const;
+    const lost = { kind: 'idempotent', msSinceUnknown: 1_000 } as const;
     expect(look([step(1, lost)])).toMatchObject({ moves: [], waitMs: 4_000 });
     expect(started([step(1, { ...lost, msSinceUnknown: 6_000 })])).toEqual(['t1']);
     expect(started([step(1, { ...lost, kind: 'key' })])).toEqual(['t1']);
@@ -99,7 +105,7 @@ describe('what is undone next', () => {
 });
 
 describe('how a step is judged', () => {
-  it.each<[string, Partial<Step>, string]>([
+  it.each<[string, Partial<SagaStep>, string]>([
     ['failed', { state: 'failed' }, 'skipped'],
     ['rejected', { state: 'rejected' }, 'skipped'],
     ['a read', { kind: 'read', undo: null }, 'skipped'],
@@ -113,7 +119,7 @@ describe('how a step is judged', () => {
     expect(marks([step(1, { undoState: 'none', ...more })])).toEqual([`t1 ${to}`]);
   });
 
-  it.each<[string, Partial<Step>, string[]]>([
+  it.each<[string, Partial<SagaStep>, string[]]>([
     ['succeeded', { compensation: compensation({ state: 'succeeded' }) }, ['t1 done']],
     ['still under way', { compensation: compensation({}) }, []],
     ['in doubt a moment', { compensation: compensation({ state: 'in_doubt' }) }, []],
@@ -146,7 +152,7 @@ describe('how a step is judged', () => {
     expect(marks([step(1, { undoState: 'running', undoTxn: 'u1', ...more })])).toEqual(expected);
   });
 
-  it.each<[string, string, Partial<Compensation>, string[]]>([
+  it.each<[string, string, Partial<CompensationStatus>, string[]]>([
     [
       'for a doubt that a person ended: it did not happen',
       'in doubt, a person must resolve it: x',
@@ -186,7 +192,7 @@ describe('how a step is judged', () => {
   it('waived: what it rests on is undone, and it is never said to be', () => {
     const steps = [step(1), step(2, { undoState: 'irreversible', waived: true })];
     expect(started(steps)).toEqual(['t1']);
-    expect(look([step(1, { undoState: 'done' }), steps[1] as Step])).toMatchObject({ undone: false, waitMs: null });
+    expect(look([step(1, { undoState: 'done' }), steps[1] as SagaStep])).toMatchObject({ undone: false, waitMs: null });
   });
 });
 
@@ -226,7 +232,7 @@ function play(drawn: readonly Drawn[], pick: (from: readonly number[]) => number
     const outlook = look(steps);
     for (const move of outlook.moves) {
       const at = move.step.ordinal - 1;
-      const now = steps[at] as Step;
+      const now = steps[at] as SagaStep;
       if (move.do === 'mark') {
         if (move.to === 'done') undone.push(move.step.ordinal);
         steps[at] = { ...now, undoState: move.to, undoReason: move.reason };
@@ -245,7 +251,7 @@ function play(drawn: readonly Drawn[], pick: (from: readonly number[]) => number
     const running = steps.flatMap((each, i) => (each.compensation?.state === 'sending' ? [i] : []));
     if (running.length === 0) return { steps, undone, begun, outlook };
     const at = pick(running);
-    const now = steps[at] as Step;
+    const now = steps[at] as SagaStep;
     const fate = drawn[at]?.fate;
     const fails = fate === 'hopeless' || (fate === 'flaky' && now.undoTries < 3);
     steps[at] = { ...now, compensation: compensation({ state: fails ? 'failed' : 'succeeded' }) };
@@ -306,7 +312,7 @@ describe('any rollback', () => {
             ...(fate === 'irreversible' ? { undo: { kind: 'irreversible' as const } } : {}),
           }),
         );
-        const plan = planOf(before, 0);
+        const plan = buildRollbackPlan(before, 0);
         const { undone } = play(tame, (from) => from[0] ?? 0);
         const promised = plan.filter(({ wave }) => wave !== null).map((each) => each.step.ordinal);
         expect(undone.toSorted()).toEqual(promised.toSorted());

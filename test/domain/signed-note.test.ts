@@ -1,12 +1,12 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
-import { leafHash } from '../../gateway/domain/audit.ts';
-import { NoteError, NoteKey, NoteVerifier, readCheckpoint } from '../../gateway/domain/signed-note.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { NoteError, NoteSigner, NoteVerifier, parseLogCheckpoint } from '../../gateway/domain/audit/signed-note.ts';
 
 const pem = () => generateKeyPairSync('ed25519').privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();
-const key = NoteKey.fromPem('oncegate/log', pem());
+const key = NoteSigner.fromPem('oncegate/log', pem());
 const verifier = new NoteVerifier(key.verifier);
-const root = leafHash('x');
+const root = hashLeaf('x');
 
 describe('a checkpoint', () => {
   it('has the form of a signed note: origin, size, root, an empty line, a signature', () => {
@@ -15,7 +15,7 @@ describe('a checkpoint', () => {
     expect(lines.slice(0, 4)).toEqual(['oncegate/log', '42', root.toString('base64'), '']);
     expect(lines[4]).toMatch(/^\u2014 oncegate\/log [A-Za-z0-9+/]+=*$/);
     expect(lines).toHaveLength(6);
-    expect(verifier.open(note)).toEqual({ origin: 'oncegate/log', size: 42, root });
+    expect(verifier.verifyCheckpoint(note)).toEqual({ origin: 'oncegate/log', size: 42, root });
   });
 
   it('of another example is understood: a note and key that others published', () => {
@@ -33,25 +33,27 @@ describe('a checkpoint', () => {
     const note = key.sign(42, root);
     for (let at = 0; at < note.length; at++) {
       const bent = `${note.slice(0, at)}${note[at] === 'A' ? 'B' : 'A'}${note.slice(at + 1)}`;
-      expect(() => verifier.open(bent), `byte ${at}`).toThrow(NoteError);
+      expect(() => verifier.verifyCheckpoint(bent), `byte ${at}`).toThrow(NoteError);
     }
-    expect(() => verifier.open(note.slice(0, -1))).toThrow(NoteError);
-    expect(() => verifier.open(`${note}\n`)).toThrow(NoteError);
+    expect(() => verifier.verifyCheckpoint(note.slice(0, -1))).toThrow(NoteError);
+    expect(() => verifier.verifyCheckpoint(`${note}\n`)).toThrow(NoteError);
   });
 
   it('of another key, or of another log with the same key, is refused', () => {
-    const sameName = NoteKey.fromPem('oncegate/log', pem());
-    expect(() => verifier.open(sameName.sign(42, root))).toThrow('does not bear the signature');
+    const sameName = NoteSigner.fromPem('oncegate/log', pem());
+    expect(() => verifier.verifyCheckpoint(sameName.sign(42, root))).toThrow('does not bear the signature');
     const shared = pem();
-    const one = new NoteVerifier(NoteKey.fromPem('one', shared).verifier);
-    expect(() => one.open(NoteKey.fromPem('two', shared).sign(1, root))).toThrow('a checkpoint of two, not of one');
+    const one = new NoteVerifier(NoteSigner.fromPem('one', shared).verifier);
+    expect(() => one.verifyCheckpoint(NoteSigner.fromPem('two', shared).sign(1, root))).toThrow(
+      'a checkpoint of two, not of one',
+    );
   });
 
   it('bears the cosignatures of witnesses, each of which is its own', () => {
-    const witness = NoteKey.fromPem('witness.example', pem(), 'witness');
+    const witness = NoteSigner.fromPem('witness.example', pem(), 'witness');
     const note = key.sign(42, root);
     const cosigned = note + witness.cosign(note, 1_700_000_000);
-    expect(verifier.open(cosigned).size).toBe(42);
+    expect(verifier.verifyCheckpoint(cosigned).size).toBe(42);
     expect(new NoteVerifier(witness.verifier).hasSigned(cosigned)).toBe(true);
     expect(new NoteVerifier(witness.verifier).hasSigned(note)).toBe(false);
     const other = key.sign(43, root) + witness.cosign(note, 1_700_000_000);
@@ -72,6 +74,6 @@ it.each([
 it.each(['', 'a\n1\nb\n', 'a\n-1\nAAAA\n\n\u2014 a AAAAAAAA\n', 'a\n01\nAAAA\n\n\u2014 a AAAAAAAA\n'])(
   'no checkpoint: %j',
   (text) => {
-    expect(() => readCheckpoint(text)).toThrow(NoteError);
+    expect(() => parseLogCheckpoint(text)).toThrow(NoteError);
   },
 );

@@ -1,12 +1,12 @@
 import { randomBytes, randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type CallState, isFinal, STATES, TRANSITIONS } from '../../gateway/domain/states.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { CALL_STATES, CALL_TRANSITIONS, type CallState, isFinalState } from '../../gateway/domain/calls/call-state.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
 });
 afterAll(async () => {
   await database?.drop();
@@ -14,7 +14,7 @@ afterAll(async () => {
 
 /** Columns that let a row stand in a state as far as its CHECKs go: what is left to refuse a move is the trigger. */
 function columns(state: CallState) {
-  const final = isFinal(state);
+  const final = isFinalState(state);
   return {
     attempt: ['held', 'ready', 'rejected'].includes(state) ? 0 : 1,
     settled_at: final ? '2026-01-01T00:00:00Z' : null,
@@ -43,7 +43,7 @@ const move = (txn: string, state: CallState) => {
   );
 };
 
-const pairs = STATES.flatMap((from) => STATES.map((to) => [from, to] as const));
+const pairs = CALL_STATES.flatMap((from) => CALL_STATES.map((to) => [from, to] as const));
 
 describe('the life of a call', () => {
   it.each(pairs)('from %s to %s: table and database agree', async (from, to) => {
@@ -51,7 +51,7 @@ describe('the life of a call', () => {
     const sent = ['held', 'ready', 'rejected'].includes(to) ? { attempt: 0 } : {};
     const possible = !(sent.attempt === 0 && ['sending', 'in_doubt'].includes(from));
     const txn = await callIn(from, possible ? sent : {});
-    const allowed = from === to || TRANSITIONS[from].includes(to);
+    const allowed = from === to || CALL_TRANSITIONS[from].includes(to);
     if (allowed) {
       await expect(move(txn, to)).resolves.toHaveLength(1);
     } else {
@@ -64,15 +64,15 @@ describe('the life of a call', () => {
   });
 
   it('has no way out of a final state and one out of every other', () => {
-    for (const state of STATES) expect(isFinal(state)).toBe(TRANSITIONS[state].length === 0);
-    expect(STATES.filter(isFinal)).toEqual(['succeeded', 'failed', 'rejected', 'expired', 'cancelled']);
+    for (const state of CALL_STATES) expect(isFinalState(state)).toBe(CALL_TRANSITIONS[state].length === 0);
+    expect(CALL_STATES.filter(isFinalState)).toEqual(['succeeded', 'failed', 'rejected', 'expired', 'cancelled']);
   });
 
   it('never goes backwards', () => {
     const reach = (from: CallState): Set<CallState> => {
       const found = new Set<CallState>();
       const walk = (state: CallState) => {
-        for (const next of TRANSITIONS[state]) {
+        for (const next of CALL_TRANSITIONS[state]) {
           if (found.has(next)) continue;
           found.add(next);
           walk(next);
@@ -81,12 +81,12 @@ describe('the life of a call', () => {
       walk(from);
       return found;
     };
-    for (const state of STATES) expect(reach(state).has(state), state).toBe(false);
+    for (const state of CALL_STATES) expect(reach(state).has(state), state).toBe(false);
   });
 
   it('once sent can only succeed or fail', () => {
     for (const state of ['sending', 'in_doubt'] as const)
-      for (const next of TRANSITIONS[state]) expect(['in_doubt', 'succeeded', 'failed']).toContain(next);
+      for (const next of CALL_TRANSITIONS[state]) expect(['in_doubt', 'succeeded', 'failed']).toContain(next);
   });
 });
 

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { parseStrict, StrictJsonError } from '../../gateway/domain/strict-json.ts';
+import { parseStrictJson, StrictJsonError } from '../../gateway/domain/strict-json.ts';
 
 const nested = (depth: number) => '['.repeat(depth) + ']'.repeat(depth);
 const million = (character: string) => character.repeat(1_000_000);
@@ -12,7 +12,7 @@ const json = fc
 
 function refusal(input: Buffer | string, limits?: { maxDepth?: number }): string {
   try {
-    parseStrict(input, limits);
+    parseStrictJson(input, limits);
   } catch (error) {
     expect(error).toBeInstanceOf(StrictJsonError);
     return (error as StrictJsonError).message;
@@ -48,8 +48,8 @@ describe('accepts', () => {
     ['[{"a":1},{"a":2}]', [{ a: 1 }, { a: 2 }]],
     ['{"a":{"a":{"a":1}}}', { a: { a: { a: 1 } } }],
   ])('%j', (text, value) => {
-    expect(parseStrict(text)).toStrictEqual(value);
-    expect(parseStrict(Buffer.from(text))).toStrictEqual(value);
+    expect(parseStrictJson(text)).toStrictEqual(value);
+    expect(parseStrictJson(Buffer.from(text))).toStrictEqual(value);
   });
 
   it.each<[string, number]>([
@@ -83,21 +83,21 @@ describe('accepts', () => {
     ['5e-324', 5e-324],
     ['2.2250738585072014e-308', 2.2250738585072014e-308],
   ])('the number %s', (text, value) => {
-    expect(parseStrict(text)).toBe(value);
-    expect(parseStrict(`[${text}]`)).toStrictEqual([value]);
+    expect(parseStrictJson(text)).toBe(value);
+    expect(parseStrictJson(`[${text}]`)).toStrictEqual([value]);
   });
 
   it('64 levels, or as many as asked for', () => {
-    expect(parseStrict(nested(64))).toStrictEqual(JSON.parse(nested(64)));
-    expect(parseStrict(nested(3), { maxDepth: 3 })).toStrictEqual([[[]]]);
-    expect(parseStrict('1', { maxDepth: 0 })).toBe(1);
-    expect(parseStrict(nested(1000), { maxDepth: 1000 })).toStrictEqual(JSON.parse(nested(1000)));
+    expect(parseStrictJson(nested(64))).toStrictEqual(JSON.parse(nested(64)));
+    expect(parseStrictJson(nested(3), { maxDepth: 3 })).toStrictEqual([[[]]]);
+    expect(parseStrictJson('1', { maxDepth: 0 })).toBe(1);
+    expect(parseStrictJson(nested(1000), { maxDepth: 1000 })).toStrictEqual(JSON.parse(nested(1000)));
     // Depth is about nesting, not about how many there are.
-    expect(parseStrict(`[${'[],{},'.repeat(100)}1]`)).toHaveLength(201);
+    expect(parseStrictJson(`[${'[],{},'.repeat(100)}1]`)).toHaveLength(201);
   });
 
   it('gives ordinary objects, inherited names and all', () => {
-    const value = parseStrict('{"a":1}');
+    const value = parseStrictJson('{"a":1}');
     expect(Object.getPrototypeOf(value)).toBe(Object.prototype);
   });
 
@@ -250,7 +250,7 @@ describe('refuses, saying what, where and what would be right', () => {
 
   it('a depth that recursion could not carry, as the programming error it is', () => {
     for (const maxDepth of [1001, Number.POSITIVE_INFINITY, -1, Number.NaN]) {
-      expect(() => parseStrict('1', { maxDepth })).toThrow(RangeError);
+      expect(() => parseStrictJson('1', { maxDepth })).toThrow(RangeError);
     }
   });
 
@@ -272,16 +272,16 @@ describe('refuses, saying what, where and what would be right', () => {
 describe('long literals', () => {
   it('are read in linear time', () => {
     const zeros = million('0');
-    expect(parseStrict(`1${zeros}e-1000000`)).toBe(1);
-    expect(parseStrict(`0.${zeros}1e1000000`)).toBe(0.1);
-    expect(parseStrict(`0.5${zeros}`)).toBe(0.5);
-    expect(parseStrict(`0e${million('9')}`)).toBe(0);
+    expect(parseStrictJson(`1${zeros}e-1000000`)).toBe(1);
+    expect(parseStrictJson(`0.${zeros}1e1000000`)).toBe(0.1);
+    expect(parseStrictJson(`0.5${zeros}`)).toBe(0.5);
+    expect(parseStrictJson(`0e${million('9')}`)).toBe(0);
     expect(refusal(`0.${zeros}1${zeros}`)).toContain('would be read as 0;');
     expect(refusal(`1.${zeros}1`)).toContain('would be read as 1;');
     expect(refusal(`1${zeros}`)).toContain('too large');
     expect(refusal(`1e-${million('9')}`)).toContain('would be read as 0;');
-    expect(parseStrict(`"${'\\n'.repeat(1_000_000)}"`)).toBe(million('\n'));
-    expect(parseStrict(`[${'1,'.repeat(300_000)}1]`)).toHaveLength(300_001);
+    expect(parseStrictJson(`"${'\\n'.repeat(1_000_000)}"`)).toBe(million('\n'));
+    expect(parseStrictJson(`[${'1,'.repeat(300_000)}1]`)).toHaveLength(300_001);
   });
 });
 
@@ -292,8 +292,8 @@ describe('properties', () => {
         const text = JSON.stringify(value, null, indent);
         // JSON.stringify writes -0 as 0.
         const expected = JSON.parse(text);
-        expect(parseStrict(text)).toStrictEqual(expected);
-        expect(parseStrict(Buffer.from(text))).toStrictEqual(expected);
+        expect(parseStrictJson(text)).toStrictEqual(expected);
+        expect(parseStrictJson(Buffer.from(text))).toStrictEqual(expected);
       }),
       { numRuns: 2000 },
     );
@@ -302,7 +302,7 @@ describe('properties', () => {
   it('accepts every double as JavaScript prints it', () => {
     fc.assert(
       fc.property(fc.double({ noDefaultInfinity: true, noNaN: true }), (value) => {
-        expect(parseStrict(String(value))).toBe(value === 0 ? 0 : value);
+        expect(parseStrictJson(String(value))).toBe(value === 0 ? 0 : value);
       }),
       { numRuns: 5000 },
     );
@@ -322,7 +322,7 @@ describe('properties', () => {
       fc.property(literal, (text) => {
         if (scaled(text) === scaled(String(Number(text)))) {
           verdicts.accepted++;
-          expect(parseStrict(text)).toBe(Number(text) === 0 ? 0 : Number(text));
+          expect(parseStrictJson(text)).toBe(Number(text) === 0 ? 0 : Number(text));
         } else {
           verdicts.refused++;
           expect(refusal(text)).toContain('would be read as');
@@ -360,7 +360,7 @@ describe('properties', () => {
         const damaged = Buffer.from(bytes);
         let value: unknown;
         try {
-          value = parseStrict(damaged);
+          value = parseStrictJson(damaged);
         } catch (error) {
           if (!(error instanceof StrictJsonError)) throw error;
           outcomes.refused++;

@@ -1,8 +1,14 @@
 import { isDeepStrictEqual } from 'node:util';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { canonical } from '../../gateway/domain/canonical.ts';
-import { type CallIdentity, fingerprint, repeatSlot, sharedTxnId, txnId } from '../../gateway/domain/txn-id.ts';
+import {
+  type CallIdentity,
+  computeFingerprint,
+  deriveRepeatSlot,
+  deriveSharedTxnId,
+  deriveTxnId,
+} from '../../gateway/domain/calls/txn-id.ts';
+import { canonicalize } from '../../gateway/domain/canonical.ts';
 
 const UUID_V8 = /^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const CHARGE = '67d8b0051156f3788af41871ab5a5127ccf614f842058c1361e8180ea36fb988';
@@ -40,20 +46,20 @@ describe('txnId', () => {
     [{ by: 'undo', of: '7c0e0000-0000-8000-8000-000000000000', generation: 0 }, '59fb7643-7516-8095-9d7b-13de669b4560'],
     [{ by: 'random', nonce: 'n-1' }, '7d6d4ae3-1484-85c5-b020-fa8c32d3faa1'],
   ])('is for ever: %j', (identity, id) => {
-    expect(txnId('dep', 'agent-é', identity)).toBe(id);
+    expect(deriveTxnId('dep', 'agent-é', identity)).toBe(id);
   });
 
   it('is a lowercase UUIDv8', () => {
     fc.assert(
       fc.property(word, word, identity, (deployment, agent, identity) => {
-        expect(txnId(deployment, agent, identity)).toMatch(UUID_V8);
+        expect(deriveTxnId(deployment, agent, identity)).toMatch(UUID_V8);
       }),
       { numRuns: 1000 },
     );
   });
 
   it('uses every variant and leaves the other bits to the hash', () => {
-    const ids = Array.from({ length: 500 }, (_, n) => txnId('d', 'a', { by: 'key', key: String(n) }));
+    const ids = Array.from({ length: 500 }, (_, n) => deriveTxnId('d', 'a', { by: 'key', key: String(n) }));
     expect(new Set(ids.map((id) => id.charAt(19)))).toEqual(new Set(['8', '9', 'a', 'b']));
     for (const place of [0, 15, 20, 35]) expect(new Set(ids.map((id) => id.charAt(place))).size).toBe(16);
   });
@@ -62,8 +68,8 @@ describe('txnId', () => {
     const call = fc.tuple(word, word, identity);
     fc.assert(
       fc.property(call, call, (one, other) => {
-        expect(txnId(...one) === txnId(...other)).toBe(isDeepStrictEqual(one, other));
-        expect(txnId(...structuredCloneOf(one))).toBe(txnId(...one));
+        expect(deriveTxnId(...one) === deriveTxnId(...other)).toBe(isDeepStrictEqual(one, other));
+        expect(deriveTxnId(...structuredCloneOf(one))).toBe(deriveTxnId(...one));
       }),
       { numRuns: 5000 },
     );
@@ -73,24 +79,24 @@ describe('txnId', () => {
     const print = Buffer.from('00ff', 'hex');
     const repeat = { by: 'repeat', fingerprint: print, saga: null, run: null, generation: 0 } as const;
     const ids = [
-      txnId('d', 'a', { by: 'key', key: 'k' }),
-      txnId('da', '', { by: 'key', key: 'k' }),
-      txnId('', 'da', { by: 'key', key: 'k' }),
-      txnId('d', 'a', { by: 'undo', of: 'k', generation: 0 }),
-      txnId('d', 'a', { by: 'random', nonce: 'k' }),
-      txnId('d', 'a', { by: 'business', tool: 'k', key: '' }),
-      txnId('d', 'a', { by: 'business', tool: '', key: 'k' }),
-      txnId('d', 'a', { by: 'key', key: '","k' }),
-      txnId('d', 'a', repeat),
-      txnId('d', 'a', { ...repeat, generation: 1 }),
-      txnId('d', 'a', { ...repeat, saga: 'null' }),
-      txnId('d', 'a', { ...repeat, saga: '' }),
-      txnId('d', 'a', { ...repeat, saga: 's' }),
-      txnId('d', 'a', { ...repeat, run: 's' }),
-      txnId('d', 'a', { ...repeat, fingerprint: Buffer.from('00fe', 'hex') }),
-      txnId('d', 'a', { by: 'key', key: '\ud83d' }),
-      txnId('d', 'a', { by: 'key', key: '\ufffd' }),
-      repeatSlot('d', 'a', print, null, null),
+      deriveTxnId('d', 'a', { by: 'key', key: 'k' }),
+      deriveTxnId('da', '', { by: 'key', key: 'k' }),
+      deriveTxnId('', 'da', { by: 'key', key: 'k' }),
+      deriveTxnId('d', 'a', { by: 'undo', of: 'k', generation: 0 }),
+      deriveTxnId('d', 'a', { by: 'random', nonce: 'k' }),
+      deriveTxnId('d', 'a', { by: 'business', tool: 'k', key: '' }),
+      deriveTxnId('d', 'a', { by: 'business', tool: '', key: 'k' }),
+      deriveTxnId('d', 'a', { by: 'key', key: '","k' }),
+      deriveTxnId('d', 'a', repeat),
+      deriveTxnId('d', 'a', { ...repeat, generation: 1 }),
+      deriveTxnId('d', 'a', { ...repeat, saga: 'null' }),
+      deriveTxnId('d', 'a', { ...repeat, saga: '' }),
+      deriveTxnId('d', 'a', { ...repeat, saga: 's' }),
+      deriveTxnId('d', 'a', { ...repeat, run: 's' }),
+      deriveTxnId('d', 'a', { ...repeat, fingerprint: Buffer.from('00fe', 'hex') }),
+      deriveTxnId('d', 'a', { by: 'key', key: '\ud83d' }),
+      deriveTxnId('d', 'a', { by: 'key', key: '\ufffd' }),
+      deriveRepeatSlot('d', 'a', print, null, null),
     ];
     expect(new Set(ids).size).toBe(ids.length);
   });
@@ -98,7 +104,7 @@ describe('txnId', () => {
   it('refuses a generation that JSON cannot tell from another', () => {
     for (const generation of [Number.NaN, Number.POSITIVE_INFINITY, 0.5, 2 ** 53]) {
       const identity = { by: 'repeat', fingerprint: Buffer.alloc(32), saga: null, run: null, generation } as const;
-      expect(() => txnId('d', 'a', identity)).toThrow(RangeError);
+      expect(() => deriveTxnId('d', 'a', identity)).toThrow(RangeError);
     }
   });
 });
@@ -106,26 +112,27 @@ describe('txnId', () => {
 describe('sharedTxnId', () => {
   // Computed by other code (Python's hashlib and json), and for ever.
   it('is for ever', () => {
-    expect(sharedTxnId('dep', 'tickets.close', 'é-1')).toBe('036e4765-3491-8df0-916c-6404ba03915f');
+    expect(deriveSharedTxnId('dep', 'tickets.close', 'é-1')).toBe('036e4765-3491-8df0-916c-6404ba03915f');
   });
 
   it('is equal for equal wishes, differs for different ones, and is never the call of an agent', () => {
     const wish = fc.tuple(word, word, word);
     fc.assert(
       fc.property(wish, wish, identity, (one, other, agents) => {
-        expect(sharedTxnId(...one) === sharedTxnId(...other)).toBe(isDeepStrictEqual(one, other));
-        expect(sharedTxnId(...one)).not.toBe(txnId(one[0], one[1], agents));
+        expect(deriveSharedTxnId(...one) === deriveSharedTxnId(...other)).toBe(isDeepStrictEqual(one, other));
+        expect(deriveSharedTxnId(...one)).not.toBe(deriveTxnId(one[0], one[1], agents));
       }),
       { numRuns: 5000 },
     );
     const business = { by: 'business', tool: 't', key: 'k' } as const;
-    for (const agent of ['', 'shared', 't']) expect(sharedTxnId('d', 't', 'k')).not.toBe(txnId('d', agent, business));
+    for (const agent of ['', 'shared', 't'])
+      expect(deriveSharedTxnId('d', 't', 'k')).not.toBe(deriveTxnId('d', agent, business));
   });
 });
 
 describe('repeatSlot', () => {
   it('is for ever', () => {
-    const slot = repeatSlot('dep', 'agent-é', Buffer.from(CHARGE, 'hex'), null, 'run-1');
+    const slot = deriveRepeatSlot('dep', 'agent-é', Buffer.from(CHARGE, 'hex'), null, 'run-1');
     expect(slot).toBe('2aef9c90-b1a6-84e5-b724-6f23d26db792');
     expect(slot).toMatch(UUID_V8);
   });
@@ -134,7 +141,7 @@ describe('repeatSlot', () => {
     const parts = fc.tuple(word, word, print, maybe, maybe);
     fc.assert(
       fc.property(parts, parts, (one, other) => {
-        expect(repeatSlot(...one) === repeatSlot(...other)).toBe(isDeepStrictEqual(one, other));
+        expect(deriveRepeatSlot(...one) === deriveRepeatSlot(...other)).toBe(isDeepStrictEqual(one, other));
       }),
       { numRuns: 5000 },
     );
@@ -148,14 +155,14 @@ describe('repeatSlot', () => {
       ['x', null],
       [null, 'x'],
       ['null', null],
-    ].map(([saga, run]) => repeatSlot('d', 'a', Buffer.alloc(32), saga ?? null, run ?? null));
+    ].map(([saga, run]) => deriveRepeatSlot('d', 'a', Buffer.alloc(32), saga ?? null, run ?? null));
     expect(new Set(slots).size).toBe(slots.length);
   });
 });
 
 describe('fingerprint', () => {
   it('is SHA-256 over the canonical text of [tool, arguments]', () => {
-    const print = fingerprint('payments.charge', canonical({ amount: 5 }));
+    const print = computeFingerprint('payments.charge', canonicalize({ amount: 5 }));
     expect(print).toBeInstanceOf(Buffer);
     expect(print.toString('hex')).toBe(CHARGE);
   });
@@ -168,12 +175,12 @@ describe('fingerprint', () => {
     );
     fc.assert(
       fc.property(call, call, (one, other) => {
-        expect(fingerprint(...one).equals(fingerprint(...other))).toBe(isDeepStrictEqual(one, other));
+        expect(computeFingerprint(...one).equals(computeFingerprint(...other))).toBe(isDeepStrictEqual(one, other));
       }),
       { numRuns: 5000 },
     );
-    expect(fingerprint('a', '"b"]')).not.toEqual(fingerprint('a","b"', ']'));
-    expect(fingerprint('ab', '{}')).not.toEqual(fingerprint('a', 'b{}'));
+    expect(computeFingerprint('a', '"b"]')).not.toEqual(computeFingerprint('a","b"', ']'));
+    expect(computeFingerprint('ab', '{}')).not.toEqual(computeFingerprint('a', 'b{}'));
   });
 });
 

@@ -3,14 +3,14 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import Fastify, { type FastifyInstance } from 'fastify';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { HttpAdapter } from '../../adapters/http.ts';
-import { demoServices } from '../../demo/services.ts';
-import type { Outcome } from '../../gateway/domain/adapter.ts';
+import { HttpAdapter } from '../../adapters/http/http-adapter.ts';
+import { registerDemoServices } from '../../demo/services.ts';
+import type { Outcome } from '../../gateway/domain/attempts/adapter.ts';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import type { Policies } from '../../gateway/domain/policy.ts';
-import { formatFault, loadPolicies } from '../../gateway/policy/load.ts';
-import { runSuite } from '../../gateway/policy/suite.ts';
-import { undoArguments } from '../../gateway/policy/undo-args.ts';
+import { renderUndoArguments } from '../../gateway/policy/compile/render-undo-arguments.ts';
+import { formatFault, loadPolicies } from '../../gateway/policy/load-policies.ts';
+import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
 
 const TOKEN = 'demo-token-of-the-tests';
 const BEARER = { authorization: `Bearer ${TOKEN}` };
@@ -34,7 +34,7 @@ afterEach(async () => {
 async function start(): Promise<FastifyInstance> {
   const app = Fastify({ forceCloseConnections: true });
   running.push(app);
-  await app.register(demoServices, { prefix: '/demo', stateFile, token: TOKEN });
+  await app.register(registerDemoServices, { prefix: '/demo', stateFile, token: TOKEN });
   await app.ready();
   return app;
 }
@@ -75,7 +75,7 @@ describe('the door', () => {
     app.removeAllContentTypeParsers();
     app.addContentTypeParser('*', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
     app.setNotFoundHandler((_request, reply) => reply.code(418).send());
-    await app.register(demoServices, { prefix: '/demo', stateFile, token: TOKEN });
+    await app.register(registerDemoServices, { prefix: '/demo', stateFile, token: TOKEN });
     expect(await ask(app, 'PUT', '/files/a', { content: 'x' })).toMatchObject({ status: 200, body: { size: 1 } });
     expect((await app.inject('/elsewhere')).statusCode).toBe(418);
   });
@@ -273,13 +273,13 @@ describe('policies/demo.yaml', () => {
     if (!loaded.ok) return;
     expect(loaded.tests.length).toBeGreaterThan(10);
     expect(
-      runSuite(loaded.policies, loaded.tests).flatMap(({ test, faults }) => faults.map((f) => [test.name, f])),
+      runPolicyTests(loaded.policies, loaded.tests).flatMap(({ test, faults }) => faults.map((f) => [test.name, f])),
     ).toEqual([]);
   });
 
   it('shows every kind of once', async () => {
     const tools = [...(await policies()).tools.values()].filter(({ effect }) => effect === 'write');
-    expect(new Set(tools.map(({ once }) => once.by))).toEqual(new Set(['key', 'nature', 'probe', 'none']));
+    expect(new Set(tools.map(({ once }) => once.by))).toEqual(new Set(['key', 'idempotent', 'probe', 'none']));
   });
 
   it('says of every write how it is undone, and gives no agent a way back by its own hand', async () => {
@@ -342,7 +342,7 @@ describe('policies/demo.yaml', () => {
       const undo = known.tools.get(name)?.undo;
       if (undo?.tool === undefined || undo.template === undefined) throw new Error(`${name} has no undo`);
       const scope = { args, result: answer, agent: 'demo', ...(before !== undefined && { before }) };
-      return [undo.tool, undoArguments(undo.template, scope) as JsonObject];
+      return [undo.tool, renderUndoArguments(undo.template, scope) as JsonObject];
     }
 
     it('payments: charged under one key, found, given back', async () => {

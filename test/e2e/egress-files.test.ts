@@ -5,8 +5,8 @@ import { readFile } from 'node:fs/promises';
 import { type AddressInfo, createServer } from 'node:net';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
-import { isPrivateAddress } from '../../adapters/address.ts';
-import { freePort } from '../support/gateway.ts';
+import { isPrivateAddress } from '../../adapters/http/private-address.ts';
+import { findFreePort } from '../support/gateway.ts';
 
 interface Service {
   readonly networks?: readonly string[];
@@ -137,7 +137,7 @@ describe('the check', () => {
     const server = createServer().listen(0, '127.0.0.1');
     await once(server, 'listening');
     const open = `127.0.0.1:${(server.address() as AddressInfo).port}`;
-    const closed = `127.0.0.1:${await freePort()}`;
+    const closed = `127.0.0.1:${await findFreePort()}`;
     const [good, bad, wrong] = await Promise.all([check(closed), check(closed, open), check('nonsense')]);
     server.close();
     expect(good).toEqual({ code: 0, said: `${closed} closed (ECONNREFUSED)\n` });

@@ -7,10 +7,10 @@ import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
 import pg from 'pg';
 import { afterEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway, PEOPLE } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
+import { type Gateway, makeGateway, PEOPLE_YAML } from '../support/gateway.ts';
 
 const run = promisify(execFile);
 const cleanups: (() => Promise<unknown>)[] = [];
@@ -24,7 +24,7 @@ async function gatewayWith(options: Parameters<typeof makeGateway>[0]): Promise<
   return gateway;
 }
 
-async function upstreamServer(): Promise<Upstream> {
+async function upstreamServer(): Promise<TestUpstream> {
   const upstream = await startUpstream();
   cleanups.push(() => upstream.stop());
   return upstream;
@@ -45,7 +45,7 @@ const isAlive = (pid: number) => {
 describe('the embedded ledger', () => {
   it('survives kill -9 of the gateway, is found again, and ends with a clean stop', async () => {
     const upstream = await upstreamServer();
-    const gateway = await gatewayWith({ policies: faultPolicies(upstream.url) });
+    const gateway = await gatewayWith({ policies: buildFaultPolicies(upstream.url) });
     await gateway.start();
     const first = await gateway.call('world.keyed', { id: 'a' }, { key: 'a' });
     expect(first.status).toBe(200);
@@ -67,8 +67,8 @@ describe('the embedded ledger', () => {
 
   it('is shared by a second replica with the same data directory, and the last one out stops it', async () => {
     const upstream = await upstreamServer();
-    const one = await gatewayWith({ policies: faultPolicies(upstream.url) });
-    const two = await gatewayWith({ policies: faultPolicies(upstream.url), beside: one });
+    const one = await gatewayWith({ policies: buildFaultPolicies(upstream.url) });
+    const two = await gatewayWith({ policies: buildFaultPolicies(upstream.url), beside: one });
     await Promise.all([one.start(), two.start()]);
     const pid = await postmaster(one);
     const first = await one.call('world.keyed', { id: 'b' }, { key: 'b' });
@@ -85,9 +85,9 @@ describe('the embedded ledger', () => {
 describe('the end', () => {
   it('on SIGTERM settles what is in flight, answers its caller, and exits 0', async () => {
     const upstream = await upstreamServer();
-    const database = await freshDatabase();
+    const database = await createTestDatabase();
     cleanups.push(() => database.drop());
-    const gateway = await gatewayWith({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+    const gateway = await gatewayWith({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
     await gateway.start();
     await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'arrived' }, { wait: 'go' }] });
     const inFlight = gateway.call('world.none', { id: 'slow' }, { key: 'slow' });
@@ -102,23 +102,23 @@ describe('the end', () => {
     for (const again of ['SIGTERM', 'SIGINT'] as const) gateway.signal(again);
     await upstream.release('go');
     expect((await inFlight).status).toBe(200);
-    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
     expect(await database.query(`select 1 from processes where ended_at is null`)).toEqual([]);
   });
 
   it('while it starts waits until it has, and leaves nothing running', async () => {
-    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE_YAML } });
     gateway.launch();
     const started = () => postmaster(gateway).catch(() => 0);
     await expect.poll(started, { timeout: 30_000 }).toBeGreaterThan(0);
     const pid = await postmaster(gateway);
     gateway.signal('SIGINT');
-    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
     expect(isAlive(pid)).toBe(false);
   });
 
   it('while a start hangs does not wait for it', { timeout: 30_000 }, async () => {
-    const database = await freshDatabase();
+    const database = await createTestDatabase();
     cleanups.push(() => database.drop());
     const other = new pg.Client({ connectionString: database.url });
     await other.connect();
@@ -126,7 +126,7 @@ describe('the end', () => {
     // A replica that has hung while it brings the schema up to date.
     await other.query('begin');
     await other.query('lock table schema_migrations in access exclusive mode');
-    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE }, databaseUrl: database.url });
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE_YAML }, databaseUrl: database.url });
     gateway.launch();
     await expect
       .poll(() => other.query('select 1 from pg_locks where not granted').then(({ rowCount }) => rowCount), {
@@ -134,11 +134,11 @@ describe('the end', () => {
       })
       .toBeGreaterThan(0);
     gateway.signal('SIGTERM');
-    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
   });
 
   it.each(['to npm', 'to its whole group'])('through npm start, too, with nothing left running: %s', async (to) => {
-    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE_YAML } });
     const npm = spawn('npm', ['start', '--ignore-scripts'], {
       env: {
         ...process.env,
@@ -183,7 +183,7 @@ describe('a start that cannot be', () => {
       },
     });
     gateway.launch();
-    expect((await gateway.exited()).code).toBe(1);
+    expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/bad\.yaml:4:5: "efect" is not a key here.*did you mean "effect"/);
     expect(gateway.output).toMatch(/bad\.yaml:8:9: "alow" is not a key here/);
 
@@ -192,7 +192,7 @@ describe('a start that cannot be', () => {
       'listen: { port: 99999999 }\nretention: { payloads: soon }\nfoo: 1\n',
     );
     gateway.launch();
-    expect((await gateway.exited()).code).toBe(1);
+    expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/oncegate\.yaml:1:\d+: 99999999 is too large/);
     expect(gateway.output).toMatch(/oncegate\.yaml:2:\d+: "soon"/);
     expect(gateway.output).toMatch(/oncegate\.yaml:3:1: "foo" is not a key here/);
@@ -200,24 +200,24 @@ describe('a start that cannot be', () => {
   });
 
   it('says what to do when the port is taken', async () => {
-    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE_YAML } });
     const squatter = createServer().listen(gateway.port, '127.0.0.1');
     await once(squatter, 'listening');
     cleanups.push(async () => squatter.close());
     gateway.launch();
-    expect((await gateway.exited()).code).toBe(1);
+    expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/port \d+ of 127\.0\.0\.1 is taken.*PORT=/s);
   });
 
   it('says what to do when the data directory is unusable or the database is away', async () => {
-    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE } });
+    const gateway = await gatewayWith({ policies: { 'people.yaml': PEOPLE_YAML } });
     await mkdir(gateway.home, { recursive: true });
     await writeFile(join(gateway.home, 'a-file'), '');
     gateway.launch({ ONCEGATE_DATA_DIR: join(gateway.home, 'a-file') });
-    expect((await gateway.exited()).code).toBe(1);
+    expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/a-file/);
     gateway.launch({ DATABASE_URL: 'postgres://x:y@127.0.0.1:1/none' });
-    expect((await gateway.exited()).code).toBe(1);
+    expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/DATABASE_URL/);
   });
 
@@ -226,15 +226,15 @@ describe('a start that cannot be', () => {
     await once(silent, 'listening');
     cleanups.push(async () => silent.close());
     const { port } = silent.address() as AddressInfo;
-    const options = { policies: { 'people.yaml': PEOPLE }, databaseUrl: `postgres://x:y@127.0.0.1:${port}/none` };
+    const options = { policies: { 'people.yaml': PEOPLE_YAML }, databaseUrl: `postgres://x:y@127.0.0.1:${port}/none` };
     const [left, ended] = [await gatewayWith(options), await gatewayWith(options)];
     const dialled = once(silent, 'connection');
     ended.launch();
     await dialled;
     ended.signal('SIGTERM');
     left.launch();
-    expect(await ended.exited()).toEqual({ code: 0, signal: null });
-    expect(await left.exited()).toEqual({ code: 1, signal: null });
+    expect(await ended.waitForExit()).toEqual({ code: 0, signal: null });
+    expect(await left.waitForExit()).toEqual({ code: 1, signal: null });
     expect(left.output).toMatch(/the database of DATABASE_URL cannot be used: it does not answer within 10 s/);
   });
 });

@@ -1,20 +1,20 @@
 import { readdir, readFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await makeGateway({
-    policies: faultPolicies(upstream.url),
+    policies: buildFaultPolicies(upstream.url),
     databaseUrl: database.url,
     env: { ONCEGATE_WORKERS: '2' },
   });
@@ -81,7 +81,7 @@ describe('worker processes behind one port', () => {
       (pids) => pids.length === 2 && !pids.some((pid) => before.includes(pid)),
     );
     expect(after).not.toEqual(before);
-    await gateway.ready();
+    await gateway.waitUntilReady();
     const again = await gateway.call('world.keyed', { id: 'w-2' }, { key: 'w-2' });
     expect(again.body).toMatchObject({ state: 'succeeded', replayed: true });
     expect(await upstream.effects('w-2')).toHaveLength(1);
@@ -100,12 +100,12 @@ describe('worker processes behind one port', () => {
 
   it('are a number, or the gateway says what would be right', async () => {
     gateway.launch({ ONCEGATE_WORKERS: 'many' });
-    expect(await gateway.exited()).toEqual({ code: 1, signal: null });
+    expect(await gateway.waitForExit()).toEqual({ code: 1, signal: null });
     expect(gateway.output).toContain('ONCEGATE_WORKERS: "many" is not a number of processes');
   });
 
   it.each(['SIGINT', 'SIGTERM'] as const)('may be ended while they load, as by Ctrl-C: %s', async (signal) => {
-    if (gateway.alive) await gateway.stop();
+    if (gateway.isAlive) await gateway.stop();
     gateway.output = '';
     gateway.launch();
     const loading = await until(
@@ -113,7 +113,7 @@ describe('worker processes behind one port', () => {
       (pids) => pids.length === 2,
     );
     for (const pid of [gateway.pid, ...loading]) process.kill(pid, signal);
-    expect(await gateway.exited()).toEqual({ code: 0, signal: null });
+    expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
     expect(gateway.output).not.toContain('did not start');
     expect((await Promise.all(loading.map((pid) => childOf(pid)))).filter(Boolean)).toEqual([]);
   });
@@ -121,7 +121,7 @@ describe('worker processes behind one port', () => {
   it('tell what keeps them from starting once, and leave nothing behind', async () => {
     gateway.output = '';
     gateway.launch({ ONCEGATE_POLICIES: '/nonexistent-policies' });
-    expect(await gateway.exited()).toMatchObject({ code: 1 });
+    expect(await gateway.waitForExit()).toMatchObject({ code: 1 });
     expect(gateway.output.match(/did not start/g)).toHaveLength(1);
   });
 });

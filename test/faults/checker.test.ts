@@ -1,5 +1,11 @@
 import { describe, expect, it } from 'vitest';
-import { check, type Observations, type ObservedCall, type SeenEffect, type SeenRequest } from './checker.ts';
+import {
+  checkInvariants,
+  type Observations,
+  type ObservedCall,
+  type ObservedEffect,
+  type ObservedRequest,
+} from './checker.ts';
 
 const call = (over: Partial<ObservedCall> = {}): ObservedCall => ({
   txn: 't1',
@@ -10,7 +16,7 @@ const call = (over: Partial<ObservedCall> = {}): ObservedCall => ({
   verdictsNotApplied: 0,
   ...over,
 });
-const request = (over: Partial<SeenRequest> = {}): SeenRequest => ({
+const request = (over: Partial<ObservedRequest> = {}): ObservedRequest => ({
   id: 'a',
   method: 'POST',
   url: '/none/mail',
@@ -22,7 +28,7 @@ const request = (over: Partial<SeenRequest> = {}): SeenRequest => ({
   at: 1000,
   ...over,
 });
-const keyed = (over: Partial<SeenRequest> = {}) =>
+const keyed = (over: Partial<ObservedRequest> = {}) =>
   request({
     url: '/keyed/charge',
     route: 'POST /keyed/charge',
@@ -30,7 +36,12 @@ const keyed = (over: Partial<SeenRequest> = {}) =>
     headers: { 'idempotency-key': 'k1', date: String(Math.random()), connection: 'close' },
     ...over,
   });
-const effect = (over: Partial<SeenEffect> = {}): SeenEffect => ({ n: 1, id: 'a', route: 'POST /none/mail', ...over });
+const effect = (over: Partial<ObservedEffect> = {}): ObservedEffect => ({
+  n: 1,
+  id: 'a',
+  route: 'POST /none/mail',
+  ...over,
+});
 const seen = (over: Partial<Observations> = {}): Observations => ({
   calls: [call()],
   requests: [request()],
@@ -42,23 +53,27 @@ const failed = { status: 502, code: 'tool_failed', body: { code: 'tool_failed', 
 
 describe('what is right passes', () => {
   it('one call of each kind', () => {
-    expect(check(seen())).toEqual([]);
-    expect(check(seen({ calls: [call({ kind: 'probe' })] }))).toEqual([]);
-    expect(check(seen({ calls: [call({ kind: 'key' })], requests: [keyed(), keyed()] }))).toEqual([]);
-    expect(check(seen({ calls: [call({ kind: 'nature' })], effects: [effect(), effect({ n: 2 })] }))).toEqual([]);
-    expect(check(seen({ calls: [call({ kind: 'read' })], requests: [], effects: [] }))).toEqual([]);
+    expect(checkInvariants(seen())).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ kind: 'probe' })] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ kind: 'key' })], requests: [keyed(), keyed()] }))).toEqual([]);
+    expect(
+      checkInvariants(seen({ calls: [call({ kind: 'idempotent' })], effects: [effect(), effect({ n: 2 })] })),
+    ).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ kind: 'read' })], requests: [], effects: [] }))).toEqual([]);
   });
 
   it('another attempt after a verdict, and probes, which are no attempts', () => {
     const requests = [request(), request(), request({ method: 'GET' }), request({ method: 'GET' })];
-    expect(check(seen({ calls: [call({ kind: 'probe', verdictsNotApplied: 1 })], requests }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ kind: 'probe', verdictsNotApplied: 1 })], requests }))).toEqual([]);
   });
 
   it('a doubt with and without an effect, a failure without', () => {
     const doubt = call({ states: ['sending', 'in_doubt'], answers: [{ status: 504, code: 'in_doubt' }] });
-    expect(check(seen({ calls: [doubt] }))).toEqual([]);
-    expect(check(seen({ calls: [doubt], effects: [] }))).toEqual([]);
-    expect(check(seen({ calls: [call({ states: ['failed'], answers: [failed] })], effects: [] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [doubt] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [doubt], effects: [] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ states: ['failed'], answers: [failed] })], effects: [] }))).toEqual(
+      [],
+    );
   });
 
   it('replays, and the answers given before the final one', () => {
@@ -66,25 +81,31 @@ describe('what is right passes', () => {
     const calls = [
       call({ answers: [before, ...call().answers, replay, replay], expect: { oneUnmarked: true, oneSend: true } }),
     ];
-    expect(check(seen({ calls }))).toEqual([]);
+    expect(checkInvariants(seen({ calls }))).toEqual([]);
   });
 
   it('an effect the gateway found to be there already', () => {
     const answers = [{ status: 200, body: { state: 'succeeded', outcome: 'already_satisfied' } }];
-    expect(check(seen({ calls: [call({ answers })], requests: [], effects: [] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ answers })], requests: [], effects: [] }))).toEqual([]);
   });
 
   it('two calls about one id, told apart by their route', () => {
-    const put = call({ kind: 'nature', route: 'PUT /nature/objects' });
-    const remove = call({ ...put, txn: 't2', route: 'DELETE /nature/objects', states: ['failed'], answers: [failed] });
-    const effects = [effect({ route: 'PUT /nature/objects' })];
-    expect(check(seen({ calls: [put, remove], effects }))).toEqual([]);
+    const put = call({ kind: 'idempotent', route: 'PUT /idempotent/objects' });
+    const remove = call({
+      ...put,
+      txn: 't2',
+      route: 'DELETE /idempotent/objects',
+      states: ['failed'],
+      answers: [failed],
+    });
+    const effects = [effect({ route: 'PUT /idempotent/objects' })];
+    expect(checkInvariants(seen({ calls: [put, remove], effects }))).toEqual([]);
   });
 });
 
 describe('what is wrong is found', () => {
   const finds = (observations: Partial<Observations>, ...sentences: RegExp[]) => {
-    const violations = check(seen(observations));
+    const violations = checkInvariants(seen(observations));
     for (const sentence of sentences) expect(violations).toContainEqual(expect.stringMatching(sentence));
     expect(violations).not.toEqual([]);
   };
@@ -120,7 +141,7 @@ describe('what is wrong is found', () => {
     const requests = [keyed(), keyed({ headers: { 'idempotency-key': 'k1', traceparent: '00-1' } })];
     const observations = { calls: [call({ kind: 'key' })], requests };
     finds(observations, /another set of headers/);
-    expect(check(seen({ ...observations, varyingHeaders: ['Traceparent'] }))).toEqual([]);
+    expect(checkInvariants(seen({ ...observations, varyingHeaders: ['Traceparent'] }))).toEqual([]);
   });
 
   it('I2: one key for two calls', () => {
@@ -131,7 +152,7 @@ describe('what is wrong is found', () => {
 
   it('I2: an attempt after the key may have been forgotten', () => {
     const calls = [call({ kind: 'key', lifetimeMs: 500, marginMs: 100 })];
-    expect(check(seen({ calls, requests: [keyed(), keyed({ at: 1400 })] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls, requests: [keyed(), keyed({ at: 1400 })] }))).toEqual([]);
     finds({ calls, requests: [keyed(), keyed({ at: 1401 })] }, /^I2: .* 401 ms .* allowed 400/);
   });
 
@@ -143,7 +164,7 @@ describe('what is wrong is found', () => {
     finds({ effects: [] }, /^I5: .* is succeeded, but had 0 effects/);
     const twice = [effect(), effect({ n: 2 })];
     finds({ calls: [call({ kind: 'key' })], requests: [keyed()], effects: twice }, /^I5: .* is succeeded, but had 2/);
-    finds({ calls: [call({ kind: 'nature' })], effects: [] }, /^I5: .* is succeeded, but had 0/);
+    finds({ calls: [call({ kind: 'idempotent' })], effects: [] }, /^I5: .* is succeeded, but had 0/);
   });
 
   it.each(['failed', 'rejected', 'expired', 'cancelled'])('I5: %s, and it happened', (state) => {
@@ -190,13 +211,13 @@ describe('what is wrong is found', () => {
     finds({ calls: [call({ answers: [replay, replay], ...oneUnmarked })] }, /^I8: .* 0 of 2 .* expected 1/);
     const twice = [...call().answers, ...call().answers];
     finds({ calls: [call({ answers: twice, ...oneUnmarked })] }, /^I8: .* 2 of 2 .* expected 1/);
-    expect(check(seen({ calls: [call({ answers: twice })] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls: [call({ answers: twice })] }))).toEqual([]);
   });
 
   it('I8: the header marks what the body cannot', () => {
     const marked = { ...failed, replayed: true };
     const calls = [call({ states: ['failed'], answers: [failed, marked], expect: { oneUnmarked: true } })];
-    expect(check(seen({ calls, effects: [] }))).toEqual([]);
+    expect(checkInvariants(seen({ calls, effects: [] }))).toEqual([]);
   });
 
   it('I8: more than one send where one was promised', () => {

@@ -1,13 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Gateway, Reply } from '../support/gateway.ts';
-import { check, type ObservedCall } from './checker.ts';
-import type { Plan, Upstream } from './upstream.ts';
+import { checkInvariants, type ObservedCall } from './checker.ts';
+import type { TestUpstream, UpstreamFaultPlan } from './upstream.ts';
 
-export type CrashKind = 'key' | 'nature' | 'probe' | 'none' | 'read';
+export type OnceKind = 'key' | 'idempotent' | 'probe' | 'none' | 'read';
 
-export const TOOL_OF: Readonly<Record<CrashKind, string>> = {
+export const TOOL_BY_KIND: Readonly<Record<OnceKind, string>> = {
   key: 'world.keyed',
-  nature: 'world.put',
+  idempotent: 'world.put',
   probe: 'world.probed',
   none: 'world.none',
   read: 'world.read',
@@ -15,13 +15,13 @@ export const TOOL_OF: Readonly<Record<CrashKind, string>> = {
 
 export interface PlannedCall {
   readonly id: string;
-  readonly kind: CrashKind;
-  readonly plans?: readonly Omit<Plan, 'match'>[];
+  readonly kind: OnceKind;
+  readonly plans?: readonly Omit<UpstreamFaultPlan, 'match'>[];
 }
 
-export interface Round {
+export interface CrashRoundOptions {
   readonly gateway: Gateway;
-  readonly upstream: Upstream;
+  readonly upstream: TestUpstream;
   readonly calls: readonly PlannedCall[];
   /** Environments of the lives of the gateway that must end by themselves, in order; the last life goes on. */
   readonly deaths: readonly Readonly<Record<string, string>>[];
@@ -30,13 +30,13 @@ export interface Round {
   readonly restWithinMs?: number;
 }
 
-export interface Verdict {
+export interface CrashRoundResult {
   readonly violations: readonly string[];
   /** Calls whose caller heard nothing because the gateway died under it. */
   readonly killedInFlight: number;
 }
 
-interface Seen {
+interface CallRecord {
   readonly planned: PlannedCall;
   readonly states: string[];
   readonly answers: Reply[];
@@ -47,9 +47,9 @@ interface Seen {
  * One crash: the calls go out, the gateway dies (again and again), comes back, and every call must come to rest by
  * itself; then the agent asks again with the same keys. Tells the invariants that did not hold, as sentences.
  */
-export async function crashRound(round: Round): Promise<Verdict> {
+export async function runCrashRound(round: CrashRoundOptions): Promise<CrashRoundResult> {
   const { gateway, upstream, calls } = round;
-  const seen = calls.map((planned): Seen => ({ planned, states: [], answers: [], txn: '' }));
+  const seen = calls.map((planned): CallRecord => ({ planned, states: [], answers: [], txn: '' }));
   for (const { id, kind, plans } of calls) {
     for (const plan of plans ?? [])
       await upstream.plan({ ...plan, match: kind === 'probe' ? { id, method: 'POST' } : { id } });
@@ -57,32 +57,32 @@ export async function crashRound(round: Round): Promise<Verdict> {
 
   const [first, ...later] = round.deaths;
   await gateway.start(first);
-  const asked = Promise.all(seen.map((call) => ask(gateway, call)));
+  const asked = Promise.all(seen.map((call) => sendCall(gateway, call)));
   if (round.killAfterMs !== undefined) {
     await sleep(round.killAfterMs);
     gateway.signal('SIGKILL');
   }
-  await Promise.race([gateway.exited(), asked]);
-  if (gateway.alive) await gateway.kill();
+  await Promise.race([gateway.waitForExit(), asked]);
+  if (gateway.isAlive) await gateway.kill();
   await asked;
   const killedInFlight = seen.filter((call) => call.answers.length === 0).length;
   for (const life of later) {
     gateway.launch(life);
-    await Promise.race([gateway.exited(), sleep(8_000, undefined, { ref: false })]);
-    if (gateway.alive) await gateway.kill();
+    await Promise.race([gateway.waitForExit(), sleep(8_000, undefined, { ref: false })]);
+    if (gateway.isAlive) await gateway.kill();
   }
 
   await gateway.start();
-  await comeToRest(gateway, seen, round.restWithinMs ?? 15_000);
-  await Promise.all(seen.map((call) => ask(gateway, call)));
-  await Promise.all(seen.map((call) => ask(gateway, call)));
-  return { violations: await violations(round, seen), killedInFlight };
+  await waitUntilSettled(gateway, seen, round.restWithinMs ?? 15_000);
+  await Promise.all(seen.map((call) => sendCall(gateway, call)));
+  await Promise.all(seen.map((call) => sendCall(gateway, call)));
+  return { violations: await findViolations(round, seen), killedInFlight };
 }
 
-async function ask(gateway: Gateway, seen: Seen): Promise<void> {
+async function sendCall(gateway: Gateway, seen: CallRecord): Promise<void> {
   const { id, kind } = seen.planned;
   try {
-    const answer = await gateway.call(TOOL_OF[kind], { id }, { key: id, headers: { prefer: 'wait=20' } });
+    const answer = await gateway.call(TOOL_BY_KIND[kind], { id }, { key: id, headers: { prefer: 'wait=20' } });
     seen.answers.push(answer);
     seen.txn ||= answer.headers.get('oncegate-txn') ?? '';
     const state = answer.headers.get('oncegate-state');
@@ -93,7 +93,7 @@ async function ask(gateway: Gateway, seen: Seen): Promise<void> {
 }
 
 /** Watches every open call until it is final, or in doubt with nobody but a person left to tell. */
-async function comeToRest(gateway: Gateway, seen: readonly Seen[], withinMs: number): Promise<void> {
+async function waitUntilSettled(gateway: Gateway, seen: readonly CallRecord[], withinMs: number): Promise<void> {
   const byKey = new Map(seen.map((call) => [call.planned.id, call]));
   const until = performance.now() + withinMs;
   for (;;) {
@@ -120,7 +120,10 @@ async function comeToRest(gateway: Gateway, seen: readonly Seen[], withinMs: num
   }
 }
 
-async function violations({ upstream, gateway }: Round, seen: readonly Seen[]): Promise<string[]> {
+async function findViolations(
+  { upstream, gateway }: CrashRoundOptions,
+  seen: readonly CallRecord[],
+): Promise<string[]> {
   const observed: ObservedCall[] = [];
   const found: string[] = [];
   for (const { planned, states, answers, txn } of seen) {
@@ -152,5 +155,5 @@ async function violations({ upstream, gateway }: Round, seen: readonly Seen[]): 
     (request) => request.id !== null && request.id !== undefined && ids.has(request.id),
   );
   const effects = (await upstream.effects()).filter((effect) => effect.id !== null && ids.has(effect.id));
-  return [...found, ...check({ calls: observed, requests, effects })];
+  return [...found, ...checkInvariants({ calls: observed, requests, effects })];
 }

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
-import { parseStrict, StrictJsonError } from '../../gateway/domain/strict-json.ts';
-import { compilePolicies } from '../../gateway/policy/load.ts';
+import { parseStrictJson, StrictJsonError } from '../../gateway/domain/strict-json.ts';
+import { compilePolicies } from '../../gateway/policy/load-policies.ts';
 
 /**
  * Throws mutated bytes at what parses: the strict JSON parser and the policy loader. Nothing may be thrown but what is
@@ -13,7 +13,7 @@ const { values } = parseArgs({
   options: { inputs: { type: 'string', default: '20000' }, seed: { type: 'string', default: '1' } },
 });
 const inputs = Number(values.inputs);
-const random = generator(Number(values.seed));
+const random = createRandom(Number(values.seed));
 
 const JSON_SEEDS = [
   '{"id":"ch_1","amount":1200,"nested":{"list":[1,2.5,-3e10,true,null,"\\u00e9\\n"]}}',
@@ -70,15 +70,15 @@ let accepted = 0;
 for (let i = 0; i < inputs; i += 1) {
   // A whole policy costs milliseconds to compile; a tenth of the inputs keeps both well fed.
   if (i % 10 === 0) {
-    const text = mutate(cut(POLICY), 1 + Math.floor(random() * 6));
-    timed('loader', text, () => {
+    const text = mutate(cutPolicy(POLICY), 1 + Math.floor(random() * 6));
+    recordSlowest('loader', text, () => {
       if (compilePolicies([{ name: 'p.yaml', file: 'p.yaml', bytes: Buffer.from(text) }], ENV).ok) accepted += 1;
     });
   } else {
     const text = mutate(JSON_SEEDS[Math.floor(random() * JSON_SEEDS.length)] ?? '', 1 + Math.floor(random() * 8));
-    timed('parser', text, () => {
+    recordSlowest('parser', text, () => {
       try {
-        parseStrict(Buffer.from(text));
+        parseStrictJson(Buffer.from(text));
         accepted += 1;
       } catch (error) {
         if (!(error instanceof StrictJsonError)) throw error;
@@ -94,13 +94,13 @@ console.log(
 if (slowest.ms > 50) console.log(JSON.stringify(slowest.input.slice(0, 2_000)));
 
 /** Processor time, so that a busy machine does not look like a hang; what seems slow is tried again, to leave out the collector. */
-function timed(of: string, input: string, work: () => void): void {
-  let ms = once(work);
-  for (let again = 0; again < 3 && ms > 25; again += 1) ms = Math.min(ms, once(work));
+function recordSlowest(of: string, input: string, work: () => void): void {
+  let ms = measureCpuMs(work);
+  for (let again = 0; again < 3 && ms > 25; again += 1) ms = Math.min(ms, measureCpuMs(work));
   if (ms > slowest.ms) slowest = { ms, of, input };
 }
 
-function once(work: () => void): number {
+function measureCpuMs(work: () => void): number {
   const before = process.cpuUsage();
   work();
   const { user, system } = process.cpuUsage(before);
@@ -108,7 +108,7 @@ function once(work: () => void): number {
 }
 
 /** Some of the blocks of a policy: whole ones are slow to compile and mostly the same. */
-function cut(policy: string): string {
+function cutPolicy(policy: string): string {
   const lines = policy.split('\n');
   const from = Math.floor(random() * lines.length);
   return random() < 0.1
@@ -136,7 +136,7 @@ function mutate(text: string, times: number): string {
   return current;
 }
 
-function generator(seed: number): () => number {
+function createRandom(seed: number): () => number {
   let state = seed >>> 0;
   return () => {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;

@@ -1,18 +1,21 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { type CrashKind, crashRound, type PlannedCall } from './crash-round.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { type OnceKind, type PlannedCall, runCrashRound } from './crash-round.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await makeGateway({ policies: faultPolicies(upstream.url, { timeout: '1s' }), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await makeGateway({
+    policies: buildFaultPolicies(upstream.url, { timeout: '1s' }),
+    databaseUrl: database.url,
+  });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -20,14 +23,14 @@ afterAll(async () => {
   await upstream?.stop();
 });
 
-const KINDS: readonly CrashKind[] = ['key', 'nature', 'probe', 'none', 'read'];
+const KINDS: readonly OnceKind[] = ['key', 'idempotent', 'probe', 'none', 'read'];
 const LOST_ANSWER: PlannedCall['plans'] = [{ do: ['apply', 'drop'] }];
 const NEVER_ARRIVED: PlannedCall['plans'] = [{ do: ['drop'] }];
 const die = (at: string) => ({ ONCEGATE_DIE_AT: at });
 
-async function round(name: string, kind: CrashKind, deaths: string[], plans?: PlannedCall['plans']): Promise<void> {
+async function round(name: string, kind: OnceKind, deaths: string[], plans?: PlannedCall['plans']): Promise<void> {
   const calls = [{ id: `${kind}-${name}`, kind, ...(plans === undefined ? {} : { plans }) }];
-  const { violations } = await crashRound({ gateway, upstream, calls, deaths: deaths.map(die) });
+  const { violations } = await runCrashRound({ gateway, upstream, calls, deaths: deaths.map(die) });
   expect(violations).toEqual([]);
   await gateway.kill();
 }
@@ -53,7 +56,7 @@ describe('kill -9 at a named point', () => {
 });
 
 describe('kill -9 again in recovery', () => {
-  for (const kind of ['key', 'nature', 'probe', 'none'] as const) {
+  for (const kind of ['key', 'idempotent', 'probe', 'none'] as const) {
     it(`taken, ${kind}`, () => round('again-taken', kind, ['answered', 'taken']));
     it(`taken twice, then on the way, ${kind}`, () =>
       round('again-way', kind, [
@@ -76,7 +79,7 @@ describe('kill -9 from outside', () => {
       { length: 40 },
       (_, i): PlannedCall => ({ id: `many-${kind}-${i}`, kind, plans: plans[i % 2] ?? [] }),
     );
-    const { violations, killedInFlight } = await crashRound({
+    const { violations, killedInFlight } = await runCrashRound({
       gateway,
       upstream,
       calls,

@@ -1,22 +1,22 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, startGateway } from '../support/gateway.ts';
 import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let link: TcpProxy;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   const direct = new URL(database.url);
   link = await startTcpProxy({ targetPort: Number(direct.port) });
   direct.port = String(link.port);
-  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: direct.href });
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: direct.href });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -113,7 +113,7 @@ describe('PostgreSQL that does not answer', () => {
     expect(answer.body).toMatchObject({ code: 'in_doubt', state: 'sending', retry: 'same_key' });
     link.cut();
     await link.pass();
-    await gateway.ready();
+    await gateway.waitUntilReady();
     expect((await gateway.call('world.none', { id }, { key: id })).status).toBe(200);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
@@ -127,7 +127,7 @@ describe('PostgreSQL that does not answer', () => {
     expect((await gateway.get('/readyz')).status).toBe(503);
     link.cut();
     await link.pass();
-    await gateway.ready();
+    await gateway.waitUntilReady();
     for (let i = 0; i < 100; i += 1) {
       const id = `stall-${i}`;
       await expect
@@ -145,7 +145,7 @@ describe('PostgreSQL that does not answer', () => {
     expect((await gateway.get('/v1/calls')).status).toBe(503);
     expect((await gateway.get('/healthz')).status).toBe(200);
     await link.pass();
-    await gateway.ready();
+    await gateway.waitUntilReady();
     expect((await gateway.call('world.read', { id: 'r' })).status).toBe(200);
   });
 });

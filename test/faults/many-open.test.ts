@@ -1,18 +1,18 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await makeGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await makeGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -79,6 +79,6 @@ it('a call in the name of a living process that does not carry it is found, and 
      insert into open_calls (txn, owner) select txn, $1 from made`,
     [me?.id],
   );
-  const stray = await gateway.callWhen('00000000-0000-8000-8000-00000000aaaa', ({ state }) => state === 'in_doubt');
+  const stray = await gateway.waitForCall('00000000-0000-8000-8000-00000000aaaa', ({ state }) => state === 'in_doubt');
   expect(stray.problem.code).toBe('in_doubt');
 });

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { type Step, startUpstream, type Upstream } from './upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream, type UpstreamFaultStep } from './upstream.ts';
 
 const SETTLES = 500;
 
@@ -13,7 +13,7 @@ function policies(url: string): string {
   world.${name}:
     upstream: ${upstream}
     input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
-    request: { method: PUT, path: "/nature/objects/\${args.id}", body: { text: "\${args.text}" } }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: { text: "\${args.text}" } }
     retry: { attempts: 3, base: 20ms, max: 200ms, within: 1h }
     locks: ["object/\${args.id}"]
     observe: { tool: world.look, args: { id: "\${args.id}" }, satisfied: "observed != null && observed.object.text == args.text"${settles} }
@@ -22,37 +22,37 @@ function policies(url: string): string {
   const proof = `, settles: ${SETTLES}ms`;
   return `
 upstreams:
-${['world', 'shown', 'nature', 'keyed'].map((name) => `  ${name}: { adapter: http, url: "${url}", allowPrivate: true, timeout: 300ms, breaker: { minimum: 1000 } }`).join('\n')}
+${['world', 'shown', 'idempotent', 'keyed'].map((name) => `  ${name}: { adapter: http, url: "${url}", allowPrivate: true, timeout: 300ms, breaker: { minimum: 1000 } }`).join('\n')}
 tools:
 ${tool('set', 'world', undo, proof)}
 ${tool('show', 'shown', '')}
-${tool('put', 'nature', 'once: { by: nature }', proof)}
+${tool('put', 'idempotent', 'once: { by: idempotent }', proof)}
 ${tool('keyed', 'keyed', 'once: { by: key, header: Idempotency-Key, lifetime: 300ms }', proof)}
   world.restore:
     upstream: world
     input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
     request: { method: PUT, path: "/restored/\${args.id}", body: { text: "\${args.text}" } }
-    once: { by: nature }
+    once: { by: idempotent }
   world.look:
     upstream: world
     effect: read
     input: { type: object, properties: { id: { type: string } }, required: [id] }
-    request: { method: GET, path: "/nature/objects/\${args.id}" }
+    request: { method: GET, path: "/idempotent/objects/\${args.id}" }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules: [{ allow: world.*, approve: never }]
-${PEOPLE}`;
+${PEOPLE_YAML}`;
 }
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let id: string;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({ policies: { 'observe.yaml': policies(upstream.url) }, databaseUrl: database.url });
 });
 afterAll(async () => {
@@ -61,13 +61,13 @@ afterAll(async () => {
   await upstream?.stop();
 });
 beforeEach(async () => {
-  if (!gateway.alive) await gateway.start();
+  if (!gateway.isAlive) await gateway.start();
   await upstream.reset();
   id = randomUUID();
 });
 
 const writes = async () => (await upstream.requests(id)).filter(({ method }) => method === 'PUT');
-const plan = (steps: Step[], times: number | 'always' = 1) =>
+const plan = (steps: UpstreamFaultStep[], times: number | 'always' = 1) =>
   upstream.plan({ match: { id, method: 'PUT' }, do: steps, times });
 const ask = (tool: string) => gateway.call(tool, { id, text: 'wished' }, { headers: { prefer: 'wait=20' } });
 const seenByPerson = async (txn: string) => (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
@@ -81,7 +81,7 @@ describe('a write in doubt whose tool says when the world has settled', () => {
       expect(status).toBe(200);
       expect(body).toMatchObject({ state: 'succeeded', outcome: 'observed', result: { object: { text: 'wished' } } });
       expect((await seenByPerson(body.txn)).evidence).toBe('probe');
-      // Of a write by nature the repeats within its attempts are harmless; of any other there is one.
+      // Of a write by idempotent the repeats within its attempts are harmless; of any other there is one.
       expect(await writes()).toHaveLength(tool === 'world.put' ? 3 : 1);
     },
   );
@@ -142,7 +142,7 @@ describe('a write in doubt whose tool says when the world has settled', () => {
     await gateway.call('world.put', { id, text: 'old' });
     await plan(['apply', 'drop']);
     const saga = await TestSaga.open(gateway);
-    expect((await saga.step('world.set', { id, text: 'wished' })).body.outcome).toBe('observed');
+    expect((await saga.callStep('world.set', { id, text: 'wished' })).body.outcome).toBe('observed');
     expect((await saga.rollback()).body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
     expect((await upstream.effects(id)).at(-1)).toMatchObject({ route: 'PUT /restored', body: { text: 'old' } });
   });
@@ -174,19 +174,22 @@ describe('a write in doubt whose tool does not say so', () => {
   it.each([
     [['apply', 'drop'], true],
     [['drop'], false],
-  ] as [Step[], boolean][])('%j stays in doubt, and a person is shown what was seen', async (steps, satisfied) => {
-    await plan(steps);
-    const { status, body } = await ask('world.show');
-    expect([status, body.code]).toEqual([504, 'in_doubt']);
-    const [listed] = (await gateway.admin('GET', '/admin/calls?state=in_doubt')).body.items;
-    expect(listed.txn).toBe(body.txn);
-    expect(listed.problem.detail).toContain(`the world is ${satisfied ? '' : 'not '}as asked`);
-    const { timeline } = await seenByPerson(body.txn);
-    const observed = satisfied ? expect.stringContaining('"text":"wished"') : null;
-    expect(timeline.at(-1)).toMatchObject({ what: 'in_doubt', satisfied, observed });
-    expect(await writes()).toHaveLength(1);
-    const verdict = satisfied ? 'applied' : 'not_applied';
-    const resolved = await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, { verdict, reason: 'seen' });
-    expect(resolved.body).toMatchObject({ state: satisfied ? 'succeeded' : 'failed', evidence: 'person' });
-  });
+  ] as [UpstreamFaultStep[], boolean][])(
+    '%j stays in doubt, and a person is shown what was seen',
+    async (steps, satisfied) => {
+      await plan(steps);
+      const { status, body } = await ask('world.show');
+      expect([status, body.code]).toEqual([504, 'in_doubt']);
+      const [listed] = (await gateway.admin('GET', '/admin/calls?state=in_doubt')).body.items;
+      expect(listed.txn).toBe(body.txn);
+      expect(listed.problem.detail).toContain(`the world is ${satisfied ? '' : 'not '}as asked`);
+      const { timeline } = await seenByPerson(body.txn);
+      const observed = satisfied ? expect.stringContaining('"text":"wished"') : null;
+      expect(timeline.at(-1)).toMatchObject({ what: 'in_doubt', satisfied, observed });
+      expect(await writes()).toHaveLength(1);
+      const verdict = satisfied ? 'applied' : 'not_applied';
+      const resolved = await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, { verdict, reason: 'seen' });
+      expect(resolved.body).toMatchObject({ state: satisfied ? 'succeeded' : 'failed', evidence: 'person' });
+    },
+  );
 });

@@ -2,24 +2,24 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, type Reply, startGateway } from '../support/gateway.ts';
-import { check, type ObservedCall } from './checker.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { checkInvariants, type ObservedCall } from './checker.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  gateway = await startGateway({ policies: faultPolicies(upstream.url) });
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url) });
 });
 afterAll(async () => {
   await gateway?.dispose();
   await upstream?.stop();
 });
 
-const KINDS = { key: 'world.keyed', nature: 'world.put', probe: 'world.probed', none: 'world.none' } as const;
+const KINDS = { key: 'world.keyed', idempotent: 'world.put', probe: 'world.probed', none: 'world.none' } as const;
 
 /** An agent that repeats each call with its key until it hears something that is not "ask again". */
 async function insist(kind: keyof typeof KINDS, id: string): Promise<Reply[]> {
@@ -54,7 +54,7 @@ it('PostgreSQL killed and restarted under load: every call happens once, and is 
       await sleep(4);
     }
     await Promise.all(calls.map(({ answers }) => answers));
-    await gateway.ready();
+    await gateway.waitUntilReady();
   }
 
   const observed: ObservedCall[] = [];
@@ -76,7 +76,7 @@ it('PostgreSQL killed and restarted under load: every call happens once, and is 
       verdictsNotApplied: 0,
     });
   }
-  expect(check({ calls: observed, requests: await upstream.requests(), effects: await upstream.effects() })).toEqual(
-    [],
-  );
+  expect(
+    checkInvariants({ calls: observed, requests: await upstream.requests(), effects: await upstream.effects() }),
+  ).toEqual([]);
 });

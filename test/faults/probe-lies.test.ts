@@ -1,10 +1,10 @@
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, startGateway } from '../support/gateway.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
@@ -23,9 +23,9 @@ tools:
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({
-    policies: { ...faultPolicies(upstream.url, { settles: '1500ms' }), 'hasty.yaml': hasty(upstream.url) },
+    policies: { ...buildFaultPolicies(upstream.url, { settles: '1500ms' }), 'hasty.yaml': hasty(upstream.url) },
     databaseUrl: database.url,
   });
 });

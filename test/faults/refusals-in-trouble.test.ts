@@ -1,13 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
 import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let link: TcpProxy;
 let gateway: Gateway;
@@ -15,12 +15,12 @@ let inTheWay: pg.Client;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   const direct = new URL(database.url);
   link = await startTcpProxy({ targetPort: Number(direct.port) });
   direct.port = String(link.port);
   const config = 'database: { pool: 4 }\n';
-  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: direct.href, config });
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: direct.href, config });
   inTheWay = new pg.Client({ connectionString: database.url });
   await inTheWay.connect();
   await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it floods' });
@@ -90,7 +90,7 @@ async function timed(tool: string, agentKey: string, keyed: boolean) {
 it.each(Object.entries(TROUBLES))(
   'refusals while the ledger %s are answered soon, and nothing is sent',
   async (_, { begin, end }) => {
-    await gateway.ready();
+    await gateway.waitUntilReady();
     await begin();
     const answers: ReturnType<typeof timed>[] = [];
     for (let i = 0; i < 40; i += 1) {

@@ -1,20 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
-import { check } from './checker.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { checkInvariants } from './checker.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeEach(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const policies = faultPolicies(upstream.url, { timeout: '20s' });
+  database = await createTestDatabase();
+  const policies = buildFaultPolicies(upstream.url, { timeout: '20s' });
   one = await startGateway({ policies, databaseUrl: database.url });
   two = await makeGateway({ policies, databaseUrl: database.url, beside: one });
   await two.start();
@@ -50,9 +50,9 @@ describe('two replicas', () => {
         verdictsNotApplied: 0,
         expect: { oneUnmarked: true, oneSend: true },
       };
-      expect(check({ calls: [call], requests: await upstream.requests(), effects: await upstream.effects() })).toEqual(
-        [],
-      );
+      expect(
+        checkInvariants({ calls: [call], requests: await upstream.requests(), effects: await upstream.effects() }),
+      ).toEqual([]);
       expect(new Set(observed.map(({ status }) => status))).toEqual(new Set([200]));
     },
   );
@@ -115,7 +115,7 @@ describe('two replicas', () => {
     expect(await upstream.effects('paused')).toHaveLength(1);
 
     // It takes a new lease and goes on.
-    await one.ready();
+    await one.waitUntilReady();
     expect((await one.call('world.none', { id: 'after' }, { key: 'after' })).status).toBe(200);
   });
 
@@ -133,7 +133,7 @@ describe('two replicas', () => {
     one.signal('SIGCONT');
     await asked.catch(() => undefined);
     expect([200, 503, 504]).toContain(told.status);
-    await one.ready();
+    await one.waitUntilReady();
     const final = await two.call('world.none', { id: 'unsent' }, { key: 'unsent' });
     expect([200, 504]).toContain(final.status);
     const effects = (await upstream.effects('unsent')).length;

@@ -33,50 +33,58 @@ export type TcpProxy = {
    * persisted). A pipelining client may get earlier answers in between: `answered` says which bytes are the awaited ones.
    * Resolves true when the cut was made, false when it was disarmed before.
    */
-  cutAfterClientBytes(predicate: ChunkTest, how: { forward: boolean; answered?: ChunkTest }): Promise<boolean>;
+  cutAfterClientBytes(
+    predicate: ChunkPredicate,
+    how: { forward: boolean; answered?: ChunkPredicate },
+  ): Promise<boolean>;
   close(): Promise<void>;
 };
 
 /** `total` counts the bytes of that connection and direction, the chunk included; connections are told apart by their number. */
-export type ChunkTest = (chunk: Buffer, total: number, connection: number) => boolean;
+export type ChunkPredicate = (chunk: Buffer, total: number, connection: number) => boolean;
 
-type Side = { socket: net.Socket; total: number; queue: Promise<void> };
-type Link = {
+type ProxyEndpoint = { socket: net.Socket; total: number; queue: Promise<void> };
+type ProxiedConnection = {
   number: number;
-  client: Side;
-  server: Side;
-  swallow: ChunkTest | undefined;
+  client: ProxyEndpoint;
+  server: ProxyEndpoint;
+  swallow: ChunkPredicate | undefined;
   swallowed: number;
   done: () => void;
 };
-type Trap = {
-  matches: ChunkTest;
+type ArmedCut = {
+  matches: ChunkPredicate;
   forward: boolean;
-  answered: ChunkTest;
+  answered: ChunkPredicate;
   sprung: boolean;
   settle: (cut: boolean) => void;
 };
 
 export async function startTcpProxy(target: { targetPort: number; targetHost?: string }): Promise<TcpProxy> {
-  const links = new Set<Link>();
+  const links = new Set<ProxiedConnection>();
   const counters = { accepted: 0, open: 0, cut: 0, clientBytes: 0, serverBytes: 0 };
   let delayMs = 0;
-  let gate = openGate();
-  let trap: Trap | undefined;
+  let gate = createGate();
+  let trap: ArmedCut | undefined;
 
-  const destroy = (link: Link, reset = false) => {
+  const destroy = (link: ProxiedConnection, reset = false) => {
     if (!links.delete(link)) return;
     counters.open -= 1;
     for (const { socket } of [link.client, link.server]) reset ? socket.resetAndDestroy() : socket.destroy();
     link.done();
   };
-  const cutLink = (link: Link, reset = false) => {
+  const cutLink = (link: ProxiedConnection, reset = false) => {
     if (links.has(link)) counters.cut += 1;
     destroy(link, reset);
   };
 
   /** Keeps the order of chunks whatever delay and stall do meanwhile, and stops reading from who sends faster than we pass on. */
-  const relay = (link: Link, from: Side, to: Side, act: (socket: net.Socket) => boolean) => {
+  const relay = (
+    link: ProxiedConnection,
+    from: ProxyEndpoint,
+    to: ProxyEndpoint,
+    act: (socket: net.Socket) => boolean,
+  ) => {
     const due = performance.now() + delayMs;
     from.socket.pause();
     from.queue = from.queue.then(async () => {
@@ -84,14 +92,14 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
       if (left > 0) await sleep(left);
       while (gate.closed) await gate.opened;
       if (!links.has(link)) return;
-      if (!act(to.socket)) await drained(to.socket);
+      if (!act(to.socket)) await waitForDrain(to.socket);
       from.socket.resume();
     });
   };
-  const forward = (link: Link, from: Side, to: Side, chunk: Buffer) =>
+  const forward = (link: ProxiedConnection, from: ProxyEndpoint, to: ProxyEndpoint, chunk: Buffer) =>
     relay(link, from, to, (socket) => socket.destroyed || socket.write(chunk));
 
-  const fromClient = (link: Link, chunk: Buffer) => {
+  const fromClient = (link: ProxiedConnection, chunk: Buffer) => {
     counters.clientBytes += chunk.length;
     link.client.total += chunk.length;
     const armed = trap;
@@ -108,7 +116,7 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
     link.swallow = armed.answered;
     forward(link, link.client, link.server, chunk);
   };
-  const fromServer = (link: Link, chunk: Buffer) => {
+  const fromServer = (link: ProxiedConnection, chunk: Buffer) => {
     counters.serverBytes += chunk.length;
     link.server.total += chunk.length;
     if (!link.swallow) return forward(link, link.server, link.client, chunk);
@@ -123,10 +131,10 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
       allowHalfOpen: true,
       noDelay: true,
     });
-    const side = (of: net.Socket): Side => ({ socket: of, total: 0, queue: Promise.resolve() });
+    const side = (of: net.Socket): ProxyEndpoint => ({ socket: of, total: 0, queue: Promise.resolve() });
     counters.accepted += 1;
     const ends = { client: side(socket), server: side(upstream) };
-    const link: Link = { number: counters.accepted, ...ends, swallow: undefined, swallowed: 0, done() {} };
+    const link: ProxiedConnection = { number: counters.accepted, ...ends, swallow: undefined, swallowed: 0, done() {} };
     links.add(link);
     counters.open += 1;
     socket.on('data', (chunk) => fromClient(link, chunk));
@@ -162,7 +170,7 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
   };
   const resume = () => {
     gate.open();
-    gate = openGate();
+    gate = createGate();
   };
   const refuse = async () => {
     const closed = server.listening ? once(server, 'close') : undefined;
@@ -205,7 +213,7 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
   };
 }
 
-function drained(socket: net.Socket): Promise<void> {
+function waitForDrain(socket: net.Socket): Promise<void> {
   return new Promise((resolve) => {
     const done = () => {
       socket.off('drain', done);
@@ -218,7 +226,7 @@ function drained(socket: net.Socket): Promise<void> {
   });
 }
 
-function openGate() {
+function createGate() {
   let open = () => {};
   const opened = new Promise<void>((resolve) => {
     open = resolve;

@@ -90,15 +90,16 @@ const requestLog = openLines(`${options.journal}.requests`, { sync: false });
 // ---- the world: derived from the journal, so a restart derives the same one ----------------------------------------
 
 const effects = [];
-const objects = new Map(); // nature: path id → the object
+const objects = new Map(); // idempotent: path id → the object
 const answered = new Map(); // keyed: route and key → {bodySha256, response}
 const requests = [];
 let mismatches = [];
 
 function remember(entry) {
   effects.push(entry);
-  if (entry.route === 'PUT /nature/objects' || entry.route === 'PUT /restored') objects.set(entry.target, entry.body);
-  if (entry.route === 'DELETE /nature/objects') objects.delete(entry.target);
+  if (entry.route === 'PUT /idempotent/objects' || entry.route === 'PUT /restored')
+    objects.set(entry.target, entry.body);
+  if (entry.route === 'DELETE /idempotent/objects') objects.delete(entry.target);
   if (entry.key !== null) answered.set(`${entry.route}\0${entry.key}`, entry);
 }
 for (const entry of journal.loaded) remember(entry);
@@ -167,10 +168,10 @@ const routes = [
   { name: 'POST /keyed/charge', act: keyed, key: headerKey },
   { name: 'POST /keyed/refund', act: keyed, key: headerKey },
   { name: 'POST /keyed-field/charge', act: keyed, key: fieldKey },
-  { name: 'PUT /nature/objects', path: '/nature/objects/', act: (call) => effect(call, { object: call.json }) },
+  { name: 'PUT /idempotent/objects', path: '/idempotent/objects/', act: (call) => effect(call, { object: call.json }) },
   { name: 'PUT /restored', path: '/restored/', act: (call) => effect(call, { object: call.json }) },
-  { name: 'DELETE /nature/objects', path: '/nature/objects/', act: deleteObject },
-  { name: 'GET /nature/objects', path: '/nature/objects/', act: objectOf },
+  { name: 'DELETE /idempotent/objects', path: '/idempotent/objects/', act: deleteObject },
+  { name: 'GET /idempotent/objects', path: '/idempotent/objects/', act: objectOf },
   { name: 'POST /probed/orders', act: (call) => effect(call, { order: call.json }) },
   { name: 'GET /probed/orders', act: probe },
   { name: 'POST /none/mail', act: (call) => effect(call) },

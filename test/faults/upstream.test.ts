@@ -5,12 +5,12 @@ import http from 'node:http';
 import net from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type Upstream } from './upstream.ts';
+import { startUpstream, type TestUpstream } from './upstream.ts';
 
 type Answer = { status: number; headers: http.IncomingHttpHeaders; text: string; json: Record<string, unknown> };
 type Options = { body?: unknown; headers?: Record<string, string>; port?: number; signal?: AbortSignal };
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 beforeAll(async () => {
   upstream = await startUpstream();
 });
@@ -61,11 +61,11 @@ describe('business', () => {
     expect(await upstream.effects('f')).toHaveLength(1);
   });
 
-  it('nature: every application is counted, the state is that of the last', async () => {
-    for (const v of [1, 2, 2]) await send('PUT', '/nature/objects/n%201', { body: { v } });
-    expect((await send('GET', '/nature/objects/n%201')).json).toEqual({ id: 'n 1', object: { v: 2 } });
-    expect((await send('DELETE', '/nature/objects/n%201')).status).toBe(200);
-    expect((await send('DELETE', '/nature/objects/n%201')).status).toBe(404);
+  it('idempotent: every application is counted, the state is that of the last', async () => {
+    for (const v of [1, 2, 2]) await send('PUT', '/idempotent/objects/n%201', { body: { v } });
+    expect((await send('GET', '/idempotent/objects/n%201')).json).toEqual({ id: 'n 1', object: { v: 2 } });
+    expect((await send('DELETE', '/idempotent/objects/n%201')).status).toBe(200);
+    expect((await send('DELETE', '/idempotent/objects/n%201')).status).toBe(404);
     expect((await upstream.effects('n 1')).map((entry) => entry.method)).toEqual(['PUT', 'PUT', 'PUT', 'DELETE']);
   });
 
@@ -246,7 +246,7 @@ describe('faults', () => {
 describe('robustness', () => {
   it('remembers effects, keys, objects and requests through its own death', async () => {
     const first = await charge('a', 'k');
-    await send('PUT', '/nature/objects/o', { body: { v: 1 } });
+    await send('PUT', '/idempotent/objects/o', { body: { v: 1 } });
     await upstream.plan({ match: { id: 'd' }, do: ['apply', { kill: upstream.pid }] });
     await expect(mail('d')).rejects.toThrow();
     const port = upstream.port;
@@ -256,7 +256,7 @@ describe('robustness', () => {
     expect((await upstream.effects()).map((entry) => entry.id)).toEqual(['a', 'o', 'd']);
     expect((await upstream.requests()).map((request) => request.id)).toEqual(['a', 'o', 'd']);
     expect((await charge('a', 'k')).json).toEqual(first.json);
-    expect((await send('GET', '/nature/objects/o')).json['object']).toEqual({ v: 1 });
+    expect((await send('GET', '/idempotent/objects/o')).json['object']).toEqual({ v: 1 });
     await mail('after');
     expect((await upstream.effects()).map((entry) => entry.n)).toEqual([1, 2, 3, 4]);
   });
@@ -287,7 +287,7 @@ describe('robustness', () => {
     for (const path of [
       '/status/99',
       '/status/abc',
-      '/nature/objects/%ff',
+      '/idempotent/objects/%ff',
       '//',
       '/?%%%',
       '/_await?count=-1',

@@ -8,7 +8,7 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-const PROGRAM = fileURLToPath(new URL('./upstream.mjs', import.meta.url));
+const UPSTREAM_SCRIPT = fileURLToPath(new URL('./upstream.mjs', import.meta.url));
 
 /** One request as the upstream got it. `complete` is false when the sender went away before the end of the body. */
 export type UpstreamRequest = {
@@ -29,7 +29,7 @@ export type UpstreamRequest = {
 };
 
 /** One line of the journal: something that happened. `request` is the `n` of the request that caused it. */
-export type Effect = {
+export type UpstreamEffect = {
   n: number;
   id: string | null;
   route: string;
@@ -43,7 +43,7 @@ export type Effect = {
   at: number;
 };
 
-export type Step =
+export type UpstreamFaultStep =
   | 'apply'
   | 'drop'
   | 'reset'
@@ -63,20 +63,20 @@ export type Step =
   | { wait: string };
 
 /** `path` may end in `*`; `nth` counts, from 1, what fits the rest of `match` since the plan was made. `times` is 1 unless told. */
-export type Plan = {
+export type UpstreamFaultPlan = {
   match?: { id?: string; path?: string; method?: string; nth?: number };
-  do: Step[];
+  do: UpstreamFaultStep[];
   times?: number | 'always';
 };
 
 export type EffectReport = {
   count: number;
-  entries: Effect[];
+  entries: UpstreamEffect[];
   mismatches: { id: string | null; key: string; request: number }[];
   reads: number;
   probes: number;
 };
-export type Connections = {
+export type ConnectionStats = {
   open: number;
   total: number;
   concurrent: number;
@@ -84,17 +84,17 @@ export type Connections = {
   unreadable: number;
 };
 
-export type Upstream = {
+export type TestUpstream = {
   readonly url: string;
   readonly port: number;
   readonly pid: number;
   readonly journal: string;
-  effects(id?: string): Promise<Effect[]>;
+  effects(id?: string): Promise<UpstreamEffect[]>;
   /** Effects with what was counted beside them: key mismatches, reads, probes. */
   report(id?: string): Promise<EffectReport>;
   requests(id?: string): Promise<UpstreamRequest[]>;
-  connections(): Promise<Connections>;
-  plan(plan: Plan): Promise<void>;
+  connections(): Promise<ConnectionStats>;
+  plan(plan: UpstreamFaultPlan): Promise<void>;
   release(name: string): Promise<void>;
   /**
    * Resolves when `name` has been seen `count` times since the last reset. Beside the names of `{event}` steps there are
@@ -110,10 +110,10 @@ export type Upstream = {
   stop(): Promise<void>;
 };
 
-export async function startUpstream(options: { journal?: string; port?: number } = {}): Promise<Upstream> {
+export async function startUpstream(options: { journal?: string; port?: number } = {}): Promise<TestUpstream> {
   const directory = options.journal === undefined ? await mkdtemp(join(tmpdir(), 'oncegate-upstream-')) : undefined;
   const journal = options.journal ?? join(directory ?? '', 'effects.jsonl');
-  let { child, port } = await launch(journal, options.port ?? 0);
+  let { child, port } = await spawnUpstream(journal, options.port ?? 0);
 
   const kill = async () => {
     if (child.exitCode !== null || child.signalCode !== null) return;
@@ -121,7 +121,7 @@ export async function startUpstream(options: { journal?: string; port?: number }
     child.kill('SIGKILL');
     await gone;
   };
-  const ask = (method: string, path: string, body?: unknown) => askUpstream(port, method, path, body);
+  const ask = (method: string, path: string, body?: unknown) => requestControl(port, method, path, body);
   const about = (id: string | undefined) => (id === undefined ? '' : `?${new URLSearchParams({ id })}`);
   const report = async (id?: string) => (await ask('GET', `/_effects${about(id)}`)) as EffectReport;
 
@@ -139,7 +139,7 @@ export async function startUpstream(options: { journal?: string; port?: number }
     report,
     effects: async (id) => (await report(id)).entries,
     requests: async (id) => ((await ask('GET', `/_requests${about(id)}`)) as { entries: UpstreamRequest[] }).entries,
-    connections: async () => (await ask('GET', '/_connections')) as Connections,
+    connections: async () => (await ask('GET', '/_connections')) as ConnectionStats,
     plan: async (plan) => void (await ask('POST', '/_plan', plan)),
     release: async (name) => void (await ask('POST', '/_release', { name })),
     awaitEvent: async (name, count = 1, timeoutMs = 30_000) => {
@@ -150,7 +150,7 @@ export async function startUpstream(options: { journal?: string; port?: number }
     kill,
     restart: async () => {
       await kill();
-      ({ child, port } = await relaunch(journal, port));
+      ({ child, port } = await respawnUpstream(journal, port));
     },
     stop: async () => {
       await kill();
@@ -160,8 +160,8 @@ export async function startUpstream(options: { journal?: string; port?: number }
 }
 
 /** Tethered by its stdin: a test worker that dies, however it dies, takes its upstream along. */
-async function launch(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
-  const args = [PROGRAM, '--port', String(port), '--journal', journal, '--tether'];
+async function spawnUpstream(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
+  const args = [UPSTREAM_SCRIPT, '--port', String(port), '--journal', journal, '--tether'];
   const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
   const lines = createInterface({ input: child.stdout });
   child.stdin.on('error', () => {});
@@ -176,10 +176,10 @@ async function launch(journal: string, port: number): Promise<{ child: ChildProc
 }
 
 /** A client that keeps trying a dead loopback port may for a moment be connected to itself, and then holds the port. */
-async function relaunch(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
+async function respawnUpstream(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
   for (let left = 40; ; left--) {
     try {
-      return await launch(journal, port);
+      return await spawnUpstream(journal, port);
     } catch (error) {
       if (left === 0) throw error;
       await sleep(50);
@@ -188,7 +188,7 @@ async function relaunch(journal: string, port: number): Promise<{ child: ChildPr
 }
 
 /** A connection of its own each time: the control channel never rides on a socket the test is about to break. */
-function askUpstream(port: number, method: string, path: string, body?: unknown): Promise<unknown> {
+function requestControl(port: number, method: string, path: string, body?: unknown): Promise<unknown> {
   return new Promise((resolve, reject) => {
     const fail = (why: unknown) => reject(new Error(`${method} ${path}: ${why instanceof Error ? why.message : why}`));
     const request = http.request({ host: '127.0.0.1', port, method, path, agent: false }, (response) => {

@@ -1,9 +1,9 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import type { CallFace } from '../../gateway/domain/call.ts';
-import { Finals } from '../../gateway/flow/finals.ts';
+import type { CallSummary } from '../../gateway/domain/calls/call.ts';
+import { ReplayCache } from '../../gateway/flow/calls/replay-cache.ts';
 
 const FINGERPRINT = Buffer.alloc(32, 7);
-const face = (txn: string, more: Partial<CallFace> = {}): CallFace => ({
+const face = (txn: string, more: Partial<CallSummary> = {}): CallSummary => ({
   txn,
   agent: 'a',
   tool: 't',
@@ -27,7 +27,7 @@ afterEach(() => {
 describe('final answers of a moment ago', () => {
   it('are remembered for a minute, and no longer than their payload is kept', () => {
     vi.useFakeTimers({ toFake: ['performance'] });
-    const [long, short] = [new Finals(86_400_000), new Finals(1_000)];
+    const [long, short] = [new ReplayCache(86_400_000), new ReplayCache(1_000)];
     for (const finals of [long, short]) finals.keep(face('x'), FINGERPRINT, 400);
     vi.advanceTimersByTime(599);
     expect(short.get('x')?.face.txn).toBe('x');
@@ -43,7 +43,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('are those of calls with a key only', () => {
-    const finals = new Finals(86_400_000);
+    const finals = new ReplayCache(86_400_000);
     for (const identity of ['repeat', 'random', 'undo', 'shared'] as const)
       finals.keep(face(identity, { identity }), FINGERPRINT, 0);
     finals.keep(face('business', { identity: 'business' }), FINGERPRINT, 0);
@@ -53,7 +53,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('never take more memory than they may: the oldest go first, the large ones are not kept', () => {
-    const finals = new Finals(86_400_000, 64_000);
+    const finals = new ReplayCache(86_400_000, 64_000);
     const body = 'x'.repeat(1_000);
     const answer = { status: 200, contentType: null, body, encoding: 'utf8' } as const;
     for (let i = 0; i < 1_000; i++) finals.keep(face(`t${i}`, { answer }), FINGERPRINT, 0);
@@ -66,7 +66,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('are known by the key of their agent, and by what they were asked with: byte for byte, of the same tool', () => {
-    const finals = new Finals(86_400_000);
+    const finals = new ReplayCache(86_400_000);
     finals.keep(face('x'), FINGERPRINT, 0);
     expect(finals.underKey('a', 'k')).toBeUndefined();
     finals.noteKey('x', FINGERPRINT, { agent: 'a', key: 'k', body: '{"n":1}' });
@@ -79,7 +79,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('are not known by the key of a request that they do not answer, nor by a body that must not be kept', () => {
-    const finals = new Finals(86_400_000);
+    const finals = new ReplayCache(86_400_000);
     for (const txn of ['x', 'y']) finals.keep(face(txn), FINGERPRINT, 0);
     finals.noteKey('x', Buffer.alloc(32, 8), { agent: 'a', key: 'other', body: '{}' });
     finals.noteKey('never kept', FINGERPRINT, { agent: 'a', key: 'none', body: '{}' });
@@ -93,7 +93,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('take memory for what they were asked with too', () => {
-    const finals = new Finals(86_400_000, 64_000);
+    const finals = new ReplayCache(86_400_000, 64_000);
     for (let i = 0; i < 1_000; i++) {
       finals.keep(face(`t${i}`), FINGERPRINT, 0);
       finals.noteKey(`t${i}`, FINGERPRINT, { agent: 'a', key: `k${i}`, body: 'x'.repeat(4_000) });
@@ -105,7 +105,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('take no more of it when many are kept before the first of them is told', () => {
-    const finals = new Finals(86_400_000, 64_000);
+    const finals = new ReplayCache(86_400_000, 64_000);
     for (let i = 0; i < 12; i++) finals.keep(face(`t${i}`), FINGERPRINT, 0);
     for (let i = 0; i < 12; i++)
       finals.noteKey(`t${i}`, FINGERPRINT, { agent: 'a', key: `k${i}`, body: 'x'.repeat(3_000) });
@@ -116,7 +116,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('are forgotten at once when told to', () => {
-    const finals = new Finals(86_400_000);
+    const finals = new ReplayCache(86_400_000);
     finals.keep(face('x'), FINGERPRINT, 0);
     finals.noteKey('x', FINGERPRINT, { agent: 'a', key: 'k', body: '{}' });
     finals.clear();
@@ -126,7 +126,7 @@ describe('final answers of a moment ago', () => {
   });
 
   it('that were read before everything was forgotten do not come back after it', () => {
-    const finals = new Finals(86_400_000);
+    const finals = new ReplayCache(86_400_000);
     const asOf = finals.asOf();
     finals.clear();
     finals.keep(face('erased'), FINGERPRINT, 0, asOf);
@@ -137,7 +137,7 @@ describe('final answers of a moment ago', () => {
 
   it('grow old from when the ledger was asked, not from when it answered', () => {
     vi.useFakeTimers({ toFake: ['performance'] });
-    const finals = new Finals(1_000);
+    const finals = new ReplayCache(1_000);
     const asOf = finals.asOf();
     vi.advanceTimersByTime(900);
     finals.keep(face('slow'), FINGERPRINT, 0, asOf);

@@ -1,15 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
-import { Registry } from '../../adapters/registry.ts';
-import { auditEntry } from '../../gateway/domain/audit.ts';
-import type { LogEvent } from '../../gateway/domain/log-event.ts';
-import { LogFeed, MOST_BEHIND, type Reader } from '../../gateway/flow/log-feed.ts';
-import { sealLeaves } from '../../gateway/ledger/audit-log.ts';
-import { logEntry } from '../../gateway/ledger/audit-queue.ts';
+import { AdapterRegistry } from '../../adapters/registry.ts';
+import { buildAuditEntry } from '../../gateway/domain/audit/audit.ts';
+import type { LogEvent } from '../../gateway/domain/audit/log-event.ts';
+import { type FeedSubscriber, LogFeed, MAX_LAG_ENTRIES } from '../../gateway/flow/audit/log-feed.ts';
+import { sealLeaves } from '../../gateway/ledger/audit/audit-log.ts';
+import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
+import { ControlFlags } from '../../gateway/ledger/controls/control-flags.ts';
 import { Database, type Statement } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { Switches } from '../../gateway/ledger/switches.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 /** The real ledger, which remembers what it was asked. */
 class CountingDatabase extends Database {
@@ -21,7 +21,7 @@ class CountingDatabase extends Database {
   }
 }
 
-class Listener implements Reader {
+class Listener implements FeedSubscriber {
   readonly heard: LogEvent[] = [];
   isWelcome = () => true;
   ready = async () => {};
@@ -42,14 +42,14 @@ let feed: LogFeed;
 const listeners: Listener[] = [];
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new CountingDatabase(database.url, { max: 4, applicationName: 'test' });
   const log = { info: () => {}, warn: () => {}, error: () => {} };
-  const switches = new Switches(db, new Lease(db, () => {}), () => {});
-  feed = new LogFeed({ db, log, adapters: new Registry(() => false, Buffer.alloc(32)), switches });
+  const switches = new ControlFlags(db, new Lease(db, () => {}), () => {});
+  feed = new LogFeed({ db, log, adapters: new AdapterRegistry(() => false, Buffer.alloc(32)), switches });
 });
 afterEach(() => {
-  for (const listener of listeners.splice(0)) feed.leave(listener);
+  for (const listener of listeners.splice(0)) feed.unsubscribe(listener);
 });
 afterAll(async () => {
   await db?.close();
@@ -59,13 +59,14 @@ afterAll(async () => {
 async function join(after?: number): Promise<Listener> {
   const listener = new Listener();
   listeners.push(listener);
-  await feed.follow(listener, after);
+  await feed.subscribe(listener, after);
   return listener;
 }
 
 /** Logs and seals entries; the place of the last one. */
 async function happen(count = 1): Promise<number> {
-  for (let i = 0; i < count; i += 1) await logEntry(db, auditEntry('frozen', { scope: 'all', reason: 'secret' }));
+  for (let i = 0; i < count; i += 1)
+    await enqueueAuditEntry(db, buildAuditEntry('frozen', { scope: 'all', reason: 'secret' }));
   const sealed = await sealLeaves(db, async (_before, size) => `note ${size}\n`);
   return (sealed?.size ?? 0) - 1;
 }
@@ -84,7 +85,7 @@ it('is read once for all who listen, and not at all for nobody', async () => {
   await Promise.all(all.map((each) => each.reaches(place)));
   // A look more or less: it goes by the clock.
   expect(db.asked.length - many).toBeLessThanOrEqual(cost + 3);
-  for (const listener of listeners.splice(0)) feed.leave(listener);
+  for (const listener of listeners.splice(0)) feed.unsubscribe(listener);
   const before = looks();
   await sleep(1_000);
   expect(looks()).toBe(before);
@@ -106,9 +107,9 @@ it('leaves out what is too much, says so, and goes on from there', async () => {
   const first = await happen();
   await listener.reaches(first);
   await database.query(`insert into audit_queue (entry) select '{"what":"x"}' from generate_series(1, $1::int)`, [
-    MOST_BEHIND + 1,
+    MAX_LAG_ENTRIES + 1,
   ]);
-  const place = await sealLeaves(db, async (_before, size) => `note ${size}\n`, MOST_BEHIND + 1);
+  const place = await sealLeaves(db, async (_before, size) => `note ${size}\n`, MAX_LAG_ENTRIES + 1);
   while (!listener.heard.some(({ name }) => name === 'gap')) await sleep(10);
   expect(listener.heard.find(({ name }) => name === 'gap')?.data).toEqual({ from: first + 1, to: place?.size });
   const next = await happen();

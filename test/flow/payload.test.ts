@@ -1,14 +1,14 @@
 import { describe, expect, it } from 'vitest';
-import type { Answer } from '../../gateway/domain/adapter.ts';
+import type { UpstreamAnswer } from '../../gateway/domain/attempts/adapter.ts';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import type { Tool } from '../../gateway/domain/policy.ts';
-import { redactAnswer } from '../../gateway/flow/payload.ts';
-import { cpuMs } from '../policy/example.ts';
+import { redactAnswer } from '../../gateway/flow/calls/payload.ts';
+import { measureCpuMs } from '../policy/example.ts';
 
 const tool = { redact: [['args', 'secret']] } as unknown as Tool;
 
-function told(body: string, secret: Json, more: Partial<Answer> = {}): Answer {
-  const answer: Answer = { status: 200, contentType: 'application/json', body, encoding: 'utf8', ...more };
+function told(body: string, secret: Json, more: Partial<UpstreamAnswer> = {}): UpstreamAnswer {
+  const answer: UpstreamAnswer = { status: 200, contentType: 'application/json', body, encoding: 'utf8', ...more };
   return redactAnswer(tool, answer, { secret } as JsonObject);
 }
 
@@ -60,6 +60,6 @@ describe('what an answer echoes of redacted arguments', () => {
     ['short texts', Array.from({ length: 20_000 }, (_, i) => (1_300 + i).toString(36))],
   ])('costs one look at it, however many %s there are', (_, secret) => {
     const body = JSON.stringify({ t: 'the quick brown fox\n jumps over the leaf '.repeat(3_000) });
-    expect(cpuMs(() => void told(body, secret))).toBeLessThan(600);
+    expect(measureCpuMs(() => void told(body, secret))).toBeLessThan(600);
   });
 });

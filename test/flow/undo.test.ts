@@ -1,17 +1,25 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: undos are templates
 import { describe, expect, it } from 'vitest';
-import { NotCanonical } from '../../gateway/domain/canonical.ts';
+import { NotCanonicalError } from '../../gateway/domain/canonical.ts';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import type { Tool } from '../../gateway/domain/policy.ts';
-import { beforeOf, keepBefore, ownArgsShown, renderUndo, undoArgsOf, undoSecretsOf } from '../../gateway/flow/undo.ts';
-import { cpuMs } from '../policy/example.ts';
+import {
+  buildUndoArguments,
+  collectUndoSecrets,
+  decodeObservation,
+  decodeUndoArgs,
+  encodeObservation,
+  redactCallerUndoArgs,
+} from '../../gateway/flow/sagas/undo.ts';
+import { measureCpuMs } from '../policy/example.ts';
 
 const KEY = Buffer.alloc(32, 7);
 const redacting = (...paths: string[][]) => ({ redact: paths }) as unknown as Tool;
 const tool = redacting(['args', 'secret']);
 
 describe('an undo that the caller names', () => {
-  const shown = (args: JsonObject, secret: Json) => ownArgsShown({ tool: 'u', args }, undefined, tool, { secret });
+  const shown = (args: JsonObject, secret: Json) =>
+    redactCallerUndoArgs({ tool: 'u', args }, undefined, tool, { secret });
 
   it('shows no value that has a secret in it', () => {
     const args = {
@@ -39,7 +47,7 @@ describe('an undo that the caller names', () => {
   it('costs one look at its values, however many secrets there are', () => {
     const secrets = Array.from({ length: 20_000 }, (_, i) => `leaf-${i * 7_919}`);
     const args = { a: Array.from({ length: 3_000 }, (_, i) => `some value of an undo ${i}`) };
-    expect(cpuMs(() => void shown(args, secrets))).toBeLessThan(600);
+    expect(measureCpuMs(() => void shown(args, secrets))).toBeLessThan(600);
   });
 });
 
@@ -50,7 +58,7 @@ function undoFrom(by: Tool, template: Json, given: { args?: JsonObject; result?:
   const { args = {}, result = null } = given;
   const scope = { txn: 't-1', agent: 'a', args, result, before: undefined, isBeforeSecret: false };
   const undo = { kind: 'compensable', tool: 'u', template } as const;
-  const kept = renderUndo(KEY, by, undefined, undo, scope);
+  const kept = buildUndoArguments(KEY, by, undefined, undo, scope);
   return { kept, call: { txn: 't-1', before: null, undoArgs: kept?.args ?? null, undoSealed: kept?.sealed ?? null } };
 }
 
@@ -62,8 +70,8 @@ describe('half a character', () => {
       { result: { id: 'r1', token: HALF } },
     );
     expect(kept).toMatchObject({ args: '{"id":"r1"}', reason: null });
-    expect(undoArgsOf(KEY, call)).toEqual({ id: 'r1' });
-    expect(undoSecretsOf(KEY, call)).toEqual([HALF]);
+    expect(decodeUndoArgs(KEY, call)).toEqual({ id: 'r1' });
+    expect(collectUndoSecrets(KEY, call)).toEqual([HALF]);
   });
 
   it('in the arguments of the undo itself does: nobody could send them', () => {
@@ -73,12 +81,12 @@ describe('half a character', () => {
 
   it('in what was observed is kept where that is sealed', () => {
     const before = { name: HALF };
-    const { sealed: undoSealed } = keepBefore(KEY, 't-1', before, true);
-    expect(beforeOf(KEY, { txn: 't-1', before: null, undoArgs: null, undoSealed })).toEqual(before);
+    const { sealed: undoSealed } = encodeObservation(KEY, 't-1', before, true);
+    expect(decodeObservation(KEY, { txn: 't-1', before: null, undoArgs: null, undoSealed })).toEqual(before);
   });
 
   it('a number without end is not: it would be nothing', () => {
-    expect(() => keepBefore(KEY, 't-1', JSON.parse('{"n":1e400}') as Json, true)).toThrow(NotCanonical);
+    expect(() => encodeObservation(KEY, 't-1', JSON.parse('{"n":1e400}') as Json, true)).toThrow(NotCanonicalError);
   });
 });
 
@@ -86,7 +94,7 @@ describe('an object that is redacted', () => {
   const tokens = { sk_live_x: true, pk_live_y: [{ z_live: 1 }] };
   const shownOf = (template: Json, args: JsonObject = { tokens, order: 'o-1' }) => {
     const { kept, call } = undoFrom(redacting(['args', 'tokens']), template, { args });
-    expect(undoArgsOf(KEY, call)).toEqual(expect.any(Object));
+    expect(decodeUndoArgs(KEY, call)).toEqual(expect.any(Object));
     return JSON.parse(kept?.args ?? 'null') as Json;
   };
 

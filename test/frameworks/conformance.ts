@@ -5,8 +5,8 @@ import { createServer, request as httpRequest } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { FRAMEWORKS as HOME, NODE_22, prepareFrameworks } from '../clients/install.ts';
-import { AGENT_KEY, makeGateway, PEOPLE, sha256 } from '../support/gateway.ts';
+import { FRAMEWORKS_DIR as HOME, NODE_22, prepareFrameworks } from '../clients/install.ts';
+import { AGENT_KEY, makeGateway, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
 
 const USAGE = `npm run conformance -- --server URL
 
@@ -33,7 +33,7 @@ if (!existsSync(suite)) {
 /** Passed and failed checks of each scenario. */
 type Scores = ReadonlyMap<string, { readonly passed: number; readonly failed: number }>;
 
-async function run(url: string, revision: string): Promise<Scores> {
+async function runSuite(url: string, revision: string): Promise<Scores> {
   const child = spawn(NODE_22, [suite, 'server', '--url', url, '--requirements', revision], {
     stdio: ['ignore', 'pipe', 'inherit'],
   });
@@ -48,7 +48,7 @@ async function run(url: string, revision: string): Promise<Scores> {
 }
 
 /** The suite has no key to give: this puts one on what it sends. */
-async function keyed(port: number) {
+async function startAuthProxy(port: number) {
   const server = createServer((request, response) => {
     const { method, url, headers } = request;
     const sent = { ...headers, authorization: `Bearer ${AGENT_KEY}` };
@@ -71,32 +71,34 @@ const gateway = await makeGateway({
 upstreams:
   everything: { adapter: mcp, url: "${values.server}", import: "*", expose: bare, allowPrivate: true }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE_YAML}`,
   },
   env: { ONCEGATE_DEMO: '0' },
 });
 await gateway.start();
-const door = await keyed(gateway.port);
-let worse = 0;
+const authProxy = await startAuthProxy(gateway.port);
+let worseCount = 0;
 try {
   for (const revision of REVISIONS) {
-    const directly = await run(values.server, revision);
-    const through = await run(door.url, revision);
+    const directly = await runSuite(values.server, revision);
+    const through = await runSuite(authProxy.url, revision);
     console.log(`\n${revision.padEnd(52)}directly   through`);
     for (const [name, { passed, failed }] of directly) {
       const other = through.get(name) ?? { passed: 0, failed: 1 };
       const isWorse = failed === 0 && other.failed > 0;
-      if (isWorse) worse += 1;
+      if (isWorse) worseCount += 1;
       const score = (one: { passed: number; failed: number }) =>
         `${one.passed}/${one.passed + one.failed}`.padStart(10);
       console.log(`${isWorse ? '✗' : ' '} ${name.padEnd(48)}${score({ passed, failed })}${score(other)}`);
     }
   }
 } finally {
-  door.server.closeAllConnections();
-  door.server.close();
+  authProxy.server.closeAllConnections();
+  authProxy.server.close();
   await gateway.dispose();
 }
-console.log(worse === 0 ? '\nno scenario does worse through the gateway' : `\n${worse} do worse through the gateway`);
-process.exit(worse === 0 ? 0 : 1);
+console.log(
+  worseCount === 0 ? '\nno scenario does worse through the gateway' : `\n${worseCount} do worse through the gateway`,
+);
+process.exit(worseCount === 0 ? 0 : 1);

@@ -7,7 +7,7 @@ import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/
 import { z } from 'zod';
 
 /** An ordinary MCP server, made with the official SDK, whose one tool counts how often it was carried out. */
-export class ExecutingServer {
+export class CountingMcpServer {
   readonly executions = new Map<string, number>();
   readonly #transports = new Map<string, StreamableHTTPServerTransport>();
   readonly #server: Server;
@@ -16,9 +16,9 @@ export class ExecutingServer {
     this.#server = server;
   }
 
-  static async start(): Promise<ExecutingServer> {
+  static async start(): Promise<CountingMcpServer> {
     const http = createServer();
-    const server = new ExecutingServer(http);
+    const server = new CountingMcpServer(http);
     http.on('request', async (request, response) => {
       const id = request.headers['mcp-session-id'];
       const known = typeof id === 'string' ? server.#transports.get(id) : undefined;

@@ -8,14 +8,14 @@ import {
 } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
-export const FAULTS = ['socket drop', 'drop after headers', '502', '503', '404', '401'] as const;
-export type Fault = (typeof FAULTS)[number];
+export const ANSWER_FAULTS = ['socket drop', 'drop after headers', '502', '503', '404', '401'] as const;
+export type AnswerFault = (typeof ANSWER_FAULTS)[number];
 
 /** Between a client and a server: lets one `tools/call` be carried out, and then loses or spoils its answer. */
 export class FaultProxy {
   readonly #server: Server;
   readonly #target: () => number;
-  #armed: Fault | undefined;
+  #armed: AnswerFault | undefined;
   /** How many `tools/call` came since it was armed. */
   calls = 0;
 
@@ -27,7 +27,7 @@ export class FaultProxy {
   static async start(target: () => number): Promise<FaultProxy> {
     const server = createServer();
     const proxy = new FaultProxy(server, target);
-    server.on('request', (request, response) => void proxy.#pass(request, response));
+    server.on('request', (request, response) => void proxy.#forward(request, response));
     server.listen(0, '127.0.0.1');
     await once(server, 'listening');
     return proxy;
@@ -37,7 +37,7 @@ export class FaultProxy {
     return (this.#server.address() as AddressInfo).port;
   }
 
-  arm(fault: Fault): void {
+  arm(fault: AnswerFault): void {
     this.#armed = fault;
     this.calls = 0;
   }
@@ -48,7 +48,7 @@ export class FaultProxy {
     await once(this.#server, 'close');
   }
 
-  async #pass(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  async #forward(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const chunks: Buffer[] = [];
     for await (const chunk of request) chunks.push(chunk as Buffer);
     const body = Buffer.concat(chunks);
@@ -70,7 +70,7 @@ export class FaultProxy {
     out.on('error', () => response.destroy());
     response.on('close', () => out.destroy());
     out.on('response', (answer) => {
-      if (fault !== undefined) return void spoil(fault, answer, response);
+      if (fault !== undefined) return void applyFault(fault, answer, response);
       response.writeHead(answer.statusCode ?? 500, answer.headers);
       answer.pipe(response);
     });
@@ -79,7 +79,7 @@ export class FaultProxy {
 }
 
 /** The whole answer is there, so everything has happened; then it is lost. */
-async function spoil(fault: Fault, answer: IncomingMessage, response: ServerResponse): Promise<void> {
+async function applyFault(fault: AnswerFault, answer: IncomingMessage, response: ServerResponse): Promise<void> {
   answer.resume();
   await once(answer, 'end');
   switch (fault) {

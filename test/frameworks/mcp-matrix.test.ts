@@ -1,12 +1,12 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { prepareFrameworks } from '../clients/install.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { ExecutingServer } from './executing-server.ts';
-import { FAULTS, FaultProxy } from './fault-proxy.ts';
-import { FRAMEWORKS, FrameworkProcess } from './mcp-frameworks.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { CountingMcpServer } from './executing-server.ts';
+import { ANSWER_FAULTS, FaultProxy } from './fault-proxy.ts';
+import { FrameworkProcess, MCP_FRAMEWORKS } from './mcp-frameworks.ts';
 
-let server: ExecutingServer;
+let server: CountingMcpServer;
 let before: FaultProxy;
 let behind: FaultProxy;
 let database: TestDatabase;
@@ -14,17 +14,17 @@ let gateway: Gateway;
 
 beforeAll(prepareFrameworks, 600_000);
 beforeAll(async () => {
-  server = await ExecutingServer.start();
+  server = await CountingMcpServer.start();
   behind = await FaultProxy.start(() => server.port);
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({
     policies: {
       'matrix.yaml': `
 upstreams:
   bank: { adapter: mcp, url: "http://127.0.0.1:${behind.port}/mcp", import: "*", allowPrivate: true, breaker: { minimum: 1000 } }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "bank.*", approve: never }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "bank.*", approve: never }] }
+${PEOPLE_YAML}`,
     },
     databaseUrl: database.url,
   });
@@ -38,14 +38,14 @@ afterAll(async () => {
   await database?.drop();
 });
 
-describe.each(FRAMEWORKS)('%s', (framework) => {
+describe.each(MCP_FRAMEWORKS)('%s', (framework) => {
   let client: FrameworkProcess;
   beforeAll(() => {
     client = new FrameworkProcess(framework, AGENT_KEY);
   });
   afterAll(() => client?.stop());
 
-  it.each(FAULTS)(
+  it.each(ANSWER_FAULTS)(
     'the answer of the gateway is lost (%s): it is carried out once, and asking again tells how',
     async (fault) => {
       const id = `${framework} before ${fault}`;
@@ -58,7 +58,7 @@ describe.each(FRAMEWORKS)('%s', (framework) => {
     },
   );
 
-  it.each(FAULTS)(
+  it.each(ANSWER_FAULTS)(
     'the answer of the server is lost (%s): it is carried out once, and never called done or failed without proof',
     async (fault) => {
       const id = `${framework} behind ${fault}`;

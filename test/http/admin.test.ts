@@ -1,18 +1,18 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import {
   ADMIN_KEY,
   AGENT_KEY,
   type Gateway,
   OTHER_AGENT_KEY,
-  sha256,
+  sha256Hex,
   startGateway,
   VIEWER_KEY,
 } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let n = 0;
@@ -23,11 +23,11 @@ const APPROVER_KEY = 'test-approver-key';
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  database = await createTestDatabase();
+  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
   const people = `people:
-  omar: { keys: ["sha256:${sha256(OPERATOR_KEY)}"], roles: [operator] }
-  ada: { keys: ["sha256:${sha256(APPROVER_KEY)}"], roles: [approver] }
+  omar: { keys: ["sha256:${sha256Hex(OPERATOR_KEY)}"], roles: [operator] }
+  ada: { keys: ["sha256:${sha256Hex(APPROVER_KEY)}"], roles: [approver] }
 `;
   gateway = await startGateway({
     policies: { 'faults.yaml': faults.replace('people:\n', people) },
@@ -198,7 +198,7 @@ describe('GET /admin/calls', () => {
   it('shows one call with its whole timeline', async () => {
     const txn = await doubt();
     await resolve(txn, { verdict: 'retry', reason: 'not there' }, OPERATOR_KEY);
-    await gateway.callWhen(txn, (call) => call.state === 'succeeded');
+    await gateway.waitForCall(txn, (call) => call.state === 'succeeded');
     const { body } = await gateway.admin('GET', `/admin/calls/${txn}`);
     expect(body).toMatchObject({
       agent: 'tester',

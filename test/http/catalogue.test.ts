@@ -1,10 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
@@ -12,7 +12,7 @@ const SECRET = 'upstream-credential-5f2c';
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({
     databaseUrl: database.url,
     env: { CATALOGUE_TOKEN: SECRET },
@@ -41,7 +41,7 @@ tools:
   other.tool: { upstream: world, request: { method: POST, path: /none/d } }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: shop.conditional
         when: args.size() > 100
@@ -52,11 +52,11 @@ agents:
       - allow: deep.*
         effect: read
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules:
       - allow: "*"
         effect: read
-${PEOPLE}`,
+${PEOPLE_YAML}`,
     },
   });
 });

@@ -1,26 +1,26 @@
 import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import {
   ADMIN_KEY,
   AGENT_KEY,
   type Gateway,
   OTHER_AGENT_KEY,
-  PEOPLE,
+  PEOPLE_YAML,
   type Reply,
-  sha256,
+  sha256Hex,
   startGateway,
 } from '../support/gateway.ts';
 import { sendRaw } from '../support/raw.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({
     databaseUrl: database.url,
     config: 'limits: { perAgent: 5/m, perAddress: 3/m, inflight: 2 }\n',
@@ -31,9 +31,9 @@ upstreams:
 tools:
   world.read: { upstream: world, effect: read, input: { type: object, properties: { id: { type: string } }, required: [id] }, request: { method: GET, path: "/read/items/\${args.id}" } }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: world.read }] }
-  other: { keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.read }] }
+  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read }] }
+${PEOPLE_YAML}`,
     },
   });
 });

@@ -2,12 +2,12 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type McpServer, startServer } from '../mcp/server.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startTestMcpServer, type TestMcpServer } from '../mcp/server.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
 let upstream: Server;
-let mcp: McpServer;
+let mcp: TestMcpServer;
 let database: TestDatabase;
 let gateway: Gateway;
 const paths: string[] = [];
@@ -21,32 +21,32 @@ upstreams:
   w: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s }
   world: { adapter: mcp, url: "${mcpUrl}", allowPrivate: true, timeout: 2s }
 tools:
-  w.body: { upstream: w, request: { method: POST, path: /body, body: { text: ${CUT} } }, once: { by: nature } }
-  w.query: { upstream: w, request: { method: POST, path: /query, query: { q: ${CUT} } }, once: { by: nature } }
-  w.path: { upstream: w, request: { method: POST, path: "/path/\${args.text.substring(0, 1)}" }, once: { by: nature } }
-  w.header: { upstream: w, request: { method: POST, path: /header, headers: { x-text: ${CUT} } }, once: { by: nature } }
+  w.body: { upstream: w, request: { method: POST, path: /body, body: { text: ${CUT} } }, once: { by: idempotent } }
+  w.query: { upstream: w, request: { method: POST, path: /query, query: { q: ${CUT} } }, once: { by: idempotent } }
+  w.path: { upstream: w, request: { method: POST, path: "/path/\${args.text.substring(0, 1)}" }, once: { by: idempotent } }
+  w.header: { upstream: w, request: { method: POST, path: /header, headers: { x-text: ${CUT} } }, once: { by: idempotent } }
   w.search: { upstream: w, effect: read, request: { method: POST, path: /search, body: { text: ${CUT} } } }
   w.seen:
     upstream: w
     request: { method: POST, path: /seen }
-    once: { by: nature }
+    once: { by: idempotent }
     observe: { tool: w.search, args: { text: "\${args.text}" }, satisfied: "false" }
     retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
   w.asked:
     upstream: w
     request: { method: POST, path: /asked }
-    once: { by: nature }
+    once: { by: idempotent }
     observe: { tool: world.find, args: { id: ${CUT} }, satisfied: "false" }
     retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
   world.find: { upstream: world, effect: read, input: { type: object } }
   w.step:
     upstream: w
     request: { method: POST, path: /step }
-    once: { by: nature }
+    once: { by: idempotent }
     undo: { kind: compensable, tool: w.body, args: { text: "\${args.text}" } }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*" }] }
-${PEOPLE}`;
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*" }] }
+${PEOPLE_YAML}`;
 
 beforeAll(async () => {
   upstream = createServer((request, response) => {
@@ -55,8 +55,8 @@ beforeAll(async () => {
   });
   await once(upstream.listen(0, '127.0.0.1'), 'listening');
   const { port } = upstream.address() as AddressInfo;
-  mcp = await startServer();
-  database = await freshDatabase();
+  mcp = await startTestMcpServer();
+  database = await createTestDatabase();
   const url = `http://127.0.0.1:${port}`;
   gateway = await startGateway({ databaseUrl: database.url, policies: { 'p.yaml': policies(url, mcp.url) } });
 }, 60_000);
@@ -93,7 +93,7 @@ describe('half a character that a template makes of good arguments', () => {
   it('parks the undo that it is in, which says why', async () => {
     const { body } = await gateway.call('w.step', SMILE, { key: 'step' });
     await gateway.admin('POST', `/admin/calls/${body.txn}/undo`, { reason: 'wrong' });
-    const { undo } = await gateway.callWhen(body.txn, (now) => now.undo.state === 'failed', 10_000);
+    const { undo } = await gateway.waitForCall(body.txn, (now) => now.undo.state === 'failed', 10_000);
     expect(undo.reason).toContain('The request of w.body cannot be built from these arguments');
   });
 });

@@ -1,12 +1,12 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let n = 0;
@@ -14,8 +14,8 @@ let id = '';
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await startGateway({ policies: faultPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
 });
 afterAll(async () => {
   await gateway?.dispose();

@@ -2,7 +2,7 @@ import rateLimit from '@fastify/rate-limit';
 import Fastify, { type FastifyRequest } from 'fastify';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { GatewayError } from '../../gateway/domain/errors.ts';
-import { Limiter, Stores } from '../../gateway/http/limiter.ts';
+import { Limiter, Stores } from '../../gateway/http/transport/limiter.ts';
 
 const RATE = { limit: 4, perMs: 10_000 };
 const STEPS = 4_000;

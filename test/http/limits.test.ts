@@ -1,13 +1,13 @@
 import { readFile } from 'node:fs/promises';
 import { expect, it } from 'vitest';
 import { readConfig } from '../../gateway/config.ts';
-import { directory } from '../cli/terminal.ts';
+import { createDirectory } from '../cli/terminal.ts';
 
-const read = async (config: string) => readConfig({}, await directory({ 'oncegate.yaml': config }));
+const read = async (config: string) => readConfig({}, await createDirectory({ 'oncegate.yaml': config }));
 
 it('limits are what the docs say where none are set, and leave one of several agents a thousand requests at once', async () => {
   const { limits } = await read('');
-  const docs = await readFile('docs/operations.md', 'utf8');
+  const docs = await readFile('docs/reference/configuration.md', 'utf8');
   const [shown] = /^limits: \{.*\}$/m.exec(docs) ?? [];
   expect((await read(`${shown}\n`)).limits).toEqual(limits);
   const [, listed] = /^\| `limits\.inflight` .*?\| `(\d+)` /m.exec(docs) ?? [];

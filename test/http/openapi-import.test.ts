@@ -1,10 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: documents hold path templates
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, sha256, startGateway, writePolicies } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
@@ -21,7 +21,7 @@ paths:
           application/json:
             schema: { type: object, required: [id], properties: { id: { type: string }, amount: { type: integer } } }
       responses: { 200: { description: ok } }
-  /nature/objects/{object-id}:
+  /idempotent/objects/{object-id}:
     put:
       operationId: objects/put
       parameters:
@@ -46,7 +46,7 @@ tools:
   world.charge: { upstream: world, once: { by: key, header: Idempotency-Key } }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - { allow: world.*, effect: read }
       - { allow: world.charge }
@@ -55,7 +55,7 @@ agents:
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   const files = { 'world.yaml': policies(upstream.url), 'world.openapi.yaml': WORLD };
   gateway = await startGateway({ policies: files, databaseUrl: database.url });
 });
@@ -85,7 +85,7 @@ it('sends what the document says, once', async () => {
   expect(again.body).toMatchObject({ txn: first.body.txn, replayed: true });
   const sent = (await upstream.requests()).filter(({ id }) => id === 'import-1');
   expect(sent.map(({ method, url, body }) => [method, url, JSON.parse(body ?? 'null')])).toEqual([
-    ['PUT', '/nature/objects/a%2Fb?dry=true', { id: 'import-1', size: 3 }],
+    ['PUT', '/idempotent/objects/a%2Fb?dry=true', { id: 'import-1', size: 3 }],
   ]);
 });
 
@@ -99,7 +99,7 @@ it('takes the rest of the contract from the policies', async () => {
 });
 
 it('serves them in proxy mode as well', async () => {
-  const { status } = await gateway.request('PUT', '/v1/proxy/world/nature/objects/o2?dry=false', {
+  const { status } = await gateway.request('PUT', '/v1/proxy/world/idempotent/objects/o2?dry=false', {
     key: AGENT_KEY,
     body: JSON.stringify({ id: 'import-3', size: 4 }),
     headers: { 'content-type': 'application/json' },
@@ -107,7 +107,7 @@ it('serves them in proxy mode as well', async () => {
   expect(status).toBe(200);
   const [sent] = (await upstream.requests()).filter(({ id }) => id === 'import-3');
   expect([sent?.url, JSON.parse(sent?.body ?? 'null')]).toEqual([
-    '/nature/objects/o2?dry=false',
+    '/idempotent/objects/o2?dry=false',
     { id: 'import-3', size: 4 },
   ]);
 });

@@ -1,15 +1,15 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
 
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
-  database = await freshDatabase();
-  gateway = await startGateway({ policies: faultPolicies('http://127.0.0.1:9'), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: buildFaultPolicies('http://127.0.0.1:9'), databaseUrl: database.url });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -38,6 +38,7 @@ it('every operation that is documented is there, and asks who is asking', async 
 it('every route that is written is documented', async () => {
   const { paths } = (await gateway.request('GET', '/openapi.json')).body as Document;
   const source = readdirSync('gateway/http')
+    .filter((file) => file.endsWith('-routes.ts'))
     .map((file) => readFileSync(`gateway/http/${file}`, 'utf8'))
     .join('\n');
   const routes = [...source.matchAll(/app\.(?:get|post|put|all)\(\s*'(\/(?:v1|admin)[^']*)'/g)].map(
@@ -50,7 +51,7 @@ it('every route that is written is documented', async () => {
 
 it('every header that steers a call is documented where tools are called', async () => {
   const { paths, components } = (await gateway.request('GET', '/openapi.json')).body as Document;
-  const source = readFileSync('gateway/http/headers.ts', 'utf8');
+  const source = readFileSync('gateway/http/transport/headers.ts', 'utf8');
   const read = [...source.matchAll(/header\(request, '([a-z-]+)'\)/g)].map(([, name]) => name ?? '');
   expect(read).toContain('oncegate-saga');
   const { post } = paths['/v1/tools/{tool}'] ?? {};

@@ -4,8 +4,8 @@ import Fastify, { type FastifyInstance } from 'fastify';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { GatewayError } from '../../gateway/domain/errors.ts';
 import { sendProblem } from '../../gateway/http/encode.ts';
-import { Inflight } from '../../gateway/http/inflight.ts';
-import { whenOver } from '../../gateway/http/when-over.ts';
+import { Inflight } from '../../gateway/http/transport/inflight.ts';
+import { onRequestEnd } from '../../gateway/http/transport/on-request-end.ts';
 import { Streams } from '../../gateway/mcp/streams.ts';
 
 const MOST = 20;
@@ -39,7 +39,7 @@ beforeEach(async () => {
   inflight.share(app);
   app.addHook('preHandler', async (request, reply) => {
     arrived += 1;
-    whenOver(request, reply, () => over.push(request.url));
+    onRequestEnd(request, reply, () => over.push(request.url));
   });
   app.get('/v1/slow', () => slow);
   app.get('/v1/quick', async () => 'quick');
@@ -122,7 +122,9 @@ describe('requests that wait for their turn on one connection', () => {
   it('are over at once for whoever asks too late', async () => {
     let told = 0;
     app.server.once('request', (request, response) => {
-      response.once('close', () => whenOver({ raw: request } as never, { raw: response } as never, () => (told += 1)));
+      response.once('close', () =>
+        onRequestEnd({ raw: request } as never, { raw: response } as never, () => (told += 1)),
+      );
     });
     const socket = await ask('a', '/v1/quick');
     await expect.poll(() => told).toBe(1);

@@ -1,11 +1,11 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { request } from 'node:http';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let n = 0;
@@ -28,12 +28,12 @@ tools:
       additionalProperties: false
       properties: { id: { type: string }, n: { type: integer }, r: { type: number }, on: { type: boolean }, tags: { type: array, items: { type: integer } }, s: { type: string } }
       required: [id]
-    request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }
+    once: { by: idempotent }
   world.put_special:
     upstream: world
-    request: { method: PUT, path: /nature/objects/special, body: "\${args}" }
-    once: { by: nature }
+    request: { method: PUT, path: /idempotent/objects/special, body: "\${args}" }
+    once: { by: idempotent }
   world.read:
     upstream: world
     effect: read
@@ -47,7 +47,7 @@ tools:
     upstream: world
     input: { type: object, properties: { status: { type: integer } } }
     request: { method: POST, path: "/status/\${args.status}" }
-    once: { by: nature }
+    once: { by: idempotent }
     noEffect: [409, 418]
     retry: { attempts: 1, base: 30s, max: 30s }
   world.held:
@@ -58,18 +58,18 @@ tools:
     input: { type: object, properties: { id: { type: string } } }
     key: "\${agent}/\${args.id}"
     request: { method: POST, path: /echo, query: { by: "\${agent}" }, headers: { x-agent: "\${agent}" }, body: { id: "\${args.id}", agent: "\${agent}" } }
-    once: { by: nature }
+    once: { by: idempotent }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - deny: world.secret
       - allow: world.*
-${PEOPLE}`;
+${PEOPLE_YAML}`;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({ policies: { 'proxy.yaml': policies(upstream.url) }, databaseUrl: database.url });
 });
 afterAll(async () => {
@@ -155,7 +155,7 @@ describe('a proxied call', () => {
     expect(proxied.headers['idempotent-replayed']).toBe('true');
     expect(proxied.body).toEqual(tool.body.result);
 
-    const put = await proxy('PUT', `world/nature/objects/${id}`, { n: 1 }, { 'idempotency-key': `${id}-put` });
+    const put = await proxy('PUT', `world/idempotent/objects/${id}`, { n: 1 }, { 'idempotency-key': `${id}-put` });
     const same = await gateway.call('world.put', { id, n: 1 }, { key: `${id}-put` });
     expect(same.body).toMatchObject({ txn: put.headers['oncegate-txn'], replayed: true });
     expect(await upstream.requests(id)).toHaveLength(2);
@@ -200,7 +200,7 @@ describe('a proxied call', () => {
   it('in doubt is a problem, not an answer of the upstream', async () => {
     const doubt = await proxy('POST', 'world/status/503', undefined, { 'idempotency-key': id, prefer: 'wait=0' });
     expect([202, 504]).toContain(doubt.status);
-    const after = await gateway.callWhen(String(doubt.headers['oncegate-txn']), (call) => call.state === 'in_doubt');
+    const after = await gateway.waitForCall(String(doubt.headers['oncegate-txn']), (call) => call.state === 'in_doubt');
     expect(after.problem.code).toBe('in_doubt');
     const again = await proxy('POST', 'world/status/503', undefined, { 'idempotency-key': id, prefer: 'wait=0' });
     expect(again.status).toBe(504);
@@ -288,9 +288,9 @@ describe('the path', () => {
   });
 
   it('prefers the tool that says it literally', async () => {
-    const special = await proxy('PUT', 'world/nature/objects/special', { x: 1 });
+    const special = await proxy('PUT', 'world/idempotent/objects/special', { x: 1 });
     expect((await gateway.get(`/v1/calls/${special.headers['oncegate-txn']}`)).body.tool).toBe('world.put_special');
-    const other = await proxy('PUT', `world/nature/objects/${id}`, {});
+    const other = await proxy('PUT', `world/idempotent/objects/${id}`, {});
     expect((await gateway.get(`/v1/calls/${other.headers['oncegate-txn']}`)).body.tool).toBe('world.put');
   });
 });
@@ -299,10 +299,10 @@ describe('parameters', () => {
   const argsOf = async (answer: Answer) => (await gateway.get(`/v1/calls/${answer.headers['oncegate-txn']}`)).body.args;
 
   it('become arguments of the type that the schema says', async () => {
-    const answer = await proxy('PUT', `world/nature/objects/${id}?n=-7&r=1.5&on=false&tags=1&s=007`, {});
+    const answer = await proxy('PUT', `world/idempotent/objects/${id}?n=-7&r=1.5&on=false&tags=1&s=007`, {});
     expect(answer.status).toBe(200);
     expect(await argsOf(answer)).toEqual({ id, n: -7, r: 1.5, on: false, tags: [1], s: '007' });
-    const more = await proxy('PUT', `world/nature/objects/${id}?tags=1&tags=2`);
+    const more = await proxy('PUT', `world/idempotent/objects/${id}?tags=1&tags=2`);
     expect(await argsOf(more)).toEqual({ id, tags: [1, 2] });
   });
 
@@ -320,14 +320,14 @@ describe('parameters', () => {
     's=1&s=2',
     'zz=1',
   ])('that do not fit are invalid arguments, never guessed: %s', async (query) => {
-    const refused = await proxy('PUT', `world/nature/objects/${id}?${query}`, {});
+    const refused = await proxy('PUT', `world/idempotent/objects/${id}?${query}`, {});
     expect(refused.status).toBe(400);
     expect(refused.body.code).toBe('invalid_arguments');
     expect(await upstream.requests(id)).toEqual([]);
   });
 
   it('may repeat what the body says, and never contradict it', async () => {
-    expect((await proxy('PUT', `world/nature/objects/${id}?n=1`, { id, n: 1 })).status).toBe(200);
+    expect((await proxy('PUT', `world/idempotent/objects/${id}?n=1`, { id, n: 1 })).status).toBe(200);
     const before = (await upstream.requests(id)).length;
     for (const [query, body] of [
       ['', { id: 'other' }],
@@ -336,7 +336,7 @@ describe('parameters', () => {
       ['?n=1', { n: null }],
       [`?id=other`, {}],
     ] as const) {
-      const refused = await proxy('PUT', `world/nature/objects/${id}${query}`, body);
+      const refused = await proxy('PUT', `world/idempotent/objects/${id}${query}`, body);
       expect(refused.status, JSON.stringify([query, body])).toBe(400);
       expect(refused.body.code).toBe('malformed');
     }
@@ -352,8 +352,8 @@ describe('parameters', () => {
 
   it('come with a strict body', async () => {
     for (const body of ['[]', '{"n":1,"n":1}', '"x"', '{'])
-      expect((await proxy('PUT', `world/nature/objects/${id}`, body)).body.code, body).toBe('malformed');
-    const form = await proxy('PUT', `world/nature/objects/${id}`, 'n=1', {
+      expect((await proxy('PUT', `world/idempotent/objects/${id}`, body)).body.code, body).toBe('malformed');
+    const form = await proxy('PUT', `world/idempotent/objects/${id}`, 'n=1', {
       'content-type': 'application/x-www-form-urlencoded',
     });
     expect(form.status).toBe(415);

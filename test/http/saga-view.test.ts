@@ -1,13 +1,13 @@
 import { expect, it } from 'vitest';
-import type { Saga, Step } from '../../gateway/domain/saga.ts';
+import type { Saga, SagaStep } from '../../gateway/domain/sagas/saga.ts';
 import { sagaView } from '../../gateway/http/saga-view.ts';
 
-function step(ordinal: number, dependsOn: readonly string[] | null): Step {
+function step(ordinal: number, dependsOn: readonly string[] | null): SagaStep {
   const unmoved = { undo: null, undoArgs: null, undoState: 'none', undoReason: null, undoTxn: null };
-  return { txn: `t${ordinal}`, tool: 't', state: 'succeeded', ordinal, dependsOn, ...unmoved } as unknown as Step;
+  return { txn: `t${ordinal}`, tool: 't', state: 'succeeded', ordinal, dependsOn, ...unmoved } as unknown as SagaStep;
 }
 
-function viewOf(steps: readonly Step[]): { txn: string; dependsOn: string[] }[] {
+function viewOf(steps: readonly SagaStep[]): { txn: string; dependsOn: string[] }[] {
   const saga = {
     id: 's',
     state: 'open',

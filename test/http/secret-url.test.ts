@@ -1,17 +1,17 @@
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
 const TOKEN = 'canary-webhook-token-77aa';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({
     databaseUrl: database.url,
     env: { HOOK: TOKEN, LOG_LEVEL: 'trace' },
@@ -24,8 +24,8 @@ tools:
     upstream: hook
     request: { method: POST, path: /mail, body: "\${args}" }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: hook.* }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: hook.* }] }
+${PEOPLE_YAML}`,
     },
   });
 });
@@ -42,7 +42,7 @@ it('a token in the URL of a service is sent, and found nowhere else', async () =
   const [{ digest, target }] = approvals.body.items;
   expect(target.url).toBe(`${upstream.url}/none/[redacted]/mail`);
   await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'ok', digest });
-  await gateway.callWhen(txn, ({ state }) => state === 'succeeded' || state === 'failed' || state === 'in_doubt');
+  await gateway.waitForCall(txn, ({ state }) => state === 'succeeded' || state === 'failed' || state === 'in_doubt');
   const [sent] = await upstream.requests('one');
   expect(sent?.url).toContain(TOKEN);
 

@@ -4,12 +4,12 @@ import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { faultPolicies } from '../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, type Reply, startGateway } from '../support/gateway.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let n = 0;
@@ -27,8 +27,8 @@ tools:
       additionalProperties: false
       properties: { id: { type: string, maxLength: 40 }, amount: { type: integer, minimum: 1 }, when: { type: string } }
       required: [id, amount]
-    request: { method: PUT, path: "/nature/objects/\${args.id}_many", body: "\${args}" }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}_many", body: "\${args}" }
+    once: { by: idempotent }
   strict.hidden:
     upstream: world
     request: { method: POST, path: /none/hidden, body: "\${args}" }
@@ -39,8 +39,8 @@ tools:
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const faults = faultPolicies(upstream.url)['faults.yaml'] ?? '';
+  database = await createTestDatabase();
+  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
   gateway = await startGateway({
     policies: {
       'faults.yaml': faults.replace(

@@ -2,8 +2,8 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { hearOut } from '../../gateway/http/hear-out.ts';
-import { Unreadable } from '../../gateway/http/unreadable.ts';
+import { drainBody } from '../../gateway/http/transport/drain-body.ts';
+import { Unreadable } from '../../gateway/http/transport/unreadable.ts';
 
 let server: Server;
 let sockets: Socket[];
@@ -47,7 +47,7 @@ beforeEach(async () => {
   });
   const unreadable = new Unreadable();
   unreadable.watch(server);
-  hearOut(server);
+  drainBody(server);
   server.on('clientError', (error, socket) => unreadable.answer(error, socket as Socket));
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');

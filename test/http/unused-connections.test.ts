@@ -2,8 +2,8 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import Fastify, { type FastifyInstance } from 'fastify';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { hearOut } from '../../gateway/http/hear-out.ts';
-import { closeUnused } from '../../gateway/http/unused-connections.ts';
+import { drainBody } from '../../gateway/http/transport/drain-body.ts';
+import { closeUnused } from '../../gateway/http/transport/unused-connections.ts';
 
 let app: FastifyInstance;
 let sockets: Socket[];
@@ -22,7 +22,7 @@ beforeEach(async () => {
   app.post('/refused', async () => '');
   app.post('/slowly-refused', async () => '');
   app.get('/slow', () => slow);
-  hearOut(app.server);
+  drainBody(app.server);
   closeUnused(app);
   await app.listen({ host: '127.0.0.1', port: 0 });
 });

@@ -1,29 +1,29 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { leafHash } from '../../gateway/domain/audit.ts';
-import { Frontier, Proof, verifyInclusion } from '../../gateway/domain/merkle.ts';
-import { NoteKey, NoteVerifier } from '../../gateway/domain/signed-note.ts';
+import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
+import { Frontier, Proof, verifyInclusion } from '../../gateway/domain/audit/merkle.ts';
+import { NoteSigner, NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import {
   findLeaf,
-  leavesWait,
-  newestCheckpoint,
-  proofHashes,
+  hasWaitingLeaves,
   readEntries,
-  type Sign,
+  readNewestCheckpoint,
+  readProofHashes,
+  type SignCheckpoint,
   sealLeaves,
-} from '../../gateway/ledger/audit-log.ts';
+} from '../../gateway/ledger/audit/audit-log.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 let other: Database;
-const key = new NoteKey('test/log', generateKeyPairSync('ed25519').privateKey);
+const key = new NoteSigner('test/log', generateKeyPairSync('ed25519').privateKey);
 const log = new NoteVerifier(key.verifier);
-const sign: Sign = async (_before, size, root) => key.sign(size, root);
+const sign: SignCheckpoint = async (_before, size, root) => key.sign(size, root);
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 4, applicationName: 'test' });
   other = new Database(database.url, { max: 4, applicationName: 'test-other' });
 });
@@ -38,55 +38,56 @@ const write = (entries: readonly string[]) =>
 
 /** The log as it stands, checked against a tree of its own. */
 async function checked(): Promise<string[]> {
-  const note = (await newestCheckpoint(db)) ?? '';
-  const { size, root } = log.open(note);
+  const note = (await readNewestCheckpoint(db)) ?? '';
+  const { size, root } = log.verifyCheckpoint(note);
   const entries = await readEntries(db, 0, size + 1);
   expect(entries).toHaveLength(size);
   const frontier = new Frontier();
   for (const { index, leaf, entry, checkpoint } of entries) {
     // Without `expect` for each of many: that would take longer than all the rest.
-    if (index !== frontier.size || !leaf.equals(leafHash(entry))) throw new Error(`entry ${index} is bad: ${entry}`);
+    if (index !== frontier.size || !leaf.equals(hashLeaf(entry))) throw new Error(`entry ${index} is bad: ${entry}`);
     frontier.append(leaf);
-    if (checkpoint !== null) expect(log.open(checkpoint)).toMatchObject({ size: frontier.size, root: frontier.root() });
+    if (checkpoint !== null)
+      expect(log.verifyCheckpoint(checkpoint)).toMatchObject({ size: frontier.size, root: frontier.computeRoot() });
   }
-  expect(frontier.root()).toEqual(root);
+  expect(frontier.computeRoot()).toEqual(root);
   return entries.map(({ entry }) => entry);
 }
 
 describe('sealing leaves', () => {
   it('gives each its place, once, under a checkpoint, whatever it is made of', async () => {
-    expect(await leavesWait(db, 0)).toBe(false);
+    expect(await hasWaitingLeaves(db, 0)).toBe(false);
     expect(await sealLeaves(db, sign)).toBeUndefined();
     const odd = ['{"a":1}', '{"text":"\\u0000 ünïcödé \u{1f511} \\\\ \'"}', ''];
     await write(odd);
-    expect(await leavesWait(db, 0)).toBe(true);
+    expect(await hasWaitingLeaves(db, 0)).toBe(true);
     const sealed = await sealLeaves(db, sign);
     expect(sealed).toMatchObject({ size: 3, isFull: false });
     expect(await checked()).toEqual(odd);
     expect(await database.query('select 1 from audit_queue')).toEqual([]);
-    expect(await leavesWait(db, 0)).toBe(false);
+    expect(await hasWaitingLeaves(db, 0)).toBe(false);
     await write(['{"b":1}']);
     // Just sealed: there is time, unless somebody hurries.
-    expect(await leavesWait(db, 60_000)).toBe(false);
+    expect(await hasWaitingLeaves(db, 60_000)).toBe(false);
     await database.query(`update audit_head set sealed_at = now() + interval '1 day'`);
-    expect(await leavesWait(db, 60_000)).toBe(true);
+    expect(await hasWaitingLeaves(db, 60_000)).toBe(true);
     await sealLeaves(db, sign);
   });
 
   it('goes on in batches over several levels of the tree, and any entry is proved', async () => {
-    const before = log.open((await newestCheckpoint(db)) ?? '').size;
+    const before = log.verifyCheckpoint((await readNewestCheckpoint(db)) ?? '').size;
     const entries = Array.from({ length: 70_000 }, (_, i) => `{"n":${i}}`);
     await write(entries);
     while ((await sealLeaves(db, sign, 6_000))?.isFull);
     expect(await database.query('select distinct level from audit_nodes order by level')).toHaveLength(2);
     expect((await checked()).slice(before)).toEqual(entries);
-    const { size, root } = log.open((await newestCheckpoint(db)) ?? '');
+    const { size, root } = log.verifyCheckpoint((await readNewestCheckpoint(db)) ?? '');
     for (const n of [0, 1, 255, 256, 65_535, 65_536, 69_999]) {
-      const leaf = leafHash(`{"n":${n}}`);
+      const leaf = hashLeaf(`{"n":${n}}`);
       const found = await findLeaf(db, leaf);
       expect(found).toMatchObject({ entry: `{"n":${n}}` });
       const index = found?.index ?? -1;
-      const proof = await proofHashes(db, Proof.inclusion(index, size));
+      const proof = await readProofHashes(db, Proof.inclusion(index, size));
       expect(verifyInclusion(leaf, index, size, proof, root)).toBe(true);
     }
   });
@@ -115,7 +116,7 @@ describe('sealing leaves', () => {
         await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
       }
     });
-    expect(await leavesWait(db, 0)).toBe(true);
+    expect(await hasWaitingLeaves(db, 0)).toBe(true);
     await sealLeaves(db, sign);
     expect((await checked()).at(-1)).toBe('{"late":1}');
     await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
@@ -128,7 +129,7 @@ describe('sealing leaves', () => {
   it('that fails at the very end leaves everything as it was', async () => {
     const before = (await checked()).length;
     await write(['{"again":1}']);
-    const broken: Sign = async () => {
+    const broken: SignCheckpoint = async () => {
       throw new Error('no key');
     };
     await expect(sealLeaves(db, broken)).rejects.toThrow('no key');

@@ -1,15 +1,15 @@
 import pg from 'pg';
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
-import { logEntry } from '../../gateway/ledger/audit-queue.ts';
+import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 let inTheWay: pg.Client;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 3, applicationName: 'test' });
   inTheWay = new pg.Client({ connectionString: database.url });
   await inTheWay.connect();
@@ -39,7 +39,7 @@ const waiting = () =>
   );
 
 it('many at once are one leaf each, equal ones too, in few commits', async () => {
-  await Promise.all([...many('crowd', 299), '{"crowd":0}'].map((entry) => logEntry(db, entry)));
+  await Promise.all([...many('crowd', 299), '{"crowd":0}'].map((entry) => enqueueAuditEntry(db, entry)));
   expect((await logged('crowd')).sort()).toEqual([...many('crowd', 299), '{"crowd":0}'].sort());
   const [commits] = await database.query<{ count: number }>(
     `select count(distinct xmin::text)::int as count from audit_queue where entry like '{"crowd"%'`,
@@ -49,7 +49,7 @@ it('many at once are one leaf each, equal ones too, in few commits', async () =>
 
 it('a crowd that waits leaves connections to everybody else', async () => {
   await holdUp();
-  const crowd = Promise.all(many('slow', 50).map((entry) => logEntry(db, entry)));
+  const crowd = Promise.all(many('slow', 50).map((entry) => enqueueAuditEntry(db, entry)));
   await expect.poll(async () => (await waiting()).length).toBeGreaterThan(0);
   const others = Promise.all([1, 2, 3].map(() => db.run({ name: 'other', text: 'select 1 as one', values: [] })));
   expect(
@@ -69,7 +69,7 @@ it('a crowd that waits leaves connections to everybody else', async () => {
 
 it('a batch whose connection dies is an error of the ledger for each, and those behind were not sent', async () => {
   await holdUp();
-  const crowd = Promise.allSettled(many('lost', 130).map((entry) => logEntry(db, entry)));
+  const crowd = Promise.allSettled(many('lost', 130).map((entry) => enqueueAuditEntry(db, entry)));
   await expect.poll(async () => (await waiting()).length).toBe(1);
   await database.query('select pg_terminate_backend($1)', [(await waiting())[0]?.pid]);
   const reasons = (await crowd).map((one) => (one.status === 'rejected' ? one.reason : undefined));
@@ -79,7 +79,7 @@ it('a batch whose connection dies is an error of the ledger for each, and those 
 });
 
 it('one that the database cannot hold is refused alone', async () => {
-  const three = ['{"odd":1}', '{"odd":2}\0', '{"odd":3}'].map((entry) => logEntry(db, entry));
+  const three = ['{"odd":1}', '{"odd":2}\0', '{"odd":3}'].map((entry) => enqueueAuditEntry(db, entry));
   expect((await Promise.allSettled(three)).map(({ status }) => status)).toEqual(['fulfilled', 'rejected', 'fulfilled']);
   expect((await logged('odd')).sort()).toEqual(['{"odd":1}', '{"odd":3}']);
 });

@@ -1,13 +1,13 @@
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { readBacklog } from '../../gateway/ledger/backlog.ts';
+import { readBacklog } from '../../gateway/ledger/audit/backlog.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 1, applicationName: 'test' });
 });
 afterAll(async () => {

@@ -1,22 +1,22 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type Advance, Calls, type Intent } from '../../gateway/ledger/calls.ts';
-import { release, takeOver } from '../../gateway/ledger/custody.ts';
+import { releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
+import { CallStore, type CallUpdate, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { endDeadNeighbours, Lease } from '../../gateway/ledger/processes.ts';
-import { applyVerdict } from '../../gateway/ledger/verdicts.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { endDeadProcessesOnHost, Lease } from '../../gateway/ledger/process-lease.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
-let calls: Calls;
+let calls: CallStore;
 let lease: Lease;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new Calls(db);
+  calls = new CallStore(db);
   lease = new Lease(db, () => {});
   await lease.start();
 });
@@ -26,9 +26,9 @@ afterAll(async () => {
   await database?.drop();
 });
 
-const intent = (changes: Partial<Intent> = {}) => intentOf(lease.id, changes);
+const intent = (changes: Partial<Intent> = {}) => buildIntent(lease.id, changes);
 
-function change(txn: string, changes: Partial<Advance> = {}): Advance {
+function change(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
   return {
     txn,
     fence: 1,
@@ -55,7 +55,7 @@ function change(txn: string, changes: Partial<Advance> = {}): Advance {
   };
 }
 
-const succeeded = (txn: string, changes: Partial<Advance> = {}) =>
+const succeeded = (txn: string, changes: Partial<CallUpdate> = {}) =>
   change(txn, {
     state: 'succeeded',
     custody: 'close',
@@ -68,7 +68,7 @@ const succeeded = (txn: string, changes: Partial<Advance> = {}) =>
 describe('a claim', () => {
   it('is won by one of many, in one batch and across processes', async () => {
     const one = intent();
-    const elsewhere = new Calls(db);
+    const elsewhere = new CallStore(db);
     const won = await Promise.all(
       [one, { ...one }, { ...one }].map((same, i) => (i === 2 ? elsewhere : calls).claim(same)),
     );
@@ -87,7 +87,7 @@ describe('a claim', () => {
   it('can be unbound while nothing was sent, and then be claimed anew', async () => {
     const one = intent();
     await calls.claim(one);
-    expect(await release(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
+    expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     expect(await calls.read(one.txn)).toBeUndefined();
     expect(await calls.claim(one)).toBe('won');
   });
@@ -95,7 +95,7 @@ describe('a claim', () => {
   it('of another owner cannot be unbound', async () => {
     const one = intent();
     await calls.claim(one);
-    expect(await release(db, { txn: one.txn, owner: randomUUID(), fence: 1 }, '{}')).toBe(false);
+    expect(await releaseClaim(db, { txn: one.txn, owner: randomUUID(), fence: 1 }, '{}')).toBe(false);
     expect(await calls.read(one.txn)).toBeDefined();
   });
 });
@@ -104,8 +104,8 @@ describe('a settlement', () => {
   it('closes the call once; a second one changes nothing', async () => {
     const one = intent();
     await calls.claim(one);
-    expect(await calls.advance(succeeded(one.txn, { answer: '{"status":200}' }))).toBe(true);
-    expect(await calls.advance(succeeded(one.txn, { answer: '{"status":201}', evident: true }))).toBe(false);
+    expect(await calls.update(succeeded(one.txn, { answer: '{"status":200}' }))).toBe(true);
+    expect(await calls.update(succeeded(one.txn, { answer: '{"status":201}', evident: true }))).toBe(false);
     const call = await calls.read(one.txn);
     expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
   });
@@ -113,11 +113,11 @@ describe('a settlement', () => {
   it('with an old fence is refused, unless it is evidence', async () => {
     const one = intent({ owner: randomUUID() });
     await calls.claim(one);
-    const taken = await takeOver(db, lease.id, () => '{}');
+    const taken = await takeOverCalls(db, lease.id, () => '{}');
     const mine = taken.find((call) => call.txn === one.txn);
     expect(mine).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
-    expect(await calls.advance(change(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
-    expect(await calls.advance(succeeded(one.txn, { evident: true, evidence: 'late_answer' }))).toBe(true);
+    expect(await calls.update(change(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect(await calls.update(succeeded(one.txn, { evident: true, evidence: 'late_answer' }))).toBe(true);
   });
 
   it('that comes late, after others were made, applies to nothing; one that was made already is not made again', async () => {
@@ -125,20 +125,20 @@ describe('a settlement', () => {
     await calls.claim(one);
     const closed = change(one.txn, { step: 1, entry: '{"closed":1}' });
     const opened = change(one.txn, { step: 2, attempt: 2, attemptOpen: true });
-    expect(await calls.advance(closed)).toBe(true);
-    expect(await calls.advance(closed)).toBe(true);
+    expect(await calls.update(closed)).toBe(true);
+    expect(await calls.update(closed)).toBe(true);
     expect(await database.query(`select 1 from audit_entries where entry = '{"closed":1}'`)).toHaveLength(1);
-    expect(await calls.advance(opened)).toBe(true);
-    expect(await calls.advance(closed)).toBe(false);
+    expect(await calls.update(opened)).toBe(true);
+    expect(await calls.update(closed)).toBe(false);
     expect(await calls.read(one.txn)).toMatchObject({ attempt: 2, attemptOpen: true });
   });
 
   it('by a person does not overtake an attempt that was opened since they looked', async () => {
     const one = intent();
     await calls.claim(one);
-    await calls.advance(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1 }));
+    await calls.update(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1 }));
     const seen = await calls.read(one.txn);
-    await calls.advance(change(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }));
+    await calls.update(change(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }));
     if (seen === undefined) throw new Error('the call is gone');
     const verdict = {
       verdict: 'not_applied',
@@ -148,7 +148,7 @@ describe('a settlement', () => {
       undo: null,
       entry: '{}',
     } as const;
-    expect(await applyVerdict(db, seen, verdict)).toBe(false);
+    expect(await recordResolution(db, seen, verdict)).toBe(false);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'in_doubt', attemptOpen: true });
   });
 
@@ -156,8 +156,8 @@ describe('a settlement', () => {
     const one = intent();
     await calls.claim(one);
     const both = await Promise.all([
-      calls.advance(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
-      calls.advance(succeeded(one.txn, { evident: true })),
+      calls.update(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
+      calls.update(succeeded(one.txn, { evident: true })),
     ]);
     expect(both).toEqual([true, true]);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'succeeded' });
@@ -167,8 +167,8 @@ describe('a settlement', () => {
     const [good, bad] = [intent(), intent()];
     await Promise.all([calls.claim(good), calls.claim(bad)]);
     const settled = await Promise.allSettled([
-      calls.advance(succeeded(good.txn)),
-      calls.advance(
+      calls.update(succeeded(good.txn)),
+      calls.update(
         change(bad.txn, {
           state: 'failed',
           custody: 'close',
@@ -186,7 +186,7 @@ describe('a settlement', () => {
   it('of a final call may be erased but never changed', async () => {
     const one = intent();
     await calls.claim(one);
-    await calls.advance(succeeded(one.txn, { answer: '{"status":200}' }));
+    await calls.update(succeeded(one.txn, { answer: '{"status":200}' }));
     const forbidden = [
       `state = 'in_doubt', settled_at = null`,
       `answer = '{}'`,
@@ -207,7 +207,7 @@ describe('taking over', () => {
     const one = intent();
     await calls.claim(one);
     await database.query(`update open_calls set due_at = now() - interval '1 day' where txn = $1`, [one.txn]);
-    const taken = await takeOver(db, randomUUID(), () => '{}');
+    const taken = await takeOverCalls(db, randomUUID(), () => '{}');
     expect(taken.map((call) => call.txn)).not.toContain(one.txn);
   });
 
@@ -215,7 +215,7 @@ describe('taking over', () => {
     const dead = randomUUID();
     const lost = Array.from({ length: 50 }, () => intent({ owner: dead }));
     await Promise.all(lost.map((one) => calls.claim(one)));
-    const takers = await Promise.all(Array.from({ length: 4 }, () => takeOver(db, lease.id, () => '{}')));
+    const takers = await Promise.all(Array.from({ length: 4 }, () => takeOverCalls(db, lease.id, () => '{}')));
     const taken = takers.flat().map((call) => call.txn);
     expect(taken.sort()).toEqual(lost.map((one) => one.txn).sort());
   });
@@ -223,7 +223,7 @@ describe('taking over', () => {
   it('of a call that waits for its time happens when it comes, without calling anybody dead', async () => {
     const one = intent({ state: 'held', owner: null, dueInMs: 0 });
     await calls.claim(one);
-    const taken = await takeOver(db, lease.id, () => '{}');
+    const taken = await takeOverCalls(db, lease.id, () => '{}');
     expect(taken.find((call) => call.txn === one.txn)).toMatchObject({ state: 'held', ownerDeaths: 0, unresolved: 0 });
   });
 });
@@ -251,7 +251,7 @@ describe('a lease', () => {
       `insert into processes (id, host, pid, pid_started, lease_until) select $1, host, pid, '1', now() + interval '1 hour' from processes where id = $2`,
       [gone, lease.id],
     );
-    await endDeadNeighbours(db, lease.id);
+    await endDeadProcessesOnHost(db, lease.id);
     const rows = await database.query<{ id: string; dead: boolean }>(
       'select id, ended_at is not null as dead from processes where id = any($1)',
       [[gone, lease.id]],
@@ -269,10 +269,8 @@ describe('changes of one call', () => {
   it('whose number a late success took are not said to have been made', async () => {
     const each = intent();
     await calls.claim(each);
-    expect(await calls.advance(succeeded(each.txn, { evident: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
-      true,
-    );
-    expect(await calls.advance(change(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect(await calls.update(succeeded(each.txn, { evident: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(true);
+    expect(await calls.update(change(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
     expect((await calls.read(each.txn))?.state).toBe('succeeded');
   });
 
@@ -280,7 +278,7 @@ describe('changes of one call', () => {
     const [each, other] = [intent(), intent()];
     await calls.claim(each);
     const impossible = change(each.txn, { step: 2, state: 'held', attempt: 1 });
-    const all = [calls.advance(change(each.txn)), calls.advance(impossible), calls.claim(other)];
+    const all = [calls.update(change(each.txn)), calls.update(impossible), calls.claim(other)];
     const [first, second, claimed] = await Promise.allSettled(all);
     expect(first).toMatchObject({ status: 'fulfilled', value: true });
     expect(second?.status).toBe('rejected');

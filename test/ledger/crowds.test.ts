@@ -1,17 +1,17 @@
 import { randomUUID } from 'node:crypto';
 import pg from 'pg';
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { findAliasedTxn } from '../../gateway/ledger/calls/joins.ts';
+import { findNewestRepeat, recordGeneration } from '../../gateway/ledger/calls/repeats.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { aliased } from '../../gateway/ledger/joins.ts';
-import { newestRepeat, noteGeneration } from '../../gateway/ledger/repeats.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 let inTheWay: pg.Client;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 3, applicationName: 'test' });
   inTheWay = new pg.Client({ connectionString: database.url });
   await inTheWay.connect();
@@ -23,7 +23,7 @@ afterAll(async () => {
   await database?.drop();
 });
 
-const LOOKS = { aliases: aliased, repeats: newestRepeat };
+const LOOKS = { aliases: findAliasedTxn, repeats: findNewestRepeat };
 
 it.each(Object.entries(LOOKS))(
   'a crowd that looks into %s leaves connections to everybody else',
@@ -48,11 +48,11 @@ it.each(Object.entries(LOOKS))(
 it('whoever asks in a crowd is told of what it asked for', async () => {
   const wishes = Array.from({ length: 40 }, (_, i) => ({ slot: randomUUID(), txn: randomUUID(), generation: i }));
   for (const { slot, txn, generation } of wishes) {
-    await noteGeneration(db, slot, generation, txn);
+    await recordGeneration(db, slot, generation, txn);
     await database.query('insert into aliases (alias, txn) values ($1, $2)', [slot, txn]);
   }
   const twice = [...wishes, ...wishes];
-  const newest = await Promise.all(twice.map(({ slot }) => newestRepeat(db, slot)));
+  const newest = await Promise.all(twice.map(({ slot }) => findNewestRepeat(db, slot)));
   expect(newest).toMatchObject(twice.map(({ txn, generation }) => ({ txn, generation, call: undefined })));
-  expect(await Promise.all(twice.map(({ slot }) => aliased(db, slot)))).toEqual(twice.map(({ txn }) => txn));
+  expect(await Promise.all(twice.map(({ slot }) => findAliasedTxn(db, slot)))).toEqual(twice.map(({ txn }) => txn));
 });

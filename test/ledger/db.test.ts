@@ -4,14 +4,14 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { GroupCommit } from '../../gateway/ledger/group-commit.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
 let database: TestDatabase;
 let db: Database;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   await database.query('create table notes (id int primary key, text text)');
   db = new Database(database.url, { max: 4, applicationName: 'test' });
 });
@@ -41,7 +41,7 @@ describe('a transaction', () => {
     });
     await expect(refusing).rejects.toBeInstanceOf(GatewayError);
     expect(await ids()).toEqual([]);
-    expect(db.busy).toBe(0);
+    expect(db.busyConnections).toBe(0);
   });
 
   it('whose connection dies before COMMIT certainly did nothing', async () => {

@@ -7,7 +7,11 @@ import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import pg from 'pg';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
-import { EmbeddedError, type EmbeddedPostgres, startEmbedded } from '../../gateway/ledger/embedded.ts';
+import {
+  EmbeddedError,
+  type EmbeddedPostgres,
+  startEmbeddedPostgres,
+} from '../../gateway/ledger/embedded/embedded-postgres.ts';
 
 const isRoot = process.getuid?.() === 0;
 const unprivileged = isRoot ? { uid: 65534, gid: 65534 } : {};
@@ -29,7 +33,13 @@ beforeAll(async () => {
   await chmod(closed, 0o700);
   await promisify(execFile)(resolve('node_modules/.bin/tsc'), [
     ...['--ignoreConfig', '--rootDir', 'gateway', '--outDir', app, '--target', 'es2023', '--module', 'nodenext'],
-    ...['--types', 'node', '--rewriteRelativeImportExtensions', '--skipLibCheck', 'gateway/ledger/embedded.ts'],
+    ...[
+      '--types',
+      'node',
+      '--rewriteRelativeImportExtensions',
+      '--skipLibCheck',
+      'gateway/ledger/embedded/embedded-postgres.ts',
+    ],
   ]);
   const needed = (await readdir('node_modules')).filter((name) => /^(pg|postgres-|embedded-p|split2|xtend)/.test(name));
   for (const name of [...needed, '@embedded-postgres']) {
@@ -38,10 +48,10 @@ beforeAll(async () => {
   await writeFile(join(app, 'package.json'), '{ "type": "module" }');
   await writeFile(
     join(app, 'gateway.js'),
-    `import { startEmbedded } from './ledger/embedded.js';
+    `import { startEmbeddedPostgres } from './ledger/embedded/embedded-postgres.js';
      const tell = (what) => console.log(JSON.stringify(what));
      try {
-       const postgres = await startEmbedded({ dataDir: process.argv[2], log() {} });
+       const postgres = await startEmbeddedPostgres({ dataDir: process.argv[2], log() {} });
        tell({ url: postgres.url, joined: postgres.joined });
        process.stdin.resume().on('end', () => postgres.stop());
      } catch (error) {
@@ -280,7 +290,7 @@ function workIn(path: string): void {
 }
 
 function start(log: (message: string) => void = () => {}): Promise<EmbeddedPostgres> {
-  return startEmbedded({ dataDir, log });
+  return startEmbeddedPostgres({ dataDir, log });
 }
 
 interface Gateway extends EmbeddedPostgres {

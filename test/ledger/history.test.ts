@@ -1,25 +1,25 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { canonical } from '../../gateway/domain/canonical.ts';
+import { History, type HistoryQuery } from '../../gateway/domain/calls/history.ts';
+import { canonicalize } from '../../gateway/domain/canonical.ts';
 import type { Json } from '../../gateway/domain/json.ts';
-import { Past, type Question } from '../../gateway/domain/past.ts';
-import { Calls, type Guards, type Intent } from '../../gateway/ledger/calls.ts';
-import { release } from '../../gateway/ledger/custody.ts';
+import { releaseClaim } from '../../gateway/ledger/calls/call-ownership.ts';
+import { CallStore, type ClaimGuards, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { readHistory } from '../../gateway/ledger/calls/history.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { readPast } from '../../gateway/ledger/history.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
-let calls: Calls;
+let calls: CallStore;
 let lease: Lease;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new Calls(db);
+  calls = new CallStore(db);
   lease = new Lease(db, () => {});
   await lease.start();
 });
@@ -30,17 +30,22 @@ afterAll(async () => {
 });
 
 const HOUR = 3_600_000;
-const count = (glob: string, windowMs = HOUR): Question => ({ text: `count ${glob}`, glob, windowMs });
-const sum = (glob: string, ...path: string[]): Question => ({ text: `sum ${glob}`, glob, windowMs: HOUR, sum: path });
+const count = (glob: string, windowMs = HOUR): HistoryQuery => ({ text: `count ${glob}`, glob, windowMs });
+const sum = (glob: string, ...path: string[]): HistoryQuery => ({
+  text: `sum ${glob}`,
+  glob,
+  windowMs: HOUR,
+  sum: path,
+});
 
 async function claimed(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
-  const intent = intentOf(lease.id, { agent, tool, args: canonical(args), ...changes });
+  const intent = buildIntent(lease.id, { agent, tool, args: canonicalize(args), ...changes });
   expect(await calls.claim(intent)).toBe('won');
   return intent.txn;
 }
 
-async function answer(agent: string, question: Question, besides: string | null = null) {
-  return (await readPast(db, { agent, questions: [question], besides })).answer(question.text);
+async function answer(agent: string, question: HistoryQuery, besides: string | null = null) {
+  return (await readHistory(db, { agent, questions: [question], besides })).get(question.text);
 }
 
 /** As only time could make it; the row itself refuses to be rewritten. */
@@ -67,7 +72,7 @@ describe('the past of an agent', () => {
     ]);
     await settle(done, 'succeeded');
     await settle(failed, 'failed');
-    expect(await release(db, { txn: given, owner: lease.id, fence: 1 }, '{}')).toBe(true);
+    expect(await releaseClaim(db, { txn: given, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     for (const state of ['rejected', 'expired', 'cancelled']) {
       const held = await claimed(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
       await database.query(`update calls set state = $2, settled_at = now(), problem = $2 where txn = $1`, [
@@ -118,7 +123,7 @@ describe('the past of an agent', () => {
     await expect.poll(() => Date.now()).toBeGreaterThan(at.getTime());
     await claimed(agent, 'a.x');
     const questions = [count('a.*')];
-    expect((await readPast(db, { agent, questions, besides: null, asOf: at })).answer('count a.*')).toBe(1);
+    expect((await readHistory(db, { agent, questions, besides: null, asOf: at })).get('count a.*')).toBe(1);
   });
 });
 
@@ -167,41 +172,41 @@ describe('a sum', () => {
     const agent = randomUUID();
     await claimed(agent, 'a.pay', { amount: 2, fee: 1 });
     const questions = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
-    const past = await readPast(db, { agent, questions, besides: null });
-    expect(past.shown()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
+    const past = await readHistory(db, { agent, questions, besides: null });
+    expect(past.toJson()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
   });
 });
 
 describe('a claim under a rule that asks', () => {
-  const capped = (most: number): Guards => ({
+  const capped = (most: number): ClaimGuards => ({
     spends: [],
     approval: undefined,
     locks: undefined,
-    history: { questions: [count('a.*')], stands: (past) => Number(past.answer('count a.*')) < most },
+    history: { questions: [count('a.*')], stands: (past) => Number(past.get('count a.*')) < most },
   });
 
   it('of twenty at once on two replicas exactly seven go, and the others are told what there is now', async () => {
     const agent = randomUUID();
-    const elsewhere = new Calls(db);
+    const elsewhere = new CallStore(db);
     const outcomes = await Promise.all(
       Array.from({ length: 20 }, (_, i) =>
-        (i % 2 === 0 ? calls : elsewhere).claim(intentOf(lease.id, { agent, tool: 'a.x' }), capped(7)),
+        (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), capped(7)),
       ),
     );
     expect(outcomes.filter((outcome) => outcome === 'won')).toHaveLength(7);
     const overtaken = outcomes.filter((outcome) => typeof outcome === 'object' && 'past' in outcome);
     expect(overtaken).toHaveLength(13);
     for (const outcome of overtaken) {
-      const { past } = outcome as { past: Past };
-      expect(past.answer('count a.*')).toBe(7);
+      const { past } = outcome as { past: History };
+      expect(past.get('count a.*')).toBe(7);
     }
     expect(await answer(agent, count('a.*'))).toBe(7);
   });
 
   it('that is refused leaves nothing behind', async () => {
     const agent = randomUUID();
-    const intent = intentOf(lease.id, { agent, tool: 'a.x' });
-    expect(await calls.claim(intent, capped(0))).toEqual({ past: expect.any(Past) });
+    const intent = buildIntent(lease.id, { agent, tool: 'a.x' });
+    expect(await calls.claim(intent, capped(0))).toEqual({ past: expect.any(History) });
     expect(await calls.read(intent.txn)).toBeUndefined();
   });
 });

@@ -1,8 +1,10 @@
 import { randomBytes } from 'node:crypto';
-import { readdir } from 'node:fs/promises';
+import { copyFile, mkdtemp, readdir, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, inject, it } from 'vitest';
-import { migrate, SchemaError } from '../../gateway/ledger/migrate.ts';
+import { migrateDatabase, SchemaError } from '../../gateway/ledger/migrate.ts';
 
 const name = `migrate_${randomBytes(6).toString('hex')}`;
 let admin: pg.Client;
@@ -22,17 +24,45 @@ afterAll(async () => {
 });
 
 describe('migrations', () => {
+  it('rename the kind of stored calls from nature to idempotent', async () => {
+    const old = await mkdtemp(join(tmpdir(), 'oncegate-migrations-'));
+    for (const file of await readdir('migrations'))
+      if (file < '0018') await copyFile(join('migrations', file), join(old, file));
+    const database = `${name}_kinds`;
+    await admin.query(`create database ${database}`);
+    const target = new URL(url);
+    target.pathname = `/${database}`;
+    const client = new pg.Client({ connectionString: target.href });
+    try {
+      await migrateDatabase(target.href, old);
+      await client.connect();
+      const insert = `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt)
+        values (gen_random_uuid(), 'bot', 'key', 't', $1, sha256('x'), 'v', 'sending', 1)`;
+      await client.query(insert, ['nature']);
+      await client.query(insert, ['key']);
+      expect(await migrateDatabase(target.href, 'migrations')).toEqual(['0018_once_by_idempotent.sql']);
+      const { rows } = await client.query('select kind from calls order by kind');
+      expect(rows).toEqual([{ kind: 'idempotent' }, { kind: 'key' }]);
+      await expect(client.query(insert, ['nature'])).rejects.toThrow('calls_kind_check');
+      await expect(client.query(`update calls set kind = 'probe'`)).rejects.toThrow('never changes');
+    } finally {
+      await client.end();
+      await admin.query(`drop database ${database} with (force)`);
+      await rm(old, { recursive: true });
+    }
+  });
+
   it('run once when replicas boot at the same time', async () => {
-    const applied = await Promise.all(Array.from({ length: 5 }, () => migrate(url, 'migrations')));
+    const applied = await Promise.all(Array.from({ length: 5 }, () => migrateDatabase(url, 'migrations')));
     // Each migration is a transaction of its own: two replicas may share them, but none is applied twice or left out.
     const files = (await readdir('migrations')).filter((file) => file.endsWith('.sql')).sort();
     expect(applied.flat().sort()).toEqual(files);
-    expect(await migrate(url, 'migrations')).toEqual([]);
+    expect(await migrateDatabase(url, 'migrations')).toEqual([]);
   });
 
   it.each(['synchronous_commit'])('refuse a server with %s off', async (setting) => {
     await admin.query(`alter database ${name} set ${setting} = off`);
-    await expect(migrate(url, 'migrations')).rejects.toThrow(`${setting} = off`);
+    await expect(migrateDatabase(url, 'migrations')).rejects.toThrow(`${setting} = off`);
     await admin.query(`alter database ${name} reset ${setting}`);
   });
 
@@ -40,10 +70,12 @@ describe('migrations', () => {
     const client = new pg.Client({ connectionString: url });
     await client.connect();
     await client.query(`insert into schema_migrations values (9999, '9999_future.sql', 'x')`);
-    await expect(migrate(url, 'migrations')).rejects.toThrow(/9999_future\.sql, which this build does not know/);
+    await expect(migrateDatabase(url, 'migrations')).rejects.toThrow(
+      /9999_future\.sql, which this build does not know/,
+    );
     await client.query(`delete from schema_migrations where version = 9999`);
     await client.query(`update schema_migrations set sha256 = 'other' where version = 1`);
-    await expect(migrate(url, 'migrations')).rejects.toBeInstanceOf(SchemaError);
+    await expect(migrateDatabase(url, 'migrations')).rejects.toBeInstanceOf(SchemaError);
     await client.end();
   });
 });

@@ -1,15 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { unchanged } from '../../gateway/flow/record.ts';
-import { Calls, type Intent } from '../../gateway/ledger/calls.ts';
-import { handOver, ownedBy, release, takeOver } from '../../gateway/ledger/custody.ts';
+import { buildBaseUpdate } from '../../gateway/flow/attempts/record.ts';
+import { handOverCalls, isOwnedBy, releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
+import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { listCalls } from '../../gateway/ledger/lists.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { closeForRollback } from '../../gateway/ledger/sagas.ts';
-import { Undos } from '../../gateway/ledger/undos.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { closeSagaForRollback } from '../../gateway/ledger/sagas/sagas.ts';
+import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 /**
  * A connection plans a statement once, often while the ledger is empty, and keeps the plan until PostgreSQL analyses the tables. A plan
@@ -22,13 +22,13 @@ const MOST_READ = 400;
 
 let database: TestDatabase;
 let db: Database;
-let calls: Calls;
+let calls: CallStore;
 let lease: Lease;
 let neighbour: Lease;
 let leases: Database;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   leases = new Database(database.url, { max: 2, applicationName: 'leases' });
   lease = new Lease(leases, () => {});
   neighbour = new Lease(leases, () => {});
@@ -36,7 +36,7 @@ beforeAll(async () => {
   await neighbour.start();
   // One connection, which keeps its plans and tells what it has read when it is asked to.
   db = new Database(database.url, { max: 1, applicationName: 'test' });
-  calls = new Calls(db);
+  calls = new CallStore(db);
   for (const [, way] of WAYS) await way();
   await fill();
 });
@@ -49,8 +49,8 @@ afterAll(async () => {
 });
 
 const settle = ({ txn, fence }: Intent) =>
-  calls.advance({
-    ...unchanged({
+  calls.update({
+    ...buildBaseUpdate({
       txn,
       fence,
       step: 0,
@@ -69,7 +69,7 @@ const settle = ({ txn, fence }: Intent) =>
   });
 
 async function made(changes: Partial<Intent> = {}): Promise<Intent> {
-  const intent = intentOf(lease.id, { kind: 'key', ...changes });
+  const intent = buildIntent(lease.id, { kind: 'key', ...changes });
   expect(await calls.claim(intent)).toBe('won');
   return intent;
 }
@@ -90,9 +90,9 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
     'the rollback of a saga',
     async () => {
       const id = await steps();
-      await closeForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
-      const undos = new Undos(db);
-      return [await undos.read(id), await undos.outline(id, 'saga')];
+      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
+      const undos = new UndoStore(db);
+      return [await undos.read(id), await undos.readOutline(id, 'saga')];
     },
   ],
   [
@@ -104,18 +104,18 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
       await made({ identity: 'undo', undoes: { txn: done.txn, tries: 0 } });
     },
   ],
-  ['a release', async () => expect(await release(db, await made(), '{}')).toBe(true)],
-  ['a look at who owns a call', async () => expect(await ownedBy(db, (await made()).txn, lease.id)).toBe(true)],
+  ['a release', async () => expect(await releaseClaim(db, await made(), '{}')).toBe(true)],
+  ['a look at who owns a call', async () => expect(await isOwnedBy(db, (await made()).txn, lease.id)).toBe(true)],
   [
     'taking over',
     async () => {
       const { txn } = await made({ owner: randomUUID() });
-      expect((await takeOver(db, lease.id, () => '{}')).map((call) => call.txn)).toContain(txn);
-      expect(await takeOver(db, lease.id, () => '{}')).toEqual([]);
+      expect((await takeOverCalls(db, lease.id, () => '{}')).map((call) => call.txn)).toContain(txn);
+      expect(await takeOverCalls(db, lease.id, () => '{}')).toEqual([]);
     },
   ],
   ['a page of calls of an agent', async () => listCalls(db, { limit: 20, agent: 'a' })],
-  ['handing over', async () => handOver(db, lease.id)],
+  ['handing over', async () => handOverCalls(db, lease.id)],
 ];
 
 /** Many calls, some of them open, in the hands of another gateway that lives. */

@@ -1,11 +1,11 @@
 import fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { CHANGE_ROW, CLAIM_ROW } from '../../gateway/ledger/call-rows.ts';
-import { Calls } from '../../gateway/ledger/calls.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
+import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from '../../gateway/ledger/calls/encode-call-batch.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { RowArray } from '../../gateway/ledger/row-array.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { RowArrayEncoder } from '../../gateway/ledger/row-array.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 interface Row {
   readonly id: string | null;
@@ -17,25 +17,25 @@ interface Row {
 }
 
 function encode(rows: readonly Row[], oid: number): Buffer {
-  const array = new RowArray(6);
+  const array = new RowArrayEncoder(6);
   array.begin();
   for (const row of rows) {
-    array.row();
-    array.uuid('id', row.id);
-    array.text(row.words);
-    array.bytea(row.bytes);
-    array.int('count', row.count);
-    array.float8(row.share);
-    array.bool(row.flag);
+    array.beginRow();
+    array.writeUuid('id', row.id);
+    array.writeText(row.words);
+    array.writeBytea(row.bytes);
+    array.writeInt('count', row.count);
+    array.writeFloat8(row.share);
+    array.writeBool(row.flag);
   }
-  return array.end(oid);
+  return array.finish(oid);
 }
 
 let database: TestDatabase;
 let db: Database;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 2, applicationName: 'test' });
 });
 afterAll(async () => {
@@ -70,14 +70,14 @@ describe('the rows of a batch', () => {
   });
 
   it('have room for whatever comes, and for less after it', async () => {
-    const array = new RowArray(1);
+    const array = new RowArrayEncoder(1);
     const lengths = async (texts: readonly string[]) => {
       array.begin();
       for (const text of texts) {
-        array.row();
-        array.text(text);
+        array.beginRow();
+        array.writeText(text);
       }
-      const values = [array.end(type?.oid ?? 0)];
+      const values = [array.finish(type?.oid ?? 0)];
       return db.run({ name: 'long', text: 'select length(words) as n from unnest($1::long_row[])', values });
     };
     await db.run({ name: 'long-type', text: 'create type long_row as (words text)', values: [] });
@@ -90,14 +90,14 @@ describe('the rows of a batch', () => {
     expect(await lengths(['short'])).toEqual([{ n: 5 }]);
   });
 
-  it.each([CLAIM_ROW, CHANGE_ROW])('are as the schema has them: $type', async ({ type, columns }) => {
+  it.each([CLAIM_ROW_TYPE, CHANGE_ROW_TYPE])('are as the schema has them: $type', async ({ type, columns }) => {
     const text = 'select count(*)::int as columns from pg_attribute where attrelid = $1::regclass and not attisdropped';
     expect(await db.run({ name: 'attributes', text, values: [type] })).toEqual([{ columns }]);
   });
 
   it('that cannot be written are refused alone: their neighbours are claimed', async () => {
-    const calls = new Calls(db);
-    const good = intentOf('00000000-0000-4000-8000-000000000001');
+    const calls = new CallStore(db);
+    const good = buildIntent('00000000-0000-4000-8000-000000000001');
     const claims = [calls.claim(good), calls.claim({ ...good, txn: 'no uuid' })];
     const [first, second] = await Promise.allSettled(claims);
     expect(first).toEqual({ status: 'fulfilled', value: 'won' });

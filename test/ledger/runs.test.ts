@@ -1,21 +1,21 @@
 import { randomUUID } from 'node:crypto';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { Calls } from '../../gateway/ledger/calls.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
+import { listOlderOpenCalls, takeRun } from '../../gateway/ledger/controls/runs.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { openBelow, takeRun } from '../../gateway/ledger/runs.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
-let calls: Calls;
+let calls: CallStore;
 const OWNER = randomUUID();
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 6, applicationName: 'test' });
-  calls = new Calls(db);
+  calls = new CallStore(db);
 });
 afterAll(async () => {
   await db?.close();
@@ -53,7 +53,7 @@ describe('a claim and a take-over at the same time', () => {
     await database.query(`insert into limit_buckets values ($1)`, [run]);
     // The claim has locked the run and is kept from committing by the bucket of its limit.
     const bucket = await holding('select bucket from limit_buckets where bucket = $1 for update', [run]);
-    const intent = intentOf(OWNER, { run, epoch: 1 });
+    const intent = buildIntent(OWNER, { run, epoch: 1 });
     const spends = [{ kind: 'rate' as const, bucket: run, amount: 1, max: 10, perMs: 1_000 }];
     const claimed = calls.claim(intent, { spends, approval: undefined, locks: undefined });
     await expect.poll(waiting).toBe(1);
@@ -62,20 +62,20 @@ describe('a claim and a take-over at the same time', () => {
     await bucket.end();
     expect(await claimed).toBe('won');
     expect(await taken).toMatchObject({ epoch: 2 });
-    expect(await openBelow(db, { run, epoch: 2 }, 10)).toMatchObject([{ txn: intent.txn, epoch: 1 }]);
+    expect(await listOlderOpenCalls(db, { run, epoch: 2 }, 10)).toMatchObject([{ txn: intent.txn, epoch: 1 }]);
   });
 
   it('the take-over is first: the claim waits for it, and is refused with nothing written', async () => {
     const run = randomUUID();
     await take(run);
     const taking = await holding('update runs set epoch = 2 where id = $1', [run]);
-    const old = intentOf(OWNER, { run, epoch: 1 });
+    const old = buildIntent(OWNER, { run, epoch: 1 });
     const claimed = calls.claim(old);
     await expect.poll(waiting).toBe(1);
     await taking.end();
     expect(await claimed).toBe('taken');
     expect(await calls.read(old.txn)).toBeUndefined();
-    expect(await calls.claim(intentOf(OWNER, { run, epoch: 2 }))).toBe('won');
+    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toBe('won');
   });
 });
 
@@ -90,10 +90,10 @@ it('an epoch never shrinks, and a run is never another’s', async () => {
 it('batches of calls in many runs and sagas, in any order, never wait for each other in a circle', async () => {
   const runs = Array.from({ length: 12 }, () => randomUUID());
   for (const run of runs) await take(run);
-  const other = new Calls(db);
+  const other = new CallStore(db);
   const claims = Array.from({ length: 300 }, (_, k) => {
     const run = runs[(k * 7) % runs.length] as string;
-    return (k % 2 === 0 ? calls : other).claim(intentOf(OWNER, { run, epoch: k % 5 === 0 ? 9 : 1 }));
+    return (k % 2 === 0 ? calls : other).claim(buildIntent(OWNER, { run, epoch: k % 5 === 0 ? 9 : 1 }));
   });
   const answers = await Promise.all(claims);
   answers.forEach((answer, k) => {

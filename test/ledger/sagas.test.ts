@@ -1,27 +1,27 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
-import { keepUndo, undoArgsOf } from '../../gateway/flow/undo.ts';
-import { Calls, type Intent } from '../../gateway/ledger/calls.ts';
+import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
+import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/processes.ts';
-import { moveSaga } from '../../gateway/ledger/sagas.ts';
-import { addWork, dropWork, takeWork } from '../../gateway/ledger/undo-work.ts';
-import { Undos } from '../../gateway/ledger/undos.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { intentOf } from '../support/intent.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
+import { transitionSaga } from '../../gateway/ledger/sagas/sagas.ts';
+import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
+import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildIntent } from '../support/intent.ts';
 
 let database: TestDatabase;
 let db: Database;
 let lease: Lease;
-let calls: Calls;
+let calls: CallStore;
 
 beforeAll(async () => {
-  database = await freshDatabase();
+  database = await createTestDatabase();
   db = new Database(database.url, { max: 4, applicationName: 'test' });
   lease = new Lease(db, () => {});
   await lease.start();
-  calls = new Calls(db);
+  calls = new CallStore(db);
 });
 afterAll(async () => {
   await lease?.end();
@@ -35,7 +35,7 @@ async function openSaga(agent = 'a'): Promise<string> {
   return id;
 }
 
-const step = (saga: string, changes: Partial<Intent> = {}) => intentOf(lease.id, { kind: 'key', saga, ...changes });
+const step = (saga: string, changes: Partial<Intent> = {}) => buildIntent(lease.id, { kind: 'key', saga, ...changes });
 
 const settle = (txn: string) =>
   database.query(
@@ -77,7 +77,7 @@ describe('steps of a saga', () => {
       JSON.stringify({ status: 422, contentType: 'text/plain', body: 'a\0b', encoding: 'utf8' }),
     ]);
     await database.query('alter table calls enable trigger calls_impossible');
-    const { steps } = await new Undos(db).read(saga);
+    const { steps } = await new UndoStore(db).read(saga);
     expect(steps[0]?.compensation?.detail).toBe('the upstream answered 422');
   });
 
@@ -90,14 +90,14 @@ describe('steps of a saga', () => {
     }
     const args = JSON.stringify({ text: 'x'.repeat(700_000) });
     await database.query(`update calls set undo_state = 'due', undo_args = $2 where txn = $1`, [due.txn, args]);
-    const undos = new Undos(db);
-    const [whole, outline] = [await undos.read(saga), await undos.outline(saga, 'saga')];
+    const undos = new UndoStore(db);
+    const [whole, outline] = [await undos.read(saga), await undos.readOutline(saga, 'saga')];
     expect(whole.steps.map(({ undoArgs }) => undoArgs)).toEqual([args, null]);
     expect(outline.steps.map(({ undoArgs }) => undoArgs)).toEqual(['{}', null]);
     const timeless = ({ steps }: typeof whole) =>
       steps.map((each) => ({ ...each, undoArgs: null, msSinceDue: 0, msToNextTry: 0 }));
     expect(timeless(outline)).toEqual(timeless(whole));
-    const { steps } = await undos.outline(due.txn, 'call');
+    const { steps } = await undos.readOutline(due.txn, 'call');
     expect(steps.map(({ txn, undoArgs }) => [txn, undoArgs])).toEqual([[due.txn, '{}']]);
   });
 });
@@ -110,19 +110,19 @@ describe('the end of a rollback', () => {
     await settle(late.txn);
     await database.query(`update sagas set state = 'rolling_back', keep = 0 where id = $1`, [saga]);
     const change = { state: 'open', reason: null, by: 'x', entry: '{}', lookAgainMs: null } as const;
-    expect(await moveSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
+    expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
     await database.query(`update calls set undo_state = 'skipped' where txn = $1`, [late.txn]);
-    expect(await moveSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);
+    expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);
   });
 
   it('does not take away work that was asked for meanwhile', async () => {
     const id = randomUUID();
-    await db.transaction((tx) => addWork(tx, id, 'call'));
-    expect((await takeWork(db, 100, 60_000)).map((work) => work.id)).toContain(id);
-    await db.transaction((tx) => addWork(tx, id, 'call'));
-    await dropWork(db, id);
-    expect((await takeWork(db, 100, 60_000)).map((work) => work.id)).toContain(id);
-    await dropWork(db, id);
+    await db.transaction((tx) => addUndoTask(tx, id, 'call'));
+    expect((await claimUndoTasks(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    await db.transaction((tx) => addUndoTask(tx, id, 'call'));
+    await removeUndoTask(db, id);
+    expect((await claimUndoTasks(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    await removeUndoTask(db, id);
     expect(await database.query('select id from undo_work where id = $1', [id])).toEqual([]);
   });
 });
@@ -143,10 +143,10 @@ describe('what an undo is called with', () => {
     ['the tool redacts', tool([['args', 'card']]), tool([])],
     ['the undo redacts', tool([]), tool([['args', 'card']])],
   ])('is sealed where %s', (_, forward, undo) => {
-    const kept = keepUndo(key, forward, undo, scope, { charge: 'ch_1', card: '4111-secret' });
+    const kept = encodeUndoArguments(key, forward, undo, scope, { charge: 'ch_1', card: '4111-secret' });
     expect(kept.args).toBe('{"card":"[redacted]","charge":"ch_1"}');
     const call = { txn: scope.txn, before: null, undoArgs: kept.args, undoSealed: kept.sealed };
-    expect(undoArgsOf(key, call)).toEqual({ charge: 'ch_1', card: '4111-secret' });
-    expect(undoArgsOf(Buffer.alloc(32, 4), call)).toContain('do not open');
+    expect(decodeUndoArgs(key, call)).toEqual({ charge: 'ch_1', card: '4111-secret' });
+    expect(decodeUndoArgs(Buffer.alloc(32, 4), call)).toContain('do not open');
   });
 });

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
 import { expect, inject, it } from 'vitest';
-import { freshDatabase } from '../support/database.ts';
+import { createTestDatabase } from '../support/database.ts';
 
 /**
  * What the migrations add up to, for whoever wants to read the schema and not its history. Written anew by
@@ -72,7 +72,7 @@ async function dump(query: Query): Promise<string> {
 }
 
 it('is what docs/schema.sql says, which makes the same from nothing', async () => {
-  const migrated = await freshDatabase();
+  const migrated = await createTestDatabase();
   const schema = await dump(migrated.query).finally(() => migrated.drop());
   await expect(`${HEADER}\n${schema}`).toMatchFileSnapshot(`../../${SCHEMA}`);
 

@@ -7,7 +7,8 @@ import { expect, it } from 'vitest';
  */
 it('no two statements share a name', async () => {
   const texts = new Map<string, Set<string>>();
-  for (const file of await readdir('gateway/ledger')) {
+  const files = (await readdir('gateway/ledger', { recursive: true })).filter((file) => file.endsWith('.ts'));
+  for (const file of files) {
     const source = await readFile(`gateway/ledger/${file}`, 'utf8');
     for (const [, name, rest] of source.matchAll(/name: '([a-z-]+)',\s*text:([\s\S]*?)values:/g)) {
       const seen = texts.get(name ?? '') ?? new Set();

@@ -4,8 +4,8 @@ import { StreamableHTTPClientTransport as OldTransport } from '@modelcontextprot
 import { expect, vi } from 'vitest';
 import { AGENT_KEY, type Gateway } from '../support/gateway.ts';
 
-export const NEWEST = '2026-07-28';
-const WHO = { name: 'tests', version: '1' };
+export const NEWEST_REVISION = '2026-07-28';
+const CLIENT_INFO = { name: 'tests', version: '1' };
 
 interface ClientOptions {
   readonly key?: string;
@@ -13,39 +13,41 @@ interface ClientOptions {
   readonly capabilities?: object;
 }
 
-function headersOf({ key = AGENT_KEY, headers = {} }: ClientOptions): Record<string, string> {
+function buildHeaders({ key = AGENT_KEY, headers = {} }: ClientOptions): Record<string, string> {
   return { authorization: `Bearer ${key}`, ...headers };
 }
 
 /** A client of the newest revision, as its SDK is today. Its handlers answer what an `input_required` result asks. */
-export async function newClient(
+export async function connectNewestClient(
   gateway: Gateway,
   options: ClientOptions & { prepare?: (client: NewClient) => void } = {},
 ): Promise<NewClient> {
-  const client = new NewClient(WHO, {
+  const client = new NewClient(CLIENT_INFO, {
     capabilities: options.capabilities ?? {},
-    versionNegotiation: { mode: { pin: NEWEST } },
+    versionNegotiation: { mode: { pin: NEWEST_REVISION } },
   });
   options.prepare?.(client);
   await client.connect(
-    new NewTransport(new URL(`${gateway.url}/mcp`), { requestInit: { headers: headersOf(options) } }),
+    new NewTransport(new URL(`${gateway.url}/mcp`), { requestInit: { headers: buildHeaders(options) } }),
   );
   return client;
 }
 
 /** A client of the older revisions, with a session. */
-export async function oldClient(
+export async function connectLegacyClient(
   gateway: Gateway,
   options: ClientOptions & { prepare?: (client: OldClient) => void } = {},
 ): Promise<OldClient> {
-  const client = new OldClient(WHO, { capabilities: options.capabilities ?? {} });
+  const client = new OldClient(CLIENT_INFO, { capabilities: options.capabilities ?? {} });
   options.prepare?.(client);
-  const transport = new OldTransport(new URL(`${gateway.url}/mcp`), { requestInit: { headers: headersOf(options) } });
+  const transport = new OldTransport(new URL(`${gateway.url}/mcp`), {
+    requestInit: { headers: buildHeaders(options) },
+  });
   await client.connect(transport as Parameters<OldClient['connect']>[0]);
   return client;
 }
 
-export interface Heard {
+export interface McpReply {
   readonly status: number;
   readonly headers: Headers;
   /** Everything that was said before the answer, and the answer. */
@@ -56,18 +58,18 @@ export interface Heard {
   readonly text: string;
 }
 
-interface Post {
+interface McpPostOptions {
   readonly key?: string | null;
   readonly headers?: Readonly<Record<string, string>>;
   readonly signal?: AbortSignal;
 }
 
 /** One POST to /mcp, byte for byte as it is given, and all that came back. */
-export async function post(
+export async function postMcp(
   gateway: Gateway,
   body: string,
-  { key = AGENT_KEY, headers, signal }: Post = {},
-): Promise<Heard> {
+  { key = AGENT_KEY, headers, signal }: McpPostOptions = {},
+): Promise<McpReply> {
   const response = await fetch(`${gateway.url}/mcp`, {
     method: 'POST',
     headers: {
@@ -91,7 +93,7 @@ export async function post(
 }
 
 /** A start does not wait for slow servers: resolves when the tools of these are there. */
-export async function imported(gateway: Gateway, ...tools: string[]): Promise<void> {
+export async function waitForImport(gateway: Gateway, ...tools: string[]): Promise<void> {
   await vi.waitFor(
     async () => {
       const names = (await gateway.get('/v1/tools')).body.tools.map(({ name }: { name: string }) => name);
@@ -104,32 +106,37 @@ export async function imported(gateway: Gateway, ...tools: string[]): Promise<vo
 let rpcId = 0;
 
 /** A request of an older revision without any client between: a session that says only what `session` says. */
-export function ask(gateway: Gateway, method: string, params: object, options: Post & { version?: string } = {}) {
+export function requestLegacy(
+  gateway: Gateway,
+  method: string,
+  params: object,
+  options: McpPostOptions & { version?: string } = {},
+) {
   const { version = '2025-06-18', ...more } = options;
   const body = JSON.stringify({ jsonrpc: '2.0', id: ++rpcId, method, params });
-  return post(gateway, body, { ...more, headers: { 'mcp-protocol-version': version, ...more.headers } });
+  return postMcp(gateway, body, { ...more, headers: { 'mcp-protocol-version': version, ...more.headers } });
 }
 
 /** The same in the newest revision, where every request says all there is to know. */
-export function askNewest(
+export function requestNewest(
   gateway: Gateway,
   method: string,
   params: { name?: string; _meta?: object; [member: string]: unknown },
-  options: Post & { capabilities?: object } = {},
+  options: McpPostOptions & { capabilities?: object } = {},
 ) {
   const { capabilities = {}, ...more } = options;
   const _meta = {
     ...params._meta,
-    'io.modelcontextprotocol/protocolVersion': NEWEST,
-    'io.modelcontextprotocol/clientInfo': WHO,
+    'io.modelcontextprotocol/protocolVersion': NEWEST_REVISION,
+    'io.modelcontextprotocol/clientInfo': CLIENT_INFO,
     'io.modelcontextprotocol/clientCapabilities': capabilities,
   };
   const headers = {
-    'mcp-protocol-version': NEWEST,
+    'mcp-protocol-version': NEWEST_REVISION,
     'mcp-method': method,
     ...(params.name === undefined ? {} : { 'mcp-name': params.name }),
     ...more.headers,
   };
   const body = JSON.stringify({ jsonrpc: '2.0', id: ++rpcId, method, params: { ...params, _meta } });
-  return post(gateway, body, { ...more, headers });
+  return postMcp(gateway, body, { ...more, headers });
 }

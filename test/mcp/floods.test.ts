@@ -3,11 +3,11 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import { McpAdapter } from '../../adapters/mcp.ts';
-import { HttpWire } from '../../adapters/mcp-http.ts';
-import { McpPeer } from '../../adapters/mcp-peer.ts';
-import { StdioWire } from '../../adapters/mcp-stdio.ts';
-import { MOST_ANSWERS, type Outgoing } from '../../adapters/mcp-wire.ts';
+import { McpAdapter } from '../../adapters/mcp/mcp-adapter.ts';
+import { McpHttpTransport } from '../../adapters/mcp/mcp-http-transport.ts';
+import { McpStdioTransport } from '../../adapters/mcp/mcp-stdio-transport.ts';
+import { MAX_PENDING_REPLIES, type OutgoingMessage } from '../../adapters/mcp/mcp-transport.ts';
+import { McpUpstreamClient } from '../../adapters/mcp/mcp-upstream-client.ts';
 import type { Json } from '../../gateway/domain/json.ts';
 import type { Upstream } from '../../gateway/domain/policy.ts';
 
@@ -31,7 +31,7 @@ describe('a server over HTTP', () => {
     await once(server.listen(0, '127.0.0.1'), 'listening');
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/mcp`;
     const upstream = { url, allowPrivate: true, timeoutMs: 5_000, headers: {}, concurrency: 2 } as unknown as Upstream;
-    const peer = new McpPeer(new HttpWire(upstream, url));
+    const peer = new McpUpstreamClient(new McpHttpTransport(upstream, url));
     ended.push(() => {
       server.closeAllConnections();
       server.close();
@@ -50,9 +50,9 @@ describe('a server over HTTP', () => {
     });
     const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 5_000 };
     expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
-    await expect.poll(untaken).toBe(MOST_ANSWERS);
+    await expect.poll(untaken).toBe(MAX_PENDING_REPLIES);
     await sleep(300);
-    expect(untaken()).toBe(MOST_ANSWERS);
+    expect(untaken()).toBe(MAX_PENDING_REPLIES);
   });
 
   it('that begins news without an end is not listened to any longer', async () => {
@@ -163,7 +163,7 @@ describe('an older server over HTTP', () => {
     const secret = 'of-the-gateway-alone';
     const message = `${'x'.repeat(940)}${secret}\0${'y'.repeat(500_000)}`;
     const adapter = await adapterOf(() => ({}), { error: { code: -32603, message } }, [secret]);
-    const failed = await adapter.ask('resources/list', {}).catch((error: Error) => error.message);
+    const failed = await adapter.request('resources/list', {}).catch((error: Error) => error.message);
     expect(failed).toMatch(/^u: no MCP server could be greeted: x+\[redacted\]\uFFFDy*$/);
     expect(String(failed).length).toBeLessThan(1_100);
   });
@@ -174,7 +174,7 @@ describe('an older server over HTTP', () => {
       asked.add(uri);
       return { result: {} };
     });
-    await Promise.all(Array.from({ length: 400 }, (_, i) => adapter.watch(`notes://${i}`)));
+    await Promise.all(Array.from({ length: 400 }, (_, i) => adapter.subscribeToResource(`notes://${i}`)));
     expect(asked.size).toBe(256);
   });
 
@@ -184,9 +184,9 @@ describe('an older server over HTTP', () => {
       times += 1;
       return times === 1 ? { error: { code: -32603, message: 'not now' } } : { result: {} };
     });
-    await expect(adapter.watch('notes://1')).rejects.toThrow('not now');
-    await adapter.watch('notes://1');
-    await adapter.watch('notes://1');
+    await expect(adapter.subscribeToResource('notes://1')).rejects.toThrow('not now');
+    await adapter.subscribeToResource('notes://1');
+    await adapter.subscribeToResource('notes://1');
     expect(times).toBe(2);
   });
 });
@@ -195,11 +195,11 @@ const LARGE = 'x'.repeat(1_000_000);
 
 describe('a server over standard streams', () => {
   const wireOf = (script: string) => {
-    const wire = new StdioWire([process.execPath, '-e', script], {});
+    const wire = new McpStdioTransport([process.execPath, '-e', script], {});
     ended.push(() => wire.close());
     return wire;
   };
-  const outgoing = (id: string, text = ''): Outgoing => ({
+  const outgoing = (id: string, text = ''): OutgoingMessage => ({
     message: { jsonrpc: '2.0', id, method: 'tools/call', params: { text } },
     headers: {},
     timeoutMs: 20_000,
@@ -227,7 +227,7 @@ describe('a server over standard streams', () => {
         };
         flood();
       });`);
-    new McpPeer(wire);
+    new McpUpstreamClient(wire);
     const answered = await wire.exchange(outgoing('a'));
     const { answers } = (answered as unknown as { response: { result: { answers: number } } }).response.result;
     expect(answers).toBeGreaterThan(0);
@@ -252,7 +252,7 @@ describe('a server over standard streams', () => {
   });
 
   it('that cannot even be tried to start is not sent to', async () => {
-    const wire = new StdioWire(['no\0program'], {});
+    const wire = new McpStdioTransport(['no\0program'], {});
     expect(await wire.exchange(outgoing('a'))).toMatchObject({ as: 'not_sent' });
   });
 

@@ -1,19 +1,19 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { AGENT_KEY } from '../support/gateway.ts';
-import { ask, askNewest } from './clients.ts';
-import { type Front, startFront } from './front.ts';
+import { requestLegacy, requestNewest } from './clients.ts';
+import { type McpGatewayFixture, startMcpGatewayFixture } from './front.ts';
 
-let front: Front;
+let front: McpGatewayFixture;
 beforeAll(async () => {
-  front = await startFront();
+  front = await startMcpGatewayFixture();
 });
 afterAll(() => front?.end());
 beforeEach(() => front.upstream.reset());
 
 const OWN = 'oncegate/idempotency-key';
 const call = async (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
-  (await ask(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers })).answer.result;
+  (await requestLegacy(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers })).answer.result;
 // biome-ignore lint/suspicious/noExplicitAny: results of every shape
 const txnOf = (result: any): string => result._meta['oncegate/txn'];
 const effects = async (id: string) => (await front.upstream.effects(id)).length;
@@ -61,7 +61,7 @@ describe('the key of a call', () => {
     const mcp = await call('world__charge', { id: 'shared' }, { [OWN]: 'shared-1' });
     expect(txnOf(mcp)).toBe(http.body.txn);
     expect(mcp).toMatchObject({ structuredContent: http.body.result, _meta: { 'oncegate/replayed': true } });
-    const newest = await askNewest(front.gateway, 'tools/call', {
+    const newest = await requestNewest(front.gateway, 'tools/call', {
       name: 'world__charge',
       arguments: { id: 'shared' },
       _meta: { [OWN]: 'shared-1' },
@@ -109,7 +109,7 @@ describe('a repeat without a key', () => {
     await front.upstream.plan({ match: { id: 'unheard' }, do: [{ event: 'in' }, { wait: 'go' }] });
     const hangUp = new AbortController();
     const params = { name: 'world__mail', arguments: { id: 'unheard' } };
-    const asked = ask(front.gateway, 'tools/call', params, { signal: hangUp.signal });
+    const asked = requestLegacy(front.gateway, 'tools/call', params, { signal: hangUp.signal });
     await front.upstream.awaitEvent('in');
     hangUp.abort();
     await expect(asked).rejects.toThrow();
@@ -183,7 +183,7 @@ describe('a saga', () => {
       { 'oncegate/run': 'r', 'oncegate/epoch': 1 },
     ]) {
       const params = { name: 'world__charge', arguments: { id: 'fenced' }, _meta: meta };
-      expect((await ask(front.gateway, 'tools/call', params)).answer.error).toMatchObject({ code: -32602 });
+      expect((await requestLegacy(front.gateway, 'tools/call', params)).answer.error).toMatchObject({ code: -32602 });
     }
     expect(await effects('fenced')).toBe(0);
   });
@@ -191,7 +191,9 @@ describe('a saga', () => {
   it('is rolled back for real only: a dry run of a built-in tool is refused', async () => {
     const saga = await begin();
     const params = { name: 'oncegate__rollback_saga', arguments: { saga, reason: 'x' } };
-    const { answer } = await ask(front.gateway, 'tools/call', params, { headers: { 'oncegate-dry-run': '?1' } });
+    const { answer } = await requestLegacy(front.gateway, 'tools/call', params, {
+      headers: { 'oncegate-dry-run': '?1' },
+    });
     expect(answer.error).toMatchObject({ code: -32602 });
     expect((await front.gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
   });

@@ -1,23 +1,23 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { OTHER_AGENT_KEY } from '../support/gateway.ts';
-import { ask, askNewest, newClient, oldClient } from './clients.ts';
-import { type Front, startFront } from './front.ts';
+import { connectLegacyClient, connectNewestClient, requestLegacy, requestNewest } from './clients.ts';
+import { type McpGatewayFixture, startMcpGatewayFixture } from './front.ts';
 
-let front: Front;
+let front: McpGatewayFixture;
 beforeAll(async () => {
-  front = await startFront();
+  front = await startMcpGatewayFixture();
 });
 afterAll(() => front?.end());
 beforeEach(() => front.upstream.reset());
 
 const NOW = { prefer: 'wait=0' };
 const call = (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
-  ask(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers });
+  requestLegacy(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers });
 const effects = async (id: string) => (await front.upstream.effects(id)).length;
 
 describe('tools/list', () => {
   it('shows what the agent may call, with our own annotations, and no more', async () => {
-    const client = await newClient(front.gateway);
+    const client = await connectNewestClient(front.gateway);
     const { tools } = await client.listTools();
     const names = tools.map(({ name }) => name);
     expect(names).toContain('world__charge');
@@ -32,7 +32,7 @@ describe('tools/list', () => {
     expect(tools.find(({ name }) => name === 'world__read')?.annotations).toMatchObject({ readOnlyHint: true });
     expect(tools.find(({ name }) => name === 'world__mail')?.annotations).toMatchObject({ destructiveHint: true });
     await client.close();
-    const other = await oldClient(front.gateway, { key: OTHER_AGENT_KEY });
+    const other = await connectLegacyClient(front.gateway, { key: OTHER_AGENT_KEY });
     expect((await other.listTools()).tools.map(({ name }) => name)).toEqual(['world__read']);
     await other.close();
   });
@@ -41,11 +41,11 @@ describe('tools/list', () => {
 describe('a call', () => {
   it.each(['2025-06-18', '2025-11-25'])('is carried out for a client of revision %s', async (version) => {
     const greeting = { protocolVersion: version, capabilities: {}, clientInfo: { name: 'raw', version: '1' } };
-    const hello = await ask(front.gateway, 'initialize', greeting);
+    const hello = await requestLegacy(front.gateway, 'initialize', greeting);
     expect(hello.answer.result).toMatchObject({ protocolVersion: version, serverInfo: { name: 'oncegate' } });
     const session = hello.headers.get('mcp-session-id') ?? '';
     const params = { name: 'world__charge', arguments: { id: `v${version}` } };
-    const { answer } = await ask(front.gateway, 'tools/call', params, {
+    const { answer } = await requestLegacy(front.gateway, 'tools/call', params, {
       version,
       headers: { 'mcp-session-id': session },
     });
@@ -54,7 +54,7 @@ describe('a call', () => {
   });
 
   it('is carried out for a client of the newest revision, which has no session', async () => {
-    const client = await newClient(front.gateway);
+    const client = await connectNewestClient(front.gateway);
     const result = await client.callTool({ name: 'world__charge', arguments: { id: 'new' } });
     expect(result.structuredContent).toMatchObject({ t: 'new' });
     expect(JSON.parse((result.content[0] as { text: string }).text)).toEqual(result.structuredContent);
@@ -86,7 +86,7 @@ describe('a call', () => {
 
   it('of a tool that is covered but does not exist is a protocol error, and so is what cannot be read', async () => {
     for (const name of ['ghost.x', 'ghost__x']) {
-      const unknown = await ask(front.gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
+      const unknown = await requestLegacy(front.gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
       expect(unknown.answer.error).toMatchObject({ code: -32602, data: { code: 'unknown_tool' } });
     }
     for (const params of [
@@ -95,7 +95,7 @@ describe('a call', () => {
       { name: 'world__charge', arguments: ['id'] },
       { name: 'world__charge', arguments: 'id' },
     ])
-      expect((await ask(front.gateway, 'tools/call', params)).answer.error.code).toBe(-32602);
+      expect((await requestLegacy(front.gateway, 'tools/call', params)).answer.error.code).toBe(-32602);
     for (const meta of [
       { 'oncegate/idempotency-key': 7 },
       { 'oncegate/idempotency-key': 'with space' },
@@ -153,12 +153,12 @@ describe('a call', () => {
     await front.upstream.plan({ match: { id: 'gone' }, do: [{ event: 'in' }, { wait: 'go' }] });
     const body = { name: 'world__charge', arguments: { id: 'gone' }, _meta: { 'oncegate/idempotency-key': 'gone-1' } };
     const hangUp = new AbortController();
-    const asked = ask(front.gateway, 'tools/call', body, { signal: hangUp.signal });
+    const asked = requestLegacy(front.gateway, 'tools/call', body, { signal: hangUp.signal });
     await front.upstream.awaitEvent('in');
     hangUp.abort();
     await expect(asked).rejects.toThrow();
     await front.upstream.release('go');
-    const again = (await ask(front.gateway, 'tools/call', body)).answer.result;
+    const again = (await requestLegacy(front.gateway, 'tools/call', body)).answer.result;
     expect(again.structuredContent).toMatchObject({ t: 'gone' });
     expect(await effects('gone')).toBe(1);
   });
@@ -191,7 +191,7 @@ describe('a call that a person must approve', () => {
   it('sends a client that can show a page to it, and knows the call when it comes back', async () => {
     const capabilities = { elicitation: { url: {} } };
     const params = { name: 'world__held', arguments: { id: 'h2' } };
-    const { answer } = await askNewest(front.gateway, 'tools/call', params, { capabilities, headers: NOW });
+    const { answer } = await requestNewest(front.gateway, 'tools/call', params, { capabilities, headers: NOW });
     expect(answer.result).toMatchObject({
       resultType: 'input_required',
       inputRequests: { approval: { method: 'elicitation/create', params: { mode: 'url' } } },
@@ -205,21 +205,21 @@ describe('a call that a person must approve', () => {
       requestState: answer.result.requestState,
       inputResponses: { approval: { action: 'accept' } },
     };
-    const told = await askNewest(front.gateway, 'tools/call', back, { capabilities });
+    const told = await requestNewest(front.gateway, 'tools/call', back, { capabilities });
     expect(told.answer.result.structuredContent).toMatchObject({ t: 'h2' });
     expect(await effects('h2')).toBe(1);
   });
 
   it('is no page to visit for a client that can show none', async () => {
     const params = { name: 'world__held', arguments: { id: 'h3' } };
-    const { answer } = await askNewest(front.gateway, 'tools/call', params, { headers: NOW });
+    const { answer } = await requestNewest(front.gateway, 'tools/call', params, { headers: NOW });
     expect(answer.result).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
   });
 });
 
 describe('a tool with an output schema, to which old clients hold every answer', () => {
   it('still tells them of a hold, a failure, a denial and a lost answer', async () => {
-    const client = await oldClient(front.gateway);
+    const client = await connectLegacyClient(front.gateway);
     const { tools } = await client.listTools();
     expect(tools.find(({ name }) => name === 'world__charge')?.outputSchema).toMatchObject({ type: 'object' });
     const told = async (name: string, args: Record<string, unknown>) => client.callTool({ name, arguments: args });
@@ -235,7 +235,7 @@ describe('a tool with an output schema, to which old clients hold every answer',
       structuredContent: { state: 'succeeded', outcome: 'body_unavailable', result: null },
     });
     await client.close();
-    const hasty = await oldClient(front.gateway, { headers: NOW });
+    const hasty = await connectLegacyClient(front.gateway, { headers: NOW });
     await hasty.listTools();
     const held = await hasty.callTool({ name: 'world__held', arguments: { id: 'o5' } });
     expect(held).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
@@ -243,7 +243,7 @@ describe('a tool with an output schema, to which old clients hold every answer',
   });
 
   it('still shows them what does not fit it, by refusing it', async () => {
-    const client = await oldClient(front.gateway);
+    const client = await connectLegacyClient(front.gateway);
     await client.listTools();
     await front.upstream.plan({ match: { id: 'o6' }, do: [{ reply: 200, body: { id: 7 } }] });
     await expect(client.callTool({ name: 'world__charge', arguments: { id: 'o6' } })).rejects.toThrow('output schema');

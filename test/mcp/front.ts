@@ -1,19 +1,19 @@
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
 
-export interface Front {
+export interface McpGatewayFixture {
   readonly gateway: Gateway;
-  readonly upstream: Upstream;
+  readonly upstream: TestUpstream;
   end(): Promise<void>;
 }
 
 /** A gateway with HTTP tools of every kind behind it, to be asked over MCP. */
-export async function startFront(more = ''): Promise<Front> {
-  const [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
+export async function startMcpGatewayFixture(more = ''): Promise<McpGatewayFixture> {
+  const [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
   const gateway = await startGateway({
     databaseUrl: database.url,
-    policies: { 'front.yaml': policies(upstream.url), ...(more === '' ? {} : { 'more.yaml': more }) },
+    policies: { 'front.yaml': renderPolicies(upstream.url), ...(more === '' ? {} : { 'more.yaml': more }) },
   });
   const end = async () => {
     await gateway.dispose();
@@ -23,7 +23,7 @@ export async function startFront(more = ''): Promise<Front> {
   return { gateway, upstream, end };
 }
 
-function policies(url: string): string {
+function renderPolicies(url: string): string {
   const input = 'input: { type: object, properties: { id: { type: string }, n: { type: integer } }, required: [id] }';
   const output = 'output: { type: object, properties: { id: { type: string }, t: { type: string } }, required: [id] }';
   return `
@@ -60,7 +60,7 @@ tools:
   sick.pay: { upstream: sick, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, once: { by: key, header: Idempotency-Key } }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: world.held
       - deny: world.secret
@@ -72,7 +72,7 @@ agents:
         approve: never
       - allow: oncegate.*
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules: [{ allow: world.read }, { allow: ghost.* }]
-${PEOPLE}`;
+${PEOPLE_YAML}`;
 }

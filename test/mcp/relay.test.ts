@@ -6,21 +6,28 @@ import {
   ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { ask, askNewest, imported, newClient, oldClient, post } from './clients.ts';
-import { type McpServer, startServer } from './server.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import {
+  connectLegacyClient,
+  connectNewestClient,
+  postMcp,
+  requestLegacy,
+  requestNewest,
+  waitForImport,
+} from './clients.ts';
+import { startTestMcpServer, type TestMcpServer } from './server.ts';
 
-let world: McpServer;
-let second: McpServer;
+let world: TestMcpServer;
+let second: TestMcpServer;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   [world, second, database] = await Promise.all([
-    startServer(),
-    startServer({ label: 'second', era: 'modern' }),
-    freshDatabase(),
+    startTestMcpServer(),
+    startTestMcpServer({ label: 'second', era: 'modern' }),
+    createTestDatabase(),
   ]);
   const upstream = (url: string) => `{ adapter: mcp, url: "${url}", allowPrivate: true, timeout: 3s, import: "*" }`;
   gateway = await startGateway({
@@ -32,7 +39,7 @@ upstreams:
   second: ${upstream(second.url)}
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - { deny: world.resources, when: args.uri == "notes://private" }
       - { allow: world.put }
@@ -41,12 +48,12 @@ agents:
       - { allow: second.greet, approve: never }
       - { allow: second.think }
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules: [{ allow: second.prompts }, { allow: world.mail, approve: never }]
-${PEOPLE}`,
+${PEOPLE_YAML}`,
     },
   });
-  await imported(gateway, 'world.greet', 'second.greet');
+  await waitForImport(gateway, 'world.greet', 'second.greet');
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -61,7 +68,7 @@ const text = (result: unknown) =>
 
 describe('a question of a server in the middle of a call', () => {
   it('reaches an old client that can be asked, and its answer finds the way back', async () => {
-    const client = await oldClient(gateway, {
+    const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {}, sampling: {} },
       prepare: (each) => {
         each.setRequestHandler(ElicitRequestSchema, ({ params }) => {
@@ -83,20 +90,20 @@ describe('a question of a server in the middle of a call', () => {
   });
 
   it('is no when the client declines, and nobody is asked who cannot be', async () => {
-    const client = await oldClient(gateway, {
+    const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {} },
       prepare: (each) => each.setRequestHandler(ElicitRequestSchema, () => ({ action: 'decline' })),
     });
     const declined = await client.callTool({ name: 'world__greet', arguments: { id: 'shy' } });
     expect(text(declined)).toContain('not greeted: decline');
     await client.close();
-    const mute = await ask(gateway, 'tools/call', { name: 'world__think', arguments: { id: 'mute' } });
+    const mute = await requestLegacy(gateway, 'tools/call', { name: 'world__think', arguments: { id: 'mute' } });
     expect(text(mute.answer.result)).toContain('no model to ask');
     expect([...(await effects('shy')), ...(await effects('mute'))]).toEqual([]);
   });
 
   it('cannot be answered by another agent', async () => {
-    const hello = await ask(gateway, 'initialize', {
+    const hello = await requestLegacy(gateway, 'initialize', {
       protocolVersion: '2025-11-25',
       capabilities: { elicitation: {} },
       clientInfo: { name: 'raw', version: '1' },
@@ -130,14 +137,14 @@ describe('a question of a server in the middle of a call', () => {
     const { id } = JSON.parse(/^data: (.*elicitation.*)$/m.exec(heard)?.[1] ?? '{}');
     const reply = (name: string) =>
       JSON.stringify({ jsonrpc: '2.0', id, result: { action: 'accept', content: { name } } });
-    expect((await post(gateway, reply('Eve'), { key: OTHER_AGENT_KEY })).status).toBe(202);
-    expect((await post(gateway, reply('Ada'))).status).toBe(202);
+    expect((await postMcp(gateway, reply('Eve'), { key: OTHER_AGENT_KEY })).status).toBe(202);
+    expect((await postMcp(gateway, reply('Ada'))).status).toBe(202);
     await hear('"result"');
     expect(await effects('eve')).toMatchObject([{ said: 'Ada' }]);
   });
 
   it('is an input_required result to the newest client, whose answers go back with the state: two calls, one effect', async () => {
-    const client = await newClient(gateway, {
+    const client = await connectNewestClient(gateway, {
       capabilities: { elicitation: { form: {} } },
       prepare: (each) =>
         each.setRequestHandler('elicitation/create', () => ({ action: 'accept', content: { name: 'Grace' } })),
@@ -155,7 +162,7 @@ describe('a question of a server in the middle of a call', () => {
   });
 
   it('is asked of an old client right away where the server speaks only the newest revision', async () => {
-    const client = await oldClient(gateway, {
+    const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {} },
       prepare: (each) =>
         each.setRequestHandler(ElicitRequestSchema, () => ({ action: 'accept', content: { name: 'Old' } })),
@@ -176,7 +183,7 @@ describe('what a server says while it works', () => {
       const params = { name: 'world__steps', arguments: { id } };
       if (kind === 'old') {
         const said: unknown[] = [];
-        const client = await oldClient(gateway, {
+        const client = await connectLegacyClient(gateway, {
           prepare: (each) =>
             each.setNotificationHandler(
               LoggingMessageNotificationSchema,
@@ -187,7 +194,7 @@ describe('what a server says while it works', () => {
         expect(said).toEqual(['almost done']);
         await client.close();
       } else {
-        const client = await newClient(gateway);
+        const client = await connectNewestClient(gateway);
         await client.callTool(params, { onprogress });
         await client.close();
       }
@@ -199,7 +206,7 @@ describe('what a server says while it works', () => {
 
 describe('resources and prompts', () => {
   it('are offered where a rule allows them, and read from the server that has them', async () => {
-    const client = await newClient(gateway);
+    const client = await connectNewestClient(gateway);
     const { resources } = await client.listResources();
     expect(resources.map(({ uri }) => uri)).toContain('notes://1');
     expect((await client.listResourceTemplates()).resourceTemplates.length).toBeGreaterThan(0);
@@ -218,25 +225,25 @@ describe('resources and prompts', () => {
   });
 
   it('are refused where none does: asked of one server only, by its rule, and logged', async () => {
-    const denied = await ask(gateway, 'resources/read', { uri: 'notes://private' });
+    const denied = await requestLegacy(gateway, 'resources/read', { uri: 'notes://private' });
     expect(denied.answer.result.contents[0].text).toBe('second: notes://private');
-    const other = await ask(gateway, 'resources/read', { uri: 'notes://1' }, { key: OTHER_AGENT_KEY });
+    const other = await requestLegacy(gateway, 'resources/read', { uri: 'notes://1' }, { key: OTHER_AGENT_KEY });
     expect(other.answer.error.code).toBe(-32601);
-    const prompt = await ask(gateway, 'prompts/get', { name: 'world__hello' }, { key: OTHER_AGENT_KEY });
+    const prompt = await requestLegacy(gateway, 'prompts/get', { name: 'world__hello' }, { key: OTHER_AGENT_KEY });
     expect(prompt.answer.error.code).toBe(-32602);
     expect((await world.requests()).filter(({ method }) => /read|get/.test(method))).toEqual([]);
   });
 
   it('of one server are read while another is down', async () => {
     await world.kill();
-    const { answer } = await ask(gateway, 'resources/read', { uri: 'notes://7' });
+    const { answer } = await requestLegacy(gateway, 'resources/read', { uri: 'notes://7' });
     await world.restart();
     expect(answer.result?.contents[0].text).toBe('second: notes://7');
   });
 
   it('are listed by those servers that can be asked', async () => {
     await second.kill();
-    const { answer } = await ask(gateway, 'resources/list', {});
+    const { answer } = await requestLegacy(gateway, 'resources/list', {});
     await second.restart();
     expect(answer.result.resources).toHaveLength(1);
   });
@@ -245,15 +252,15 @@ describe('resources and prompts', () => {
 describe('news', () => {
   it('of tools reach old and new clients that listen, once what they list has changed', async () => {
     const listedNames = async () =>
-      (await ask(gateway, 'tools/list', {})).answer.result.tools.map(({ name }: { name: string }) => name);
+      (await requestLegacy(gateway, 'tools/list', {})).answer.result.tools.map(({ name }: { name: string }) => name);
     const heard: Promise<string[]>[] = [];
-    const old = await oldClient(gateway, {
+    const old = await connectLegacyClient(gateway, {
       prepare: (each) =>
         each.setNotificationHandler(ToolListChangedNotificationSchema, () => void heard.push(listedNames())),
     });
     await old.listTools();
     const arrived = { name: 'arrived', description: 'New.', inputSchema: { type: 'object' } };
-    await expect.poll(() => world.change(arrived).then(() => heard.length), { timeout: 10_000 }).toBeGreaterThan(0);
+    await expect.poll(() => world.changeTool(arrived).then(() => heard.length), { timeout: 10_000 }).toBeGreaterThan(0);
     expect(await heard[0]).toContain('world__arrived');
     await old.close();
   });
@@ -261,13 +268,14 @@ describe('news', () => {
   it('of a resource reach whoever subscribed and may read it, and nobody else', async () => {
     const seen: string[] = [];
     const prepare =
-      (name: string) => (each: Parameters<NonNullable<NonNullable<Parameters<typeof oldClient>[1]>['prepare']>>[0]) =>
+      (name: string) =>
+      (each: Parameters<NonNullable<NonNullable<Parameters<typeof connectLegacyClient>[1]>['prepare']>>[0]) =>
         each.setNotificationHandler(
           ResourceUpdatedNotificationSchema,
           ({ params }) => void seen.push(`${name} ${params.uri}`),
         );
-    const reader = await oldClient(gateway, { prepare: prepare('reader') });
-    const stranger = await oldClient(gateway, { key: OTHER_AGENT_KEY, prepare: prepare('stranger') });
+    const reader = await connectLegacyClient(gateway, { prepare: prepare('reader') });
+    const stranger = await connectLegacyClient(gateway, { key: OTHER_AGENT_KEY, prepare: prepare('stranger') });
     await reader.subscribeResource({ uri: 'notes://1' });
     await stranger.subscribeResource({ uri: 'notes://1' }).catch(() => {});
     const updated = { message: { method: 'notifications/resources/updated', params: { uri: 'notes://1' } } };
@@ -291,14 +299,20 @@ describe('a held call that brings an answer', () => {
     const capabilities = { elicitation: { url: {}, form: {} }, sampling: {} };
     const params = { name: 'second__think', arguments: { id: 'twice held' } };
     const go = async (more: object = {}) =>
-      (await askNewest(gateway, 'tools/call', { ...params, ...more }, { capabilities, headers: { prefer: 'wait=0' } }))
-        .answer.result;
+      (
+        await requestNewest(
+          gateway,
+          'tools/call',
+          { ...params, ...more },
+          { capabilities, headers: { prefer: 'wait=0' } },
+        )
+      ).answer.result;
     const approve = async ({ inputRequests }: { inputRequests: { approval: { params: { url: string } } } }) => {
       const txn = inputRequests.approval.params.url.split('/').at(-1) ?? '';
       const { items } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body;
       const { digest } = items.find((item: { txn: string }) => item.txn === txn);
       await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' });
-      await gateway.callWhen(txn, ({ state }) => state === 'succeeded');
+      await gateway.waitForCall(txn, ({ state }) => state === 'succeeded');
     };
     const held = await go();
     await approve(held);

@@ -6,12 +6,12 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
-import { freePort } from '../support/gateway.ts';
+import { findFreePort } from '../support/gateway.ts';
 
-const PROGRAM = fileURLToPath(new URL('./server.mjs', import.meta.url));
+const SERVER_SCRIPT = fileURLToPath(new URL('./server.mjs', import.meta.url));
 
 /** Something that happened, as it is on the server's disk. */
-export type Effect = {
+export type McpEffect = {
   n: number;
   tool: string;
   id: string | null;
@@ -21,7 +21,7 @@ export type Effect = {
 };
 
 /** One request as the server got it. */
-export type ServerRequest = {
+export type ObservedMcpRequest = {
   method: string;
   // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
   params: any;
@@ -31,7 +31,7 @@ export type ServerRequest = {
 };
 
 /** What the server does with a call, in order; one that ends the answer is the last. Without any it applies and answers. */
-export type Step =
+export type McpFaultStep =
   | 'apply'
   | 'drop'
   | 'headers'
@@ -56,11 +56,15 @@ export type Step =
   | { error: { code: number; message: string; data?: unknown } }
   | { later: number };
 
-export type Plan = { match?: { tool?: string; id?: string; method?: string }; do: Step[]; times?: number };
-export type Era = 'both' | 'legacy' | 'modern';
+export type McpFaultPlan = {
+  match?: { tool?: string; id?: string; method?: string };
+  do: McpFaultStep[];
+  times?: number;
+};
+export type ProtocolEra = 'both' | 'legacy' | 'modern';
 
 /** The control routes of a running MCP server. */
-export class ServerControl {
+export class McpServerControl {
   port: number;
 
   constructor(port: number) {
@@ -71,32 +75,32 @@ export class ServerControl {
     return `http://127.0.0.1:${this.port}/mcp`;
   }
 
-  effects = (): Promise<Effect[]> => this.#ask('GET', '/_effects') as Promise<Effect[]>;
-  requests = (): Promise<ServerRequest[]> => this.#ask('GET', '/_requests') as Promise<ServerRequest[]>;
-  pid = (): Promise<number> => this.#ask('GET', '/_pid') as Promise<number>;
-  plan = (plan: Plan) => this.#ask('POST', '/_plan', plan);
+  effects = (): Promise<McpEffect[]> => this.#request('GET', '/_effects') as Promise<McpEffect[]>;
+  requests = (): Promise<ObservedMcpRequest[]> => this.#request('GET', '/_requests') as Promise<ObservedMcpRequest[]>;
+  pid = (): Promise<number> => this.#request('GET', '/_pid') as Promise<number>;
+  plan = (plan: McpFaultPlan) => this.#request('POST', '/_plan', plan);
   /** Changes what it says of a tool, or adds one. */
-  tool = (tool: { name: string; [about: string]: unknown }) => this.#ask('POST', '/_tool', tool);
-  untool = (name: string) => this.#ask('POST', '/_untool', { name });
+  tool = (tool: { name: string; [about: string]: unknown }) => this.#request('POST', '/_tool', tool);
+  untool = (name: string) => this.#request('POST', '/_untool', { name });
   /** `extra` tools that stand at the end of the list, or a list that goes on for so many empty `pages`. */
-  listing = (listing: { extra?: object[]; pages?: number }) => this.#ask('POST', '/_listing', listing);
-  speak = (era: Era) => this.#ask('POST', '/_era', era);
+  listing = (listing: { extra?: object[]; pages?: number }) => this.#request('POST', '/_listing', listing);
+  speak = (era: ProtocolEra) => this.#request('POST', '/_era', era);
   /** Tells everybody who listens. */
-  tell = (news: { message?: object; raw?: string; times?: number }) => this.#ask('POST', '/_tell', news);
-  forgetSessions = () => this.#ask('POST', '/_forget-sessions');
-  release = (latch: string) => this.#ask('POST', '/_release', latch);
-  reset = () => this.#ask('POST', '/_reset');
+  tell = (news: { message?: object; raw?: string; times?: number }) => this.#request('POST', '/_tell', news);
+  forgetSessions = () => this.#request('POST', '/_forget-sessions');
+  release = (latch: string) => this.#request('POST', '/_release', latch);
+  reset = () => this.#request('POST', '/_reset');
   /** Resolves once it was seen: `received:<id>`, `applied:<id>`, a method, `initialize`, `listening`, or an `{event}`. */
   awaitEvent = (event: string, count = 1) =>
-    this.#ask('GET', `/_await?${new URLSearchParams({ event, count: String(count) })}`);
+    this.#request('GET', `/_await?${new URLSearchParams({ event, count: String(count) })}`);
 
   /** That one tool changed, and everybody is told so. */
-  async change(tool: { name: string; [about: string]: unknown }): Promise<void> {
+  async changeTool(tool: { name: string; [about: string]: unknown }): Promise<void> {
     await this.tool(tool);
     await this.tell({ message: { method: 'notifications/tools/list_changed' } });
   }
 
-  async #ask(method: string, path: string, body?: unknown): Promise<unknown> {
+  async #request(method: string, path: string, body?: unknown): Promise<unknown> {
     const response = await fetch(`http://127.0.0.1:${this.port}${path}`, {
       method,
       ...(body === undefined ? {} : { body: JSON.stringify(body) }),
@@ -106,7 +110,7 @@ export class ServerControl {
   }
 }
 
-export class McpServer extends ServerControl {
+export class TestMcpServer extends McpServerControl {
   readonly #directory: string;
   readonly #args: readonly string[];
   #child: ChildProcess;
@@ -128,7 +132,7 @@ export class McpServer extends ServerControl {
 
   async restart(): Promise<void> {
     await this.kill();
-    this.#child = (await launch([...this.#args, '--port', String(this.port)])).child;
+    this.#child = (await spawnServer([...this.#args, '--port', String(this.port)])).child;
   }
 
   async stop(): Promise<void> {
@@ -138,16 +142,16 @@ export class McpServer extends ServerControl {
 }
 
 /** A real process that speaks MCP over HTTP. Tethered by its stdin: it ends with the tests, however they end. */
-export async function startServer(options: { era?: Era; label?: string } = {}): Promise<McpServer> {
+export async function startTestMcpServer(options: { era?: ProtocolEra; label?: string } = {}): Promise<TestMcpServer> {
   const directory = await mkdtemp(join(tmpdir(), 'oncegate-mcp-'));
   const args = ['--journal', join(directory, 'effects.jsonl'), '--tether', '--era', options.era ?? 'both'];
   args.push('--label', options.label ?? 'world');
-  const { child, port } = await launch(args);
-  return new McpServer(directory, args, child, port);
+  const { child, port } = await spawnServer(args);
+  return new TestMcpServer(directory, args, child, port);
 }
 
-async function launch(args: readonly string[]): Promise<{ child: ChildProcess; port: number }> {
-  const child = spawn(process.execPath, [PROGRAM, ...args], { stdio: ['pipe', 'pipe', 'inherit'] });
+async function spawnServer(args: readonly string[]): Promise<{ child: ChildProcess; port: number }> {
+  const child = spawn(process.execPath, [SERVER_SCRIPT, ...args], { stdio: ['pipe', 'pipe', 'inherit'] });
   child.stdin.on('error', () => {});
   for await (const line of createInterface({ input: child.stdout })) {
     const [, port] = /^listening (\d+)$/.exec(line) ?? [];
@@ -157,18 +161,18 @@ async function launch(args: readonly string[]): Promise<{ child: ChildProcess; p
 }
 
 /** A server that a gateway starts by itself, over standard streams: the command for its policies, and the way to control it. */
-export class StdioServer extends ServerControl {
+export class TestStdioServer extends McpServerControl {
   readonly command: readonly string[];
   readonly #directory: string;
   readonly #journal: string;
 
-  constructor(directory: string, port: number, era: Era) {
+  constructor(directory: string, port: number, era: ProtocolEra) {
     super(port);
     this.#directory = directory;
     this.#journal = join(directory, 'effects.jsonl');
     this.command = [
       process.execPath,
-      PROGRAM,
+      SERVER_SCRIPT,
       '--stdio',
       '--journal',
       this.#journal,
@@ -180,16 +184,16 @@ export class StdioServer extends ServerControl {
   }
 
   /** Also while no process of it runs. */
-  override effects = async (): Promise<Effect[]> => {
+  override effects = async (): Promise<McpEffect[]> => {
     const text = await readFile(this.#journal, 'utf8');
     return text
       .split('\n')
       .filter(Boolean)
-      .map((line) => JSON.parse(line) as Effect);
+      .map((line) => JSON.parse(line) as McpEffect);
   };
 
   /** Resolves when the process that a gateway started can be controlled: another one than `after`, if that is given. */
-  async running(after?: number): Promise<number> {
+  async waitUntilRunning(after?: number): Promise<number> {
     for (;;) {
       const pid = await this.pid().catch(() => undefined);
       if (pid !== undefined && pid !== after) return pid;
@@ -202,6 +206,6 @@ export class StdioServer extends ServerControl {
   }
 }
 
-export async function stdioServer(era: Era = 'both'): Promise<StdioServer> {
-  return new StdioServer(await mkdtemp(join(tmpdir(), 'oncegate-mcp-')), await freePort(), era);
+export async function createStdioServer(era: ProtocolEra = 'both'): Promise<TestStdioServer> {
+  return new TestStdioServer(await mkdtemp(join(tmpdir(), 'oncegate-mcp-')), await findFreePort(), era);
 }

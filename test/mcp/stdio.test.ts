@@ -1,17 +1,17 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { ask, imported } from './clients.ts';
-import { type StdioServer, type Step, stdioServer } from './server.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { requestLegacy, waitForImport } from './clients.ts';
+import { createStdioServer, type McpFaultStep, type TestStdioServer } from './server.ts';
 
 const SECRET = 'local-secret-token';
 const TOKEN = 'token-in-the-command';
-let world: StdioServer;
+let world: TestStdioServer;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
-  [world, database] = await Promise.all([stdioServer(), freshDatabase()]);
+  [world, database] = await Promise.all([createStdioServer(), createTestDatabase()]);
   const retry = 'retry: { attempts: 20, base: 100ms, max: 500ms, within: 1m }';
   gateway = await startGateway({
     databaseUrl: database.url,
@@ -23,17 +23,17 @@ upstreams:
   absent: { adapter: mcp, command: [/no/such/program], timeout: 1s }
 tools:
   local.pay: { upstream: local, once: { by: key, field: key }, input: { type: object }, ${retry} }
-  local.put: { upstream: local, once: { by: nature }, ${retry} }
+  local.put: { upstream: local, once: { by: idempotent }, ${retry} }
   local.mail: { upstream: local, ${retry} }
   local.tell: { upstream: local, effect: read }
   absent.mail: { upstream: absent, retry: { attempts: 1 } }
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+${PEOPLE_YAML}`,
     },
   });
-  await imported(gateway, 'local.find');
-  await world.running();
+  await waitForImport(gateway, 'local.find');
+  await world.waitUntilRunning();
 });
 afterAll(async () => {
   await gateway?.stop();
@@ -42,13 +42,13 @@ afterAll(async () => {
   await world?.remove();
 });
 beforeEach(async () => {
-  await world.running();
+  await world.waitUntilRunning();
   await world.reset();
 });
 
 const call = (tool: string, id: string, key?: string) =>
   gateway.call(`local.${tool}`, { id }, key === undefined ? {} : { key });
-const plan = (tool: string, id: string, steps: Step[]) => world.plan({ match: { tool, id }, do: steps });
+const plan = (tool: string, id: string, steps: McpFaultStep[]) => world.plan({ match: { tool, id }, do: steps });
 const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
 
 describe('a server over standard streams', () => {
@@ -80,30 +80,30 @@ describe('a server over standard streams', () => {
     ['it answers what is no message, and dies', ['apply', { raw: 'this is no {JSON' }, 'exit']],
     ['it never answers', ['apply', 'hang']],
     ['its answer is too large', ['apply', { big: 2_000_000 }]],
-  ] as [string, Step[]][])('when %s, is asked again only where that is harmless', async (how, steps) => {
+  ] as [string, McpFaultStep[]][])('when %s, is asked again only where that is harmless', async (how, steps) => {
     const isKilled = steps.includes('exit');
     for (const tool of ['pay', 'mail']) {
-      const before = await world.running();
+      const before = await world.waitUntilRunning();
       await plan(tool, `${tool} ${how}`, steps);
       const { body } = await call(tool, `${tool} ${how}`);
       if (tool === 'mail') expect(body).toMatchObject({ code: 'in_doubt' });
-      else await gateway.callWhen(body.txn, ({ state }) => state === 'succeeded');
+      else await gateway.waitForCall(body.txn, ({ state }) => state === 'succeeded');
       expect(await effects(`${tool} ${how}`)).toHaveLength(1);
-      if (isKilled) await world.running(before);
+      if (isKilled) await world.waitUntilRunning(before);
     }
   });
 
-  it('that is killed before the effect is asked again for what is harmless by nature', async () => {
+  it('that is killed before the effect is asked again for what is idempotent', async () => {
     await plan('put', 'early', ['exit']);
     const { body } = await call('put', 'early');
-    await gateway.callWhen(body.txn, ({ state }) => state === 'succeeded');
+    await gateway.waitForCall(body.txn, ({ state }) => state === 'succeeded');
     expect(await effects('early')).toHaveLength(1);
   });
 
   it('that is killed while nothing is asked of it is started again: nobody is in doubt', async () => {
-    const pid = await world.running();
+    const pid = await world.waitUntilRunning();
     process.kill(pid, 'SIGKILL');
-    await world.running(pid);
+    await world.waitUntilRunning(pid);
     expect((await call('mail', 'again')).body).toMatchObject({ state: 'succeeded' });
     expect(await effects('again')).toHaveLength(1);
   });
@@ -122,7 +122,7 @@ describe('a server over standard streams', () => {
     expect((await call('mail', 'calm')).body).toMatchObject({ state: 'succeeded' });
     const lists = (await world.requests()).filter(({ method }) => method === 'tools/list').length;
     expect(lists).toBeLessThan(50);
-    expect(gateway.alive).toBe(true);
+    expect(gateway.isAlive).toBe(true);
   });
 
   it('that nests what it says during a call does not harm the gateway either', async () => {
@@ -131,8 +131,8 @@ describe('a server over standard streams', () => {
       { raw: `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":${deep}}}` },
     ]);
     const params = { name: 'local__mail', arguments: { id: 'nested' } };
-    expect((await ask(gateway, 'tools/call', params)).answer.result.isError).toBeUndefined();
-    expect(gateway.alive).toBe(true);
+    expect((await requestLegacy(gateway, 'tools/call', params)).answer.result.isError).toBeUndefined();
+    expect(gateway.isAlive).toBe(true);
   });
 
   it('that names its messages with what is no name does not end the gateway', async () => {
@@ -145,14 +145,14 @@ describe('a server over standard streams', () => {
       });
     }
     expect((await call('mail', 'named')).body).toMatchObject({ state: 'succeeded' });
-    expect(gateway.alive).toBe(true);
+    expect(gateway.isAlive).toBe(true);
   });
 
   it('whose progress cannot be written down again does not end the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
     await plan('mail', 'progress', [{ event: 'asked' }, { wait: 'told' }]);
     const params = { name: 'local__mail', arguments: { id: 'progress' }, _meta: { progressToken: 'mine' } };
-    const asked = ask(gateway, 'tools/call', params);
+    const asked = requestLegacy(gateway, 'tools/call', params);
     await world.awaitEvent('asked');
     const request = (await world.requests()).find(({ id }) => id === 'progress');
     const token = JSON.stringify(request?.rpcId);
@@ -161,7 +161,7 @@ describe('a server over standard streams', () => {
     });
     await world.release('told');
     expect((await asked).answer.result.isError).toBeUndefined();
-    expect(gateway.alive).toBe(true);
+    expect(gateway.isAlive).toBe(true);
   });
 
   it('that cannot be started is not sent to', async () => {
@@ -172,22 +172,22 @@ describe('a server over standard streams', () => {
 describe('a gateway that is killed', () => {
   it('between the effect and its record finds the call in doubt, or done, and never sends it twice', async () => {
     for (const tool of ['pay', 'mail']) {
-      const pid = await world.running();
+      const pid = await world.waitUntilRunning();
       await plan(tool, `crash ${tool}`, ['apply', { kill: gateway.pid }, 'hang']);
       const asked = call(tool, `crash ${tool}`, `crash-${tool}`).catch(() => undefined);
-      await gateway.exited();
+      await gateway.waitForExit();
       await asked;
       await gateway.start();
       const call2 = async () => (await call(tool, `crash ${tool}`, `crash-${tool}`)).body;
       if (tool === 'pay') await expect.poll(async () => (await call2()).state, { timeout: 15_000 }).toBe('succeeded');
       else expect(await call2()).toMatchObject({ code: 'in_doubt' });
       expect(await effects(`crash ${tool}`)).toHaveLength(1);
-      await world.running(pid);
+      await world.waitUntilRunning(pid);
     }
   });
 
   it('leaves no server behind', async () => {
-    await world.running();
+    await world.waitUntilRunning();
     await gateway.kill();
     await expect.poll(() => world.pid().catch(() => 'gone')).toBe('gone');
   });

@@ -1,18 +1,18 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { Holder } from '../runs/run.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway } from '../support/gateway.ts';
-import { ask, imported } from './clients.ts';
-import { type McpServer, startServer } from './server.ts';
+import { RunHolder } from '../controls/run-holder.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { requestLegacy, waitForImport } from './clients.ts';
+import { startTestMcpServer, type TestMcpServer } from './server.ts';
 
-let inbox: McpServer;
-let files: McpServer;
+let inbox: TestMcpServer;
+let files: TestMcpServer;
 let database: TestDatabase;
 let gateway: Gateway;
 
 /** Each test has an agent of its own: outside of runs an agent is tainted for ever. */
 const agent = (name: string, key: string) => `  ${name}:
-    keys: ["sha256:${sha256(key)}"]
+    keys: ["sha256:${sha256Hex(key)}"]
     rules:
       - { allow: "inbox.*", approve: never }
       - { allow: files.resources }
@@ -20,7 +20,11 @@ const agent = (name: string, key: string) => `  ${name}:
 `;
 
 beforeAll(async () => {
-  [inbox, files, database] = await Promise.all([startServer(), startServer({ label: 'files' }), freshDatabase()]);
+  [inbox, files, database] = await Promise.all([
+    startTestMcpServer(),
+    startTestMcpServer({ label: 'files' }),
+    createTestDatabase(),
+  ]);
   const upstream = (url: string) => `adapter: mcp, url: "${url}", allowPrivate: true, timeout: 30s, import: "*"`;
   gateway = await startGateway({
     databaseUrl: database.url,
@@ -32,10 +36,10 @@ upstreams:
 tools:
   inbox.pay: { upstream: inbox, once: { by: key, header: Idempotency-Key }, untrusted: false }
 agents:
-${agent('calls', AGENT_KEY)}${agent('reads', 'reads')}${agent('prompted', 'prompted')}${PEOPLE}`,
+${agent('calls', AGENT_KEY)}${agent('reads', 'reads')}${agent('prompted', 'prompted')}${PEOPLE_YAML}`,
     },
   });
-  await imported(gateway, 'inbox.put', 'files.put');
+  await waitForImport(gateway, 'inbox.put', 'files.put');
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -51,14 +55,14 @@ async function isTainted(key: string, headers: Readonly<Record<string, string>> 
 /** Whoever is told that nothing was sent, and to ask again, asks again. */
 async function use(name: string, key: string, meta: object, id = name) {
   for (;;) {
-    const told = await ask(gateway, 'tools/call', { name, arguments: { id }, _meta: meta }, { key });
+    const told = await requestLegacy(gateway, 'tools/call', { name, arguments: { id }, _meta: meta }, { key });
     if (told.answer.result.structuredContent?.code !== 'unavailable') return told;
   }
 }
 
 describe('an MCP server whose words are strangers’', () => {
   it('taints by every tool that is taken in, but not by one whose contract says otherwise', async () => {
-    const run = await Holder.take(gateway, 'mail');
+    const run = await RunHolder.take(gateway, 'mail');
     const meta = { 'oncegate/run': run.took.run, 'oncegate/epoch': String(run.took.epoch) };
     expect((await use('inbox__pay', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
     expect((await use('files__put', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
@@ -70,8 +74,9 @@ describe('an MCP server whose words are strangers’', () => {
   });
 
   it('taints by its resources, every run that is not finished too', async () => {
-    const run = await Holder.take(gateway, 'notes', '', 'reads');
-    const read = async (uri: string) => (await ask(gateway, 'resources/read', { uri }, { key: 'reads' })).answer.result;
+    const run = await RunHolder.take(gateway, 'notes', '', 'reads');
+    const read = async (uri: string) =>
+      (await requestLegacy(gateway, 'resources/read', { uri }, { key: 'reads' })).answer.result;
     await inbox.kill();
     expect((await read('notes://1')).contents[0].text).toBe('files: notes://1');
     expect(await isTainted('reads')).toBe(false);
@@ -84,7 +89,9 @@ describe('an MCP server whose words are strangers’', () => {
   it('taints by its prompts', async () => {
     expect(await isTainted('prompted')).toBe(false);
     const asked = { name: 'inbox__hello', arguments: { who: 'you' } };
-    expect((await ask(gateway, 'prompts/get', asked, { key: 'prompted' })).answer.result.messages).toHaveLength(1);
+    expect(
+      (await requestLegacy(gateway, 'prompts/get', asked, { key: 'prompted' })).answer.result.messages,
+    ).toHaveLength(1);
     expect(await isTainted('prompted')).toBe(true);
   });
 });

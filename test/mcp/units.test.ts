@@ -1,22 +1,22 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { McpAdapter } from '../../adapters/mcp.ts';
-import { EventReader, type StreamEvent } from '../../adapters/sse.ts';
+import { McpAdapter } from '../../adapters/mcp/mcp-adapter.ts';
+import { type ServerSentEvent, SseParser } from '../../adapters/mcp/sse-parser.ts';
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import { capabilitiesOf, sessionFor } from '../../gateway/mcp/clients.ts';
 import { continuedKey, FRAMEWORK_IDS, keyOf, metaText } from '../../gateway/mcp/keys.ts';
-import { compilePolicies } from '../../gateway/policy/load.ts';
+import { compilePolicies } from '../../gateway/policy/load-policies.ts';
 
 const bytes = new TextEncoder();
-const all = (text: string): StreamEvent[] => new EventReader().read(bytes.encode(text));
+const all = (text: string): ServerSentEvent[] => new SseParser().parse(bytes.encode(text));
 
 /** The same bytes, cut at any places. */
-function cut(text: string, at: readonly number[]): StreamEvent[] {
+function cut(text: string, at: readonly number[]): ServerSentEvent[] {
   const whole = bytes.encode(text);
   const places = [...new Set(at.map((place) => place % (whole.length + 1)))].sort((a, b) => a - b);
-  const reader = new EventReader();
-  return [...places, whole.length].flatMap((end, i) => reader.read(whole.subarray(places[i - 1] ?? 0, end)));
+  const reader = new SseParser();
+  return [...places, whole.length].flatMap((end, i) => reader.parse(whole.subarray(places[i - 1] ?? 0, end)));
 }
 
 describe('a reader of server-sent events', () => {
@@ -59,18 +59,18 @@ describe('a reader of server-sent events', () => {
   });
 
   it('keeps an event that has not ended, and the time the server asks for', () => {
-    const reader = new EventReader();
-    expect(reader.read(bytes.encode('retry: 250\ndata: half'))).toEqual([]);
+    const reader = new SseParser();
+    expect(reader.parse(bytes.encode('retry: 250\ndata: half'))).toEqual([]);
     expect(reader.retryMs).toBe(250);
-    expect(reader.read(bytes.encode('\n\n'))).toEqual([{ id: undefined, data: 'half' }]);
+    expect(reader.parse(bytes.encode('\n\n'))).toEqual([{ id: undefined, data: 'half' }]);
   });
 
   it('reads a line of many chunks in time that grows with its length, not with its square', () => {
-    const reader = new EventReader();
+    const reader = new SseParser();
     const chunk = bytes.encode('x'.repeat(1_024));
-    reader.read(bytes.encode('data: '));
-    for (let i = 0; i < 32 * 1_024; i += 1) reader.read(chunk);
-    expect(reader.read(bytes.encode('\n\n'))[0]?.data.length).toBe(32 * 1_024 * 1_024);
+    reader.parse(bytes.encode('data: '));
+    for (let i = 0; i < 32 * 1_024; i += 1) reader.parse(chunk);
+    expect(reader.parse(bytes.encode('\n\n'))[0]?.data.length).toBe(32 * 1_024 * 1_024);
   });
 });
 

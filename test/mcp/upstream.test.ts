@@ -1,8 +1,8 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, type Reply, sha256, startGateway } from '../support/gateway.ts';
-import { ask, imported } from './clients.ts';
-import { type McpServer, type Plan, type Step, startServer } from './server.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, type Reply, sha256Hex, startGateway } from '../support/gateway.ts';
+import { requestLegacy, waitForImport } from './clients.ts';
+import { type McpFaultPlan, type McpFaultStep, startTestMcpServer, type TestMcpServer } from './server.ts';
 
 const SECRET = 'tok/en+with=odd.letters';
 
@@ -11,7 +11,7 @@ function contracts(upstream: string): string {
   const retry = 'retry: { attempts: 3, base: 20ms, max: 100ms, within: 20s }';
   return `
   ${upstream}.pay: { upstream: ${upstream}, once: { by: key, header: Idempotency-Key }, ${retry} }
-  ${upstream}.put: { upstream: ${upstream}, once: { by: nature }, ${retry} }
+  ${upstream}.put: { upstream: ${upstream}, once: { by: idempotent }, ${retry} }
   ${upstream}.mail: { upstream: ${upstream}, once: { by: none }, ${retry} }
   ${upstream}.steps:
     upstream: ${upstream}
@@ -23,15 +23,15 @@ function contracts(upstream: string): string {
   ${upstream}.greet: { upstream: ${upstream}, noEffect: [400, 424], ${retry} }`;
 }
 
-const server: Record<string, McpServer> = {};
+const server: Record<string, TestMcpServer> = {};
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   [server['modern'], server['legacy'], database] = await Promise.all([
-    startServer({ era: 'modern' }),
-    startServer({ era: 'legacy' }),
-    freshDatabase(),
+    startTestMcpServer({ era: 'modern' }),
+    startTestMcpServer({ era: 'legacy' }),
+    createTestDatabase(),
   ]);
   const upstream = (name: string) =>
     `  ${name}: { adapter: mcp, url: "${server[name]?.url}", allowPrivate: true, timeout: 1s, import: "*", headers: { x-key: "\${env.WORLD_KEY}" }, breaker: { minimum: 1000 } }`;
@@ -45,12 +45,12 @@ ${upstream('modern')}
 ${upstream('legacy')}
 tools:${contracts('modern')}${contracts('legacy')}
 agents:
-  tester: { keys: ["sha256:${sha256(AGENT_KEY)}"], rules: [{ allow: "*.think" }, { allow: "*", approve: never }] }
-${PEOPLE}`,
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*.think" }, { allow: "*", approve: never }] }
+${PEOPLE_YAML}`,
     },
   });
   // Tools that only the servers name.
-  await imported(gateway, 'modern.think', 'legacy.think');
+  await waitForImport(gateway, 'modern.think', 'legacy.think');
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -59,13 +59,13 @@ afterAll(async () => {
 });
 
 describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
-  let world: McpServer;
+  let world: TestMcpServer;
   beforeEach(async () => {
-    world = server[era] as McpServer;
+    world = server[era] as TestMcpServer;
     await world.reset();
   });
   const call = (tool: string, id: string): Promise<Reply> => gateway.call(`${era}.${tool}`, { id });
-  const plan = (tool: string, id: string, steps: Step[], more: Partial<Plan> = {}) =>
+  const plan = (tool: string, id: string, steps: McpFaultStep[], more: Partial<McpFaultPlan> = {}) =>
     world.plan({ match: { tool, id }, do: steps, ...more });
   const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
   const sends = async (id: string) => (await world.requests()).filter((request) => request.id === id);
@@ -85,7 +85,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   });
 
   it('gives its answer as it is: text, picture, sound, files, structure', async () => {
-    const { answer } = await ask(gateway, 'tools/call', { name: `${era}__show`, arguments: {} });
+    const { answer } = await requestLegacy(gateway, 'tools/call', { name: `${era}__show`, arguments: {} });
     const { content, structuredContent, _meta } = answer.result;
     expect(content.map(({ type }: { type: string }) => type)).toEqual([
       'text',
@@ -105,7 +105,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     });
     expect(structuredContent).toEqual({ deep: { list: [1, 'two', null, { three: 3.5 }] } });
     expect(_meta).toMatchObject({ 'example.org/own': { kept: true }, 'oncegate/replayed': false });
-    const { tools } = (await ask(gateway, 'tools/list', {})).answer.result;
+    const { tools } = (await requestLegacy(gateway, 'tools/list', {})).answer.result;
     const shown = tools.find(({ name }: { name: string }) => name === `${era}__show`);
     expect(shown).toMatchObject({ title: 'Show everything', annotations: { readOnlyHint: true } });
     const pay = tools.find(({ name }: { name: string }) => name === `${era}__pay`);
@@ -121,7 +121,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   });
 
   /** What happens to the first answer. After each of them the effect has happened, or not, exactly as often as told. */
-  const applied: [string, Step[]][] = [
+  const applied: [string, McpFaultStep[]][] = [
     ['the connection is cut after the effect', ['apply', 'drop']],
     ['the connection is cut after the headers', ['apply', 'headers', 'drop']],
     ['the stream ends without an answer', ['apply', 'headers', 'end']],
@@ -164,7 +164,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     });
   });
 
-  it('is asked again for what is harmless by nature, and probed where a probe can tell', async () => {
+  it('is asked again for what is idempotent, and probed where a probe can tell', async () => {
     await plan('put', 'n1', ['drop']);
     expect((await call('put', 'n1')).body).toMatchObject({ state: 'succeeded', attempts: 2 });
     await plan('steps', 'p1', ['apply', 'drop']);
@@ -262,7 +262,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     }));
     await plan('mail', 'nameless', pings);
     expect((await call('mail', 'nameless')).body).toMatchObject({ state: 'succeeded' });
-    expect(gateway.alive).toBe(true);
+    expect(gateway.isAlive).toBe(true);
   });
 
   it('that is gone is not sent to: nothing is bound, and it is found again', async () => {

@@ -1,13 +1,26 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import type { Decision } from '../../gateway/domain/policy.ts';
-import { coversByName, DEFAULT_HOLD, decide, decideBuiltIn, explain } from '../../gateway/policy/decide.ts';
-import { agentOf, CONTRACT, call, cpuMs, good, UPSTREAM } from './example.ts';
+import type { PolicyDecision } from '../../gateway/domain/policy.ts';
+import {
+  canAllowTool,
+  DEFAULT_APPROVAL,
+  decideBuiltIn,
+  decideCall,
+  explainDecision,
+} from '../../gateway/policy/decide.ts';
+import {
+  buildCallScope,
+  compileValidPolicies,
+  EXAMPLE_POLICY,
+  measureCpuMs,
+  requireAgent,
+  UPSTREAM_YAML,
+} from './example.ts';
 
-const TOOLS = `${UPSTREAM}tools:
+const TOOLS = `${UPSTREAM_YAML}tools:
   a.get: { upstream: u, effect: read }
-  a.put: { upstream: u, once: { by: nature } }
+  a.put: { upstream: u, once: { by: idempotent } }
   a.send: { upstream: u }
   b.get: { upstream: u, effect: read, request: { path: /b } }
 people:
@@ -19,7 +32,7 @@ function withRules(...rules: string[]): string {
   return `${TOOLS}agents:\n  bot:\n    rules:\n${rules.map((rule) => `      - { ${rule} }\n`).join('')}`;
 }
 
-function told(decision: Decision): string {
+function told(decision: PolicyDecision): string {
   if (!decision.allowed) return `${decision.code}: ${decision.reason}`;
   const { hold } = decision;
   const held =
@@ -92,7 +105,7 @@ describe('table', () => {
     ['unknown but covered', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: there is no tool "a.nope"'],
     ['unknown, covered and denied', ['allow: a.*', 'deny: "*.nope*"'], 'a.nope', {}, `denied: denied by ${R(2)}`],
     ['unknown, only denied', ['deny: a.*'], 'a.nope', {}, `denied: denied by ${R(1)}`],
-    ['a write by nature is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
+    ['a write by idempotent is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
     ['a none write is held', ['allow: a.send'], 'a.send', {}, `allowed by ${R(1)} held for 1 of any within 3600000`],
     ['unless waived', ['allow: a.send, approve: never'], 'a.send', {}, `allowed by ${R(1)}`],
     [
@@ -132,14 +145,14 @@ describe('table', () => {
       `allowed by ${R(1)}`,
     ],
   ])('%s', (_name, rules, tool, args, expected) => {
-    const policies = good(withRules(...rules));
-    expect(told(decide(policies, agentOf(policies), tool, call(args)))).toBe(expected);
+    const policies = compileValidPolicies(withRules(...rules));
+    expect(told(decideCall(policies, requireAgent(policies), tool, buildCallScope(args)))).toBe(expected);
   });
 
   test("the contract's example", () => {
-    const policies = good(CONTRACT, { PAYMENTS_TOKEN: 'x' });
-    const agent = agentOf(policies, 'billing-bot');
-    const charge = (args: JsonObject) => decide(policies, agent, 'payments.charge', call(args));
+    const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'x' });
+    const agent = requireAgent(policies, 'billing-bot');
+    const charge = (args: JsonObject) => decideCall(policies, agent, 'payments.charge', buildCallScope(args));
     expect(charge({ amount: 100, currency: 'usd' })).toMatchObject({ allowed: true, hold: undefined });
     expect(charge({ amount: 10001, currency: 'usd' })).toMatchObject({
       allowed: true,
@@ -147,29 +160,32 @@ describe('table', () => {
     });
     expect(charge({ amount: 50001, currency: 'usd' })).toMatchObject({ allowed: false, code: 'denied' });
     expect(charge({ amount: 100, currency: 'eur' })).toMatchObject({ allowed: false, code: 'denied' });
-    expect(decide(policies, agent, 'crm.delete_all', call())).toMatchObject({ allowed: false, code: 'denied' });
+    expect(decideCall(policies, agent, 'crm.delete_all', buildCallScope())).toMatchObject({
+      allowed: false,
+      code: 'denied',
+    });
   });
 
   test('built-in tools', () => {
-    const policies = good(withRules('allow: oncegate.*, effect: read', 'allow: oncegate.begin_saga'));
-    const may = (tool: string) => decideBuiltIn(agentOf(policies), tool, call()).allowed;
+    const policies = compileValidPolicies(withRules('allow: oncegate.*, effect: read', 'allow: oncegate.begin_saga'));
+    const may = (tool: string) => decideBuiltIn(requireAgent(policies), tool, buildCallScope()).allowed;
     expect(may('oncegate.get_call')).toBe(true);
     expect(may('oncegate.begin_saga')).toBe(true);
     expect(may('oncegate.commit_saga')).toBe(false);
   });
 
   test('what a list of tools shows', () => {
-    const policies = good(
+    const policies = compileValidPolicies(
       withRules('allow: "*.get"', 'allow: a.put, when: "false"', 'deny: b.*', 'deny: a.get, when: "false"'),
     );
     const shown = [...policies.tools.values()]
-      .filter((tool) => coversByName(agentOf(policies), tool))
+      .filter((tool) => canAllowTool(requireAgent(policies), tool))
       .map((tool) => tool.name);
     expect(shown).toEqual(['a.get', 'a.put']);
   });
 
   test('explain tells of every rule', () => {
-    const policies = good(
+    const policies = compileValidPolicies(
       withRules(
         'allow: b.*',
         'allow: a.*, effect: write',
@@ -178,7 +194,12 @@ describe('table', () => {
         'allow: a.*',
       ),
     );
-    const { decision, tried } = explain(policies, agentOf(policies), 'a.get', call({ x: 1, y: false }));
+    const { decision, tried } = explainDecision(
+      policies,
+      requireAgent(policies),
+      'a.get',
+      buildCallScope({ x: 1, y: false }),
+    );
     expect(told(decision)).toBe(`allowed by ${R(5)}`);
     expect(tried.map(({ matched, why }) => `${matched}: ${why}`)).toEqual([
       'false: b.* does not cover a.get',
@@ -187,7 +208,7 @@ describe('table', () => {
       'false: its condition is false',
       'true: it matches, and decides',
     ]);
-    const errors = explain(policies, agentOf(policies), 'a.get', call()).tried.map(
+    const errors = explainDecision(policies, requireAgent(policies), 'a.get', buildCallScope()).tried.map(
       ({ matched, why }) => `${matched}: ${why}`,
     );
     expect(errors.slice(2)).toEqual([
@@ -198,7 +219,7 @@ describe('table', () => {
   });
 
   test('the default hold cannot be changed by anybody', () => {
-    expect(Object.isFrozen(DEFAULT_HOLD) && Object.isFrozen(DEFAULT_HOLD.by)).toBe(true);
+    expect(Object.isFrozen(DEFAULT_APPROVAL) && Object.isFrozen(DEFAULT_APPROVAL.by)).toBe(true);
   });
 });
 
@@ -226,8 +247,8 @@ describe('properties', () => {
   test('a deny that holds for everything beats every allow', () => {
     fc.assert(
       fc.property(rules, fc.nat(6), name, args, (some, at, tool, given) => {
-        const policies = good(withRules(...some.slice(0, at), 'deny: "*"', ...some.slice(at)));
-        expect(decide(policies, agentOf(policies), tool, call(given)).allowed).toBe(false);
+        const policies = compileValidPolicies(withRules(...some.slice(0, at), 'deny: "*"', ...some.slice(at)));
+        expect(decideCall(policies, requireAgent(policies), tool, buildCallScope(given)).allowed).toBe(false);
       }),
       { numRuns: 150 },
     );
@@ -236,10 +257,10 @@ describe('properties', () => {
   test('adding a deny never allows more', () => {
     fc.assert(
       fc.property(rules, ruleText('deny'), fc.nat(6), name, args, (some, deny, at, tool, given) => {
-        const before = good(withRules(...some));
-        const after = good(withRules(...some.slice(0, at), deny, ...some.slice(at)));
-        const was = decide(before, agentOf(before), tool, call(given)).allowed;
-        expect(was || !decide(after, agentOf(after), tool, call(given)).allowed).toBe(true);
+        const before = compileValidPolicies(withRules(...some));
+        const after = compileValidPolicies(withRules(...some.slice(0, at), deny, ...some.slice(at)));
+        const was = decideCall(before, requireAgent(before), tool, buildCallScope(given)).allowed;
+        expect(was || !decideCall(after, requireAgent(after), tool, buildCallScope(given)).allowed).toBe(true);
       }),
       { numRuns: 150 },
     );
@@ -248,12 +269,14 @@ describe('properties', () => {
   test('unknown is denied, allowed names its rule, and explain agrees with decide', () => {
     fc.assert(
       fc.property(rules, name, args, (some, tool, given) => {
-        const policies = good(withRules(...some));
-        const decision = decide(policies, agentOf(policies), tool, call(given));
+        const policies = compileValidPolicies(withRules(...some));
+        const decision = decideCall(policies, requireAgent(policies), tool, buildCallScope(given));
         if (!policies.tools.has(tool)) expect(decision.allowed).toBe(false);
         if (decision.allowed) expect(decision.rule.verdict).toBe('allow');
         else expect(decision.reason).toMatch(/rule|there is no tool/);
-        expect(explain(policies, agentOf(policies), tool, call(given)).decision).toEqual(decision);
+        expect(explainDecision(policies, requireAgent(policies), tool, buildCallScope(given)).decision).toEqual(
+          decision,
+        );
       }),
       { numRuns: 150 },
     );
@@ -262,10 +285,10 @@ describe('properties', () => {
 
 describe('what a decision may cost', () => {
   const many = (length: number, rule: (i: number) => string) =>
-    good(withRules(...Array.from({ length }, (_, i) => rule(i)), 'allow: a.get'));
+    compileValidPolicies(withRules(...Array.from({ length }, (_, i) => rule(i)), 'allow: a.get'));
   const isListed = (i: number) => `deny: a.get, when: 'args.list.exists(x, x == "no-${i}")'`;
 
-  test.each<[string, ReturnType<typeof good>, JsonObject]>([
+  test.each<[string, ReturnType<typeof compileValidPolicies>, JsonObject]>([
     [
       '200 rules over 300 items',
       many(200, (i) => `deny: a.get, when: 'args.items.exists(i, i.sku == "no-${i}")'`),
@@ -282,13 +305,15 @@ describe('what a decision may cost', () => {
       { body: 'all work and no play '.repeat(2_400) },
     ],
   ])('is enough for %s', (_, policies, args) => {
-    expect(told(decide(policies, agentOf(policies), 'a.get', call(args)))).toMatch(/^allowed by /);
+    expect(told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope(args)))).toMatch(/^allowed by /);
   });
 
   test('is bound for all its rules together, and one that is beyond it denies', () => {
     const policies = many(40, isListed);
     const decided = (length: number) =>
-      told(decide(policies, agentOf(policies), 'a.get', call({ list: Array.from({ length }, String) })));
+      told(
+        decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list: Array.from({ length }, String) })),
+      );
     expect(decided(100)).toBe(`allowed by ${R(41)}`);
     // Each of them alone could afford it.
     expect(decided(9_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
@@ -298,32 +323,32 @@ describe('what a decision may cost', () => {
   test('is bound for one rule too', () => {
     const policies = many(1, isListed);
     const list = Array.from({ length: 60_000 }, String);
-    expect(told(decide(policies, agentOf(policies), 'a.get', call({ list })))).toMatch(/too costly/);
+    expect(told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list })))).toMatch(/too costly/);
   });
 
   test('counts the characters whose number is asked for', () => {
     const policies = many(40, (i) => `deny: a.get, when: 'size(args.text) == ${i}'`);
     const text = 'x'.repeat(1_000_000);
-    const decided = () => told(decide(policies, agentOf(policies), 'a.get', call({ text })));
-    expect(cpuMs(() => void decided())).toBeLessThan(600);
+    const decided = () => told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ text })));
+    expect(measureCpuMs(() => void decided())).toBeLessThan(600);
     expect(decided()).toMatch(/too costly/);
   });
 
   test('counts what its voters ask', () => {
     const voters = Array.from({ length: 16 }, (_, i) => `{ name: v${i}, when: 'args.list.exists(x, x == "no-${i}")' }`);
     const rule = `allow: a.get, voters: { quorum: 1, of: [${voters.join(', ')}] }`;
-    const policies = good(withRules(rule));
+    const policies = compileValidPolicies(withRules(rule));
     const list = Array.from({ length: 20_000 }, String);
-    const decision = decide(policies, agentOf(policies), 'a.get', call({ list }));
+    const decision = decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list }));
     const verdicts = decision.allowed ? decision.poll?.votes.map(({ verdict }) => verdict) : [];
     expect(new Set(verdicts)).toEqual(new Set(['deny', 'abstain']));
   });
 
   test('is the same for who explains it', () => {
     const policies = many(40, isListed);
-    const args = call({ list: Array.from({ length: 9_000 }, String) });
-    const { decision, tried } = explain(policies, agentOf(policies), 'a.get', args);
-    expect(decision).toEqual(decide(policies, agentOf(policies), 'a.get', args));
+    const args = buildCallScope({ list: Array.from({ length: 9_000 }, String) });
+    const { decision, tried } = explainDecision(policies, requireAgent(policies), 'a.get', args);
+    expect(decision).toEqual(decideCall(policies, requireAgent(policies), 'a.get', args));
     const decider = tried.find(({ rule }) => rule === decision.rule);
     expect(decider).toMatchObject({ matched: true, why: expect.stringContaining('too costly') });
     expect(tried.find(({ matched }) => matched)).toBe(decider);
@@ -334,17 +359,17 @@ test('a decision over 200 rules takes less than 50 µs', () => {
   const many = Array.from({ length: 199 }, (_, index) =>
     index % 4 === 0 ? `deny: "a.*", when: args.x == ${index + 10}` : `allow: "x${index}.*", when: args.x <= ${index}`,
   );
-  const policies = good(withRules(...many, 'allow: a.get, when: args.x <= 50000 && args.c == "usd"'));
-  const agent = agentOf(policies);
-  const given = call({ x: 5, c: 'usd' });
+  const policies = compileValidPolicies(withRules(...many, 'allow: a.get, when: args.x <= 50000 && args.c == "usd"'));
+  const agent = requireAgent(policies);
+  const given = buildCallScope({ x: 5, c: 'usd' });
   const best = Math.min(
     ...Array.from({ length: 20 }, () => {
       const started = performance.now();
-      for (let index = 0; index < 500; index++) decide(policies, agent, 'a.get', given);
+      for (let index = 0; index < 500; index++) decideCall(policies, agent, 'a.get', given);
       return (performance.now() - started) / 500;
     }),
   );
   console.log(`a decision over 200 rules: ${(best * 1000).toFixed(1)} µs`);
-  expect(decide(policies, agent, 'a.get', given).allowed).toBe(true);
+  expect(decideCall(policies, agent, 'a.get', given).allowed).toBe(true);
   expect(best).toBeLessThan(0.05);
 });

@@ -1,12 +1,12 @@
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import type { Agent, Policies } from '../../gateway/domain/policy.ts';
-import { compilePolicies, formatFault, type Loaded } from '../../gateway/policy/load.ts';
+import { compilePolicies, formatFault, type LoadResult } from '../../gateway/policy/load-policies.ts';
 
 export const HEX_A = 'a'.repeat(64);
 export const HEX_B = 'b'.repeat(64);
 
 /** The contract's own example, with what it leaves out: the undo tool, and two real key digests. */
-export const CONTRACT = `upstreams:
+export const EXAMPLE_POLICY = `upstreams:
   payments:
     adapter: http                      # http | mcp
     url: https://api.payments.example/v1
@@ -57,11 +57,14 @@ people:
 `;
 
 /** What most tables need around the line they are about. */
-export const UPSTREAM = `upstreams:
+export const UPSTREAM_YAML = `upstreams:
   u: { adapter: http, url: "http://u.example" }
 `;
 
-export function load(yaml: string | Record<string, string>, env: Record<string, string | undefined> = {}): Loaded {
+export function compilePolicyText(
+  yaml: string | Record<string, string>,
+  env: Record<string, string | undefined> = {},
+): LoadResult {
   const files = typeof yaml === 'string' ? { 'p.yaml': yaml } : yaml;
   return compilePolicies(
     Object.entries(files).map(([name, text]) => ({ name, file: `policies/${name}`, bytes: Buffer.from(text) })),
@@ -69,33 +72,36 @@ export function load(yaml: string | Record<string, string>, env: Record<string, 
   );
 }
 
-export function good(yaml: string | Record<string, string>, env: Record<string, string> = {}): Policies {
-  const loaded = load(yaml, env);
+export function compileValidPolicies(
+  yaml: string | Record<string, string>,
+  env: Record<string, string> = {},
+): Policies {
+  const loaded = compilePolicyText(yaml, env);
   if (!loaded.ok) throw new Error(loaded.faults.map(formatFault).join('\n'));
   return loaded.policies;
 }
 
-export function faultsOf(yaml: string | Record<string, string>, env: Record<string, string> = {}): string[] {
-  const loaded = load(yaml, env);
+export function listPolicyFaults(yaml: string | Record<string, string>, env: Record<string, string> = {}): string[] {
+  const loaded = compilePolicyText(yaml, env);
   return loaded.ok ? [] : loaded.faults.map(formatFault);
 }
 
-export function warningsOf(yaml: string | Record<string, string>): string[] {
-  return load(yaml).warnings.map(formatFault);
+export function listPolicyWarnings(yaml: string | Record<string, string>): string[] {
+  return compilePolicyText(yaml).warnings.map(formatFault);
 }
 
-export function agentOf(policies: Policies, name = 'bot'): Agent {
+export function requireAgent(policies: Policies, name = 'bot'): Agent {
   const agent = policies.agents.get(name);
   if (agent === undefined) throw new Error(`no agent ${name}`);
   return agent;
 }
 
-export function call(args: JsonObject = {}): { args: JsonObject; saga: null; run: null; now: number } {
+export function buildCallScope(args: JsonObject = {}): { args: JsonObject; saga: null; run: null; now: number } {
   return { args, saga: null, run: null, now: Date.UTC(2026, 0, 2) };
 }
 
 /** Milliseconds of processor time: what a busy machine adds by waiting does not count. */
-export function cpuMs(work: () => void): number {
+export function measureCpuMs(work: () => void): number {
   const started = process.cpuUsage();
   work();
   const { user, system } = process.cpuUsage(started);

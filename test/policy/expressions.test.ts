@@ -1,12 +1,17 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
-import { ExpressionError, type Scope } from '../../gateway/domain/policy.ts';
-import { compileCondition, compileExpression, compileNumber, type Variable } from '../../gateway/policy/expressions.ts';
-import { cpuMs } from './example.ts';
+import { ExpressionError, type ExpressionScope } from '../../gateway/domain/policy.ts';
+import {
+  compileCondition,
+  compileExpression,
+  compileNumber,
+  type ScopeVariable,
+} from '../../gateway/policy/expressions/compile-expression.ts';
+import { measureCpuMs } from './example.ts';
 
-const ALL: Variable[] = ['args', 'result', 'agent', 'tool', 'saga', 'run', 'now'];
-const scope: Scope = {
+const ALL: ScopeVariable[] = ['args', 'result', 'agent', 'tool', 'saga', 'run', 'now'];
+const scope: ExpressionScope = {
   args: {
     amount: 5,
     half: 0.5,
@@ -34,7 +39,7 @@ function faultsOf(
   return faults;
 }
 
-function value(source: string, over: Scope = {}): Json {
+function value(source: string, over: ExpressionScope = {}): Json {
   const evaluate = compileExpression(source, {
     sees: ALL,
     fault: (message) => {
@@ -216,7 +221,7 @@ describe('cost', () => {
     'size(args.few.join(args.text)) > 3',
     'size(args.few.map(x, args.text).join()) > 3',
   ])('%s', (source) => {
-    const spent = cpuMs(() => expect(() => value(source, { args: large })).toThrow(ExpressionError));
+    const spent = measureCpuMs(() => expect(() => value(source, { args: large })).toThrow(ExpressionError));
     expect(spent).toBeLessThan(250);
   });
 
@@ -253,7 +258,7 @@ test('the shortcut says what the interpreter says', () => {
     const evaluate = compileCondition(source, { sees: ALL, fault: (message) => faults.push(message) });
     return { evaluate, faults };
   };
-  const outcome = (evaluate: (scope: Scope) => boolean, args: JsonObject): boolean | 'error' => {
+  const outcome = (evaluate: (scope: ExpressionScope) => boolean, args: JsonObject): boolean | 'error' => {
     try {
       return evaluate({ args });
     } catch {

@@ -1,14 +1,14 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { describe, expect, test } from 'vitest';
-import { faultsOf, HEX_A, UPSTREAM, warningsOf } from './example.ts';
+import { HEX_A, listPolicyFaults, listPolicyWarnings, UPSTREAM_YAML } from './example.ts';
 
 /** A tool `t` of the http upstream `u`, on line 4, and somebody who may call it. */
-const tool = (body: string): string => `${UPSTREAM}tools:
+const tool = (body: string): string => `${UPSTREAM_YAML}tools:
   t: { upstream: u, ${body} }
 agents:
   bot: { rules: [{ allow: "*" }] }
 `;
-const rule = (body: string, more = ''): string => `${UPSTREAM}tools:
+const rule = (body: string, more = ''): string => `${UPSTREAM_YAML}tools:
   t: { upstream: u, input: { type: object, properties: { a: {}, b: {} }, additionalProperties: false } }
   r: { upstream: u, effect: read }
 agents:
@@ -48,7 +48,7 @@ describe('YAML', () => {
       [`${at}:1:1: "tool" is not a key here (known: upstreams, tools, agents and people); did you mean "tools"?`],
     ],
   ])('%j', (yaml, faults) => {
-    expect(faultsOf(yaml)).toEqual(faults);
+    expect(listPolicyFaults(yaml)).toEqual(faults);
   });
 });
 
@@ -138,7 +138,8 @@ describe('shape', () => {
         `${at}:4:21: "efect" is not a key here (known: upstream, description, title, output, input, effect, request, once, key, undo, observe, locks, timeout, retry, noEffect, redact, result, record, untrusted and repeats); did you mean "effect"?`,
       ],
     ],
-    [tool('once: { by: magic }'), [`${at}:4:33: "magic" is not one of key, nature, probe, none`]],
+    [tool('once: { by: magic }'), [`${at}:4:33: "magic" is not one of key, idempotent, probe, none`]],
+    [tool('once: { by: nature }'), [`${at}:4:33: "nature" was renamed: write idempotent`]],
     [
       tool('once: { by: key, headers: x }'),
       [`${at}:4:38: "headers" is not a key here (known: by, header, field and lifetime); did you mean "header"?`],
@@ -146,7 +147,7 @@ describe('shape', () => {
     [tool('once: { by: key }'), [`${at}:4:21: once by key needs exactly one of header and field`]],
     [tool('once: { by: key, header: A, field: b }'), [`${at}:4:21: once by key needs exactly one of header and field`]],
     [
-      tool('effect: read, once: { by: nature }'),
+      tool('effect: read, once: { by: idempotent }'),
       [`${at}:4:35: once is for writes: a read has no effect to repeat or undo`],
     ],
     [
@@ -199,7 +200,7 @@ describe('shape', () => {
       [`${at}:9:20: a deny has no rate: it denies`, `${at}:9:32: a deny has no approve: it denies`],
     ],
   ])('%s', (yaml, faults) => {
-    expect(faultsOf(yaml)).toEqual(faults);
+    expect(listPolicyFaults(yaml)).toEqual(faults);
   });
 });
 
@@ -214,7 +215,7 @@ describe('across', () => {
       'tools:\n  t: { upstream: pay }\nagents:\n  bot: { rules: [{ allow: t }] }\n',
       [`${at}:2:18: there is no upstream "pay"`],
     ],
-    [`${UPSTREAM}tools:\n  t: { upstream: uu }\n`, [`${at}:4:18: there is no upstream "uu"; did you mean "u"?`]],
+    [`${UPSTREAM_YAML}tools:\n  t: { upstream: uu }\n`, [`${at}:4:18: there is no upstream "uu"; did you mean "u"?`]],
     [tool('undo: { kind: compensable, tool: refund }'), [`${at}:4:54: there is no tool "refund"`]],
     [tool('undo: { kind: compensable }'), [`${at}:4:21: compensable needs the tool that undoes it`]],
     [
@@ -296,7 +297,7 @@ describe('across', () => {
       [`${at}:4:62: uniqueItems needs items of a scalar type: comparing objects costs the square of their number`],
     ],
     [
-      `${UPSTREAM}tools:
+      `${UPSTREAM_YAML}tools:
   a.one: { upstream: u, request: { method: GET, path: "/x/\${args.a}" } }
   a.two: { upstream: u, request: { method: GET, path: "/x/\${args.b}" } }
   a.three: { upstream: u, request: { method: PUT, path: "/x/\${args.b}" } }
@@ -304,19 +305,19 @@ describe('across', () => {
       [`${at}:5:3: a.two and a.one are the same request: GET /x/{}`],
     ],
     [
-      `${UPSTREAM}tools:\n  a.b__c: { upstream: u, request: { path: /1 } }\n  a__b.c: { upstream: u, request: { path: /2 } }\n`,
+      `${UPSTREAM_YAML}tools:\n  a.b__c: { upstream: u, request: { path: /1 } }\n  a__b.c: { upstream: u, request: { path: /2 } }\n`,
       [`${at}:5:3: models would see a__b.c and a.b__c both as a__b__c`],
     ],
     [
-      `${UPSTREAM}tools:\n  ${'a'.repeat(60)}.bcd: { upstream: u }\n`,
+      `${UPSTREAM_YAML}tools:\n  ${'a'.repeat(60)}.bcd: { upstream: u }\n`,
       [`${at}:4:3: models would see ${'a'.repeat(60)}__bcd, which is longer than 64 characters`],
     ],
     [
-      `${UPSTREAM}tools:\n  "a..b": { upstream: u }\n`,
+      `${UPSTREAM_YAML}tools:\n  "a..b": { upstream: u }\n`,
       [`${at}:4:3: "a..b" is not a tool name: letters, digits, _ and -, in parts joined by dots`],
     ],
     [
-      `${UPSTREAM}tools:\n  oncegate.x: { upstream: u }\n`,
+      `${UPSTREAM_YAML}tools:\n  oncegate.x: { upstream: u }\n`,
       [`${at}:4:3: oncegate.* are the tools of the gateway itself`],
     ],
     [
@@ -371,19 +372,23 @@ describe('across', () => {
     ],
     ['people:\n  a: { roles: [boss] }\n', [`${at}:2:16: "boss" is not one of viewer, approver, operator, admin`]],
   ])('%s', (yaml, faults) => {
-    expect(faultsOf(yaml)).toEqual(faults);
+    expect(listPolicyFaults(yaml)).toEqual(faults);
   });
 
   test('a name defined in two files names both places', () => {
     const one = 'upstreams:\n  u: { adapter: http, url: "http://x" }\n';
-    expect(faultsOf({ 'a.yaml': one, 'sub/b.yaml': `# again\n${one}` })).toEqual([
+    expect(listPolicyFaults({ 'a.yaml': one, 'sub/b.yaml': `# again\n${one}` })).toEqual([
       'policies/sub/b.yaml:3:3: "u" is already defined at policies/a.yaml:2:3',
     ]);
   });
 
   test('every fault is told at once, in the order of the files', () => {
     expect(
-      faultsOf({ 'b.yaml': 'tool: 1\nagents: 2\n', 'a.yaml': 'tools: [\n', 'c_test.yaml': 'tests: [{ name: x }]\n' }),
+      listPolicyFaults({
+        'b.yaml': 'tool: 1\nagents: 2\n',
+        'a.yaml': 'tools: [\n',
+        'c_test.yaml': 'tests: [{ name: x }]\n',
+      }),
     ).toEqual([
       'policies/a.yaml:2:1: not YAML: Flow sequence in block collection must be sufficiently indented and end with a ]',
       'policies/b.yaml:1:1: "tool" is not a key here (known: upstreams, tools, agents and people); did you mean "tools"?',
@@ -395,7 +400,7 @@ describe('across', () => {
   });
 
   test('a fault of shape hides no other, wherever it is', () => {
-    const told = faultsOf(
+    const told = listPolicyFaults(
       'upstreams:\n  u: { adapter: http, url: "ftp://x", timeout: soon }\n' +
         'tools:\n  u.x: { upstream: u, once: { by: magic }, request: { method: POST, path: /x, body: "${args +}" } }\n' +
         'agents:\n  a:\n    keys: [plain]\n    rules:\n      - { allow: u.x, rate: often }\n      - { allow: u.x, deny: u.x }\n      - { allow: u.x, when: "args.n <=" }\n',
@@ -406,7 +411,7 @@ describe('across', () => {
   });
 
   test('a key that nobody knows hides no other fault', () => {
-    const told = faultsOf('tools:\n  a.b: { upstream: nowhere, zzz: 1, locks: ["${args.x"] }\n').join('\n');
+    const told = listPolicyFaults('tools:\n  a.b: { upstream: nowhere, zzz: 1, locks: ["${args.x"] }\n').join('\n');
     expect(told).toContain('"zzz" is not a key here');
     expect(told).toContain('"nowhere"');
     expect(told.split('\n')).toHaveLength(3);
@@ -415,7 +420,7 @@ describe('across', () => {
   test('no fault shows what came from the environment', () => {
     const env = { SECRET: 'hunter2-hunter2' };
     const yaml = `${upstream('adapter: http, url: "${env.SECRET}", headers: { a: "${env.SECRET}\\n" }')}agents:\n  a: { keys: ["\${env.SECRET}"] }\n`;
-    const faults = faultsOf(yaml, env);
+    const faults = listPolicyFaults(yaml, env);
     expect(faults).toHaveLength(3);
     expect(faults.join()).not.toContain('hunter2');
   });
@@ -449,7 +454,7 @@ describe('warnings', () => {
       [`${at}:4:60: what is seen proves who did it only while nobody else may change it: declare an exclusive lock`],
     ],
   ])('%s', (yaml, warnings) => {
-    expect(faultsOf(yaml)).toEqual([]);
-    expect(warningsOf(yaml)).toEqual(warnings);
+    expect(listPolicyFaults(yaml)).toEqual([]);
+    expect(listPolicyWarnings(yaml)).toEqual(warnings);
   });
 });

@@ -1,27 +1,35 @@
 import { readFile } from 'node:fs/promises';
 import { describe, expect, it } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
-import { asksOf } from '../../gateway/policy/asks.ts';
-import { decide, decideBuiltIn } from '../../gateway/policy/decide.ts';
-import { pastOf } from '../../gateway/policy/history.ts';
-import { runSuite } from '../../gateway/policy/suite.ts';
-import { agentOf, call, faultsOf, good, load, UPSTREAM, warningsOf } from './example.ts';
+import { decideBuiltIn, decideCall } from '../../gateway/policy/decide.ts';
+import { buildHistory } from '../../gateway/policy/expressions/history-functions.ts';
+import { findRequiredFacts } from '../../gateway/policy/expressions/required-facts.ts';
+import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
+import {
+  buildCallScope,
+  compilePolicyText,
+  compileValidPolicies,
+  listPolicyFaults,
+  listPolicyWarnings,
+  requireAgent,
+  UPSTREAM_YAML,
+} from './example.ts';
 
-const TOOLS = `${UPSTREAM}tools:
+const TOOLS = `${UPSTREAM_YAML}tools:
   a.read: { upstream: u, effect: read, untrusted: true }
   a.pay:
     upstream: u
-    once: { by: nature }
+    once: { by: idempotent }
     request: { path: /pay }
     redact: [args.card.number]
     input: { type: object, properties: { amount: { type: number }, card: { type: object } } }
-  a.delete_it: { upstream: u, once: { by: nature }, request: { path: /delete } }
+  a.delete_it: { upstream: u, once: { by: idempotent }, request: { path: /delete } }
 people:
   alice: { roles: [approver], groups: [finance] }
 `;
 
 const withRule = (rule: string) => `${TOOLS}agents:\n  bot:\n    rules:\n      - { ${rule} }\n`;
-const faultOf = (when: string) => faultsOf(withRule(`allow: a.pay, when: '${when}'`));
+const faultOf = (when: string) => listPolicyFaults(withRule(`allow: a.pay, when: '${when}'`));
 
 interface Past {
   readonly tool: string;
@@ -30,13 +38,13 @@ interface Past {
 }
 
 function judge(rule: string, before: readonly Past[], args: JsonObject = {}, tainted = false): string {
-  const policies = good(withRule(rule));
-  const agent = agentOf(policies);
-  const history = pastOf(
+  const policies = compileValidPolicies(withRule(rule));
+  const agent = requireAgent(policies);
+  const history = buildHistory(
     before.map(({ tool, args: its = {}, agoMs = 0 }) => ({ tool, args: its, agoMs })),
-    asksOf(agent, 'a.pay')?.history ?? [],
+    findRequiredFacts(agent, 'a.pay')?.history ?? [],
   );
-  const decision = decide(policies, agent, 'a.pay', { ...call(args), history, tainted });
+  const decision = decideCall(policies, agent, 'a.pay', { ...buildCallScope(args), history, tainted });
   return decision.allowed ? (decision.hold === undefined ? 'allow' : 'hold') : decision.reason;
 }
 
@@ -68,18 +76,20 @@ describe('history in a rule', () => {
 
   it('is read only for tools whose rules ask', () => {
     const rules = `allow: "*", effect: read }\n      - { allow: a.pay, when: 'tainted || history.count("a.*", "1m") < 5'`;
-    const agent = agentOf(good(withRule(rules)));
-    expect(asksOf(agent, 'a.delete_it')).toBeUndefined();
-    expect(asksOf(agent, 'a.pay')).toEqual({
+    const agent = requireAgent(compileValidPolicies(withRule(rules)));
+    expect(findRequiredFacts(agent, 'a.delete_it')).toBeUndefined();
+    expect(findRequiredFacts(agent, 'a.pay')).toEqual({
       history: [{ text: 'count("a.*", "1m")', glob: 'a.*', windowMs: 60_000 }],
       taint: true,
     });
   });
 
   it('denies whoever forgets to read it', () => {
-    const policies = good(withRule(`allow: "*", when: '!tainted'`));
-    expect(decide(policies, agentOf(policies), 'a.pay', call())).toMatchObject({ allowed: false });
-    expect(decideBuiltIn(agentOf(policies), 'oncegate.get_call', call())).toMatchObject({ allowed: false });
+    const policies = compileValidPolicies(withRule(`allow: "*", when: '!tainted'`));
+    expect(decideCall(policies, requireAgent(policies), 'a.pay', buildCallScope())).toMatchObject({ allowed: false });
+    expect(decideBuiltIn(requireAgent(policies), 'oncegate.get_call', buildCallScope())).toMatchObject({
+      allowed: false,
+    });
   });
 });
 
@@ -94,7 +104,7 @@ describe('tainted in a rule', () => {
   });
 
   it('is inherited from the upstream, and can be taken back at a tool', () => {
-    const policies = good(`upstreams:
+    const policies = compileValidPolicies(`upstreams:
   u: { adapter: http, url: "http://u.example", untrusted: true }
 tools:
   a.one: { upstream: u, effect: read }
@@ -105,7 +115,7 @@ tools:
 
   it('is warned about where nothing is untrusted', () => {
     const rule = `agents:\n  bot: { rules: [{ allow: a.read, when: "!tainted" }] }\n`;
-    expect(warningsOf(`${UPSTREAM}tools:\n  a.read: { upstream: u, effect: read }\n${rule}`)).toEqual([
+    expect(listPolicyWarnings(`${UPSTREAM_YAML}tools:\n  a.read: { upstream: u, effect: read }\n${rule}`)).toEqual([
       expect.stringMatching(/p\.yaml:6:\d+: .*nothing is ever tainted: no tool and no upstream has untrusted: true/),
     ]);
   });
@@ -137,32 +147,34 @@ describe('refused at load, with its place', () => {
 
   it('history and tainted are not known to anything but conditions of rules', () => {
     const budget = `allow: a.pay, budget: { sum: 'history.count("a.*", "1m")', max: 1, per: 1h }`;
-    expect(faultsOf(withRule(budget))).toEqual([expect.stringContaining('"history" is not known here')]);
-    expect(faultsOf(`${TOOLS}`.replace('path: /pay', 'path: "/pay/$' + '{tainted}"'))).toEqual([
+    expect(listPolicyFaults(withRule(budget))).toEqual([expect.stringContaining('"history" is not known here')]);
+    expect(listPolicyFaults(`${TOOLS}`.replace('path: /pay', 'path: "/pay/$' + '{tainted}"'))).toEqual([
       expect.stringContaining('"tainted" is not known here'),
     ]);
   });
 });
 
-describe('docs/blast-radius.md', async () => {
-  const text = await readFile('docs/blast-radius.md', 'utf8');
-  const [policy = '', tests = ''] = [...text.matchAll(/^```yaml\n(.*?)^```$/gms)].map(([, yaml = '']) => yaml);
+describe('docs/guides/history-and-taint.md', async () => {
+  const text = await readFile('docs/guides/history-and-taint.md', 'utf8');
+  const [policy = '', tests = ''] = [...text.matchAll(/^```yaml(?: test)?\n(.*?)^```$/gms)].map(
+    ([, yaml = '']) => yaml,
+  );
 
   it('has a policy that loads, and whose tests pass', () => {
-    const loaded = load({ 'p.yaml': policy, 'p_test.yaml': tests });
+    const loaded = compilePolicyText({ 'p.yaml': policy, 'p_test.yaml': tests });
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
     expect(loaded.warnings).toEqual([]);
-    expect(runSuite(loaded.policies, loaded.tests).flatMap(({ faults }) => faults)).toEqual([]);
+    expect(runPolicyTests(loaded.policies, loaded.tests).flatMap(({ faults }) => faults)).toEqual([]);
     expect(loaded.tests).toHaveLength(4);
   });
 
   it('has tests that can fail: a past with a slip of the pen is a fault', () => {
-    const loaded = load({
+    const loaded = compilePolicyText({
       'p.yaml': policy,
       'p_test.yaml': tests.replaceAll('{ tool: store.refund', '{ tool: store.refnd'),
     });
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-    const faults = runSuite(loaded.policies, loaded.tests).flatMap((result) => result.faults);
+    const faults = runPolicyTests(loaded.policies, loaded.tests).flatMap((result) => result.faults);
     expect(faults).toContain('there is no tool "store.refnd" in history');
     expect(faults.join()).toContain('expected hold, got allow');
   });

@@ -1,13 +1,13 @@
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
-import type { Faults } from '../../gateway/domain/policy.ts';
-import { compileInput } from '../../gateway/policy/input.ts';
-import { compilePattern } from '../../gateway/policy/pattern.ts';
-import { writtenOutSize } from '../../gateway/policy/schema-size.ts';
-import { cpuMs } from './example.ts';
+import type { ArgumentFaults } from '../../gateway/domain/policy.ts';
+import { compileInputSchema } from '../../gateway/policy/compile/compile-input-schema.ts';
+import { measureExpandedSize } from '../../gateway/policy/compile/expanded-schema-size.ts';
+import { compileBoundedRegex } from '../../gateway/policy/expressions/bounded-regex.ts';
+import { measureCpuMs } from './example.ts';
 
-function check(schema: JsonObject, args: JsonObject): Faults {
-  const compiled = compileInput(schema);
+function check(schema: JsonObject, args: JsonObject): ArgumentFaults {
+  const compiled = compileInputSchema(schema);
   if ('faults' in compiled) throw new Error(JSON.stringify(compiled.faults));
   return compiled.check(args);
 }
@@ -25,7 +25,7 @@ describe('patterns', () => {
     '^\\p{L}+$',
     '^[\\]a(+*]+$',
   ])('%s is let through', (pattern) => {
-    expect(compilePattern(pattern)).toHaveProperty('test');
+    expect(compileBoundedRegex(pattern)).toHaveProperty('test');
   });
 
   test.each([
@@ -41,7 +41,7 @@ describe('patterns', () => {
     ['(', 'not a regular expression'],
     ['(?:a{1000}){1000}', 'too large'],
   ])('%s is refused', (pattern, why) => {
-    expect(compilePattern(pattern)).toEqual({ fault: expect.stringContaining(why) });
+    expect(compileBoundedRegex(pattern)).toEqual({ fault: expect.stringContaining(why) });
   });
 
   test('text too long for its pattern does not match', () => {
@@ -108,7 +108,7 @@ describe('faults of arguments', () => {
 
   test('a body full of faults costs no more than it should', () => {
     const list = { properties: { l: { type: 'array', items: { type: 'string' } } } };
-    const spent = cpuMs(() => {
+    const spent = measureCpuMs(() => {
       expect(check(list, { l: Array.from({ length: 300_000 }, () => 1) })).toEqual(['args.l.0 must be string']);
       expect(check(list, { l: Array.from({ length: 1_000 }, () => 1) })).toHaveLength(51);
     });
@@ -150,7 +150,7 @@ describe('a check that would take too long is given up', () => {
     const given = check(schema, { f: nested(60, 5) });
     const took = performance.now() - began;
     expect(given).toEqual(TOO_LONG);
-    expect(cpuMs(() => void check(schema, { f: nested(60, 5) }))).toBeLessThan(100);
+    expect(measureCpuMs(() => void check(schema, { f: nested(60, 5) }))).toBeLessThan(100);
     expect(check(schema, { f: nested(3, 'x') })).toEqual({ restsForMs: expect.any(Number), isResting: true });
     expect(check(filters(), { f: nested(3, 'x') })).toEqual([]);
     // Nothing of it is left behind.
@@ -221,10 +221,11 @@ describe('a check that would take too long is given up', () => {
 
 test('how large a schema is, its references written out', () => {
   const small = { type: 'string' };
-  expect(writtenOutSize({ a: small })).toBe(3);
-  expect(writtenOutSize({ $defs: { a: small }, p: { $ref: '#/$defs/a' }, q: { $ref: '#/$defs/a' } })).toBe(10);
-  expect(writtenOutSize({ 'a/b': { '~': small }, p: { $ref: '#/a~1b/~0' } })).toBe(7);
-  for (const ref of ['#', '#/p', '#anchor', '#/nowhere']) expect(writtenOutSize({ p: { $ref: ref } })).toBe(Infinity);
-  expect(writtenOutSize({ p: { $dynamicRef: '#/q' }, q: small })).toBe(Infinity);
-  expect(writtenOutSize({ p: { $id: 'other', $ref: '#/q', q: small }, q: small })).toBe(Infinity);
+  expect(measureExpandedSize({ a: small })).toBe(3);
+  expect(measureExpandedSize({ $defs: { a: small }, p: { $ref: '#/$defs/a' }, q: { $ref: '#/$defs/a' } })).toBe(10);
+  expect(measureExpandedSize({ 'a/b': { '~': small }, p: { $ref: '#/a~1b/~0' } })).toBe(7);
+  for (const ref of ['#', '#/p', '#anchor', '#/nowhere'])
+    expect(measureExpandedSize({ p: { $ref: ref } })).toBe(Infinity);
+  expect(measureExpandedSize({ p: { $dynamicRef: '#/q' }, q: small })).toBe(Infinity);
+  expect(measureExpandedSize({ p: { $id: 'other', $ref: '#/q', q: small }, q: small })).toBe(Infinity);
 });

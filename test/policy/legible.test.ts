@@ -1,9 +1,9 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is tested
 import { expect, test } from 'vitest';
-import { compileLock, LOCK_SEES } from '../../gateway/policy/compile-locks.ts';
-import { compileCondition, compileNumber } from '../../gateway/policy/expressions.ts';
-import { compileInput } from '../../gateway/policy/input.ts';
-import { compileText } from '../../gateway/policy/template.ts';
+import { compileInputSchema } from '../../gateway/policy/compile/compile-input-schema.ts';
+import { compileLock, LOCK_VARIABLES } from '../../gateway/policy/compile/compile-locks.ts';
+import { compileCondition, compileNumber } from '../../gateway/policy/expressions/compile-expression.ts';
+import { compileText } from '../../gateway/policy/expressions/compile-template.ts';
 
 const fault = (message: string): never => {
   throw new Error(message);
@@ -22,12 +22,17 @@ test.each<[string, (text: string) => unknown]>([
   [
     'a lock',
     (text) =>
-      compileLock(`\${args.x} ${text}`, { sees: LOCK_SEES, fault }).keys({ args, agent: 'a', saga: null, run: null }),
+      compileLock(`\${args.x} ${text}`, { sees: LOCK_VARIABLES, fault }).keys({
+        args,
+        agent: 'a',
+        saga: null,
+        run: null,
+      }),
   ],
   [
     'a schema',
     (text) => {
-      const compiled = compileInput({ properties: { l: { enum: [text, text, text, text] } } });
+      const compiled = compileInputSchema({ properties: { l: { enum: [text, text, text, text] } } });
       throw new Error('check' in compiled ? String(compiled.check(args)) : 'no check');
     },
   ],

@@ -4,11 +4,11 @@ import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { ExpressionError } from '../../gateway/domain/policy.ts';
-import { withImported } from '../../gateway/policy/imported.ts';
-import { loadPolicies } from '../../gateway/policy/load.ts';
-import { policyJsonSchema } from '../../gateway/policy/schema.ts';
-import { undoArguments } from '../../gateway/policy/undo-args.ts';
-import { CONTRACT, good, HEX_A, HEX_B, load, UPSTREAM } from './example.ts';
+import { renderUndoArguments } from '../../gateway/policy/compile/render-undo-arguments.ts';
+import { importMcpTools } from '../../gateway/policy/import-mcp-tools.ts';
+import { loadPolicies } from '../../gateway/policy/load-policies.ts';
+import { buildPolicyJsonSchema } from '../../gateway/policy/policy-file-schema.ts';
+import { compilePolicyText, compileValidPolicies, EXAMPLE_POLICY, HEX_A, HEX_B, UPSTREAM_YAML } from './example.ts';
 
 async function directory(files: Record<string, string>): Promise<string> {
   const dir = await mkdtemp(path.join(tmpdir(), 'oncegate-policies-'));
@@ -21,7 +21,7 @@ async function directory(files: Record<string, string>): Promise<string> {
 }
 
 describe("the contract's example", () => {
-  const policies = good(CONTRACT, { PAYMENTS_TOKEN: 'tok-123456' });
+  const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'tok-123456' });
 
   test('upstreams', () => {
     expect(policies.upstreams.get('payments')).toEqual({
@@ -57,7 +57,7 @@ describe("the contract's example", () => {
     expect(tool?.locks.map(({ keys, mode, for: scope }) => [keys({ args }), mode, scope])).toEqual([
       [['card/c1'], 'exclusive', 'call'],
     ]);
-    expect(undoArguments(tool?.undo.template ?? null, { args, result: { id: 'ch_1' } })).toEqual({
+    expect(renderUndoArguments(tool?.undo.template ?? null, { args, result: { id: 'ch_1' } })).toEqual({
       charge: 'ch_1',
       amount: 5,
     });
@@ -81,7 +81,7 @@ describe("the contract's example", () => {
 });
 
 describe('defaults', () => {
-  const tool = good(`${UPSTREAM}tools:\n  a.b.send: { upstream: u }\n`).tools.get('a.b.send');
+  const tool = compileValidPolicies(`${UPSTREAM_YAML}tools:\n  a.b.send: { upstream: u }\n`).tools.get('a.b.send');
 
   test('of a tool', () => {
     expect(tool).toMatchObject({
@@ -104,19 +104,19 @@ describe('defaults', () => {
 
   test('a body only where the method has one', () => {
     const bodies = ['GET', 'HEAD', 'DELETE', 'PUT'].map((method) => {
-      const yaml = `${UPSTREAM}tools:\n  t: { upstream: u, request: { method: ${method} } }\n`;
-      return good(yaml).tools.get('t')?.request?.body !== undefined;
+      const yaml = `${UPSTREAM_YAML}tools:\n  t: { upstream: u, request: { method: ${method} } }\n`;
+      return compileValidPolicies(yaml).tools.get('t')?.request?.body !== undefined;
     });
     expect(bodies).toEqual([false, false, false, true]);
   });
 
   test('settles and lifetime', () => {
-    const yaml = `${UPSTREAM}tools:
+    const yaml = `${UPSTREAM_YAML}tools:
   r: { upstream: u, effect: read }
   p: { upstream: u, once: { by: probe, probe: { tool: r, args: { id: "\${args.id}" }, applied: result.id == args.id } } }
   k: { upstream: u, once: { by: key, field: meta.key } }
 `;
-    const { tools } = good(yaml);
+    const { tools } = compileValidPolicies(yaml);
     const once = tools.get('p')?.once;
     expect(once).toMatchObject({ by: 'probe', tool: 'r', settlesMs: 30_000 });
     if (once?.by === 'probe') {
@@ -127,25 +127,29 @@ describe('defaults', () => {
   });
 
   test('observe gives before', () => {
-    const yaml = `${UPSTREAM}tools:
+    const yaml = `${UPSTREAM_YAML}tools:
   r: { upstream: u, effect: read }
   t:
     upstream: u
     observe: { tool: r, satisfied: observed.state == args.state }
     undo: { kind: reversible, tool: t, args: { state: "\${before.state}" } }
 `;
-    const t = good(yaml).tools.get('t');
+    const t = compileValidPolicies(yaml).tools.get('t');
     expect(t?.observe?.satisfied({ observed: { state: 1 }, args: { state: 1 } })).toBe(true);
-    expect(undoArguments(t?.undo.template ?? null, { args: {}, before: { state: 'old' } })).toEqual({ state: 'old' });
+    expect(renderUndoArguments(t?.undo.template ?? null, { args: {}, before: { state: 'old' } })).toEqual({
+      state: 'old',
+    });
   });
 });
 
 describe('keys and secrets', () => {
   test('an empty key is nobody’s, several are several', () => {
     const yaml = 'agents:\n  a: { keys: ["${env.ONE}", "${env.TWO}", "sha256:${env.THREE}"], rules: [] }\n';
-    const keys = good(yaml, { ONE: `sha256:${HEX_A}`, TWO: '', THREE: '' }).agents.get('a')?.keys;
+    const keys = compileValidPolicies(yaml, { ONE: `sha256:${HEX_A}`, TWO: '', THREE: '' }).agents.get('a')?.keys;
     expect(keys?.map((key) => key.toString('hex'))).toEqual([HEX_A]);
-    expect(good(yaml, { ONE: '', TWO: `sha256:${HEX_A}`, THREE: HEX_B }).agents.get('a')?.keys).toHaveLength(2);
+    expect(
+      compileValidPolicies(yaml, { ONE: '', TWO: `sha256:${HEX_A}`, THREE: HEX_B }).agents.get('a')?.keys,
+    ).toHaveLength(2);
   });
 
   test.each([
@@ -162,21 +166,23 @@ describe('keys and secrets', () => {
     'what the environment adds to the path of %s is a secret, where a service lives is none',
     (url, value, secrets) => {
       const yaml = `upstreams:\n  u: { adapter: http, url: "${url}" }\n`;
-      expect(good(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
+      expect(compileValidPolicies(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
     },
   );
 
   test('how a message is written is no secret, unless the environment fills it in', () => {
     const headers =
       '{ Accept: application/json, accept-language: en-GB-oxendict, content-type: application/json, user-agent: oncegate-demo, api-version: 2026-07-28, x-api-key: literal-key, prefer: "tenant=${env.S}" }';
-    const u = good(`upstreams:\n  u: { adapter: http, url: "http://x", headers: ${headers} }\n`, { S: 'a-tenant' });
+    const u = compileValidPolicies(`upstreams:\n  u: { adapter: http, url: "http://x", headers: ${headers} }\n`, {
+      S: 'a-tenant',
+    });
     expect(u.upstreams.get('u')?.secrets).toEqual(['tenant=a-tenant', 'literal-key', 'a-tenant']);
   });
 
   test('what the environment adds to a command is a secret, unless it is a path', () => {
     const yaml =
       'upstreams:\n  u: { adapter: mcp, command: [node, "${env.HOME}/server.mjs", "--token=${env.S}", "${env.PORT}"] }\n';
-    const u = good(yaml, { S: 'a-secret-token', PORT: '8080', HOME: '/srv/world' }).upstreams.get('u');
+    const u = compileValidPolicies(yaml, { S: 'a-secret-token', PORT: '8080', HOME: '/srv/world' }).upstreams.get('u');
     expect(u?.command).toEqual(['node', '/srv/world/server.mjs', '--token=a-secret-token', '8080']);
     expect(u?.secrets).toEqual(['a-secret-token']);
   });
@@ -185,7 +191,7 @@ describe('keys and secrets', () => {
     const dir = await directory({ token: ' file-secret \n' });
     const yaml = `upstreams:\n  u: { adapter: http, url: "http://x", headers: { a: "T \${file("${dir}/token")}", b: "\${env.S}" } }\n`;
     const quoted = yaml.replace(`"T \${file("${dir}/token")}"`, `'T \${file("${dir}/token")}'`);
-    const u = good(quoted, { S: 'abc' }).upstreams.get('u');
+    const u = compileValidPolicies(quoted, { S: 'abc' }).upstreams.get('u');
     expect(u?.headers).toEqual({ a: 'T file-secret', b: 'abc' });
     expect(u?.secrets).toEqual(['T file-secret', 'file-secret']);
   });
@@ -194,7 +200,7 @@ describe('keys and secrets', () => {
 describe('from disk', () => {
   test('every YAML below, tests apart, the rest ignored', async () => {
     const dir = await directory({
-      'a.yaml': UPSTREAM,
+      'a.yaml': UPSTREAM_YAML,
       'deep/er/b.yml': 'tools:\n  t: { upstream: u }\n',
       'a_test.yaml': 'tests: []\n',
       'notes.txt': '{{{',
@@ -215,17 +221,17 @@ describe('from disk', () => {
   });
 
   test('the version goes by names and bytes, not by what is secret', () => {
-    const yaml = CONTRACT;
-    const one = good(yaml, { PAYMENTS_TOKEN: 'a' }).version;
+    const yaml = EXAMPLE_POLICY;
+    const one = compileValidPolicies(yaml, { PAYMENTS_TOKEN: 'a' }).version;
     expect(one).toMatch(/^[0-9a-f]{16}$/);
-    expect(good(yaml, { PAYMENTS_TOKEN: 'b' }).version).toBe(one);
-    expect(good({ 'other.yaml': yaml }, { PAYMENTS_TOKEN: 'a' }).version).not.toBe(one);
-    expect(good(`${yaml}# x\n`, { PAYMENTS_TOKEN: 'a' }).version).not.toBe(one);
+    expect(compileValidPolicies(yaml, { PAYMENTS_TOKEN: 'b' }).version).toBe(one);
+    expect(compileValidPolicies({ 'other.yaml': yaml }, { PAYMENTS_TOKEN: 'a' }).version).not.toBe(one);
+    expect(compileValidPolicies(`${yaml}# x\n`, { PAYMENTS_TOKEN: 'a' }).version).not.toBe(one);
   });
 });
 
 test('policies are frozen through and through', () => {
-  const policies = good(CONTRACT, { PAYMENTS_TOKEN: 'x' });
+  const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'x' });
   const tool = policies.tools.get('payments.charge');
   expect(() => (policies.tools as Map<string, unknown>).set('x', 1)).toThrow(TypeError);
   expect(() => (tool as { noEffect: Set<number> } | undefined)?.noEffect.add(500)).toThrow(TypeError);
@@ -234,8 +240,8 @@ test('policies are frozen through and through', () => {
 });
 
 test('a contract’s digest changes with the contract and with where it goes', () => {
-  const digest = (yaml: string) => good(yaml).tools.get('t')?.digest;
-  const base = `${UPSTREAM}tools:\n  t: { upstream: u, description: x }\n`;
+  const digest = (yaml: string) => compileValidPolicies(yaml).tools.get('t')?.digest;
+  const base = `${UPSTREAM_YAML}tools:\n  t: { upstream: u, description: x }\n`;
   expect(digest(base)).toBe(digest(`# comment\n${base}`));
   expect(digest(base)).not.toBe(digest(base.replace('description: x', 'description: y')));
   expect(digest(base)).not.toBe(digest(base.replace('u.example', 'evil.example')));
@@ -245,7 +251,7 @@ test('tools of an MCP server are writes that nothing repeats, unless a contract 
   const yaml =
     'upstreams:\n  crm: { adapter: mcp, command: [x], import: "*_x" }\ntools:\n  crm.get_x: { upstream: crm, effect: read }\n';
   const inputSchema = { type: 'object', properties: { id: { type: 'string' } }, required: ['id'] };
-  const { policies, skipped } = withImported(good(yaml), 'crm', [
+  const { policies, skipped } = importMcpTools(compileValidPolicies(yaml), 'crm', [
     { name: 'get_x', description: 'Gets', inputSchema },
     { name: 'put_x', description: 'Puts', inputSchema },
     { name: 'other' },
@@ -261,16 +267,16 @@ test('tools of an MCP server are writes that nothing repeats, unless a contract 
 
 test('policies/schema.json is the schema (UPDATE=1 writes it)', async () => {
   const file = new URL('../../policies/schema.json', import.meta.url);
-  const text = `${JSON.stringify(policyJsonSchema(), null, 2)}\n`;
+  const text = `${JSON.stringify(buildPolicyJsonSchema(), null, 2)}\n`;
   if (process.env['UPDATE'] === '1') await writeFile(file, text);
   expect(JSON.parse(await readFile(file, 'utf8'))).toEqual(JSON.parse(text));
 });
 
 test('the example passes its own JSON Schema', async () => {
   const { Ajv2020 } = await import('ajv/dist/2020.js');
-  const validate = new Ajv2020({ strict: false }).compile(policyJsonSchema());
+  const validate = new Ajv2020({ strict: false }).compile(buildPolicyJsonSchema());
   const { parse } = await import('yaml');
-  expect(validate(parse(CONTRACT)), JSON.stringify(validate.errors)).toBe(true);
+  expect(validate(parse(EXAMPLE_POLICY)), JSON.stringify(validate.errors)).toBe(true);
   expect(validate({ tool: {} })).toBe(false);
-  expect(load('tool: {}').ok).toBe(false);
+  expect(compilePolicyText('tool: {}').ok).toBe(false);
 });

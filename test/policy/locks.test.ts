@@ -1,14 +1,14 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { describe, expect, it } from 'vitest';
+import { findLockNameFault, isPrefixLock, listCoveringPrefixes } from '../../gateway/domain/controls/lock.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import { isPrefix, lockFault, prefixesOf } from '../../gateway/domain/lock.ts';
-import { ExpressionError, type Lock, type Tool } from '../../gateway/domain/policy.ts';
-import { lockOrderOf } from '../../gateway/flow/locking.ts';
-import { compileLock, LOCK_SEES } from '../../gateway/policy/compile-locks.ts';
+import { ExpressionError, type LockSpec, type Tool } from '../../gateway/domain/policy.ts';
+import { buildLockRequest } from '../../gateway/flow/controls/locks.ts';
+import { compileLock, LOCK_VARIABLES } from '../../gateway/policy/compile/compile-locks.ts';
 
 function compiled(key: string) {
   const faults: string[] = [];
-  const lock = compileLock(key, { sees: LOCK_SEES, fault: (message) => faults.push(message) });
+  const lock = compileLock(key, { sees: LOCK_VARIABLES, fault: (message) => faults.push(message) });
   return { faults, names: (args: JsonObject) => lock.keys({ args, agent: 'a', saga: null, run: null }) };
 }
 
@@ -62,11 +62,17 @@ describe('the names of a lock', () => {
 });
 
 describe('all the locks of a call together', () => {
-  const lock: Lock = { keys: ({ args }) => (args?.['names'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
+  const lock: LockSpec = { keys: ({ args }) => (args?.['names'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
   const tool = { name: 't.pay', locks: [lock, lock], redact: [] } as unknown as Tool;
   const orderOf = (count: number, name: (i: number) => string) => {
     const args = { names: Array.from({ length: count }, (_, i) => name(i)) };
-    return lockOrderOf({ sealingKey: Buffer.alloc(32) }, tool, { txn: 'x', agent: 'a', args, saga: null, run: null });
+    return buildLockRequest({ sealingKey: Buffer.alloc(32) }, tool, {
+      txn: 'x',
+      agent: 'a',
+      args,
+      saga: null,
+      run: null,
+    });
   };
 
   it('are at most so many', () => {
@@ -82,9 +88,9 @@ describe('all the locks of a call together', () => {
 });
 
 it('a name is covered by the prefixes above it', () => {
-  expect(prefixesOf('a')).toEqual([]);
-  expect(prefixesOf('a/b/c')).toEqual(['a/*', 'a/b/*']);
-  expect(prefixesOf('a/b/*')).toEqual(['a/*']);
-  expect(prefixesOf('a/*')).toEqual([]);
-  expect([isPrefix('a/*'), isPrefix('a*'), lockFault('a*')]).toEqual([true, false, undefined]);
+  expect(listCoveringPrefixes('a')).toEqual([]);
+  expect(listCoveringPrefixes('a/b/c')).toEqual(['a/*', 'a/b/*']);
+  expect(listCoveringPrefixes('a/b/*')).toEqual(['a/*']);
+  expect(listCoveringPrefixes('a/*')).toEqual([]);
+  expect([isPrefixLock('a/*'), isPrefixLock('a*'), findLockNameFault('a*')]).toEqual([true, false, undefined]);
 });

@@ -1,9 +1,9 @@
-import { render } from '../../adapters/render.ts';
+import { renderRequest } from '../../adapters/http/render-request.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import { faultsTold, type RequestTemplate, type Tool } from '../../gateway/domain/policy.ts';
+import { listFaults, type RequestTemplate, type Tool } from '../../gateway/domain/policy.ts';
 
 /** A document with something of everything that is imported. */
-export const PETS = `openapi: 3.0.3
+export const PETS_OPENAPI = `openapi: 3.0.3
 info: { title: Pets, version: "1" }
 servers: [{ url: https://elsewhere.example/v9 }]
 paths:
@@ -71,16 +71,19 @@ components:
         parent: { $ref: "#/components/schemas/Pet" }
 `;
 
-export const IMPORTING = `upstreams:
+export const PETS_IMPORT_POLICY = `upstreams:
   pets: { adapter: http, url: "http://pets.example/v1", import: api/pets.yaml }
 `;
 
 /** What a tool would send: the first line of the request, its own headers, its body. */
-export function sent(tool: Tool | undefined, args: JsonObject): { line: string; headers: JsonObject; body: unknown } {
+export function renderToolRequest(
+  tool: Tool | undefined,
+  args: JsonObject,
+): { line: string; headers: JsonObject; body: unknown } {
   if (tool === undefined) throw new Error('there is no such tool');
-  const faults = faultsTold(tool.faults(args));
+  const faults = listFaults(tool.faults(args));
   if (faults.length > 0) throw new Error(faults.join('; '));
-  const { method, path, headers, body } = render(
+  const { method, path, headers, body } = renderRequest(
     tool,
     tool.request as RequestTemplate,
     { args, agent: 'bot' } as never,

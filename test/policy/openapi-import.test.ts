@@ -1,21 +1,21 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { describe, expect, test } from 'vitest';
-import { runSuite } from '../../gateway/policy/suite.ts';
-import { faultsOf, good, load, warningsOf } from './example.ts';
-import { IMPORTING, PETS, sent } from './openapi-example.ts';
+import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
+import { compilePolicyText, compileValidPolicies, listPolicyFaults, listPolicyWarnings } from './example.ts';
+import { PETS_IMPORT_POLICY, PETS_OPENAPI, renderToolRequest } from './openapi-example.ts';
 
-const FILES = { 'p.yaml': IMPORTING, 'api/pets.yaml': PETS };
+const FILES = { 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': PETS_OPENAPI };
 
 /** A document with one operation, and what it is imported as. */
 function one(operation: string, rest = '', version = '3.1.0') {
   const document = `openapi: ${version}\npaths:\n  /x:\n    post: ${operation}\n${rest}`;
-  return { 'p.yaml': IMPORTING, 'api/pets.yaml': document };
+  return { 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': document };
 }
 const JSON_BODY = (schema: string) =>
   `{ operationId: x, requestBody: { content: { application/json: { schema: ${schema} } } } }`;
 
 describe('operations become tools', () => {
-  const { tools } = good(FILES);
+  const { tools } = compileValidPolicies(FILES);
 
   test('by operationId, or by method and path', () => {
     expect([...tools.keys()]).toEqual([
@@ -45,15 +45,15 @@ describe('operations become tools', () => {
     const list = tools.get('pets.listPets');
     expect(list?.description).toBe('List pets.');
     expect(Object.keys(list?.input['properties'] ?? {})).toEqual(['limit', 'tag', 'ids', 'page-size', 'X-Trace']);
-    expect(sent(list, {})).toEqual({ line: 'GET /pets', headers: {}, body: undefined });
+    expect(renderToolRequest(list, {})).toEqual({ line: 'GET /pets', headers: {}, body: undefined });
     const args = { limit: 5, tag: ['a b', 'c'], ids: [1, 2], 'page-size': 7, 'X-Trace': 't' };
-    expect(sent(list, args)).toEqual({
+    expect(renderToolRequest(list, args)).toEqual({
       line: 'GET /pets?limit=5&tag=a+b&tag=c&ids=1%2C2&page-size=7',
       headers: { 'x-trace': 't' },
       body: undefined,
     });
     expect(list?.faults({ limit: 0, other: 1 })).toEqual(['args must not have "other"', 'args.limit must be >= 1']);
-    expect(sent(tools.get('pets.getPet'), { petId: 'a/b' }).line).toBe('GET /pets/a%2Fb');
+    expect(renderToolRequest(tools.get('pets.getPet'), { petId: 'a/b' }).line).toBe('GET /pets/a%2Fb');
   });
 
   test('an object body stands beside the parameters, which are no part of it', () => {
@@ -62,9 +62,9 @@ describe('operations become tools', () => {
     expect(create?.faults({ name: 'Rex', id: 1 })).toEqual(['args must not have "id"']);
     expect(create?.faults({ name: 'Rex', age: 0 })).toEqual(['args.age must be > 0']);
     const family = { name: 'Rex', age: null, parent: { name: 'Max' } };
-    expect(sent(create, family)).toMatchObject({ line: 'POST /pets', body: family });
+    expect(renderToolRequest(create, family)).toMatchObject({ line: 'POST /pets', body: family });
     expect(create?.faults({ name: 'Rex', parent: {} })).toEqual(['args.parent must have "name"']);
-    expect(sent(tools.get('pets.replacePet'), { petId: '7', dry: true, name: 'Rex' })).toEqual({
+    expect(renderToolRequest(tools.get('pets.replacePet'), { petId: '7', dry: true, name: 'Rex' })).toEqual({
       line: 'PUT /pets/7?dry=true',
       headers: { 'content-type': 'application/json' },
       body: { name: 'Rex' },
@@ -72,45 +72,49 @@ describe('operations become tools', () => {
   });
 
   test('the body is the argument `body` where a name would mean two things', () => {
-    expect(sent(tools.get('pets.rename'), { petId: '7', body: { petId: '8' } })).toEqual({
+    expect(renderToolRequest(tools.get('pets.rename'), { petId: '7', body: { petId: '8' } })).toEqual({
       line: 'PATCH /pets/7/rename',
       headers: { 'content-type': 'application/merge-patch+json' },
       body: { petId: '8' },
     });
-    const list = good(one(JSON_BODY('{ type: array, items: { type: integer } }'))).tools.get('pets.x');
-    expect(sent(list, { body: [1, 2] }).body).toEqual([1, 2]);
-    const either = good(one(JSON_BODY('{ oneOf: [{ type: object, properties: { a: {} } }] }'))).tools.get('pets.x');
-    expect(sent(either, { body: { a: 1 } }).body).toEqual({ a: 1 });
+    const list = compileValidPolicies(one(JSON_BODY('{ type: array, items: { type: integer } }'))).tools.get('pets.x');
+    expect(renderToolRequest(list, { body: [1, 2] }).body).toEqual([1, 2]);
+    const either = compileValidPolicies(
+      one(JSON_BODY('{ oneOf: [{ type: object, properties: { a: {} } }] }')),
+    ).tools.get('pets.x');
+    expect(renderToolRequest(either, { body: { a: 1 } }).body).toEqual({ a: 1 });
   });
 
   test('without a body nothing is sent', () => {
-    expect(sent(tools.get('pets.pets_feed'), { petId: '7' }).body).toBeUndefined();
-    expect(sent(tools.get('pets.delete_pets_petId'), { petId: '7' }).body).toBeUndefined();
+    expect(renderToolRequest(tools.get('pets.pets_feed'), { petId: '7' }).body).toBeUndefined();
+    expect(renderToolRequest(tools.get('pets.delete_pets_petId'), { petId: '7' }).body).toBeUndefined();
   });
 
   test('JSON is read as well, and two upstreams may import one document', () => {
     const document = JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: 'a' } } } });
     const yaml = 'upstreams:\n  s: { adapter: http, url: "http://s", import: ./a.json }\n';
     const both = `${yaml}  t: { adapter: http, url: "http://t", import: a.json }\n`;
-    expect([...good({ 'd/p.yaml': both, 'd/a.json': document }).tools.keys()]).toEqual(['s.a', 't.a']);
+    expect([...compileValidPolicies({ 'd/p.yaml': both, 'd/a.json': document }).tools.keys()]).toEqual(['s.a', 't.a']);
     const broken = document.replace('"get"', '"parameters":1,"get"');
-    expect(faultsOf({ 'd/p.yaml': both, 'd/a.json': broken })).toHaveLength(1);
+    expect(listPolicyFaults({ 'd/p.yaml': both, 'd/a.json': broken })).toHaveLength(1);
   });
 });
 
 describe('what is declared under the same name wins', () => {
   const declare = (keys: string) =>
-    ({ ...FILES, 'p.yaml': `${IMPORTING}tools:\n  pets.replacePet: { upstream: pets, ${keys} }\n` }) as const;
+    ({ ...FILES, 'p.yaml': `${PETS_IMPORT_POLICY}tools:\n  pets.replacePet: { upstream: pets, ${keys} }\n` }) as const;
 
   test('key by key, and only there is a contract', () => {
-    const tool = good(declare('once: { by: nature }, timeout: 3s, description: Ours.')).tools.get('pets.replacePet');
-    expect(tool).toMatchObject({ once: { by: 'nature' }, timeoutMs: 3000, description: 'Ours.' });
-    expect(sent(tool, { petId: '7', dry: true, name: 'R' }).line).toBe('PUT /pets/7?dry=true');
+    const tool = compileValidPolicies(declare('once: { by: idempotent }, timeout: 3s, description: Ours.')).tools.get(
+      'pets.replacePet',
+    );
+    expect(tool).toMatchObject({ once: { by: 'idempotent' }, timeoutMs: 3000, description: 'Ours.' });
+    expect(renderToolRequest(tool, { petId: '7', dry: true, name: 'R' }).line).toBe('PUT /pets/7?dry=true');
   });
 
   test('in a request too', () => {
-    const tool = good(declare('request: { query: { dry: "false" } }')).tools.get('pets.replacePet');
-    expect(sent(tool, { petId: '7', dry: true, name: 'R' })).toMatchObject({
+    const tool = compileValidPolicies(declare('request: { query: { dry: "false" } }')).tools.get('pets.replacePet');
+    expect(renderToolRequest(tool, { petId: '7', dry: true, name: 'R' })).toMatchObject({
       line: 'PUT /pets/7?dry=false',
       body: { name: 'R' },
     });
@@ -121,7 +125,7 @@ describe('what is declared under the same name wins', () => {
       (name) => `{ name: ${name}, in: header, required: true, schema: { type: string } }`,
     );
     const files = one(`{ operationId: x, parameters: [${parameters.join(', ')}] }`);
-    expect(Object.keys(good(files).tools.get('pets.x')?.input['properties'] ?? {})).toEqual([
+    expect(Object.keys(compileValidPolicies(files).tools.get('pets.x')?.input['properties'] ?? {})).toEqual([
       'Idempotency-Key',
       'X-Api-Key',
     ]);
@@ -130,12 +134,12 @@ describe('what is declared under the same name wins', () => {
 tools:
   pets.x: { upstream: pets, once: { by: key, header: idempotency-key } }
 `;
-    expect(good({ ...files, 'p.yaml': policy }).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(compileValidPolicies({ ...files, 'p.yaml': policy }).tools.get('pets.x')?.input['properties']).toEqual({});
   });
 
   test('but it must be a tool of that upstream', () => {
-    const elsewhere = `${IMPORTING}  other: { adapter: http, url: "http://o" }\ntools:\n  pets.getPet: { upstream: other }\n`;
-    expect(faultsOf({ ...FILES, 'p.yaml': elsewhere })).toEqual([
+    const elsewhere = `${PETS_IMPORT_POLICY}  other: { adapter: http, url: "http://o" }\ntools:\n  pets.getPet: { upstream: other }\n`;
+    expect(listPolicyFaults({ ...FILES, 'p.yaml': elsewhere })).toEqual([
       'policies/p.yaml:5:28: pets.getPet is what pets imports: write upstream: pets',
     ]);
   });
@@ -143,20 +147,22 @@ tools:
   test('what cannot be imported is declared wholly, or not at all', () => {
     const upload = '{ operationId: x, requestBody: { required: true, content: { multipart/form-data: {} } } }';
     const why = 'its body is multipart/form-data: only JSON is supported';
-    expect(warningsOf(one(upload))).toEqual([`policies/api/pets.yaml:4:5: not imported as pets.x: ${why}`]);
-    expect(good(one(upload)).tools.size).toBe(0);
+    expect(listPolicyWarnings(one(upload))).toEqual([`policies/api/pets.yaml:4:5: not imported as pets.x: ${why}`]);
+    expect(compileValidPolicies(one(upload)).tools.size).toBe(0);
     const declared = (keys: string) => ({
       ...one(upload),
-      'p.yaml': `${IMPORTING}tools:\n  pets.x: { upstream: pets, ${keys} }\n`,
+      'p.yaml': `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, ${keys} }\n`,
     });
-    expect(faultsOf(declared('effect: write'))).toEqual([
+    expect(listPolicyFaults(declared('effect: write'))).toEqual([
       `policies/p.yaml:4:3: write request and input: it cannot be imported, because ${why}`,
     ]);
-    expect(faultsOf(declared('input: { type: object }, request: { path: /other }'))).toEqual([]);
+    expect(listPolicyFaults(declared('input: { type: object }, request: { path: /other }'))).toEqual([]);
     const pattern = one(JSON_BODY('{ type: object, properties: { a: { type: string, pattern: "(a*)*" } } }'));
-    expect(warningsOf(pattern)[0]).toMatch(/not imported as pets.x: properties.a.pattern: the pattern could stall/);
-    const own = `${IMPORTING}tools:\n  pets.x: { upstream: pets, input: { type: object } }\n`;
-    expect(good({ ...pattern, 'p.yaml': own }).tools.get('pets.x')?.request?.pathTemplate).toBe('/x');
+    expect(listPolicyWarnings(pattern)[0]).toMatch(
+      /not imported as pets.x: properties.a.pattern: the pattern could stall/,
+    );
+    const own = `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, input: { type: object } }\n`;
+    expect(compileValidPolicies({ ...pattern, 'p.yaml': own }).tools.get('pets.x')?.request?.pathTemplate).toBe('/x');
   });
 });
 
@@ -169,15 +175,17 @@ describe('the document', () => {
   - { name: young pets, agent: bot, tool: pets.createPet, args: { name: a, age: 1 }, expect: deny }
   - { name: no writes, agent: bot, tool: pets.rename, args: { petId: "1", body: { petId: "2" } }, expect: deny }
 `;
-    const loaded = load({ ...FILES, 'agents.yaml': agents, 'p_test.yaml': tests });
+    const loaded = compilePolicyText({ ...FILES, 'agents.yaml': agents, 'p_test.yaml': tests });
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-    expect(runSuite(loaded.policies, loaded.tests).filter(({ passed }) => !passed)).toEqual([]);
-    const version = (pets: string, more = {}) => good({ ...FILES, 'api/pets.yaml': pets, ...more }).version;
-    expect(version(PETS)).not.toBe(version(`${PETS}# more\n`));
-    expect(version(PETS)).toBe(version(PETS, { 'api/unused.json': '{' }));
-    const digest = (pets: string) => good({ ...FILES, 'api/pets.yaml': pets }).tools.get('pets.getPet')?.digest;
-    expect(digest(PETS)).not.toBe(digest(PETS.replaceAll('/pets/{petId}', '/cats/{petId}')));
-    expect(digest(PETS)).toBe(digest(`${PETS}# more\n`));
+    expect(runPolicyTests(loaded.policies, loaded.tests).filter(({ passed }) => !passed)).toEqual([]);
+    const version = (pets: string, more = {}) =>
+      compileValidPolicies({ ...FILES, 'api/pets.yaml': pets, ...more }).version;
+    expect(version(PETS_OPENAPI)).not.toBe(version(`${PETS_OPENAPI}# more\n`));
+    expect(version(PETS_OPENAPI)).toBe(version(PETS_OPENAPI, { 'api/unused.json': '{' }));
+    const digest = (pets: string) =>
+      compileValidPolicies({ ...FILES, 'api/pets.yaml': pets }).tools.get('pets.getPet')?.digest;
+    expect(digest(PETS_OPENAPI)).not.toBe(digest(PETS_OPENAPI.replaceAll('/pets/{petId}', '/cats/{petId}')));
+    expect(digest(PETS_OPENAPI)).toBe(digest(`${PETS_OPENAPI}# more\n`));
   });
 
   test.each([
@@ -188,7 +196,9 @@ describe('the document', () => {
     ['pets.txt', 'is not an OpenAPI document'],
     ['nowhere.yaml', 'there is no file nowhere.yaml below the policies'],
   ])('%s is refused', (file, why) => {
-    expect(faultsOf({ ...FILES, 'p.yaml': IMPORTING.replace('api/pets.yaml', file) }).join('\n')).toContain(why);
+    expect(
+      listPolicyFaults({ ...FILES, 'p.yaml': PETS_IMPORT_POLICY.replace('api/pets.yaml', file) }).join('\n'),
+    ).toContain(why);
   });
 
   test.each([
@@ -212,17 +222,17 @@ describe('the document', () => {
       '3:15: this reference leads back to itself',
     ],
   ])('broken: %j', (document, fault) => {
-    expect(faultsOf({ ...FILES, 'api/pets.yaml': document })).toContain(`policies/api/pets.yaml:${fault}`);
+    expect(listPolicyFaults({ ...FILES, 'api/pets.yaml': document })).toContain(`policies/api/pets.yaml:${fault}`);
   });
 
   test('all faults of it are told at once', () => {
     const document =
       'openapi: 3.1.0\npaths:\n  /a: { get: 1 }\n  /b: { get: { parameters: 2 } }\n  /c/{d}: { get: {} }\n';
-    expect(faultsOf({ ...FILES, 'api/pets.yaml': document })).toHaveLength(3);
+    expect(listPolicyFaults({ ...FILES, 'api/pets.yaml': document })).toHaveLength(3);
   });
 
   test('that nobody imports is a fault', () => {
-    expect(faultsOf({ 'a.yaml': PETS })).toEqual([
+    expect(listPolicyFaults({ 'a.yaml': PETS_OPENAPI })).toEqual([
       'policies/a.yaml:1:1: an OpenAPI document that no upstream imports: write import with its path at one',
     ]);
   });
@@ -239,11 +249,11 @@ describe('what is not supported is said, never sent wrongly', () => {
     ['in: header, schema: { type: array, items: {} }', 'a list is supported in a query only'],
     ['in: body, schema: {}', '"body" is not a place for one'],
   ])('a parameter %s', (keys, why) => {
-    expect(warningsOf(one(parameter(keys))).join()).toContain(`${why}`);
-    expect(warningsOf(one(parameter(keys))).join()).toContain('it is left out');
-    expect(good(one(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
-    expect(warningsOf(one(parameter(`required: true, ${keys}`))).join()).toContain('not imported as pets.x');
-    expect(good(one(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
+    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain(`${why}`);
+    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain('it is left out');
+    expect(compileValidPolicies(one(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(listPolicyWarnings(one(parameter(`required: true, ${keys}`))).join()).toContain('not imported as pets.x');
+    expect(compileValidPolicies(one(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
   });
 
   test.each([
@@ -266,9 +276,9 @@ describe('what is not supported is said, never sent wrongly', () => {
     ],
   ])('a header by which a request would be another: %s', (name) => {
     const header = (more: string) => `{ operationId: x, parameters: [{ name: ${name}, in: header, ${more} }] }`;
-    expect(warningsOf(one(header('schema: {}'))).join()).toContain('no tool may write this header');
-    expect(good(one(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual({});
-    expect(good(one(header('required: true, schema: {}'))).tools.size).toBe(0);
+    expect(listPolicyWarnings(one(header('schema: {}'))).join()).toContain('no tool may write this header');
+    expect(compileValidPolicies(one(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(compileValidPolicies(one(header('required: true, schema: {}'))).tools.size).toBe(0);
   });
 
   test.each([
@@ -286,20 +296,24 @@ describe('what is not supported is said, never sent wrongly', () => {
       'a parameter is called "body"',
     ],
   ])('%s', (_name, operation, why) => {
-    expect(warningsOf(one(operation)).join()).toContain(why);
-    expect(good(one(operation)).tools.size).toBe(0);
+    expect(listPolicyWarnings(one(operation)).join()).toContain(why);
+    expect(compileValidPolicies(one(operation)).tools.size).toBe(0);
   });
 
   test('an argument called constructor, unless the arguments are the body', () => {
     expect(
-      warningsOf(one(parameter('in: query, schema: {}').replace('name: p', 'name: constructor'))).join(),
+      listPolicyWarnings(one(parameter('in: query, schema: {}').replace('name: p', 'name: constructor'))).join(),
     ).toContain('an argument called "constructor"');
-    const body = good(one(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')));
-    expect(sent(body.tools.get('pets.x'), { constructor: 'a' } as never).body).toEqual({ constructor: 'a' });
+    const body = compileValidPolicies(
+      one(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')),
+    );
+    expect(renderToolRequest(body.tools.get('pets.x'), { constructor: 'a' } as never).body).toEqual({
+      constructor: 'a',
+    });
   });
 
   test('a parameter without a type is still no object', () => {
-    const tool = good(one(parameter('in: query, schema: {}'))).tools.get('pets.x');
+    const tool = compileValidPolicies(one(parameter('in: query, schema: {}'))).tools.get('pets.x');
     expect(tool?.faults({ p: 'a' })).toEqual([]);
     expect(tool?.faults({ p: { a: 1 } })).not.toEqual([]);
   });
@@ -309,7 +323,7 @@ describe('names', () => {
   const named = (...ids: string[]) => {
     const paths = ids.map((id, index) => `  /p${index}: { get: { operationId: ${JSON.stringify(id)} } }\n`);
     const document = `openapi: 3.1.0\npaths:\n${paths.join('')}`;
-    return [...good({ 'p.yaml': IMPORTING, 'api/pets.yaml': document }).tools.keys()];
+    return [...compileValidPolicies({ 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': document }).tools.keys()];
   };
 
   test('are what policies and models can use', () => {

@@ -2,15 +2,15 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import { compilePolicies, formatFault, type Loaded } from '../../gateway/policy/load.ts';
-import { toolSchema } from '../../gateway/policy/schema.ts';
-import { good } from './example.ts';
-import { IMPORTING, PETS, sent } from './openapi-example.ts';
+import { compilePolicies, formatFault, type LoadResult } from '../../gateway/policy/load-policies.ts';
+import { toolSchema } from '../../gateway/policy/policy-file-schema.ts';
+import { compileValidPolicies } from './example.ts';
+import { PETS_IMPORT_POLICY, PETS_OPENAPI, renderToolRequest } from './openapi-example.ts';
 
 const RUNS = Number(process.env['FUZZ_RUNS'] ?? 150);
 
-function load(document: string, name = 'api/pets.yaml'): Loaded {
-  const files = { 'p.yaml': IMPORTING.replace('api/pets.yaml', name), [name]: document };
+function load(document: string, name = 'api/pets.yaml'): LoadResult {
+  const files = { 'p.yaml': PETS_IMPORT_POLICY.replace('api/pets.yaml', name), [name]: document };
   return compilePolicies(
     Object.entries(files).map(([name, text]) => ({ name, file: `policies/${name}`, bytes: Buffer.from(text) })),
     {},
@@ -18,7 +18,7 @@ function load(document: string, name = 'api/pets.yaml'): Loaded {
 }
 
 /** Whatever is said of it is said of a place in it, in words. */
-function checkFaults(loaded: Loaded): void {
+function checkFaults(loaded: LoadResult): void {
   for (const fault of [...(loaded.ok ? [] : loaded.faults), ...loaded.warnings]) {
     expect(formatFault(fault)).toMatch(/^policies\/(?:p\.yaml|api\/pets\.(?:yaml|json)):\d+:\d+: ./);
     expect(fault.message).not.toMatch(/undefined|\[object [A-Z]|could not be loaded/);
@@ -174,11 +174,13 @@ test('mutated text never throws', () => {
     '0x',
     '~',
   );
-  const edit = fc.record({ at: fc.nat(PETS.length), cut: fc.nat(20), piece });
+  const edit = fc.record({ at: fc.nat(PETS_OPENAPI.length), cut: fc.nat(20), piece });
   fc.assert(
     fc.property(fc.array(edit, { minLength: 1, maxLength: 4 }), (edits) => {
       checkFaults(
-        load(edits.reduce((text, { at, cut, piece }) => text.slice(0, at) + piece + text.slice(at + cut), PETS)),
+        load(
+          edits.reduce((text, { at, cut, piece }) => text.slice(0, at) + piece + text.slice(at + cut), PETS_OPENAPI),
+        ),
       );
     }),
     { numRuns: RUNS / 4, interruptAfterTimeLimit: 10_000 },
@@ -237,12 +239,12 @@ test('every argument is sent once, where the document says, and nothing else is'
         const content = { 'application/json': { schema: { type: 'object', properties } } };
         const post = { operationId: 'op', parameters, requestBody: { content } };
         const files = {
-          'p.yaml': IMPORTING.replace('.yaml', '.json'),
+          'p.yaml': PETS_IMPORT_POLICY.replace('.yaml', '.json'),
           'api/pets.json': JSON.stringify({ openapi: '3.1.0', paths: { [pathText]: { post } } }),
         };
-        const tool = good(files).tools.get('pets.op');
+        const tool = compileValidPolicies(files).tools.get('pets.op');
         const args = Object.fromEntries(entries.filter(({ given }) => given).map(({ name, value }) => [name, value]));
-        const { line, headers, body: sentBody } = sent(tool, args as JsonObject);
+        const { line, headers, body: sentBody } = renderToolRequest(tool, args as JsonObject);
         const url = new URL(line.slice('POST '.length), 'http://x');
         expect(url.pathname.split('/').slice(2).map(decodeURIComponent)).toEqual(
           of('path').map(({ value }) => String(value)),

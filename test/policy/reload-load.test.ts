@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE, sha256, startGateway, writePolicies } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
 
 const RELOADS = 1_000;
 const WORKERS = 2;
@@ -16,24 +16,24 @@ upstreams:
   world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 5s, breaker: { minimum: 100000 } }
 tools:
   world.a: { upstream: world, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, once: { by: key, header: Idempotency-Key } }
-  world.b: { upstream: world, ${input}, request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }, once: { by: nature } }
+  world.b: { upstream: world, ${input}, request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }, once: { by: idempotent } }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - { deny: world.${allowed === 'a' ? 'b' : 'a'} }
       - { allow: world.* }
-${PEOPLE}`,
+${PEOPLE_YAML}`,
   };
 }
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({ policies: policies(upstream.url, 'a'), databaseUrl: database.url });
 });
 afterAll(async () => {

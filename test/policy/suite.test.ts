@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
-import { runSuite } from '../../gateway/policy/suite.ts';
-import { CONTRACT, faultsOf, load } from './example.ts';
+import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
+import { compilePolicyText, EXAMPLE_POLICY, listPolicyFaults } from './example.ts';
 
 const TESTS = `tests:
   - name: a small charge goes through
@@ -19,9 +19,9 @@ const TESTS = `tests:
 `;
 
 test('tests beside policies', () => {
-  const loaded = load({ 'p.yaml': CONTRACT, 'p_test.yaml': TESTS }, { PAYMENTS_TOKEN: 'x' });
+  const loaded = compilePolicyText({ 'p.yaml': EXAMPLE_POLICY, 'p_test.yaml': TESTS }, { PAYMENTS_TOKEN: 'x' });
   if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-  const results = runSuite(loaded.policies, loaded.tests);
+  const results = runPolicyTests(loaded.policies, loaded.tests);
   expect(results.map(({ test: { name, line }, got, passed }) => `${line} ${name}: ${got} ${passed}`)).toEqual([
     '2 a small charge goes through: allow true',
     '8 a large one is held: hold true',
@@ -43,10 +43,10 @@ test('tests beside policies', () => {
 });
 
 test('a test file has faults like any other', () => {
-  expect(faultsOf({ 'a_test.yaml': 'tests:\n  - { name: x, agent: a, tool: t, expect: alow }\n' })).toEqual([
+  expect(listPolicyFaults({ 'a_test.yaml': 'tests:\n  - { name: x, agent: a, tool: t, expect: alow }\n' })).toEqual([
     'policies/a_test.yaml:2:43: "alow" is not one of allow, deny, hold; did you mean "allow"?',
   ]);
-  expect(faultsOf({ 'a_test.yaml': 'test: []\n' })).toEqual([
+  expect(listPolicyFaults({ 'a_test.yaml': 'test: []\n' })).toEqual([
     'policies/a_test.yaml:1:1: "test" is not a key here (known: tests); did you mean "tests"?',
     'policies/a_test.yaml:1:1: "tests" is missing',
   ]);

@@ -1,15 +1,20 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is tested
 import { describe, expect, test } from 'vitest';
 import type { Json } from '../../gateway/domain/json.ts';
-import { ExpressionError, type Scope } from '../../gateway/domain/policy.ts';
-import { compilePath, compileTemplate, compileText, type TemplateSite } from '../../gateway/policy/template.ts';
+import { ExpressionError, type ExpressionScope } from '../../gateway/domain/policy.ts';
+import {
+  compilePath,
+  compileTemplate,
+  compileText,
+  type TemplateCompileOptions,
+} from '../../gateway/policy/expressions/compile-template.ts';
 
-const scope: Scope = {
+const scope: ExpressionScope = {
   args: { id: 'a b', n: 5, yes: true, nothing: null, list: [1], empty: '', up: '..' },
   result: { id: 'r' },
 };
 
-function site(faults: string[] = []): TemplateSite {
+function site(faults: string[] = []): TemplateCompileOptions {
   return {
     sees: ['args', 'result'],
     fault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),

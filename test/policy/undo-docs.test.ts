@@ -1,19 +1,19 @@
 import { readFile } from 'node:fs/promises';
 import { describe, expect, it } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
-import { undoArguments } from '../../gateway/policy/undo-args.ts';
-import { faultsOf, good } from './example.ts';
+import { renderUndoArguments } from '../../gateway/policy/compile/render-undo-arguments.ts';
+import { compileValidPolicies, listPolicyFaults } from './example.ts';
 
 const ENV = { SQUARE_TOKEN: 'token-1', GITHUB_TOKEN: 'token-2', DESEC_TOKEN: 'token-3', RESEND_TOKEN: 'token-4' };
-const text = await readFile('docs/undo.md', 'utf8');
+const text = await readFile('docs/guides/undo.md', 'utf8');
 const blocks = [...text.matchAll(/^```yaml\n(.*?)^```$/gms)].map(([, yaml = '']) => yaml);
 const titleOf = (yaml: string) => /^ {2}(\S+):\n {4}upstream:/m.exec(yaml)?.[1] ?? 'no tool';
 
-describe('docs/undo.md', () => {
+describe('docs/guides/undo.md', () => {
   it('has a policy for each service it speaks of', () => {
     expect(blocks.map(titleOf)).toEqual([
-      'reports.refresh',
       'settings.set',
+      'reports.refresh',
       'square.charge',
       'issues.open',
       'runbook.write',
@@ -23,12 +23,12 @@ describe('docs/undo.md', () => {
   });
 
   it.each(blocks.map((yaml) => [titleOf(yaml), yaml] as const))('%s loads as it stands there', (_title, yaml) => {
-    expect(faultsOf(yaml, ENV)).toEqual([]);
+    expect(listPolicyFaults(yaml, ENV)).toEqual([]);
   });
 
   it('loads all of them side by side', () => {
     const files = Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml]));
-    expect(faultsOf(files, ENV)).toEqual([]);
+    expect(listPolicyFaults(files, ENV)).toEqual([]);
   });
 });
 
@@ -44,8 +44,8 @@ const gist = { gist: 'abc', content: 'new' };
 const record = { domain: 'example.com', name: 'www', type: 'A', ttl: 3600, records: ['192.0.2.2'] };
 const where = { domain: 'example.com', name: 'www', type: 'A' };
 
-describe('the undos of docs/undo.md', () => {
-  const policies = good(Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml])), ENV);
+describe('the undos of docs/guides/undo.md', () => {
+  const policies = compileValidPolicies(Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml])), ENV);
 
   it.each<[string, Case]>([
     [
@@ -91,7 +91,7 @@ describe('the undos of docs/undo.md', () => {
     const tool = policies.tools.get(name);
     expect(tool?.faults(args)).toEqual([]);
     const scope = { args, result, agent: 'bot', ...(before !== undefined && { before }) };
-    const made = undoArguments(tool?.undo.template ?? null, scope) as JsonObject;
+    const made = renderUndoArguments(tool?.undo.template ?? null, scope) as JsonObject;
     expect(made).toEqual(undo);
     const way = policies.tools.get(tool?.undo.tool ?? '');
     expect(way?.faults(made)).toEqual([]);

@@ -1,18 +1,25 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies are written with templates
 import { describe, expect, it, test } from 'vitest';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import { decide, decideBuiltIn, decideOffer } from '../../gateway/policy/decide.ts';
-import { isOpen } from '../../gateway/policy/poll.ts';
-import { runSuite } from '../../gateway/policy/suite.ts';
-import { agentOf, call, faultsOf, good, load, UPSTREAM } from './example.ts';
+import { decideBuiltIn, decideCall, decideMcpRead } from '../../gateway/policy/decide.ts';
+import { canReachQuorum } from '../../gateway/policy/evaluate-voters.ts';
+import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
+import {
+  buildCallScope,
+  compilePolicyText,
+  compileValidPolicies,
+  listPolicyFaults,
+  requireAgent,
+  UPSTREAM_YAML,
+} from './example.ts';
 
 const SECRET = 'a-secret-of-some-length';
 const ENV = { S: SECRET, SHORT: 'short', HOST: 'canary.example' };
 const HOOK = '{ name: h, webhook: "https://h.example/v", secret: "${env.S}" }';
 
 function rule(text: string): string {
-  return `${UPSTREAM}tools:
-  t: { upstream: u, once: { by: nature } }
+  return `${UPSTREAM_YAML}tools:
+  t: { upstream: u, once: { by: idempotent } }
 agents:
   bot:
     rules:
@@ -75,7 +82,7 @@ describe('what cannot work is refused at load', () => {
     ['delay: 31d', [`${at}:30: a delay is at most 30d`]],
     ['delay: soon', [`${at}:30: "soon" is not a duration: write 500ms, 10s, 5m, 24h or 30d`]],
   ])('%s', (text, faults) => {
-    const found = faultsOf(rule(text), ENV);
+    const found = listPolicyFaults(rule(text), ENV);
     expect(found.sort()).toEqual(faults.sort());
     expect(found.join()).not.toContain(SECRET);
     expect(found.join()).not.toContain('canary');
@@ -83,7 +90,7 @@ describe('what cannot work is refused at load', () => {
 
   it('a deny has neither', () => {
     const yaml = rule(`delay: 5m, voters: { of: [${HOOK}] }`).replace('allow:', 'deny:');
-    expect(faultsOf(yaml, ENV)).toEqual([
+    expect(listPolicyFaults(yaml, ENV)).toEqual([
       `${at}:22: a deny has no delay: it denies`,
       `${at}:33: a deny has no voters: it denies`,
     ]);
@@ -95,9 +102,9 @@ const MIXED = rule(
 );
 
 describe('a poll', () => {
-  const policies = good(MIXED, ENV);
+  const policies = compileValidPolicies(MIXED, ENV);
   const poll = (args: JsonObject) => {
-    const decision = decide(policies, agentOf(policies), 't', call(args));
+    const decision = decideCall(policies, requireAgent(policies), 't', buildCallScope(args));
     if (!decision.allowed || decision.poll === undefined) throw new Error('no poll');
     return decision.poll;
   };
@@ -110,13 +117,13 @@ describe('a poll', () => {
   ])('%s', (_, args, said, open) => {
     const cast = poll(args);
     expect(cast.votes.map(({ voter, verdict }) => `${voter}:${verdict}`).join(' ')).toBe(said);
-    expect(isOpen(cast)).toBe(open);
+    expect(canReachQuorum(cast)).toBe(open);
     expect(cast.open.map(({ name }) => name)).toEqual(['h']);
   });
 
   it('needs all of them when it does not say how many', () => {
-    const all = good(rule(voters('{ name: a, when: "true" }', '{ name: b, when: "true" }', HOOK)), ENV);
-    const decision = decide(all, agentOf(all), 't', call());
+    const all = compileValidPolicies(rule(voters('{ name: a, when: "true" }', '{ name: b, when: "true" }', HOOK)), ENV);
+    const decision = decideCall(all, requireAgent(all), 't', buildCallScope());
     expect(decision).toMatchObject({
       allowed: true,
       poll: { quorum: 3 },
@@ -125,12 +132,12 @@ describe('a poll', () => {
   });
 
   it('a rule with voters or a delay allows nothing that cannot be voted on or wait', () => {
-    const agent = agentOf(policies);
-    expect(decideBuiltIn(agent, 'oncegate.rollback_saga', call())).toMatchObject({
+    const agent = requireAgent(policies);
+    expect(decideBuiltIn(agent, 'oncegate.rollback_saga', buildCallScope())).toMatchObject({
       allowed: false,
       reason: expect.stringContaining('has voters or a delay'),
     });
-    expect(decideOffer(agent, 'u.resource', call()).allowed).toBe(false);
+    expect(decideMcpRead(agent, 'u.resource', buildCallScope()).allowed).toBe(false);
   });
 });
 
@@ -138,9 +145,9 @@ it('policy tests say what webhooks say; whoever is not named says nothing', () =
   const test = (name: string, more: string) => `  - { name: ${name}, agent: bot, tool: t, ${more} }\n`;
   const tests = `tests:
 ${test('expressions-suffice', 'args: { ids: [1], owner: bot }, expect: hold')}${test('silence-is-no-yes', 'args: { ids: [1, 2, 3], owner: bot }, expect: deny, rule: "h: abstain"')}${test('it-says-yes', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: approve }, expect: hold')}${test('it-says-no', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: deny }, expect: deny')}${test('wrong-hope', 'args: { ids: [1, 2, 3], owner: bot }, expect: allow')}${test('stranger', 'args: { ids: [1], owner: bot }, votes: { small: approve }, expect: hold')}`;
-  const loaded = load({ 'p.yaml': MIXED, 'p_test.yaml': tests }, ENV);
+  const loaded = compilePolicyText({ 'p.yaml': MIXED, 'p_test.yaml': tests }, ENV);
   if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-  const results = runSuite(loaded.policies, loaded.tests);
+  const results = runPolicyTests(loaded.policies, loaded.tests);
   expect(results.map(({ test: { name }, got, passed }) => `${name}: ${got} ${passed}`)).toEqual([
     'expressions-suffice: hold true',
     'silence-is-no-yes: deny true',

@@ -2,16 +2,16 @@ import { mkdir, mkdtemp, rename, rm, symlink, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
-import type { Loaded } from '../../gateway/policy/load.ts';
-import { watchPolicies } from '../../gateway/policy/watch.ts';
-import { UPSTREAM } from './example.ts';
+import type { LoadResult } from '../../gateway/policy/load-policies.ts';
+import { watchPolicies } from '../../gateway/policy/watch-policies.ts';
+import { UPSTREAM_YAML } from './example.ts';
 
 /** A watched directory, and what was handed over, one by one. */
 async function watched(pollMs?: number) {
   const dir = await mkdtemp(path.join(tmpdir(), 'oncegate-watch-'));
-  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM);
-  const heard: Loaded[] = [];
-  const waiting: ((loaded: Loaded) => void)[] = [];
+  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM_YAML);
+  const heard: LoadResult[] = [];
+  const waiting: ((loaded: LoadResult) => void)[] = [];
   const watch = watchPolicies({
     dir,
     env: {},
@@ -26,14 +26,14 @@ async function watched(pollMs?: number) {
     await watch.close();
     await rm(dir, { recursive: true });
   });
-  const next = (): Promise<Loaded> => {
+  const next = (): Promise<LoadResult> => {
     const already = heard.shift();
     return already === undefined ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve(already);
   };
   return { dir, watch, next, heard };
 }
 
-const toolNames = (loaded: Loaded): string[] => (loaded.ok ? [...loaded.policies.tools.keys()] : ['faults']);
+const toolNames = (loaded: LoadResult): string[] => (loaded.ok ? [...loaded.policies.tools.keys()] : ['faults']);
 const TOOL = 'tools:\n  t: { upstream: u }\n';
 
 test('a change on disk is loaded and handed over, good or bad', async () => {
@@ -73,7 +73,7 @@ test('a change of an imported document is a change', async () => {
   const { dir, watch, next } = await watched(200);
   const document = (id: string) => JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: id } } } });
   await writeFile(path.join(dir, 'a.json'), document('one'));
-  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM.replace(' }', ', import: a.json }'));
+  await writeFile(path.join(dir, 'a.yaml'), UPSTREAM_YAML.replace(' }', ', import: a.json }'));
   await watch.reload();
   await next();
   await writeFile(path.join(dir, 'a.json'), document('two'));

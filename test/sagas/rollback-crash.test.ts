@@ -1,9 +1,9 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { crashRollback, FIRST_DEATHS, LATER_DEATHS, takeSevenSteps } from './rollback-round.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { crashRollback, createSevenStepSaga, FIRST_KILL_POINTS, LATER_KILL_POINTS } from './rollback-round.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
 /** All of them, and all pairs, are the campaign's: `tsx test/sagas/saga-campaign.ts`. */
 const SINGLY = [
@@ -21,14 +21,14 @@ const SINGLY = [
 ];
 const PAIRS = { seed: 15, sampled: 3 };
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await makeGateway({ policies: sagaPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await makeGateway({ policies: buildSagaPolicies(upstream.url), databaseUrl: database.url });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -37,8 +37,8 @@ afterAll(async () => {
 });
 
 async function round(deaths: readonly string[]): Promise<number> {
-  if (!gateway.alive) await gateway.start();
-  const seven = await takeSevenSteps(gateway, upstream, deaths.join('-').replaceAll(':', '.'));
+  if (!gateway.isAlive) await gateway.start();
+  const seven = await createSevenStepSaga(gateway, upstream, deaths.join('-').replaceAll(':', '.'));
   const { violations, died } = await crashRollback(seven, upstream, deaths);
   expect(violations).toEqual([]);
   return died;
@@ -51,7 +51,10 @@ describe('a rollback whose gateway is killed comes to rest by itself', () => {
 
   const random = generator(PAIRS.seed);
   const pick = <T>(items: readonly T[]) => items[Math.floor(random() * items.length)] as T;
-  const sampled = Array.from({ length: PAIRS.sampled }, () => [pick(FIRST_DEATHS), pick(LATER_DEATHS)] as const);
+  const sampled = Array.from(
+    { length: PAIRS.sampled },
+    () => [pick(FIRST_KILL_POINTS), pick(LATER_KILL_POINTS)] as const,
+  );
   it.each([['answered', 'taken'] as const, ...sampled])('at %s, and then again at %s', async (...deaths) => {
     expect(await round(deaths)).toBeGreaterThan(0);
   });

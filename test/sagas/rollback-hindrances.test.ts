@@ -1,24 +1,31 @@
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type Step, startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, OTHER_AGENT_KEY, type Reply, sha256, startGateway, writePolicies } from '../support/gateway.ts';
+import { startUpstream, type TestUpstream, type UpstreamFaultStep } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import {
+  type Gateway,
+  OTHER_AGENT_KEY,
+  type Reply,
+  sha256Hex,
+  startGateway,
+  writePolicies,
+} from '../support/gateway.ts';
 import { TestSaga } from './saga.ts';
-import { checkSaga, type TakenStep } from './saga-checker.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { checkSaga, type ExecutedStep } from './saga-checker.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 const RULES = `
       - { allow: world.charge, when: 'args.id.startsWith("limited-")', rate: 2/h }
       - { allow: world.refund, when: 'args.id.startsWith("limited-")', rate: 1/h }`;
-const policies = () => sagaPolicies(upstream.url, { rules: RULES });
+const policies = () => buildSagaPolicies(upstream.url, { rules: RULES });
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   gateway = await startGateway({ policies: policies(), databaseUrl: database.url });
 });
 afterAll(async () => {
@@ -29,7 +36,12 @@ afterAll(async () => {
 
 const REFUND = 'POST /keyed/refund';
 const CHARGE = { forward: 'POST /keyed/charge', undo: REFUND };
-const taken = (id: string, answer: Reply, on: readonly string[] | null, kind: Partial<TakenStep> = {}): TakenStep => ({
+const taken = (
+  id: string,
+  answer: Reply,
+  on: readonly string[] | null,
+  kind: Partial<ExecutedStep> = {},
+): ExecutedStep => ({
   id,
   txn: answer.body.txn,
   on,
@@ -38,13 +50,13 @@ const taken = (id: string, answer: Reply, on: readonly string[] | null, kind: Pa
 });
 
 /** A charge that succeeded, on which the next step rests. */
-async function charge(saga: TestSaga, id: string, on?: readonly TakenStep[]): Promise<TakenStep> {
+async function charge(saga: TestSaga, id: string, on?: readonly ExecutedStep[]): Promise<ExecutedStep> {
   const below = on?.map(({ txn }) => txn ?? '');
-  const txn = await saga.take('world.charge', { id }, below);
+  const txn = await saga.runStep('world.charge', { id }, below);
   return { id, txn, on: on?.map((step) => step.id) ?? null, ...CHARGE };
 }
 
-const check = async (saga: Reply['body'], steps: readonly TakenStep[]) =>
+const check = async (saga: Reply['body'], steps: readonly ExecutedStep[]) =>
   expect(checkSaga(saga, steps, await upstream.effects())).toEqual([]);
 const refunds = async (id: string) => (await upstream.requests(id)).filter(({ route }) => route === REFUND).length;
 const undoStates = (saga: Reply['body']) => saga.steps.map(({ undo }: Reply['body']) => undo.state);
@@ -92,39 +104,42 @@ describe('a forward step that was lost', () => {
   const kinds = {
     key: { tool: 'world.charge', path: '/keyed/charge', kind: CHARGE },
     probe: { tool: 'world.order', path: '/probed/orders', kind: { forward: 'POST /probed/orders' } },
-    nature: {
+    idempotent: {
       tool: 'world.write',
       path: undefined,
-      kind: { forward: 'PUT /nature/objects', undo: 'PUT /restored', repeatable: true },
+      kind: { forward: 'PUT /idempotent/objects', undo: 'PUT /restored', repeatable: true },
     },
     none: { tool: 'wide.post', path: '/none/mail', kind: { forward: 'POST /none/mail' } },
   } as const;
-  const losses: Record<string, Step[]> = { 'after it happened': ['apply', 'drop'], 'before it happened': ['drop'] };
+  const losses: Record<string, UpstreamFaultStep[]> = {
+    'after it happened': ['apply', 'drop'],
+    'before it happened': ['drop'],
+  };
 
   /** A charge, and a step on the wire that rests on it; the rollback is acknowledged, and only then the step is lost. */
-  async function lose(name: keyof typeof kinds, id: string, loss: Step[]) {
+  async function lose(name: keyof typeof kinds, id: string, loss: UpstreamFaultStep[]) {
     const { tool, path, kind } = kinds[name];
     const saga = await TestSaga.open(gateway);
     const root = await charge(saga, `${id}-root`, []);
-    const method = name === 'nature' ? 'PUT' : 'POST';
+    const method = name === 'idempotent' ? 'PUT' : 'POST';
     const match = { id, method, ...(path === undefined ? {} : { path }) };
     await upstream.plan({ match, do: [{ event: id }, { wait: id }, ...loss] });
-    const args = name === 'nature' ? { id, text: 'new' } : { id };
-    const answer = saga.step(tool, args, { on: [root.txn ?? ''] });
+    const args = name === 'idempotent' ? { id, text: 'new' } : { id };
+    const answer = saga.callStep(tool, args, { on: [root.txn ?? ''] });
     await upstream.awaitEvent(id);
     expect((await saga.rollback({}, '')).status).toBe(202);
     await upstream.release(id);
     await answer;
-    const step: TakenStep = { ...CHARGE, ...kind, id, txn: await claimed(id), on: [root.id] };
+    const step: ExecutedStep = { ...CHARGE, ...kind, id, txn: await claimed(id), on: [root.id] };
     return { saga, steps: [root, step], step };
   }
 
   for (const [when, loss] of Object.entries(losses)) {
-    it.each(['key', 'probe', 'nature'] as const)(
+    it.each(['key', 'probe', 'idempotent'] as const)(
       `${when} is undone once if it happened, and not otherwise: %s`,
       async (kind) => {
         const { saga, steps } = await lose(kind, `lost-${kind}-${loss.length}`, loss);
-        const rested = await saga.atRest();
+        const rested = await saga.waitUntilSettled();
         expect(rested.state).toBe('rolled_back');
         await check(rested, steps);
       },
@@ -133,7 +148,7 @@ describe('a forward step that was lost', () => {
 
   it('is never sent again by a rollback that found out that it did not happen', async () => {
     const { saga, steps } = await lose('probe', 'lost-for-good', ['drop']);
-    const rested = await saga.atRest();
+    const rested = await saga.waitUntilSettled();
     expect(undoStates(rested)).toEqual(['done', 'skipped']);
     await check(rested, steps);
     expect((await upstream.requests('lost-for-good')).filter(({ method }) => method === 'POST')).toHaveLength(1);
@@ -145,7 +160,7 @@ describe('a forward step that was lost', () => {
   ] as const)('%s waits for a person where nothing else can tell, with what it rests on', async (_, loss, verdict) => {
     const id = `lost-none-${verdict}`;
     const { saga, steps, step } = await lose('none', id, loss ?? []);
-    const parked = await saga.atRest();
+    const parked = await saga.waitUntilSettled();
     expect(parked.state).toBe('parked');
     expect(parked.reason).toContain(step.txn);
     expect(parked.steps[1].undo.reason).toContain('a person must resolve it first');
@@ -180,7 +195,7 @@ describe('an undo that was lost, and that nothing but a person can find out abou
     it('lets the rollback go on by itself', async () => {
       const id = `unsure-${verdict}`;
       const saga = await TestSaga.open(gateway);
-      await saga.step('world.charge', { id: `${id}-step` }, { headers: mail(id) });
+      await saga.callStep('world.charge', { id: `${id}-step` }, { headers: mail(id) });
       await upstream.plan({ match: { id }, do: [...losses[verdict]] });
       const { body: parked } = await saga.rollback();
       const [{ undo }] = parked.steps;
@@ -199,7 +214,7 @@ describe('an undo that was lost, and that nothing but a person can find out abou
     it('changes nothing about a saga that somebody closed', async () => {
       const id = `unsure-closed-${verdict}`;
       const saga = await TestSaga.open(gateway);
-      await saga.step('world.charge', { id: `${id}-step` }, { headers: mail(id) });
+      await saga.callStep('world.charge', { id: `${id}-step` }, { headers: mail(id) });
       await upstream.plan({ match: { id }, do: [...losses[verdict]] });
       const [{ undo }] = (await saga.rollback()).body.steps;
       expect((await saga.admin('close', { reason: 'done by phone' })).body.state).toBe('closed');
@@ -218,9 +233,9 @@ describe('an undo that was lost, and that nothing but a person can find out abou
       const { txn } = (await gateway.call('world.charge', { id: `${id}-call` }, { headers: mail(id) })).body;
       await upstream.plan({ match: { id }, do: [...losses[verdict]] });
       await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'a mistake' });
-      const { undo } = await gateway.callWhen(txn, (call) => call.undo.state === 'failed');
+      const { undo } = await gateway.waitForCall(txn, (call) => call.undo.state === 'failed');
       expect((await resolve(undo.txn, verdict)).status).toBe(200);
-      await gateway.callWhen(txn, (call) => call.undo.state === 'done', 10_000);
+      await gateway.waitForCall(txn, (call) => call.undo.state === 'done', 10_000);
       expect(await upstream.requests(id)).toHaveLength(sent);
       expect(await upstream.effects(id)).toHaveLength(1);
     });
@@ -232,7 +247,7 @@ describe('a forward step that is not over', () => {
     const saga = await TestSaga.open(gateway);
     const root = await charge(saga, 'late-1', []);
     await upstream.plan({ match: { id: 'late-2' }, do: [{ event: 'late' }, { wait: 'late' }, 'apply'] });
-    const late = saga.step('world.charge', { id: 'late-2' });
+    const late = saga.callStep('world.charge', { id: 'late-2' });
     await upstream.awaitEvent('late');
     const { status, body } = await saga.rollback({}, '');
     expect([status, body.state]).toEqual([202, 'rolling_back']);
@@ -240,7 +255,7 @@ describe('a forward step that is not over', () => {
     await upstream.release('late');
     const answer = await late;
     expect(answer.status).toBe(200);
-    const rested = await saga.atRest();
+    const rested = await saga.waitUntilSettled();
     expect(rested.state).toBe('rolled_back');
     await check(rested, [root, taken('late-2', answer, null)]);
     await expect.poll(recalls).toBe(0);
@@ -249,7 +264,7 @@ describe('a forward step that is not over', () => {
   it('is cancelled when it waits for a person', async () => {
     const saga = await TestSaga.open(gateway);
     const root = await charge(saga, 'held-1', []);
-    const held = await saga.step('world.approved', { id: 'held-2' }, { headers: { prefer: 'wait=0' } });
+    const held = await saga.callStep('world.approved', { id: 'held-2' }, { headers: { prefer: 'wait=0' } });
     expect(held.body.state).toBe('held');
     const { body } = await saga.rollback();
     expect(body.state).toBe('rolled_back');
@@ -272,16 +287,16 @@ describe('a forward step that is not over', () => {
       match: { id: 'queue-1', path: '/keyed/charge' },
       do: [{ event: 'queue' }, { wait: 'queue' }],
     });
-    const first = saga.step('narrow.charge', { id: 'queue-1' }, { on: [] });
+    const first = saga.callStep('narrow.charge', { id: 'queue-1' }, { on: [] });
     await upstream.awaitEvent('queue');
-    const queued = saga.step('narrow.charge', { id: 'queue-2' }, { on: [] });
+    const queued = saga.callStep('narrow.charge', { id: 'queue-2' }, { on: [] });
     const txn = await claimed('queue-2');
     expect((await saga.rollback({}, '')).status).toBe(202);
     await upstream.release('queue');
     const answers = await Promise.all([first, queued]);
     expect(answers[0].status).toBe(200);
     expect(answers[1].status).toBeGreaterThanOrEqual(400);
-    const rested = await saga.atRest();
+    const rested = await saga.waitUntilSettled();
     expect(rested.state).toBe('rolled_back');
     await check(rested, [taken('queue-1', answers[0], []), { ...CHARGE, id: 'queue-2', txn, on: [] }]);
     expect(await upstream.requests('queue-2')).toEqual([]);
@@ -295,7 +310,7 @@ describe('a rollback runs whatever became of its agent', () => {
     const steps = [await charge(saga, 'frozen-1'), await charge(saga, 'frozen-2')];
     await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it went mad' });
     try {
-      expect((await saga.step('world.charge', { id: 'frozen-3' })).body.code).toBe('frozen');
+      expect((await saga.callStep('world.charge', { id: 'frozen-3' })).body.code).toBe('frozen');
       const { body } = await saga.admin('rollback', { reason: 'undo it all' }, '?wait=20');
       expect(body.state).toBe('rolled_back');
       await check(body, steps);
@@ -314,14 +329,14 @@ describe('a rollback runs whatever became of its agent', () => {
     const text = policies()['sagas.yaml'];
     const without = text.replace(
       new RegExp(
-        `  other:\\n    keys: \\["sha256:${sha256(OTHER_AGENT_KEY)}"\\]\\n    rules:\\n      - allow: world.charge\\n`,
+        `  other:\\n    keys: \\["sha256:${sha256Hex(OTHER_AGENT_KEY)}"\\]\\n    rules:\\n      - allow: world.charge\\n`,
       ),
       '',
     );
     expect(without).not.toBe(text);
     await reload(without);
     try {
-      expect((await saga.step('world.charge', { id: 'gone-3' })).status).toBe(401);
+      expect((await saga.callStep('world.charge', { id: 'gone-3' })).status).toBe(401);
       const { body } = await saga.admin('rollback', { reason: 'it is gone' }, '?wait=20');
       expect(body.state).toBe('rolled_back');
       await check(body, steps);
@@ -333,7 +348,7 @@ describe('a rollback runs whatever became of its agent', () => {
   it('when its rate limit is used up', async () => {
     const saga = await TestSaga.open(gateway);
     const steps = [await charge(saga, 'limited-1'), await charge(saga, 'limited-2')];
-    expect((await saga.step('world.charge', { id: 'limited-3' })).status).toBe(429);
+    expect((await saga.callStep('world.charge', { id: 'limited-3' })).status).toBe(429);
     const { body } = await saga.rollback();
     expect(body.state).toBe('rolled_back');
     await check(body, steps);
@@ -358,7 +373,7 @@ describe('a rollback runs whatever became of its agent', () => {
     } finally {
       await gateway.admin('POST', '/admin/unfreeze', { reason: 'go on' });
     }
-    const rested = await saga.atRest();
+    const rested = await saga.waitUntilSettled();
     expect(rested.state).toBe('rolled_back');
     await check(rested, steps);
   });
@@ -388,7 +403,7 @@ describe('a step that comes while its saga begins to be rolled back', () => {
     const row = await holdRow(saga);
     const rollback = saga.rollback();
     await row.queued(1);
-    const behind = saga.step('world.charge', { id: 'behind-2' });
+    const behind = saga.callStep('world.charge', { id: 'behind-2' });
     await row.queued(2);
     await row.letGo();
     expect((await behind).body.code).toBe('saga_closed');
@@ -403,7 +418,7 @@ describe('a rollback that is asked for while another ends', () => {
   it('is not forgotten when the one to a savepoint was just about to say that it is done', async () => {
     const saga = await TestSaga.open(gateway);
     const kept = await charge(saga, 'further-1');
-    expect((await saga.act('savepoints', { name: 'here' })).status).toBe(201);
+    expect((await saga.postAction('savepoints', { name: 'here' })).status).toBe(201);
     const undone = await charge(saga, 'further-2');
     await upstream.plan({
       match: { id: 'further-2', path: '/keyed/refund' },
@@ -421,7 +436,7 @@ describe('a rollback that is asked for while another ends', () => {
     await row.letGo();
 
     expect((await wider).status).toBe(202);
-    const rested = await saga.atRest();
+    const rested = await saga.waitUntilSettled();
     expect(rested.state).toBe('rolled_back');
     await check(rested, [kept, undone]);
   });

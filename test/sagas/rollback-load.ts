@@ -1,47 +1,47 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Effect, Upstream } from '../faults/upstream.ts';
+import type { TestUpstream, UpstreamEffect } from '../faults/upstream.ts';
 import type { Gateway } from '../support/gateway.ts';
 import { TestSaga } from './saga.ts';
-import { checkSaga, type TakenStep } from './saga-checker.ts';
+import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 
-export interface LoadVerdict {
+export interface RollbackLoadResult {
   readonly violations: readonly string[];
   readonly undos: number;
   /** From the first request for a rollback until the last saga came to rest. */
   readonly seconds: number;
 }
 
-interface Loaded {
+interface SagaWithSteps {
   readonly saga: TestSaga;
-  readonly steps: readonly TakenStep[];
+  readonly steps: readonly ExecutedStep[];
 }
 
 /** How many sagas take their steps at once; their rollbacks are asked for all at once. */
-const TAKING_AT_ONCE = 32;
+const SAGA_CONCURRENCY = 32;
 
 /** Many sagas, each of so many charges in a row, all rolled back at the same time by all the gateways in turn. */
-export async function rollBackMany(
+export async function runRollbackLoad(
   gateways: readonly Gateway[],
-  upstream: Upstream,
+  upstream: TestUpstream,
   load: { readonly sagas: number; readonly steps: number; readonly name: string },
-): Promise<LoadVerdict> {
-  const loaded: Loaded[] = [];
+): Promise<RollbackLoadResult> {
+  const loaded: SagaWithSteps[] = [];
   let next = 0;
   const take = async () => {
     for (let k = next++; k < load.sagas; k = next++) {
       const gateway = gateways[k % gateways.length] as Gateway;
-      loaded[k] = await takeSteps(await TestSaga.open(gateway), `${load.name}-${k}`, load.steps);
+      loaded[k] = await executeSteps(await TestSaga.open(gateway), `${load.name}-${k}`, load.steps);
     }
   };
-  await Promise.all(Array.from({ length: TAKING_AT_ONCE }, take));
+  await Promise.all(Array.from({ length: SAGA_CONCURRENCY }, take));
 
   const started = performance.now();
   const answers = await Promise.all(loaded.map(({ saga }) => saga.rollback({}, '')));
   const refused = answers.filter(({ status }) => status !== 202).map(({ status, body }) => `${status} ${body?.detail}`);
-  await allAtRest(gateways[0] as Gateway);
+  await waitUntilRolledBack(gateways[0] as Gateway);
   const seconds = (performance.now() - started) / 1000;
 
-  const byId = new Map<string, Effect[]>();
+  const byId = new Map<string, UpstreamEffect[]>();
   for (const effect of await upstream.effects())
     byId.set(effect.id ?? '', [...(byId.get(effect.id ?? '') ?? []), effect]);
   const found: string[] = refused.map((answer) => `a rollback was answered ${answer}`);
@@ -56,17 +56,17 @@ export async function rollBackMany(
   return { violations: found, undos, seconds };
 }
 
-async function takeSteps(saga: TestSaga, name: string, count: number): Promise<Loaded> {
-  const steps: TakenStep[] = [];
+async function executeSteps(saga: TestSaga, name: string, count: number): Promise<SagaWithSteps> {
+  const steps: ExecutedStep[] = [];
   for (let n = 1; n <= count; n += 1) {
     const id = `${name}-${n}`;
-    const txn = await saga.take('world.charge', { id });
+    const txn = await saga.runStep('world.charge', { id });
     steps.push({ id, txn, forward: 'POST /keyed/charge', undo: 'POST /keyed/refund', on: null });
   }
   return { saga, steps };
 }
 
-async function allAtRest(gateway: Gateway): Promise<void> {
+async function waitUntilRolledBack(gateway: Gateway): Promise<void> {
   const until = performance.now() + 300_000;
   for (;;) {
     const page = await gateway.admin('GET', '/admin/sagas?state=rolling_back&limit=1');

@@ -1,20 +1,23 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { type Step, startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream, type UpstreamFaultStep } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { AGENT_KEY, type Gateway, makeGateway, type Reply, startGateway } from '../support/gateway.ts';
-import { post, TestSaga } from './saga.ts';
-import { checkSaga, type TakenStep } from './saga-checker.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { postJson, TestSaga } from './saga.ts';
+import { checkSaga, type ExecutedStep } from './saga-checker.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  one = await startGateway({ policies: sagaPolicies(upstream.url, { timeout: '20s' }), databaseUrl: database.url });
+  database = await createTestDatabase();
+  one = await startGateway({
+    policies: buildSagaPolicies(upstream.url, { timeout: '20s' }),
+    databaseUrl: database.url,
+  });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
 });
@@ -25,24 +28,24 @@ afterAll(async () => {
   await upstream?.stop();
 });
 beforeEach(async () => {
-  for (const gateway of [one, two]) if (!gateway.alive) await gateway.start();
+  for (const gateway of [one, two]) if (!gateway.isAlive) await gateway.start();
   await upstream.reset();
 });
 
 const CHARGE = { forward: 'POST /keyed/charge', undo: 'POST /keyed/refund' };
-const FORWARD = new Set(['POST /keyed/charge', 'POST /probed/orders', 'PUT /nature/objects']);
+const FORWARD = new Set(['POST /keyed/charge', 'POST /probed/orders', 'PUT /idempotent/objects']);
 
 interface Taken {
   readonly saga: TestSaga;
-  readonly steps: readonly TakenStep[];
+  readonly steps: readonly ExecutedStep[];
 }
 
 async function takeSteps(gateway: Gateway, name: string, count = 3): Promise<Taken> {
   const saga = await TestSaga.open(gateway);
-  const steps: TakenStep[] = [];
+  const steps: ExecutedStep[] = [];
   for (let n = 1; n <= count; n += 1) {
     const id = `${name}-${n}`;
-    steps.push({ id, txn: await saga.take('world.charge', { id }), on: null, ...CHARGE });
+    steps.push({ id, txn: await saga.runStep('world.charge', { id }), on: null, ...CHARGE });
   }
   return { saga, steps };
 }
@@ -61,10 +64,10 @@ async function expectUndone(on: Gateway, { saga, steps }: Taken): Promise<void> 
 }
 
 const rollBackOn = (gateway: Gateway, { id }: TestSaga) =>
-  post(gateway, `/v1/sagas/${id}/rollback`, { reason: 'both say so' }, AGENT_KEY);
+  postJson(gateway, `/v1/sagas/${id}/rollback`, { reason: 'both say so' }, AGENT_KEY);
 
 describe('two replicas', () => {
-  it.each<[string, Step[]]>([
+  it.each<[string, UpstreamFaultStep[]]>([
     ['before', [{ event: 'undo' }, 'hang']],
     ['after', ['apply', { event: 'undo' }, 'hang']],
   ])('finish each other’s rollbacks: one dies with an undo on the wire, %s it happened', async (when, plan) => {
@@ -96,7 +99,7 @@ describe('two replicas', () => {
     const before = (await upstream.effects()).length;
     await upstream.release('go');
     one.signal('SIGCONT');
-    await one.ready();
+    await one.waitUntilReady();
     // It has a new lease and looks at the ledger again: one more rollback goes through it.
     const after = await takeSteps(one, 'awake');
     expect((await after.saga.rollback()).body.state).toBe('rolled_back');
@@ -121,7 +124,7 @@ describe('steps that race with the rollback of their saga', () => {
     { tool: 'world.order', kind: { forward: 'POST /probed/orders', undo: 'POST /keyed/refund' } },
     {
       tool: 'world.write',
-      kind: { forward: 'PUT /nature/objects', undo: 'PUT /restored', repeatable: true },
+      kind: { forward: 'PUT /idempotent/objects', undo: 'PUT /restored', repeatable: true },
     },
   ] as const;
 
@@ -129,7 +132,7 @@ describe('steps that race with the rollback of their saga', () => {
     // So that some are on the wire and some queue at any moment.
     await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ delay: 60 }], times: 'always' });
     const saga = await TestSaga.open(one);
-    const steps: TakenStep[] = [];
+    const steps: ExecutedStep[] = [];
     let racing = true;
     const worker = async (gateway: Gateway, w: number) => {
       for (let k = 0; racing; k += 1) {

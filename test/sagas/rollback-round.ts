@@ -1,11 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { Upstream } from '../faults/upstream.ts';
+import type { TestUpstream } from '../faults/upstream.ts';
 import type { Gateway, Reply } from '../support/gateway.ts';
 import { TestSaga } from './saga.ts';
-import { checkSaga, type TakenStep } from './saga-checker.ts';
+import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 
 /** Points of a rollback at which the gateway dies. The later ones of a call's own points belong to later undos. */
-export const FIRST_DEATHS = [
+export const FIRST_KILL_POINTS = [
   'rolling_back',
   'marked',
   'marked:3',
@@ -26,7 +26,7 @@ export const FIRST_DEATHS = [
   'finished',
 ] as const;
 /** In a life after that: the same again, and in the recovery of what the dead one had in flight. */
-export const LATER_DEATHS = [
+export const LATER_KILL_POINTS = [
   'rolling_back',
   'taken',
   'marked',
@@ -42,9 +42,9 @@ export const LATER_DEATHS = [
 ] as const;
 
 /** A saga of seven steps in two branches, of which the sixth failed. */
-export interface SevenSteps {
+export interface SevenStepSaga {
   readonly saga: TestSaga;
-  readonly steps: readonly TakenStep[];
+  readonly steps: readonly ExecutedStep[];
   /** Effects up to this one are older than the saga. */
   readonly since: number;
   readonly file: string;
@@ -52,13 +52,17 @@ export interface SevenSteps {
 
 const CHARGE = { forward: 'POST /keyed/charge', undo: 'POST /keyed/refund' };
 const ORDER = { forward: 'POST /probed/orders', undo: 'POST /keyed/refund' };
-const WRITE = { forward: 'PUT /nature/objects', undo: 'PUT /restored', repeatable: true };
+const WRITE = { forward: 'PUT /idempotent/objects', undo: 'PUT /restored', repeatable: true };
 
 /**
  * Step 1 carries two branches: 2, 4, 6 and 3, 5, 7. The sixth is refused, the undo of the fourth is refused three times
  * before it works; the undo of the fifth can only be probed, that of the third puts back what was there.
  */
-export async function takeSevenSteps(gateway: Gateway, upstream: Upstream, name: string): Promise<SevenSteps> {
+export async function createSevenStepSaga(
+  gateway: Gateway,
+  upstream: TestUpstream,
+  name: string,
+): Promise<SevenStepSaga> {
   const id = (n: number) => `${name}-${n}`;
   const file = id(3);
   await gateway.call('world.write', { id: file, text: 'old' }, { key: `${file}-old` });
@@ -68,11 +72,16 @@ export async function takeSevenSteps(gateway: Gateway, upstream: Upstream, name:
   const since = (await upstream.effects()).at(-1)?.n ?? 0;
 
   const saga = await TestSaga.open(gateway, { name });
-  const steps: TakenStep[] = [];
-  const take = async (n: number, tool: string, on: readonly number[], kind: Omit<TakenStep, 'id' | 'txn' | 'on'>) => {
+  const steps: ExecutedStep[] = [];
+  const take = async (
+    n: number,
+    tool: string,
+    on: readonly number[],
+    kind: Omit<ExecutedStep, 'id' | 'txn' | 'on'>,
+  ) => {
     const args = tool === 'world.write' ? { id: id(n), text: 'new' } : { id: id(n) };
     const below = on.map((m) => steps.find((step) => step.id === id(m))?.txn ?? '');
-    const answer = await saga.step(tool, args, { key: id(n), on: below });
+    const answer = await saga.callStep(tool, args, { key: id(n), on: below });
     steps.push({ id: id(n), txn: answer.body.txn, on: on.map(id), ...kind });
     return answer.status;
   };
@@ -93,24 +102,24 @@ export async function takeSevenSteps(gateway: Gateway, upstream: Upstream, name:
  * asks for it again: it must come to rest as rolled back by itself. Tells what did not hold, and how many lives ended so.
  */
 export async function crashRollback(
-  { saga, steps, since, file }: SevenSteps,
-  upstream: Upstream,
+  { saga, steps, since, file }: SevenStepSaga,
+  upstream: TestUpstream,
   deaths: readonly string[],
 ): Promise<{ readonly violations: readonly string[]; readonly died: number }> {
   const { gateway } = saga;
   let died = 0;
   for (const [life, point] of deaths.entries()) {
-    if (gateway.alive) await gateway.kill();
+    if (gateway.isAlive) await gateway.kill();
     gateway.launch({ ONCEGATE_DIE_AT: point });
-    await gateway.ready().catch(() => undefined);
+    await gateway.waitUntilReady().catch(() => undefined);
     // Only the first time; and again by an agent that is impatient, where that is what the gateway dies of.
-    if (gateway.alive && (life === 0 || point === 'rolling_back')) await saga.rollback({}, '').catch(() => undefined);
-    if (await diesBeforeRest(saga, point)) died += 1;
+    if (gateway.isAlive && (life === 0 || point === 'rolling_back')) await saga.rollback({}, '').catch(() => undefined);
+    if (await waitForCrash(saga, point)) died += 1;
   }
-  if (gateway.alive) await gateway.kill();
+  if (gateway.isAlive) await gateway.kill();
   await gateway.start();
   const found: string[] = [];
-  const rested = await saga.atRest();
+  const rested = await saga.waitUntilSettled();
   if (rested.state !== 'rolled_back') found.push(`it came to rest as ${rested.state}: ${rested.reason}`);
   const again = await saga.rollback();
   if (again.status !== 202 || again.body.state !== rested.state)
@@ -122,16 +131,16 @@ export async function crashRollback(
   return { violations: found, died };
 }
 
-async function diesBeforeRest(saga: TestSaga, point: string): Promise<boolean> {
+async function waitForCrash(saga: TestSaga, point: string): Promise<boolean> {
   const { gateway } = saga;
   const until = performance.now() + 30_000;
-  while (gateway.alive) {
+  while (gateway.isAlive) {
     const seen: Reply['body'] = await saga.read().catch(() => undefined);
     if (seen?.state === 'rolled_back' || seen?.state === 'parked') {
       // It says so a moment before it dies of having said it.
       const patience = point === 'finished' || point.startsWith('settled') ? 1_000 : 0;
-      await Promise.race([gateway.exited(), sleep(patience)]);
-      return !gateway.alive;
+      await Promise.race([gateway.waitForExit(), sleep(patience)]);
+      return !gateway.isAlive;
     }
     if (performance.now() > until)
       throw new Error(`neither death nor rest: ${JSON.stringify(seen)}\n${gateway.output}`);

@@ -3,12 +3,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import pg from 'pg';
-import { startEmbedded } from '../../gateway/ledger/embedded.ts';
+import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
 import { startUpstream } from '../faults/upstream.ts';
 import { makeGateway } from '../support/gateway.ts';
-import { rollBackMany } from './rollback-load.ts';
-import { crashRollback, FIRST_DEATHS, LATER_DEATHS, takeSevenSteps } from './rollback-round.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { runRollbackLoad } from './rollback-load.ts';
+import { crashRollback, createSevenStepSaga, FIRST_KILL_POINTS, LATER_KILL_POINTS } from './rollback-round.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
 /**
  * Kills the gateway at every named point of a rollback, singly and in all pairs, and checks after each that the saga came to
@@ -27,39 +27,39 @@ const { values } = parseArgs({
   },
 });
 const dataDir = await mkdtemp(join(tmpdir(), 'oncegate-sagas-'));
-const postgres = await startEmbedded({ dataDir, log: () => {} });
+const postgres = await startEmbeddedPostgres({ dataDir, log: () => {} });
 const started = performance.now();
-let broken = 0;
+let violationCount = 0;
 try {
-  await (values.load ? load() : crashes());
+  await (values.load ? runLoadCampaign() : runCrashCampaign());
 } finally {
   await postgres.stop();
   await rm(dataDir, { recursive: true, force: true });
 }
-process.exitCode = broken === 0 ? 0 : 1;
+process.exitCode = violationCount === 0 ? 0 : 1;
 
-async function crashes(): Promise<void> {
-  const firsts = FIRST_DEATHS.filter((point) => values.first === undefined || point === values.first);
+async function runCrashCampaign(): Promise<void> {
+  const firsts = FIRST_KILL_POINTS.filter((point) => values.first === undefined || point === values.first);
   const rounds = [
     ...firsts.map((point) => [point]),
-    ...firsts.flatMap((point) => LATER_DEATHS.map((later) => [point, later])),
+    ...firsts.flatMap((point) => LATER_KILL_POINTS.map((later) => [point, later])),
   ];
   const left = [...rounds.entries()];
   let deaths = 0;
   const lane = async (n: number) => {
     const upstream = await startUpstream();
     const gateway = await makeGateway({
-      policies: sagaPolicies(upstream.url),
-      databaseUrl: await database(`lane${n}`),
+      policies: buildSagaPolicies(upstream.url),
+      databaseUrl: await createDatabase(`lane${n}`),
     });
     try {
       for (let next = left.shift(); next !== undefined; next = left.shift()) {
         const [number, points] = next;
-        if (!gateway.alive) await gateway.start();
-        const seven = await takeSevenSteps(gateway, upstream, `r${number}`);
+        if (!gateway.isAlive) await gateway.start();
+        const seven = await createSevenStepSaga(gateway, upstream, `r${number}`);
         const { violations, died } = await crashRollback(seven, upstream, points);
         deaths += died;
-        if (violations.length > 0) broken += 1;
+        if (violations.length > 0) violationCount += 1;
         const verdict = violations.length === 0 ? 'held' : `BROKEN\n  ${violations.join('\n  ')}`;
         console.log(`${points.join(', then ')}: died ${died} of ${points.length} times, ${verdict}`);
         await upstream.reset();
@@ -71,21 +71,26 @@ async function crashes(): Promise<void> {
   };
   await Promise.all(Array.from({ length: Number(values.lanes) }, (_, n) => lane(n)));
   const seconds = Math.round((performance.now() - started) / 1000);
-  console.log(`${rounds.length} rollbacks through ${deaths} deaths in ${seconds} s: ${broken} with a broken promise`);
+  console.log(
+    `${rounds.length} rollbacks through ${deaths} deaths in ${seconds} s: ${violationCount} with a broken promise`,
+  );
 }
 
-async function load(): Promise<void> {
+async function runLoadCampaign(): Promise<void> {
   const upstream = await startUpstream();
-  const gateway = await makeGateway({ policies: sagaPolicies(upstream.url), databaseUrl: await database('load') });
+  const gateway = await makeGateway({
+    policies: buildSagaPolicies(upstream.url),
+    databaseUrl: await createDatabase('load'),
+  });
   try {
     await gateway.start();
     const wish = { sagas: Number(values.sagas), steps: Number(values.steps), name: 'load' };
-    const { violations, undos, seconds } = await rollBackMany([gateway], upstream, wish);
+    const { violations, undos, seconds } = await runRollbackLoad([gateway], upstream, wish);
     for (const violation of violations.slice(0, 20)) console.log(violation);
-    broken = violations.length;
+    violationCount = violations.length;
     const rate = (count: number) => Math.round(count / seconds);
     console.log(
-      `${wish.sagas} sagas of ${wish.steps} steps rolled back in ${seconds.toFixed(1)} s: ${rate(wish.sagas)} sagas/s, ${rate(undos)} undos/s, ${broken} broken promises`,
+      `${wish.sagas} sagas of ${wish.steps} steps rolled back in ${seconds.toFixed(1)} s: ${rate(wish.sagas)} sagas/s, ${rate(undos)} undos/s, ${violationCount} broken promises`,
     );
   } finally {
     await gateway.dispose();
@@ -93,7 +98,7 @@ async function load(): Promise<void> {
   }
 }
 
-async function database(name: string): Promise<string> {
+async function createDatabase(name: string): Promise<string> {
   const admin = new pg.Client({ connectionString: postgres.url });
   await admin.connect();
   await admin.query(`create database ${name}`);

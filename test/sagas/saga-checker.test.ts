@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
-import { checkSaga, type SeenEffect, type SeenSaga, type TakenStep } from './saga-checker.ts';
+import { checkSaga, type ExecutedStep, type ObservedSaga, type ObservedSagaEffect } from './saga-checker.ts';
 
 const DO = 'POST /keyed/charge';
 const UNDO = 'POST /keyed/refund';
 
-const step = (id: string, on: string[] | null, more: Partial<TakenStep> = {}): TakenStep => ({
+const step = (id: string, on: string[] | null, more: Partial<ExecutedStep> = {}): ExecutedStep => ({
   id,
   txn: `txn-${id}`,
   forward: DO,
@@ -13,7 +13,7 @@ const step = (id: string, on: string[] | null, more: Partial<TakenStep> = {}): T
   ...more,
 });
 /** `+a` happened, `-a` was undone, in this order. */
-const effects = (...told: string[]): SeenEffect[] =>
+const effects = (...told: string[]): ObservedSagaEffect[] =>
   told.map((what, i) => ({
     n: i + 1,
     request: i + 1,
@@ -21,7 +21,7 @@ const effects = (...told: string[]): SeenEffect[] =>
     route: what.startsWith('+') ? DO : UNDO,
     bodySha256: what,
   }));
-const saga = (state: string, undos: Record<string, string>, states: Record<string, string> = {}): SeenSaga => ({
+const saga = (state: string, undos: Record<string, string>, states: Record<string, string> = {}): ObservedSaga => ({
   saga: 'the-saga',
   state,
   steps: Object.entries(undos).map(([id, undo]) => ({
@@ -53,7 +53,7 @@ describe('the checker of sagas', () => {
     expect(checkSaga(seen, steps, effects('+a', '+b', '+c', '-c'))).toEqual([]);
   });
 
-  it.each<[string, SeenSaga, string[], RegExp]>([
+  it.each<[string, ObservedSaga, string[], RegExp]>([
     ['a step that happened twice', saga('open', { a: 'none' }), ['+a', '+a'], /happened 2 times/],
     ['an undo that happened twice', saga('rolled_back', { a: 'done' }), ['+a', '-a', '-a'], /undone 2 times/],
     ['an undo of what never happened', saga('parked', { a: 'running' }), ['-a'], /never happened/],

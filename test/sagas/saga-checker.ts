@@ -1,7 +1,7 @@
-import type { Effect } from '../faults/upstream.ts';
+import type { UpstreamEffect } from '../faults/upstream.ts';
 
 /** A step as the test took it: what tells its effects and those of its undo from others at the upstream. */
-export interface TakenStep {
+export interface ExecutedStep {
   readonly id: string;
   /** Undefined: the caller never learned it. */
   readonly txn: string | undefined;
@@ -19,7 +19,7 @@ export interface TakenStep {
   readonly waived?: boolean;
 }
 
-export interface SeenSaga {
+export interface ObservedSaga {
   readonly saga: string;
   readonly state: string;
   readonly steps: readonly {
@@ -29,25 +29,25 @@ export interface SeenSaga {
   }[];
 }
 
-export type SeenEffect = Pick<Effect, 'n' | 'id' | 'route' | 'request' | 'bodySha256'>;
+export type ObservedSagaEffect = Pick<UpstreamEffect, 'n' | 'id' | 'route' | 'request' | 'bodySha256'>;
 
-interface Case {
-  readonly step: TakenStep;
+interface StepObservation {
+  readonly step: ExecutedStep;
   readonly name: string;
-  readonly seen: SeenSaga['steps'][number] | undefined;
-  readonly forward: readonly SeenEffect[];
-  readonly undo: readonly SeenEffect[];
+  readonly seen: ObservedSaga['steps'][number] | undefined;
+  readonly forward: readonly ObservedSagaEffect[];
+  readonly undo: readonly ObservedSagaEffect[];
 }
 
-const NO_EFFECT = new Set(['failed', 'rejected', 'expired', 'cancelled']);
+const NO_EFFECT_STATES = new Set(['failed', 'rejected', 'expired', 'cancelled']);
 
 /** Every promise about a rollback that did not hold, as a sentence; an empty list is a pass. Steps in the order taken. */
 export function checkSaga(
-  saga: SeenSaga,
-  steps: readonly TakenStep[],
-  effects: readonly SeenEffect[],
+  saga: ObservedSaga,
+  steps: readonly ExecutedStep[],
+  effects: readonly ObservedSagaEffect[],
 ): readonly string[] {
-  const cases = steps.map((step): Case => {
+  const cases = steps.map((step): StepObservation => {
     const happened = (route: string | null, id: string) =>
       effects.filter((effect) => effect.route === route && effect.id === id);
     return {
@@ -59,15 +59,15 @@ export function checkSaga(
     };
   });
   return [
-    ...cases.flatMap((one) => [...atMostOnce(one), ...onlyWhatHappened(one), ...neverAfterItsUndo(one)]),
-    ...cases.flatMap((one) => [...undoStateIsTrue(one), ...stateIsTrue(one)]),
-    ...legalOrder(cases),
-    ...(saga.state === 'rolled_back' ? cases.flatMap(isUndone) : []),
+    ...cases.flatMap((one) => [...checkAtMostOnce(one), ...checkUndoHadEffect(one), ...checkNotAfterUndo(one)]),
+    ...cases.flatMap((one) => [...checkUndoState(one), ...checkStepState(one)]),
+    ...checkUndoOrder(cases),
+    ...(saga.state === 'rolled_back' ? cases.flatMap(checkFullyUndone) : []),
   ].map((violation) => `saga ${saga.saga}: ${violation}`);
 }
 
-function atMostOnce({ step, name, forward, undo }: Case): string[] {
-  const count = (found: readonly SeenEffect[]) =>
+function checkAtMostOnce({ step, name, forward, undo }: StepObservation): string[] {
+  const count = (found: readonly ObservedSagaEffect[]) =>
     step.repeatable === true ? new Set(found.map(({ bodySha256 }) => bodySha256)).size : found.length;
   return [
     ...(count(forward) > 1 ? [`${name} happened ${count(forward)} times`] : []),
@@ -75,15 +75,15 @@ function atMostOnce({ step, name, forward, undo }: Case): string[] {
   ];
 }
 
-function onlyWhatHappened({ name, forward, undo }: Case): string[] {
+function checkUndoHadEffect({ name, forward, undo }: StepObservation): string[] {
   return undo.length > 0 && forward.length === 0 ? [`${name} was undone and never happened (I20)`] : [];
 }
 
-function neverAfterItsUndo({ name, forward, undo }: Case): string[] {
-  return last(forward) > first(undo) ? [`${name} happened after it was undone (I19)`] : [];
+function checkNotAfterUndo({ name, forward, undo }: StepObservation): string[] {
+  return maxPosition(forward) > minPosition(undo) ? [`${name} happened after it was undone (I19)`] : [];
 }
 
-function undoStateIsTrue({ name, seen, undo }: Case): string[] {
+function checkUndoState({ name, seen, undo }: StepObservation): string[] {
   if (seen === undefined) return undo.length > 0 ? [`${name} was undone and is no step of the saga`] : [];
   const { state, reason } = seen.undo;
   if (state === 'done' && undo.length === 0) return [`${name}: its undo is done, and nothing was undone`];
@@ -92,22 +92,23 @@ function undoStateIsTrue({ name, seen, undo }: Case): string[] {
   return undo.length > 0 && !mayHave ? [`${name} was undone, and its undo is ${state}`] : [];
 }
 
-function stateIsTrue({ name, seen, forward }: Case): string[] {
+function checkStepState({ name, seen, forward }: StepObservation): string[] {
   if (seen?.state === 'succeeded' && forward.length === 0) return [`${name} succeeded and did not happen (I5)`];
-  const isOver = seen === undefined || NO_EFFECT.has(seen.state);
+  const isOver = seen === undefined || NO_EFFECT_STATES.has(seen.state);
   return isOver && forward.length > 0 ? [`${name} is ${seen?.state ?? 'unknown'} and happened (I5)`] : [];
 }
 
 /** Whatever rests on a step, directly or not, is undone before it: in the order of effects and of requests. */
-function legalOrder(cases: readonly Case[]): string[] {
+function checkUndoOrder(cases: readonly StepObservation[]): string[] {
   const found: string[] = [];
-  const rests = restingOn(cases.map(({ step }) => step));
+  const rests = collectDependencies(cases.map(({ step }) => step));
   for (const below of cases) {
     if (below.undo.length === 0) continue;
     for (const above of cases) {
       if (rests.get(above.step.id)?.has(below.step.id) !== true) continue;
       const isFirst =
-        last(above.undo) < first(below.undo) && last(above.undo, 'request') < first(below.undo, 'request');
+        maxPosition(above.undo) < minPosition(below.undo) &&
+        maxPosition(above.undo, 'request') < minPosition(below.undo, 'request');
       if (above.undo.length > 0 && !isFirst)
         found.push(`${below.name} was undone before ${above.name}, which rests on it (I17)`);
       const isLeft = above.undo.length === 0 && above.forward.length > 0 && above.step.undo !== null;
@@ -119,7 +120,7 @@ function legalOrder(cases: readonly Case[]): string[] {
 }
 
 /** By id: all steps that it rests on, directly or through others. */
-function restingOn(steps: readonly TakenStep[]): ReadonlyMap<string, ReadonlySet<string>> {
+function collectDependencies(steps: readonly ExecutedStep[]): ReadonlyMap<string, ReadonlySet<string>> {
   const rests = new Map<string, Set<string>>();
   steps.forEach(({ id, on }, i) => {
     const direct = on ?? steps.slice(0, i).map((step) => step.id);
@@ -129,17 +130,17 @@ function restingOn(steps: readonly TakenStep[]): ReadonlyMap<string, ReadonlySet
 }
 
 /** After a whole rollback the world is as it was at the start. */
-function isUndone({ step, name, forward, undo, seen }: Case): string[] {
+function checkFullyUndone({ step, name, forward, undo, seen }: StepObservation): string[] {
   if (forward.length > 0 && undo.length === 0 && step.undo !== null)
     return [`it is rolled_back, and ${name} was not undone`];
   const state = seen?.undo.state ?? 'skipped';
   return state === 'done' || state === 'skipped' ? [] : [`it is rolled_back, and the undo of ${name} is ${state}`];
 }
 
-function first(effects: readonly SeenEffect[], by: 'n' | 'request' = 'n'): number {
+function minPosition(effects: readonly ObservedSagaEffect[], by: 'n' | 'request' = 'n'): number {
   return Math.min(...effects.map((effect) => effect[by]));
 }
 
-function last(effects: readonly SeenEffect[], by: 'n' | 'request' = 'n'): number {
+function maxPosition(effects: readonly ObservedSagaEffect[], by: 'n' | 'request' = 'n'): number {
   return Math.max(...effects.map((effect) => effect[by]));
 }

@@ -1,7 +1,7 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from '../support/gateway.ts';
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
 
 /** Tools that can be undone, each in another way, against the effect-counting upstream. */
-export function sagaPolicies(url: string, tuning: { retry?: string; timeout?: string; rules?: string } = {}) {
+export function buildSagaPolicies(url: string, tuning: { retry?: string; timeout?: string; rules?: string } = {}) {
   const retry = tuning.retry ?? '{ attempts: 5, base: 20ms, max: 200ms, within: 1h }';
   const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
   const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
@@ -69,8 +69,8 @@ tools:
   world.write:
     upstream: world
     input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
-    request: { method: PUT, path: "/nature/objects/\${args.id}", body: { text: "\${args.text}" } }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: { text: "\${args.text}" } }
+    once: { by: idempotent }
     retry: ${retry}
     observe: { tool: world.look, args: { id: "\${args.id}" }, satisfied: "observed != null && observed.object.text == args.text" }
     undo: { kind: reversible, tool: world.restore, args: { id: "\${args.id}", text: "\${before == null ? '' : before.object.text}" } }
@@ -78,13 +78,13 @@ tools:
     upstream: world
     input: { type: object, properties: { id: { type: string }, text: { type: string } }, required: [id, text] }
     request: { method: PUT, path: "/restored/\${args.id}", body: { text: "\${args.text}" } }
-    once: { by: nature }
+    once: { by: idempotent }
     retry: ${retry}
   world.look:
     upstream: world
     effect: read
     ${input}
-    request: { method: GET, path: "/nature/objects/\${args.id}" }
+    request: { method: GET, path: "/idempotent/objects/\${args.id}" }
     retry: ${retry}
   world.mail:
     upstream: world
@@ -102,11 +102,11 @@ tools:
     upstream: world
     ${input}
     ${post('/echo')}
-    once: { by: nature }
+    once: { by: idempotent }
     undo: { kind: none }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
 ${tuning.rules ?? ''}
       - allow: world.approved
@@ -119,9 +119,9 @@ ${tuning.rules ?? ''}
         approve: never
       - allow: narrow.*
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules:
       - allow: world.charge
-${PEOPLE}`,
+${PEOPLE_YAML}`,
   };
 }

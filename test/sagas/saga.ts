@@ -14,13 +14,13 @@ export class TestSaga {
   }
 
   static async open(gateway: Gateway, body: object = {}, agentKey: string = AGENT_KEY): Promise<TestSaga> {
-    const reply = await post(gateway, '/v1/sagas', body, agentKey);
+    const reply = await postJson(gateway, '/v1/sagas', body, agentKey);
     if (reply.status !== 201) throw new Error(`${reply.status} ${JSON.stringify(reply.body)}`);
     return new TestSaga(gateway, reply.body.saga, agentKey);
   }
 
   /** Takes a step; `on` are the steps it rests on. */
-  step(tool: string, args: object, options: { key?: string; on?: readonly string[]; headers?: object } = {}) {
+  callStep(tool: string, args: object, options: { key?: string; on?: readonly string[]; headers?: object } = {}) {
     const { key, on, headers } = options;
     return this.gateway.call(tool, args, {
       ...(key === undefined ? {} : { key }),
@@ -34,10 +34,10 @@ export class TestSaga {
   }
 
   /** A step that succeeds. What could not be claimed in the bustle is asked for again with the same key, as an agent would. */
-  async take(tool: string, args: { readonly id: string }, on?: readonly string[]): Promise<string> {
+  async runStep(tool: string, args: { readonly id: string }, on?: readonly string[]): Promise<string> {
     const until = performance.now() + 30_000;
     for (;;) {
-      const answer = await this.step(tool, args, { key: args.id, ...(on === undefined ? {} : { on }) });
+      const answer = await this.callStep(tool, args, { key: args.id, ...(on === undefined ? {} : { on }) });
       if (answer.status === 200) return answer.body.txn;
       if (answer.status !== 503 || performance.now() > until)
         throw new Error(`${tool} answered ${answer.status} ${JSON.stringify(answer.body)}`);
@@ -49,8 +49,8 @@ export class TestSaga {
     return (await this.gateway.get(`/v1/sagas/${this.id}`, this.agentKey)).body;
   }
 
-  act(verb: string, body: object = {}, query = ''): Promise<Reply> {
-    return post(this.gateway, `/v1/sagas/${this.id}/${verb}${query}`, body, this.agentKey);
+  postAction(verb: string, body: object = {}, query = ''): Promise<Reply> {
+    return postJson(this.gateway, `/v1/sagas/${this.id}/${verb}${query}`, body, this.agentKey);
   }
 
   admin(verb: string, body: object, query = ''): Promise<Reply> {
@@ -58,11 +58,11 @@ export class TestSaga {
   }
 
   rollback(body: object = {}, query = '?wait=20'): Promise<Reply> {
-    return this.act('rollback', { reason: 'the test says so', ...body }, query);
+    return this.postAction('rollback', { reason: 'the test says so', ...body }, query);
   }
 
   /** The saga once its rollback is over, however it ended; the gateway may die meanwhile. */
-  async atRest(withinMs = 30_000): Promise<Reply['body']> {
+  async waitUntilSettled(withinMs = 30_000): Promise<Reply['body']> {
     const until = performance.now() + withinMs;
     let last: Reply['body'];
     while (performance.now() < until) {
@@ -74,7 +74,7 @@ export class TestSaga {
   }
 }
 
-export function post(gateway: Gateway, path: string, body: object, key: string = AGENT_KEY, headers: object = {}) {
+export function postJson(gateway: Gateway, path: string, body: object, key: string = AGENT_KEY, headers: object = {}) {
   return gateway.request('POST', path, {
     body: JSON.stringify(body),
     key,

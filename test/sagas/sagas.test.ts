@@ -1,18 +1,18 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { type Gateway, makeGateway, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
-import { post, TestSaga } from './saga.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { postJson, TestSaga } from './saga.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await makeGateway({ policies: sagaPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await makeGateway({ policies: buildSagaPolicies(upstream.url), databaseUrl: database.url });
   await gateway.start();
 });
 afterAll(async () => {
@@ -26,7 +26,7 @@ const effects = async (id: string) => (await upstream.effects(id)).map((effect) 
 describe('a rollback', () => {
   it('undoes every step, the last one first', async () => {
     const saga = await TestSaga.open(gateway, { name: 'three charges' });
-    for (const id of ['a1', 'a2', 'a3']) expect((await saga.step('world.charge', { id })).status).toBe(200);
+    for (const id of ['a1', 'a2', 'a3']) expect((await saga.callStep('world.charge', { id })).status).toBe(200);
     const answer = await saga.rollback();
     expect(answer.status).toBe(202);
     expect(answer.body.state).toBe('rolled_back');
@@ -42,7 +42,7 @@ describe('a rollback', () => {
   it('puts back what was there before', async () => {
     await gateway.call('world.write', { id: 'file', text: 'old' });
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.write', { id: 'file', text: 'new' });
+    await saga.callStep('world.write', { id: 'file', text: 'new' });
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'new' });
     expect((await saga.rollback()).body.state).toBe('rolled_back');
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'old' });
@@ -57,8 +57,8 @@ describe('a rollback', () => {
 
   it('never says rolled_back over an irreversible step', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'irr-1' });
-    const mail = await saga.step('world.mail', { id: 'irr-2' });
+    await saga.callStep('world.charge', { id: 'irr-1' });
+    const mail = await saga.callStep('world.mail', { id: 'irr-2' });
     const { body } = await saga.rollback();
     expect(body.state).toBe('parked');
     expect(body.reason).toContain(mail.body.txn);
@@ -72,7 +72,7 @@ describe('a rollback', () => {
   it('knows what was done though its undo cannot be written down', async () => {
     await upstream.plan({ match: { id: 'odd' }, do: ['apply', { reply: 200, body: { id: '\uD800' } }] });
     const saga = await TestSaga.open(gateway);
-    const step = await saga.step('world.charge', { id: 'odd' });
+    const step = await saga.callStep('world.charge', { id: 'odd' });
     expect([step.status, step.body.state]).toEqual([200, 'succeeded']);
     const { body } = await saga.rollback();
     expect(body).toMatchObject({ state: 'parked', reason: expect.stringContaining('is not undone') });
@@ -82,20 +82,22 @@ describe('a rollback', () => {
 describe('opening a saga', () => {
   it('under a key is one saga, however often', async () => {
     const key = { 'idempotency-key': 'open-1' };
-    const first = await post(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
-    const again = await post(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
+    const first = await postJson(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
+    const again = await postJson(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
     expect([first.status, again.status]).toEqual([201, 201]);
     expect(again.body).toEqual(first.body);
     expect(again.headers.get('idempotent-replayed')).toBe('true');
-    const other = await post(gateway, '/v1/sagas', { name: 'y' }, undefined, key);
+    const other = await postJson(gateway, '/v1/sagas', { name: 'y' }, undefined, key);
     expect([other.status, other.body.code]).toEqual([422, 'key_reused']);
-    const stranger = await post(gateway, '/v1/sagas', { name: 'x' }, OTHER_AGENT_KEY, key);
+    const stranger = await postJson(gateway, '/v1/sagas', { name: 'x' }, OTHER_AGENT_KEY, key);
     expect(stranger.body.saga).not.toBe(first.body.saga);
   });
 
   it('at once and together under a key is still one', async () => {
     const replies = await Promise.all(
-      Array.from({ length: 20 }, () => post(gateway, '/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' })),
+      Array.from({ length: 20 }, () =>
+        postJson(gateway, '/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' }),
+      ),
     );
     expect(new Set(replies.map((reply) => reply.body.saga)).size).toBe(1);
     expect(replies.filter((reply) => reply.headers.get('idempotent-replayed') === null)).toHaveLength(1);
@@ -112,7 +114,7 @@ describe('opening a saga', () => {
     [{ name: '' }, /^name: "" is too short: at least 1$/],
     [[], /^The body must be a JSON object\.$/],
   ])('refuses %j', async (body, why) => {
-    const reply = await post(gateway, '/v1/sagas', body);
+    const reply = await postJson(gateway, '/v1/sagas', body);
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
     expect(reply.body.detail).toMatch(why);
   });
@@ -123,7 +125,7 @@ describe('opening a saga', () => {
     expect((await gateway.get(path, OTHER_AGENT_KEY)).status).toBe(404);
     for (const verb of ['commit', 'rollback', 'savepoints']) {
       const body = verb === 'commit' ? {} : verb === 'rollback' ? { reason: 'mine' } : { name: 's' };
-      expect((await post(gateway, `${path}/${verb}`, body, OTHER_AGENT_KEY)).status, verb).toBe(404);
+      expect((await postJson(gateway, `${path}/${verb}`, body, OTHER_AGENT_KEY)).status, verb).toBe(404);
     }
     const step = await gateway.call(
       'world.charge',
@@ -139,10 +141,10 @@ describe('opening a saga', () => {
 describe('a step', () => {
   it('says its saga, is listed by it, and rests on what it says', async () => {
     const saga = await TestSaga.open(gateway);
-    const a = await saga.step('world.charge', { id: 's-a' });
-    const b = await saga.step('world.charge', { id: 's-b' }, { on: [] });
-    const c = await saga.step('world.charge', { id: 's-c' }, { on: [a.body.txn] });
-    const d = await saga.step('world.charge', { id: 's-d' });
+    const a = await saga.callStep('world.charge', { id: 's-a' });
+    const b = await saga.callStep('world.charge', { id: 's-b' }, { on: [] });
+    const c = await saga.callStep('world.charge', { id: 's-c' }, { on: [a.body.txn] });
+    const d = await saga.callStep('world.charge', { id: 's-d' });
     expect(a.body.saga).toBe(saga.id);
     const { steps } = await saga.read();
     expect(steps.map((step: { dependsOn: string[] }) => step.dependsOn)).toEqual([
@@ -180,47 +182,47 @@ describe('a step', () => {
 
   it('rests on steps of its own saga only', async () => {
     const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
-    const a = await one.step('world.charge', { id: 'dep-a' });
-    const reply = await two.step('world.charge', { id: 'dep-b' }, { on: [a.body.txn] });
+    const a = await one.callStep('world.charge', { id: 'dep-a' });
+    const reply = await two.callStep('world.charge', { id: 'dep-b' }, { on: [a.body.txn] });
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
     expect(reply.body.detail).toContain(a.body.txn);
-    const bad = await two.step('world.charge', { id: 'dep-b' }, { headers: { 'oncegate-depends-on': 'a, b' } });
+    const bad = await two.callStep('world.charge', { id: 'dep-b' }, { headers: { 'oncegate-depends-on': 'a, b' } });
     expect(bad.status).toBe(400);
     expect(await effects('dep-b')).toEqual([]);
   });
 
   it('under a key of another saga, or of none, is refused; the same saga is a replay', async () => {
     const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
-    const first = await one.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
-    const again = await one.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    const first = await one.callStep('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    const again = await one.callStep('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
     expect(again.headers.get('idempotent-replayed')).toBe('true');
     expect(again.body.txn).toBe(first.body.txn);
-    const other = await two.step('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
+    const other = await two.callStep('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
     expect([other.status, other.body.code]).toEqual([422, 'key_reused']);
     await gateway.call('world.charge', { id: 'key-b' }, { key: 'saga-key-2' });
-    expect((await two.step('world.charge', { id: 'key-b' }, { key: 'saga-key-2' })).status).toBe(422);
+    expect((await two.callStep('world.charge', { id: 'key-b' }, { key: 'saga-key-2' })).status).toBe(422);
     expect((await one.read()).steps).toHaveLength(1);
     expect((await two.read()).steps).toHaveLength(0);
   });
 
   it('without a key is a repeat only within its saga', async () => {
     const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
-    const a = await one.step('world.charge', { id: 'unkeyed' });
-    const b = await two.step('world.charge', { id: 'unkeyed' });
+    const a = await one.callStep('world.charge', { id: 'unkeyed' });
+    const b = await two.callStep('world.charge', { id: 'unkeyed' });
     expect(b.body.txn).not.toBe(a.body.txn);
-    const c = await two.step('world.charge', { id: 'unkeyed' });
+    const c = await two.callStep('world.charge', { id: 'unkeyed' });
     expect(c.body.txn).toBe(b.body.txn);
     expect(c.body.replayed).toBe(true);
   });
 
   it('of a closed saga is refused, but one that was taken is replayed', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
-    await saga.act('commit');
-    const late = await saga.step('world.charge', { id: 'closed-b' });
+    await saga.callStep('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
+    await saga.postAction('commit');
+    const late = await saga.callStep('world.charge', { id: 'closed-b' });
     expect([late.status, late.body.code, late.body.retry]).toEqual([409, 'saga_closed', 'never']);
     expect(await effects('closed-b')).toEqual([]);
-    const replay = await saga.step('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
+    const replay = await saga.callStep('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
     expect([replay.status, replay.body.replayed]).toEqual([200, true]);
   });
 });
@@ -228,9 +230,9 @@ describe('a step', () => {
 describe('commit', () => {
   it('ends it: no rollback afterwards, again is fine, and its calls are undone one by one', async () => {
     const saga = await TestSaga.open(gateway);
-    const a = await saga.step('world.charge', { id: 'c-a' });
-    expect((await saga.act('commit')).body.state).toBe('committed');
-    expect((await saga.act('commit')).status).toBe(200);
+    const a = await saga.callStep('world.charge', { id: 'c-a' });
+    expect((await saga.postAction('commit')).body.state).toBe('committed');
+    expect((await saga.postAction('commit')).status).toBe(200);
     const back = await saga.rollback();
     expect([back.status, back.body.code]).toEqual([409, 'saga_closed']);
     expect((await saga.admin('rollback', { reason: 'r' })).status).toBe(409);
@@ -244,9 +246,9 @@ describe('commit', () => {
 
   it('waits for what is not over', async () => {
     const saga = await TestSaga.open(gateway);
-    const held = await saga.step('world.approved', { id: 'c-held' }, { headers: { prefer: 'wait=0' } });
+    const held = await saga.callStep('world.approved', { id: 'c-held' }, { headers: { prefer: 'wait=0' } });
     expect(held.status).toBe(202);
-    const reply = await saga.act('commit');
+    const reply = await saga.postAction('commit');
     expect([reply.status, reply.body.retry]).toEqual([409, 'after_delay']);
     expect(reply.body.detail).toContain(held.body.txn);
     expect((await saga.rollback()).body.state).toBe('rolled_back');
@@ -257,17 +259,17 @@ describe('commit', () => {
 describe('savepoints', () => {
   it('are where a rollback goes back to, and the saga goes on', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'sp-1' });
-    expect((await saga.act('savepoints', { name: 'good' })).status).toBe(201);
-    await saga.step('world.charge', { id: 'sp-2' });
-    expect((await saga.act('savepoints', { name: 'good' })).body).toMatchObject({ name: 'good', after: 1 });
-    await saga.act('savepoints', { name: 'later' });
+    await saga.callStep('world.charge', { id: 'sp-1' });
+    expect((await saga.postAction('savepoints', { name: 'good' })).status).toBe(201);
+    await saga.callStep('world.charge', { id: 'sp-2' });
+    expect((await saga.postAction('savepoints', { name: 'good' })).body).toMatchObject({ name: 'good', after: 1 });
+    await saga.postAction('savepoints', { name: 'later' });
     const back = await saga.rollback({ to: 'good' });
     expect(back.body.state).toBe('open');
     expect(back.body.savepoints).toEqual([{ name: 'good', after: 1 }]);
     expect(await effects('sp-1')).toEqual(['POST /keyed/charge']);
     expect(await effects('sp-2')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
-    expect((await saga.step('world.charge', { id: 'sp-3' })).status).toBe(200);
+    expect((await saga.callStep('world.charge', { id: 'sp-3' })).status).toBe(200);
     const all = await saga.rollback();
     expect(all.body.state).toBe('rolled_back');
     for (const id of ['sp-1', 'sp-2', 'sp-3']) expect(await effects(id), id).toHaveLength(2);
@@ -275,16 +277,16 @@ describe('savepoints', () => {
 
   it('taken before any step is still a place to go on from', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.act('savepoints', { name: 'start' });
-    await saga.step('world.charge', { id: 'sp-0' });
+    await saga.postAction('savepoints', { name: 'start' });
+    await saga.callStep('world.charge', { id: 'sp-0' });
     expect((await saga.rollback({ to: 'start' })).body.state).toBe('open');
     expect(await effects('sp-0')).toHaveLength(2);
-    expect((await saga.act('commit')).status).toBe(200);
+    expect((await saga.postAction('commit')).status).toBe(200);
   });
 
   it('that are not there are told, with those that are', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.act('savepoints', { name: 'one' });
+    await saga.postAction('savepoints', { name: 'one' });
     const reply = await saga.rollback({ to: 'two' });
     expect([reply.status, reply.body.code]).toEqual([404, 'not_found']);
     expect(reply.body.detail).toContain('"one"');
@@ -295,18 +297,18 @@ describe('savepoints', () => {
 describe('ttl', () => {
   it('rolls back by itself', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '400ms' });
-    await saga.step('world.charge', { id: 'ttl-1' });
-    const rest = await saga.atRest();
+    await saga.callStep('world.charge', { id: 'ttl-1' });
+    const rest = await saga.waitUntilSettled();
     expect([rest.state, rest.reason]).toEqual(['rolled_back', 'its ttl ran out']);
     expect(await effects('ttl-1')).toHaveLength(2);
-    expect((await saga.step('world.charge', { id: 'ttl-2' })).body.code).toBe('saga_closed');
+    expect((await saga.callStep('world.charge', { id: 'ttl-2' })).body.code).toBe('saga_closed');
   });
 
   it('or parks, for a person to decide', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '300ms', onExpire: 'park' });
-    await saga.step('world.charge', { id: 'ttl-p' });
-    expect((await saga.atRest()).state).toBe('parked');
-    expect((await saga.step('world.charge', { id: 'ttl-q' })).body.code).toBe('saga_closed');
+    await saga.callStep('world.charge', { id: 'ttl-p' });
+    expect((await saga.waitUntilSettled()).state).toBe('parked');
+    expect((await saga.callStep('world.charge', { id: 'ttl-q' })).body.code).toBe('saga_closed');
     expect((await saga.admin('resume', { reason: 'again' })).status).toBe(409);
     expect((await saga.admin('rollback', { reason: 'enough' }, '?wait=10')).body.state).toBe('rolled_back');
   });
@@ -317,7 +319,7 @@ describe('an undo known only at the call', () => {
 
   it("replaces the tool's own", async () => {
     const saga = await TestSaga.open(gateway);
-    const reply = await saga.step(
+    const reply = await saga.callStep(
       'world.plain',
       { id: 'own-1' },
       { headers: undo('world.refund', { id: 'own-1', effect: 'mine' }) },
@@ -347,16 +349,16 @@ describe('observe', () => {
     await gateway.call('world.write', { id: 'obs', text: 'same' });
     const again = await gateway.call('world.write', { id: 'obs', text: 'same' }, { key: 'obs-2' });
     expect(again.body).toMatchObject({ state: 'succeeded', outcome: 'already_satisfied', attempts: 0 });
-    expect(await effects('obs')).toEqual(['PUT /nature/objects']);
+    expect(await effects('obs')).toEqual(['PUT /idempotent/objects']);
   });
 
   it('has nothing to undo then', async () => {
     await gateway.call('world.write', { id: 'obs-s', text: 'kept' });
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.write', { id: 'obs-s', text: 'kept' });
+    await saga.callStep('world.write', { id: 'obs-s', text: 'kept' });
     const { body } = await saga.rollback();
     expect(body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'skipped' } }] });
-    expect(await effects('obs-s')).toEqual(['PUT /nature/objects']);
+    expect(await effects('obs-s')).toEqual(['PUT /idempotent/objects']);
   });
 
   it('sends nothing when it cannot see, and binds no key', async () => {
@@ -372,11 +374,11 @@ describe('a dry run', () => {
   it('of a step tells what the step would meet', async () => {
     const saga = await TestSaga.open(gateway);
     const dry = (headers: object) =>
-      saga.step('world.charge', { id: 'dry' }, { headers: { 'oncegate-dry-run': '?1', ...headers } });
+      saga.callStep('world.charge', { id: 'dry' }, { headers: { 'oncegate-dry-run': '?1', ...headers } });
     expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 200, sends: true });
     const undo = JSON.stringify({ tool: 'world.refund', args: { id: 'dry', effect: 'forbidden' } });
     expect((await dry({ 'oncegate-undo': undo })).body.wouldAnswer).toMatchObject({ status: 403, sends: false });
-    await saga.act('commit');
+    await saga.postAction('commit');
     expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 409, code: 'saga_closed' });
   });
 });
@@ -384,10 +386,10 @@ describe('a dry run', () => {
 describe('people', () => {
   it('see the plan before anything happens', async () => {
     const saga = await TestSaga.open(gateway);
-    const a = await saga.step('world.charge', { id: 'plan-a' }, { on: [] });
-    const b = await saga.step('world.charge', { id: 'plan-b' }, { on: [] });
-    const c = await saga.step('world.charge', { id: 'plan-c' }, { on: [a.body.txn] });
-    const d = await saga.step('world.mail', { id: 'plan-d' }, { on: [b.body.txn] });
+    const a = await saga.callStep('world.charge', { id: 'plan-a' }, { on: [] });
+    const b = await saga.callStep('world.charge', { id: 'plan-b' }, { on: [] });
+    const c = await saga.callStep('world.charge', { id: 'plan-c' }, { on: [a.body.txn] });
+    const d = await saga.callStep('world.mail', { id: 'plan-d' }, { on: [b.body.txn] });
     const { status, body } = await saga.admin('rollback', { dryRun: true });
     expect(status).toBe(200);
     expect(body.wouldEnd).toBe('parked');
@@ -409,11 +411,11 @@ describe('people', () => {
 
   it('have what they were shown undone, or nothing', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'shown-a' });
+    await saga.callStep('world.charge', { id: 'shown-a' });
     const plan = async () => (await saga.admin('rollback', { dryRun: true })).body;
     const { digest } = await plan();
     expect((await plan()).digest).toBe(digest);
-    await saga.step('world.charge', { id: 'shown-b' });
+    await saga.callStep('world.charge', { id: 'shown-b' });
 
     const other = await saga.admin('rollback', { reason: 'as shown', digest });
     expect([other.status, other.body.code]).toEqual([409, 'conflict']);
@@ -432,13 +434,13 @@ describe('people', () => {
 
   it('may ask again for what they were shown, wherever it ended', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.take('world.charge', { id: 'twice-a' });
-    await saga.act('savepoints', { name: 'here' });
-    await saga.take('world.charge', { id: 'twice-b' });
+    await saga.runStep('world.charge', { id: 'twice-a' });
+    await saga.postAction('savepoints', { name: 'here' });
+    await saga.runStep('world.charge', { id: 'twice-b' });
     const { digest } = (await saga.admin('rollback', { dryRun: true, to: 'here' })).body;
     const order = { reason: 'as shown', digest, to: 'here' };
     expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('open');
-    const later = await saga.take('world.charge', { id: 'twice-c' });
+    const later = await saga.runStep('world.charge', { id: 'twice-c' });
     const again = await saga.admin('rollback', order, '?wait=20');
     expect([again.status, again.body.state]).toEqual([202, 'open']);
     expect(again.body.steps.at(-1)).toMatchObject({ txn: later, state: 'succeeded', undo: { state: 'none' } });
@@ -447,14 +449,14 @@ describe('people', () => {
     expect(await database.query(leaves)).toHaveLength(1);
     // Once another rollback was begun, it is that one's turn, and this one is old.
     await saga.rollback({ to: 'here', reason: 'once more' });
-    await saga.take('world.charge', { id: 'twice-d' });
+    await saga.runStep('world.charge', { id: 'twice-d' });
     expect((await saga.admin('rollback', order)).status).toBe(409);
   });
 
   it('may ask again for what they were shown, where it was parked', async () => {
     const saga = await TestSaga.open(gateway);
-    await saga.take('world.charge', { id: 'stuck-a' });
-    await saga.take('world.mail', { id: 'stuck-b' });
+    await saga.runStep('world.charge', { id: 'stuck-a' });
+    await saga.runStep('world.mail', { id: 'stuck-b' });
     const { digest } = (await saga.admin('rollback', { dryRun: true })).body;
     const order = { reason: 'as shown', digest };
     expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('parked');
@@ -466,11 +468,11 @@ describe('people', () => {
     const outcomes = await Promise.all(
       Array.from({ length: 8 }, async (_, i) => {
         const saga = await TestSaga.open(gateway);
-        await saga.step('world.charge', { id: `race-${i}-0` });
+        await saga.callStep('world.charge', { id: `race-${i}-0` });
         const { digest } = (await saga.admin('rollback', { dryRun: true })).body;
         const [answer] = await Promise.all([
           saga.admin('rollback', { reason: 'as shown', digest }, '?wait=20'),
-          saga.step('world.charge', { id: `race-${i}-1` }),
+          saga.callStep('world.charge', { id: `race-${i}-1` }),
         ]);
         const { state, steps } = await saga.read();
         return [answer.status, state, steps.length].join(' ');
@@ -482,7 +484,8 @@ describe('people', () => {
 
   it('need the right role, and a reason', async () => {
     const saga = await TestSaga.open(gateway);
-    const asViewer = (verb: string, body: object) => post(gateway, `/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
+    const asViewer = (verb: string, body: object) =>
+      postJson(gateway, `/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
     expect((await asViewer('rollback', { dryRun: true })).status).toBe(200);
     for (const verb of ['rollback', 'resume', 'close'])
       expect((await asViewer(verb, { reason: 'r' })).status, verb).toBe(403);
@@ -520,7 +523,7 @@ describe('people', () => {
     if (tool === 'world.order')
       await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body: { found: true, order: 7 } }] });
     const saga = await TestSaga.open(gateway);
-    expect((await saga.step(tool, { id })).status).toBe(200);
+    expect((await saga.callStep(tool, { id })).status).toBe(200);
     const { body } = await saga.rollback();
     const why = /^the arguments of its undo cannot be made: .*\bid\b/;
     expect(body).toMatchObject({
@@ -544,7 +547,7 @@ describe('people', () => {
 
   it('decide about a step knowing how it would be undone', async () => {
     const saga = await TestSaga.open(gateway);
-    const held = await saga.step('world.approved', { id: 'seen' }, { headers: { prefer: 'wait=0' } });
+    const held = await saga.callStep('world.approved', { id: 'seen' }, { headers: { prefer: 'wait=0' } });
     const { body } = await gateway.admin('GET', '/admin/approvals?state=pending');
     const mine = body.items.find((item: { txn: string }) => item.txn === held.body.txn);
     expect(mine.undo.kind).toBe('none');

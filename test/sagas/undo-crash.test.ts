@@ -1,17 +1,17 @@
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { sagaPolicies } from './saga-policies.ts';
+import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  gateway = await makeGateway({ policies: sagaPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  gateway = await makeGateway({ policies: buildSagaPolicies(upstream.url), databaseUrl: database.url });
 });
 afterAll(async () => {
   await gateway?.dispose();
@@ -26,10 +26,10 @@ it.each(['undoing', 'claimed:2', 'sending:2', 'answered:2', 'settled:2', 'marked
     await gateway.start({ ONCEGATE_DIE_AT: point });
     const { txn } = (await gateway.call('world.charge', { id }, { key: id })).body;
     const asked = gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'a mistake' }).catch(() => undefined);
-    expect(await gateway.exited()).toMatchObject({ signal: 'SIGKILL' });
+    expect(await gateway.waitForExit()).toMatchObject({ signal: 'SIGKILL' });
     await asked;
     await gateway.start();
-    await gateway.callWhen(txn, (call) => call.undo.state === 'done');
+    await gateway.waitForCall(txn, (call) => call.undo.state === 'done');
     const routes = (await upstream.effects(id)).map((effect) => effect.route);
     expect(routes).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     await gateway.kill();

@@ -9,10 +9,10 @@ export interface TestDatabase {
 }
 
 /** A database of its own, cloned from the migrated template. */
-export async function freshDatabase(): Promise<TestDatabase> {
+export async function createTestDatabase(): Promise<TestDatabase> {
   const server = inject('postgresUrl');
   const name = `test_${randomBytes(8).toString('hex')}`;
-  await onServer(server, (admin) => admin.query(`create database ${name} template oncegate_template`));
+  await withAdminClient(server, (admin) => admin.query(`create database ${name} template oncegate_template`));
   const url = new URL(server);
   url.pathname = `/${name}`;
   const pool = new pg.Pool({ connectionString: url.href, max: 2 });
@@ -23,12 +23,12 @@ export async function freshDatabase(): Promise<TestDatabase> {
       (await pool.query<Row>(text, values)).rows,
     drop: async () => {
       await pool.end();
-      await onServer(server, (admin) => admin.query(`drop database if exists ${name} with (force)`));
+      await withAdminClient(server, (admin) => admin.query(`drop database if exists ${name} with (force)`));
     },
   };
 }
 
-async function onServer(url: string, work: (admin: pg.Client) => Promise<unknown>): Promise<void> {
+async function withAdminClient(url: string, work: (admin: pg.Client) => Promise<unknown>): Promise<void> {
   const admin = new pg.Client({ connectionString: url });
   await admin.connect();
   try {

@@ -1,7 +1,7 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from './gateway.ts';
 
 /** Tools of every kind against the effect-counting upstream (test/faults/upstream.mjs). */
-export function faultPolicies(
+export function buildFaultPolicies(
   upstreamUrl: string,
   tuning: { retry?: string; settles?: string; lifetime?: string; timeout?: string } = {},
 ): Record<string, string> {
@@ -28,14 +28,14 @@ tools:
   world.put:
     upstream: world
     ${input}
-    request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args}" }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }
+    once: { by: idempotent }
     retry: ${retry}
   world.delete:
     upstream: world
     ${input}
-    request: { method: DELETE, path: "/nature/objects/\${args.id}" }
-    once: { by: nature }
+    request: { method: DELETE, path: "/idempotent/objects/\${args.id}" }
+    once: { by: idempotent }
     retry: ${retry}
   world.probed:
     upstream: world
@@ -71,7 +71,7 @@ tools:
     retry: ${retry}
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: world.held
       - allow: world.delayed
@@ -79,9 +79,9 @@ agents:
       - allow: world.*
         approve: never
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules:
       - allow: world.keyed
-${PEOPLE}`,
+${PEOPLE_YAML}`,
   };
 }

@@ -12,7 +12,7 @@ export const OTHER_AGENT_KEY = 'test-other-agent-key';
 export const ADMIN_KEY = 'test-admin-key';
 export const VIEWER_KEY = 'test-viewer-key';
 
-export const sha256 = (text: string) => createHash('sha256').update(text).digest('hex');
+export const sha256Hex = (text: string) => createHash('sha256').update(text).digest('hex');
 
 export interface GatewayOptions {
   /** The policies, as YAML text by file name. */
@@ -67,13 +67,13 @@ export class Gateway {
     return this.#child?.pid ?? -1;
   }
 
-  get alive(): boolean {
+  get isAlive(): boolean {
     return this.#child !== undefined && this.#child.exitCode === null && this.#child.signalCode === null;
   }
 
   /** Starts the process without waiting until it is ready. */
   launch(env: Readonly<Record<string, string>> = {}): void {
-    if (this.alive) throw new Error('this gateway is running already');
+    if (this.isAlive) throw new Error('this gateway is running already');
     const { DATABASE_URL: _, PORT: __, HOST: ___, ...inherited } = process.env;
     this.#child = spawn(process.execPath, [resolve('bin/oncegate.js'), 'start'], {
       cwd: this.home,
@@ -103,12 +103,12 @@ export class Gateway {
 
   async start(env: Readonly<Record<string, string>> = {}): Promise<void> {
     this.launch(env);
-    await this.ready();
+    await this.waitUntilReady();
   }
 
-  async ready(): Promise<void> {
+  async waitUntilReady(): Promise<void> {
     for (;;) {
-      if (!this.alive) throw new Error(`the gateway ended before it was ready:\n${this.output}`);
+      if (!this.isAlive) throw new Error(`the gateway ended before it was ready:\n${this.output}`);
       const response = await fetch(`${this.url}/readyz`).catch(() => undefined);
       await response?.arrayBuffer();
       if (response?.status === 200) return;
@@ -117,16 +117,16 @@ export class Gateway {
   }
 
   /** Resolves when the process is gone, however it went. */
-  async exited(): Promise<{ code: number | null; signal: string | null }> {
+  async waitForExit(): Promise<{ code: number | null; signal: string | null }> {
     const child = this.#child;
     if (child === undefined) return { code: null, signal: null };
-    if (this.alive) await once(child, 'exit');
+    if (this.isAlive) await once(child, 'exit');
     return { code: child.exitCode, signal: child.signalCode };
   }
 
   async kill(signal: NodeJS.Signals = 'SIGKILL'): Promise<void> {
     this.#child?.kill(signal);
-    await this.exited();
+    await this.waitForExit();
   }
 
   signal(signal: NodeJS.Signals): void {
@@ -135,11 +135,11 @@ export class Gateway {
 
   async stop(): Promise<{ code: number | null; signal: string | null }> {
     this.#child?.kill('SIGTERM');
-    return this.exited();
+    return this.waitForExit();
   }
 
   async dispose(): Promise<void> {
-    if (this.alive) {
+    if (this.isAlive) {
       this.#child?.kill('SIGCONT');
       await (this.options.databaseUrl === undefined ? this.stop() : this.kill());
     }
@@ -185,7 +185,11 @@ export class Gateway {
   }
 
   /** The call once it satisfies a condition; fails with what it last was. */
-  async callWhen(txn: string, condition: (call: Reply['body']) => boolean, withinMs = 30_000): Promise<Reply['body']> {
+  async waitForCall(
+    txn: string,
+    condition: (call: Reply['body']) => boolean,
+    withinMs = 30_000,
+  ): Promise<Reply['body']> {
     const until = performance.now() + withinMs;
     let last: Reply | undefined;
     while (performance.now() < until) {
@@ -201,7 +205,7 @@ export class Gateway {
 
 export async function makeGateway(options: GatewayOptions): Promise<Gateway> {
   const home = options.beside?.home ?? (await mkdtemp(join(tmpdir(), 'oncegate-gateway-')));
-  const gateway = new Gateway(home, await freePort(), options);
+  const gateway = new Gateway(home, await findFreePort(), options);
   if (options.beside === undefined) {
     await writePolicies(gateway, options.policies);
     if (options.config !== undefined) await writeFile(join(home, 'oncegate.yaml'), options.config);
@@ -220,7 +224,7 @@ export async function writePolicies(gateway: Gateway, policies: Readonly<Record<
   for (const [name, text] of Object.entries(policies)) await writeFile(join(gateway.home, 'policies', name), text);
 }
 
-export async function freePort(): Promise<number> {
+export async function findFreePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1');
   await once(server, 'listening');
   const { port } = server.address() as AddressInfo;
@@ -230,8 +234,8 @@ export async function freePort(): Promise<number> {
 }
 
 /** Agents and people that most tests use. */
-export const PEOPLE = `
+export const PEOPLE_YAML = `
 people:
-  root: { keys: ["sha256:${sha256(ADMIN_KEY)}"], roles: [admin] }
-  watcher: { keys: ["sha256:${sha256(VIEWER_KEY)}"], roles: [viewer] }
+  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
+  watcher: { keys: ["sha256:${sha256Hex(VIEWER_KEY)}"], roles: [viewer] }
 `;

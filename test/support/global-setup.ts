@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import pg from 'pg';
 import type { TestProject } from 'vitest/node';
-import { startEmbedded } from '../../gateway/ledger/embedded.ts';
-import { migrate } from '../../gateway/ledger/migrate.ts';
+import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
+import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {
@@ -15,14 +15,14 @@ declare module 'vitest' {
 /** One real PostgreSQL for the whole suite, with a migrated template that every test's database is cloned from. */
 export async function setup(project: TestProject): Promise<() => Promise<void>> {
   const dataDir = await mkdtemp(join(tmpdir(), 'oncegate-suite-'));
-  const postgres = await startEmbedded({ dataDir, log: () => {} });
+  const postgres = await startEmbeddedPostgres({ dataDir, log: () => {} });
   const template = new URL(postgres.url);
   template.pathname = '/oncegate_template';
   const admin = new pg.Client({ connectionString: postgres.url });
   await admin.connect();
   await admin.query('create database oncegate_template');
   await admin.end();
-  await migrate(template.href, 'migrations');
+  await migrateDatabase(template.href, 'migrations');
   project.provide('postgresUrl', postgres.url);
   return async () => {
     await postgres.stop();

@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
-import type { Intent } from '../../gateway/ledger/calls.ts';
+import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 
 /** What a claim writes, for tests that talk to the ledger itself. */
-export function intentOf(owner: string, changes: Partial<Intent> = {}): Intent {
+export function buildIntent(owner: string, changes: Partial<Intent> = {}): Intent {
   return {
     txn: randomUUID(),
     agent: 'a',

@@ -12,7 +12,7 @@ export function sendRaw(port: number, bytes: string, answers = 1): Promise<strin
     socket.on('error', (error) => (text === '' ? reject(error) : done()));
     socket.on('data', (chunk) => {
       text += chunk.toString('latin1');
-      if (wholeAnswers(text) >= answers) done();
+      if (countCompleteResponses(text) >= answers) done();
     });
     socket.on('close', done);
     // A server that waits for more of a request has answered nothing, and never will.
@@ -21,11 +21,11 @@ export function sendRaw(port: number, bytes: string, answers = 1): Promise<strin
   });
 }
 
-function wholeAnswers(text: string): number {
+function countCompleteResponses(text: string): number {
   const end = text.indexOf('\r\n\r\n');
   if (end === -1) return 0;
   const [, length] = /^content-length: *(\d+)/im.exec(text.slice(0, end)) ?? [];
   const rest = text.slice(end + 4);
-  if (length === undefined) return /^HTTP\/1\.1 1/.test(text) ? wholeAnswers(rest) : 0;
-  return rest.length < Number(length) ? 0 : 1 + wholeAnswers(rest.slice(Number(length)));
+  if (length === undefined) return /^HTTP\/1\.1 1/.test(text) ? countCompleteResponses(rest) : 0;
+  return rest.length < Number(length) ? 0 : 1 + countCompleteResponses(rest.slice(Number(length)));
 }

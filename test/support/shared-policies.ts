@@ -1,4 +1,4 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE, sha256 } from './gateway.ts';
+import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from './gateway.ts';
 
 /** Agents that may close no tickets, only those that a person lets them, those that voters approve (none), and as many as they like. */
 export const STRANGER_KEY = 'test-stranger-key';
@@ -7,7 +7,7 @@ export const OUTVOTED_KEY = 'test-outvoted-key';
 export const TWIN_KEY = 'test-twin-key';
 
 /** Tools whose key is shared, against the effect-counting upstream. */
-export function sharedPolicies(url: string, scope = 'shared'): Record<string, string> {
+export function buildSharedKeyPolicies(url: string, scope = 'shared'): Record<string, string> {
   const input = 'input: { type: object, properties: { id: { type: string }, note: { type: string } }, required: [id] }';
   const retry = 'retry: { attempts: 4, base: 20ms, max: 200ms, within: 1h }';
   const keyed = 'once: { by: key, header: Idempotency-Key }';
@@ -39,23 +39,23 @@ tools:
     key: { of: "\${args.order}", scope: shared }
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules: [{ allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
   other:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules: [{ allow: tickets.close, rate: 1/h }, { allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
   stranger:
-    keys: ["sha256:${sha256(STRANGER_KEY)}"]
+    keys: ["sha256:${sha256Hex(STRANGER_KEY)}"]
     rules: [{ allow: tickets.tag }]
   twin:
-    keys: ["sha256:${sha256(TWIN_KEY)}"]
+    keys: ["sha256:${sha256Hex(TWIN_KEY)}"]
     rules: [{ allow: tickets.close }]
   outvoted:
-    keys: ["sha256:${sha256(OUTVOTED_KEY)}"]
+    keys: ["sha256:${sha256Hex(OUTVOTED_KEY)}"]
     rules: [{ allow: tickets.close, voters: { of: [{ name: nobody, when: false }] } }]
   careful:
-    keys: ["sha256:${sha256(CAREFUL_KEY)}"]
+    keys: ["sha256:${sha256Hex(CAREFUL_KEY)}"]
     rules: [{ allow: tickets.*, approve: { quorum: 1 } }]
-${PEOPLE}`,
+${PEOPLE_YAML}`,
   };
 }

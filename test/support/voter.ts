@@ -1,8 +1,8 @@
 import { createServer, type IncomingHttpHeaders, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { isSigned, signatureOf } from '../../gateway/domain/signature.ts';
+import { isSignatureValid, signBody } from '../../gateway/domain/webhook-signature.ts';
 
-export interface Asked {
+export interface ReceivedVoteRequest {
   readonly headers: IncomingHttpHeaders;
   readonly text: string;
   // biome-ignore lint/suspicious/noExplicitAny: tests look into it
@@ -12,13 +12,17 @@ export interface Asked {
 }
 
 /** What a test lets a voter do with a question: say something, properly, or misbehave on the wire. */
-export type Manner = 'approve' | 'deny' | 'abstain' | ((asked: Asked, response: ServerResponse) => void);
+export type VoterBehavior =
+  | 'approve'
+  | 'deny'
+  | 'abstain'
+  | ((asked: ReceivedVoteRequest, response: ServerResponse) => void);
 
 /** A voter on loopback that keeps what it was asked. */
 export class TestVoter {
   readonly secret: string;
-  readonly asked: Asked[] = [];
-  manner: Manner = 'approve';
+  readonly asked: ReceivedVoteRequest[] = [];
+  manner: VoterBehavior = 'approve';
   readonly #server: Server;
 
   private constructor(secret: string) {
@@ -28,12 +32,12 @@ export class TestVoter {
       request.on('data', (chunk: Buffer) => chunks.push(chunk));
       request.on('end', () => {
         const text = Buffer.concat(chunks).toString();
-        const signed = isSigned(secret, text, request.headers['oncegate-signature']);
+        const signed = isSignatureValid(secret, text, request.headers['oncegate-signature']);
         const asked = { headers: request.headers, text, body: JSON.parse(text), signed };
         this.asked.push(asked);
         const { manner } = this;
         if (typeof manner === 'function') manner(asked, response);
-        else this.answer(response, { vote: manner, digest: asked.body.digest, reason: `I say ${manner}` });
+        else this.sendVote(response, { vote: manner, digest: asked.body.digest, reason: `I say ${manner}` });
       });
     });
   }
@@ -49,14 +53,14 @@ export class TestVoter {
   }
 
   /** Signed with this voter's secret, or another one. */
-  answer(response: ServerResponse, answer: unknown, secret = this.secret): void {
+  sendVote(response: ServerResponse, answer: unknown, secret = this.secret): void {
     const body = JSON.stringify(answer);
-    response.writeHead(200, { 'content-type': 'application/json', 'oncegate-signature': signatureOf(secret, body) });
+    response.writeHead(200, { 'content-type': 'application/json', 'oncegate-signature': signBody(secret, body) });
     response.end(body);
   }
 
   /** The questions about one call. */
-  about(id: string): Asked[] {
+  findRequestsAbout(id: string): ReceivedVoteRequest[] {
     return this.asked.filter(({ body }) => body.args?.id === id);
   }
 

@@ -16,22 +16,22 @@ export interface CollectedSpan {
 }
 
 /** An OpenTelemetry collector that keeps every span it is sent (OTLP over HTTP, as JSON). */
-export class Collector {
+export class OtlpCollector {
   readonly spans: CollectedSpan[] = [];
   readonly #server: Server;
-  #arrived: () => void = () => {};
+  #onSpansStored: () => void = () => {};
 
   private constructor(server: Server) {
     this.#server = server;
   }
 
-  static async start(): Promise<Collector> {
+  static async start(): Promise<OtlpCollector> {
     const server = createServer();
-    const collector = new Collector(server);
+    const collector = new OtlpCollector(server);
     server.on('request', async (request, response) => {
       const chunks: Buffer[] = [];
       for await (const chunk of request) chunks.push(chunk as Buffer);
-      collector.#take(JSON.parse(Buffer.concat(chunks).toString()));
+      collector.#storeSpans(JSON.parse(Buffer.concat(chunks).toString()));
       response.setHeader('content-type', 'application/json').end('{}');
     });
     server.listen(0, '127.0.0.1');
@@ -44,8 +44,8 @@ export class Collector {
   }
 
   /** The spans, once they satisfy a condition. */
-  async when(condition: (spans: readonly CollectedSpan[]) => boolean): Promise<readonly CollectedSpan[]> {
-    while (!condition(this.spans)) await new Promise<void>((resolve) => (this.#arrived = resolve));
+  async waitForSpans(condition: (spans: readonly CollectedSpan[]) => boolean): Promise<readonly CollectedSpan[]> {
+    while (!condition(this.spans)) await new Promise<void>((resolve) => (this.#onSpansStored = resolve));
     return this.spans;
   }
 
@@ -56,7 +56,7 @@ export class Collector {
   }
 
   // biome-ignore lint/suspicious/noExplicitAny: OTLP's own shape
-  #take({ resourceSpans }: any): void {
+  #storeSpans({ resourceSpans }: any): void {
     for (const { scopeSpans } of resourceSpans) {
       for (const { spans } of scopeSpans) {
         for (const span of spans) {
@@ -74,6 +74,6 @@ export class Collector {
         }
       }
     }
-    this.#arrived();
+    this.#onSpansStored();
   }
 }

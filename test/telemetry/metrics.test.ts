@@ -1,8 +1,8 @@
 import { AggregatorRegistry, Histogram, Registry } from 'prom-client';
 import { describe, expect, it } from 'vitest';
-import { STINTS } from '../../gateway/domain/watch.ts';
-import { Metrics } from '../../gateway/metrics.ts';
-import { StationTimes } from '../../gateway/station-times.ts';
+import { SPAN_NAMES } from '../../gateway/domain/telemetry.ts';
+import { LatencyHistogram } from '../../gateway/telemetry/latency-histogram.ts';
+import { Metrics } from '../../gateway/telemetry/metrics.ts';
 
 const NAME = 'oncegate_station_seconds';
 /** On a bound, between two, below and above all of them. */
@@ -23,9 +23,9 @@ function reference(): Registry {
   return registry;
 }
 
-function observeAll(observe: (station: (typeof STINTS)[number], tool: string, seconds: number) => void): void {
+function observeAll(observe: (station: (typeof SPAN_NAMES)[number], tool: string, seconds: number) => void): void {
   for (const tool of TOOLS)
-    for (const station of STINTS)
+    for (const station of SPAN_NAMES)
       for (const seconds of SECONDS) if (seconds !== SECONDS[station.length]) observe(station, tool, seconds);
 }
 
@@ -41,7 +41,7 @@ describe('the time at stations', () => {
   });
 
   it('is added up over workers as prom-client would add it up', async () => {
-    const times = new StationTimes();
+    const times = new LatencyHistogram();
     observeAll((station, tool, seconds) => times.observe(station, tool, seconds));
     const [theirs] = await reference().getMetricsAsJSON();
     // What workers tell the process above them is JSON.

@@ -1,25 +1,25 @@
 import { randomBytes } from 'node:crypto';
 import { readFile, writeFile } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../faults/upstream.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
 import { TestSaga } from '../sagas/saga.ts';
-import { sagaPolicies } from '../sagas/saga-policies.ts';
-import { freshDatabase, type TestDatabase } from '../support/database.ts';
+import { buildSagaPolicies } from '../sagas/saga-policies.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { type CollectedSpan, Collector } from './collector.ts';
-import { drawTrace } from './picture.ts';
+import { type CollectedSpan, OtlpCollector } from './collector.ts';
+import { renderTraceSvg } from './picture.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
-let collector: Collector;
+let collector: OtlpCollector;
 let gateway: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  collector = await Collector.start();
+  database = await createTestDatabase();
+  collector = await OtlpCollector.start();
   gateway = await makeGateway({
-    policies: sagaPolicies(upstream.url),
+    policies: buildSagaPolicies(upstream.url),
     databaseUrl: database.url,
     env: { OTEL_EXPORTER_OTLP_ENDPOINT: collector.url, OTEL_BSP_SCHEDULE_DELAY: '50', LOG_LEVEL: 'info' },
   });
@@ -44,7 +44,9 @@ const newTrace = () => {
 const stationOf = ({ attributes }: CollectedSpan) => attributes['oncegate.station'];
 const spansOf = (traceId: string) => collector.spans.filter((span) => span.traceId === traceId);
 const has = (traceId: string, ...stations: string[]) =>
-  collector.when(() => stations.every((station) => spansOf(traceId).some((span) => stationOf(span) === station)));
+  collector.waitForSpans(() =>
+    stations.every((station) => spansOf(traceId).some((span) => stationOf(span) === station)),
+  );
 
 describe('a call in a trace', () => {
   it('continues its caller, shows each station, and is continued by the upstream', async () => {
@@ -74,7 +76,7 @@ describe('a call in a trace', () => {
     await gateway.kill();
     await gateway.start({ ONCEGATE_DIE_AT: 'answered' });
     await gateway.call('world.charge', { id: 'recovered' }, { key: 'recovered', headers }).catch(() => {});
-    await gateway.exited();
+    await gateway.waitForExit();
     await gateway.start();
     await has(traceId, 'recover');
     const [recovered] = spansOf(traceId).filter((span) => stationOf(span) === 'recover');
@@ -88,11 +90,11 @@ describe('a call in a trace', () => {
     const { traceId, spanId, headers } = newTrace();
     const began = Date.now();
     const saga = await TestSaga.open(gateway);
-    await saga.step('world.charge', { id: 'undone' }, { key: 'undone', headers });
+    await saga.callStep('world.charge', { id: 'undone' }, { key: 'undone', headers });
     const { body } = await saga.rollback({ reason: 'to see it in the trace' });
     expect(body.state).toBe('rolled_back');
     await has(traceId, 'call', 'undo');
-    await collector.when(() => spansOf(traceId).filter((span) => stationOf(span) === 'send').length === 2);
+    await collector.waitForSpans(() => spansOf(traceId).filter((span) => stationOf(span) === 'send').length === 2);
     const spans = spansOf(traceId);
     const [call] = spans.filter((span) => stationOf(span) === 'call');
     const [undo] = spans.filter((span) => stationOf(span) === 'undo');
@@ -139,7 +141,7 @@ async function draw(root: { traceId: string; spanId: string }, spans: readonly C
   }));
   await writeFile(
     'docs/operations/trace.svg',
-    drawTrace([agent, ...spans, ...served], 'One trace: agent, gateway, service, undo'),
+    renderTraceSvg([agent, ...spans, ...served], 'One trace: agent, gateway, service, undo'),
   );
 }
 

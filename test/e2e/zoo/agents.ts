@@ -19,10 +19,10 @@ export class AgentProcess {
     this.#child = spawn(process.execPath, [file, ...args], { stdio: ['ignore', 'pipe', 'inherit'] });
     running.add(this.#child);
     this.#child.once('exit', () => running.delete(this.#child));
-    createInterface({ input: this.#child.stdout as NodeJS.ReadableStream }).on('line', (line) => this.#hear(line));
+    createInterface({ input: this.#child.stdout as NodeJS.ReadableStream }).on('line', (line) => this.#onLine(line));
   }
 
-  #hear(line: string): void {
+  #onLine(line: string): void {
     this.lines.push(line);
     const heard = this.#waiting.filter(({ told }) => told(line));
     for (const each of heard) this.#waiting.splice(this.#waiting.indexOf(each), 1);
@@ -30,18 +30,18 @@ export class AgentProcess {
   }
 
   /** The first line, past or to come, that is so; or the end of the process, which is told as a line of its own. */
-  says(told: (line: string) => boolean): Promise<string> {
+  waitForLine(told: (line: string) => boolean): Promise<string> {
     const said = this.lines.find(told);
     if (said !== undefined) return Promise.resolve(said);
     const heard = new Promise<string>((resolve) => this.#waiting.push({ told, resolve }));
-    return Promise.race([heard, this.ended().then((how) => `ended with ${how}`)]);
+    return Promise.race([heard, this.waitForExit().then((how) => `ended with ${how}`)]);
   }
 
   signal(signal: NodeJS.Signals): void {
     this.#child.kill(signal);
   }
 
-  async ended(): Promise<string> {
+  async waitForExit(): Promise<string> {
     const { exitCode, signalCode } = this.#child;
     if (exitCode === null && signalCode === null) await once(this.#child, 'close');
     return String(this.#child.exitCode ?? this.#child.signalCode);
@@ -49,6 +49,6 @@ export class AgentProcess {
 
   async kill(): Promise<void> {
     this.signal('SIGKILL');
-    await this.ended();
+    await this.waitForExit();
   }
 }

@@ -1,16 +1,16 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { canonical } from '../../../gateway/domain/canonical.ts';
-import { startUpstream, type Upstream } from '../../faults/upstream.ts';
-import { Holder } from '../../runs/run.ts';
+import { canonicalize } from '../../../gateway/domain/canonical.ts';
+import { RunHolder } from '../../controls/run-holder.ts';
+import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
 import { TestSaga } from '../../sagas/saga.ts';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import {
   AGENT_KEY,
   type Gateway,
   makeGateway,
   OTHER_AGENT_KEY,
-  PEOPLE,
-  sha256,
+  PEOPLE_YAML,
+  sha256Hex,
   startGateway,
 } from '../../support/gateway.ts';
 import { AgentProcess } from './agents.ts';
@@ -33,41 +33,41 @@ tools:
     upstream: store
     effect: read
     input: { type: object, properties: { id: { type: string } }, required: [id] }
-    request: { method: GET, path: "/nature/objects/\${args.id}" }
+    request: { method: GET, path: "/idempotent/objects/\${args.id}" }
   store.delete_record:
     upstream: store
     input: { type: object, properties: { id: { type: string } }, required: [id] }
-    request: { method: DELETE, path: "/nature/objects/\${args.id}" }
-    once: { by: nature }
+    request: { method: DELETE, path: "/idempotent/objects/\${args.id}" }
+    once: { by: idempotent }
     observe: { tool: store.read_record, args: { id: "\${args.id}" }, satisfied: observed == null }
     undo: { kind: reversible, tool: store.put_back, args: { id: "\${args.id}", record: "\${before.object}" } }
   store.put_back:
     upstream: store
     input: { type: object, properties: { id: { type: string }, record: { type: object } }, required: [id, record] }
-    request: { method: PUT, path: "/nature/objects/\${args.id}", body: "\${args.record}" }
-    once: { by: nature }
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args.record}" }
+    once: { by: idempotent }
     undo: { kind: none }
 agents:
   helper:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: desk.read_ticket
       - { allow: store.delete_record, when: "!tainted", approve: { when: saga != null } }
   janitor:
-    keys: ["sha256:${sha256(OTHER_AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
     rules:
       - allow: store.delete_record
         when: history.count("*.delete_*", "1h") < ${CAP}
-${PEOPLE}`;
+${PEOPLE_YAML}`;
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
+  database = await createTestDatabase();
   one = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
@@ -91,7 +91,7 @@ function each(prefix: string, many: number, init: (id: string) => RequestInit = 
   const ids = Array.from({ length: many }, (_, n) => `${prefix}-${n}`);
   return Promise.all(
     ids.map(async (id) => {
-      const response = await fetch(`${upstream.url}/nature/objects/${id}`, init(id));
+      const response = await fetch(`${upstream.url}/idempotent/objects/${id}`, init(id));
       return `${response.status} ${await response.text()}`;
     }),
   );
@@ -99,7 +99,7 @@ function each(prefix: string, many: number, init: (id: string) => RequestInit = 
 
 /** With members in order, as the gateway sends them: JSON has no other order that could be kept. */
 const fill = (prefix: string, many: number) =>
-  each(prefix, many, (id) => ({ method: 'PUT', body: canonical(record(id)) }));
+  each(prefix, many, (id) => ({ method: 'PUT', body: canonicalize(record(id)) }));
 
 const table = (prefix: string, many: number) => each(prefix, many);
 
@@ -123,7 +123,7 @@ describe('the rogue', () => {
     await upstream.plan({ match: { path: '/read/items/t-1' }, do: [{ reply: 200, body: wish }] });
 
     const agent = new AgentProcess('./obedient.mjs', [one.url, AGENT_KEY, 'support', 't-1']);
-    expect(await agent.says((line) => line === 'done')).toBe('done');
+    expect(await agent.waitForLine((line) => line === 'done')).toBe('done');
     expect(agent.lines).toEqual([
       'read delete-everything',
       ...wish.records.flatMap((id) => [`403 denied ${id}`, `403 denied ${id}`]),
@@ -146,7 +146,7 @@ describe('the rogue', () => {
     const seen = (await one.admin('GET', `/admin/runs/${String(tainted?.['run'])}`)).body;
     expect(seen.tainted).toEqual({ txn: tainted?.['txn'], tool: 'desk.read_ticket', since: expect.any(String) });
 
-    const clean = await Holder.take(two, 'by hand');
+    const clean = await RunHolder.take(two, 'by hand');
     expect((await clean.call('store.delete_record', { id: 'r-1' })).status).toBe(200);
     expect((await clean.read()).body.tainted).toBeNull();
     expect(await deleted()).toEqual(['r-1']);
@@ -157,7 +157,7 @@ describe('the stupid one', () => {
   it('that deletes 500 records at once through two replicas loses exactly as many as its cap', async () => {
     await fill('j', 500);
     const agent = new AgentProcess('./janitor.mjs', [OTHER_AGENT_KEY, 'j', '500', one.url, two.url]);
-    expect(await agent.says((line) => line === 'done')).toBe('done');
+    expect(await agent.waitForLine((line) => line === 'done')).toBe('done');
     expect(agent.lines).toEqual([`200 succeeded ${CAP}`, `403 denied ${500 - CAP}`, 'done']);
     const gone = (await table('j', 500)).map((row) => row.startsWith('404'));
     expect(gone.filter(Boolean)).toHaveLength(CAP);
@@ -166,7 +166,7 @@ describe('the stupid one', () => {
     // Asked again with the same keys: what was done is told, what was not is not.
     const done = gone.slice(0, 100).filter(Boolean).length;
     const again = new AgentProcess('./janitor.mjs', [OTHER_AGENT_KEY, 'j', '100', two.url, one.url]);
-    expect(await again.says((line) => line === 'done')).toBe('done');
+    expect(await again.waitForLine((line) => line === 'done')).toBe('done');
     expect(again.lines).toEqual([`200 succeeded ${done}`, `403 denied ${100 - done}`, 'done']);
     expect(await deleted()).toHaveLength(CAP);
     const [denial] = (await logged('denied')).filter(({ agent: who }) => who === 'janitor');
@@ -179,11 +179,15 @@ describe('the mistake', () => {
     const many = 12;
     await fill('m', many);
     const before = await table('m', many);
-    const clean = await Holder.take(one, 'tidy');
+    const clean = await RunHolder.take(one, 'tidy');
     const saga = await TestSaga.open(one, { name: 'tidy up' });
     const steps = await Promise.all(
       Array.from({ length: many }, (_, n) =>
-        saga.step('store.delete_record', { id: `m-${n}` }, { on: [], headers: { ...clean.headers, prefer: 'wait=0' } }),
+        saga.callStep(
+          'store.delete_record',
+          { id: `m-${n}` },
+          { on: [], headers: { ...clean.headers, prefer: 'wait=0' } },
+        ),
       ),
     );
     expect(steps.map(({ status, body }) => `${status} ${body.state}`)).toEqual(steps.map(() => '202 held'));
@@ -196,7 +200,7 @@ describe('the mistake', () => {
       const yes = { reason: 'looks fine', digest };
       expect((await two.admin('POST', `/admin/approvals/${txn}/approve`, yes)).status).toBe(200);
     }
-    for (const { body } of steps) await one.callWhen(body.txn, ({ state }) => state === 'succeeded');
+    for (const { body } of steps) await one.waitForCall(body.txn, ({ state }) => state === 'succeeded');
     expect((await table('m', many)).filter((row) => row.startsWith('404'))).toHaveLength(many);
 
     const rolledBack = await saga.admin('rollback', { reason: 'those were customers' }, '?wait=30');

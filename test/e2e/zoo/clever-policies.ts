@@ -1,9 +1,9 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { AGENT_KEY, PEOPLE, sha256 } from '../../support/gateway.ts';
-import type { Answers } from './name-server.ts';
+import { AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../../support/gateway.ts';
+import type { DnsAnswers } from './name-server.ts';
 
 /** Ways to write an address of this machine, or of what is inside its network. */
-export const INSIDE = [
+export const PRIVATE_HOSTS = [
   '127.0.0.1',
   '127.1',
   '127.0.1',
@@ -41,13 +41,13 @@ export const INSIDE = [
 ] as const;
 
 /** Global by its number, and nobody's: packets to it end at the first router. */
-const OUTSIDE = '2d00::1';
+const UNROUTABLE_ADDRESS = '2d00::1';
 
 /** For an upstream that may go inside. */
 export const CONTROL_NAME = 'control.example';
 
 /** Names whose owner is no friend, and what they answer. */
-export const NAMES: Readonly<Record<string, Answers>> = {
+export const HOSTILE_NAMES: Readonly<Record<string, DnsAnswers>> = {
   'loopback.example': [['127.0.0.1']],
   'loopback2.example': [['127.0.0.2']],
   'loopback6.example': [['::1']],
@@ -55,17 +55,17 @@ export const NAMES: Readonly<Record<string, Answers>> = {
   'nat64.example': [['64:ff9b::7f00:1']],
   'zero.example': [['0.0.0.0']],
   'metadata.example': [['169.254.169.254']],
-  'mixed.example': [['127.0.0.1', OUTSIDE]],
-  'mixed-v6.example': [[OUTSIDE, '::1']],
-  'rebinding.example': [[OUTSIDE], ['127.0.0.1']],
-  'rebinding-later.example': [[OUTSIDE], ['127.0.0.1']],
+  'mixed.example': [['127.0.0.1', UNROUTABLE_ADDRESS]],
+  'mixed-v6.example': [[UNROUTABLE_ADDRESS, '::1']],
+  'rebinding.example': [[UNROUTABLE_ADDRESS], ['127.0.0.1']],
+  'rebinding-later.example': [[UNROUTABLE_ADDRESS], ['127.0.0.1']],
 };
 
-const toolOf = (name: string) => name.replaceAll(/[^a-z0-9]/g, '_');
-export const nameTool = (name: string) => `names.${toolOf(name)}`;
-export const insideTool = (index: number) => `inside.n${index}`;
+const toIdentifier = (name: string) => name.replaceAll(/[^a-z0-9]/g, '_');
+export const toNameTool = (name: string) => `names.${toIdentifier(name)}`;
+export const toPrivateHostTool = (index: number) => `inside.n${index}`;
 
-const OPENAPI = (wire: string) => `openapi: 3.1.0
+const renderOpenApi = (wire: string) => `openapi: 3.1.0
 info: { title: Elsewhere, version: "1" }
 servers: [{ url: "${wire}" }]
 paths:
@@ -85,13 +85,13 @@ paths:
 `;
 
 /** Where things are: the world that may be spoken to, and the wire that may not. */
-export interface Places {
+export interface AttackEndpoints {
   readonly world: string;
   readonly wirePort: number;
   readonly credential: string;
 }
 
-export function cleverPolicies({ world, wirePort, credential }: Places): Record<string, string> {
+export function buildAdversarialPolicies({ world, wirePort, credential }: AttackEndpoints): Record<string, string> {
   // Of those that are rebound the first connection may lead nowhere at all, and is given up in time.
   const outside = (name: string, host: string, more = '') =>
     `  ${name}: { adapter: http, url: "http://${host}:${wirePort}", timeout: ${host.startsWith('rebinding') ? '2s' : '10s'}, breaker: { minimum: 100000 }${more} }`;
@@ -100,25 +100,25 @@ export function cleverPolicies({ world, wirePort, credential }: Places): Record<
   return {
     'inside.yaml': `
 upstreams:
-${INSIDE.map((host, i) => outside(`inside${i}`, host)).join('\n')}
-${Object.keys(NAMES)
-  .map((name) => outside(toolOf(name), name))
+${PRIVATE_HOSTS.map((host, i) => outside(`inside${i}`, host)).join('\n')}
+${Object.keys(HOSTILE_NAMES)
+  .map((name) => outside(toIdentifier(name), name))
   .join('\n')}
 ${['127.0.0.1', '127.0.0.2', '[::1]', CONTROL_NAME].map((host, i) => outside(`control${i}`, host, ', allowPrivate: true')).join('\n')}
 tools:
-${INSIDE.map((_, i) => look(insideTool(i), `inside${i}`)).join('\n')}
-${Object.keys(NAMES)
+${PRIVATE_HOSTS.map((_, i) => look(toPrivateHostTool(i), `inside${i}`)).join('\n')}
+${Object.keys(HOSTILE_NAMES)
   .filter((name) => name !== 'rebinding.example')
-  .map((name) => look(nameTool(name), toolOf(name)))
+  .map((name) => look(toNameTool(name), toIdentifier(name)))
   .join('\n')}
 ${[0, 1, 2, 3].map((i) => look(`control.n${i}`, `control${i}`)).join('\n')}
   # Each attempt on a connection of its own, so that each looks the name up.
-  ${nameTool('rebinding.example')}:
-    upstream: ${toolOf('rebinding.example')}
+  ${toNameTool('rebinding.example')}:
+    upstream: ${toIdentifier('rebinding.example')}
     request: { method: POST, path: /x }
     retry: { attempts: 3, base: 1ms, max: 1ms }
 `,
-    'world.openapi.yaml': OPENAPI(`http://127.0.0.1:${wirePort}`),
+    'world.openapi.yaml': renderOpenApi(`http://127.0.0.1:${wirePort}`),
     'world.yaml': `
 upstreams:
   world: { adapter: http, url: "http://${world}/api", allowPrivate: true, headers: { authorization: "${credential}" }, timeout: 3s, breaker: { minimum: 100000 }, import: world.openapi.yaml }
@@ -154,17 +154,17 @@ tools:
     upstream: world
     input: { type: object, properties: { way: { type: string } }, required: [way] }
     request: { method: POST, path: "/astray/\${args.way}" }
-    once: { by: nature }
+    once: { by: idempotent }
     retry: { attempts: 1 }
-  world.forbidden: { upstream: world, request: { method: DELETE, path: "/admin" }, once: { by: nature } }
+  world.forbidden: { upstream: world, request: { method: DELETE, path: "/admin" }, once: { by: idempotent } }
 agents:
   clever:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - deny: world.forbidden
       - allow: "*"
         approve: never
   bearer: { jwt: { issuer: "http://${world}/issuer", audience: gate, allowPrivate: true }, rules: [{ allow: world.item }] }
-${PEOPLE}`,
+${PEOPLE_YAML}`,
   };
 }

@@ -1,7 +1,7 @@
 import { AGENT_KEY } from '../../support/gateway.ts';
 
 /** One request, byte for byte; `{wire}` stands for where nothing must arrive. */
-export interface Trick {
+export interface HttpAttack {
   readonly name: string;
   readonly request: {
     readonly line: string;
@@ -17,7 +17,10 @@ export interface Trick {
 
 const AUTH = `Authorization: Bearer ${AGENT_KEY}`;
 
-export function requestOf({ line, headers = [], body, host = 'gateway' }: Trick['request'], places: { wire: string }) {
+export function renderAttackRequest(
+  { line, headers = [], body, host = 'gateway' }: HttpAttack['request'],
+  places: { wire: string },
+) {
   const head = [
     `${line} HTTP/1.1`,
     ...(host === null ? [] : [`Host: ${host}`]),
@@ -32,38 +35,38 @@ const ITEM = 'GET /v1/proxy/world/items/a';
 const CHARGE = 'POST /v1/proxy/world/charges';
 const BODY = '{"amount":1}';
 
-const path = (name: string, line: string, status = 403): Trick => ({
+const pathAttack = (name: string, line: string, status = 403): HttpAttack => ({
   name: `the path: ${name}`,
   request: { line },
   status,
 });
 /** A good request with something beside it that must make no difference. */
-const idle = (name: string, ...headers: string[]): Trick => ({
+const ignoredHeaderAttack = (name: string, ...headers: string[]): HttpAttack => ({
   name: `a header that changes nothing: ${name}`,
   request: { line: ITEM, headers },
   status: 200,
   sent: 1,
 });
 
-export const WIRE_TRICKS: readonly Trick[] = [
-  path('dots above the upstream', 'GET /v1/proxy/world/../../../admin', 403),
-  path('dots inside', 'GET /v1/proxy/world/items/../charges'),
-  path('encoded dots', 'GET /v1/proxy/world/items/%2e%2e', 400),
-  path('encoded dots and slashes', 'GET /v1/proxy/world/items/%2e%2e%2fadmin', 400),
-  path('encoded backslashes', 'GET /v1/proxy/world/items/..%5cadmin', 400),
-  path('encoded twice', 'GET /v1/proxy/world/items/%252e%252e%252fadmin', 400),
-  path('path parameters', 'GET /v1/proxy/world/items/..;/admin'),
-  path('two slashes', 'GET /v1/proxy/world//items/a'),
-  path('two slashes before all', 'GET //{wire}/v1/proxy/world/items/a', 404),
-  path('an address instead of an upstream', 'GET /v1/proxy/{wire}/items/a'),
-  path('a URL instead of an upstream', 'GET /v1/proxy/http:%2f%2f{wire}/items/a'),
-  path('a URL instead of a path', 'GET /v1/proxy/world/http://{wire}/', 403),
-  path('a NUL', 'GET /v1/proxy/world/items/a%00', 400),
-  path('encoded line ends', 'GET /v1/proxy/world/items/a%0d%0aHost:%20{wire}', 400),
-  path('broken UTF-8', 'GET /v1/proxy/world/items/%c0%ae%c0%ae', 400),
-  path('a query that contradicts it', 'GET /v1/proxy/world/items/a?id=b', 400),
-  path('a method that no tool has', 'DELETE /v1/proxy/world/items/a'),
-  path('a tool that a rule denies', 'DELETE /v1/proxy/world/admin'),
+export const HTTP_ATTACKS: readonly HttpAttack[] = [
+  pathAttack('dots above the upstream', 'GET /v1/proxy/world/../../../admin', 403),
+  pathAttack('dots inside', 'GET /v1/proxy/world/items/../charges'),
+  pathAttack('encoded dots', 'GET /v1/proxy/world/items/%2e%2e', 400),
+  pathAttack('encoded dots and slashes', 'GET /v1/proxy/world/items/%2e%2e%2fadmin', 400),
+  pathAttack('encoded backslashes', 'GET /v1/proxy/world/items/..%5cadmin', 400),
+  pathAttack('encoded twice', 'GET /v1/proxy/world/items/%252e%252e%252fadmin', 400),
+  pathAttack('path parameters', 'GET /v1/proxy/world/items/..;/admin'),
+  pathAttack('two slashes', 'GET /v1/proxy/world//items/a'),
+  pathAttack('two slashes before all', 'GET //{wire}/v1/proxy/world/items/a', 404),
+  pathAttack('an address instead of an upstream', 'GET /v1/proxy/{wire}/items/a'),
+  pathAttack('a URL instead of an upstream', 'GET /v1/proxy/http:%2f%2f{wire}/items/a'),
+  pathAttack('a URL instead of a path', 'GET /v1/proxy/world/http://{wire}/', 403),
+  pathAttack('a NUL', 'GET /v1/proxy/world/items/a%00', 400),
+  pathAttack('encoded line ends', 'GET /v1/proxy/world/items/a%0d%0aHost:%20{wire}', 400),
+  pathAttack('broken UTF-8', 'GET /v1/proxy/world/items/%c0%ae%c0%ae', 400),
+  pathAttack('a query that contradicts it', 'GET /v1/proxy/world/items/a?id=b', 400),
+  pathAttack('a method that no tool has', 'DELETE /v1/proxy/world/items/a'),
+  pathAttack('a tool that a rule denies', 'DELETE /v1/proxy/world/admin'),
   { name: 'an absolute URL of somebody else', request: { line: 'GET http://{wire}/' }, status: 200 },
   {
     name: 'an absolute URL with a path of ours',
@@ -77,17 +80,47 @@ export const WIRE_TRICKS: readonly Trick[] = [
   { name: 'TRACE', request: { line: 'TRACE /v1/proxy/world/items/a' }, status: 403 },
   { name: 'another Host', request: { line: ITEM, host: '{wire}' }, status: 200, sent: 1 },
   { name: 'no Host', request: { line: ITEM, host: null }, status: 400 },
-  idle('X-Forwarded-*', 'X-Forwarded-Host: {wire}', 'X-Forwarded-For: 127.0.0.1', 'X-Forwarded-Proto: https'),
-  idle('Forwarded', 'Forwarded: for=127.0.0.1;host={wire}'),
-  idle('X-Original-URL and X-Rewrite-URL', 'X-Original-URL: /admin', 'X-Rewrite-URL: /admin'),
-  idle('a method override', 'X-HTTP-Method-Override: DELETE', 'X-HTTP-Method: DELETE', 'X-Method-Override: DELETE'),
-  idle('Connection that lists others', 'Connection: keep-alive, authorization, idempotency-key, host'),
-  idle('a proxy’s own', 'Proxy-Authorization: Basic eDp5', 'Proxy-Connection: keep-alive', 'Via: 1.1 {wire}'),
-  idle('Upgrade to WebSocket', 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'),
-  idle('Upgrade to HTTP/2', 'Connection: Upgrade, HTTP2-Settings', 'Upgrade: h2c', 'HTTP2-Settings: AAMAAABk'),
-  idle('Cookie and Referer', 'Cookie: session=admin', 'Referer: http://{wire}/', 'Origin: http://{wire}'),
-  idle('the gateway’s own answers', 'Oncegate-Lock-Token: 999', 'Oncegate-Txn: 999', 'Oncegate-State: succeeded'),
-  idle('Expect and Trailer', 'Expect: 100-continue', 'Trailer: Authorization', 'TE: trailers'),
+  ignoredHeaderAttack(
+    'X-Forwarded-*',
+    'X-Forwarded-Host: {wire}',
+    'X-Forwarded-For: 127.0.0.1',
+    'X-Forwarded-Proto: https',
+  ),
+  ignoredHeaderAttack('Forwarded', 'Forwarded: for=127.0.0.1;host={wire}'),
+  ignoredHeaderAttack('X-Original-URL and X-Rewrite-URL', 'X-Original-URL: /admin', 'X-Rewrite-URL: /admin'),
+  ignoredHeaderAttack(
+    'a method override',
+    'X-HTTP-Method-Override: DELETE',
+    'X-HTTP-Method: DELETE',
+    'X-Method-Override: DELETE',
+  ),
+  ignoredHeaderAttack('Connection that lists others', 'Connection: keep-alive, authorization, idempotency-key, host'),
+  ignoredHeaderAttack(
+    'a proxy’s own',
+    'Proxy-Authorization: Basic eDp5',
+    'Proxy-Connection: keep-alive',
+    'Via: 1.1 {wire}',
+  ),
+  ignoredHeaderAttack('Upgrade to WebSocket', 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'),
+  ignoredHeaderAttack(
+    'Upgrade to HTTP/2',
+    'Connection: Upgrade, HTTP2-Settings',
+    'Upgrade: h2c',
+    'HTTP2-Settings: AAMAAABk',
+  ),
+  ignoredHeaderAttack(
+    'Cookie and Referer',
+    'Cookie: session=admin',
+    'Referer: http://{wire}/',
+    'Origin: http://{wire}',
+  ),
+  ignoredHeaderAttack(
+    'the gateway’s own answers',
+    'Oncegate-Lock-Token: 999',
+    'Oncegate-Txn: 999',
+    'Oncegate-State: succeeded',
+  ),
+  ignoredHeaderAttack('Expect and Trailer', 'Expect: 100-continue', 'Trailer: Authorization', 'TE: trailers'),
   {
     name: 'a charge as it should be',
     request: { line: CHARGE, body: BODY, headers: ['Idempotency-Key: clever-1'] },
@@ -107,40 +140,62 @@ export const WIRE_TRICKS: readonly Trick[] = [
 ];
 
 /** What a careless reader would take for another request than the gateway does: it is refused, or all of it is one request. */
-const HIDDEN = `DELETE /v1/proxy/world/admin HTTP/1.1\r\nHost: gateway\r\n${AUTH}\r\n\r\n`;
-const start = (...headers: string[]) =>
+const SMUGGLED_REQUEST = `DELETE /v1/proxy/world/admin HTTP/1.1\r\nHost: gateway\r\n${AUTH}\r\n\r\n`;
+const renderChargeHead = (...headers: string[]) =>
   [`${CHARGE} HTTP/1.1`, 'Host: gateway', AUTH, 'Content-Type: application/json', ...headers, '', ''].join('\r\n');
 
-export const UNREADABLE: readonly { readonly name: string; readonly bytes: string; readonly answers?: number }[] = [
+export const SMUGGLING_ATTACKS: readonly {
+  readonly name: string;
+  readonly bytes: string;
+  readonly answers?: number;
+}[] = [
   {
     name: 'a length and chunks',
-    bytes: `${start('Content-Length: 5', 'Transfer-Encoding: chunked')}0\r\n\r\n${HIDDEN}`,
+    bytes: `${renderChargeHead('Content-Length: 5', 'Transfer-Encoding: chunked')}0\r\n\r\n${SMUGGLED_REQUEST}`,
   },
   {
     name: 'chunks and a length',
-    bytes: `${start('Transfer-Encoding: chunked', `Content-Length: ${5 + HIDDEN.length}`)}0\r\n\r\n${HIDDEN}`,
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked', `Content-Length: ${5 + SMUGGLED_REQUEST.length}`)}0\r\n\r\n${SMUGGLED_REQUEST}`,
   },
-  { name: 'two lengths', bytes: `${start('Content-Length: 0', `Content-Length: ${HIDDEN.length}`)}${HIDDEN}` },
-  { name: 'a list of lengths', bytes: `${start(`Content-Length: 0, ${HIDDEN.length}`)}${HIDDEN}` },
-  { name: 'a negative length', bytes: `${start('Content-Length: -1')}${HIDDEN}` },
-  { name: 'a hexadecimal length', bytes: `${start('Content-Length: 0x10')}${HIDDEN}` },
-  { name: 'another coding', bytes: `${start('Transfer-Encoding: xchunked')}0\r\n\r\n${HIDDEN}` },
-  { name: 'a coding after chunks', bytes: `${start('Transfer-Encoding: chunked, identity')}0\r\n\r\n${HIDDEN}` },
-  { name: 'a coding twice', bytes: `${start('Transfer-Encoding: chunked', 'Transfer-Encoding: x')}0\r\n\r\n${HIDDEN}` },
-  { name: 'a chunk longer than it says', bytes: `${start('Transfer-Encoding: chunked')}1\r\nxx\r\n0\r\n\r\n` },
-  { name: 'a chunk without end', bytes: `${start('Transfer-Encoding: chunked')}fffffffffffffffff\r\nx` },
-  { name: 'bare line feeds', bytes: `${start('X-A: b\nTransfer-Encoding: chunked')}0\r\n\r\n${HIDDEN}` },
-  { name: 'HTTP/2', bytes: `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n${HIDDEN}` },
-  { name: 'HTTP/0.9', bytes: `GET /v1/proxy/world/items/a\r\n${HIDDEN}` },
+  {
+    name: 'two lengths',
+    bytes: `${renderChargeHead('Content-Length: 0', `Content-Length: ${SMUGGLED_REQUEST.length}`)}${SMUGGLED_REQUEST}`,
+  },
+  {
+    name: 'a list of lengths',
+    bytes: `${renderChargeHead(`Content-Length: 0, ${SMUGGLED_REQUEST.length}`)}${SMUGGLED_REQUEST}`,
+  },
+  { name: 'a negative length', bytes: `${renderChargeHead('Content-Length: -1')}${SMUGGLED_REQUEST}` },
+  { name: 'a hexadecimal length', bytes: `${renderChargeHead('Content-Length: 0x10')}${SMUGGLED_REQUEST}` },
+  { name: 'another coding', bytes: `${renderChargeHead('Transfer-Encoding: xchunked')}0\r\n\r\n${SMUGGLED_REQUEST}` },
+  {
+    name: 'a coding after chunks',
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked, identity')}0\r\n\r\n${SMUGGLED_REQUEST}`,
+  },
+  {
+    name: 'a coding twice',
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked', 'Transfer-Encoding: x')}0\r\n\r\n${SMUGGLED_REQUEST}`,
+  },
+  {
+    name: 'a chunk longer than it says',
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked')}1\r\nxx\r\n0\r\n\r\n`,
+  },
+  { name: 'a chunk without end', bytes: `${renderChargeHead('Transfer-Encoding: chunked')}fffffffffffffffff\r\nx` },
+  {
+    name: 'bare line feeds',
+    bytes: `${renderChargeHead('X-A: b\nTransfer-Encoding: chunked')}0\r\n\r\n${SMUGGLED_REQUEST}`,
+  },
+  { name: 'HTTP/2', bytes: `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n${SMUGGLED_REQUEST}` },
+  { name: 'HTTP/0.9', bytes: `GET /v1/proxy/world/items/a\r\n${SMUGGLED_REQUEST}` },
   {
     name: 'credentials in a trailer',
     answers: 1,
-    bytes: `${start('Transfer-Encoding: chunked').replace(`${AUTH}\r\n`, '')}c\r\n${BODY}\r\n0\r\n${AUTH}\r\n\r\n`,
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked').replace(`${AUTH}\r\n`, '')}c\r\n${BODY}\r\n0\r\n${AUTH}\r\n\r\n`,
   },
 ];
 
 /** Values for a place in a path that would leave it, if some server decoded them once too often. */
-export const CLIMBERS = [
+export const PATH_TRAVERSALS = [
   ...[
     '..',
     '.',
@@ -156,7 +211,7 @@ export const CLIMBERS = [
   ...['x HTTP/1.1\r\nHost: evil.example\r\n\r\nGET /admin', 'x\ny', `x${'y'.repeat(20_000)}`],
 ];
 /** And some that only look so. */
-export const STAYERS = [
+export const HARMLESS_PATH_VALUES = [
   ...[
     '//127.0.0.1/x',
     '/admin',

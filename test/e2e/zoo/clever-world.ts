@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
-export interface Heard {
+export interface ObservedServiceRequest {
   readonly method: string;
   readonly url: string;
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
@@ -14,23 +14,23 @@ export interface Heard {
 export const CREDENTIAL = 'Bearer the-credential-of-the-world';
 
 /** The services behind the gateway, one process for all: an API, an MCP server, an OIDC issuer. They try to lead it astray. */
-export class World {
-  readonly heard: Heard[] = [];
+export class HostileServices {
+  readonly heard: ObservedServiceRequest[] = [];
   /** JSON-RPC messages that the MCP server got. */
   // biome-ignore lint/suspicious/noExplicitAny: tests look into messages of every shape
   readonly messages: any[] = [];
   /** Public keys of the issuer. */
   keys: object[] = [];
   readonly #server: Server = createServer((request, response) => void this.#serve(request, response));
-  readonly #elsewhere: string;
+  readonly #forbiddenUrl: string;
 
   private constructor(elsewhere: string) {
-    this.#elsewhere = elsewhere;
+    this.#forbiddenUrl = elsewhere;
   }
 
   /** `elsewhere` is where its answers point. */
-  static async start(elsewhere: string): Promise<World> {
-    const world = new World(elsewhere);
+  static async start(elsewhere: string): Promise<HostileServices> {
+    const world = new HostileServices(elsewhere);
     world.#server.listen(0, '127.0.0.1');
     await once(world.#server, 'listening');
     return world;
@@ -50,18 +50,18 @@ export class World {
     for await (const chunk of request) chunks.push(chunk as Buffer);
     const body = Buffer.concat(chunks).toString('utf8');
     const { method = '', url = '', headers } = request;
-    if (url.startsWith('/issuer')) return this.#issue(url, response);
-    if (url.startsWith('/mcp')) return this.#converse(url, body, response);
+    if (url.startsWith('/issuer')) return this.#serveIssuer(url, response);
+    if (url.startsWith('/mcp')) return this.#serveMcp(url, body, response);
     const names = request.rawHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase());
     this.heard.push({ method, url, headers, names, body });
     const [, astray] = /^\/api\/astray\/([\w-]+)/.exec(url) ?? [];
-    if (astray !== undefined) return this.#leadAstray(astray, response);
-    json(response, { url });
+    if (astray !== undefined) return this.#answerWithRedirection(astray, response);
+    sendJson(response, { url });
   }
 
   /** Every way in which an answer can ask its reader to go somewhere else. */
-  #leadAstray(way: string, response: ServerResponse): void {
-    const to = this.#elsewhere;
+  #answerWithRedirection(way: string, response: ServerResponse): void {
+    const to = this.#forbiddenUrl;
     const headers: Readonly<Record<string, string>> = {
       refresh: `0; url=${to}`,
       link: `<${to}>; rel=preload, <${to}>; rel=next, <${to}>; rel=canonical`,
@@ -74,28 +74,28 @@ export class World {
     else if (way === 'switching')
       response.socket?.end(`HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\nGET ${to}`);
     else if (way === 'early-hints')
-      response.writeEarlyHints({ link: `<${to}>; rel=preload` }, () => json(response, {}));
-    else if (way === 'body') json(response, { $ref: to, next: to, location: to, href: to });
-    else json(response, {}, { [way]: headers[way] ?? to });
+      response.writeEarlyHints({ link: `<${to}>; rel=preload` }, () => sendJson(response, {}));
+    else if (way === 'body') sendJson(response, { $ref: to, next: to, location: to, href: to });
+    else sendJson(response, {}, { [way]: headers[way] ?? to });
   }
 
-  #issue(url: string, response: ServerResponse): void {
+  #serveIssuer(url: string, response: ServerResponse): void {
     const issuer = `http://${this.host}/issuer`;
-    json(response, url.endsWith('/keys') ? { keys: this.keys } : { issuer, jwks_uri: `${issuer}/keys` });
+    sendJson(response, url.endsWith('/keys') ? { keys: this.keys } : { issuer, jwks_uri: `${issuer}/keys` });
   }
 
-  #converse(url: string, body: string, response: ServerResponse): void {
-    if (url === '/mcp-away') return void response.writeHead(307, { location: this.#elsewhere }).end();
+  #serveMcp(url: string, body: string, response: ServerResponse): void {
+    if (url === '/mcp-away') return void response.writeHead(307, { location: this.#forbiddenUrl }).end();
     const message = JSON.parse(body === '' ? '{}' : body);
     this.messages.push(message);
     if (message.id === undefined) return void response.writeHead(202).end();
-    const result = this.#answerTo(message.method);
+    const result = this.#buildMcpResult(message.method);
     const answer = result === undefined ? { error: { code: -32601, message: 'no such method' } } : { result };
-    json(response, { jsonrpc: '2.0', id: message.id, ...answer });
+    sendJson(response, { jsonrpc: '2.0', id: message.id, ...answer });
   }
 
-  #answerTo(method: string): object | undefined {
-    const to = this.#elsewhere;
+  #buildMcpResult(method: string): object | undefined {
+    const to = this.#forbiddenUrl;
     const icons = [{ src: to }];
     switch (method) {
       case 'initialize':
@@ -123,15 +123,15 @@ export class World {
   }
 }
 
-function json(response: ServerResponse, body: object, headers: Readonly<Record<string, string>> = {}): void {
+function sendJson(response: ServerResponse, body: object, headers: Readonly<Record<string, string>> = {}): void {
   response.writeHead(200, { 'content-type': 'application/json', ...headers }).end(JSON.stringify(body));
 }
 
-const MAY_HAVE = new Set([
+const ALLOWED_HEADERS = new Set([
   ...['host', 'connection', 'accept', 'user-agent', 'authorization', 'content-type', 'content-length'],
   ...['oncegate-txn', 'idempotency-key', 'x-label', 'traceparent', 'tracestate', 'baggage'],
 ]);
-const DECLARED = [
+const DECLARED_REQUESTS = [
   /^GET \/api\/items\/[^/?#;\\]+$/,
   /^GET \/api\/documented\/[^/?#;\\]+$/,
   /^GET \/api\/search(?:\?(?:&?q=[^&?#]*)+)?$/,
@@ -140,11 +140,14 @@ const DECLARED = [
 ];
 
 /** What about a request is not as some tool declares it. */
-export function undeclaredBy({ method, url, headers, names, body }: Heard, host: string): string | undefined {
-  if (!DECLARED.some((shape) => shape.test(`${method} ${url}`))) return `${method} ${url}`;
+export function findUndeclared(
+  { method, url, headers, names, body }: ObservedServiceRequest,
+  host: string,
+): string | undefined {
+  if (!DECLARED_REQUESTS.some((shape) => shape.test(`${method} ${url}`))) return `${method} ${url}`;
   if (/\.\.(?:[/\\;]|$)/.test(decodeURIComponent(decodeURIComponent(url.replaceAll(/%25(?![0-9a-f]{2})/gi, '')))))
     return `climbs: ${url}`;
-  const foreign = names.find((name, i) => !MAY_HAVE.has(name) || names.indexOf(name) !== i);
+  const foreign = names.find((name, i) => !ALLOWED_HEADERS.has(name) || names.indexOf(name) !== i);
   if (foreign !== undefined) return `header ${foreign}`;
   if (headers['host'] !== host) return `host ${headers['host']}`;
   if (headers['authorization'] !== CREDENTIAL) return `authorization ${headers['authorization']}`;

@@ -2,31 +2,44 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { exportJWK, generateKeyPair, SignJWT } from 'jose';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import { AGENT_KEY, type Gateway, type Reply, startGateway, writePolicies } from '../../support/gateway.ts';
 import { sendRaw } from '../../support/raw.ts';
-import { CONTROL_NAME, cleverPolicies, INSIDE, insideTool, NAMES, nameTool } from './clever-policies.ts';
-import { CLIMBERS, requestOf, STAYERS, UNREADABLE, WIRE_TRICKS } from './clever-tricks.ts';
-import { CREDENTIAL, type Heard, undeclaredBy, World } from './clever-world.ts';
-import { NameServer } from './name-server.ts';
-import { TripWire } from './trip-wire.ts';
+import {
+  buildAdversarialPolicies,
+  CONTROL_NAME,
+  HOSTILE_NAMES,
+  PRIVATE_HOSTS,
+  toNameTool,
+  toPrivateHostTool,
+} from './clever-policies.ts';
+import {
+  HARMLESS_PATH_VALUES,
+  HTTP_ATTACKS,
+  PATH_TRAVERSALS,
+  renderAttackRequest,
+  SMUGGLING_ATTACKS,
+} from './clever-tricks.ts';
+import { CREDENTIAL, findUndeclared, HostileServices, type ObservedServiceRequest } from './clever-world.ts';
+import { TestDnsServer } from './name-server.ts';
+import { ForbiddenListener } from './trip-wire.ts';
 
-let wire: TripWire;
-let world: World;
-let names: NameServer;
+let wire: ForbiddenListener;
+let world: HostileServices;
+let names: TestDnsServer;
 let database: TestDatabase;
 let gateway: Gateway;
 let elsewhere: string;
 
 beforeAll(async () => {
-  wire = await TripWire.start();
+  wire = await ForbiddenListener.start();
   elsewhere = `http://127.0.0.1:${wire.port}/`;
   [world, names, database] = await Promise.all([
-    World.start(elsewhere),
-    NameServer.start({ ...NAMES, [CONTROL_NAME]: [['127.0.0.1']] }),
-    freshDatabase(),
+    HostileServices.start(elsewhere),
+    TestDnsServer.start({ ...HOSTILE_NAMES, [CONTROL_NAME]: [['127.0.0.1']] }),
+    createTestDatabase(),
   ]);
-  const policies = cleverPolicies({ world: world.host, wirePort: wire.port, credential: CREDENTIAL });
+  const policies = buildAdversarialPolicies({ world: world.host, wirePort: wire.port, credential: CREDENTIAL });
   gateway = await startGateway({ policies, databaseUrl: database.url, env: names.env });
 });
 afterAll(async () => {
@@ -47,7 +60,7 @@ afterEach(() => {
   expect(world.heard.map(undeclared).filter((why) => why !== undefined)).toEqual([]);
 });
 
-const undeclared = (heard: Heard) => undeclaredBy(heard, world.host);
+const undeclared = (heard: ObservedServiceRequest) => findUndeclared(heard, world.host);
 
 describe('the trip-wire', () => {
   it('would be heard, at each of its addresses, by whoever may go there', async () => {
@@ -79,30 +92,30 @@ const refusedHere = (reply: Reply) => {
 };
 
 describe('an upstream inside, without allowPrivate,', () => {
-  it.each(INSIDE.map((host, i) => [host, insideTool(i)]))('written as %s', async (_host, tool) => {
+  it.each(PRIVATE_HOSTS.map((host, i) => [host, toPrivateHostTool(i)]))('written as %s', async (_host, tool) => {
     refusedHere(await gateway.call(tool, {}));
   });
 });
 
 describe('a name that answers', () => {
-  const plain = Object.entries(NAMES).filter(([, answers]) => answers.length === 1);
+  const plain = Object.entries(HOSTILE_NAMES).filter(([, answers]) => answers.length === 1);
   it.each(plain.map(([name, [addresses]]) => [addresses?.join(' and '), name]))('%s', async (_addresses, name) => {
-    refusedHere(await gateway.call(nameTool(name), {}));
-    expect(names.lookups(name)).toBe(1);
+    refusedHere(await gateway.call(toNameTool(name), {}));
+    expect(names.countLookups(name)).toBe(1);
   });
 
   it('a public address first and loopback on the next attempt of one call', async () => {
-    refusedHere(await gateway.call(nameTool('rebinding.example'), {}));
-    expect(names.lookups('rebinding.example')).toBe(3);
+    refusedHere(await gateway.call(toNameTool('rebinding.example'), {}));
+    expect(names.countLookups('rebinding.example')).toBe(3);
   });
 
   it('a public address first and loopback when the pool makes its next connection', async () => {
     const name = 'rebinding-later.example';
     // The first connection takes its time to fail, and whoever comes meanwhile waits for it.
     await expect
-      .poll(async () => (await gateway.call(nameTool(name), {})).body.detail, { timeout: 20_000, interval: 0 })
+      .poll(async () => (await gateway.call(toNameTool(name), {})).body.detail, { timeout: 20_000, interval: 0 })
       .toContain('is a private address');
-    expect(names.lookups(name)).toBeGreaterThanOrEqual(2);
+    expect(names.countLookups(name)).toBeGreaterThanOrEqual(2);
   });
 });
 
@@ -121,12 +134,12 @@ describe('an answer that leads elsewhere', () => {
 });
 
 describe('an argument in the path', () => {
-  it.each(CLIMBERS)('that climbs is refused: %j', async (id) => {
+  it.each(PATH_TRAVERSALS)('that climbs is refused: %j', async (id) => {
     expect((await gateway.call('world.item', { id })).body).toMatchObject({ status: 400, code: 'invalid_arguments' });
     expect(world.heard).toEqual([]);
   });
 
-  it.each(STAYERS)('that only looks so stays in its segment: %j', async (id) => {
+  it.each(HARMLESS_PATH_VALUES)('that only looks so stays in its segment: %j', async (id) => {
     expect((await gateway.call('world.item', { id })).status).toBe(200);
     expect(world.heard.map(({ url }) => url)).toEqual([`/api/items/${encodeURIComponent(id)}`]);
   });
@@ -160,13 +173,13 @@ describe('an argument elsewhere', () => {
 });
 
 describe('bytes on the wire', () => {
-  it.each(WIRE_TRICKS)('$name', async ({ request, status, sent = 0 }) => {
-    const text = await sendRaw(gateway.port, requestOf(request, { wire: new URL(elsewhere).host }));
+  it.each(HTTP_ATTACKS)('$name', async ({ request, status, sent = 0 }) => {
+    const text = await sendRaw(gateway.port, renderAttackRequest(request, { wire: new URL(elsewhere).host }));
     expect(Number(/^HTTP\/1\.1 ([2-5]\d+)/m.exec(text)?.[1] ?? 0), text).toBe(status);
     expect(world.heard).toHaveLength(sent);
   });
 
-  it.each(UNREADABLE)('that hide a second request: $name', async ({ bytes, answers = 2 }) => {
+  it.each(SMUGGLING_ATTACKS)('that hide a second request: $name', async ({ bytes, answers = 2 }) => {
     const text = await sendRaw(gateway.port, bytes, answers);
     for (const [, status] of text.matchAll(/^HTTP\/1\.1 (\d+)/gm)) expect(['400', '401', '413']).toContain(status);
     expect(world.heard).toEqual([]);

@@ -1,15 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
-import { faultPolicies } from '../../support/fault-policies.ts';
+import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
+import { buildFaultPolicies } from '../../support/fault-policies.ts';
 import {
   AGENT_KEY,
   type Gateway,
   makeGateway,
   OTHER_AGENT_KEY,
   type Reply,
-  sha256,
+  sha256Hex,
   startGateway,
 } from '../../support/gateway.ts';
 
@@ -26,17 +26,17 @@ tools:
     request: { method: POST, path: /keyed/charge, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
 agents:
-  patient: { keys: ["sha256:${sha256(PATIENT_KEY)}"], rules: [{ allow: narrow.charge }] }
+  patient: { keys: ["sha256:${sha256Hex(PATIENT_KEY)}"], rules: [{ allow: narrow.charge }] }
 `;
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let replicas: [Gateway, Gateway, Gateway];
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const policies = { ...faultPolicies(upstream.url), 'narrow.yaml': narrow(upstream.url) };
+  database = await createTestDatabase();
+  const policies = { ...buildFaultPolicies(upstream.url), 'narrow.yaml': narrow(upstream.url) };
   const one = await startGateway({ policies, databaseUrl: database.url });
   const beside = () => makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   replicas = [one, await beside(), await beside()];

@@ -2,23 +2,23 @@ import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { exportJWK, exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../../faults/upstream.ts';
-import { Holder } from '../../runs/run.ts';
-import { post, TestSaga } from '../../sagas/saga.ts';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { RunHolder } from '../../controls/run-holder.ts';
+import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
+import { postJson, TestSaga } from '../../sagas/saga.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import {
   AGENT_KEY,
   type CallOptions,
   type Gateway,
   OTHER_AGENT_KEY,
   type Reply,
-  sha256,
+  sha256Hex,
   startGateway,
 } from '../../support/gateway.ts';
 import { sendRaw } from '../../support/raw.ts';
-import { lazyPolicies } from './lazy-policies.ts';
+import { buildUncooperativePolicies } from './lazy-policies.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let issuer: Server;
 let database: TestDatabase;
 let gateway: Gateway;
@@ -35,8 +35,8 @@ beforeAll(async () => {
     response.end(JSON.stringify(request.url === '/keys' ? { keys } : { issuer: url, jwks_uri: `${url}/keys` }));
   });
   await new Promise<void>((done) => issuer.listen(0, '127.0.0.1', done));
-  [upstream, database] = await Promise.all([startUpstream(), freshDatabase()]);
-  const files = { 'lazy.yaml': lazyPolicies(upstream.url, urlOf(issuer)) };
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
+  const files = { 'lazy.yaml': buildUncooperativePolicies(upstream.url, urlOf(issuer)) };
   gateway = await startGateway({ policies: files, databaseUrl: database.url });
 });
 afterAll(async () => {
@@ -124,7 +124,7 @@ describe('the lazy one', () => {
   });
 
   it('leaves out its run, its epoch or both', async () => {
-    const { headers } = await Holder.take(gateway, id);
+    const { headers } = await RunHolder.take(gateway, id);
     const inRun = (sent: Record<string, string>) => gateway.call('world.in_run', { id, card: 'c' }, { headers: sent });
     const { 'oncegate-run': run = '', 'oncegate-epoch': epoch = '' } = headers;
     expect((await inRun({ 'oncegate-run': run })).body.code).toBe('malformed');
@@ -137,8 +137,8 @@ describe('the lazy one', () => {
 
 describe('the forger', () => {
   it('invents epochs', async () => {
-    const old = await Holder.take(gateway, id);
-    const current = await Holder.take(gateway, id);
+    const old = await RunHolder.take(gateway, id);
+    const current = await RunHolder.take(gateway, id);
     const at = (epoch: string) =>
       gateway.call('world.in_run', { id, card: 'c' }, { headers: { ...current.headers, 'oncegate-epoch': epoch } });
     for (const epoch of [String(old.took.epoch), '0', '3', '2147483647', '2147483648', '999999999999999'])
@@ -172,8 +172,8 @@ describe('the forger', () => {
     ['a key cut short', AGENT_KEY.slice(0, -1)],
     ['a key with more behind it', `${AGENT_KEY}x`],
     ['a key in capitals', AGENT_KEY.toUpperCase()],
-    ['the hash of a key', sha256(AGENT_KEY)],
-    ['the hash as it stands in the policies', `sha256:${sha256(AGENT_KEY)}`],
+    ['the hash of a key', sha256Hex(AGENT_KEY)],
+    ['the hash as it stands in the policies', `sha256:${sha256Hex(AGENT_KEY)}`],
     ['a key in quotes', `"${AGENT_KEY}"`],
     ['two keys in one', `${AGENT_KEY}, Bearer ${OTHER_AGENT_KEY}`],
     ['two keys with a comma', `${AGENT_KEY},${OTHER_AGENT_KEY}`],
@@ -237,12 +237,12 @@ describe('the impostor', () => {
   const refused = (reply: Reply) => expect(reply.body).toMatchObject({ status: 404, code: 'not_found' });
 
   it('speaks in another agent’s run', async () => {
-    const theirs = await Holder.take(gateway, id, '', OTHER_AGENT_KEY);
-    const stranger = new Holder(gateway, theirs.took, AGENT_KEY);
+    const theirs = await RunHolder.take(gateway, id, '', OTHER_AGENT_KEY);
+    const stranger = new RunHolder(gateway, theirs.took, AGENT_KEY);
     refused(await stranger.call('world.in_run', { id, card: 'c' }));
     refused(await stranger.call('world.charge', { id, card: 'c' }));
     refused(await stranger.checkpoint({ mine: true }));
-    for (const verb of ['heartbeat', 'finish'] as const) refused(await stranger.act(verb));
+    for (const verb of ['heartbeat', 'finish'] as const) refused(await stranger.postAction(verb));
     refused(await stranger.read());
     refused(await stranger.history());
     expect(await upstream.requests()).toEqual([]);
@@ -258,7 +258,7 @@ describe('the impostor', () => {
       ['rollback', { reason: 'mine' }],
       ['savepoints', { name: 'x' }],
     ] as const)
-      refused(await post(gateway, `/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
+      refused(await postJson(gateway, `/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
     refused(await gateway.get(`/v1/sagas/${theirs.id}`));
     expect(await theirs.read()).toMatchObject({ state: 'open', steps: [] });
     expect(await upstream.requests()).toEqual([]);
@@ -267,7 +267,7 @@ describe('the impostor', () => {
   it('asks for another agent’s call, under its key or its txn', async () => {
     const theirs = await charge({ agentKey: OTHER_AGENT_KEY, key: 'shared' });
     refused(await gateway.get(`/v1/calls/${theirs.body.txn}`));
-    refused(await post(gateway, `/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
+    refused(await postJson(gateway, `/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
     const own = await charge({ ...mine, key: 'shared' });
     expect(own.body).toMatchObject({ replayed: false, state: 'succeeded' });
     expect(own.body.txn).not.toBe(theirs.body.txn);
@@ -277,7 +277,7 @@ describe('the impostor', () => {
   it('plays the operator', async () => {
     for (const path of ['locks', 'calls', 'agents', 'policies', 'approvals'])
       expect((await gateway.get(`/admin/${path}`)).body.code, path).toBe('forbidden');
-    expect((await post(gateway, '/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
+    expect((await postJson(gateway, '/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
     expect((await charge()).status).toBe(200);
   });
 });

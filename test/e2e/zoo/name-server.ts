@@ -4,23 +4,23 @@ import type { AddressInfo } from 'node:net';
 import { fileURLToPath } from 'node:url';
 
 /** What a name answers: the first time the first list, then the next; the last one for ever. */
-export type Answers = readonly (readonly string[])[];
+export type DnsAnswers = readonly (readonly string[])[];
 
 const TYPES = { a: 1, aaaa: 28 } as const;
 
 /** A real DNS server on loopback for the names it is told, which may answer otherwise each time they are looked up. */
-export class NameServer {
+export class TestDnsServer {
   readonly asked: string[] = [];
-  readonly #names: ReadonlyMap<string, Answers>;
+  readonly #names: ReadonlyMap<string, DnsAnswers>;
   readonly #socket: Socket = createSocket('udp4');
 
-  private constructor(names: Readonly<Record<string, Answers>>) {
+  private constructor(names: Readonly<Record<string, DnsAnswers>>) {
     this.#names = new Map(Object.entries(names));
     this.#socket.on('message', (query, from) => this.#socket.send(this.#answer(query), from.port, from.address));
   }
 
-  static async start(names: Readonly<Record<string, Answers>>): Promise<NameServer> {
-    const server = new NameServer(names);
+  static async start(names: Readonly<Record<string, DnsAnswers>>): Promise<TestDnsServer> {
+    const server = new TestDnsServer(names);
     server.#socket.bind(0, '127.0.0.1');
     await once(server.#socket, 'listening');
     return server;
@@ -33,7 +33,7 @@ export class NameServer {
     return { NODE_OPTIONS: `--import=${resolver}`, TEST_NAME_SERVER: `127.0.0.1:${port}` };
   }
 
-  lookups(name: string): number {
+  countLookups(name: string): number {
     return this.asked.filter((asked) => asked === `a ${name}`).length;
   }
 
@@ -42,10 +42,10 @@ export class NameServer {
   }
 
   #answer(query: Buffer): Buffer {
-    const { name, end } = nameAt(query, 12);
+    const { name, end } = readName(query, 12);
     const type = query.readUInt16BE(end) === TYPES.aaaa ? 'aaaa' : 'a';
     // Each look-up asks for both; that for IPv4 says how many there were before.
-    const before = this.lookups(name) - (type === 'aaaa' && this.asked.at(-1) === `a ${name}` ? 1 : 0);
+    const before = this.countLookups(name) - (type === 'aaaa' && this.asked.at(-1) === `a ${name}` ? 1 : 0);
     this.asked.push(`${type} ${name}`);
     const answers = this.#names.get(name) ?? [];
     const addresses = (answers[Math.min(before, answers.length - 1)] ?? []).filter(
@@ -56,11 +56,15 @@ export class NameServer {
     head.writeUInt16BE(0x8580, 2);
     head.writeUInt16BE(1, 4);
     head.writeUInt16BE(addresses.length, 6);
-    return Buffer.concat([head, query.subarray(12, end + 4), ...addresses.map((address) => record(type, address))]);
+    return Buffer.concat([
+      head,
+      query.subarray(12, end + 4),
+      ...addresses.map((address) => encodeRecord(type, address)),
+    ]);
   }
 }
 
-function nameAt(message: Buffer, start: number): { name: string; end: number } {
+function readName(message: Buffer, start: number): { name: string; end: number } {
   const labels: string[] = [];
   let at = start;
   for (let length = message[at] ?? 0; length > 0; length = message[at] ?? 0) {
@@ -70,13 +74,13 @@ function nameAt(message: Buffer, start: number): { name: string; end: number } {
   return { name: labels.join('.').toLowerCase(), end: at + 1 };
 }
 
-function record(type: keyof typeof TYPES, address: string): Buffer {
-  const data = type === 'a' ? Buffer.from(address.split('.').map(Number)) : ipv6(address);
+function encodeRecord(type: keyof typeof TYPES, address: string): Buffer {
+  const data = type === 'a' ? Buffer.from(address.split('.').map(Number)) : encodeIpv6(address);
   const head = Buffer.from([0xc0, 12, 0, TYPES[type], 0, 1, 0, 0, 0, 0, 0, data.length]);
   return Buffer.concat([head, data]);
 }
 
-function ipv6(address: string): Buffer {
+function encodeIpv6(address: string): Buffer {
   const canonical = new URL(`http://[${address}]`).hostname.slice(1, -1);
   const [before = '', after] = canonical.split('::');
   const groups = (text: string) => (text === '' ? [] : text.split(':').map((group) => Number.parseInt(group, 16)));

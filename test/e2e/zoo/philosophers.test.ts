@@ -4,8 +4,8 @@ import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
-import { AGENT_KEY, type Gateway, makeGateway, PEOPLE, sha256, startGateway } from '../../support/gateway.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
+import { AGENT_KEY, type Gateway, makeGateway, PEOPLE_YAML, sha256Hex, startGateway } from '../../support/gateway.ts';
 import { AgentProcess } from './agents.ts';
 
 const ROUNDS = 200;
@@ -47,7 +47,7 @@ beforeAll(async () => {
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
   const { port } = server.address() as AddressInfo;
-  database = await freshDatabase();
+  database = await createTestDatabase();
   const policies = `
 upstreams:
   table: { adapter: http, url: "http://127.0.0.1:${port}", allowPrivate: true, timeout: 20s, breaker: { minimum: 100000 } }
@@ -59,11 +59,11 @@ tools:
     locks: ["fork/\${args.forks}"]
 agents:
   tester:
-    keys: ["sha256:${sha256(AGENT_KEY)}"]
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
     rules:
       - allow: table.eat
         approve: never
-${PEOPLE}`;
+${PEOPLE_YAML}`;
   one = await startGateway({ policies: { 'table.yaml': policies }, databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
@@ -86,7 +86,7 @@ async function see(me: number): Promise<number> {
       `${round}`,
       `${ROUNDS}`,
     ]);
-    const end = await philosopher.ended();
+    const end = await philosopher.waitForExit();
     round += philosopher.lines.length;
     if (round === ROUNDS) return deaths;
     expect(end).toBe('SIGKILL');

@@ -1,20 +1,20 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../../faults/upstream.ts';
-import { Holder } from '../../runs/run.ts';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
-import { faultPolicies } from '../../support/fault-policies.ts';
+import { RunHolder } from '../../controls/run-holder.ts';
+import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
+import { buildFaultPolicies } from '../../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, makeGateway, startGateway } from '../../support/gateway.ts';
 import { AgentProcess } from './agents.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  const policies = faultPolicies(upstream.url, { timeout: '30s' });
+  database = await createTestDatabase();
+  const policies = buildFaultPolicies(upstream.url, { timeout: '30s' });
   const narrow = (policies['faults.yaml'] ?? '').replace('timeout: 30s,', 'timeout: 30s, concurrency: 1,');
   one = await startGateway({ policies: { 'faults.yaml': narrow }, databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
@@ -38,11 +38,11 @@ describe('the crashed one', () => {
     for (const [k, at] of [9, 31, 47, 78].entries()) {
       const mover = start(k);
       // It dies with a call on the wire: the next one is sent the moment this line is said.
-      expect(await mover.says((line) => line === `moved ${at}`)).toBe(`moved ${at}`);
+      expect(await mover.waitForLine((line) => line === `moved ${at}`)).toBe(`moved ${at}`);
       await mover.kill();
     }
     const last = start(4);
-    expect(await last.says((line) => line === 'finished')).toBe('finished');
+    expect(await last.waitForLine((line) => line === 'finished')).toBe('finished');
     expect(last.lines[0]).toMatch(/^took 5 with (7[89]|8\d) done$/);
     const ids = (await upstream.effects()).map(({ id }) => id);
     expect(ids).toHaveLength(many);
@@ -59,30 +59,30 @@ describe('the zombie', () => {
     const zombie = new AgentProcess('./zombie.mjs', [one.url, AGENT_KEY, 'frozen']);
     await upstream.awaitEvent('there');
     zombie.signal('SIGSTOP');
-    const next = await Holder.take(two, 'frozen');
+    const next = await RunHolder.take(two, 'frozen');
     expect(next.took).toMatchObject({ epoch: 2, drained: false, open: [{ state: 'sending', epoch: 1 }] });
     await upstream.release('go');
     expect((await next.read('?wait=20')).body).toMatchObject({ drained: true, open: [] });
     const before = (await upstream.requests()).length;
     zombie.signal('SIGCONT');
-    expect(await zombie.says((line) => line.includes('fenced'))).toBe('409 fenced 3');
-    expect(await zombie.ended()).toBe('0');
+    expect(await zombie.waitForLine((line) => line.includes('fenced'))).toBe('409 fenced 3');
+    expect(await zombie.waitForExit()).toBe('0');
     expect(await upstream.requests()).toHaveLength(before);
   });
 
   it('whose gateway is frozen too: what it had on the wire is known when it thaws, what it had not is never sent', async () => {
     for (const id of ['wire', 'queued']) await one.call('world.put', { id });
-    const old = await Holder.take(one, 'deep-frozen');
+    const old = await RunHolder.take(one, 'deep-frozen');
     await upstream.plan({ match: { id: 'wire' }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
     const wire = old.call('world.delete', { id: 'wire' }, { key: 'wire' });
     await upstream.awaitEvent('there');
     // The upstream takes one request at a time, so this one is claimed, and waits in the gateway for its turn.
     const queued = old.call('world.delete', { id: 'queued' }, { key: 'queued' });
-    const claimed = async () => (await new Holder(two, old.took, AGENT_KEY).history()).body.items.length;
+    const claimed = async () => (await new RunHolder(two, old.took, AGENT_KEY).history()).body.items.length;
     await expect.poll(claimed).toBe(2);
     one.signal('SIGSTOP');
 
-    const next = await Holder.take(two, 'deep-frozen');
+    const next = await RunHolder.take(two, 'deep-frozen');
     expect(next.took).toMatchObject({ epoch: 2, drained: false });
     const states = async () => {
       const items = (await next.history()).body.items as { args: { id: string }; state: string }[];

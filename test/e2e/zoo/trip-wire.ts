@@ -5,7 +5,7 @@ import { type AddressInfo, createServer, type Server } from 'node:net';
  * Listens where nothing must ever arrive: at every loopback address, of IPv6 too where there is one. Whatever connects is heard,
  * even if it says nothing.
  */
-export class TripWire {
+export class ForbiddenListener {
   readonly heard: string[] = [];
   readonly #server: Server;
   readonly hasIpv6: boolean;
@@ -20,11 +20,11 @@ export class TripWire {
     });
   }
 
-  static async start(): Promise<TripWire> {
+  static async start(): Promise<ForbiddenListener> {
     const server = createServer();
-    const hasIpv6 = await listening(server.listen(0, '::')).catch(() => false);
-    if (!hasIpv6) await listening(server.listen(0, '0.0.0.0'));
-    return new TripWire(server, hasIpv6);
+    const hasIpv6 = await waitUntilListening(server.listen(0, '::')).catch(() => false);
+    if (!hasIpv6) await waitUntilListening(server.listen(0, '0.0.0.0'));
+    return new ForbiddenListener(server, hasIpv6);
   }
 
   get port(): number {
@@ -36,7 +36,7 @@ export class TripWire {
   }
 }
 
-async function listening(server: Server): Promise<true> {
+async function waitUntilListening(server: Server): Promise<true> {
   await once(server, 'listening');
   return true;
 }

@@ -1,19 +1,19 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type Upstream } from '../../faults/upstream.ts';
-import { freshDatabase, type TestDatabase } from '../../support/database.ts';
+import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import { AGENT_KEY, type Gateway, makeGateway, startGateway } from '../../support/gateway.ts';
-import { sharedPolicies, TWIN_KEY } from '../../support/shared-policies.ts';
+import { buildSharedKeyPolicies, TWIN_KEY } from '../../support/shared-policies.ts';
 import { AgentProcess } from './agents.ts';
 
-let upstream: Upstream;
+let upstream: TestUpstream;
 let database: TestDatabase;
 let one: Gateway;
 let two: Gateway;
 
 beforeAll(async () => {
   upstream = await startUpstream();
-  database = await freshDatabase();
-  one = await startGateway({ policies: sharedPolicies(upstream.url), databaseUrl: database.url });
+  database = await createTestDatabase();
+  one = await startGateway({ policies: buildSharedKeyPolicies(upstream.url), databaseUrl: database.url });
   two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
   await two.start();
 });
@@ -36,7 +36,7 @@ describe('the twins', () => {
     await upstream.awaitEvent('done');
     await Promise.all([one.kill(), two.kill()]);
     await Promise.all([one.start(), two.start()]);
-    for (const twin of twins) expect(await twin.says((line) => line === 'finished')).toBe('finished');
+    for (const twin of twins) expect(await twin.waitForLine((line) => line === 'finished')).toBe('finished');
     const [first, second] = twins.map(({ lines }) => lines.filter((line) => line.startsWith('closed ')));
     expect(first).toHaveLength(many);
     expect(second).toEqual(first);

@@ -1,0 +1,227 @@
+import { Client, type Dispatcher, Pool } from 'undici';
+import type {
+  Adapter,
+  Outcome,
+  PreparedRequest,
+  RequestInput,
+  SendOptions,
+  UpstreamAnswer,
+} from '../../gateway/domain/attempts/adapter.ts';
+import { ByteAccumulator } from '../../gateway/domain/byte-accumulator.ts';
+import { buildCredentialScrubber, toLatin1 } from '../../gateway/domain/calls/redact.ts';
+import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
+import { UpstreamIdentity } from '../upstream-identity.ts';
+import { createConnector, PrivateAddressError } from './guarded-connector.ts';
+import { renderRequest } from './render-request.ts';
+
+/** The only module that opens sockets to HTTP upstreams. Redirects are never followed. */
+export class HttpAdapter implements Adapter {
+  readonly #upstream: Upstream;
+  readonly #identity: UpstreamIdentity;
+  readonly #origin: string;
+  /** Without the slash that it may end with. */
+  readonly #basePath: string;
+  readonly #clientOptions: Client.Options;
+  /** Whether it wants headers of its own, credentials above all. */
+  readonly #hasHeaders: boolean;
+  readonly #pool: Pool;
+  readonly #scrubbers: Scrubbers;
+
+  /** The key never leaves this process: what stands for credentials in the ledger is made with it. */
+  constructor(upstream: Upstream, key: Buffer) {
+    if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
+    this.#upstream = upstream;
+    const { href, origin, pathname } = new URL(upstream.url);
+    this.#origin = origin;
+    this.#basePath = pathname.endsWith('/') ? pathname.slice(0, -1) : pathname;
+    this.#clientOptions = {
+      connect: createConnector(upstream.allowPrivate, upstream.timeoutMs),
+      // Deadlines are per call and ours; the client's own would only blur what an abort means.
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      pipelining: 1,
+    };
+    this.#scrubbers = {
+      text: buildCredentialScrubber(upstream.secrets),
+      bytes: buildCredentialScrubber(upstream.secrets.map(toLatin1)),
+    };
+    this.#identity = new UpstreamIdentity(href, this.#scrubbers.text, key);
+    this.#hasHeaders = Object.keys(upstream.headers).length > 0;
+    this.#pool = new Pool(origin, { ...this.#clientOptions, connections: upstream.concurrency });
+  }
+
+  prepare(tool: Tool, wish: RequestInput, txn: string): PreparedRequest {
+    if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
+    return renderRequest(tool, tool.request, wish, txn, this.#identity.written);
+  }
+
+  isAt(base: string | undefined): boolean {
+    return this.#identity.matches(base);
+  }
+
+  send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (!this.isAt(request.base)) {
+      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      return Promise.resolve({ kind: 'not_sent', detail, refusedHere: true });
+    }
+    return options.freshConnection
+      ? this.#sendOnFreshConnection(tool, request, options)
+      : this.#dispatch(this.#pool, tool, request, options);
+  }
+
+  async #sendOnFreshConnection(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    const client = new Client(this.#origin, this.#clientOptions);
+    try {
+      return await this.#dispatch(client, tool, request, options);
+    } finally {
+      // Whatever happened is decided; nothing of this connection may linger.
+      void client.destroy().catch(() => {});
+    }
+  }
+
+  async close(): Promise<void> {
+    await this.#pool.destroy();
+  }
+
+  #dispatch(dispatcher: Dispatcher, tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    return new Promise((resolve) => {
+      const exchange = new HttpExchange(tool, this.#scrubbers, options, resolve);
+      try {
+        dispatcher.dispatch(
+          {
+            origin: this.#origin,
+            path: this.#basePath + request.path,
+            method: request.method as Dispatcher.HttpMethod,
+            headers: this.#withCredentials(request.headers),
+            body: request.body,
+            reset: options.freshConnection,
+          },
+          exchange,
+        );
+      } catch (error) {
+        exchange.onResponseError(undefined, error as Error);
+      }
+    });
+  }
+
+  #withCredentials(headers: PreparedRequest['headers']): PreparedRequest['headers'] {
+    // Not by spreading: of objects with names from outside that takes ten times as long.
+    return this.#hasHeaders ? Object.assign({}, headers, this.#upstream.headers) : headers;
+  }
+}
+
+/** Takes the upstream's credentials out of what it answers: of a text, or of bytes read as one character each. */
+interface Scrubbers {
+  readonly text: (text: string) => string;
+  readonly bytes: (text: string) => string;
+}
+
+const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
+/**
+ * One request and its answer, told apart by the only two facts that count: had the first byte left, and did a whole answer
+ * come back. undici calls `onRequestStart` immediately before it writes; an abort in there writes nothing.
+ */
+class HttpExchange implements Dispatcher.DispatchHandler {
+  readonly #tool: Tool;
+  readonly #scrubbers: Scrubbers;
+  readonly #maySend: () => boolean;
+  readonly #timer: NodeJS.Timeout;
+  readonly #resolve: (outcome: Outcome) => void;
+  #controller: Dispatcher.DispatchController | undefined;
+  #done = false;
+  #status = 0;
+  #contentType: string | null = null;
+  readonly #body = new ByteAccumulator();
+
+  constructor(tool: Tool, clean: Scrubbers, options: SendOptions, resolve: (outcome: Outcome) => void) {
+    this.#tool = tool;
+    this.#scrubbers = clean;
+    this.#maySend = options.maySend;
+    this.#resolve = resolve;
+    this.#timer = setTimeout(() => this.#fail(`no answer within ${options.timeoutMs} ms`), options.timeoutMs);
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    if (this.#done) return controller.abort(new Error('given up before it was sent'));
+    if (!this.#maySend()) {
+      this.#finish({ kind: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
+      return controller.abort(new Error('not allowed to send any more'));
+    }
+    this.#controller = controller;
+  }
+
+  onResponseStart(
+    _controller: Dispatcher.DispatchController,
+    status: number,
+    headers: Record<string, string | string[] | undefined>,
+  ): void {
+    this.#status = status;
+    const type = headers['content-type'];
+    this.#contentType = (Array.isArray(type) ? type[0] : type) ?? null;
+  }
+
+  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    if (this.#body.length + chunk.length > this.#tool.maxResultBytes)
+      return this.#fail(`the answer is larger than ${this.#tool.maxResultBytes} bytes`);
+    this.#body.append(chunk);
+  }
+
+  onResponseEnd(): void {
+    try {
+      this.#finish(classifyStatus(this.#status, this.#tool.noEffect, this.#buildAnswer()));
+    } catch {
+      // Whatever went wrong here may name what it was about, a credential for one: only that it did is told.
+      this.#fail('the answer cannot be read');
+    }
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {
+    this.#fail(error.message || error.name, error instanceof PrivateAddressError);
+  }
+
+  #fail(detail: string, refusedHere = false): void {
+    if (this.#controller === undefined)
+      return this.#finish({ kind: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
+    if (this.#status === 0) this.#finish({ kind: 'ambiguous', detail });
+    else this.#finish(classifyStatus(this.#status, this.#tool.noEffect, undefined, detail));
+    this.#controller.abort(new Error(detail));
+  }
+
+  #finish(outcome: Outcome): void {
+    if (this.#done) return;
+    this.#done = true;
+    clearTimeout(this.#timer);
+    this.#body.take();
+    this.#resolve(outcome);
+  }
+
+  /** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
+  #buildAnswer(): UpstreamAnswer {
+    const bytes = this.#body.take();
+    const status = this.#status;
+    const contentType = this.#contentType === null ? null : this.#scrubbers.text(this.#contentType);
+    if (bytes.length === 0) return { status, contentType, body: null, encoding: 'utf8' };
+    try {
+      return { status, contentType, body: this.#scrubbers.text(UTF8.decode(bytes)), encoding: 'utf8' };
+    } catch {
+      const clean = Buffer.from(this.#scrubbers.bytes(this.#scrubbers.text(bytes.toString('latin1'))), 'latin1');
+      return { status, contentType, body: clean.toString('base64'), encoding: 'base64' };
+    }
+  }
+}
+
+/** What a status proves. `answer` is absent when the body did not arrive whole. */
+export function classifyStatus(
+  status: number,
+  noEffect: ReadonlySet<number>,
+  answer: UpstreamAnswer | undefined,
+  detail = '',
+): Outcome {
+  const whole = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
+  if (noEffect.has(status)) return { kind: 'refused', answer: whole };
+  if (status >= 200 && status < 300) {
+    return answer === undefined ? { kind: 'ok_body_lost', answer: whole, detail } : { kind: 'ok', answer };
+  }
+  return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: whole };
+}

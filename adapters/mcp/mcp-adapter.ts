@@ -1,0 +1,343 @@
+import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import type {
+  Adapter,
+  Outcome,
+  PreparedRequest,
+  ProgressListener,
+  RequestInput,
+  SendOptions,
+  UpstreamAnswer,
+} from '../../gateway/domain/attempts/adapter.ts';
+import { buildCredentialScrubber } from '../../gateway/domain/calls/redact.ts';
+import { canonicalize } from '../../gateway/domain/canonical.ts';
+import { isJsonObject, type Json, type JsonObject } from '../../gateway/domain/json.ts';
+import { McpError } from '../../gateway/domain/mcp-error.ts';
+import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
+import { sanitize } from '../../gateway/domain/sanitize.ts';
+import { setField } from '../http/render-request.ts';
+import { UpstreamIdentity } from '../upstream-identity.ts';
+import { McpHttpTransport } from './mcp-http-transport.ts';
+import { stripGatewayMeta } from './mcp-request-meta.ts';
+import { McpStdioTransport } from './mcp-stdio-transport.ts';
+import { type ExchangeResult, parseMessage } from './mcp-transport.ts';
+import { McpUpstreamClient, toObject } from './mcp-upstream-client.ts';
+
+/**
+ * Tools of an MCP server. Its answers are kept as `tools/call` results, with a status as HTTP tools have one: 200 for a result,
+ * 424 for one that says `isError` (a tool that failed may have done half of it), 400 for a request that the server refused to
+ * take, which proves that nothing happened, 500 for an error of the server itself. `noEffect` of a contract may name 424, or
+ * bare statuses of HTTP.
+ */
+export class McpAdapter implements Adapter {
+  readonly #upstream: Upstream;
+  readonly #client: McpUpstreamClient;
+  readonly #identity: UpstreamIdentity;
+  /** Takes its credentials out of what it says. */
+  readonly #scrub: (text: string) => string;
+  /** Resources that are listened for; the empty name stands for the lists. */
+  readonly #subscriptions = new Set<string>();
+  #isClosed = false;
+
+  constructor(upstream: Upstream, key: Buffer) {
+    this.#upstream = upstream;
+    this.#scrub = buildCredentialScrubber(upstream.secrets);
+    const { url, command } = upstream;
+    this.#identity = new UpstreamIdentity(url ?? command?.join(' ') ?? '', this.#scrub, key);
+    this.#client = new McpUpstreamClient(
+      url === undefined
+        ? new McpStdioTransport(command ?? [], upstream.env ?? {})
+        : new McpHttpTransport(upstream, url),
+    );
+  }
+
+  prepare(tool: Tool, { args, continuation, trace, manner }: RequestInput, txn: string): PreparedRequest {
+    const { once } = tool;
+    const isKeyed = tool.effect === 'write' && once.by === 'key';
+    // A look is made in the name of a write: its answer must never pass for that of the write, nor its key for the write's.
+    const own =
+      tool.effect === 'read' ? { progressToken: randomUUID() } : { progressToken: txn, [IDEMPOTENCY_KEY_META]: txn };
+    const params: JsonObject = {
+      name: this.#remoteName(tool.name),
+      arguments: isKeyed && once.field !== undefined ? setField(args, once.field, txn) : args,
+      _meta: { ...own, ...trace },
+      ...(continuation?.inputResponses === undefined ? {} : { inputResponses: continuation.inputResponses }),
+      ...(continuation?.requestState === undefined ? {} : { requestState: continuation.requestState }),
+    };
+    const headers = {
+      'oncegate-txn': txn,
+      ...trace,
+      ...(isKeyed && once.header !== undefined ? { [once.header.toLowerCase()]: txn } : {}),
+    };
+    return {
+      base: this.#identity.written,
+      method: 'tools/call',
+      path: String(params['name']),
+      headers,
+      body: canonicalize(params),
+      ...(manner === undefined ? {} : { manner }),
+    };
+  }
+
+  isAt(base: string | undefined): boolean {
+    return this.#identity.matches(base);
+  }
+
+  async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
+    if (!this.isAt(request.base)) {
+      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      return { kind: 'not_sent', detail, refusedHere: true };
+    }
+    const { follower } = options;
+    const params = JSON.parse(request.body ?? '{}') as JsonObject;
+    const ended = await this.#client.request({
+      id: String(toObject(params['_meta'])['progressToken']),
+      method: 'tools/call',
+      params: addLockToken(params, request.headers['oncegate-lock-token']),
+      headers: request.headers,
+      timeoutMs: options.timeoutMs,
+      mostBytes: tool.maxResultBytes,
+      freshConnection: options.freshConnection,
+      maySend: options.maySend,
+      manner: request.manner,
+      follower: this.#scrubListener(follower),
+    });
+    return this.#toOutcome(tool, ended, tool.redact.length > 0 || options.discreet === true);
+  }
+
+  /** Everything else that a client may ask a server. Rejects with an `McpError`. */
+  async request(method: string, params: JsonObject, client?: ProgressListener): Promise<JsonObject> {
+    const { timeoutMs } = this.#upstream;
+    const follower = this.#scrubListener(client);
+    const said = stripGatewayMeta(params);
+    const asked = { id: randomUUID(), method, params: said, timeoutMs, follower, mostBytes: MAX_ANSWER_BYTES };
+    let ended = await this.#client.request(asked);
+    // Nothing that is asked here does anything: it may be asked again in a new session.
+    if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#client.request(asked);
+    if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${this.#describeResult(ended)}`);
+    const { result, error } = ended.response;
+    if (isJsonObject(result)) return this.#scrubObject(result);
+    const { code, message, data } = this.#scrubObject(toObject(error));
+    throw new McpError(
+      typeof code === 'number' ? code : -32603,
+      typeof message === 'string' ? message : 'no result and no error',
+      data,
+    );
+  }
+
+  /** Every page of a list. */
+  async listAllPages(method: string, member: string, follower?: ProgressListener): Promise<JsonObject[]> {
+    const items: JsonObject[] = [];
+    let size = 0;
+    let cursor: Json | undefined;
+    for (let page = 0; page < MAX_PAGES; page += 1) {
+      const result = await this.request(method, typeof cursor === 'string' ? { cursor } : {}, follower);
+      const found = result[member];
+      if (Array.isArray(found)) for (const item of found) if (isJsonObject(item)) items.push(item);
+      cursor = result['nextCursor'];
+      size += JSON.stringify(result).length;
+      if (typeof cursor !== 'string' || items.length > MAX_ITEMS || size > MAX_ANSWER_BYTES) break;
+    }
+    return items.slice(0, MAX_ITEMS);
+  }
+
+  capabilities(): Promise<JsonObject | undefined> {
+    return this.#client.capabilities(this.#upstream.timeoutMs);
+  }
+
+  /** Of resources only those that somebody wants to hear of. */
+  onChangeNotification(told: (method: string, params: JsonObject) => void): void {
+    this.#client.onChangeNotification((method, params) => {
+      if (method !== 'notifications/resources/updated' || this.#subscriptions.has(String(params['uri'])))
+        told(method, this.#scrubObject(params));
+    });
+  }
+
+  /** Hears from a server that can say so when its lists change, until this adapter is closed. */
+  async subscribeToLists(): Promise<void> {
+    if (this.#subscriptions.has('')) return;
+    this.#subscriptions.add('');
+    await this.#listen({ toolsListChanged: true, promptsListChanged: true, resourcesListChanged: true });
+  }
+
+  /** Hears of changes of one resource too. */
+  async subscribeToResource(uri: string): Promise<void> {
+    if (this.#subscriptions.has(uri) || this.#subscriptions.size >= MAX_SUBSCRIPTIONS) return;
+    // Before the first wait: however many ask at once, there are no more of them.
+    this.#subscriptions.add(uri);
+    try {
+      if (!(await this.#client.isModern(this.#upstream.timeoutMs))) await this.request('resources/subscribe', { uri });
+      else void this.#listen({ resourceSubscriptions: [uri] });
+    } catch (error) {
+      this.#subscriptions.delete(uri);
+      throw error;
+    }
+  }
+
+  async #listen(notifications: JsonObject): Promise<void> {
+    while (!this.#isClosed) {
+      // Nobody waits for this: a rejection would end the process.
+      await this.#client.listen(notifications, this.#upstream.timeoutMs, LISTEN_MS).catch(() => {});
+      await sleep(LISTEN_RETRY_MS, undefined, { ref: false });
+    }
+  }
+
+  close(): Promise<void> {
+    this.#isClosed = true;
+    return this.#client.close();
+  }
+
+  #remoteName(name: string): string {
+    return this.#upstream.expose === 'bare' ? name : name.slice(this.#upstream.name.length + 1);
+  }
+
+  #toOutcome(tool: Tool, ended: ExchangeResult, discreet: boolean): Outcome {
+    switch (ended.as) {
+      case 'not_sent':
+        return { kind: 'not_sent', ...pickNotSentReasons(ended), detail: this.#describeResult(ended) };
+      case 'lost':
+        return { kind: 'ambiguous', detail: this.#describeResult(ended) };
+      case 'status': {
+        const answer = this.#buildAnswer(ended.status, this.#scrub(ended.text));
+        const detail = this.#describeResult(ended);
+        // By the protocol nothing was done. Where a repeat is harmless that need not be believed: it is asked again.
+        if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
+        return tool.noEffect.has(ended.status) || isRefusedByServer(ended)
+          ? { kind: 'refused', answer }
+          : { kind: 'ambiguous', detail, ...(ended.status >= 200 && ended.status < 300 ? {} : { answer }) };
+      }
+      case 'answered':
+        return this.#readResponse(tool, ended.response, discreet);
+    }
+  }
+
+  #readResponse(tool: Tool, response: JsonObject, discreet: boolean): Outcome {
+    try {
+      return this.#classifyResponse(tool, response, discreet);
+    } catch {
+      // It came, but is nested deeper than can be written down, or has an object where a number belongs: that proves nothing.
+      return { kind: 'ambiguous', detail: 'the answer cannot be read' };
+    }
+  }
+
+  #classifyResponse(tool: Tool, response: JsonObject, discreet: boolean): Outcome {
+    const result = response['result'];
+    if (!isJsonObject(result)) {
+      const error = toObject(response['error']);
+      const body = this.#serializeScrubbed({ error });
+      if (REFUSAL_CODES.has(Number(error['code']))) return { kind: 'refused', answer: this.#buildAnswer(400, body) };
+      const detail = this.#quoteServer('the server answered with an error', error['message'], discreet);
+      return this.#classifyFailure(tool, this.#buildAnswer(500, body), detail);
+    }
+    if (result['isError'] === true)
+      return this.#classifyFailure(
+        tool,
+        this.#buildAnswer(IS_ERROR_STATUS, this.#serializeScrubbed(result)),
+        this.#describeToolError(result, discreet),
+      );
+    const answer = this.#buildAnswer(200, this.#serializeScrubbed(result));
+    return result['resultType'] === 'input_required'
+      ? { kind: 'ok', answer, wantsInput: true }
+      : { kind: 'ok', answer };
+  }
+
+  #describeToolError({ content }: JsonObject, discreet: boolean): string {
+    const [first] = Array.isArray(content) ? content : [];
+    return this.#quoteServer('the tool says that it failed', isJsonObject(first) ? first['text'] : undefined, discreet);
+  }
+
+  /** What the server said beside what it means, unless it might repeat what is redacted. */
+  #quoteServer(meaning: string, words: Json | undefined, discreet: boolean): string {
+    if (typeof words !== 'string' || words === '' || discreet) return meaning;
+    return `${meaning}: ${sanitize(this.#scrub(words), MAX_QUOTE_LENGTH)}`;
+  }
+
+  #describeResult(ended: Exclude<ExchangeResult, { as: 'answered' }>): string {
+    if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
+    // It may quote the server. Cut only after it is scrubbed: half a credential would not be found.
+    return sanitize(this.#scrub(ended.detail), MAX_QUOTE_LENGTH);
+  }
+
+  /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
+  #classifyFailure(tool: Tool, answer: UpstreamAnswer, detail: string): Outcome {
+    const isRefused = tool.noEffect.has(answer.status) || (tool.effect === 'read' && answer.status < 500);
+    return isRefused ? { kind: 'refused', answer } : { kind: 'ambiguous', detail, answer };
+  }
+
+  #buildAnswer(status: number, body: string): UpstreamAnswer {
+    return { status, contentType: 'application/json', body: body === '' ? null : body, encoding: 'utf8' };
+  }
+
+  #serializeScrubbed(value: JsonObject): string {
+    return this.#scrub(JSON.stringify(value));
+  }
+
+  #scrubObject(value: JsonObject): JsonObject {
+    return this.#upstream.secrets.length === 0 ? value : (JSON.parse(this.#serializeScrubbed(value)) as JsonObject);
+  }
+
+  #scrubListener(follower: ProgressListener | undefined): ProgressListener | undefined {
+    if (follower === undefined || this.#upstream.secrets.length === 0) return follower;
+    return {
+      ...follower,
+      tell: (method, params) => follower.tell(method, this.#scrubObject(params)),
+      ask: (method, params) => follower.ask(method, this.#scrubObject(params)),
+    };
+  }
+}
+
+const IDEMPOTENCY_KEY_META = 'oncegate/idempotency-key';
+
+/** The status under which `noEffect` knows a result with `isError`. */
+export const IS_ERROR_STATUS = 424;
+
+/**
+ * Errors by which a server says that it did not take the request: it could not read it, does not know the method, the
+ * arguments do not fit, its headers disagree, the client lacks something, the revision is unknown, a page must be visited.
+ */
+const REFUSAL_CODES = new Set([-32700, -32600, -32601, -32602, -32020, -32021, -32022, -32042]);
+/** A server over standard streams has no headers to find the token of its locks in. */
+function addLockToken(params: JsonObject, token: string | undefined): JsonObject {
+  return token === undefined
+    ? params
+    : { ...params, _meta: { ...toObject(params['_meta']), 'oncegate/lock-token': token } };
+}
+
+/**
+ * A server that does not take a request says so with a status and, in the words of the protocol, an error about no request in
+ * particular: that it cannot be read, or that there is no such session. A status alone may come from anything on the way, and
+ * an error of the server itself may come after the effect.
+ */
+function isRefusedByServer({ status, text }: Extract<ExchangeResult, { as: 'status' }>): boolean {
+  const message = status >= 400 && status < 500 ? parseMessage(text) : undefined;
+  if (message?.['jsonrpc'] !== '2.0' || (message['id'] ?? null) !== null) return false;
+  const { code } = toObject(message['error']);
+  if (typeof code !== 'number') return false;
+  return (
+    REFUSAL_CODES.has(code) ||
+    (status === 404 && code === NO_SESSION_CODE) ||
+    (status === 400 && code === BAD_REQUEST_CODE)
+  );
+}
+
+/** As the official servers say it: the session is unknown, or the request names none. */
+const NO_SESSION_CODE = -32001;
+const BAD_REQUEST_CODE = -32000;
+
+const MAX_QUOTE_LENGTH = 1_000;
+const LISTEN_MS = 3_600_000;
+const LISTEN_RETRY_MS = 1_000;
+const MAX_SUBSCRIPTIONS = 256;
+/** Of one answer that is no tool's, and of all pages of a list. */
+const MAX_ANSWER_BYTES = 16 * 1024 * 1024;
+const MAX_PAGES = 100;
+const MAX_ITEMS = 10_000;
+
+function pickNotSentReasons({ abandoned, refusedHere }: Extract<ExchangeResult, { as: 'not_sent' }>) {
+  return { ...(abandoned === true ? { abandoned } : {}), ...(refusedHere === true ? { refusedHere } : {}) };
+}
+
+/** Whether sending it once more does no harm, whatever became of it. */
+function isRepeatable({ effect, once }: Tool): boolean {
+  return effect === 'read' || once.by === 'key' || once.by === 'idempotent';
+}

@@ -1,0 +1,12 @@
+import type { Verb } from '../../verb.ts';
+
+export const start: Verb = {
+  name: 'start',
+  summary: 'run the gateway until a signal ends it',
+  run: async () => {
+    // Imported only here: no other verb should wait for the web server to load.
+    const { main: startServer } = await import('../../../server.ts');
+    await startServer();
+    return Number(process.exitCode ?? 0);
+  },
+};

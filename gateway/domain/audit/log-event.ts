@@ -1,0 +1,91 @@
+import { CALL_STATES, type CallState } from '../calls/call-state.ts';
+import type { Json, JsonObject } from '../json.ts';
+
+/** What somebody who watches the gateway is told. */
+export interface LogEvent {
+  /** The place of its entry in the log; null where it has none. */
+  readonly id: number | null;
+  readonly name: EventName;
+  readonly data: JsonObject;
+}
+
+export const EVENT_NAMES = [
+  'call',
+  'approval',
+  'refusal',
+  'undo',
+  'saga',
+  'run',
+  'switch',
+  'breaker',
+  'policies',
+  'pin',
+  'process',
+  'log',
+  'checkpoint',
+  'gap',
+  'bye',
+] as const;
+export type EventName = (typeof EVENT_NAMES)[number];
+
+/** By how an entry's `what` begins; the first that fits. What no line knows is told as `log`, so that nothing is left out. */
+const EVENT_NAME_PATTERNS: readonly (readonly [RegExp, EventName])[] = [
+  [/^(?:call_(?:held|rejected|expired|unopposed)|vote)$/, 'approval'],
+  [/^call_erased$/, 'log'],
+  [/^(?:call_|attempt_|verdict$|contradiction$)/, 'call'],
+  [/^(?:saga_|savepoint$)/, 'saga'],
+  [/^undo_/, 'undo'],
+  [/^(?:run_|fenced$)/, 'run'],
+  [/^(?:frozen|unfrozen)$/, 'switch'],
+  [/^breaker_/, 'breaker'],
+  [/^policies_/, 'policies'],
+  [/^(?:tool_pinned|tool_changed|pin_accepted)$/, 'pin'],
+  [/^(?:denied|unknown_tool|rate_limited|over_budget|locked|refused)$/, 'refusal'],
+  [/^booted$/, 'process'],
+];
+
+/** Names and ids. Whoever wants reasons and digests reads the entry. */
+const PUBLISHED_FIELDS = [
+  'txn',
+  'agent',
+  'tool',
+  'saga',
+  'run',
+  'epoch',
+  'scope',
+  'upstream',
+  'person',
+  'code',
+  'verdict',
+  'policyVersion',
+  'process',
+] as const;
+const MAX_FIELD_CHARACTERS = 256;
+
+/** An entry of the log, as an event: never more of it than names, ids and times. */
+export function toLogEvent({ index, entry }: { readonly index: number; readonly entry: string }): LogEvent {
+  const fields = JSON.parse(entry) as JsonObject;
+  const what = String(fields['what']);
+  const state = inferCallState(what);
+  const told = PUBLISHED_FIELDS.flatMap((name) => {
+    const value = fields[name];
+    return isPublishable(value)
+      ? [[name, typeof value === 'string' ? value.slice(0, MAX_FIELD_CHARACTERS) : value] as const]
+      : [];
+  });
+  return {
+    id: index,
+    name: EVENT_NAME_PATTERNS.find(([pattern]) => pattern.test(what))?.[1] ?? 'log',
+    data: { what, at: fields['at'] ?? null, ...Object.fromEntries(told), ...(state === undefined ? {} : { state }) },
+  };
+}
+
+function isPublishable(value: Json | undefined): value is string | number {
+  return typeof value === 'string' || typeof value === 'number';
+}
+
+/** The state that a call is in after what was logged, where that says so. */
+function inferCallState(what: string): CallState | undefined {
+  if (what === 'call_claimed' || what === 'undo_claimed') return 'sending';
+  return CALL_STATES.find((state) => what === `call_${state}`);
+}

@@ -1,0 +1,255 @@
+import { sha256 } from '../sha256.ts';
+
+/**
+ * The tree of RFC 6962. Pure: hashes go in and out, and where they are stored is somebody else's business. What is stored are
+ * the leaves and, of every 256 hashes of one level that are complete, the one above them: enough to find any proof with a few
+ * short reads.
+ */
+const HEIGHT_PER_LEVEL = 8;
+
+export const HASH_BYTES = 32;
+export const EMPTY_ROOT: Buffer = sha256('');
+
+const scratch = Buffer.alloc(1 + 2 * HASH_BYTES, 1);
+
+export function hashNode(left: Buffer, right: Buffer): Buffer {
+  scratch.set(left, 1);
+  scratch.set(right, 1 + HASH_BYTES);
+  return sha256(scratch);
+}
+
+/** A stored hash: level 0 are the leaves, each level above folds 256 of the one below. */
+export interface StoredHash {
+  readonly level: number;
+  readonly index: number;
+  readonly hash: Buffer;
+}
+
+/** Stored hashes of one level, `from` inclusive, `to` exclusive. */
+export interface StoredRange {
+  readonly level: number;
+  readonly from: number;
+  readonly to: number;
+}
+
+/** The right edge of a tree: all that is needed to append to it and to know its root. */
+export class Frontier {
+  /** Roots of the complete subtrees, the largest first; their sizes are the binary digits of `size`. */
+  readonly #peaks: Buffer[] = [];
+  #size = 0;
+
+  get size(): number {
+    return this.#size;
+  }
+
+  /** What of a tree of this size must be read to go on appending to it. */
+  static listRequiredRanges(size: number): StoredRange[] {
+    return splitIntoSubtrees({ from: 0, to: size }).map(toStoredRange);
+  }
+
+  static restore(size: number, stored: StoredHashes): Frontier {
+    const frontier = new Frontier();
+    for (const subtree of splitIntoSubtrees({ from: 0, to: size })) frontier.#peaks.push(hashSubtree(subtree, stored));
+    frontier.#size = size;
+    return frontier;
+  }
+
+  /** Hands over what is complete with this leaf and wants to be stored. */
+  append(leaf: Buffer, completed?: (stored: StoredHash) => void): void {
+    let node = leaf;
+    let index = this.#size;
+    for (let height = 1; index % 2 === 1; height++) {
+      node = hashNode(this.#peaks.pop() as Buffer, node);
+      index = (index - 1) / 2;
+      if (height % HEIGHT_PER_LEVEL === 0) completed?.({ level: height / HEIGHT_PER_LEVEL, index, hash: node });
+    }
+    this.#peaks.push(node);
+    this.#size += 1;
+  }
+
+  computeRoot(): Buffer {
+    return combinePeaks(this.#peaks);
+  }
+}
+
+/** Leaves `from` inclusive to `to` exclusive, as a tree of their own within the tree. */
+interface LeafRange {
+  readonly from: number;
+  readonly to: number;
+}
+
+/** Spans whose hashes, in this order, prove something about a tree. */
+export class Proof {
+  readonly #ranges: readonly LeafRange[];
+
+  private constructor(spans: readonly LeafRange[]) {
+    this.#ranges = spans;
+  }
+
+  /** That a leaf is in the tree of that size: RFC 6962, 2.1.1. */
+  static inclusion(index: number, size: number): Proof {
+    if (!(index >= 0 && index < size)) throw new RangeError(`there is no leaf ${index} in a tree of ${size}`);
+    return new Proof(buildInclusionPath(index, { from: 0, to: size }));
+  }
+
+  /** That the tree of one size begins with that of another: RFC 6962, 2.1.2. */
+  static consistency(from: number, to: number): Proof {
+    if (!(from >= 0 && from <= to)) throw new RangeError(`a tree of ${to} does not begin with one of ${from}`);
+    return new Proof(from === 0 || from === to ? [] : buildConsistencyPath(from, { from: 0, to }, true));
+  }
+
+  /** The root of the tree when it had that size. */
+  static root(size: number): Proof {
+    return new Proof([{ from: 0, to: size }]);
+  }
+
+  /** What must be read to have its hashes. */
+  listRequiredRanges(): StoredRange[] {
+    return this.#ranges.flatMap(splitIntoSubtrees).map(toStoredRange);
+  }
+
+  computeHashes(stored: StoredHashes): Buffer[] {
+    return this.#ranges.map((span) =>
+      combinePeaks(splitIntoSubtrees(span).map((subtree) => hashSubtree(subtree, stored))),
+    );
+  }
+}
+
+/** Hashes that were read. Asking for one that was not is a fault of the store: a hole in the log. */
+export class StoredHashes {
+  readonly #hashes = new Map<string, Buffer>();
+
+  constructor(hashes: Iterable<StoredHash>) {
+    for (const { level, index, hash: value } of hashes) this.#hashes.set(`${level}/${index}`, value);
+  }
+
+  get(level: number, index: number): Buffer {
+    const found = this.#hashes.get(`${level}/${index}`);
+    if (found === undefined) throw new MissingHashError(level, index);
+    return found;
+  }
+}
+
+export class MissingHashError extends Error {
+  override readonly name = 'MissingHash';
+
+  constructor(level: number, index: number) {
+    super(`the log has no hash ${index} of level ${level}`);
+  }
+}
+
+/** RFC 9162, 2.1.3.2. */
+export function verifyInclusion(
+  leaf: Buffer,
+  index: number,
+  size: number,
+  proof: readonly Buffer[],
+  root: Buffer,
+): boolean {
+  if (!(index >= 0 && index < size)) return false;
+  let [fn, sn, node] = [index, size - 1, leaf];
+  for (const sibling of proof) {
+    if (sn === 0) return false;
+    if (fn % 2 === 1 || fn === sn) {
+      node = hashNode(sibling, node);
+      while (fn % 2 === 0 && fn !== 0) [fn, sn] = [half(fn), half(sn)];
+    } else node = hashNode(node, sibling);
+    [fn, sn] = [half(fn), half(sn)];
+  }
+  return sn === 0 && node.equals(root);
+}
+
+interface TreeHead {
+  readonly size: number;
+  readonly root: Buffer;
+}
+
+/** RFC 9162, 2.1.4.2. */
+export function verifyConsistency(first: TreeHead, second: TreeHead, proof: readonly Buffer[]): boolean {
+  if (first.size > second.size || first.size < 0) return false;
+  if (first.size === 0) return proof.length === 0 && first.root.equals(EMPTY_ROOT);
+  if (first.size === second.size) return proof.length === 0 && first.root.equals(second.root);
+  const path = isPowerOfTwo(first.size) ? [first.root, ...proof] : proof;
+  let [fn, sn] = [first.size - 1, second.size - 1];
+  while (fn % 2 === 1) [fn, sn] = [half(fn), half(sn)];
+  let [older, newer] = [path[0], path[0]];
+  if (older === undefined || newer === undefined) return false;
+  for (const node of path.slice(1)) {
+    if (sn === 0) return false;
+    if (fn % 2 === 1 || fn === sn) {
+      [older, newer] = [hashNode(node, older), hashNode(node, newer)];
+      while (fn % 2 === 0 && fn !== 0) [fn, sn] = [half(fn), half(sn)];
+    } else newer = hashNode(newer, node);
+    [fn, sn] = [half(fn), half(sn)];
+  }
+  return sn === 0 && older.equals(first.root) && newer.equals(second.root);
+}
+
+function buildInclusionPath(index: number, { from, to }: LeafRange): LeafRange[] {
+  if (to - from === 1) return [];
+  const middle = from + findLargestPowerBelow(to - from);
+  return index < middle
+    ? [...buildInclusionPath(index, { from, to: middle }), { from: middle, to }]
+    : [...buildInclusionPath(index, { from: middle, to }), { from, to: middle }];
+}
+
+function buildConsistencyPath(size: number, { from, to }: LeafRange, isWhole: boolean): LeafRange[] {
+  if (size === to) return isWhole ? [] : [{ from, to }];
+  const middle = from + findLargestPowerBelow(to - from);
+  return size <= middle
+    ? [...buildConsistencyPath(size, { from, to: middle }, isWhole), { from: middle, to }]
+    : [...buildConsistencyPath(size, { from: middle, to }, false), { from, to: middle }];
+}
+
+/** The largest power of two below n. */
+function findLargestPowerBelow(n: number): number {
+  let k = 1;
+  while (k * 2 < n) k *= 2;
+  return k;
+}
+
+/** A complete subtree: 2^height leaves, the first of them at index · 2^height. */
+interface Subtree {
+  readonly height: number;
+  readonly index: number;
+}
+
+/** A span of a proof starts at a multiple of its largest subtree, so it falls into complete subtrees, large to small. */
+function splitIntoSubtrees({ from, to }: LeafRange): Subtree[] {
+  const subtrees: Subtree[] = [];
+  for (let at = from; at < to; ) {
+    let height = 0;
+    while (2 ** (height + 1) <= to - at) height += 1;
+    subtrees.push({ height, index: at / 2 ** height });
+    at += 2 ** height;
+  }
+  return subtrees;
+}
+
+function toStoredRange({ height, index }: Subtree): StoredRange {
+  const width = 2 ** (height % HEIGHT_PER_LEVEL);
+  return { level: Math.floor(height / HEIGHT_PER_LEVEL), from: index * width, to: (index + 1) * width };
+}
+
+function hashSubtree(subtree: Subtree, stored: StoredHashes): Buffer {
+  const { level, from, to } = toStoredRange(subtree);
+  let nodes = Array.from({ length: to - from }, (_, i) => stored.get(level, from + i));
+  while (nodes.length > 1)
+    nodes = Array.from({ length: nodes.length / 2 }, (_, i) =>
+      hashNode(nodes[2 * i] as Buffer, nodes[2 * i + 1] as Buffer),
+    );
+  return nodes[0] as Buffer;
+}
+
+/** The root over complete subtrees, the largest first. */
+function combinePeaks(peaks: readonly Buffer[]): Buffer {
+  return peaks.length === 0 ? EMPTY_ROOT : peaks.reduceRight((right, left) => hashNode(left, right));
+}
+
+function half(n: number): number {
+  return Math.floor(n / 2);
+}
+
+function isPowerOfTwo(n: number): boolean {
+  return n === findLargestPowerBelow(n + 1);
+}

@@ -1,0 +1,62 @@
+import { GatewayError } from '../../domain/errors.ts';
+import { ExpressionError, type ExpressionScope, type Rule } from '../../domain/policy.ts';
+import type { LimitCharge, LimitExceeded } from '../../ledger/calls/limits.ts';
+
+/** Whether a rule counts what it allows. */
+export function hasLimits({ rate, budget }: Rule): boolean {
+  return rate !== undefined || budget !== undefined;
+}
+
+/** What a call uses up of its rule's limits. A budget that cannot be computed denies. */
+export function computeSpends(rule: Rule, scope: ExpressionScope): LimitCharge[] {
+  const spends: LimitCharge[] = [];
+  if (rule.rate !== undefined) {
+    spends.push({
+      kind: 'rate',
+      bucket: `${rule.bucket}/rate`,
+      amount: 1,
+      max: rule.rate.limit,
+      perMs: rule.rate.perMs,
+    });
+  }
+  if (rule.budget !== undefined) {
+    const { sum, max, perMs } = rule.budget;
+    spends.push({
+      kind: 'budget',
+      bucket: `${rule.bucket}/budget`,
+      amount: computeAmount(rule, () => sum(scope)),
+      max,
+      perMs,
+    });
+  }
+  return spends;
+}
+
+function computeAmount(rule: Rule, sum: () => unknown): number {
+  try {
+    const amount = sum();
+    if (typeof amount === 'number' && Number.isFinite(amount)) return Math.max(0, amount);
+    throw new ExpressionError('it is not a number');
+  } catch (error) {
+    if (!(error instanceof ExpressionError)) throw error;
+    throw new GatewayError('denied', `${rule.id} cannot tell what this costs: ${error.message}`, {
+      members: { rule: rule.id },
+    });
+  }
+}
+
+export function buildLimitExceededError({ spend, used, waitMs }: LimitExceeded, rule: string): GatewayError {
+  const after = waitMs === null ? {} : { retryAfterSeconds: Math.max(1, Math.ceil(waitMs / 1000)) };
+  const window = `${spend.max} in ${spend.perMs / 1000} s`;
+  if (spend.kind === 'rate')
+    return new GatewayError('rate_limited', `${rule} allows ${window}; all are used.`, { ...after, members: { rule } });
+  const detail =
+    waitMs === null
+      ? `${rule} allows ${window}; ${spend.amount} alone is more than that and will never fit.`
+      : `${rule} allows ${window}; ${used} is used, and ${spend.amount} more does not fit.`;
+  return new GatewayError('over_budget', detail, {
+    ...after,
+    ...(waitMs === null ? { retry: 'never' as const } : {}),
+    members: { rule },
+  });
+}

@@ -1,0 +1,32 @@
+import { GatewayError } from '../../domain/errors.ts';
+import type { JsonObject } from '../../domain/json.ts';
+import type { Agent } from '../../domain/policy.ts';
+import { BUILT_IN_TOOL_EFFECTS } from '../../policy/built-in-tools.ts';
+import { decideBuiltIn } from '../../policy/decide.ts';
+import { describeDecisionFacts, readDecisionFacts } from '../calls/decision-facts.ts';
+import { logRefusal, Refusal } from '../calls/refusal.ts';
+import type { Context } from '../context.ts';
+
+export { BUILT_IN_TOOL_EFFECTS as BUILT_IN };
+
+/** Judged by the agent's rules like any tool, and its denial logged like any denial. */
+export async function authorizeBuiltIn(
+  station: Context,
+  agent: Agent,
+  tool: string,
+  args: JsonObject,
+  run: string | null,
+): Promise<void> {
+  const place = { saga: null, run };
+  const facts = await readDecisionFacts(station, agent, tool, place);
+  const decision = decideBuiltIn(agent, tool, { args, ...place, now: Date.now(), ...facts });
+  if (decision.allowed) return;
+  const { reason, rule } = decision;
+  const denied = new GatewayError('denied', reason, rule === undefined ? {} : { members: { rule: rule.id } });
+  await logRefusal(
+    station,
+    { agent: agent.name, tool },
+    new Refusal(denied, { reason, ...describeDecisionFacts(facts) }),
+  );
+  throw denied;
+}

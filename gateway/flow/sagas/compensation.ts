@@ -1,0 +1,114 @@
+import { randomInt } from 'node:crypto';
+import { buildAuditEntry } from '../../domain/audit/audit.ts';
+import type { Call } from '../../domain/calls/call.ts';
+import { encrypt } from '../../domain/calls/encryption.ts';
+import { pathsUnder, redact } from '../../domain/calls/redact.ts';
+import { deriveTxnId, computeFingerprint as fingerprintOf } from '../../domain/calls/txn-id.ts';
+import { canonicalize, NotCanonicalError } from '../../domain/canonical.ts';
+import { GatewayError } from '../../domain/errors.ts';
+import type { JsonObject } from '../../domain/json.ts';
+import { ExpressionError, type Tool } from '../../domain/policy.ts';
+import type { SagaStep } from '../../domain/sagas/saga.ts';
+import { parseTraceContext } from '../../domain/telemetry.ts';
+import type { ClaimGuards, Intent } from '../../ledger/calls/calls.ts';
+import { encodePayload, type Payload } from '../calls/payload.ts';
+import type { Context } from '../context.ts';
+import { buildLockRequest } from '../controls/locks.ts';
+import { collectUndoSecrets, decodeUndoArgs } from './undo.ts';
+
+/** A call that undoes another, ready to be claimed. */
+export interface PreparedCompensation {
+  readonly intent: Intent;
+  readonly tool: Tool;
+  readonly payload: Payload;
+  /** The locks of the tool that undoes. */
+  readonly guards: ClaimGuards | undefined;
+}
+
+/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand; undefined: not now. */
+export async function prepareCompensation(
+  station: Context,
+  step: SagaStep,
+): Promise<PreparedCompensation | string | undefined> {
+  const call = await station.calls.read(step.txn);
+  if (call === undefined) return 'the call is no longer there';
+  const tool = station.policies().tools.get(step.undo?.tool ?? '');
+  if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
+  if (tool.disabled !== undefined) return `${tool.name} is disabled: ${tool.disabled}`;
+  const args = decodeUndoArgs(station.sealingKey, call);
+  if (typeof args === 'string') return args;
+  const faults = tool.faults(args);
+  if ('restsForMs' in faults)
+    return faults.isResting ? undefined : `it takes too long to tell whether its arguments fit ${tool.name}`;
+  if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
+  const { agent } = call;
+  const txn = deriveTxnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
+  try {
+    // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
+    const trace = parseTraceContext((header) => call.request?.headers[header]);
+    const request = station.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
+    const payload = { args, request, secrets: collectUndoSecrets(station.sealingKey, call) };
+    const locks = buildLockRequest(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
+    const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
+    return { intent: buildUndoIntent(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
+  } catch (error) {
+    // Thrown any further it would end the round for every other step too.
+    const isOfThisStep =
+      error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonicalError;
+    if (isOfThisStep) return error.message;
+    throw error;
+  }
+}
+
+function buildUndoIntent(
+  station: Context,
+  call: Call,
+  tries: number,
+  { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
+): Intent {
+  const { version } = station.policies();
+  const args = canonicalize(payload.args);
+  const fingerprint = fingerprintOf(tool.name, args);
+  return {
+    txn,
+    agent: call.agent,
+    tool: tool.name,
+    key: null,
+    identity: 'undo',
+    fingerprint,
+    kind: tool.effect === 'read' ? 'read' : tool.once.by,
+    fence: randomInt(1, 1_000_000_000),
+    state: tool.observe === undefined ? 'sending' : 'ready',
+    owner: station.lease.id,
+    dueInMs: null,
+    keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
+    policyVersion: version,
+    rule: `undo of ${call.tool} ${call.txn}`,
+    ...encodeUndoPayload(station.sealingKey, txn, tool, payload, args, call),
+    saga: call.saga,
+    dependsOn: null,
+    run: null,
+    epoch: null,
+    undo: null,
+    undoes: { txn: call.txn, tries },
+    entry: buildAuditEntry('undo_claimed', {
+      txn,
+      of: call.txn,
+      agent: call.agent,
+      tool: tool.name,
+      fingerprint: fingerprint.toString('hex'),
+      policy: version,
+    }),
+  };
+}
+
+/** Where the step's own tool redacts, what its undo repeats of that is shown no more than there. */
+function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
+  if (call.undoSealed === null) return encodePayload(key, txn, tool, payload, args);
+  const shown = JSON.parse(call.undoArgs ?? '{}') as JsonObject;
+  return {
+    args: canonicalize(redact(shown, pathsUnder('args', tool.redact))),
+    request: null,
+    sealed: encrypt(key, txn, JSON.stringify(payload)),
+  };
+}

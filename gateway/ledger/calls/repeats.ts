@@ -1,0 +1,55 @@
+import type { Call } from '../../domain/calls/call.ts';
+import type { Database } from '../db.ts';
+import { groupByDatabase } from '../group-commit.ts';
+import { CALL_COLUMNS, type CallRow, toCall } from './call-row.ts';
+
+/** Every call without a key asks, refused ones too: no flood of those may take all connections. */
+const BATCH = { maxBatch: 128, maxInFlight: 2 };
+
+export interface NewestRepeat {
+  readonly generation: number;
+  readonly txn: string;
+  /** Absent when a crash came between noting the generation and claiming the call, or the claim was released. */
+  readonly call: Call | undefined;
+  readonly msSinceDelivered: number | null;
+}
+
+/** The newest call of an identical wish without a key. */
+export const findNewestRepeat = groupByDatabase<string, NewestRepeat | undefined>(BATCH, async (db, slots) => {
+  const rows = await db.run<RepeatRow>({
+    name: 'newest-repeat',
+    text: `select r.slot, r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
+        ${CALL_COLUMNS}
+      from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn
+      where r.slot = any($1::uuid[])`,
+    values: [[...new Set(slots)]],
+  });
+  const found = new Map(rows.map((row) => [row.slot, toNewestRepeat(row)]));
+  return slots.map((slot) => found.get(slot));
+});
+
+type RepeatRow = { slot: string; generation: number; slot_txn: string; ms: number | null } & CallRow;
+
+function toNewestRepeat(row: RepeatRow): NewestRepeat {
+  const call = row.state === null ? undefined : toCall({ ...row, txn: row.slot_txn });
+  return { generation: row.generation, txn: row.slot_txn, call, msSinceDelivered: row.ms };
+}
+
+/** Notes a generation before its call is claimed. Older news never overwrites newer. */
+export async function recordGeneration(db: Database, slot: string, generation: number, txn: string): Promise<void> {
+  await db.run({
+    name: 'note-generation',
+    text: `insert into repeats (slot, generation, txn) values ($1, $2, $3)
+      on conflict (slot) do update set generation = excluded.generation, txn = excluded.txn where repeats.generation < excluded.generation`,
+    values: [slot, generation, txn],
+  });
+}
+
+/** An answer was handed to the caller's connection. Until this is known, an identical call is taken for a retry. */
+export async function recordDelivery(db: Database, txn: string): Promise<void> {
+  await db.run({
+    name: 'note-delivered',
+    text: `update calls set delivered_at = now() where txn = $1 and delivered_at is null and settled_at is not null`,
+    values: [txn],
+  });
+}

@@ -1,0 +1,104 @@
+import type { Database } from '../db.ts';
+
+/** What a server said of a tool when it was pinned, and what it says now, if that is something else. */
+export interface Pin {
+  readonly upstream: string;
+  /** The server's own name of it. */
+  readonly tool: string;
+  readonly digest: Buffer;
+  /** JSON. */
+  readonly definition: string;
+  readonly pinnedAt: Date;
+  readonly acceptedBy: string | null;
+  readonly offeredDigest: Buffer | null;
+  readonly offered: string | null;
+  readonly offeredAt: Date | null;
+}
+
+export interface PinOffer {
+  readonly tool: string;
+  readonly digest: Buffer;
+  readonly definition: string;
+  /** What goes into the log if this is the first that is seen of it, and if it is not what was pinned. */
+  readonly pinned: string;
+  readonly changed: string;
+}
+
+const PIN_COLUMNS = `upstream, tool, digest, definition, pinned_at as "pinnedAt", accepted_by as "acceptedBy",
+  offered_digest as "offeredDigest", offered, offered_at as "offeredAt"`;
+
+/** Tells whether any pin is not what it was, without reading what they say. */
+export async function readPinsVersion(db: Database): Promise<string> {
+  const [row] = await db.run<{ version: string | null }>({
+    name: 'pins-version',
+    text: `select md5(string_agg(upstream || chr(10) || tool || encode(digest, 'hex') || coalesce(encode(offered_digest, 'hex'), ''),
+        chr(10) order by upstream, tool)) as version from pins`,
+    values: [],
+  });
+  return row?.version ?? '';
+}
+
+export async function readPins(db: Database): Promise<readonly Pin[]> {
+  return db.run<Pin>({
+    name: 'read-pins',
+    text: `select ${PIN_COLUMNS} from pins order by upstream, tool`,
+    values: [],
+  });
+}
+
+/**
+ * What a server offers now: pinned if it is new, else compared with its pin. A change is noted once, and forgotten when
+ * the server takes it back. Two replicas that list the same server at once write the same thing.
+ */
+export async function recordOffers(db: Database, upstream: string, offers: readonly PinOffer[]): Promise<void> {
+  if (offers.length === 0) return;
+  await db.run({
+    name: 'note-offers',
+    text: `with offers as (
+        select * from unnest($2::text[], $3::bytea[], $4::text[], $5::text[], $6::text[])
+          as o (tool, digest, definition, pinned, changed)
+      ), pinned as (
+        insert into pins (upstream, tool, digest, definition)
+        select $1, tool, digest, definition from offers order by tool
+        on conflict (upstream, tool) do update
+          set offered_digest = case when pins.digest = excluded.digest then null else excluded.digest end,
+              offered = case when pins.digest = excluded.digest then null else excluded.definition end,
+              offered_at = case when pins.digest = excluded.digest then null else now() end
+          where coalesce(pins.offered_digest, pins.digest) <> excluded.digest
+        returning tool, offered_digest
+      )
+      insert into audit_queue (entry)
+      select case when p.offered_digest is null then o.pinned else o.changed end
+        from pinned p join offers o using (tool)`,
+    values: [
+      upstream,
+      offers.map(({ tool }) => tool),
+      offers.map(({ digest }) => digest),
+      offers.map(({ definition }) => definition),
+      offers.map(({ pinned }) => pinned),
+      offers.map(({ changed }) => changed),
+    ],
+  });
+}
+
+/** A person looked at what is offered and takes it. Only exactly that: if it has changed again, nothing is accepted. */
+export async function acceptOffer(
+  db: Database,
+  { upstream, tool }: Pick<Pin, 'upstream' | 'tool'>,
+  digest: Buffer,
+  person: string,
+  entry: string,
+): Promise<boolean> {
+  const rows = await db.run({
+    name: 'accept-offer',
+    text: `with accepted as (
+        update pins set digest = offered_digest, definition = offered, pinned_at = now(), accepted_by = $4,
+            offered_digest = null, offered = null, offered_at = null
+          where upstream = $1 and tool = $2 and offered_digest = $3
+        returning tool
+      ), logged as (insert into audit_queue (entry) select $5 from accepted)
+      select tool from accepted`,
+    values: [upstream, tool, digest, person, entry],
+  });
+  return rows.length > 0;
+}

@@ -1,0 +1,111 @@
+import type { CompensationStatus, SagaStep, UndoState } from '../../domain/sagas/saga.ts';
+import type { Queryable } from '../db.ts';
+
+/** Of an outline it is only known whether an undo has arguments: they may be megabytes a step. */
+export type StepDetail = 'whole' | 'outline';
+
+const STEP_DETAIL_QUERIES = {
+  whole: { name: 'read-steps', args: 'c.undo_args' },
+  outline: { name: 'outline-steps', args: `case when c.undo_args is not null then '{}' end as undo_args` },
+} as const satisfies Record<StepDetail, { name: string; args: string }>;
+
+/** The steps of sagas, and single calls, as far as their undoing goes; in no order. */
+export async function readSteps(
+  db: Queryable,
+  sagas: readonly string[],
+  calls: readonly string[],
+  extent: StepDetail = 'whole',
+): Promise<readonly (SagaStep & { readonly saga: string | null })[]> {
+  const { name, args } = STEP_DETAIL_QUERIES[extent];
+  const rows = await db.run<StepRow>({
+    name,
+    text: `select ${args}, ${STEP_COLUMNS} where c.saga = any($1::uuid[]) and c.ordinal is not null
+      union all select ${args}, ${STEP_COLUMNS} where c.txn = any($2::uuid[])`,
+    values: [sagas, calls],
+  });
+  return rows.map(toSagaStep);
+}
+
+/** `{"status":422,…` */
+function describeAnswer(answer: string | null): string | null {
+  const [, status] = /^\{"status":(\d{3})/.exec(answer ?? '') ?? [];
+  return status === undefined ? null : `the upstream answered ${status}`;
+}
+
+interface StepRow {
+  saga: string | null;
+  txn: string;
+  tool: string;
+  kind: SagaStep['kind'];
+  state: SagaStep['state'];
+  outcome: string | null;
+  ordinal: number | null;
+  depends_on: string[] | null;
+  pursued: boolean;
+  ms_since_unknown: number | null;
+  undo: string | null;
+  undo_args: string | null;
+  undo_state: UndoState;
+  undo_reason: string | null;
+  undo_txn: string | null;
+  undo_tries: number;
+  undo_from: number;
+  ms_since_due: number | null;
+  ms_to_next_try: number | null;
+  waived: boolean;
+  u_state: CompensationStatus['state'] | null;
+  u_problem: string | null;
+  u_detail: string | null;
+  /** Its first characters, which hold the status. As text: an answer may hold what PostgreSQL's JSON refuses. */
+  u_answer: string | null;
+  u_attempt: number | null;
+  u_pursued: boolean;
+  u_ms_in_doubt: number | null;
+}
+
+const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_state, c.undo_reason,
+    c.undo_txn, c.undo_tries, c.undo_from, c.waived,
+    o.owner is not null or o.due_at is not null as pursued,
+    extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
+    extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,
+    extract(epoch from c.undo_due_at - now())::float8 * 1000 as ms_to_next_try,
+    u.state as u_state, u.problem as u_problem, u.detail as u_detail, left(u.answer, 24) as u_answer, u.attempt as u_attempt,
+    uo.owner is not null or uo.due_at is not null as u_pursued,
+    extract(epoch from now() - u.unknown_since)::float8 * 1000 as u_ms_in_doubt
+  from calls c left join open_calls o on o.txn = c.txn left join calls u on u.txn = c.undo_txn left join open_calls uo on uo.txn = u.txn`;
+
+function toSagaStep(row: StepRow): SagaStep & { readonly saga: string | null } {
+  return {
+    saga: row.saga,
+    txn: row.txn,
+    tool: row.tool,
+    kind: row.kind,
+    state: row.state,
+    outcome: row.outcome,
+    ordinal: row.ordinal ?? 1,
+    dependsOn: row.depends_on,
+    pursued: row.pursued,
+    msSinceUnknown: row.ms_since_unknown,
+    undo: row.undo === null ? null : (JSON.parse(row.undo) as SagaStep['undo']),
+    undoArgs: row.undo_args,
+    undoState: row.undo_state,
+    undoReason: row.undo_reason,
+    undoTxn: row.undo_txn,
+    undoTries: row.undo_tries,
+    undoFrom: row.undo_from,
+    msSinceDue: row.ms_since_due ?? 0,
+    msToNextTry: row.ms_to_next_try ?? 0,
+    waived: row.waived,
+    compensation:
+      row.u_state === null
+        ? null
+        : {
+            state: row.u_state,
+            problem: row.u_problem,
+            detail: row.u_detail ?? describeAnswer(row.u_answer),
+            attempt: row.u_attempt ?? 0,
+            pursued: row.u_pursued,
+            msInDoubt: row.u_ms_in_doubt ?? 0,
+          },
+  };
+}

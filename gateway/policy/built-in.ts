@@ -1,8 +1,0 @@
-/** The gateway's own tools, which an agent may be allowed. */
-export const BUILT_IN: Readonly<Record<string, 'read' | 'write'>> = {
-  'oncegate.begin_saga': 'write',
-  'oncegate.commit_saga': 'write',
-  'oncegate.rollback_saga': 'write',
-  'oncegate.get_call': 'read',
-  'oncegate.list_calls': 'read',
-};

@@ -1,0 +1,467 @@
+import type { ServerResponse } from 'node:http';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { signBody } from '../../gateway/domain/webhook-signature.ts';
+import { askVoters, type VoteSubject } from '../../gateway/flow/approvals/votes.ts';
+import type { Context } from '../../gateway/flow/context.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
+import { type ReceivedVoteRequest, TestVoter } from '../support/voter.ts';
+
+const SECRET = 'a-voter-secret-of-some-length';
+const CARD = '4242-canary-4242';
+
+let voter: TestVoter;
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+function policies(comment = ''): Record<string, string> {
+  const hook = `{ name: reviewer, webhook: "\${env.VOTER_URL}", secret: "\${env.VOTER_SECRET}", within: 1s, allowPrivate: true }`;
+  const small = '{ name: small, when: size(args.ids) <= 2 }';
+  const tool = (path: string, more = '') => `
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, ids: { type: array }, card: { type: string } }, required: [id] }
+    request: { method: POST, path: ${path}, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    undo: { kind: compensable, tool: world.restore, args: { id: "\${args.id}" } }
+    redact: [args.card]${more}`;
+  return {
+    'voters.yaml': `# ${comment}
+upstreams:
+  world: { adapter: http, url: "\${env.WORLD_URL}", allowPrivate: true }
+tools:
+  world.delete: ${tool('/keyed/charge')}
+  world.any: ${tool('/keyed/refund')}
+  world.held: ${tool('/none/mail')}
+  world.private: ${tool('/probed/orders')}
+  world.counted: ${tool('/keyed-field/charge')}
+  world.restore:
+    upstream: world
+    request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }
+    once: { by: idempotent }
+agents:
+  tester:
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    rules:
+      - allow: world.delete
+        voters: { of: [${small}, ${hook}] }
+      - allow: world.any
+        voters: { quorum: 1, of: [${small}, ${hook}] }
+      - allow: world.held
+        voters: { of: [${hook}] }
+        approve: {}
+      - allow: world.private
+        voters: { of: [${hook.replace(', allowPrivate: true', '').replace('VOTER_URL', 'PRIVATE_URL')}] }
+      - allow: world.counted
+        voters: { of: [{ name: few, when: 'history.count("world.counted", "1h") < 3' }] }
+      - allow: world.restore
+        voters: { of: [{ name: never, when: false }] }
+      - allow: oncegate.begin_saga
+${PEOPLE_YAML}`,
+  };
+}
+
+beforeAll(async () => {
+  voter = await TestVoter.start(SECRET);
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: {
+      WORLD_URL: upstream.url,
+      VOTER_URL: voter.url,
+      PRIVATE_URL: voter.url.replace('http:', 'https:'),
+      VOTER_SECRET: SECRET,
+    },
+    policies: policies(),
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+  voter?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `case-${n}`;
+  voter.manner = 'approve';
+});
+
+const call = (tool: string, args: object = {}, headers: Record<string, string> = {}) =>
+  gateway.call(tool, { id, ids: [1], ...args }, { key: id, headers });
+const entries = async (about: string) =>
+  (await database.query<{ entry: string }>('select entry from audit_log union all select entry from audit_queue'))
+    .map(({ entry }) => JSON.parse(entry))
+    .filter((entry) => JSON.stringify(entry).includes(about));
+const said = (votes: readonly { voter: string; verdict: string }[]) => votes.map((v) => `${v.voter}:${v.verdict}`);
+
+describe('voters', () => {
+  it('that count the past are exact, however many calls come at once', async () => {
+    const keys = Array.from({ length: 12 }, (_, i) => `${id}-${i}`);
+    const replies = await Promise.all(keys.map((key) => gateway.call('world.counted', { id: key }, { key })));
+    expect(replies.map(({ status }) => status).sort()).toEqual([...Array(3).fill(200), ...Array(9).fill(403)]);
+  });
+
+  it('are asked before anything is written, signed; what they said is committed with the claim and shown', async () => {
+    const reply = await call('world.delete', { card: CARD });
+    expect(reply).toMatchObject({ status: 200, body: { state: 'succeeded' } });
+    const [asked] = voter.findRequestsAbout(id) as [ReceivedVoteRequest];
+    expect(asked.signed).toBe(true);
+    expect(asked.body).toMatchObject({
+      kind: 'vote',
+      voter: 'reviewer',
+      agent: 'tester',
+      tool: 'world.delete',
+      txn: reply.body.txn,
+    });
+    expect(asked.text).not.toContain(CARD);
+    expect(asked.text).not.toContain('fingerprint');
+    const [claimed] = (await entries(reply.body.txn)).filter(({ what }) => what === 'call_claimed');
+    expect(claimed.votes).toEqual([
+      { voter: 'small', verdict: 'approve', reason: 'its condition is true' },
+      { voter: 'reviewer', verdict: 'approve', reason: 'I say approve' },
+    ]);
+    const { timeline } = (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body;
+    expect(
+      timeline.map(({ what, voter: by, verdict }: Record<string, string>) =>
+        [what, by, verdict].filter(Boolean).join(' '),
+      ),
+    ).toEqual(['vote small approve', 'vote reviewer approve', 'claimed', 'succeeded']);
+  });
+
+  it('refuse: 403, the key stays free, every vote is in the log, the agent hears who but not why or where', async () => {
+    voter.manner = 'deny';
+    const reply = await call('world.delete', { ids: [1, 2] });
+    expect(reply).toMatchObject({
+      status: 403,
+      body: {
+        code: 'denied',
+        votes: [
+          { voter: 'small', verdict: 'approve' },
+          { voter: 'reviewer', verdict: 'deny' },
+        ],
+      },
+    });
+    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not: reviewer.');
+    expect(JSON.stringify(reply.body)).not.toMatch(/127\.0\.0\.1|I say/);
+    const denials = (await entries('I say deny')).filter(({ what }) => what === 'denied');
+    expect(denials.at(-1)).toMatchObject({
+      agent: 'tester',
+      tool: 'world.delete',
+      votes: [{ voter: 'small' }, { voter: 'reviewer', verdict: 'deny', reason: 'I say deny' }],
+    });
+    expect(await upstream.requests(id)).toEqual([]);
+    voter.manner = 'approve';
+    expect((await call('world.delete', { ids: [1, 2] })).status).toBe(200);
+  });
+
+  it('are not asked when their approval could not save it, nor again for what was done', async () => {
+    expect((await call('world.delete', { ids: [1, 2, 3] })).body.votes).toEqual([
+      { voter: 'small', verdict: 'deny' },
+      { voter: 'reviewer', verdict: 'abstain' },
+    ]);
+    expect(voter.findRequestsAbout(id)).toEqual([]);
+    expect((await call('world.any')).status).toBe(200);
+    voter.manner = 'deny';
+    const again = await Promise.all([call('world.any'), call('world.any')]);
+    for (const { status, body } of again) expect([status, body.replayed]).toEqual([200, true]);
+    expect(voter.findRequestsAbout(id)).toHaveLength(1);
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+
+  it('are not asked again by whoever goes on after a crash: they approved it, and it is sent', async () => {
+    await gateway.kill();
+    await gateway.start({ ONCEGATE_DIE_AT: 'sending' });
+    await call('world.delete').catch(() => undefined);
+    await gateway.waitForExit();
+    voter.manner = 'deny';
+    await gateway.start();
+    const reply = await call('world.delete', {}, { prefer: 'wait=20' });
+    expect(reply).toMatchObject({ status: 200, body: { replayed: true } });
+    const { timeline } = (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body;
+    expect(timeline[1]).toMatchObject({ what: 'vote', voter: 'reviewer', verdict: 'approve' });
+    expect(voter.findRequestsAbout(id)).toHaveLength(1);
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+
+  it('have no veto: what counts is how many approve', async () => {
+    voter.manner = 'deny';
+    expect((await call('world.any')).status).toBe(200);
+    expect((await gateway.call('world.any', { id, ids: [1, 2, 3] }, { key: `${id}-b` })).status).toBe(403);
+  });
+});
+
+describe('whatever is not an approval of this very call is none', () => {
+  const good = ({ body }: ReceivedVoteRequest, more: object = {}) => ({
+    vote: 'approve',
+    digest: body.digest,
+    reason: 'fine',
+    ...more,
+  });
+  const unsigned = (response: ServerResponse, answer: unknown, headers = {}) => {
+    response.writeHead(200, { 'content-type': 'application/json', ...headers }).end(JSON.stringify(answer));
+  };
+
+  it.each<[string, (asked: ReceivedVoteRequest, response: ServerResponse) => void, RegExp]>([
+    ['no signature', (asked, response) => unsigned(response, good(asked)), /not signed/],
+    [
+      'a signature with another secret',
+      (asked, response) => voter.sendVote(response, good(asked), 'another-secret-of-some-length'),
+      /not signed/,
+    ],
+    [
+      'a signature of something else',
+      (asked, response) => unsigned(response, good(asked), { 'oncegate-signature': signBody(SECRET, '{}') }),
+      /not signed/,
+    ],
+    [
+      'our own question sent back',
+      ({ text, headers }, response) => {
+        response.writeHead(200, { 'oncegate-signature': String(headers['oncegate-signature']) }).end(text);
+      },
+      /not a vote/,
+    ],
+    ['no digest', (asked, response) => voter.sendVote(response, good(asked, { digest: undefined })), /something else/],
+    ['yes, of course', (asked, response) => voter.sendVote(response, good(asked, { vote: 'yes' })), /not a vote/],
+    ['true', (_, response) => voter.sendVote(response, true), /not a vote/],
+    [
+      'garbage',
+      (_, response) => {
+        const text = '{"vote":';
+        response.writeHead(200, { 'oncegate-signature': signBody(SECRET, text) }).end(text);
+      },
+      /not a vote/,
+    ],
+    [
+      'a redirect',
+      (_, response) => {
+        response.writeHead(307, { location: voter.url }).end();
+      },
+      /307/,
+    ],
+    [
+      'an error',
+      (asked, response) => {
+        const text = JSON.stringify(good(asked));
+        response.writeHead(500, { 'oncegate-signature': signBody(SECRET, text) }).end(text);
+      },
+      /500/,
+    ],
+    [
+      'a cut connection',
+      (_, response) => {
+        response.destroy();
+      },
+      /broke off/,
+    ],
+    ['silence', () => {}, /no answer within 1000 ms/],
+    [
+      'an answer that never ends',
+      (_, response) => {
+        response.writeHead(200).write('{');
+      },
+      /no answer within/,
+    ],
+    [
+      'a flood',
+      (_, response) => {
+        response.writeHead(200).end('x'.repeat(100_000));
+      },
+      /broke off/,
+    ],
+    ['abstain', (asked, response) => voter.sendVote(response, good(asked, { vote: 'abstain' })), /fine/],
+  ])('%s', async (_, manner, why) => {
+    voter.manner = manner;
+    const reply = await call('world.delete');
+    expect([reply.status, reply.body.code, said(reply.body.votes ?? [])]).toEqual([
+      403,
+      'denied',
+      ['small:approve', 'reviewer:abstain'],
+    ]);
+    const denial = (await entries('"denied"')).sort((a, b) => (a.at < b.at ? -1 : 1)).at(-1);
+    expect(denial.votes[1].reason).toMatch(why);
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+
+  it('an approval of the same wish under another key, or of an earlier asking, replayed', async () => {
+    const kept: ReceivedVoteRequest[] = [];
+    voter.manner = (asked, response) => {
+      kept.push(asked);
+      voter.sendVote(response, good(asked, { digest: kept[0]?.body.digest }));
+    };
+    expect((await gateway.call('world.delete', { id, ids: [1] }, { key: `${id}-a` })).status).toBe(200);
+    expect((await gateway.call('world.delete', { id, ids: [1] }, { key: `${id}-b` })).status).toBe(403);
+    expect((await gateway.call('world.delete', { id, ids: [1] }, { key: `${id}-b` })).status).toBe(403);
+    expect(new Set(kept.map(({ body }) => body.digest)).size).toBe(3);
+    expect(kept[0]?.body.args).toEqual(kept[1]?.body.args);
+  });
+
+  it('an address that is private, unless the voter says that it may be', async () => {
+    const before = voter.asked.length;
+    const reply = await call('world.private');
+    expect([reply.status, said(reply.body.votes)]).toEqual([403, ['reviewer:abstain']]);
+    expect(JSON.stringify(reply.body)).not.toContain('127.0.0.1');
+    expect(voter.asked.length).toBe(before);
+    await expect.poll(() => gateway.output).toMatch(/private address/);
+  });
+
+  it('what it says is kept in a form that can be stored, without its secret; the secret is nowhere', async () => {
+    voter.manner = (asked, response) =>
+      voter.sendVote(response, good(asked, { reason: `\u0000 ${SECRET} \ud800 ${'x'.repeat(2_000)}` }));
+    const { txn } = (await call('world.delete')).body;
+    const { timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
+    expect(timeline[1].reason).toMatch(/^\[redacted\] +x{400,500}$/);
+    const everything = JSON.stringify([timeline, await entries(txn), gateway.output]);
+    expect(everything).not.toContain(SECRET);
+    expect(everything).not.toContain(`${SECRET.slice(0, 12)}`);
+  });
+});
+
+describe('with the rest', () => {
+  it('a person sees the votes before deciding, and the digest covers them', async () => {
+    const { txn } = (await call('world.held', {}, { prefer: 'wait=0' })).body;
+    const pending = async () =>
+      (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items.find(
+        (item: { txn: string }) => item.txn === txn,
+      );
+    const shown = await pending();
+    expect(shown.voters).toEqual([{ voter: 'reviewer', verdict: 'approve', reason: 'I say approve' }]);
+    const approved = await gateway.admin('POST', `/admin/approvals/${txn}/approve`, {
+      reason: 'ok',
+      digest: shown.digest,
+    });
+    expect(approved.status).toBe(200);
+    await gateway.waitForCall(txn, ({ state }) => state === 'succeeded');
+    expect(voter.findRequestsAbout(id)).toHaveLength(1);
+  });
+
+  it('policies that changed since the vote: a person cannot stand in for the voters', async () => {
+    const { txn } = (await call('world.held', {}, { prefer: 'wait=0' })).body;
+    await writePolicies(gateway, policies(`changed after the vote, ${id}`));
+    await gateway.admin('POST', '/admin/policies/reload');
+    const { items } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body;
+    const { digest } = items.find((item: { txn: string }) => item.txn === txn);
+    // Of a tool that redacts, the rules are asked when it runs.
+    await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'ok', digest });
+    const failed = await gateway.waitForCall(txn, ({ state }) => state === 'failed');
+    expect(failed.problem.detail).toMatch(/voters of .* were not asked under these policies/);
+    expect(await upstream.requests(id)).toEqual([]);
+  });
+
+  it('policies that change while voters are asked: nothing is sent, and the same key may ask again', async () => {
+    voter.manner = (asked, response) => {
+      void (async () => {
+        await writePolicies(gateway, policies(`changed for ${id}`));
+        await gateway.admin('POST', '/admin/policies/reload');
+        voter.sendVote(response, good(asked));
+      })();
+    };
+    const good = ({ body }: ReceivedVoteRequest) => ({ vote: 'approve', digest: body.digest });
+    expect(await call('world.delete')).toMatchObject({ status: 503, body: { code: 'unavailable' } });
+    expect(await upstream.requests(id)).toEqual([]);
+    voter.manner = 'approve';
+    expect((await call('world.delete')).status).toBe(200);
+  });
+
+  it('a dry run says what expressions say and who would be asked, and asks nobody', async () => {
+    const dry = (ids: number[]) => call('world.delete', { ids }, { 'oncegate-dry-run': '?1' });
+    expect((await dry([1])).body).toMatchObject({
+      voters: {
+        quorum: 2,
+        of: [
+          { voter: 'small', by: 'when', verdict: 'approve' },
+          { voter: 'reviewer', by: 'webhook', verdict: null },
+        ],
+      },
+      wouldAnswer: { status: 200, sends: true },
+    });
+    expect((await dry([1, 2, 3])).body).toMatchObject({ wouldAnswer: { status: 403, code: 'denied', sends: false } });
+    expect(voter.findRequestsAbout(id)).toEqual([]);
+  });
+
+  it('the same over the proxy, over MCP and for steps of a saga; a compensation is not voted on', async () => {
+    voter.manner = 'deny';
+    const headers = { 'content-type': 'application/json', 'idempotency-key': id };
+    const body = JSON.stringify({ id, ids: [1] });
+    const proxied = await gateway.request('POST', '/v1/proxy/world/keyed/charge', { key: AGENT_KEY, headers, body });
+    expect([proxied.status, said(proxied.body.votes)]).toEqual([403, ['small:approve', 'reviewer:deny']]);
+    const mcp = await gateway.request('POST', '/mcp', {
+      key: AGENT_KEY,
+      headers: {
+        'content-type': 'application/json',
+        accept: 'application/json, text/event-stream',
+        'mcp-protocol-version': '2025-06-18',
+      },
+      body: JSON.stringify({
+        jsonrpc: '2.0',
+        id: 1,
+        method: 'tools/call',
+        params: { name: 'world__delete', arguments: { id, ids: [1] } },
+      }),
+    });
+    const told = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
+    expect(told.result).toMatchObject({
+      isError: true,
+      structuredContent: { code: 'denied', votes: [{}, { voter: 'reviewer' }] },
+    });
+    const { saga } = (
+      await gateway.request('POST', '/v1/sagas', {
+        key: AGENT_KEY,
+        headers: { 'content-type': 'application/json' },
+        body: '{}',
+      })
+    ).body;
+    expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(403);
+    voter.manner = 'approve';
+    expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(200);
+    const asked = voter.asked.length;
+    const rolled = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
+      key: AGENT_KEY,
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ reason: 'no' }),
+    });
+    expect(rolled.body.state).toBe('rolled_back');
+    expect(voter.asked.length).toBe(asked);
+    // But as an undo that the agent names, it cannot be promised.
+    const named = await gateway.call(
+      'world.delete',
+      { id, ids: [] },
+      { key: `${id}-c`, headers: { 'oncegate-undo': JSON.stringify({ tool: 'world.restore', args: { id } }) } },
+    );
+    expect(named).toMatchObject({
+      status: 403,
+      body: { code: 'denied', detail: expect.stringContaining('Oncegate-Undo') },
+    });
+  });
+});
+
+it('an agent whose calls are denied cannot bury its voter: so many questions of a rule are open, and no more', async () => {
+  const tool = { name: 't', digest: 'd' };
+  const policies = { version: 'v', tools: new Map([['t', tool]]) };
+  const station = { policies: () => policies, log: { warn: () => {} } } as unknown as Context;
+  const hook = { name: 'reviewer', url: voter.url, secret: SECRET, allowPrivate: true, withinMs: 20_000 };
+  const ask = (times: number) => {
+    const poll = { quorum: times, votes: [], open: Array.from({ length: times }, () => hook) };
+    const motion = {
+      txn: id,
+      tool,
+      rule: { id: 'rule 1' },
+      poll,
+      policies,
+      shown: () => JSON.stringify({ args: { id } }),
+    };
+    return askVoters(station, motion as unknown as VoteSubject);
+  };
+  await expect(ask(33)).rejects.toMatchObject({
+    code: 'denied',
+    votes: expect.arrayContaining([
+      { voter: 'reviewer', verdict: 'abstain', reason: '32 questions of this rule are open already' },
+    ]),
+  });
+  expect(voter.findRequestsAbout(id)).toHaveLength(32);
+  expect(await ask(32)).toHaveLength(32);
+});

@@ -1,0 +1,224 @@
+import { createHmac } from 'node:crypto';
+import { createServer, type IncomingHttpHeaders, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { readConfig } from '../../gateway/config.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, makeGateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+
+const SECRET = 'a-webhook-secret-of-some-length';
+const CARD = '4242-canary-4242';
+
+interface Delivery {
+  readonly headers: IncomingHttpHeaders;
+  readonly text: string;
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into it
+  readonly body: any;
+}
+
+const received: Delivery[] = [];
+/** What the receiver answers; `silence` never does. */
+let answer: number | 'silence' = 204;
+let receiver: Server;
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+beforeAll(async () => {
+  receiver = createServer((request, response) => {
+    const chunks: Buffer[] = [];
+    request.on('data', (chunk: Buffer) => chunks.push(chunk));
+    request.on('end', () => {
+      const text = Buffer.concat(chunks).toString();
+      received.push({ headers: request.headers, text, body: JSON.parse(text) });
+      if (answer === 'silence') return;
+      response.writeHead(answer, answer === 302 ? { location: '/elsewhere' } : {}).end();
+    });
+  });
+  await new Promise<void>((done) => receiver.listen(0, '127.0.0.1', done));
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { HOOK_SECRET: SECRET },
+    config: `approvals: { webhook: { url: "http://127.0.0.1:${(receiver.address() as AddressInfo).port}/hook?x=1", secret: "\${env.HOOK_SECRET}", allowPrivate: true } }\n`,
+    policies: { 'hook.yaml': policies(upstream.url) },
+  });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+  receiver?.closeAllConnections();
+  receiver?.close();
+});
+beforeEach(() => {
+  n += 1;
+  id = `case-${n}`;
+  answer = 204;
+});
+
+function policies(url: string): string {
+  return `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true }
+tools:
+  world.mail:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, card: { type: string }, note: { type: string } }, required: [id] }
+    request: { method: POST, path: /none/mail, body: "\${args}" }
+    redact: [args.card]
+agents:
+  tester:
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    rules:
+      - allow: world.mail
+        when: args.id.startsWith("brief-")
+        approve: { within: 1s }
+      - allow: world.mail
+${PEOPLE_YAML}`;
+}
+
+const hold = async (args: object, from = gateway) =>
+  (await from.call('world.mail', args, { key: `${id}-key`, headers: { prefer: 'wait=0' } })).body.txn as string;
+const notices = (txn: string) => received.filter(({ body }) => body.txn === txn);
+const kinds = (txn: string) => notices(txn).map(({ body }) => body.kind);
+const decide = async (txn: string, verdict: string) => {
+  const { items } = (await gateway.admin('GET', '/admin/approvals')).body;
+  const { digest } = items.find((item: { txn: string }) => item.txn === txn);
+  return gateway.admin('POST', `/admin/approvals/${txn}/${verdict}`, { reason: 'because', digest });
+};
+const waiting = () => database.query<{ id: string; tries: number }>('select id, tries from notices');
+
+function signed({ headers, text }: Delivery): boolean {
+  const [, t, v1] = /^t=(\d+),v1=([0-9a-f]{64})$/.exec(String(headers['oncegate-signature'])) ?? [];
+  return (
+    Math.abs(Number(t) - Date.now() / 1000) < 60 &&
+    v1 === createHmac('sha256', SECRET).update(`${t}.${text}`).digest('hex')
+  );
+}
+
+describe('a notice', () => {
+  it('is sent, signed, when a call is held and when it is decided; it shows what a person may see', async () => {
+    const txn = await hold({ id, card: CARD, note: 'nul \u0000 and "quotes"' });
+    await expect.poll(() => kinds(txn), { timeout: 10_000 }).toEqual(['approval.held']);
+    const [held] = notices(txn) as [Delivery];
+    expect(signed(held)).toBe(true);
+    expect(held.headers['content-type']).toBe('application/json');
+    expect(held.headers['oncegate-delivery']).toBe(held.body.delivery);
+    expect(held.body).toMatchObject({ agent: 'tester', tool: 'world.mail', state: 'pending', quorum: 1, votes: [] });
+    expect(held.body.args).toMatchObject({ id, note: 'nul \u0000 and "quotes"' });
+    expect(held.text).not.toContain(CARD);
+    expect(held.text).not.toContain('fingerprint');
+    expect((await decide(txn, 'approve')).status).toBe(200);
+    await expect.poll(() => kinds(txn), { timeout: 10_000 }).toEqual(['approval.held', 'approval.approved']);
+    expect(notices(txn)[1]?.body.votes).toMatchObject([{ person: 'root', verdict: 'approve', reason: 'because' }]);
+    expect(notices(txn)[1]?.headers['oncegate-delivery']).not.toBe(held.headers['oncegate-delivery']);
+    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+  });
+
+  it('tells of a rejection, a withdrawal, and a time that ran out', async () => {
+    const no = await hold({ id });
+    await decide(no, 'reject');
+    await expect.poll(() => kinds(no).sort(), { timeout: 10_000 }).toEqual(['approval.held', 'approval.rejected']);
+    id = `${id}-b`;
+    const withdrawn = await hold({ id });
+    await gateway.request('POST', `/v1/calls/${withdrawn}/cancel`, { key: AGENT_KEY });
+    await expect
+      .poll(() => kinds(withdrawn).sort(), { timeout: 10_000 })
+      .toEqual(['approval.cancelled', 'approval.held']);
+    id = `brief-${id}`;
+    const late = await hold({ id });
+    await expect.poll(() => kinds(late).sort(), { timeout: 10_000 }).toEqual(['approval.expired', 'approval.held']);
+  });
+
+  it.each([500, 302, 404, 'silence'] as const)('is sent again after %s, under the same id', async (bad) => {
+    answer = bad;
+    const txn = await hold({ id });
+    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(1);
+    answer = 200;
+    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(2);
+    const [first, second] = notices(txn) as [Delivery, Delivery];
+    expect(second.headers['oncegate-delivery']).toBe(first.headers['oncegate-delivery']);
+    expect(second.text).toBe(first.text);
+    expect(signed(second)).toBe(true);
+    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+  });
+
+  it('survives a gateway that is killed while it carries it', async () => {
+    answer = 'silence';
+    const txn = await hold({ id });
+    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(1);
+    await gateway.kill();
+    expect((await waiting()).length).toBe(1);
+    answer = 200;
+    await gateway.start();
+    await expect.poll(() => notices(txn).length, { timeout: 20_000 }).toBe(2);
+    const [first, second] = notices(txn) as [Delivery, Delivery];
+    expect(second.headers['oncegate-delivery']).toBe(first.headers['oncegate-delivery']);
+    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+  });
+
+  it('is delivered by one replica, not by each', async () => {
+    const second = await makeGateway({
+      policies: {},
+      databaseUrl: database.url,
+      beside: gateway,
+      env: { HOOK_SECRET: SECRET },
+    });
+    await second.start();
+    try {
+      const txns: string[] = [];
+      for (let i = 0; i < 20; i += 1) {
+        id = `both-${i}`;
+        txns.push(await hold({ id }, i % 2 === 0 ? gateway : second));
+      }
+      await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+      for (const txn of txns) expect(notices(txn)).toHaveLength(1);
+    } finally {
+      await second.dispose();
+    }
+  });
+});
+
+it('a gateway without a webhook keeps no notices', async () => {
+  const own = await createTestDatabase();
+  const plain = await startGateway({
+    databaseUrl: own.url,
+    config: 'retention: { payloads: 4s }\n',
+    policies: { 'hook.yaml': policies(upstream.url) },
+  });
+  try {
+    await hold({ id }, plain);
+    expect(await own.query('select id from notices')).toHaveLength(1);
+    await own.query(`update notices set due_at = now() - interval '2 minutes'`);
+    await expect.poll(() => own.query('select id from notices'), { timeout: 10_000 }).toEqual([]);
+  } finally {
+    await plain.dispose();
+    await own.drop();
+  }
+});
+
+it('a webhook is configured strictly', async () => {
+  const { mkdtemp, rm, writeFile } = await import('node:fs/promises');
+  const { join } = await import('node:path');
+  const { tmpdir } = await import('node:os');
+  const dir = await mkdtemp(join(tmpdir(), 'oncegate-config-'));
+  const faults = async (yaml: string) => {
+    await writeFile(join(dir, 'oncegate.yaml'), yaml);
+    return readConfig({}, dir).then(
+      () => '',
+      (error: Error) => error.message,
+    );
+  };
+  const hook = (text: string) => `approvals: { webhook: { ${text} } }\n`;
+  expect(await faults(hook(`url: "https://h.example", secret: ${SECRET}`))).toBe('');
+  expect(await faults(hook(`url: "http://h.example", secret: ${SECRET}`))).toMatch(/^oncegate\.yaml:1:\d+: .*https/);
+  expect(await faults(hook('url: "https://h.example", secret: short'))).toContain('shorter than 16');
+  expect(await faults(hook('url: "https://h.example", secret: "$' + '{env.NOPE}"'))).toContain('NOPE is not set');
+  expect(await faults(hook('url: "https://h.example"'))).toContain('secret');
+  await rm(dir, { recursive: true });
+});

@@ -1,0 +1,226 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { buildFaultPolicies } from '../support/fault-policies.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `case-${n}`;
+});
+
+const count = async () => (await upstream.effects(id)).length;
+
+describe('a call', () => {
+  it('succeeds, says so, and is replayed under its key', async () => {
+    const first = await gateway.call('world.keyed', { id }, { key: id });
+    expect(first.status).toBe(200);
+    expect(first.body).toMatchObject({
+      tool: 'world.keyed',
+      state: 'succeeded',
+      replayed: false,
+      saga: null,
+      attempts: 1,
+    });
+    expect(first.body.txn).toMatch(/^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/);
+    expect(first.body.receipt.leaf).toMatch(/^[0-9a-f]{64}$/);
+    expect(first.headers.get('oncegate-txn')).toBe(first.body.txn);
+    expect(first.headers.get('oncegate-state')).toBe('succeeded');
+    expect(first.headers.get('idempotent-replayed')).toBeNull();
+
+    const again = await gateway.call('world.keyed', { id }, { key: id });
+    expect(again.status).toBe(200);
+    expect(again.headers.get('idempotent-replayed')).toBe('true');
+    expect(again.body).toEqual({ ...first.body, replayed: true });
+    expect(await count()).toBe(1);
+    const [sent] = await upstream.requests(id);
+    expect(sent?.headers['idempotency-key']).toBe(first.body.txn);
+  });
+
+  it('is refused under a used key with other arguments, and sends nothing', async () => {
+    await gateway.call('world.keyed', { id }, { key: id });
+    const other = await gateway.call('world.keyed', { id, n: 2 }, { key: id });
+    expect(other.status).toBe(422);
+    expect(other.body).toMatchObject({ code: 'key_reused', retry: 'new_key' });
+    expect(other.headers.get('oncegate-txn')).toBe(other.body.txn);
+    expect(other.headers.get('oncegate-state')).toBe('succeeded');
+    expect(await count()).toBe(1);
+  });
+
+  it('is replayed to the same bytes and to others that mean the same, and to nothing else', async () => {
+    const body = JSON.stringify({ id, note: '\ufffd' });
+    const first = await gateway.call('world.keyed', body, { key: id });
+    const told = { ...first.body, replayed: true };
+    expect((await gateway.call('world.keyed', body, { key: id })).body).toEqual(told);
+    expect((await gateway.call('world.keyed', ` {"note":"\ufffd","id":"${id}"}`, { key: id })).body).toEqual(told);
+    expect((await gateway.call('world__keyed', body, { key: `"${id}"` })).body).toEqual(told);
+
+    expect((await gateway.call('world.keyed_field', body, { key: id })).body.code).toBe('key_reused');
+    const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
+    const step = await gateway.call('world.keyed', body, { key: id, headers: { 'oncegate-saga': saga } });
+    expect(step.body.code).toBe('key_reused');
+    const headers = { authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json', 'idempotency-key': id };
+    const notUtf8 = Buffer.concat([Buffer.from(`{"id":"${id}","note":"`), Buffer.of(0xff), Buffer.from('"}')]);
+    const torn = await fetch(`${gateway.url}/v1/tools/world.keyed`, { method: 'POST', headers, body: notUtf8 });
+    expect(torn.status).toBe(400);
+    const theirs = await gateway.call('world.keyed', body, { key: id, agentKey: OTHER_AGENT_KEY });
+    expect(theirs.body).toMatchObject({ state: 'succeeded', replayed: false });
+    expect(await count()).toBe(2);
+  });
+
+  it('is another call under the same key of another agent', async () => {
+    const mine = await gateway.call('world.keyed', { id }, { key: id });
+    const theirs = await gateway.call('world.keyed', { id: `${id}-b` }, { key: id, agentKey: OTHER_AGENT_KEY });
+    expect(theirs.status).toBe(200);
+    expect(theirs.body.txn).not.toBe(mine.body.txn);
+    expect((await gateway.get(`/v1/calls/${mine.body.txn}`, OTHER_AGENT_KEY)).status).toBe(404);
+  });
+
+  it('carries its key in the body where the tool says so', async () => {
+    const answer = await gateway.call('world.keyed_field', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    const [sent] = await upstream.requests(id);
+    expect(JSON.parse(sent?.body ?? '')).toEqual({ id, meta: { key: answer.body.txn } });
+  });
+
+  it('answers 502 when the tool refused, for ever, and nothing happened', async () => {
+    await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
+    const first = await gateway.call('world.keyed', { id }, { key: id });
+    expect(first.status).toBe(502);
+    expect(first.body).toMatchObject({ code: 'tool_failed', retry: 'new_key', upstream: { status: 422 } });
+    const again = await gateway.call('world.keyed', { id }, { key: id });
+    expect(again.status).toBe(502);
+    expect(again.headers.get('idempotent-replayed')).toBe('true');
+    expect(again.body).toEqual(first.body);
+    expect(await count()).toBe(0);
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+});
+
+describe('an answer that is lost', () => {
+  it('of a key tool is asked for again with the same bytes', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
+    const answer = await gateway.call('world.keyed', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    expect(answer.body.attempts).toBe(2);
+    const requests = await upstream.requests(id);
+    expect(requests).toHaveLength(2);
+    expect(requests[0]?.headers).toEqual(requests[1]?.headers);
+    expect(requests[0]?.bodySha256).toBe(requests[1]?.bodySha256);
+    expect(await count()).toBe(1);
+  });
+
+  it('of a key tool stays in doubt when a later refusal proves nothing', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
+    await upstream.plan({ match: { id }, do: [{ reply: 404 }], times: 'always' });
+    const answer = await gateway.call('world.keyed', { id }, { key: id, headers: { prefer: 'wait=2' } });
+    expect(answer.status).toBe(504);
+    expect(answer.body).toMatchObject({ code: 'in_doubt', retry: 'same_key' });
+  });
+
+  it('of a put is put again', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', { reply: 500 }] });
+    const answer = await gateway.call('world.put', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    expect(answer.body.attempts).toBe(2);
+  });
+
+  it('of a probed tool is found by its probe, whose result is told', async () => {
+    await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', 'drop'] });
+    const answer = await gateway.call('world.probed', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    expect(answer.body.result).toMatchObject({ found: true });
+    expect(await count()).toBe(1);
+  });
+
+  it('of a probed tool that did nothing is sent once more', async () => {
+    await upstream.plan({ match: { id, method: 'POST' }, do: ['drop'] });
+    const answer = await gateway.call('world.probed', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    expect(answer.body.attempts).toBe(2);
+    expect(await count()).toBe(1);
+  });
+
+  it.each([
+    ['reset', ['apply', 'drop'], 1],
+    ['a 500', ['apply', { reply: 500 }], 1],
+    ['a redirect', [{ redirect: 'http://127.0.0.1:1/' }], 0],
+    ['garbage', ['garbage'], 0],
+    ['silence', ['hang'], 0],
+  ] as const)('of a none tool (%s) is in doubt until a person tells', async (_name, steps, effects) => {
+    await upstream.plan({ match: { id }, do: [...steps] });
+    const answer = await gateway.call('world.none', { id }, { key: id });
+    expect(answer.status).toBe(504);
+    const again = await gateway.call('world.none', { id }, { key: id });
+    expect(again.status).toBe(504);
+    expect(await upstream.requests(id)).toHaveLength(1);
+    expect(await count()).toBe(effects);
+
+    const { txn } = answer.body;
+    const verdict = effects === 1 ? 'applied' : 'not_applied';
+    const resolved = await gateway.admin('POST', `/admin/calls/${txn}/resolve`, {
+      verdict,
+      reason: 'looked',
+      ...(effects === 1 ? { result: { ok: 1 } } : {}),
+    });
+    expect(resolved.status).toBe(200);
+    expect(resolved.body.state).toBe(effects === 1 ? 'succeeded' : 'failed');
+    const told = await gateway.call('world.none', { id }, { key: id });
+    expect(told.status).toBe(effects === 1 ? 200 : 502);
+    if (effects === 1) expect(told.body.result).toEqual({ ok: 1 });
+    expect((await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'again' })).status).toBe(200);
+    const opposite = verdict === 'applied' ? 'not_applied' : 'applied';
+    expect(
+      (await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict: opposite, reason: 'no' })).status,
+    ).toBe(409);
+  });
+
+  it('of a none tool is sent again when a person says retry', async () => {
+    await upstream.plan({ match: { id }, do: ['drop'] });
+    const answer = await gateway.call('world.none', { id }, { key: id });
+    expect(answer.status).toBe(504);
+    const retried = await gateway.admin('POST', `/admin/calls/${answer.body.txn}/resolve`, {
+      verdict: 'retry',
+      reason: 'it is not there',
+    });
+    expect(retried.status).toBe(200);
+    const told = await gateway.call('world.none', { id }, { key: id });
+    expect(told.status).toBe(200);
+    expect(await upstream.requests(id)).toHaveLength(2);
+    expect(await count()).toBe(1);
+  });
+
+  it('with headers already there is a success without a body', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', 'partial'] });
+    const answer = await gateway.call('world.none', { id }, { key: id });
+    expect(answer.status).toBe(200);
+    expect(answer.body).toMatchObject({ state: 'succeeded', result: null, outcome: 'body_unavailable' });
+  });
+});
+
+describe('a read', () => {
+  it('is tried again after a 5xx and fails truthfully when it stays', async () => {
+    await upstream.plan({ match: { id }, do: [{ reply: 500 }] });
+    expect((await gateway.call('world.read', { id })).status).toBe(200);
+    await upstream.plan({ match: { id }, do: [{ reply: 503 }], times: 'always' });
+    const failed = await gateway.call('world.read', { id });
+    expect(failed.status).toBe(502);
+    expect(failed.body).toMatchObject({ code: 'tool_failed', upstream: { status: 503 } });
+  });
+});

@@ -1,0 +1,69 @@
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { buildConsolePolicies } from '../console/console-policies.ts';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+
+const HELD = 12;
+const ARGUMENTS = 900_000;
+/** What a page holds, and the one item more that reached it; an answer quotes it in another way than it is stored. */
+const MOST_ANSWERED = 4 * 1024 * 1024 + 2 * ARGUMENTS;
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+const held = new Set<string>();
+
+beforeAll(async () => {
+  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
+  gateway = await startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url });
+  for (let i = 0; i < HELD; i++) {
+    const args = { id: `big-${i}`, text: String(i % 10).repeat(ARGUMENTS) };
+    const call = await gateway.call('world.mail', args, { key: `big-${i}`, headers: { prefer: 'wait=0' } });
+    expect(call.status).toBe(202);
+    held.add(call.body.txn);
+  }
+}, 60_000);
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+
+it.each([
+  ['/admin/approvals?state=pending', ADMIN_KEY],
+  ['/admin/calls?state=held', ADMIN_KEY],
+  ['/admin/calls?limit=200', ADMIN_KEY],
+  ['/v1/calls?limit=200', AGENT_KEY],
+])('a page of %s holds so many bytes, and its cursor leads to the rest', async (path, key) => {
+  const seen: string[] = [];
+  let cursor: string | null = '';
+  do {
+    const from: string = cursor === '' ? '' : `&cursor=${cursor}`;
+    const answer = await fetch(`${gateway.url}${path}${from}`, { headers: { authorization: `Bearer ${key}` } });
+    const text = await answer.text();
+    expect(answer.status).toBe(200);
+    expect(text.length).toBeLessThan(MOST_ANSWERED);
+    const page = JSON.parse(text) as { items: { txn: string }[]; cursor: string | null };
+    expect(page.items.length).toBeGreaterThan(0);
+    seen.push(...page.items.map(({ txn }) => txn));
+    cursor = page.cursor;
+  } while (cursor !== null);
+  expect(seen).toHaveLength(HELD);
+  expect(new Set(seen)).toEqual(held);
+});
+
+it('a call that is larger than a page is a page of its own', async () => {
+  await database.query(`update calls set events = events || jsonb_build_array(jsonb_build_object('at', now(), 'what', 'test',
+    'detail', (select string_agg(md5(n::text), '') from generate_series(1, 150000) n))) where txn = '${[...held][3]}'`);
+  const { body } = await gateway.admin('GET', '/admin/calls?limit=1');
+  expect(body.items).toHaveLength(1);
+  let cursor: string | null = body.cursor;
+  let count = 1;
+  while (cursor !== null) {
+    const page: typeof body = (await gateway.admin('GET', `/admin/calls?cursor=${cursor}`)).body;
+    count += page.items.length;
+    cursor = page.cursor;
+  }
+  expect(count).toBe(HELD);
+});

@@ -1,0 +1,299 @@
+import { once } from 'node:events';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { postMcp } from '../mcp/clients.ts';
+import { startTestMcpServer, type TestMcpServer } from '../mcp/server.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, PEOPLE_YAML, type Reply, sha256Hex, startGateway } from '../support/gateway.ts';
+
+/** Each test has a value of its own that nobody may find anywhere afterwards. */
+const MCP_TOKEN = 'SECRETmcptoken55';
+
+/** Echoes what it is sent: as a success, a refusal, bytes, or not at all. */
+function echo(request: IncomingMessage, response: ServerResponse): void {
+  let body = '';
+  request.setEncoding('utf8').on('data', (chunk: string) => {
+    body += chunk;
+  });
+  request.on('end', () => {
+    const way = request.url?.split('/')[1];
+    if (way === 'lost') return void request.socket.destroy();
+    if (way === 'bytes') return void response.end(Buffer.concat([Buffer.from([0xff, 0xfe]), Buffer.from(body)]));
+    const type = way === 'typed' ? `text/plain; x="${JSON.parse(body).card}"` : 'application/json';
+    const sent = JSON.stringify(JSON.parse(body).card ?? null);
+    response
+      .writeHead(way === 'refuse' ? 422 : 200, { 'content-type': type })
+      .end(`{"id":"r1","echo":${body},"card":${sent}}`);
+  });
+}
+
+const policies = (url: string, mcp: string) => {
+  let paths = 0;
+  const path = (way: string) => {
+    paths += 1;
+    return `${way}/${paths}`;
+  };
+  const tool = (way: string, more = '') =>
+    `{ upstream: w, input: { type: object }, request: { method: POST, path: ${path(way)} }, once: { by: idempotent }${more} }`;
+  const undo = (by: string, args: string) =>
+    `, redact: [args.card], undo: { kind: compensable, tool: ${by}, args: ${args} }`;
+  const find = `tool: world.find, args: { id: "\${args.ref}" }`;
+  const observe = `observe: { ${find}, satisfied: "false" }, retry: { attempts: 2, base: 10ms, max: 20ms, within: 5s }`;
+  return `
+upstreams:
+  w: { adapter: http, url: "${url}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
+  world:
+    { adapter: mcp, url: "${mcp}", allowPrivate: true, import: "*", timeout: 3s, breaker: { minimum: 1000 }, headers: { authorization: "Bearer \${env.MCP_TOKEN}" } }
+tools:
+  w.charge: ${tool('/ok', undo('w.refund', `{ text: "for \${args.card}", card: "\${args.card}" }`))}
+  w.derived: ${tool('/ok', undo('w.refund', `{ card: "\${args.card.upperAscii()}", order: "\${args.order}", why: undone }`))}
+  w.failing: ${tool('/ok', undo('w.refundbad', `{ card: "\${args.card}" }`))}
+  w.both: ${tool('/ok', undo('w.refundown', `{ card: "\${args.card}", note: "n-1" }`))}
+  w.told: ${tool('/ok', undo('world.mail', `{ id: "told", text: "\${args.card}" }`))}
+  w.number: ${tool('/ok', undo('w.refund', `{ pin: "\${int(args.card)}", order: "\${args.order}" }`))}
+  w.whole: ${tool('/ok', undo('w.refund', `"\${args.card}"`))}
+  w.refund: ${tool('/ok')}
+  w.refundbad: ${tool('/refuse')}
+  w.refundown: ${tool('/ok', ', redact: [args.note]')}
+  w.held: ${tool('/ok', ', redact: [args.card]')}
+  w.mail: { upstream: w, input: { type: object }, redact: [args.card, result.token], request: { method: POST, path: ${path('/lost')} }, once: { by: none } }
+  w.bytes: ${tool('/bytes', ', redact: [args.card]')}
+  w.typed: ${tool('/typed', ', redact: [args.card]')}
+  w.probed:
+    upstream: w
+    input: { type: object }
+    redact: [args.ref]
+    request: { method: POST, path: ${path('/lost')} }
+    once: { by: probe, settles: 10ms, probe: { ${find}, applied: "result.structuredContent.found" } }
+    retry: { attempts: 1, base: 10ms, max: 1s, within: 2s }
+  w.observed: ${tool('/ok', `, redact: [args.ref], ${observe}`)}
+  w.seen: ${tool('/ok', `, ${observe}`)}
+  world.find: { upstream: world, effect: read, input: { type: object } }
+  world.mail: { upstream: world, input: { type: object }, once: { by: none } }
+agents:
+  tester:
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    rules: [{ allow: w.held, approve: { quorum: 1 } }, { allow: "*", approve: never }]
+${PEOPLE_YAML}`;
+};
+
+let upstream: Server;
+let mcp: TestMcpServer;
+let database: TestDatabase;
+let gateway: Gateway;
+/** Everything that anybody was told. */
+const told: string[] = [];
+
+beforeAll(async () => {
+  upstream = createServer(echo).listen(0, '127.0.0.1');
+  await once(upstream, 'listening');
+  const { port } = upstream.address() as AddressInfo;
+  mcp = await startTestMcpServer();
+  database = await createTestDatabase();
+  gateway = await startGateway({
+    databaseUrl: database.url,
+    env: { LOG_LEVEL: 'trace', MCP_TOKEN },
+    policies: { 'p.yaml': policies(`http://127.0.0.1:${port}`, mcp.url) },
+  });
+}, 60_000);
+
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  upstream?.close();
+  await mcp?.stop();
+});
+
+const hear = (reply: Reply): Reply => {
+  told.push(JSON.stringify([reply.body, [...reply.headers]]));
+  return reply;
+};
+const call = async (tool: string, args: object, headers: Record<string, string> = {}) =>
+  hear(await gateway.call(tool, args, { key: `${tool}-${told.length}`, headers: { prefer: 'wait=5', ...headers } }));
+
+/** Where a value can be found: in a column of the ledger, in what anybody was told, in the gateway's own words. */
+async function tracesOf(value: string): Promise<string[]> {
+  const tables = await database.query<{ name: string }>(
+    `select tablename as name from pg_tables where schemaname = 'public'`,
+  );
+  const encoded = [value, Buffer.from(value).toString('hex'), Buffer.from(value).toString('base64').replace(/=+$/, '')];
+  const isIn = (text: string) => encoded.some((writing) => text.includes(writing));
+  const found: string[] = told.filter(isIn).map((text) => `told: ${text}`);
+  for (const { name } of tables) {
+    const rows = await database.query<{ row: Record<string, unknown> }>(`select row_to_json(t) as row from ${name} t`);
+    for (const { row } of rows)
+      for (const [column, held] of Object.entries(row))
+        if (isIn(JSON.stringify(held) ?? '')) found.push(`${name}.${column}: ${JSON.stringify(held)}`);
+  }
+  if (isIn(gateway.output)) found.push(`logged: ${gateway.output}`);
+  return found;
+}
+
+/** Has a call undone and hears what its agent and an operator are told of that. */
+async function undone(txn: string): Promise<Reply['body']> {
+  hear(await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'wrong' }));
+  const { undo } = await gateway.waitForCall(txn, (now) => now.undo.state === 'done' || now.undo.state === 'failed');
+  hear(await gateway.get(`/v1/calls/${txn}`));
+  hear(await gateway.get(`/v1/calls/${undo.txn}`));
+  hear(await gateway.admin('GET', `/admin/calls/${txn}`));
+  return hear(await gateway.admin('GET', `/admin/calls/${undo.txn}`)).body;
+}
+
+describe('what a call redacts stays out of its undo', () => {
+  it.each([
+    ['that answers with it', 'w.charge', 'SECRETundo-echo'],
+    ['that is refused with it', 'w.failing', 'SECRETundo-refused'],
+    ['that redacts something else', 'w.both', 'SECRETundo-both'],
+  ])('%s', async (_, tool, card) => {
+    const { body } = await call(tool, { card });
+    expect((await undone(body.txn)).undoes).toBe(body.txn);
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('that complains of it in its own words', async () => {
+    const card = 'SECRETundo-words';
+    await mcp.plan({ match: { tool: 'mail' }, do: [{ isError: `no such card: ${card}` }], times: 5 });
+    const { body } = await call('w.told', { card });
+    await undone(body.txn);
+    await mcp.reset();
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('an agent is not told what its compensation was refused with', async () => {
+    const { body } = await call('w.failing', { card: 'SECRETundo-hidden' });
+    const { txn } = await undone(body.txn);
+    const { problem } = (await gateway.get(`/v1/calls/${txn}`)).body;
+    expect(problem).toEqual({ code: 'tool_failed', detail: expect.any(String) });
+    expect((await gateway.admin('GET', `/admin/calls/${txn}`)).body.problem.upstream.status).toBe(422);
+  });
+});
+
+describe('the words of a server that is looked at for a call that redacts', () => {
+  const complain = (value: string) =>
+    mcp.plan({ match: { tool: 'find' }, do: [{ error: { code: -32603, message: `no such ${value}` } }], times: 10 });
+
+  it('are left out of what a probe could not tell', async () => {
+    const ref = 'SECRETlook-probe';
+    await complain(ref);
+    const { body } = await call('w.probed', { ref });
+    expect(body.code).toBe('in_doubt');
+    await gateway.waitForCall(body.txn, ({ problem }) => /could not tell/.test(problem.detail));
+    hear(await gateway.admin('GET', `/admin/calls/${body.txn}`));
+    await mcp.reset();
+    expect(await tracesOf(ref)).toEqual([]);
+  });
+
+  it('are left out of what could not be observed', async () => {
+    const ref = 'SECRETlook-observe';
+    await complain(ref);
+    expect((await call('w.observed', { ref })).status).toBe(503);
+    await mcp.reset();
+    expect(await tracesOf(ref)).toEqual([]);
+  });
+
+  it('are not in the log even if nothing is redacted: it cannot forget them', async () => {
+    const ref = 'STRANGERlook-observe';
+    await complain(ref);
+    expect((await call('w.seen', { ref })).body.detail).toContain(ref);
+    await mcp.reset();
+    expect((await tracesOf(ref)).filter((trace) => trace.startsWith('audit'))).toEqual([]);
+  });
+});
+
+it('a credential that an MCP server tells while a resource is read is scrubbed', async () => {
+  const params = { level: 'warning', data: `my credential is ${MCP_TOKEN}` };
+  const method = 'resources/read';
+  await mcp.plan({ match: { method }, do: [{ say: { method: 'notifications/message', params } }], times: 2 });
+  const uri = 'notes://1';
+  const _meta = {
+    'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+    'io.modelcontextprotocol/clientInfo': { name: 't', version: '1' },
+    'io.modelcontextprotocol/clientCapabilities': {},
+    'io.modelcontextprotocol/logLevel': 'debug',
+  };
+  const heard = await postMcp(gateway, JSON.stringify({ jsonrpc: '2.0', id: 1, method, params: { uri, _meta } }), {
+    headers: { 'mcp-protocol-version': '2026-07-28', 'mcp-method': method, 'mcp-name': uri },
+  });
+  await mcp.reset();
+  expect(heard.text).toContain('my credential is [redacted]');
+  expect(heard.text).not.toContain(MCP_TOKEN);
+});
+
+describe('an undo that the caller names', () => {
+  const named = (card: string) => ({
+    'oncegate-undo': JSON.stringify({ tool: 'w.refund', args: { card, note: `of ${card}`, order: 'o-1' } }),
+  });
+
+  it('does not show what its call redacts, and is called with it', async () => {
+    const card = 'SECRETown-undo';
+    const { body } = await call('w.charge', { card }, named(card));
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({
+      state: 'succeeded',
+      args: { card: '[redacted]', note: '[redacted]', order: 'o-1' },
+      result: { card: '[redacted]' },
+    });
+    expect(await tracesOf(card)).toEqual([]);
+  });
+
+  it('does not show it to approvers, nor in a dry run', async () => {
+    const card = 'SECRETown-held';
+    const { body } = await call('w.held', { card }, { ...named(card), prefer: 'wait=0' });
+    expect(body.state).toBe('held');
+    const waiting = hear(await gateway.admin('GET', '/admin/approvals')).body.items;
+    expect(waiting[0].undo.args).toEqual({ card: '[redacted]', note: '[redacted]', order: 'o-1' });
+    hear(await call('w.held', { card }, { ...named(card), 'oncegate-dry-run': 'true' }));
+    expect(await tracesOf(card)).toEqual([]);
+  });
+});
+
+it('the result that a person gives is redacted as an answer is', async () => {
+  const card = 'SECRETresolve-card';
+  const { body } = await call('w.mail', { card });
+  const result = { id: 1, token: 'SECRETresolve-token', echo: `it was ${card}` };
+  const verdict = { verdict: 'applied', reason: 'seen', result };
+  hear(await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, verdict));
+  const { result: kept } = hear(await gateway.get(`/v1/calls/${body.txn}`)).body;
+  expect(kept).toEqual({ id: 1, token: '[redacted]', echo: 'it was [redacted]' });
+  expect([...(await tracesOf(result.token)), ...(await tracesOf(card))]).toEqual([]);
+});
+
+describe('the arguments of an undo that are derived from what is redacted', () => {
+  it('are not shown, beside what is not', async () => {
+    const card = 'secretderived-x';
+    const { body } = await call('w.derived', { card, order: 'o-7' });
+    const undo = await undone(body.txn);
+    expect(undo.args).toEqual({ card: '[redacted]', order: 'o-7', why: 'undone' });
+    expect(undo.result.card).toBe('[redacted]');
+    expect(await tracesOf(card.toUpperCase())).toEqual([]);
+  });
+
+  it('are not shown by their names either, where an object is redacted', async () => {
+    const { body } = await call('w.whole', { card: { sk_live_name: 'SECRETwhole' } });
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({ state: 'succeeded', args: '[redacted]' });
+    expect((await gateway.admin('GET', `/admin/calls/${body.txn}`)).body.undo.args).toBe('[redacted]');
+    expect(await tracesOf('SECRETwhole')).toEqual([]);
+  });
+
+  it('are not shown at all where they cannot be told apart', async () => {
+    const { body } = await call('w.number', { card: '8812345', order: 'o-7' });
+    const undo = await undone(body.txn);
+    expect(undo).toMatchObject({ state: 'succeeded', args: { pin: '[redacted]', order: '[redacted]' } });
+    expect(await tracesOf('8812345')).toEqual([]);
+  });
+});
+
+describe('what a call redacts', () => {
+  it('is taken out of bytes that are no text, whatever its letters', async () => {
+    const { body } = await call('w.bytes', { card: 'geheimerschlüssel€' });
+    const bytes = Buffer.from(body.result.base64, 'base64').toString('utf8');
+    expect(bytes).toContain('{"card":"[redacted]"}');
+  });
+
+  it('is taken out of the type of an answer', async () => {
+    await call('w.typed', { card: 'SECRETtyped' });
+    expect(await tracesOf('SECRETtyped')).toEqual([]);
+  });
+});

@@ -1,0 +1,368 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { rename, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+const tool = (name: string, path: string, more: string) => `
+  ${name}:
+    upstream: world
+    input: { type: object, properties: { id: { type: string }, order: { type: string }, n: { type: integer } }, required: [id] }
+    request: { method: POST, path: ${path}, body: "\${args}" }
+    ${more}`;
+
+const policies = (rules = '- { allow: "world.*", approve: never }', tools = TOOLS) => ({
+  'repeats.yaml': `
+upstreams:
+  world: { adapter: http, url: "${upstream.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+tools:${tools}
+agents:
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [${rules.slice(2)}] }
+  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: "world.*", approve: never }] }
+${PEOPLE_YAML}`,
+});
+
+const TOOLS = [
+  tool(
+    'world.default',
+    '/keyed/charge',
+    'once: { by: key, header: Idempotency-Key }\n    retry: { attempts: 4, base: 50ms, max: 500ms }',
+  ),
+  tool('world.short', '/none/mail', 'repeats: { policy: replay, window: 1ms }'),
+  tool(
+    'world.hold',
+    '/keyed-field/charge',
+    'once: { by: key, field: meta.key }\n    repeats: { policy: hold, window: 60s }',
+  ),
+  tool('world.run', '/probed/orders', 'once: { by: idempotent }\n    repeats: { policy: run }'),
+  tool('world.business', '/echo', 'once: { by: idempotent }\n    key: "${args.order}"'),
+].join('');
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: policies(), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `repeat-${n}`;
+});
+
+const count = async () => (await upstream.effects(id)).length;
+
+async function until(condition: () => Promise<boolean>): Promise<void> {
+  for (let left = 400; !(await condition()); left--) {
+    if (left === 0) throw new Error('it never came true');
+    await sleep(25);
+  }
+}
+
+const delivered = (txn: string) => async () =>
+  (await database.query('select 1 from calls where txn = $1 and delivered_at is not null', [txn])).length === 1;
+
+/** Calls, and hangs up when the upstream has the request and before it answers. */
+async function abandoned(name: string, args: object): Promise<string> {
+  await upstream.plan({ match: { id }, do: ['apply', { wait: id }] });
+  const gone = new AbortController();
+  const call = gateway.call(name, args, { signal: gone.signal }).catch(() => 'gone');
+  await upstream.awaitEvent(`applied:${id}`);
+  gone.abort();
+  expect(await call).toBe('gone');
+  await upstream.release(id);
+  const found = async () => (await gateway.get(`/v1/calls?tool=${name}&limit=1`)).body.items[0];
+  await until(
+    async () =>
+      (await database.query("select 1 from calls where txn = $1 and state = 'succeeded'", [(await found()).txn]))
+        .length === 1,
+  );
+  return (await found()).txn;
+}
+
+describe('an identical call without a key', () => {
+  it('within the window is the same call, and says so', async () => {
+    const first = await gateway.call('world.default', { id, n: 1 });
+    expect(first.body.replayed).toBe(false);
+    const again = await gateway.call('world.default', { n: 1, id });
+    expect(again.body).toEqual({ ...first.body, replayed: true });
+    expect(again.headers.get('idempotent-replayed')).toBe('true');
+    expect(await count()).toBe(1);
+  });
+
+  it('with other arguments, of another agent or with a key is another call', async () => {
+    const txns = new Set<string>();
+    txns.add((await gateway.call('world.default', { id })).body.txn);
+    txns.add((await gateway.call('world.default', { id, n: 1 })).body.txn);
+    txns.add((await gateway.call('world.default', { id }, { agentKey: OTHER_AGENT_KEY })).body.txn);
+    txns.add((await gateway.call('world.default', { id }, { key: id })).body.txn);
+    expect(txns.size).toBe(4);
+    expect(await count()).toBe(4);
+  });
+
+  it('at the same moment has one effect and equal answers, of which one is unmarked', async () => {
+    const answers = await Promise.all(Array.from({ length: 12 }, () => gateway.call('world.default', { id })));
+    expect(new Set(answers.map((answer) => answer.body.txn)).size).toBe(1);
+    for (const answer of answers) expect(answer.status).toBe(200);
+    expect(answers.filter((answer) => answer.body.replayed === false)).toHaveLength(1);
+    expect(await count()).toBe(1);
+  });
+
+  it('after the window runs anew', async () => {
+    const first = await gateway.call('world.short', { id });
+    await until(delivered(first.body.txn));
+    await sleep(5);
+    const second = await gateway.call('world.short', { id });
+    expect(second.body.replayed).toBe(false);
+    expect(second.body.txn).not.toBe(first.body.txn);
+    expect(await count()).toBe(2);
+  });
+
+  it('however late is a replay while the first answer was never delivered, and then a new run', async () => {
+    const txn = await abandoned('world.short', { id });
+    await sleep(30);
+    expect(await delivered(txn)()).toBe(false);
+    const replay = await gateway.call('world.short', { id });
+    expect(replay.body).toMatchObject({ txn, replayed: true, state: 'succeeded' });
+    expect(replay.headers.get('idempotent-replayed')).toBe('true');
+    expect(await count()).toBe(1);
+    await until(delivered(txn));
+    await sleep(5);
+    const fresh = await gateway.call('world.short', { id });
+    expect(fresh.body.replayed).toBe(false);
+    expect(await count()).toBe(2);
+  });
+
+  it('joins the first while that is still under way', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', { wait: id }] });
+    const first = gateway.call('world.short', { id });
+    await upstream.awaitEvent(`applied:${id}`);
+    const second = gateway.call('world.short', { id });
+    const soon = await gateway.call('world.short', { id }, { headers: { prefer: 'wait=0' } });
+    expect(soon.status).toBe(409);
+    await upstream.release(id);
+    expect((await second).body).toEqual({ ...(await first).body, replayed: true });
+    expect(await count()).toBe(1);
+  });
+
+  it('after asking for the outcome is delivered: then it is a new wish', async () => {
+    const txn = await abandoned('world.short', { id });
+    expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('succeeded');
+    await until(delivered(txn));
+    await sleep(5);
+    expect((await gateway.call('world.short', { id })).body.replayed).toBe(false);
+    expect(await count()).toBe(2);
+  });
+
+  it('after a failure that was told runs again', async () => {
+    await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
+    const failed = await gateway.call('world.default', { id });
+    expect(failed.status).toBe(502);
+    await until(delivered(failed.headers.get('oncegate-txn') ?? ''));
+    const retried = await gateway.call('world.default', { id });
+    expect(retried.status).toBe(200);
+    expect(retried.body.replayed).toBe(false);
+    expect(await count()).toBe(1);
+  });
+
+  it('while the first is in doubt is that doubt, not a second send', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
+    const doubt = await gateway.call('world.short', { id });
+    expect(doubt.status).toBe(504);
+    await sleep(10);
+    const again = await gateway.call('world.short', { id });
+    expect(again.status).toBe(504);
+    expect(again.body.txn).toBe(doubt.body.txn);
+    expect(await upstream.requests(id)).toHaveLength(1);
+  });
+});
+
+describe('repeats: hold', () => {
+  it('holds the second for a person, whose repeat is the same held call', async () => {
+    const first = await gateway.call('world.hold', { id });
+    expect(first.status).toBe(200);
+    await until(delivered(first.body.txn));
+    const prefer = { headers: { prefer: 'wait=0' } };
+    const second = await gateway.call('world.hold', { id }, prefer);
+    expect(second.status).toBe(202);
+    expect(second.body).toMatchObject({ state: 'held', replayed: false });
+    expect(second.headers.get('location')).toBe(`/v1/calls/${second.body.txn}`);
+    const third = await gateway.call('world.hold', { id }, prefer);
+    expect(third.status).toBe(202);
+    expect(third.body.txn).toBe(second.body.txn);
+    expect(await count()).toBe(1);
+
+    await gateway.request('POST', `/v1/calls/${second.body.txn}/cancel`, { key: AGENT_KEY });
+    const told = await gateway.call('world.hold', { id }, prefer);
+    expect(told.status).toBe(422);
+    await until(delivered(second.body.txn));
+    const held = await gateway.call('world.hold', { id }, prefer);
+    expect(held.status).toBe(202);
+    expect(held.body.txn).not.toBe(second.body.txn);
+    expect(await count()).toBe(1);
+  });
+
+  it('of an answer that was never delivered replays it', async () => {
+    const txn = await abandoned('world.hold', { id });
+    expect((await gateway.call('world.hold', { id })).body).toMatchObject({ txn, replayed: true });
+  });
+});
+
+describe('repeats: run', () => {
+  it('runs every time', async () => {
+    const answers = [
+      await gateway.call('world.run', { id }),
+      await gateway.call('world.run', { id }),
+      ...(await Promise.all([gateway.call('world.run', { id }), gateway.call('world.run', { id })])),
+    ];
+    for (const answer of answers) expect(answer.body.replayed).toBe(false);
+    expect(new Set(answers.map((answer) => answer.body.txn)).size).toBe(4);
+    expect(await count()).toBe(4);
+  });
+
+  it('and still obeys a key', async () => {
+    await gateway.call('world.run', { id }, { key: id });
+    expect((await gateway.call('world.run', { id }, { key: id })).body.replayed).toBe(true);
+    expect(await count()).toBe(1);
+  });
+});
+
+describe('a business key', () => {
+  it('tells calls apart where none is brought', async () => {
+    const first = await gateway.call('world.business', { id, order: id });
+    expect(first.status).toBe(200);
+    expect((await gateway.call('world.business', { id, order: id })).body).toMatchObject({
+      txn: first.body.txn,
+      replayed: true,
+    });
+    const other = await gateway.call('world.business', { id, order: id, n: 1 });
+    expect(other.status).toBe(422);
+    expect(other.body.code).toBe('key_reused');
+    expect((await gateway.call('world.business', { id, order: `${id}b` })).body.replayed).toBe(false);
+    expect((await gateway.call('world.business', { id, order: id }, { key: `${id}c` })).body.replayed).toBe(false);
+    expect(await count()).toBe(3);
+  });
+
+  it('is not the same as a key of the same text', async () => {
+    const keyed = await gateway.call('world.default', { id }, { key: id });
+    const business = await gateway.call('world.business', { id, order: id });
+    expect(business.status).toBe(200);
+    expect(business.body.txn).not.toBe(keyed.body.txn);
+  });
+
+  it('that is empty or missing is none: the rule for repeats takes over', async () => {
+    const empty = await gateway.call('world.business', { id, order: '' });
+    expect((await gateway.call('world.business', { id, order: '' })).body.txn).toBe(empty.body.txn);
+    const missing = await gateway.call('world.business', { id });
+    expect(missing.body.txn).not.toBe(empty.body.txn);
+    expect((await gateway.call('world.business', { id })).body.txn).toBe(missing.body.txn);
+  });
+
+  it('of any text works but one with a NUL, which no ledger can store', async () => {
+    const refused = await gateway.call('world.business', { id, order: `${id}\u0000` });
+    expect(refused.status).toBe(400);
+    expect(refused.body.code).toBe('invalid_arguments');
+    for (const order of [`${id}\u2028\ud83d\ude00`, `${id}${'x'.repeat(5_000)}`]) {
+      const first = await gateway.call('world.business', { id, order });
+      expect(first.status, JSON.stringify(order.slice(0, 20))).toBe(200);
+      expect((await gateway.call('world.business', { id, order })).body.txn).toBe(first.body.txn);
+    }
+  });
+});
+
+describe('what was done', () => {
+  const inForce = async () => (await gateway.request('GET', '/readyz')).body.policyVersion;
+  async function change(next: Record<string, string>): Promise<void> {
+    const before = await inForce();
+    // Put in place whole: a gateway that looks at a half-written file would for a moment obey half of it.
+    for (const [name, text] of Object.entries(next)) {
+      await writeFile(join(gateway.home, name), text);
+      await rename(join(gateway.home, name), join(gateway.home, 'policies', name));
+    }
+    await until(async () => (await inForce()) !== before);
+  }
+
+  it('is told again although policy now denies it, and nothing new is done', async () => {
+    const keyed = await gateway.call('world.default', { id }, { key: id });
+    const unkeyed = await gateway.call('world.default', { id, n: 1 });
+    const business = await gateway.call('world.business', { id, order: id });
+    const held = await gateway.call('world.hold', { id }, { key: `${id}-h` });
+    await change(policies('- { deny: "world.*" }'));
+    try {
+      expect((await gateway.call('world.default', { id }, { key: id })).body).toEqual({
+        ...keyed.body,
+        replayed: true,
+      });
+      expect((await gateway.call('world.default', { id, n: 1 })).body.txn).toBe(unkeyed.body.txn);
+      expect((await gateway.call('world.business', { id, order: id })).body.txn).toBe(business.body.txn);
+      expect((await gateway.call('world.hold', { id }, { key: `${id}-h` })).body.txn).toBe(held.body.txn);
+      expect((await gateway.get(`/v1/calls/${keyed.body.txn}`)).status).toBe(200);
+      const dry = await gateway.call('world.default', { id }, { key: id, headers: { 'oncegate-dry-run': '?1' } });
+      expect(dry.body.wouldAnswer).toMatchObject({ status: 200, replayed: true });
+
+      const other = await gateway.call('world.default', { id, n: 2 }, { key: id });
+      expect(other.status).toBe(403);
+      expect((await gateway.call('world.default', { id }, { key: `${id}-new` })).status).toBe(403);
+      expect(await count()).toBe(4);
+    } finally {
+      await change(policies());
+    }
+    expect((await gateway.call('world.default', { id }, { key: `${id}-new` })).status).toBe(200);
+  });
+
+  it('is told again although its schema or request changed, or the tool is gone', async () => {
+    const keyed = await gateway.call('world.default', { id }, { key: id });
+    const again = async () => (await gateway.call('world.default', { id }, { key: id })).body;
+    for (const changed of [
+      TOOLS.replace('required: [id]', 'required: [id, n]'),
+      TOOLS.replace('/keyed/charge, body: "${args}"', '/keyed/charge, body: "${args.n + 1}"'),
+      TOOLS.replace('world.default:', 'world.renamed:'),
+    ]) {
+      await change(policies(undefined, changed));
+      expect(await again()).toEqual({ ...keyed.body, replayed: true });
+    }
+    const fresh = await gateway.call('world.default', { id }, { key: `${id}-new` });
+    expect(fresh.body.code).toBe('unknown_tool');
+    await change(policies());
+    expect(await count()).toBe(1);
+  });
+
+  it('binds no key when it was refused', async () => {
+    await change(policies('- { deny: "world.*" }'));
+    expect((await gateway.call('world.default', { id }, { key: id })).status).toBe(403);
+    await change(policies());
+    expect((await gateway.call('world.default', { id, n: 5 }, { key: id })).status).toBe(200);
+  });
+
+  it('half-way, when its tool and upstream vanish from the policies, is handed to a person and not left hanging', async () => {
+    await upstream.plan({ match: { id }, do: ['apply', { event: id }, { wait: id }, 'drop'] });
+    const call = gateway.call('world.default', { id }, { key: id, headers: { prefer: 'wait=0' } });
+    await upstream.awaitEvent(id);
+    const { txn } = (await call).body;
+    const gone = policies()['repeats.yaml'].replace(
+      / {2}world:.*\n/,
+      '  elsewhere: { adapter: http, url: "http://127.0.0.1:9", allowPrivate: true }\n',
+    );
+    await change({
+      'repeats.yaml': gone.replaceAll('upstream: world', 'upstream: elsewhere').replaceAll('world.', 'elsewhere.'),
+    });
+    try {
+      await upstream.release(id);
+      await gateway.waitForCall(txn, (view) => /no longer declared.*A person must/.test(view.problem?.detail), 10_000);
+    } finally {
+      await change(policies());
+    }
+  });
+});

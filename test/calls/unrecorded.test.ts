@@ -1,0 +1,112 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let id = '';
+let n = 0;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  const policies = {
+    'reads.yaml': `
+upstreams:
+  world: { adapter: http, url: "${upstream.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+tools:
+  world.read:
+    upstream: world
+    effect: read
+    record: false
+    input: { type: object, properties: { id: { type: string } }, required: [id] }
+    request: { method: GET, path: "/read/items/\${args.id}" }
+    retry: { attempts: 2, base: 20ms }
+agents:
+  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.read, when: 'args.id != "secret"' }] }
+  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read, rate: 1000/m }] }
+${PEOPLE_YAML}`,
+  };
+  gateway = await startGateway({ policies, databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(() => {
+  n += 1;
+  id = `read-${n}`;
+});
+
+const recorded = async () => {
+  const [found] = await database.query<{ calls: string; leaves: string }>(
+    `select (select count(*) from calls) as calls, (select count(*) from audit_queue) + (select count(*) from audit_log) as leaves`,
+  );
+  return found;
+};
+
+describe('a read whose contract says record: false', () => {
+  it('is carried out, and leaves nothing in the ledger', async () => {
+    const before = await recorded();
+    const { status, body, headers } = await gateway.call('world.read', { id });
+    expect({ status, state: body.state, attempts: body.attempts, receipt: body.receipt }).toEqual({
+      status: 200,
+      state: 'succeeded',
+      attempts: 1,
+      receipt: null,
+    });
+    expect(headers.get('oncegate-txn')).toBe(body.txn);
+    expect(await recorded()).toEqual(before);
+    expect((await gateway.get(`/v1/calls/${body.txn}`)).status).toBe(404);
+    expect(await upstream.requests()).toContainEqual(expect.objectContaining({ url: `/read/items/${id}` }));
+  });
+
+  it('is tried again as any read is, and fails with what the tool said', async () => {
+    await upstream.plan({ match: { path: `/read/items/${id}` }, do: [{ reply: 503 }] });
+    const second = await gateway.call('world.read', { id });
+    expect({ status: second.status, attempts: second.body.attempts }).toEqual({ status: 200, attempts: 2 });
+    await upstream.plan({ match: { path: `/read/items/${id}` }, do: [{ reply: 503 }], times: 'always' });
+    const failed = await gateway.call('world.read', { id });
+    expect({ status: failed.status, code: failed.body.code }).toEqual({ status: 502, code: 'tool_failed' });
+  });
+
+  it('is not waited for longer than the caller waits', async () => {
+    await upstream.plan({ match: { path: `/read/items/${id}` }, do: [{ wait: id }] });
+    const asked = await gateway.call('world.read', { id }, { headers: { prefer: 'wait=0' } });
+    expect({ status: asked.status, code: asked.body.code, retry: asked.body.retry }).toEqual({
+      status: 502,
+      code: 'tool_failed',
+      retry: 'after_delay',
+    });
+    await upstream.release(id);
+  });
+
+  it('is recorded all the same where a key promises the same answer again, or a limit counts it', async () => {
+    const before = Number((await recorded())?.calls);
+    const first = await gateway.call('world.read', { id }, { key: id });
+    const again = await gateway.call('world.read', { id }, { key: id });
+    expect(again.body).toEqual({ ...first.body, replayed: true });
+    expect(first.body.receipt).not.toBeNull();
+    await gateway.call('world.read', { id }, { agentKey: OTHER_AGENT_KEY });
+    expect(Number((await recorded())?.calls)).toBe(before + 2);
+  });
+
+  it('is logged where it is denied', async () => {
+    const before = Number((await recorded())?.leaves);
+    expect((await gateway.call('world.read', { id: 'secret' })).status).toBe(403);
+    expect(Number((await recorded())?.leaves)).toBe(before + 1);
+  });
+
+  it('stops at the kill switch', async () => {
+    await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'test' });
+    const frozen = await gateway.call('world.read', { id });
+    expect({ status: frozen.status, code: frozen.body.code }).toEqual({ status: 503, code: 'frozen' });
+    await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'test' });
+    const requests = await upstream.requests();
+    expect(requests.filter(({ url }) => url === `/read/items/${id}`)).toEqual([]);
+  });
+});

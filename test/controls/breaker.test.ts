@@ -1,0 +1,158 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, sha256Hex, startGateway } from '../support/gateway.ts';
+
+function policies(url: string): Record<string, string> {
+  const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
+  const retry = 'retry: { attempts: 1, base: 1ms, max: 1ms, within: 1h }';
+  const probe = `{ tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }`;
+  return {
+    'breaker.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 1s, concurrency: 2, breaker: { threshold: 50%, minimum: 4, window: 10s, cooldown: 1s } }
+tools:
+  world.pay: { upstream: world, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, once: { by: key, header: Idempotency-Key }, ${retry} }
+  world.mail: { upstream: world, ${input}, request: { method: POST, path: /none/mail, body: "\${args}" }, ${retry} }
+  world.order: { upstream: world, ${input}, request: { method: POST, path: /probed/orders, body: "\${args}" }, once: { by: probe, probe: ${probe}, settles: 100ms }, ${retry} }
+  world.find: { upstream: world, effect: read, ${input}, request: { method: GET, path: /probed/orders, query: { id: "\${args.id}" } }, ${retry} }
+  world.read: { upstream: world, effect: read, ${input}, request: { method: GET, path: "/read/items/\${args.id}" }, ${retry} }
+agents:
+  tester:
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    rules: [{ allow: world.*, approve: never }]
+people:
+  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
+`,
+  };
+}
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let gateway: Gateway;
+let n = 0;
+let id = '';
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  gateway = await startGateway({ policies: policies(upstream.url), databaseUrl: database.url });
+});
+afterAll(async () => {
+  await gateway?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(async () => {
+  n += 1;
+  id = `case-${n}`;
+  await upstream.reset();
+  await set('close');
+});
+
+const call = (tool: string, name: string) => gateway.call(`world.${tool}`, { id: name }, { key: name });
+const set = (to: 'open' | 'close') => gateway.admin('POST', `/admin/breakers/world/${to}`, { reason: to });
+const view = async () => (await gateway.admin('GET', '/admin/breakers')).body.items[0];
+const sicken = async () => {
+  await upstream.plan({ match: { path: '/read/items/*' }, do: [{ reply: 500 }], times: 5 });
+  for (let i = 0; (await view()).state === 'closed' && i < 6; i += 1) await call('read', `${id}-sick-${i}`);
+  expect((await view()).state).toBe('open');
+};
+
+it('is not opened by what the agents do wrong', async () => {
+  await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ reply: 422 }], times: 10 });
+  await upstream.plan({ match: { path: '/read/items/*' }, do: [{ reply: 404 }], times: 10 });
+  for (let i = 0; i < 10; i += 1) {
+    expect((await call('pay', `${id}-${i}`)).status).toBe(502);
+    expect((await call('read', `${id}-r${i}`)).status).toBe(502);
+  }
+  expect(await view()).toMatchObject({ state: 'closed', by: 'auto' });
+});
+
+it('opens and closes without a word about what is in flight; what is in doubt stays in doubt', async () => {
+  await upstream.plan({ match: { id: `${id}-slow` }, do: [{ event: 'slow' }, { wait: 'go' }, 'apply'] });
+  await upstream.plan({ match: { id: `${id}-lost` }, do: ['apply', 'drop'] });
+  const slow = call('pay', `${id}-slow`);
+  await upstream.awaitEvent('slow');
+  expect((await call('mail', `${id}-lost`)).status).toBe(504);
+  await sicken();
+  await upstream.release('go');
+  expect((await slow).status).toBe(200);
+  expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');
+  // Nothing is bound by what an open breaker refuses.
+  const refused = await call('pay', `${id}-new`);
+  expect(refused.body).toMatchObject({ status: 503, code: 'breaker_open', retry: 'after_delay' });
+  expect(refused.body.detail).toBe('world fails too often and is left alone for a while.');
+  expect(await upstream.requests(`${id}-new`)).toEqual([]);
+  await set('close');
+  expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');
+  expect((await call('pay', `${id}-new`)).body).toMatchObject({ replayed: false, state: 'succeeded' });
+  expect(await upstream.effects(`${id}-lost`)).toHaveLength(1);
+});
+
+it('half open tries once, and never with a write that cannot be repeated', async () => {
+  await sicken();
+  await expect.poll(() => view().then(({ state }) => state), { timeout: 5_000, interval: 20 }).toBe('half_open');
+  const writes = await Promise.all([call('mail', `${id}-m`), call('order', `${id}-o`)]);
+  expect(writes.map(({ status, body }) => [status, body.code])).toEqual(Array(2).fill([503, 'breaker_open']));
+  await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ event: 'trial' }, { wait: 'go' }, 'apply'] });
+  const trial = call('pay', `${id}-trial`);
+  await upstream.awaitEvent('trial');
+  const others = await Promise.all(Array.from({ length: 6 }, (_, i) => call('pay', `${id}-${i}`)));
+  expect(others.map(({ body }) => body.code)).toEqual(Array(6).fill('breaker_open'));
+  await upstream.release('go');
+  expect((await trial).status).toBe(200);
+  expect((await upstream.requests()).filter(({ route }) => route === 'POST /keyed/charge')).toHaveLength(1);
+  expect((await view()).state).toBe('closed');
+});
+
+it('opened by hand is not closed by time or by a good answer', async () => {
+  await upstream.plan({ match: { id: `${id}-slow` }, do: [{ event: 'slow' }, { wait: 'go' }, 'apply'] });
+  const slow = call('pay', `${id}-slow`);
+  await upstream.awaitEvent('slow');
+  expect((await set('open')).body).toMatchObject({ state: 'open', by: 'root' });
+  await upstream.release('go');
+  expect((await slow).status).toBe(200);
+  await sleep(1_300);
+  const refused = await call('read', id);
+  expect(refused.body).toMatchObject({ code: 'breaker_open', detail: 'root opened the breaker of world: open' });
+  expect(refused.headers.get('retry-after')).toBe('5');
+  expect(await view()).toMatchObject({ state: 'open', by: 'root' });
+  await gateway.kill();
+  await gateway.start();
+  expect((await call('read', id)).body.code).toBe('breaker_open');
+  expect((await set('close')).body).toMatchObject({ state: 'closed', by: 'auto' });
+  expect((await call('read', id)).status).toBe(200);
+});
+
+it.each(['mail', 'order', 'pay', 'read'])('no more than its concurrency is sent at once: %s', async (tool) => {
+  await upstream.plan({ match: {}, do: [{ delay: 40 }, 'apply'], times: 'always' });
+  let most = 0;
+  let done = false;
+  const watch = (async () => {
+    while (!done) {
+      most = Math.max(most, (await upstream.connections()).concurrent);
+      await sleep(5);
+    }
+  })();
+  const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => call(tool, `${id}-${i}`)));
+  done = true;
+  await watch;
+  expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([200]));
+  expect(most).toBeLessThanOrEqual(2);
+  expect(most).toBeGreaterThan(0);
+});
+
+it('a full queue refuses at once and binds nothing', async () => {
+  await upstream.plan({ match: { path: '/none/mail' }, do: [{ delay: 30 }, 'apply'], times: 'always' });
+  const ids = Array.from({ length: 60 }, (_, i) => `${id}-${i}`);
+  const answers = await Promise.all(ids.map((name) => call('mail', name)));
+  const refused = ids.filter((_, i) => answers[i]?.status === 503);
+  expect(answers.filter(({ status }) => status === 200).length + refused.length).toBe(60);
+  expect(refused.length).toBeGreaterThan(0);
+  for (const name of refused) expect(await upstream.requests(name)).toEqual([]);
+  expect((await view()).state).toBe('closed');
+  const [again] = refused;
+  expect((await call('mail', again ?? '')).body).toMatchObject({ replayed: false, state: 'succeeded' });
+});

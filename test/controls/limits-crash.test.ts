@@ -1,0 +1,185 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
+import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import {
+  ADMIN_KEY,
+  AGENT_KEY,
+  type Gateway,
+  makeGateway,
+  OTHER_AGENT_KEY,
+  type Reply,
+  sha256Hex,
+  startGateway,
+} from '../support/gateway.ts';
+
+function policies(url: string): Record<string, string> {
+  const input =
+    'input: { type: object, properties: { id: { type: string }, amount: { type: number } }, required: [id] }';
+  const rule = (prefix: string, rest: string) =>
+    `      - { allow: world.pay, when: 'args.id.startsWith("${prefix}-")', ${rest} }`;
+  return {
+    'limits.yaml': `
+upstreams:
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+tools:
+  world.pay:
+    upstream: world
+    ${input}
+    request: { method: POST, path: /keyed/charge, body: "\${args}" }
+    once: { by: key, header: Idempotency-Key }
+    retry: { attempts: 2, base: 10ms, max: 10ms, within: 1h }
+agents:
+  tester:
+    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    rules:
+${rule('crash', 'rate: 20/h')}
+${rule('same', 'rate: 2/h')}
+${rule('second', 'rate: 3/s')}
+${rule('cents', 'budget: { sum: args.amount, max: 0.3, per: 1h }')}
+${rule('big', 'budget: { sum: args.amount, max: 9007199254740991, per: 1h }')}
+${rule('held', 'rate: 2/h, approve: { within: 1h }')}
+${rule('refund', 'rate: 1/h')}
+${rule('both', 'rate: 2/h, budget: { sum: args.amount, max: 10, per: 2s }')}
+${rule('flood', 'rate: 100/h')}
+  other:
+    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    rules: [{ allow: world.pay }]
+people:
+  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
+`,
+  };
+}
+
+let upstream: TestUpstream;
+let database: TestDatabase;
+let one: Gateway;
+let two: Gateway;
+
+beforeAll(async () => {
+  upstream = await startUpstream();
+  database = await createTestDatabase();
+  one = await startGateway({ policies: policies(upstream.url), databaseUrl: database.url });
+  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
+  await two.start();
+});
+afterAll(async () => {
+  await two?.dispose();
+  await one?.dispose();
+  await database?.drop();
+  await upstream?.stop();
+});
+beforeEach(async () => {
+  for (const gateway of [one, two]) if (!gateway.isAlive) await gateway.start();
+});
+
+const pay = (on: Gateway, id: string, amount?: number, headers = {}): Promise<Reply> =>
+  on.call('world.pay', { id, ...(amount === undefined ? {} : { amount }) }, { key: id, headers });
+const effectsOf = async (prefix: string) =>
+  (await upstream.effects()).filter((effect) => effect.id?.startsWith(prefix)).length;
+
+it('is exact when two replicas are hammered, one is killed in the middle, and everything is tried again', async () => {
+  await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ delay: 60 }, 'apply'], times: 20 });
+  const ids = Array.from({ length: 80 }, (_, i) => `crash-${i}`);
+  const first = Promise.all(ids.map((id, i) => pay(i % 2 === 0 ? one : two, id).catch(() => undefined)));
+  await upstream.awaitEvent('received', 5);
+  await two.kill();
+  await first;
+  await two.start();
+  const again = await Promise.all(ids.map((id, i) => pay(i % 2 === 0 ? two : one, id)));
+  expect(again.filter(({ status }) => status === 200)).toHaveLength(20);
+  expect(new Set(again.map(({ status }) => status))).toEqual(new Set([200, 429]));
+  expect(await effectsOf('crash-')).toBe(20);
+});
+
+it('costs one for simultaneous calls with one key, and nothing for replays', async () => {
+  const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => pay(i % 2 === 0 ? one : two, 'same-a')));
+  expect(new Set(burst.map(({ status }) => status))).toEqual(new Set([200]));
+  expect((await pay(one, 'same-b')).status).toBe(200);
+  expect((await pay(two, 'same-c')).status).toBe(429);
+  for (const gateway of [one, two]) expect((await pay(gateway, 'same-a')).body.replayed).toBe(true);
+  expect(await effectsOf('same-')).toBe(2);
+});
+
+it('slides: in no window of a second more than three, and Retry-After is true', async () => {
+  // What is past its window is forgotten, so each is written down as it is counted.
+  await database.query(`create table counted (at timestamptz, txn uuid);
+    create function write_down() returns trigger language plpgsql as $$
+      begin insert into counted values (new.at, new.txn); return null; end $$;
+    create trigger write_down after insert on spends for each row execute function write_down()`);
+  const until = performance.now() + 3_500;
+  let i = 0;
+  const worker = async (gateway: Gateway) => {
+    while (performance.now() < until) {
+      i += 1;
+      const answer = await pay(gateway, `second-${i}`);
+      if (answer.status === 429) expect(answer.headers.get('retry-after')).toBe('1');
+      await sleep(15);
+    }
+  };
+  await Promise.all([worker(one), worker(two), worker(one)]);
+  const spends = await database.query<{ at: number }>(
+    `select extract(epoch from n.at)::float8 * 1000 as at from counted n join calls c on c.txn = n.txn
+       where c.tool = 'world.pay' and c.args like '%"second-%' order by n.at`,
+  );
+  await database.query('drop trigger write_down on spends');
+  for (let k = 3; k < spends.length; k += 1)
+    expect((spends[k]?.at ?? 0) - (spends[k - 3]?.at ?? 0)).toBeGreaterThanOrEqual(1_000);
+  expect(spends.length).toBeGreaterThanOrEqual(9);
+  expect(await effectsOf('second-')).toBe(spends.length);
+  await sleep(1_000);
+  expect((await pay(two, 'second-last')).status).toBe(200);
+});
+
+it('adds up a budget as it is written, not as floats round it', async () => {
+  for (const id of ['a', 'b', 'c']) expect((await pay(one, `cents-${id}`, 0.1)).status).toBe(200);
+  expect((await pay(two, 'cents-d', 1e-12)).body.code).toBe('over_budget');
+  expect((await pay(two, 'cents-e', 0)).status).toBe(200);
+  expect((await pay(one, 'big-a', 9007199254740990)).status).toBe(200);
+  expect((await pay(one, 'big-b', 2)).status).toBe(429);
+  expect((await pay(one, 'big-c', 1)).status).toBe(200);
+  expect((await pay(one, 'big-d', 1)).status).toBe(429);
+});
+
+it('counts what is held, also when it is withdrawn, and not again when it is asked for again', async () => {
+  const held = await pay(one, 'held-a', undefined, { prefer: 'wait=0' });
+  expect(held.status).toBe(202);
+  expect((await pay(two, 'held-b', undefined, { prefer: 'wait=0' })).status).toBe(202);
+  expect((await pay(two, 'held-a', undefined, { prefer: 'wait=0' })).status).toBe(202);
+  expect((await pay(one, 'held-c', undefined, { prefer: 'wait=0' })).status).toBe(429);
+  await one.request('POST', `/v1/calls/${held.body.txn}/cancel`, { key: AGENT_KEY });
+  expect((await pay(one, 'held-c', undefined, { prefer: 'wait=0' })).status).toBe(429);
+  const approvals = (await one.admin('GET', '/admin/approvals?state=pending')).body.items;
+  expect(approvals).toHaveLength(1);
+});
+
+it('gives back what could not be sent', async () => {
+  await upstream.kill();
+  expect((await pay(one, 'refund-a')).status).toBe(503);
+  await upstream.restart();
+  expect((await pay(two, 'refund-b')).status).toBe(200);
+  expect((await pay(two, 'refund-a')).status).toBe(429);
+});
+
+it('of two limits names the one that lasts longer, and spends nothing of either', async () => {
+  expect((await pay(one, 'both-a', 5)).status).toBe(200);
+  expect((await pay(one, 'both-b', 6)).body.code).toBe('over_budget');
+  expect((await pay(one, 'both-c', 5)).status).toBe(200);
+  const refused = await pay(two, 'both-d', 6);
+  expect(refused.body.code).toBe('rate_limited');
+  expect(Number(refused.headers.get('retry-after'))).toBeGreaterThan(3_000);
+});
+
+it('does not starve other agents when one is hammered', async () => {
+  const flood = Promise.all(Array.from({ length: 300 }, (_, i) => pay(one, `flood-${i}`)));
+  const statuses: number[] = [];
+  for (let i = 0; i < 10; i += 1) {
+    const answer = await one.call('world.pay', { id: `calm-${i}` }, { key: `calm-${i}`, agentKey: OTHER_AGENT_KEY });
+    statuses.push(answer.status);
+  }
+  const answers = await flood;
+  expect(statuses).toEqual(Array(10).fill(200));
+  const counts = new Map<number, number>();
+  for (const { status } of answers) counts.set(status, (counts.get(status) ?? 0) + 1);
+  expect(Object.fromEntries(counts)).toEqual({ 200: 100, 429: 200 });
+});

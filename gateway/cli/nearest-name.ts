@@ -6,8 +6,9 @@ export async function near(word: string, candidates: Iterable<string>): Promise<
   // Two neighbours swapped is the commonest slip of all, and counts as two letters wrong.
   const swapped = all.find((candidate) => isSwapped(word, candidate));
   if (swapped !== undefined) return `; did you mean ${JSON.stringify(swapped)}?`;
-  const { didYouMean } = await import('../policy/faults.ts');
-  return didYouMean(word, all);
+  const { findClosestName } = await import('../policy/faults.ts');
+  const closest = findClosestName(word, all);
+  return closest === undefined ? '' : `; did you mean ${JSON.stringify(closest)}?`;
 }
 
 /** The same; where nothing is near, what there is, if that is a line. */

@@ -52,7 +52,7 @@ function read<T>(name: string, schema: z.ZodType<T>, args: JsonObject): T {
   const parsed = schema.safeParse(args);
   if (parsed.success) return parsed.data;
   const faults = formatZodIssues(args, schema, parsed.error.issues);
-  throw new GatewayError('invalid_arguments', `${name}: ${faults.join('; ')}`, { members: { faults } });
+  throw new GatewayError('invalid_arguments', `${name}: ${faults.join(' ')}`, { members: { faults } });
 }
 
 const id = z.string().regex(/^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'must be an id that this gateway gave');

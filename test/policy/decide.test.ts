@@ -44,11 +44,11 @@ const R = (n: number): string => `bot rule ${n} (policies/p.yaml:${12 + n})`;
 
 describe('table', () => {
   test.each<[string, string[], string, JsonObject, string]>([
-    ['nothing allows', [], 'a.get', {}, 'denied: no rule of bot allows a.get'],
+    ['nothing allows', [], 'a.get', {}, 'denied: No rule of bot allows a.get.'],
     ['exact', ['allow: a.get'], 'a.get', {}, `allowed by ${R(1)}`],
-    ['exact is exact', ['allow: a.get'], 'b.get', {}, 'denied: no rule of bot allows b.get'],
+    ['exact is exact', ['allow: a.get'], 'b.get', {}, 'denied: No rule of bot allows b.get.'],
     ['glob', ['allow: "*.get"'], 'b.get', {}, `allowed by ${R(1)}`],
-    ['any deny wins', ['allow: "*"', 'deny: a.*'], 'a.get', {}, `denied: denied by ${R(2)}`],
+    ['any deny wins', ['allow: "*"', 'deny: a.*'], 'a.get', {}, `denied: Denied by ${R(2)}.`],
     [
       'a deny that does not match',
       ['allow: "*"', 'deny: a.*, when: args.x == 1'],
@@ -61,7 +61,7 @@ describe('table', () => {
       ['allow: "*"', 'deny: a.*, when: args.x == 1'],
       'a.get',
       {},
-      `denied: denied by ${R(2)}: its condition cannot be evaluated (no x: \`args.x == 1\`), so it counts`,
+      `denied: Denied by ${R(2)}. Its condition cannot be evaluated (x is missing in \`args.x == 1\`), so the deny applies.`,
     ],
     [
       'the first allow decides',
@@ -76,35 +76,35 @@ describe('table', () => {
       ['allow: a.*, when: args.x > 5', 'allow: a.get'],
       'a.get',
       {},
-      `denied: ${R(1)} cannot tell whether it allows this: no x: \`args.x > 5\``,
+      `denied: Denied, because the condition of ${R(1)} cannot be evaluated: x is missing in \`args.x > 5\`.`,
     ],
     [
       'no allow fits',
       ['allow: a.*, when: args.x > 5'],
       'a.get',
       { x: 1 },
-      `denied: no rule of bot allows a.get with these arguments; tried ${R(1)}`,
+      `denied: No rule of bot allows a.get with these arguments; tried ${R(1)}.`,
     ],
     [
       'effect narrows',
       ['allow: a.*, effect: read'],
       'a.put',
       {},
-      `denied: no rule of bot allows a.put; ${R(1)} is for reads, and this is a write`,
+      `denied: No rule of bot allows a.put. ${R(1)} is for reads, and a.put is a write.`,
     ],
     [
       'effect narrows, and nothing else fits',
       ['allow: a.*, effect: read', 'allow: a.put, when: args.x > 5'],
       'a.put',
       { x: 1 },
-      `denied: no rule of bot allows a.put with these arguments; tried ${R(2)}; ${R(1)} is for reads, and this is a write`,
+      `denied: No rule of bot allows a.put with these arguments; tried ${R(2)}. ${R(1)} is for reads, and a.put is a write.`,
     ],
     ['effect fits', ['allow: a.*, effect: read'], 'a.get', {}, `allowed by ${R(1)}`],
-    ['deny by effect', ['allow: "*"', 'deny: "*", effect: write'], 'a.put', {}, `denied: denied by ${R(2)}`],
-    ['unknown', ['allow: a.get'], 'a.nope', {}, 'denied: no rule of bot allows a.nope'],
-    ['unknown but covered', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: there is no tool "a.nope"'],
-    ['unknown, covered and denied', ['allow: a.*', 'deny: "*.nope*"'], 'a.nope', {}, `denied: denied by ${R(2)}`],
-    ['unknown, only denied', ['deny: a.*'], 'a.nope', {}, `denied: denied by ${R(1)}`],
+    ['deny by effect', ['allow: "*"', 'deny: "*", effect: write'], 'a.put', {}, `denied: Denied by ${R(2)}.`],
+    ['unknown', ['allow: a.get'], 'a.nope', {}, 'denied: No rule of bot allows a.nope.'],
+    ['unknown but covered', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: There is no tool "a.nope".'],
+    ['unknown, covered and denied', ['allow: a.*', 'deny: "*.nope*"'], 'a.nope', {}, `denied: Denied by ${R(2)}.`],
+    ['unknown, only denied', ['deny: a.*'], 'a.nope', {}, `denied: Denied by ${R(1)}.`],
     ['a write by idempotent is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
     ['a none write is held', ['allow: a.send'], 'a.send', {}, `allowed by ${R(1)} held for 1 of any within 3600000`],
     ['unless waived', ['allow: a.send, approve: never'], 'a.send', {}, `allowed by ${R(1)}`],
@@ -202,19 +202,19 @@ describe('table', () => {
     );
     expect(told(decision)).toBe(`allowed by ${R(5)}`);
     expect(tried.map(({ matched, why }) => `${matched}: ${why}`)).toEqual([
-      'false: b.* does not cover a.get',
-      'false: it is for writes, and a.get is a read',
-      'false: its condition is false',
-      'false: its condition is false',
-      'true: it matches, and decides',
+      'false: The pattern b.* does not cover a.get.',
+      'false: The rule is for writes, and a.get is a read.',
+      'false: The condition is false.',
+      'false: The condition is false.',
+      'true: The rule matches and decides.',
     ]);
     const errors = explainDecision(policies, requireAgent(policies), 'a.get', buildCallScope()).tried.map(
       ({ matched, why }) => `${matched}: ${why}`,
     );
     expect(errors.slice(2)).toEqual([
-      'false: its condition cannot be evaluated: no x: `args.x > 5`',
-      'true: its condition cannot be evaluated: no y: `args.y`',
-      'true: it matches, but another rule decides',
+      'false: The condition cannot be evaluated: x is missing in `args.x > 5`.',
+      'true: The condition cannot be evaluated: y is missing in `args.y`.',
+      'true: The rule matches, but another rule decides.',
     ]);
   });
 
@@ -273,7 +273,7 @@ describe('properties', () => {
         const decision = decideCall(policies, requireAgent(policies), tool, buildCallScope(given));
         if (!policies.tools.has(tool)) expect(decision.allowed).toBe(false);
         if (decision.allowed) expect(decision.rule.verdict).toBe('allow');
-        else expect(decision.reason).toMatch(/rule|there is no tool/);
+        else expect(decision.reason).toMatch(/rule|There is no tool/);
         expect(explainDecision(policies, requireAgent(policies), tool, buildCallScope(given)).decision).toEqual(
           decision,
         );
@@ -316,7 +316,9 @@ describe('what a decision may cost', () => {
       );
     expect(decided(100)).toBe(`allowed by ${R(41)}`);
     // Each of them alone could afford it.
-    expect(decided(9_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
+    expect(decided(9_000)).toMatch(
+      /^denied: .*cannot be evaluated \(the evaluation is too costly for arguments of this size/,
+    );
     expect(decided(100)).toBe(`allowed by ${R(41)}`);
   });
 

@@ -222,7 +222,7 @@ test('expressions and templates compile or are faults; evaluated they answer or 
       const source = words.join(' ');
       const scope = { args: { a: json as never, list: [1, 'x', null, { constructor: 1 }] }, now: 0 };
       const faults: string[] = [];
-      const site = { sees: ['args', 'now'] as const, fault: (message: string) => void faults.push(message) };
+      const site = { variables: ['args', 'now'] as const, reportFault: (message: string) => void faults.push(message) };
       for (const evaluate of [compileExpression(source, site), compileTemplate(`x \${${source}}`, site)]) {
         try {
           JSON.stringify(evaluate(scope));
@@ -267,7 +267,7 @@ test('whatever pattern is let through does not stall', () => {
         const pattern = compileBoundedRegex(pieces.join(''));
         if ('fault' in pattern) return;
         admitted += 1;
-        const length = Math.min(pattern.longest, 1_000_000);
+        const length = Math.min(pattern.maxLength, 1_000_000);
         const text = `${unit.repeat(Math.ceil(length / unit.length)).slice(0, Math.max(length - 1, 0))}!`;
         const spent = measureCpuMs(() => void pattern.test(text));
         expect(spent, `${pieces.join('')} over ${length} characters`).toBeLessThan(1_000);

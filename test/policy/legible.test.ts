@@ -5,24 +5,24 @@ import { compileLock, LOCK_VARIABLES } from '../../gateway/policy/compile/compil
 import { compileCondition, compileNumber } from '../../gateway/policy/expressions/compile-expression.ts';
 import { compileText } from '../../gateway/policy/expressions/compile-template.ts';
 
-const fault = (message: string): never => {
+const reportFault = (message: string): never => {
   throw new Error(message);
 };
-const site = { sees: ['args'] as const, fault };
+const options = { variables: ['args'] as const, reportFault };
 const args = { x: null, l: ['a'] };
 /** At every place, so that wherever it is cut it is cut in two, once with and once without the space before. */
 const smiles = (before: string) => before + '😀'.repeat(300);
 
 /** A refusal is logged, and the log refuses half a character. */
 test.each<[string, (text: string) => unknown]>([
-  ['a condition', (text) => compileCondition(`args.x == args.l || args.nope == "${text}"`, site)({ args })],
-  ['what is no condition', (text) => compileCondition(`"${text}" == "" ? args.x : args.l`, site)({ args })],
-  ['what is no number', (text) => compileNumber(`"${text}" == "" ? args.x : args.l`, site)({ args })],
-  ['a template', (text) => compileText(`\${args.x} ${text}`, site)({ args })],
+  ['a condition', (text) => compileCondition(`args.x == args.l || args.nope == "${text}"`, options)({ args })],
+  ['what is no condition', (text) => compileCondition(`"${text}" == "" ? args.x : args.l`, options)({ args })],
+  ['what is no number', (text) => compileNumber(`"${text}" == "" ? args.x : args.l`, options)({ args })],
+  ['a template', (text) => compileText(`\${args.x} ${text}`, options)({ args })],
   [
     'a lock',
     (text) =>
-      compileLock(`\${args.x} ${text}`, { sees: LOCK_VARIABLES, fault }).keys({
+      compileLock(`\${args.x} ${text}`, { variables: LOCK_VARIABLES, reportFault }).keys({
         args,
         agent: 'a',
         saga: null,

@@ -215,7 +215,14 @@ describe('from disk', () => {
   test('a directory that is not there is a fault', async () => {
     expect(await loadPolicies({ dir: '/nope/policies', env: {} })).toEqual({
       ok: false,
-      faults: [{ file: '/nope/policies', line: 1, column: 1, message: 'cannot be read: ENOENT' }],
+      faults: [
+        {
+          file: '/nope/policies',
+          line: 1,
+          column: 1,
+          message: 'The directory cannot be read (ENOENT). Check that it exists and is readable.',
+        },
+      ],
       warnings: [],
     });
   });

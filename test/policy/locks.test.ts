@@ -8,7 +8,7 @@ import { compileLock, LOCK_VARIABLES } from '../../gateway/policy/compile/compil
 
 function compiled(key: string) {
   const faults: string[] = [];
-  const lock = compileLock(key, { sees: LOCK_VARIABLES, fault: (message) => faults.push(message) });
+  const lock = compileLock(key, { variables: LOCK_VARIABLES, reportFault: (message) => faults.push(message) });
   return { faults, names: (args: JsonObject) => lock.keys({ args, agent: 'a', saga: null, run: null }) };
 }
 
@@ -35,14 +35,14 @@ describe('the names of a lock', () => {
 
   it.each<[string, JsonObject, string]>([
     ['card/${args.card}', {}, 'card'],
-    ['card/${args.card}', { card: null }, 'neither text'],
-    ['card/${args.card}', { card: { deep: 1 } }, 'neither text'],
+    ['card/${args.card}', { card: null }, 'must yield text'],
+    ['card/${args.card}', { card: { deep: 1 } }, 'must yield text'],
     ['card/${args.card}', { card: '' }, 'empty segment'],
     ['${args.paths}', { paths: ['a/*/b'] }, 'not its last segment'],
     ['${args.paths}', { paths: '*' }, 'everything'],
-    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
-    ['${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
-    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'more than 10000 things at once'],
+    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'at most 10000 locks'],
+    ['${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'at most 10000 locks'],
+    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'at most 10000 locks'],
     ['${args.paths}', { paths: ['a', 'a/'.repeat(16).concat('a')] }, 'more than 16 segments'],
   ])('%s cannot be made (%#)', (key, args, told) => {
     const lock = compiled(key);

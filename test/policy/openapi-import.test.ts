@@ -140,26 +140,28 @@ tools:
   test('but it must be a tool of that upstream', () => {
     const elsewhere = `${PETS_IMPORT_POLICY}  other: { adapter: http, url: "http://o" }\ntools:\n  pets.getPet: { upstream: other }\n`;
     expect(listPolicyFaults({ ...FILES, 'p.yaml': elsewhere })).toEqual([
-      'policies/p.yaml:5:28: pets.getPet is what pets imports: write upstream: pets',
+      'policies/p.yaml:5:28: The upstream pets imports pets.getPet. Write upstream: pets (got other).',
     ]);
   });
 
   test('what cannot be imported is declared wholly, or not at all', () => {
     const upload = '{ operationId: x, requestBody: { required: true, content: { multipart/form-data: {} } } }';
-    const why = 'its body is multipart/form-data: only JSON is supported';
-    expect(listPolicyWarnings(one(upload))).toEqual([`policies/api/pets.yaml:4:5: not imported as pets.x: ${why}`]);
+    const why = 'The request body must be JSON (got multipart/form-data).';
+    expect(listPolicyWarnings(one(upload))).toEqual([
+      `policies/api/pets.yaml:4:5: The operation is not imported as pets.x. ${why}`,
+    ]);
     expect(compileValidPolicies(one(upload)).tools.size).toBe(0);
     const declared = (keys: string) => ({
       ...one(upload),
       'p.yaml': `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, ${keys} }\n`,
     });
     expect(listPolicyFaults(declared('effect: write'))).toEqual([
-      `policies/p.yaml:4:3: write request and input: it cannot be imported, because ${why}`,
+      `policies/p.yaml:4:3: The request and input of pets.x cannot be imported and must be declared here. ${why}`,
     ]);
     expect(listPolicyFaults(declared('input: { type: object }, request: { path: /other }'))).toEqual([]);
     const pattern = one(JSON_BODY('{ type: object, properties: { a: { type: string, pattern: "(a*)*" } } }'));
     expect(listPolicyWarnings(pattern)[0]).toMatch(
-      /not imported as pets.x: properties.a.pattern: the pattern could stall/,
+      /not imported as pets\.x\. At properties\.a\.pattern of its arguments: The pattern could stall/,
     );
     const own = `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, input: { type: object } }\n`;
     expect(compileValidPolicies({ ...pattern, 'p.yaml': own }).tools.get('pets.x')?.request?.pathTemplate).toBe('/x');
@@ -189,12 +191,12 @@ describe('the document', () => {
   });
 
   test.each([
-    ['../pets.yaml', 'is not an OpenAPI document'],
-    ['/etc/pets.yaml', 'is not an OpenAPI document'],
-    ['https://x.example/pets.yaml', 'there is no file https:/x.example/pets.yaml'],
-    ['api/../../pets.yaml', 'is not an OpenAPI document'],
-    ['pets.txt', 'is not an OpenAPI document'],
-    ['nowhere.yaml', 'there is no file nowhere.yaml below the policies'],
+    ['../pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['/etc/pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['https://x.example/pets.yaml', 'There is no file https:/x.example/pets.yaml'],
+    ['api/../../pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['pets.txt', 'import must be the path of an OpenAPI document'],
+    ['nowhere.yaml', 'There is no file nowhere.yaml below the policies'],
   ])('%s is refused', (file, why) => {
     expect(
       listPolicyFaults({ ...FILES, 'p.yaml': PETS_IMPORT_POLICY.replace('api/pets.yaml', file) }).join('\n'),
@@ -202,24 +204,27 @@ describe('the document', () => {
   });
 
   test.each([
-    ['swagger: "2.0"\n', '1:1: a Swagger 2.0 document is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['openapi: 4.0.0\n', '1:10: "4.0.0" is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['tools: {}\n', '1:1: a map is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['openapi: 3.1.0\npaths: []\n', '2:1: a list is not a map'],
-    ['openapi: 3.1.0\nx: &a 1\n', '2:7: YAML anchors are refused: write it out'],
-    ['openapi: 3.1.0\npaths:\n  /a:\n    get: 5\n', '4:10: 5 is not a map'],
-    ['openapi: 3.1.0\npaths:\n  /a/{b}:\n    get: {}\n', '4:5: no path parameter is called "b"'],
+    ['swagger: "2.0"\n', '1:1: The document must be OpenAPI 3.0 or 3.1 (got Swagger 2.0).'],
+    ['openapi: 4.0.0\n', '1:10: The document must be OpenAPI 3.0 or 3.1 (got "4.0.0").'],
+    ['tools: {}\n', '1:1: The document must be OpenAPI 3.0 or 3.1 (got a map).'],
+    ['openapi: 3.1.0\npaths: []\n', '2:1: paths must be a map (got a list).'],
+    ['openapi: 3.1.0\nx: &a 1\n', '2:7: YAML anchors are not allowed. Write the value out where it is used.'],
+    ['openapi: 3.1.0\npaths:\n  /a:\n    get: 5\n', '4:10: get must be a map (got 5).'],
+    [
+      'openapi: 3.1.0\npaths:\n  /a/{b}:\n    get: {}\n',
+      '4:5: The path has {b}, but no path parameter has this name. Declare it in parameters.',
+    ],
     [
       'openapi: 3.1.0\npaths:\n  /a:\n    get: { parameters: [{ $ref: "#/components/parameters/X" }] }\n',
-      '4:33: there is nothing at "#/components/parameters/X"',
+      '4:33: The reference "#/components/parameters/X" leads to nothing in this document.',
     ],
     [
       'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: x }\n  /b:\n    get: { operationId: x }\n',
-      '6:25: "x" is already the operationId at policies/api/pets.yaml:4:25',
+      '6:25: The operationId "x" is already used at policies/api/pets.yaml:4:25. Rename one of them.',
     ],
     [
       'openapi: 3.1.0\npaths:\n  /a: { $ref: "#/paths/~1b" }\n  /b: { $ref: "#/paths/~1a" }\n',
-      '3:15: this reference leads back to itself',
+      '3:15: The reference leads back to itself. Remove the cycle.',
     ],
   ])('broken: %j', (document, fault) => {
     expect(listPolicyFaults({ ...FILES, 'api/pets.yaml': document })).toContain(`policies/api/pets.yaml:${fault}`);
@@ -233,7 +238,7 @@ describe('the document', () => {
 
   test('that nobody imports is a fault', () => {
     expect(listPolicyFaults({ 'a.yaml': PETS_OPENAPI })).toEqual([
-      'policies/a.yaml:1:1: an OpenAPI document that no upstream imports: write import with its path at one',
+      'policies/a.yaml:1:1: No upstream imports this OpenAPI document. Name its path in import of an http upstream, or remove it.',
     ]);
   });
 });
@@ -244,13 +249,13 @@ describe('what is not supported is said, never sent wrongly', () => {
   test.each([
     ['in: cookie, schema: { type: string }', 'cookies are not supported'],
     ['in: query, style: deepObject, schema: { type: object }', 'style: deepObject is not supported'],
-    ['in: query, schema: { type: object }', 'only text, numbers, booleans'],
+    ['in: query, schema: { type: object }', 'it must be text, a number, a boolean or'],
     ['in: query, content: { application/json: {} }', 'it has no schema'],
-    ['in: header, schema: { type: array, items: {} }', 'a list is supported in a query only'],
-    ['in: body, schema: {}', '"body" is not a place for one'],
+    ['in: header, schema: { type: array, items: {} }', 'a list is supported only in a query'],
+    ['in: body, schema: {}', 'in must be path, query or header (got body)'],
   ])('a parameter %s', (keys, why) => {
     expect(listPolicyWarnings(one(parameter(keys))).join()).toContain(`${why}`);
-    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain('it is left out');
+    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain('It is left out.');
     expect(compileValidPolicies(one(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
     expect(listPolicyWarnings(one(parameter(`required: true, ${keys}`))).join()).toContain('not imported as pets.x');
     expect(compileValidPolicies(one(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
@@ -276,24 +281,24 @@ describe('what is not supported is said, never sent wrongly', () => {
     ],
   ])('a header by which a request would be another: %s', (name) => {
     const header = (more: string) => `{ operationId: x, parameters: [{ name: ${name}, in: header, ${more} }] }`;
-    expect(listPolicyWarnings(one(header('schema: {}'))).join()).toContain('no tool may write this header');
+    expect(listPolicyWarnings(one(header('schema: {}'))).join()).toContain('a tool must not write this header');
     expect(compileValidPolicies(one(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual({});
     expect(compileValidPolicies(one(header('required: true, schema: {}'))).tools.size).toBe(0);
   });
 
   test.each([
-    ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'nothing is fetched'],
-    ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'nothing is fetched'],
-    ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'its schema uses $dynamicRef'],
+    ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'which is not fetched'],
+    ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'which is not fetched'],
+    ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'The schema keyword $dynamicRef is not supported.'],
     [
       'one name twice',
       '{ operationId: x, parameters: [{ name: p, in: query, schema: {} }, { name: p, in: header, schema: {} }] }',
-      'two of its parameters are called "p"',
+      'Two parameters have the name "p"',
     ],
     [
       'a parameter called body',
       '{ operationId: x, parameters: [{ name: body, in: query, schema: {} }], requestBody: { content: { application/json: {} } } }',
-      'a parameter is called "body"',
+      'A parameter must not be named "body"',
     ],
   ])('%s', (_name, operation, why) => {
     expect(listPolicyWarnings(one(operation)).join()).toContain(why);
@@ -303,7 +308,7 @@ describe('what is not supported is said, never sent wrongly', () => {
   test('an argument called constructor, unless the arguments are the body', () => {
     expect(
       listPolicyWarnings(one(parameter('in: query, schema: {}').replace('name: p', 'name: constructor'))).join(),
-    ).toContain('an argument called "constructor"');
+    ).toContain('An argument must not be named "constructor".');
     const body = compileValidPolicies(
       one(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')),
     );

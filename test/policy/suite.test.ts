@@ -34,20 +34,22 @@ test('tests beside policies', () => {
   ]);
   expect(results.slice(4).map(({ faults }) => faults)).toEqual([
     [
-      'expected allow, got deny: no rule of billing-bot allows payments.charge with these arguments; tried billing-bot rule 1 (policies/p.yaml:38)',
+      'Expected allow, got deny. No rule of billing-bot allows payments.charge with these arguments; tried billing-bot rule 1 (policies/p.yaml:38).',
     ],
-    ['expected "rule 1" to decide, but it was: denied by billing-bot rule 3 (policies/p.yaml:45)'],
-    ['there is no agent "ghost"'],
-    ['not arguments of payments.charge: args must have "card"'],
+    [
+      'Expected "rule 1" in the name of the rule or in the reason. Got: Denied by billing-bot rule 3 (policies/p.yaml:45).',
+    ],
+    ['There is no agent "ghost".'],
+    ['The arguments do not fit payments.charge: args must have "card".'],
   ]);
 });
 
 test('a test file has faults like any other', () => {
   expect(listPolicyFaults({ 'a_test.yaml': 'tests:\n  - { name: x, agent: a, tool: t, expect: alow }\n' })).toEqual([
-    'policies/a_test.yaml:2:43: "alow" is not one of allow, deny, hold; did you mean "allow"?',
+    'policies/a_test.yaml:2:43: expect must be one of allow, deny, hold (got alow). Did you mean "allow"?',
   ]);
   expect(listPolicyFaults({ 'a_test.yaml': 'test: []\n' })).toEqual([
-    'policies/a_test.yaml:1:1: "test" is not a key here (known: tests); did you mean "tests"?',
-    'policies/a_test.yaml:1:1: "tests" is missing',
+    'policies/a_test.yaml:1:1: Unknown key "test". Did you mean "tests"? Known keys: tests.',
+    'policies/a_test.yaml:1:1: tests is required.',
   ]);
 });

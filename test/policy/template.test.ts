@@ -16,8 +16,8 @@ const scope: ExpressionScope = {
 
 function site(faults: string[] = []): TemplateCompileOptions {
   return {
-    sees: ['args', 'result'],
-    fault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),
+    variables: ['args', 'result'],
+    reportFault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),
   };
 }
 
@@ -127,13 +127,16 @@ describe('paths', () => {
 
 describe('faults', () => {
   test.each<[unknown, string[]]>([
-    ['x ${args.n', ['@2: this ${ has no closing }']],
-    ['${"}', ['@0: this ${ has no closing }']],
-    ['x ${}', ['@4: the expression is empty']],
-    ['x ${arg.n}', ['@4: "arg" is not known here (known: args and result); did you mean "args"?']],
+    ['x ${args.n', ['@2: This ${ has no closing }.']],
+    ['${"}', ['@0: This ${ has no closing }.']],
+    ['x ${}', ['@4: The expression is empty. Write a CEL expression.']],
+    ['x ${arg.n}', ['@4: Unknown variable "arg". Did you mean "args"? Known variables: args and result.']],
     [
       { a: ['${before.x}'], b: '${1 +}' },
-      ['a.0@2: "before" is not known here (known: args and result)', 'b@5: not an expression: it ends too early'],
+      [
+        'a.0@2: Unknown variable "before". Known variables: args and result.',
+        'b@5: This is not a valid CEL expression: it ends too early.',
+      ],
     ],
   ])('%j', (template, expected) => {
     const faults: string[] = [];

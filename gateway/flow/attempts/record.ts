@@ -157,7 +157,7 @@ export class Recorder {
       try {
         return await write();
       } catch (error) {
-        if (!(error instanceof LedgerError) || error.hopeless) throw error;
+        if (!(error instanceof LedgerError) || error.isPermanent) throw error;
         job.ledger.hangUp();
         this.#ctx.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
         await sleep(delay);

@@ -77,7 +77,7 @@ async function retryOnLockTimeout<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || left === 0) throw error;
     }
   }
 }

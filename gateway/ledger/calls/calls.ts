@@ -266,7 +266,8 @@ export class CallStore {
   #loadRowTypeOids(): Promise<RowTypeOids> {
     this.#rowTypeOids ??= readRowTypeOids(this.#db).catch((error: unknown) => {
       this.#rowTypeOids = undefined;
-      throw new LedgerError(error instanceof Error ? error.message : String(error), false, error);
+      const text = error instanceof Error ? error.message : String(error);
+      throw new LedgerError(text, { isCommitUnknown: false, cause: error });
     });
     return this.#rowTypeOids;
   }

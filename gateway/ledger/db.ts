@@ -20,7 +20,7 @@ export interface Statement {
   readonly text: string;
   readonly values: readonly unknown[];
   /** No caller waits for it, and giving it up costs more than waiting: however long a connection took, it has its whole time. */
-  readonly patient?: boolean;
+  readonly hasFullTimeout?: boolean;
 }
 
 /** What a statement is run on: the pool, or the one open transaction. */
@@ -59,7 +59,7 @@ export class Database implements Queryable {
     this.#pool.on('connect', (client) => client.on('error', () => {}));
   }
 
-  async run<Row>({ patient, ...statement }: Statement): Promise<readonly Row[]> {
+  async run<Row>({ hasFullTimeout: patient, ...statement }: Statement): Promise<readonly Row[]> {
     const began = performance.now();
     const client = await this.#connect();
     try {

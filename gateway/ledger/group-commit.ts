@@ -14,7 +14,7 @@ export interface GroupCommitOptions<Item, Result> {
    * Its statements wait for no row that somebody has locked. What is refused for the moment (a table is locked) is refused to
    * all then: one by one they would be so too, each after the whole time that a lock is waited for.
    */
-  readonly allAlike?: boolean;
+  readonly shouldFailTogether?: boolean;
   /** Told how many left together, and how many still wait. */
   readonly onBatch?: (size: number, waiting: number) => void;
   /**
@@ -71,7 +71,7 @@ export class GroupCommit<Item, Result> {
       const results = await this.#options.run(batch.map((waiting) => waiting.item));
       for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
     } catch (error) {
-      const isOfOne = isRefusal(error) && (error.isPermanent || this.#options.allAlike !== true);
+      const isOfOne = isRefusal(error) && (error.isPermanent || this.#options.shouldFailTogether !== true);
       if (batch.length > 1 && isOfOne) {
         for (const waiting of batch) await this.#commit([waiting]);
       } else {
@@ -98,7 +98,7 @@ export function groupByDatabase<Item, Result>(
   return (db, item) => {
     let group = groups.get(db);
     if (group === undefined) {
-      group = new GroupCommit({ ...size, allAlike: true, run: (items) => run(db, items) });
+      group = new GroupCommit({ ...size, shouldFailTogether: true, run: (items) => run(db, items) });
       groups.set(db, group);
     }
     return group.submit(item);

@@ -122,7 +122,7 @@ describe('a wait for a connection', () => {
 
   it('does not shorten that of what nobody waits for', async () => {
     const busy = keepBusy();
-    expect(await narrow.run({ ...slow, patient: true })).toHaveLength(1);
+    expect(await narrow.run({ ...slow, hasFullTimeout: true })).toHaveLength(1);
     await busy;
   });
 

@@ -90,7 +90,7 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
     'the rollback of a saga',
     async () => {
       const id = await steps();
-      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
+      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', canResumeParked: false, entry: '{}' });
       const undos = new UndoStore(db);
       return [await undos.read(id), await undos.readOutline(id, 'saga')];
     },

@@ -109,7 +109,7 @@ describe('the end of a rollback', () => {
     await calls.claim(late);
     await settle(late.txn);
     await database.query(`update sagas set state = 'rolling_back', keep = 0 where id = $1`, [saga]);
-    const change = { state: 'open', reason: null, by: 'x', entry: '{}', lookAgainMs: null } as const;
+    const change = { state: 'open', reason: null, by: 'x', entry: '{}', recheckInMs: null } as const;
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
     await database.query(`update calls set undo_state = 'skipped' where txn = $1`, [late.txn]);
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);

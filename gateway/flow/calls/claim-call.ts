@@ -105,7 +105,7 @@ export async function claimCall(
     admitted.guards?.locks === undefined
       ? await attempt()
       : await retryWhileLocked(attempt, asked.patienceMs, asked.caller, dispatch.shutdownToken);
-  if (typeof claimed === 'object' && 'past' in claimed) return claimed;
+  if (typeof claimed === 'object' && 'history' in claimed) return claimed;
   if (isLockConflict(claimed)) throw buildLockedRefusal(admitted, claimed);
   if (typeof claimed === 'object')
     throw buildOverLimitRefusal(admitted, buildLimitExceededError(claimed, admitted.rule.id));

@@ -228,7 +228,7 @@ async function decideAndClaim(
     const times = (overtaken?.times ?? 0) + 1;
     if (times >= MAX_DECISIONS) throw buildUndecidedError(txn);
     return decideAndClaim(flow, { ...asked, patienceMs }, meant, stint, {
-      facts: { ...facts, history: won.past },
+      facts: { ...facts, history: won.history },
       times,
       version: policies.version,
     });

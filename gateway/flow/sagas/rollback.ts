@@ -135,7 +135,7 @@ export class RollbackWorker {
       this.#wokenWhileRunning.add(saga.id);
     } else {
       const entry = buildAuditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, recheckInMs: null });
     }
     return false;
   }
@@ -149,7 +149,7 @@ export class RollbackWorker {
     }
     const reason = 'what held it up was resolved';
     const entry = buildAuditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
-    const change = { state: 'rolling_back', reason, by: 'gateway', entry, lookAgainMs: TASK_LEASE_MS } as const;
+    const change = { state: 'rolling_back', reason, by: 'gateway', entry, recheckInMs: TASK_LEASE_MS } as const;
     return transitionSaga(db, saga, change);
   }
 
@@ -237,7 +237,7 @@ export class RollbackWorker {
       reason,
       by: saga.by ?? 'gateway',
       entry,
-      lookAgainMs: undone ? null : PARKED_POLL_MS,
+      recheckInMs: undone ? null : PARKED_POLL_MS,
     } as const;
     if (!(await transitionSaga(station.db, saga, change))) return this.wake(work);
     station.reach('finished');
@@ -302,9 +302,10 @@ function rethrowAsRefusal(error: unknown): never {
  * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
  */
 async function beginRollback(station: Context, rollback: RollbackCommand): Promise<void> {
-  const { id, to, reason, by } = rollback;
+  const { id, to, reason, by, again, fence, digest } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
-  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, { ...rollback, entry }));
+  const request = { id, to, reason, by, canResumeParked: again, runEpoch: fence, digest, entry };
+  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, request));
   station.reach('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });

@@ -83,7 +83,7 @@ function encodeUpdate(rows: RowArrayEncoder, change: CallUpdate): void {
   rows.beginRow();
   rows.writeUuid('txn', change.txn);
   rows.writeInt('fence', change.fence);
-  rows.writeBool(change.evident);
+  rows.writeBool(change.isEvidence);
   rows.writeText(change.state);
   rows.writeInt('attempt', change.attempt);
   rows.writeBool(change.attemptOpen);

@@ -11,7 +11,7 @@ export interface LimitCharge {
 }
 
 export interface LimitExceeded {
-  readonly spend: LimitCharge;
+  readonly charge: LimitCharge;
   readonly used: number;
   /** When enough of the window will have passed; null: never, the amount alone is too much. */
   readonly waitMs: number | null;
@@ -37,7 +37,7 @@ export async function chargeLimits(
       // Of several, the one that lasts longest: whoever comes back after that finds none in the way.
       const waitMs = await computeWaitMs(tx, spend);
       if (exceeded === undefined || waitOrInfinity(waitMs) > waitOrInfinity(exceeded.waitMs))
-        exceeded = { spend, used, waitMs };
+        exceeded = { charge: spend, used, waitMs };
       continue;
     }
     await tx.run({

@@ -22,7 +22,7 @@ export interface NewSaga {
   readonly name: string | null;
   readonly key: string | null;
   /** Digest of what was asked for: the same key with other wishes is another saga, and refused. */
-  readonly asked: Buffer;
+  readonly requestDigest: Buffer;
   readonly ttlMs: number | null;
   readonly onExpire: 'rollback' | 'park';
   readonly entry: string;
@@ -33,7 +33,7 @@ export async function openSaga(
   db: Database,
   saga: NewSaga,
   fence: RunEpoch | undefined,
-): Promise<{ created: boolean; sameWish: boolean }> {
+): Promise<{ created: boolean; isSameRequest: boolean }> {
   if (fence === undefined) return insertSaga(db, saga);
   return db.transaction(async (tx) => {
     await requireCurrentEpoch(tx, fence);
@@ -41,7 +41,7 @@ export async function openSaga(
   });
 }
 
-async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: boolean; sameWish: boolean }> {
+async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: boolean; isSameRequest: boolean }> {
   const [row] = await db.run<{ created: boolean; same: boolean }>({
     name: 'open-saga',
     text: `with opened as (
@@ -56,16 +56,16 @@ async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: bool
       select true as created, true as same from opened
       union all
       select false, asked = $5 from sagas where id = $1 and not exists (select 1 from opened)`,
-    values: [saga.id, saga.agent, saga.name, saga.key, saga.asked, saga.ttlMs, saga.onExpire, saga.entry],
+    values: [saga.id, saga.agent, saga.name, saga.key, saga.requestDigest, saga.ttlMs, saga.onExpire, saga.entry],
   });
-  if (row !== undefined) return { created: row.created, sameWish: row.same };
+  if (row !== undefined) return { created: row.created, isSameRequest: row.same };
   // Two at once: the other's row was not visible yet, and is now.
   const [other] = await db.run<{ same: boolean }>({
     name: 'opened-saga',
     text: 'select asked = $2 as same from sagas where id = $1',
-    values: [saga.id, saga.asked],
+    values: [saga.id, saga.requestDigest],
   });
-  return { created: false, sameWish: other?.same ?? false };
+  return { created: false, isSameRequest: other?.same ?? false };
 }
 
 export async function readSagas(db: Queryable, ids: readonly string[]): Promise<readonly Saga[]> {
@@ -209,9 +209,9 @@ export interface RollbackRequest {
   /** `agent`, `ttl`, or a person's name. */
   readonly by: string;
   /** A person's word also takes a parked saga up again. */
-  readonly again: boolean;
+  readonly canResumeParked: boolean;
   /** The run in which it is asked for, and the epoch that the agent holds. */
-  readonly fence?: RunEpoch | undefined;
+  readonly runEpoch?: RunEpoch | undefined;
   /** Of the plan that a person was shown; undefined: whatever is to be undone now. */
   readonly digest?: string | undefined;
   readonly entry: string;
@@ -224,7 +224,7 @@ export interface RollbackRequest {
  */
 export async function closeSagaForRollback(db: Database, order: RollbackRequest): Promise<readonly string[]> {
   return db.transaction(async (tx) => {
-    if (order.fence !== undefined) await requireCurrentEpoch(tx, order.fence);
+    if (order.runEpoch !== undefined) await requireCurrentEpoch(tx, order.runEpoch);
     const saga = await lockSaga(tx, order.id);
     const keep = findKeepOrdinal(saga, order.to);
     if (isRollbackInProgress(saga, keep, order)) return recallOpenSteps(tx, order.id, keep, order.reason);
@@ -285,7 +285,7 @@ function findKeepOrdinal(saga: Saga, to: string | undefined): number {
 }
 
 /** Whether the very same is being done, or done, already. What cannot be done any more is refused. */
-function isRollbackInProgress(saga: Saga, keep: number, { to, again }: RollbackRequest): boolean {
+function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked: again }: RollbackRequest): boolean {
   const isAsFar = saga.keep !== null && saga.keep <= keep;
   if (saga.state === 'rolled_back' && to === undefined) return true;
   if (saga.state === 'rolling_back' && saga.keep === keep) return true;
@@ -411,7 +411,7 @@ export async function closeSaga(
 export async function transitionSaga(
   db: Database,
   { id, state, keep }: Pick<Saga, 'id' | 'state' | 'keep'>,
-  change: Omit<SagaChange, 'keep'> & { readonly lookAgainMs: number | null },
+  change: Omit<SagaChange, 'keep'> & { readonly recheckInMs: number | null },
 ): Promise<boolean> {
   return db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
@@ -429,8 +429,8 @@ export async function transitionSaga(
         text: 'update undo_work set due_at = $2 where id = $1',
         values: [id, saga.expiresAt],
       });
-    else if (change.lookAgainMs === null) await removeUndoTask(tx, id);
-    else await addUndoTask(tx, id, 'saga', change.lookAgainMs);
+    else if (change.recheckInMs === null) await removeUndoTask(tx, id);
+    else await addUndoTask(tx, id, 'saga', change.recheckInMs);
     return true;
   });
 }

@@ -6,7 +6,7 @@ import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { closeSagaForRollback } from '../../gateway/ledger/sagas/sagas.ts';
+import { closeSagaForRollback } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';

@@ -5,7 +5,7 @@ import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/un
 import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { transitionSaga } from '../../gateway/ledger/sagas/sagas.ts';
+import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';

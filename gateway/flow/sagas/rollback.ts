@@ -11,7 +11,7 @@ import {
   type UndoTiming,
 } from '../../domain/sagas/saga.ts';
 import type { LockConflict } from '../../ledger/controls/locks.ts';
-import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/sagas.ts';
+import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/saga-rollback.ts';
 import { claimUndoTasks, postponeUndoTask, removeUndoTask, type UndoTask } from '../../ledger/sagas/undo-tasks.ts';
 import { TOOL_DEFAULTS } from '../../policy/compile/compile-tool.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';

@@ -72,7 +72,7 @@ describe('a claim', () => {
     const won = await Promise.all(
       [one, { ...one }, { ...one }].map((same, i) => (i === 2 ? elsewhere : calls).claim(same)),
     );
-    expect(won.filter((claimed) => claimed === 'won')).toHaveLength(1);
+    expect(won.filter((claimed) => claimed.kind === 'won')).toHaveLength(1);
     const rows = await database.query('select * from open_calls where txn = $1', [one.txn]);
     expect(rows).toHaveLength(1);
   });
@@ -89,7 +89,7 @@ describe('a claim', () => {
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     expect(await calls.read(one.txn)).toBeUndefined();
-    expect(await calls.claim(one)).toBe('won');
+    expect(await calls.claim(one)).toMatchObject({ kind: 'won' });
   });
 
   it('of another owner cannot be unbound', async () => {
@@ -284,6 +284,6 @@ describe('changes of one call', () => {
     const [first, second, claimed] = await Promise.allSettled(all);
     expect(first).toMatchObject({ status: 'fulfilled', value: true });
     expect(second?.status).toBe('rejected');
-    expect(claimed).toMatchObject({ status: 'fulfilled', value: 'won' });
+    expect(claimed).toMatchObject({ status: 'fulfilled', value: { kind: 'won' } });
   });
 });

@@ -40,7 +40,7 @@ const sum = (glob: string, ...path: string[]): HistoryQuery => ({
 
 async function claimed(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
   const intent = buildIntent(lease.id, { agent, tool, args: canonicalize(args), ...changes });
-  expect(await calls.claim(intent)).toBe('won');
+  expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent.txn;
 }
 
@@ -193,20 +193,17 @@ describe('a claim under a rule that asks', () => {
         (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), capped(7)),
       ),
     );
-    expect(outcomes.filter((outcome) => outcome === 'won')).toHaveLength(7);
-    const overtaken = outcomes.filter((outcome) => typeof outcome === 'object' && 'history' in outcome);
+    expect(outcomes.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
+    const overtaken = outcomes.filter((outcome) => outcome.kind === 'stale_decision');
     expect(overtaken).toHaveLength(13);
-    for (const outcome of overtaken) {
-      const { history } = outcome as { history: History };
-      expect(history.get('count a.*')).toBe(7);
-    }
+    for (const { history } of overtaken) expect(history.get('count a.*')).toBe(7);
     expect(await answer(agent, count('a.*'))).toBe(7);
   });
 
   it('that is refused leaves nothing behind', async () => {
     const agent = randomUUID();
     const intent = buildIntent(lease.id, { agent, tool: 'a.x' });
-    expect(await calls.claim(intent, capped(0))).toEqual({ history: expect.any(History) });
+    expect(await calls.claim(intent, capped(0))).toEqual({ kind: 'stale_decision', history: expect.any(History) });
     expect(await calls.read(intent.txn)).toBeUndefined();
   });
 });

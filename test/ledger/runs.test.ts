@@ -60,7 +60,7 @@ describe('a claim and a take-over at the same time', () => {
     const taken = take(run);
     await expect.poll(waiting).toBe(2);
     await bucket.end();
-    expect(await claimed).toBe('won');
+    expect(await claimed).toMatchObject({ kind: 'won' });
     expect(await taken).toMatchObject({ epoch: 2 });
     expect(await listOlderOpenCalls(db, { run, epoch: 2 }, 10)).toMatchObject([{ txn: intent.txn, epoch: 1 }]);
   });
@@ -73,9 +73,9 @@ describe('a claim and a take-over at the same time', () => {
     const claimed = calls.claim(old);
     await expect.poll(waiting).toBe(1);
     await taking.end();
-    expect(await claimed).toBe('taken');
+    expect(await claimed).toEqual({ kind: 'taken' });
     expect(await calls.read(old.txn)).toBeUndefined();
-    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toBe('won');
+    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toMatchObject({ kind: 'won' });
   });
 });
 
@@ -97,6 +97,6 @@ it('batches of calls in many runs and sagas, in any order, never wait for each o
   });
   const answers = await Promise.all(claims);
   answers.forEach((answer, k) => {
-    expect([k, answer]).toEqual([k, k % 5 === 0 ? 'taken' : 'won']);
+    expect([k, answer.kind]).toEqual([k, k % 5 === 0 ? 'taken' : 'won']);
   });
 });

@@ -47,9 +47,12 @@ describe('steps of a saga', () => {
   it('of another agent are not let in by a neighbour in the same batch', async () => {
     const saga = await openSaga('a');
     const [mine, strange] = [step(saga), step(saga, { agent: 'b' })];
-    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toEqual(['won', 'taken']);
+    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toMatchObject([
+      { kind: 'won' },
+      { kind: 'taken' },
+    ]);
     expect(await calls.read(strange.txn)).toBeUndefined();
-    expect(await calls.claim(step(saga))).toBe('won');
+    expect(await calls.claim(step(saga))).toMatchObject({ kind: 'won' });
   });
 
   it('are numbered in the order in which they came', async () => {

@@ -19,7 +19,6 @@ import { createJob } from '../attempts/job.ts';
 import type { Claims } from '../calls/claims.ts';
 import { logIfRefused, Refusal } from '../calls/refusal.ts';
 import type { Context } from '../context.ts';
-import { isLockConflict } from '../controls/locks.ts';
 import { Poller } from '../poller.ts';
 import { prepareCompensation } from './compensation.ts';
 
@@ -189,7 +188,17 @@ export class RollbackWorker {
         station.reach('claimed');
         void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(work));
       });
-      return isLockConflict(claimed) ? this.#recordLockWait(step, claimed, work) : claimed === 'won';
+      switch (claimed.kind) {
+        case 'won':
+          return true;
+        case 'lock_conflict':
+          return this.#recordLockWait(step, claimed, work);
+        // A compensation has no limits and no history guard: only `taken` reaches this.
+        case 'taken':
+        case 'limit_exceeded':
+        case 'stale_decision':
+          return false;
+      }
     } catch (error) {
       if (!(error instanceof GatewayError)) throw error;
       return false;

@@ -84,13 +84,29 @@ export interface ClaimGuards {
   readonly events?: readonly CallEvent[];
 }
 
-/** The agent did something since its rules were asked, and they would say something else now. */
+/** The agent's history changed after the decision, and its rules now decide differently. */
 export interface StaleDecision {
+  readonly kind: 'stale_decision';
   readonly history: History;
 }
 
-/** Ours, with or without locks; somebody's before; or refused by a limit, a lock or what was done since, and nothing was written. */
-export type ClaimResult = 'won' | { readonly token: number } | 'taken' | LimitExceeded | LockConflict | StaleDecision;
+/** This claim wrote the intent. `lockToken` is null when the call locks nothing. */
+export interface ClaimWon {
+  readonly kind: 'won';
+  readonly lockToken: number | null;
+}
+
+/** The txn exists already, or its run, saga or undone step refuses the claim. Nothing was written. */
+export interface ClaimTaken {
+  readonly kind: 'taken';
+}
+
+/** What became of a claim. Only `won` wrote something. */
+export type ClaimResult = ClaimWon | ClaimTaken | LimitExceeded | LockConflict | StaleDecision;
+
+// Shared constants: a claim without locks allocates no result.
+export const CLAIM_WON: ClaimWon = { kind: 'won', lockToken: null };
+export const CLAIM_TAKEN: ClaimTaken = { kind: 'taken' };
 
 /** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
 export interface CallUpdate {
@@ -202,22 +218,22 @@ export class CallStore {
       return await this.#db.transaction(async (tx) => {
         // First: of two claims at once the other waits here, and what is not won costs no limit.
         const [won] = await this.#claimAll([intent], tx);
-        if (won !== 'won') return 'taken';
+        if (won?.kind !== 'won') return CLAIM_TAKEN;
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         if (guards.exposure !== undefined) await recordTaint(tx, guards.exposure);
         if (guards.history !== undefined) {
-          const { queries: questions, isDecisionUnchanged: stands } = guards.history;
-          const past = await lockAndReadHistory(tx, { agent: intent.agent, queries: questions, exceptTxn: intent.txn });
-          if (!stands(past)) throw new ClaimRefused({ history: past });
+          const { queries, isDecisionUnchanged } = guards.history;
+          const history = await lockAndReadHistory(tx, { agent: intent.agent, queries, exceptTxn: intent.txn });
+          if (!isDecisionUnchanged(history)) throw new ClaimRefused({ kind: 'stale_decision', history });
         }
         const exceeded = await chargeLimits(tx, intent.txn, guards.charges);
         if (exceeded !== undefined) throw new ClaimRefused(exceeded);
-        const held = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
-        if (held !== undefined && !('token' in held)) throw new ClaimRefused(held);
+        const locks = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
+        if (locks?.kind === 'lock_conflict') throw new ClaimRefused(locks);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
         if (guards.events !== undefined) await appendEvents(tx, intent.txn, guards.events);
-        return held ?? 'won';
+        return locks === undefined ? CLAIM_WON : { kind: 'won', lockToken: locks.token };
       });
     } catch (error) {
       if (error instanceof ClaimRefused) return error.why;
@@ -307,7 +323,7 @@ function throwIfRefused(answer: ClaimResult | GatewayError): ClaimResult {
 }
 
 function toClaimResult(ours: boolean): ClaimResult {
-  return ours ? 'won' : 'taken';
+  return ours ? CLAIM_WON : CLAIM_TAKEN;
 }
 
 function parseTxns(text: string | null | undefined): ReadonlySet<string> {

@@ -231,7 +231,7 @@ export function runCommand(
   });
 }
 
-export interface ServerProcess {
+export interface PostgresProcess {
   readonly process: ChildProcess;
   /** How it ended, once it has. */
   ended: string | undefined;
@@ -240,7 +240,7 @@ export interface ServerProcess {
 }
 
 /** In its own session, so that Ctrl-C reaches the gateway alone, and writing to the log itself, so that it outlives us. */
-export async function spawnServer(home: Cluster, port: number): Promise<ServerProcess> {
+export async function spawnServer(home: Cluster, port: number): Promise<PostgresProcess> {
   const settings = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
@@ -268,7 +268,7 @@ export async function spawnServer(home: Cluster, port: number): Promise<ServerPr
       stdio: ['ignore', log.fd, log.fd],
     });
     const said = async () => (server.pid ? readLogSince(home.logFile, start, server.pid) : '');
-    const child: ServerProcess = { process: server, ended: undefined, readLog: said };
+    const child: PostgresProcess = { process: server, ended: undefined, readLog: said };
     server.unref();
     server.on('error', (error) => {
       child.ended ??= `${command.program} cannot be run as ${home.user.name}: ${error.message}`;

@@ -8,7 +8,7 @@ import {
   type Cluster,
   DISK_FULL_PATTERN,
   EmbeddedError,
-  type ServerProcess,
+  type PostgresProcess,
   spawnServer,
   USE_OWN_SERVER_HINT,
 } from './binaries.ts';
@@ -52,7 +52,7 @@ export async function joinOrStartServer(
   signal?: AbortSignal,
 ): Promise<ServerSession> {
   const began = Date.now();
-  let child: ServerProcess | undefined;
+  let child: PostgresProcess | undefined;
   let contendedSince: number | undefined;
   let portTaken = false;
   let told = false;

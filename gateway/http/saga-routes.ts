@@ -12,7 +12,7 @@ import { type Query, readLimit, single } from './call-routes.ts';
 import { sagaLine, sagaView } from './saga-view.ts';
 import { hangUp } from './tool-routes.ts';
 import { readBody } from './transport/bodies.ts';
-import { parseKey, parseWait, readRun } from './transport/headers.ts';
+import { parseKey, parseWait, readRunHeaders } from './transport/headers.ts';
 import { identifyAgent } from './transport/identify.ts';
 
 /** A year: longer than anything that is still one piece of work. */
@@ -43,7 +43,7 @@ export function sagaRoutes(app: FastifyInstance, flow: Services): void {
 
   /** A holder that was replaced neither opens, commits nor rolls back anything; another agent's run is none. */
   const fenceOf = async (request: FastifyRequest, agent: string) => {
-    const fence = readRun(request);
+    const fence = readRunHeaders(request);
     if (fence !== undefined) await findRun(station, fence.run, agent);
     return fence;
   };

@@ -62,7 +62,7 @@ function fenceHeaders(request: FastifyRequest): FenceHeaders {
 }
 
 /** The run in which something is asked for that is no call, if the request names one. */
-export function readRun(request: FastifyRequest): RunEpoch | undefined {
+export function readRunHeaders(request: FastifyRequest): RunEpoch | undefined {
   refuseDoubled(request);
   return parseFence(fenceHeaders(request));
 }

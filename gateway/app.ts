@@ -67,7 +67,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     const told = request.is404 ? nothingThere(request) : (asGatewayError(error) ?? protocolError(error));
     if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
-    if (error instanceof LedgerError && error.refused)
+    if (error instanceof LedgerError && error.isRejected)
       options.log.error({ err: error.message, route: request.routeOptions.url }, 'the ledger refused a statement');
     return sendProblem(
       reply,

@@ -65,9 +65,9 @@ describe('who may', () => {
     const refused = await gateway.get('/v1/calls', ADMIN_KEY);
     expect([refused.status, refused.body.detail]).toEqual([
       401,
-      'This is the key of a person; this API is for agents.',
+      'This is the key of a person. This API is for agents: send the key of an agent.',
     ]);
-    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('This bearer key belongs to no agent.');
+    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('No agent has this bearer key.');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });

@@ -71,7 +71,7 @@ describe('the front door', () => {
           `GET ${path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${AGENT_KEY}\r\n\r\n`,
         ),
         path,
-      ).toContain('carrying 2 requests already');
+      ).toContain('limit of 2 concurrent requests');
     await upstream.release('go');
     expect(statuses(await Promise.all(slow))).toEqual([200, 200]);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
@@ -97,7 +97,7 @@ describe('the front door', () => {
     await upstream.awaitEvent('hoarded');
     const greedy = await gateway.get('/v1/tools');
     expect(greedy).toMatchObject({ status: 429, body: { code: 'rate_limited', retry: 'after_delay' } });
-    expect(greedy.body.detail).toContain('half of all requests');
+    expect(greedy.body.detail).toContain('limit of concurrent requests per agent');
     expect((await gateway.get('/v1/tools', OTHER_AGENT_KEY)).status).toBe(200);
     expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
     await upstream.release('on');

@@ -95,7 +95,7 @@ describe('a token', () => {
     await refused(await sign({ claims: {} }));
     await refused(await sign({ claims: { team: 'clerks', robot: 'true' } }));
     await refused(await sign({ claims: { team: ['billing'] } }));
-    expect(await refused(await sign({ aud: ['gate', 'other'] }))).toContain('more than one agent');
+    expect(await refused(await sign({ aud: ['gate', 'other'] }))).toContain('More than one agent');
   });
 
   it('is refused unsigned, signed with the public key as a secret, changed, or signed by somebody else', async () => {

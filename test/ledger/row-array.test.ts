@@ -100,7 +100,7 @@ describe('the rows of a batch', () => {
     const good = buildIntent('00000000-0000-4000-8000-000000000001');
     const claims = [calls.claim(good), calls.claim({ ...good, txn: 'no uuid' })];
     const [first, second] = await Promise.allSettled(claims);
-    expect(first).toEqual({ status: 'fulfilled', value: 'won' });
+    expect(first).toEqual({ status: 'fulfilled', value: { kind: 'won', lockToken: null } });
     expect(second).toMatchObject({ reason: { message: '"no uuid" cannot be the txn of a call: it is no uuid' } });
   });
 });

@@ -7,6 +7,7 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { ExpressionError, type LockSpec, type Tool } from '../../domain/policy.ts';
 import {
+  type CallLost,
   type LockConflict,
   type LockFilter,
   type LockRequest,
@@ -54,14 +55,14 @@ export function buildLockRequest(
     return names.map(
       (name, i): RequestedLock => ({
         resource: hashed(name),
-        shown: shown[i] ?? REDACTED,
+        displayName: shown[i] ?? REDACTED,
         mode: lock.mode,
         for: lock.for,
       }),
     );
   });
   const { txn, agent, saga, run } = call;
-  return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, wishes };
+  return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, locks: wishes };
 }
 
 function buildTooManyLocksError({ name }: Tool, most: string): GatewayError {
@@ -123,12 +124,8 @@ function createNameHasher(key: Buffer): (name: string) => string {
   return (name) => name.split('/').map(hash).join('/');
 }
 
-export function isLockConflict(claimed: unknown): claimed is LockConflict {
-  return typeof claimed === 'object' && claimed !== null && 'wanted' in claimed;
-}
-
 /** Tries again and again while something is locked, as long as the caller has patience; then tells what is. */
-export async function retryWhileLocked<T>(
+export async function retryWhileLocked<T extends { readonly kind: string }>(
   attempt: () => Promise<T>,
   patienceMs: number,
   ...callers: readonly (CancelToken | undefined)[]
@@ -136,7 +133,7 @@ export async function retryWhileLocked<T>(
   const until = performance.now() + patienceMs;
   for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
     const result = await attempt();
-    if (!isLockConflict(result)) return result;
+    if (result.kind !== 'lock_conflict') return result;
     const left = until - performance.now();
     if (left <= 0 || callers.some((caller) => caller?.gone === true)) return result;
     await sleepUnlessCancelled(Math.min(poll * (0.5 + Math.random()), left), ...callers);
@@ -156,7 +153,7 @@ export function buildLockedError({ wanted, since }: LockConflict): GatewayError 
 }
 
 /** Why a call cannot be sent now: something is locked, another has it, or what it must lock cannot be told. */
-export type LockBlocker = LockConflict | 'elsewhere' | { readonly why: string };
+export type LockBlocker = LockConflict | CallLost | { readonly kind: 'invalid_locks'; readonly why: string };
 
 /**
  * Takes what a call must hold and does not yet: it waited for a person, or its tool declares more than when it was claimed. A
@@ -169,13 +166,13 @@ export async function acquireMissingLocks(station: Context, job: Job): Promise<L
     order = buildLockRequest(station, job.tool, job);
   } catch (error) {
     // Its tool declares other locks than when it was claimed.
-    if (error instanceof GatewayError) return { why: error.message };
+    if (error instanceof GatewayError) return { kind: 'invalid_locks', why: error.message };
     throw error;
   }
   if (order === undefined) return undefined;
   const entry = buildAuditEntry('call_locked', { txn: job.txn, agent: job.agent, tool: job.tool.name });
   const taken = await takeLocksOfOpenCall(station.db, order, { fence: job.fence, entry });
-  if (taken === 'elsewhere' || isLockConflict(taken)) return taken;
+  if (taken.kind !== 'lock_grant') return taken;
   job.lockToken = taken.token;
   return undefined;
 }

@@ -7,7 +7,7 @@ export interface Backlog {
   readonly recoveryLag: number;
   readonly auditQueue: number;
   /** There are more open calls than were counted. */
-  readonly more: boolean;
+  readonly hasMore: boolean;
 }
 
 /** Of each at most `most` are counted: looking must cost little when things are bad. The lag is exact, whatever there is. */
@@ -20,10 +20,10 @@ export async function readBacklog(db: Database, most: number): Promise<Backlog> 
         count(*) filter (where c.state in ('ready', 'sending'))::integer as "underWay",
         coalesce((select greatest(0, extract(epoch from now() - d.due_at)) from open_calls d
           where d.owner is null and d.due_at is not null order by d.due_at limit 1), 0)::float8 as "recoveryLag",
-        count(*) >= $1 as more,
+        count(*) >= $1 as "hasMore",
         (select count(*)::integer from (select from audit_queue limit $1) queued) as "auditQueue"
       from (select txn from open_calls limit $1) o join calls c using (txn)`,
     values: [most],
   });
-  return row ?? { held: 0, inDoubt: 0, underWay: 0, recoveryLag: 0, auditQueue: 0, more: false };
+  return row ?? { held: 0, inDoubt: 0, underWay: 0, recoveryLag: 0, auditQueue: 0, hasMore: false };
 }

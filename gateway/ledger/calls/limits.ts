@@ -10,8 +10,10 @@ export interface LimitCharge {
   readonly perMs: number;
 }
 
+/** The limit that refuses a claim. */
 export interface LimitExceeded {
-  readonly spend: LimitCharge;
+  readonly kind: 'limit_exceeded';
+  readonly charge: LimitCharge;
   readonly used: number;
   /** When enough of the window will have passed; null: never, the amount alone is too much. */
   readonly waitMs: number | null;
@@ -37,7 +39,7 @@ export async function chargeLimits(
       // Of several, the one that lasts longest: whoever comes back after that finds none in the way.
       const waitMs = await computeWaitMs(tx, spend);
       if (exceeded === undefined || waitOrInfinity(waitMs) > waitOrInfinity(exceeded.waitMs))
-        exceeded = { spend, used, waitMs };
+        exceeded = { kind: 'limit_exceeded', charge: spend, used, waitMs };
       continue;
     }
     await tx.run({

@@ -6,7 +6,7 @@ import type { Database, Queryable, Tx } from '../db.ts';
 export interface RequestedLock {
   /** Its name, each segment hashed: the same for everybody who means the same thing. */
   readonly resource: string;
-  readonly shown: string;
+  readonly displayName: string;
   readonly mode: LockMode;
   readonly for: LockScope;
 }
@@ -18,13 +18,25 @@ export interface LockRequest {
   readonly tool: string;
   readonly saga: string | null;
   readonly run: string | null;
-  readonly wishes: readonly RequestedLock[];
+  readonly locks: readonly RequestedLock[];
 }
 
 /** Somebody else holds what a call wants to lock. */
 export interface LockConflict {
+  readonly kind: 'lock_conflict';
   readonly wanted: string;
   readonly since: Date;
+}
+
+/** All locks of a call are taken. Every later grant has a larger token. */
+export interface LockGrant {
+  readonly kind: 'lock_grant';
+  readonly token: number;
+}
+
+/** The call is final, or another process owns it. */
+export interface CallLost {
+  readonly kind: 'call_lost';
 }
 
 /**
@@ -32,10 +44,10 @@ export interface LockConflict {
  * locked first, in order, so nobody can take a conflicting one meanwhile and no two wait for each other in a circle. What the
  * call's own saga or run holds is not in its way. Answers the token, or who was first; then nothing was written.
  */
-export async function takeLocks(tx: Tx, order: LockRequest): Promise<{ readonly token: number } | LockConflict> {
+export async function takeLocks(tx: Tx, order: LockRequest): Promise<LockGrant | LockConflict> {
   // Run and saga before gates, as a claim that is bound to them does: two that meet must not wait for each other.
   const lasting = await keepOpenHolders(tx, order);
-  await lockGates(tx, [...new Set(order.wishes.flatMap(({ resource }) => listGates(resource)))].sort());
+  await lockGates(tx, [...new Set(order.locks.flatMap(({ resource }) => listGates(resource)))].sort());
   const taken = await findConflict(tx, order);
   if (taken !== undefined) return taken;
   const [drawn] = await tx.run<{ token: string }>({
@@ -51,7 +63,7 @@ export async function takeLocks(tx: Tx, order: LockRequest): Promise<{ readonly 
       update open_calls set locked = true where txn = $1`,
     values: [order.txn, token],
   });
-  return { token };
+  return { kind: 'lock_grant', token };
 }
 
 /** The same for a call that is open already: one that waited for a person, or whose tool got locks since. */
@@ -59,7 +71,7 @@ export async function takeLocksOfOpenCall(
   db: Database,
   order: LockRequest,
   holder: { readonly fence: number; readonly entry: string },
-): Promise<{ readonly token: number } | LockConflict | 'elsewhere'> {
+): Promise<LockGrant | LockConflict | CallLost> {
   return db.transaction(async (tx) => {
     // As everywhere: run and saga, then the call, then gates.
     await keepOpenHolders(tx, order);
@@ -68,9 +80,9 @@ export async function takeLocksOfOpenCall(
       text: 'select txn from calls where txn = $1 and fence = $2 and settled_at is null for update',
       values: [order.txn, holder.fence],
     });
-    if (mine.length === 0) return 'elsewhere';
+    if (mine.length === 0) return { kind: 'call_lost' };
     const taken = await takeLocks(tx, order);
-    if ('token' in taken)
+    if (taken.kind === 'lock_grant')
       await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [holder.entry] });
     return taken;
   });
@@ -78,7 +90,7 @@ export async function takeLocksOfOpenCall(
 
 /** Only what is not over can hold something beyond its call: what ends later lets go, what ended before never would. */
 async function keepOpenHolders(tx: Tx, order: LockRequest): Promise<LockRequest> {
-  const isFor = (scope: LockScope) => order.wishes.some((wish) => wish.for === scope);
+  const isFor = (scope: LockScope) => order.locks.some((wish) => wish.for === scope);
   const { saga, run } = order;
   return {
     ...order,
@@ -134,7 +146,7 @@ async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
  */
 export async function findConflict(
   on: Queryable,
-  { txn, saga, run, wishes }: LockRequest,
+  { txn, saga, run, locks: wishes }: LockRequest,
 ): Promise<LockConflict | undefined> {
   const names = listCoveringNames(wishes);
   const below = wishes.flatMap(({ resource, mode }, place) =>
@@ -161,7 +173,8 @@ export async function findConflict(
       below.map(({ exclusive }) => exclusive),
     ],
   });
-  return found === undefined ? undefined : { wanted: wishes[found.place]?.shown ?? '', since: found.taken_at };
+  if (found === undefined) return undefined;
+  return { kind: 'lock_conflict', wanted: wishes[found.place]?.displayName ?? '', since: found.taken_at };
 }
 
 interface LockLookup {
@@ -186,7 +199,7 @@ function listCoveringNames(wishes: readonly RequestedLock[]): LockLookup[] {
 
 /** A call holds what it locks; its saga or run beside it, if the lock is to last as long as they do. */
 async function insertLocks(tx: Tx, order: LockRequest, token: number): Promise<void> {
-  const { txn, saga, run, wishes } = order;
+  const { txn, saga, run, locks: wishes } = order;
   await insertHolderLocks(tx, order, token, 'call', txn, wishes);
   for (const [of, holder] of [
     ['saga', saga],
@@ -215,7 +228,7 @@ async function insertHolderLocks(
     values: [
       held.map((wish) => wish.resource),
       held.map((wish) => wish.mode),
-      held.map((wish) => wish.shown),
+      held.map((wish) => wish.displayName),
       holder,
       of,
       token,

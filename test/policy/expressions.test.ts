@@ -89,14 +89,14 @@ describe('values', () => {
     expect(value(source)).toEqual(expected);
   });
 
-  test('a plain path hands on the very value, whatever its keys are called', () => {
+  test('a plain path yields the very value, even with a key named constructor', () => {
     const args = { constructor: 1, deep: { constructor: 'x' } };
     expect(value('args', { args })).toBe(args);
     expect(value('args.deep', { args })).toBe(args.deep);
   });
 });
 
-describe('what cannot be evaluated', () => {
+describe('evaluation errors', () => {
   test.each([
     ['args.missing', 'missing is missing in `args.missing`'],
     ['args.missing == 1', 'missing is missing in `args.missing == 1`'],
@@ -173,7 +173,7 @@ describe('faults at load', () => {
     expect(faultsOf(source)).toEqual(faults);
   });
 
-  test('a condition must be able to be true or false', () => {
+  test('a condition must yield true or false', () => {
     expect(faultsOf('args.amount > 5', ALL, compileCondition)).toEqual([]);
     expect(faultsOf('args.flag', ALL, compileCondition)).toEqual([]);
     expect(faultsOf('"yes"', ALL, compileCondition)).toEqual([
@@ -186,13 +186,13 @@ describe('faults at load', () => {
     );
   });
 
-  test('a sum must be a number', () => {
+  test('a sum must yield a number', () => {
     const sum = compileNumber('args.amount', { variables: ALL, reportFault: () => undefined });
     expect(sum({ args: { amount: 3 } })).toBe(3);
     expect(() => sum({ args: { amount: '3' } })).toThrow(ExpressionError);
   });
 
-  test('tells which arguments are read, except those it asks for first', () => {
+  test('the arguments that are read without has() are reported', () => {
     const reads: string[] = [];
     compileExpression('args.a + args["b"] + (has(args.c) ? args.c : 0) + size(args.list.map(x, x.d + args.e))', {
       variables: ALL,
@@ -203,7 +203,7 @@ describe('faults at load', () => {
   });
 });
 
-describe('cost', () => {
+describe('an expression that is too costly', () => {
   const large = {
     list: Array.from({ length: 120_000 }, (_, index) => `x${index}`),
     few: Array.from({ length: 90 }, (_, index) => `x${index}`),
@@ -239,7 +239,7 @@ describe('cost', () => {
     expect(spent).toBeLessThan(250);
   });
 
-  test('what is merely large goes through', () => {
+  test('large arguments alone are not too costly', () => {
     expect(value('size(args.list)', { args: large })).toBe(120_000);
     expect(value('args.text.startsWith("aaa") && args.text.contains("aab")', { args: large })).toBe(false);
     expect(value('args.numbers.exists(x, x == 77)', { args: { numbers: large.numbers.slice(0, 40_000) } })).toBe(true);
@@ -251,7 +251,7 @@ describe('cost', () => {
   });
 });
 
-test('the shortcut says what the interpreter says', () => {
+test('the fast path agrees with the interpreter', () => {
   const path = fc.constantFrom('args.a', 'args.b', 'args.o.k', 'args.missing', 'args.o');
   const literal = fc.constantFrom('1', '2', '1.5', '-1', '"x"', '"1"', 'true', 'null', '9007199254740993');
   const comparison = fc
@@ -282,7 +282,7 @@ test('the shortcut says what the interpreter says', () => {
   fc.assert(
     fc.property(expression, record, (source, args) => {
       const quick = compile(source);
-      // A ternary has no shortcut, and means the same.
+      // A ternary has no fast path and yields the same.
       const slow = compile(`(${source}) ? true : false`);
       if (quick.faults.length > 0) return;
       expect(outcome(quick.evaluate, args as JsonObject)).toBe(outcome(slow.evaluate, args as JsonObject));

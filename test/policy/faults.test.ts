@@ -2,7 +2,7 @@
 import { describe, expect, test } from 'vitest';
 import { HEX_A, listPolicyFaults, listPolicyWarnings, UPSTREAM_YAML } from './example.ts';
 
-/** A tool `t` of the http upstream `u`, on line 4, and somebody who may call it. */
+/** A tool `t` of the http upstream `u`, on line 4, and an agent that may call it. */
 const tool = (body: string): string => `${UPSTREAM_YAML}tools:
   t: { upstream: u, ${body} }
 agents:
@@ -22,7 +22,7 @@ const upstream = (body: string): string => `upstreams:
 
 const at = 'policies/p.yaml';
 
-describe('YAML', () => {
+describe('faults of the YAML', () => {
   test.each<[string, string[]]>([
     [
       'a: [',
@@ -72,7 +72,7 @@ describe('YAML', () => {
   });
 });
 
-describe('shape', () => {
+describe('faults of one entry', () => {
   test.each<[string, string[]]>([
     [upstream('adapter: ftp'), [`${at}:2:17: adapter must be one of http, mcp (got ftp).`]],
     [
@@ -273,7 +273,7 @@ const PEOPLE = `people:
   bob: { roles: [viewer], groups: [finance] }
 `;
 
-describe('across', () => {
+describe('faults between entries', () => {
   test.each<[string, string[]]>([
     [
       'tools:\n  t: { upstream: pay }\nagents:\n  bot: { rules: [{ allow: t }] }\n',
@@ -473,14 +473,14 @@ describe('across', () => {
     expect(listPolicyFaults(yaml)).toEqual(faults);
   });
 
-  test('a name defined in two files names both places', () => {
+  test('a name defined in two files is a fault that names both positions', () => {
     const one = 'upstreams:\n  u: { adapter: http, url: "http://x" }\n';
     expect(listPolicyFaults({ 'a.yaml': one, 'sub/b.yaml': `# again\n${one}` })).toEqual([
       'policies/sub/b.yaml:3:3: The upstream "u" is already defined at policies/a.yaml:2:3. Rename or remove one of them.',
     ]);
   });
 
-  test('every fault is told at once, in the order of the files', () => {
+  test('all faults are reported at once, in the order of the files', () => {
     expect(
       listPolicyFaults({
         'b.yaml': 'tool: 1\nagents: 2\n',
@@ -497,25 +497,25 @@ describe('across', () => {
     ]);
   });
 
-  test('a fault of shape hides no other, wherever it is', () => {
-    const told = listPolicyFaults(
+  test('a fault of one entry hides no other fault', () => {
+    const faults = listPolicyFaults(
       'upstreams:\n  u: { adapter: http, url: "ftp://x", timeout: soon }\n' +
         'tools:\n  u.x: { upstream: u, once: { by: magic }, request: { method: POST, path: /x, body: "${args +}" } }\n' +
         'agents:\n  a:\n    keys: [plain]\n    rules:\n      - { allow: u.x, rate: often }\n      - { allow: u.x, deny: u.x }\n      - { allow: u.x, when: "args.n <=" }\n',
     );
-    expect(told.map((fault) => fault.split(': ')[0])).toEqual(
+    expect(faults.map((fault) => fault.split(': ')[0])).toEqual(
       ['2:28', '2:48', '4:35', '4:94', '7:12', '9:29', '10:9', '11:39'].map((place) => `policies/p.yaml:${place}`),
     );
   });
 
-  test('a key that nobody knows hides no other fault', () => {
-    const told = listPolicyFaults('tools:\n  a.b: { upstream: nowhere, zzz: 1, locks: ["${args.x"] }\n').join('\n');
-    expect(told).toContain('Unknown key "zzz"');
-    expect(told).toContain('"nowhere"');
-    expect(told.split('\n')).toHaveLength(3);
+  test('an unknown key hides no other fault', () => {
+    const faults = listPolicyFaults('tools:\n  a.b: { upstream: nowhere, zzz: 1, locks: ["${args.x"] }\n').join('\n');
+    expect(faults).toContain('Unknown key "zzz"');
+    expect(faults).toContain('"nowhere"');
+    expect(faults.split('\n')).toHaveLength(3);
   });
 
-  test('no fault shows what came from the environment', () => {
+  test('no fault shows a value of the environment', () => {
     const env = { SECRET: 'hunter2-hunter2' };
     const yaml = `${upstream('adapter: http, url: "${env.SECRET}", headers: { a: "${env.SECRET}\\n" }')}agents:\n  a: { keys: ["\${env.SECRET}"] }\n`;
     const faults = listPolicyFaults(yaml, env);

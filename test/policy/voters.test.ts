@@ -30,7 +30,7 @@ agents:
 const voters = (...of: string[]): string => `voters: { of: [${of.join(', ')}] }`;
 const at = 'policies/p.yaml:8';
 
-describe('what cannot work is refused at load', () => {
+describe('faults at load', () => {
   test.each<[string, string[]]>([
     [voters(), [`${at}:33: of must have at least 1 item (got 0).`]],
     [
@@ -90,7 +90,7 @@ describe('what cannot work is refused at load', () => {
     expect(found.join()).not.toContain('canary');
   });
 
-  it('a deny has neither', () => {
+  it('report voters and delay of a deny rule', () => {
     const yaml = rule(`delay: 5m, voters: { of: [${HOOK}] }`).replace('allow:', 'deny:');
     expect(listPolicyFaults(yaml, ENV)).toEqual([
       `${at}:22: delay is only for allow rules. Remove it from this deny.`,
@@ -112,18 +112,18 @@ describe('a poll', () => {
   };
 
   test.each<[string, JsonObject, string, boolean]>([
-    ['true approves', { ids: [1], owner: 'bot' }, 'small:approve named:approve', true],
-    ['false denies', { ids: [1, 2, 3], owner: 'bot' }, 'small:deny named:approve', true],
-    ['what cannot be evaluated abstains, and is no approval', { ids: [1] }, 'small:approve named:abstain', true],
-    ['nobody needs to be asked when it is lost', { ids: [1, 2, 3], owner: 'root' }, 'small:deny named:deny', false],
-  ])('%s', (_, args, said, open) => {
+    ['a true condition approves', { ids: [1], owner: 'bot' }, 'small:approve named:approve', true],
+    ['a false condition denies', { ids: [1, 2, 3], owner: 'bot' }, 'small:deny named:approve', true],
+    ['a condition that cannot be evaluated abstains', { ids: [1] }, 'small:approve named:abstain', true],
+    ['the quorum cannot be reached', { ids: [1, 2, 3], owner: 'root' }, 'small:deny named:deny', false],
+  ])('%s', (_, args, verdicts, isOpen) => {
     const cast = poll(args);
-    expect(cast.votes.map(({ voter, verdict }) => `${voter}:${verdict}`).join(' ')).toBe(said);
-    expect(canReachQuorum(cast)).toBe(open);
+    expect(cast.votes.map(({ voter, verdict }) => `${voter}:${verdict}`).join(' ')).toBe(verdicts);
+    expect(canReachQuorum(cast)).toBe(isOpen);
     expect(cast.open.map(({ name }) => name)).toEqual(['h']);
   });
 
-  it('needs all of them when it does not say how many', () => {
+  it('needs all voters when it has no quorum', () => {
     const all = compileValidPolicies(rule(voters('{ name: a, when: "true" }', '{ name: b, when: "true" }', HOOK)), ENV);
     const decision = decideCall(all, requireAgent(all), 't', buildCallScope());
     expect(decision).toMatchObject({
@@ -133,7 +133,7 @@ describe('a poll', () => {
     });
   });
 
-  it('a rule with voters or a delay allows nothing that cannot be voted on or wait', () => {
+  it('or a delay makes a rule deny built-in tools and MCP reads', () => {
     const agent = requireAgent(policies);
     expect(decideBuiltIn(agent, 'oncegate.rollback_saga', buildCallScope())).toMatchObject({
       allowed: false,
@@ -143,20 +143,20 @@ describe('a poll', () => {
   });
 });
 
-it('policy tests say what webhooks say; whoever is not named says nothing', () => {
+it('policy tests give the votes of webhooks, and the others abstain', () => {
   const test = (name: string, more: string) => `  - { name: ${name}, agent: bot, tool: t, ${more} }\n`;
   const tests = `tests:
-${test('expressions-suffice', 'args: { ids: [1], owner: bot }, expect: hold')}${test('silence-is-no-yes', 'args: { ids: [1, 2, 3], owner: bot }, expect: deny, rule: "h: abstain"')}${test('it-says-yes', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: approve }, expect: hold')}${test('it-says-no', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: deny }, expect: deny')}${test('wrong-hope', 'args: { ids: [1, 2, 3], owner: bot }, expect: allow')}${test('stranger', 'args: { ids: [1], owner: bot }, votes: { small: approve }, expect: hold')}`;
+${test('expressions-suffice', 'args: { ids: [1], owner: bot }, expect: hold')}${test('an-abstention-is-no-approval', 'args: { ids: [1, 2, 3], owner: bot }, expect: deny, rule: "h: abstain"')}${test('webhook-approves', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: approve }, expect: hold')}${test('webhook-denies', 'args: { ids: [1, 2, 3], owner: bot }, votes: { h: deny }, expect: deny')}${test('wrong-expectation', 'args: { ids: [1, 2, 3], owner: bot }, expect: allow')}${test('vote-of-an-expression', 'args: { ids: [1], owner: bot }, votes: { small: approve }, expect: hold')}`;
   const loaded = compilePolicyText({ 'p.yaml': MIXED, 'p_test.yaml': tests }, ENV);
   if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
   const results = runPolicyTests(loaded.policies, loaded.tests);
   expect(results.map(({ test: { name }, got, passed }) => `${name}: ${got} ${passed}`)).toEqual([
     'expressions-suffice: hold true',
-    'silence-is-no-yes: deny true',
-    'it-says-yes: hold true',
-    'it-says-no: deny true',
-    'wrong-hope: deny false',
-    'stranger: hold false',
+    'an-abstention-is-no-approval: deny true',
+    'webhook-approves: hold true',
+    'webhook-denies: deny true',
+    'wrong-expectation: deny false',
+    'vote-of-an-expression: hold false',
   ]);
   expect(results[4]?.faults).toEqual([
     'Expected allow, got deny. bot rule 1 (policies/p.yaml:8) needs 2 approvals from its voters (got small: deny, named: approve, h: abstain).',

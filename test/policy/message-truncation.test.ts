@@ -10,14 +10,20 @@ const reportFault = (message: string): never => {
 };
 const options = { variables: ['args'] as const, reportFault };
 const args = { x: null, l: ['a'] };
-/** At every place, so that wherever it is cut it is cut in two, once with and once without the space before. */
-const smiles = (before: string) => before + '😀'.repeat(300);
+/** Text of surrogate pairs only: a cut at any position splits a pair, either with or without the space before. */
+const buildLongText = (before: string) => before + '😀'.repeat(300);
 
-/** A refusal is logged, and the log refuses half a character. */
+/** Refusals are logged, and the log cannot store half a surrogate pair. */
 test.each<[string, (text: string) => unknown]>([
   ['a condition', (text) => compileCondition(`args.x == args.l || args.nope == "${text}"`, options)({ args })],
-  ['what is no condition', (text) => compileCondition(`"${text}" == "" ? args.x : args.l`, options)({ args })],
-  ['what is no number', (text) => compileNumber(`"${text}" == "" ? args.x : args.l`, options)({ args })],
+  [
+    'an expression that yields no boolean',
+    (text) => compileCondition(`"${text}" == "" ? args.x : args.l`, options)({ args }),
+  ],
+  [
+    'an expression that yields no number',
+    (text) => compileNumber(`"${text}" == "" ? args.x : args.l`, options)({ args }),
+  ],
   ['a template', (text) => compileText(`\${args.x} ${text}`, options)({ args })],
   [
     'a lock',
@@ -36,15 +42,15 @@ test.each<[string, (text: string) => unknown]>([
       throw new Error('check' in compiled ? String(compiled.check(args)) : 'no check');
     },
   ],
-])('what is said of %s is never cut in the middle of a character', (_, refuse) => {
+])('the message about %s is never cut inside a character', (_, refuse) => {
   for (const before of ['', ' ']) {
-    let said = '';
+    let message = '';
     try {
-      refuse(smiles(before));
+      refuse(buildLongText(before));
     } catch (error) {
-      said = (error as Error).message;
+      message = (error as Error).message;
     }
-    expect(said).toContain('😀');
-    expect(said).not.toMatch(/\p{Cs}/u);
+    expect(message).toContain('😀');
+    expect(message).not.toMatch(/\p{Cs}/u);
   }
 });

@@ -115,8 +115,8 @@ describe('a write in doubt whose tool says when the world has settled', () => {
     await plan(['drop'], 'always');
     const { status, body } = await ask('world.keyed');
     expect([status, body.code]).toEqual([502, 'tool_failed']);
-    expect(body.detail).toMatch(/; not as asked, says a second look, after \d attempts?\.$/);
-    expect(body.detail).not.toMatch(/gone/);
+    expect(body.detail).toMatch(/; a second observation found no effect after \d attempts?\.$/);
+    expect(body.detail).not.toMatch(/the process that sent it ended/i);
     expect((await seenByPerson(body.txn)).evidence).toBe('probe');
     expect(await upstream.effects(id)).toEqual([]);
     expect((await upstream.requests(id)).at(-1)?.method).toBe('GET');
@@ -154,7 +154,7 @@ describe('a world that cannot be written down', () => {
     await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body }], times: 'always' });
     const { status, body: told } = await ask('world.set');
     expect([status, told.code]).toEqual([503, 'unavailable']);
-    expect(told.detail).toContain('cannot be kept');
+    expect(told.detail).toContain('cannot be stored');
     expect(await writes()).toEqual([]);
   });
 

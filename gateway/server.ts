@@ -40,7 +40,7 @@ const TRACING_MS = 2_000;
 const MOST_FAULTS = 20;
 
 /** The process: everything is started here in order, and stopped in the opposite one. */
-export async function main(): Promise<void> {
+export async function runGateway(): Promise<void> {
   try {
     await start();
   } catch (error) {

@@ -3,75 +3,75 @@ import { helpOf, overview } from './help.ts';
 import { Output } from './output.ts';
 import { askAt } from './terminal.ts';
 import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
-import { approvals } from './verbs/approvals/approvals.ts';
-import { approve, reject } from './verbs/approvals/decide.ts';
-import { auditAccept } from './verbs/audit/audit-accept.ts';
-import { auditExport } from './verbs/audit/audit-export.ts';
-import { auditVerify } from './verbs/audit/audit-verify.ts';
-import { witness } from './verbs/audit/witness.ts';
-import { call } from './verbs/calls/call.ts';
-import { calls } from './verbs/calls/calls.ts';
-import { erase } from './verbs/calls/erase.ts';
-import { resolve } from './verbs/calls/resolve.ts';
-import { agents } from './verbs/controls/agents.ts';
-import { breaker, breakers } from './verbs/controls/breakers.ts';
-import { freeze, unfreeze } from './verbs/controls/freeze.ts';
-import { locks } from './verbs/controls/locks.ts';
-import { accept, pins } from './verbs/controls/pins.ts';
-import { runs } from './verbs/controls/runs.ts';
-import { check } from './verbs/policies/check.ts';
-import { explain } from './verbs/policies/explain.ts';
-import { reload } from './verbs/policies/reload.ts';
-import { test } from './verbs/policies/test.ts';
-import { keyNew } from './verbs/process/key-new.ts';
-import { migrate } from './verbs/process/migrate.ts';
-import { openapi } from './verbs/process/openapi.ts';
-import { start } from './verbs/process/start.ts';
-import { version } from './verbs/process/version.ts';
-import { close } from './verbs/sagas/close.ts';
-import { resume } from './verbs/sagas/resume.ts';
-import { rollback } from './verbs/sagas/rollback.ts';
-import { saga } from './verbs/sagas/saga.ts';
-import { sagas } from './verbs/sagas/sagas.ts';
-import { undo } from './verbs/sagas/undo.ts';
+import { approvalsVerb } from './verbs/approvals/approvals.ts';
+import { approveVerb, rejectVerb } from './verbs/approvals/decide.ts';
+import { auditAcceptVerb } from './verbs/audit/audit-accept.ts';
+import { auditExportVerb } from './verbs/audit/audit-export.ts';
+import { auditVerifyVerb } from './verbs/audit/audit-verify.ts';
+import { witnessVerb } from './verbs/audit/witness.ts';
+import { callVerb } from './verbs/calls/call.ts';
+import { callsVerb } from './verbs/calls/calls.ts';
+import { eraseVerb } from './verbs/calls/erase.ts';
+import { resolveVerb } from './verbs/calls/resolve.ts';
+import { agentsVerb } from './verbs/controls/agents.ts';
+import { breakersVerb, breakerVerb } from './verbs/controls/breakers.ts';
+import { freezeVerb, unfreezeVerb } from './verbs/controls/freeze.ts';
+import { locksVerb } from './verbs/controls/locks.ts';
+import { acceptVerb, pinsVerb } from './verbs/controls/pins.ts';
+import { runsVerb } from './verbs/controls/runs.ts';
+import { checkVerb } from './verbs/policies/check.ts';
+import { explainVerb } from './verbs/policies/explain.ts';
+import { reloadVerb } from './verbs/policies/reload.ts';
+import { testVerb } from './verbs/policies/test.ts';
+import { keyNewVerb } from './verbs/process/key-new.ts';
+import { migrateVerb } from './verbs/process/migrate.ts';
+import { openapiVerb } from './verbs/process/openapi.ts';
+import { startVerb } from './verbs/process/start.ts';
+import { versionVerb } from './verbs/process/version.ts';
+import { closeVerb } from './verbs/sagas/close.ts';
+import { resumeVerb } from './verbs/sagas/resume.ts';
+import { rollbackVerb } from './verbs/sagas/rollback.ts';
+import { sagaVerb } from './verbs/sagas/saga.ts';
+import { sagasVerb } from './verbs/sagas/sagas.ts';
+import { undoVerb } from './verbs/sagas/undo.ts';
 
 /** Every verb, in the order in which help shows them. */
 const VERBS: readonly Verb[] = [
-  start,
-  migrate,
-  check,
-  test,
-  explain,
-  keyNew,
-  calls,
-  call,
-  resolve,
-  undo,
-  sagas,
-  saga,
-  rollback,
-  resume,
-  close,
-  runs,
-  locks,
-  approvals,
-  approve,
-  reject,
-  agents,
-  freeze,
-  unfreeze,
-  breakers,
-  breaker,
-  pins,
-  accept,
-  reload,
-  auditExport,
-  auditVerify,
-  auditAccept,
-  erase,
-  witness,
-  openapi,
-  version,
+  startVerb,
+  migrateVerb,
+  checkVerb,
+  testVerb,
+  explainVerb,
+  keyNewVerb,
+  callsVerb,
+  callVerb,
+  resolveVerb,
+  undoVerb,
+  sagasVerb,
+  sagaVerb,
+  rollbackVerb,
+  resumeVerb,
+  closeVerb,
+  runsVerb,
+  locksVerb,
+  approvalsVerb,
+  approveVerb,
+  rejectVerb,
+  agentsVerb,
+  freezeVerb,
+  unfreezeVerb,
+  breakersVerb,
+  breakerVerb,
+  pinsVerb,
+  acceptVerb,
+  reloadVerb,
+  auditExportVerb,
+  auditVerifyVerb,
+  auditAcceptVerb,
+  eraseVerb,
+  witnessVerb,
+  openapiVerb,
+  versionVerb,
   helpOf(() => VERBS),
 ];
 

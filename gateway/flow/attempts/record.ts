@@ -163,7 +163,7 @@ export class Recorder {
       try {
         return await write();
       } catch (error) {
-        if (!(error instanceof LedgerError) || error.hopeless) throw error;
+        if (!(error instanceof LedgerError) || error.isPermanent) throw error;
         job.ledgerFailure.hangUp();
         this.#ctx.log.warn(
           { txn: job.txn, err: error.message },
@@ -187,7 +187,7 @@ function buildClosingUpdate(
     txn: job.txn,
     fence: job.fence,
     step: job.step + 1,
-    evident: state === 'succeeded' && settlement.isObservationOnly !== true,
+    isEvidence: state === 'succeeded' && settlement.isObservationOnly !== true,
     state,
     attempt: job.attempt,
     attemptOpen: false,
@@ -214,7 +214,7 @@ export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'>
     txn: call.txn,
     fence: call.fence,
     step: call.step + 1,
-    evident: false,
+    isEvidence: false,
     state: call.state,
     attempt: call.attempt,
     attemptOpen: call.attemptOpen,

@@ -59,7 +59,7 @@ export class Claims {
       // The claim was refused and the ledger works. Requests that wait for this txn try their own claim.
       if (!(error instanceof LedgerError)) throw error;
       isWritable = false;
-      if (error.unknown) {
+      if (error.isCommitUnknown) {
         this.#unconfirmed.set(txn, {
           txn,
           owner: intent.owner,

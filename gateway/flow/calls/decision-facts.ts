@@ -46,7 +46,7 @@ async function queryDecisionFacts(
   origin: FactsOrigin,
 ): Promise<DecisionFacts> {
   const { saga, run, txn, asOf } = origin;
-  const query = { agent: agent.name, questions: inputs.history, besides: txn ?? null, asOf };
+  const query = { agent: agent.name, queries: inputs.history, exceptTxn: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([
     inputs.history.length === 0 ? undefined : pasts.read(query),
     inputs.taint ? isTainted(db, listTaintSources({ agent: agent.name, saga, run }), asOf) : undefined,
@@ -82,7 +82,8 @@ export function buildHistoryGuard({ policies, agent, tool, scope, decision }: De
   if (scope.history === undefined) return undefined;
   const questions = findRequiredFacts(agent, tool)?.history ?? [];
   return {
-    questions,
-    stands: (history) => isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
+    queries: questions,
+    isDecisionUnchanged: (history) =>
+      isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
   };
 }

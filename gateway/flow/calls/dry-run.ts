@@ -156,8 +156,8 @@ function toLockingCall({ agent, args, saga, fence }: ToolCall) {
 }
 
 function renderLocks(lockRequest: LockRequest | undefined): Json {
-  const locks = lockRequest?.wishes.slice(0, MAX_LOCKS_SHOWN) ?? [];
-  return locks.map(({ shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
+  const locks = lockRequest?.locks.slice(0, MAX_LOCKS_SHOWN) ?? [];
+  return locks.map(({ displayName, mode, for: scope }) => ({ resource: displayName, mode, for: scope }));
 }
 
 /** Reads the locks of this moment. The holder may release them while a real caller waits. */

@@ -248,8 +248,8 @@ export class McpImports {
         tool: name,
         digest,
         definition: text,
-        pinned: buildAuditEntry('tool_pinned', fields),
-        changed: buildAuditEntry('tool_changed', fields),
+        pinnedEntry: buildAuditEntry('tool_pinned', fields),
+        changedEntry: buildAuditEntry('tool_changed', fields),
       },
     ];
   }

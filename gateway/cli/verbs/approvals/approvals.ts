@@ -8,7 +8,7 @@ import { approvalStyle, groupsText, untilText, votesText } from './approval-text
 
 const STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelled', 'unopposed', 'any'] as const;
 
-export const approvals: Verb = {
+export const approvalsVerb: Verb = {
   name: 'approvals',
   summary: 'what waits for a person, newest first',
   options: {

@@ -14,7 +14,7 @@ const DIGEST: Option = { value: 'HEX', help: 'the digest of what you saw; anythi
 /** The digest of nothing that could wait: whoever sends it can only be told how a decision fell. */
 const OF_NOTHING = '0'.repeat(64);
 
-export const approve: Verb = {
+export const approveVerb: Verb = {
   name: 'approve',
   summary: 'let a held call run, exactly as it is shown',
   operands: [{ name: 'txn' }],
@@ -36,7 +36,7 @@ export const approve: Verb = {
   },
 };
 
-export const reject: Verb = {
+export const rejectVerb: Verb = {
   name: 'reject',
   summary: 'refuse a held call: it never runs',
   operands: [{ name: 'txn' }],

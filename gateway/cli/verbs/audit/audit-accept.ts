@@ -2,7 +2,7 @@ import { askGateway } from '../../ask-gateway.ts';
 import { REASON, reasonOf } from '../../reason-option.ts';
 import type { Verb } from '../../verb.ts';
 
-export const auditAccept: Verb = {
+export const auditAcceptVerb: Verb = {
   name: 'audit accept',
   summary: 'go on with a log that a kept checkpoint contradicts',
   options: { reason: REASON },

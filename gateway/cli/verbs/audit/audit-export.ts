@@ -5,7 +5,7 @@ import { type Io, NotGood, type Verb } from '../../verb.ts';
 
 const PAGE = 4_096;
 
-export const auditExport: Verb = {
+export const auditExportVerb: Verb = {
   name: 'audit export',
   summary: 'the whole log as JSON lines, to standard output',
   run: async ({ io }) => {

@@ -16,7 +16,7 @@ const CHUNK = 1024 * 1024;
 const TAIL = 64 * 1024;
 const BAR = 30;
 
-export const auditVerify: Verb = {
+export const auditVerifyVerb: Verb = {
   name: 'audit verify',
   summary: 'whether an export of the log is what was signed; asks nobody',
   operands: [{ name: 'file', help: 'an export; - is standard input, and any pipe will do' }],

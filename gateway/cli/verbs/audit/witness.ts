@@ -6,7 +6,7 @@ import { witnessKey } from '../../../secret-files.ts';
 import { serveWitness, WitnessServer } from '../../../witness-server.ts';
 import { type Invocation, NotGood, UsageError, type Verb } from '../../verb.ts';
 
-export const witness: Verb = {
+export const witnessVerb: Verb = {
   name: 'witness',
   summary: 'remember checkpoints of logs, cosign what extends them',
   options: {

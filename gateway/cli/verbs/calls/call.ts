@@ -6,7 +6,7 @@ import type { Verb } from '../../verb.ts';
 import { undoText } from '../sagas/undo-text.ts';
 import { callPath, member, memberObject, stateStyle, textOf } from './call-text.ts';
 
-export const call: Verb = {
+export const callVerb: Verb = {
   name: 'call',
   summary: 'everything known of one call, with its timeline',
   operands: [{ name: 'txn' }],

@@ -7,7 +7,7 @@ import { UsageError, type Verb } from '../../verb.ts';
 import { sagaId } from '../sagas/saga-text.ts';
 import { member, stateStyle, UUID } from './call-text.ts';
 
-export const calls: Verb = {
+export const callsVerb: Verb = {
   name: 'calls',
   summary: 'the calls the gateway knows, newest first',
   options: {

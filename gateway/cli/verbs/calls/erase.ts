@@ -11,7 +11,7 @@ const SCOPES = {
   subject: { value: 'TEXT', help: 'every call with this text as a value anywhere in its arguments' },
 } as const;
 
-export const erase: Verb = {
+export const eraseVerb: Verb = {
   name: 'erase',
   summary: 'erase arguments and answers; the log says so, and why',
   options: { ...SCOPES, reason: REASON },

@@ -4,7 +4,7 @@ import { paint } from '../../output.ts';
 import { UsageError, type Verb } from '../../verb.ts';
 import { callPath, member, stateStyle } from './call-text.ts';
 
-export const resolve: Verb = {
+export const resolveVerb: Verb = {
   name: 'resolve',
   summary: 'answer a doubt: it happened, it did not, or send it again',
   operands: [{ name: 'txn' }],

@@ -4,7 +4,7 @@ import { readList } from '../../pages.ts';
 import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const agents: Verb = {
+export const agentsVerb: Verb = {
   name: 'agents',
   summary: 'the agents the policies know, and who is frozen',
   run: async ({ io, out }) => {

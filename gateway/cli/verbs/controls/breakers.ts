@@ -6,7 +6,7 @@ import { REASON, reasonOf } from '../../reason-option.ts';
 import { NotGood, type Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const breakers: Verb = {
+export const breakersVerb: Verb = {
   name: 'breakers',
   summary: 'which upstreams are left alone, and by whom',
   run: async ({ io, out }) => {
@@ -18,7 +18,7 @@ export const breakers: Verb = {
   },
 };
 
-export const breaker: Verb = {
+export const breakerVerb: Verb = {
   name: 'breaker',
   summary: 'open it by hand, until it is closed by hand',
   operands: [{ name: 'upstream' }, { name: 'to', choices: ['open', 'close'] }],

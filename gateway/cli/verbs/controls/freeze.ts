@@ -8,8 +8,8 @@ import { member } from '../calls/call-text.ts';
 
 type Turn = 'freeze' | 'unfreeze';
 
-export const freeze = switchVerb('freeze', 'the kill switch: nothing new is sent, of all or of one');
-export const unfreeze = switchVerb('unfreeze', 'let it go on');
+export const freezeVerb = switchVerb('freeze', 'the kill switch: nothing new is sent, of all or of one');
+export const unfreezeVerb = switchVerb('unfreeze', 'let it go on');
 
 function switchVerb(turn: Turn, summary: string): Verb {
   return {

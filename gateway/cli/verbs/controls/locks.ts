@@ -5,7 +5,7 @@ import { LIST_OPTIONS, limitOf, readList } from '../../pages.ts';
 import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const locks: Verb = {
+export const locksVerb: Verb = {
   name: 'locks',
   summary: 'what is locked, by which call, saga or run, newest first',
   options: {

@@ -6,7 +6,7 @@ import { REASON, reasonOf } from '../../reason-option.ts';
 import { NotGood, type Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const pins: Verb = {
+export const pinsVerb: Verb = {
   name: 'pins',
   summary: 'what MCP servers say of their tools, and what changed',
   run: async ({ io, out }) => {
@@ -19,7 +19,7 @@ export const pins: Verb = {
 };
 
 /** Shows what changed and accepts exactly that: if the server says something else again meanwhile, nothing is accepted. */
-export const accept: Verb = {
+export const acceptVerb: Verb = {
   name: 'accept',
   summary: 'accept what an MCP server now says of a tool',
   operands: [{ name: 'upstream' }, { name: 'tool' }],

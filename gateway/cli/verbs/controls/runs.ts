@@ -5,7 +5,7 @@ import { LIST_OPTIONS, limitOf, readList } from '../../pages.ts';
 import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const runs: Verb = {
+export const runsVerb: Verb = {
   name: 'runs',
   summary: 'the runs of the agents, newest first',
   options: {

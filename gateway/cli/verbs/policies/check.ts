@@ -3,7 +3,7 @@ import { paint } from '../../output.ts';
 import { readDirectory } from '../../policies.ts';
 import type { Verb } from '../../verb.ts';
 
-export const check: Verb = {
+export const checkVerb: Verb = {
   name: 'check',
   summary: 'every fault of the policies, with its place',
   operands: [{ name: 'dir', optional: true }],

@@ -19,7 +19,7 @@ import { readGoodPolicies } from '../../policies.ts';
 import { NotGood, UsageError, type Verb } from '../../verb.ts';
 import { explainRemotely } from './explain-remotely.ts';
 
-export const explain: Verb = {
+export const explainVerb: Verb = {
   name: 'explain',
   summary: 'what the policies say of one call, and which rule says it',
   operands: [{ name: 'dir', optional: true }],

@@ -2,7 +2,7 @@ import { askGateway } from '../../ask-gateway.ts';
 import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 
-export const reload: Verb = {
+export const reloadVerb: Verb = {
   name: 'reload',
   summary: 'let the gateway read its policies again, now',
   run: async ({ io, out }) => {

@@ -3,7 +3,7 @@ import { type Output, paint } from '../../output.ts';
 import { readGoodPolicies } from '../../policies.ts';
 import type { Verb } from '../../verb.ts';
 
-export const test: Verb = {
+export const testVerb: Verb = {
   name: 'test',
   summary: 'run the *_test.yaml beside the policies',
   operands: [{ name: 'dir', optional: true }],

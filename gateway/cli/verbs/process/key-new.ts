@@ -1,7 +1,7 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Verb } from '../../verb.ts';
 
-export const keyNew: Verb = {
+export const keyNewVerb: Verb = {
   name: 'key new',
   summary: 'a new bearer key, and its line for the YAML',
   run: async ({ out }) => {

@@ -3,7 +3,7 @@ import { packageRoot } from '../../package-root.ts';
 import { configOf } from '../../policies.ts';
 import { NotGood, type Verb } from '../../verb.ts';
 
-export const migrate: Verb = {
+export const migrateVerb: Verb = {
   name: 'migrate',
   summary: 'bring the database of DATABASE_URL to the newest schema',
   run: async ({ io, out }) => {

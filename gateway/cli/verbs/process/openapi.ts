@@ -2,7 +2,7 @@ import { askGateway } from '../../ask-gateway.ts';
 import { stringifyExact } from '../../exact-json.ts';
 import { NotGood, type Verb } from '../../verb.ts';
 
-export const openapi: Verb = {
+export const openapiVerb: Verb = {
   name: 'openapi',
   summary: 'the OpenAPI document of the running gateway',
   // It is JSON whether or not somebody says so.

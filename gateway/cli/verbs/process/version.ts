@@ -1,7 +1,7 @@
 import { packageVersion } from '../../package-root.ts';
 import type { Verb } from '../../verb.ts';
 
-export const version: Verb = {
+export const versionVerb: Verb = {
   name: 'version',
   summary: 'the version of this build',
   run: async ({ out }) => {

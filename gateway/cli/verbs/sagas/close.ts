@@ -3,7 +3,7 @@ import { REASON, reasonOf } from '../../reason-option.ts';
 import type { Verb } from '../../verb.ts';
 import { sagaAdvice, sagaId, sagaPath, tellState } from './saga-text.ts';
 
-export const close: Verb = {
+export const closeVerb: Verb = {
   name: 'close',
   summary: 'a parked saga: you have seen to the rest by hand',
   operands: [{ name: 'saga' }],

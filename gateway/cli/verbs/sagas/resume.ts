@@ -4,7 +4,7 @@ import { UUID } from '../calls/call-text.ts';
 import { followRollback } from './rollback-progress.ts';
 import { sagaId } from './saga-text.ts';
 
-export const resume: Verb = {
+export const resumeVerb: Verb = {
   name: 'resume',
   summary: 'take a parked rollback up again',
   operands: [{ name: 'saga' }],

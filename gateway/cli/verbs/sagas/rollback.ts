@@ -5,7 +5,7 @@ import { tellPlan } from './rollback-plan.ts';
 import { followRollback } from './rollback-progress.ts';
 import { sagaAdvice, sagaId, sagaPath } from './saga-text.ts';
 
-export const rollback: Verb = {
+export const rollbackVerb: Verb = {
   name: 'rollback',
   summary: 'undo a saga, or show how it would be undone',
   operands: [{ name: 'saga' }],

@@ -5,7 +5,7 @@ import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 import { sagaAdvice, sagaId, sagaPath, sagaStyle, tellSteps, tellWayOut } from './saga-text.ts';
 
-export const saga: Verb = {
+export const sagaVerb: Verb = {
   name: 'saga',
   summary: 'one saga: its steps, and how each is undone',
   operands: [{ name: 'saga' }],

@@ -7,7 +7,7 @@ import type { Verb } from '../../verb.ts';
 import { member } from '../calls/call-text.ts';
 import { sagaStyle } from './saga-text.ts';
 
-export const sagas: Verb = {
+export const sagasVerb: Verb = {
   name: 'sagas',
   summary: 'the sagas the gateway knows, newest first',
   options: {

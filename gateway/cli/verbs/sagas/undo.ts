@@ -8,7 +8,7 @@ import { watch } from '../../watch.ts';
 import { callPath, member, memberObject } from '../calls/call-text.ts';
 import { undoCall, undoStyle } from './undo-text.ts';
 
-export const undo: Verb = {
+export const undoVerb: Verb = {
   name: 'undo',
   summary: 'undo one call, as its contract says',
   operands: [{ name: 'txn' }],

@@ -182,7 +182,7 @@ describe('a write in doubt whose tool does not say so', () => {
       expect([status, body.code]).toEqual([504, 'in_doubt']);
       const [listed] = (await gateway.admin('GET', '/admin/calls?state=in_doubt')).body.items;
       expect(listed.txn).toBe(body.txn);
-      expect(listed.problem.detail).toContain(`the world is ${satisfied ? '' : 'not '}as asked`);
+      expect(listed.problem.detail).toContain(`${satisfied ? 'found' : 'did not find'} the requested state`);
       const { timeline } = await seenByPerson(body.txn);
       const observed = satisfied ? expect.stringContaining('"text":"wished"') : null;
       expect(timeline.at(-1)).toMatchObject({ what: 'in_doubt', satisfied, observed });

@@ -226,7 +226,7 @@ async function decideAndClaim(
   } finally {
     claimSpan.end();
   }
-  // The time spent waiting for a lock counts.
+  // Subtract the time already spent, which is long if the claim waited for locks.
   const patienceMs = Math.max(0, toolCall.patienceMs - (performance.now() - startedAt));
   switch (claimed.kind) {
     case 'won': {

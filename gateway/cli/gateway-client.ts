@@ -64,8 +64,7 @@ function readKey(io: Io, need: GatewayRequest['key']): string | undefined {
     const message =
       'ONCEGATE_KEY is not set. Set it to the bearer key of a person.\n' +
       'For the demo, use the admin key that the gateway prints when it starts.\n' +
-      'For your own key, run "oncegate key new" and put its second line below your\n' +
-      'name, under "people" in a policy file.';
+      'For your own key, run "oncegate key new" and put its second line below your name, under "people" of a policy file.';
     throw new VerbError('no_key', message);
   }
   if (!/^[\x21-\x7e]+$/.test(key))

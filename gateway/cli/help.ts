@@ -80,7 +80,7 @@ function formatDetails(verb: Verb): string[] {
 }
 
 /** Breaks the usage line between options, never between an option and its value. */
-function wrapUsage(verb: Verb): string[] {
+export function wrapUsage(verb: Verb): string[] {
   const lines: string[] = [];
   let line = 'usage:';
   for (const word of listUsageParts(verb)) {

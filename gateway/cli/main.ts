@@ -1,5 +1,5 @@
 import { type ParsedCommand, parseArguments } from './arguments.ts';
-import { buildHelpVerb, formatOverview } from './help.ts';
+import { buildHelpVerb, formatOverview, wrapUsage } from './help.ts';
 import { Output } from './output.ts';
 import { buildPrompt } from './terminal.ts';
 import { formatUsage, type Io, UsageError, type Verb, VerbError } from './verb.ts';
@@ -108,8 +108,7 @@ function reportError(error: unknown, verb: Verb | undefined, isJson: boolean, io
     new Output(io, false).printNote(message);
   };
   if (error instanceof UsageError) {
-    const usage = verb === undefined ? 'oncegate <verb> [options]; "oncegate help" lists the verbs' : formatUsage(verb);
-    print('usage', `oncegate: ${error.message}\nusage: ${usage}`);
+    print('usage', `oncegate: ${error.message}\n${usageText(verb, io.isTty && !isJson)}`);
     return 2;
   }
   if (error instanceof VerbError) print(error.code, error.message, error.members);
@@ -119,6 +118,11 @@ function reportError(error: unknown, verb: Verb | undefined, isJson: boolean, io
       `oncegate: this is a bug, please report it: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`,
     );
   return 1;
+}
+
+function usageText(verb: Verb | undefined, isTerminal: boolean): string {
+  if (verb === undefined) return 'usage: oncegate <verb> [options]; "oncegate help" lists the verbs';
+  return isTerminal ? wrapUsage(verb).join('\n') : `usage: ${formatUsage(verb)}`;
 }
 
 export async function main(): Promise<void> {

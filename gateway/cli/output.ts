@@ -42,9 +42,12 @@ export class Output {
     if (!this.#isJson) this.#io.stdout.write(`${this.#render(pieces)}\n`);
   }
 
-  /** Prints a note for a person to standard error. */
+  /** Prints a note for a person to standard error; on a terminal wraps it between words. */
   printNote(text: string): void {
-    if (!this.#isJson) this.#io.stderr.write(`${text.split('\n').map(escapeControls).join('\n')}\n`);
+    if (this.#isJson) return;
+    const lines = text.split('\n').map(escapeControls);
+    const wrapped = this.isTerminal ? lines.flatMap((line) => wrapWords(line, this.width)) : lines;
+    this.#io.stderr.write(`${wrapped.join('\n')}\n`);
   }
 
   printJson(value: unknown): void {
@@ -121,6 +124,21 @@ export function escapeControls(text: string): string {
     if (character === '\n' || character === '\t') return ' ';
     return `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`;
   });
+}
+
+/** Breaks lines only at spaces, so that a long key or URL can be copied. */
+function wrapWords(line: string, width: number): string[] {
+  const lines: string[] = [];
+  let rest = line;
+  while (rest.length > width) {
+    const indent = rest.length - rest.trimStart().length;
+    const before = rest.lastIndexOf(' ', width);
+    const end = before > indent ? before : rest.indexOf(' ', width);
+    if (end < 0) break;
+    lines.push(rest.slice(0, end));
+    rest = rest.slice(end + 1);
+  }
+  return [...lines, rest];
 }
 
 export function wrapText(text: string, width: number): string[] {

@@ -8,7 +8,7 @@ import { type Invocation, UsageError, type Verb, VerbError } from '../../verb.ts
 
 type FreezeAction = 'freeze' | 'unfreeze';
 
-export const freezeVerb = buildFreezeVerb('freeze', 'stop all new sends, of everything, an agent or a tool');
+export const freezeVerb = buildFreezeVerb('freeze', 'stop all new sends: of everything, one agent or one tool');
 export const unfreezeVerb = buildFreezeVerb('unfreeze', 'end a freeze');
 
 function buildFreezeVerb(action: FreezeAction, summary: string): Verb {

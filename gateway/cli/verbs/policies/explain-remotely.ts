@@ -40,9 +40,8 @@ const SEPARATE_FIELDS = ['dryRun', 'wouldAnswer', 'decision', 'detail', 'faults'
 function printExplanation(out: Output, explained: JsonObject, answer: JsonObject, isGood: boolean): void {
   const decision = asObject(explained['decision']);
   const outcome = classifyAnswer(answer, isGood);
-  out.printLine(
-    paint(outcome.style, outcome.word),
-    out.isTerminal ? ': ' : '\t',
+  out.printHanging(
+    [paint(outcome.style, outcome.word), out.isTerminal ? ': ' : '\t'],
     findReason(explained, decision, answer),
   );
   const { faults } = explained;
@@ -85,7 +84,7 @@ function printRule(out: Output, rule: JsonObject, isDeciding: boolean): void {
   }
   out.printLine('');
   out.printLine(isDeciding ? paint('bold', '→ ') : '  ', paint(isDeciding ? 'bold' : undefined, `${verdict}: ${id}`));
-  out.printLine('    ', why);
+  out.printHanging(['    '], why);
 }
 
 function asObject(value: unknown): JsonObject {

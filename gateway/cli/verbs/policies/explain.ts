@@ -167,7 +167,7 @@ function printExplanation(
   out: Output,
   { outcome, reason, code, hold, delayMs, voters, argumentFaults, tried, facts }: Explanation,
 ): void {
-  out.printLine(paint(OUTCOME_STYLES[outcome], outcome), out.isTerminal ? `: ${reason}` : `\t${reason}`);
+  out.printHanging([paint(OUTCOME_STYLES[outcome], outcome), out.isTerminal ? ': ' : '\t'], reason);
   if (code === 'unknown_tool') out.printLine('A rule covers the name, so the agent gets 404 unknown_tool.');
   if (hold !== null) {
     const approvers = hold.by.length === 0 ? 'any approver' : hold.by.join(', ');
@@ -198,7 +198,7 @@ function printExplanation(
   for (const { rule, verdict, pattern, decides, why } of tried) {
     out.printLine('');
     out.printLine(decides ? paint('bold', '→ ') : '  ', paint(decides ? 'bold' : undefined, `${verdict} ${pattern}`));
-    out.printLine('    ', paint('dim', rule));
-    out.printLine('    ', why);
+    out.printHanging(['    '], paint('dim', rule));
+    out.printHanging(['    '], why);
   }
 }

@@ -11,7 +11,7 @@ export const keyNewVerb: Verb = {
     out.printLine(`keys: ["${digest}"]`);
     out.printNote(
       'Give the first line to the agent or person. It is stored nowhere and not shown again.\n' +
-        'Put the second line below their name, under "agents" or "people" in a policy file.',
+        'Put the second line below their name, under "agents" or "people" of a policy file.',
     );
     out.printJson({ key, digest });
     return 0;

@@ -34,7 +34,7 @@ function printPlanTree(out: Output, plan: JsonObject, isOver: boolean): void {
   const steps = listField(plan, 'plan');
   const to = textField(plan, 'to');
   const stepsThat = (action: string) => steps.filter((step) => textField(step, 'does') === action);
-  out.printLine('Dry run: a rollback would do this.');
+  if (!isOver) out.printLine('Dry run: a rollback would do this.');
   const name = to === '' ? '' : ` to savepoint ${to}`;
   out.printHanging([], paint('dim', `saga ${textField(plan, 'saga')}, ${textField(plan, 'state')}${name}`));
   printWaves(out, steps);

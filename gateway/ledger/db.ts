@@ -20,7 +20,7 @@ export interface Statement {
   readonly text: string;
   readonly values: readonly unknown[];
   /** No caller waits for it, and giving it up costs more than waiting: however long a connection took, it has its whole time. */
-  readonly patient?: boolean;
+  readonly hasFullTimeout?: boolean;
 }
 
 /** What a statement is run on: the pool, or the one open transaction. */
@@ -59,7 +59,7 @@ export class Database implements Queryable {
     this.#pool.on('connect', (client) => client.on('error', () => {}));
   }
 
-  async run<Row>({ patient, ...statement }: Statement): Promise<readonly Row[]> {
+  async run<Row>({ hasFullTimeout: patient, ...statement }: Statement): Promise<readonly Row[]> {
     const began = performance.now();
     const client = await this.#connect();
     try {
@@ -70,7 +70,7 @@ export class Database implements Queryable {
       return result.rows as Row[];
     } catch (error) {
       const failure = toLedgerError(error);
-      client.release(failure.unknown ? true : undefined);
+      client.release(failure.isCommitUnknown ? true : undefined);
       throw failure;
     }
   }
@@ -92,7 +92,8 @@ export class Database implements Queryable {
       const value = await work(tx);
       committing = true;
       const { command } = await client.query('commit');
-      if (command !== 'COMMIT') throw new LedgerError(`the transaction ended in ${command}`, false);
+      if (command !== 'COMMIT')
+        throw new LedgerError(`the transaction ended in ${command}`, { isCommitUnknown: false });
       client.release();
       return value;
     } catch (error) {
@@ -122,7 +123,10 @@ export class Database implements Queryable {
     try {
       return await this.#pool.connect();
     } catch (error) {
-      throw new LedgerError(`the ledger cannot be reached: ${errorMessage(error)}`, false, error);
+      throw new LedgerError(`the ledger cannot be reached: ${errorMessage(error)}`, {
+        isCommitUnknown: false,
+        cause: error,
+      });
     }
   }
 }
@@ -139,7 +143,12 @@ function toLedgerError(error: unknown, uncertain = true): LedgerError {
   const kind = code.slice(0, 2);
   const certain = NOT_COMMITTED_CLASSES.has(kind);
   const text = `the ledger did not take it: ${errorMessage(error)}`;
-  return new LedgerError(text, uncertain && !certain, error, certain, PERMANENT_ERROR_CLASSES.has(kind));
+  return new LedgerError(text, {
+    isCommitUnknown: uncertain && !certain,
+    isRejected: certain,
+    isPermanent: PERMANENT_ERROR_CLASSES.has(kind),
+    cause: error,
+  });
 }
 
 function errorMessage(error: unknown): string {

@@ -14,7 +14,7 @@ export interface GroupCommitOptions<Item, Result> {
    * Its statements wait for no row that somebody has locked. What is refused for the moment (a table is locked) is refused to
    * all then: one by one they would be so too, each after the whole time that a lock is waited for.
    */
-  readonly allAlike?: boolean;
+  readonly shouldFailTogether?: boolean;
   /** Told how many left together, and how many still wait. */
   readonly onBatch?: (size: number, waiting: number) => void;
   /**
@@ -71,7 +71,7 @@ export class GroupCommit<Item, Result> {
       const results = await this.#options.run(batch.map((waiting) => waiting.item));
       for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
     } catch (error) {
-      const isOfOne = isRefusal(error) && (error.hopeless || this.#options.allAlike !== true);
+      const isOfOne = isRefusal(error) && (error.isPermanent || this.#options.shouldFailTogether !== true);
       if (batch.length > 1 && isOfOne) {
         for (const waiting of batch) await this.#commit([waiting]);
       } else {
@@ -85,7 +85,7 @@ export class GroupCommit<Item, Result> {
   #rejectQueued(error: unknown): void {
     const waiting = this.#queue.splice(0);
     const text = error instanceof Error ? error.message : String(error);
-    for (const { reject } of waiting) reject(new LedgerError(text, false, error));
+    for (const { reject } of waiting) reject(new LedgerError(text, { isCommitUnknown: false, cause: error }));
   }
 }
 
@@ -98,7 +98,7 @@ export function groupByDatabase<Item, Result>(
   return (db, item) => {
     let group = groups.get(db);
     if (group === undefined) {
-      group = new GroupCommit({ ...size, allAlike: true, run: (items) => run(db, items) });
+      group = new GroupCommit({ ...size, shouldFailTogether: true, run: (items) => run(db, items) });
       groups.set(db, group);
     }
     return group.submit(item);
@@ -107,5 +107,5 @@ export function groupByDatabase<Item, Result>(
 
 /** The server looked at the statement and said no: it lives, and nothing was committed. */
 function isRefusal(error: unknown): error is LedgerError {
-  return error instanceof LedgerError && !error.unknown && error.refused;
+  return error instanceof LedgerError && !error.isCommitUnknown && error.isRejected;
 }

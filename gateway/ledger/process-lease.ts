@@ -60,7 +60,7 @@ export class Lease {
       name: 'renew-lease',
       text: `update processes set lease_until = now() + $2 * interval '1 ms' where id = $1 and lease_until > now() and ended_at is null returning id`,
       values: [this.#id, LEASE_MS],
-      patient: true,
+      hasFullTimeout: true,
     });
     if (rows.length === 1) this.#extend(asked);
     else await this.#replaceLapsed();
@@ -79,7 +79,7 @@ export class Lease {
       name: 'register-process',
       text: `insert into processes (id, host, pid, pid_started, lease_until) values ($1, $2, $3, $4, now() + $5 * interval '1 ms')`,
       values: [id, readHostIdentity(), process.pid, findStartTicks(process.pid) ?? '', LEASE_MS],
-      patient: true,
+      hasFullTimeout: true,
     });
     this.#extend(asked);
     this.#id = id;
@@ -105,7 +105,7 @@ async function endProcess(db: Database, id: string): Promise<void> {
     name: 'end-process',
     text: `update processes set ended_at = coalesce(ended_at, now()), lease_until = least(lease_until, now()) where id = $1`,
     values: [id],
-    patient: true,
+    hasFullTimeout: true,
   });
 }
 

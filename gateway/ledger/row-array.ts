@@ -129,5 +129,5 @@ export class RowArrayEncoder {
 /** As if the server had refused it: what stands beside it in the batch must not suffer. */
 function buildTypeError(value: unknown, column: string, type: ColumnType): LedgerError {
   const text = `${JSON.stringify(value)} cannot be the ${column} of a call: it is no ${type}`;
-  return new LedgerError(text, false, undefined, true, true);
+  return new LedgerError(text, { isCommitUnknown: false, isRejected: true, isPermanent: true });
 }

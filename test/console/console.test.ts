@@ -97,7 +97,7 @@ describe('who may', () => {
     await page.goto(gateway.url);
     await page.getByLabel('Key of a person').fill('no-such-key');
     await page.getByRole('button', { name: 'Sign in' }).click();
-    await page.getByRole('alert').getByText('This bearer key belongs to no person.').waitFor();
+    await page.getByRole('alert').getByText('No person has this bearer key.').waitFor();
     await page
       .getByRole('alert')
       .getByText(/Sign in with the key of somebody under "people"/)
@@ -133,7 +133,7 @@ describe('who may', () => {
     await writePolicies(gateway, { 'console.yaml': (policies['console.yaml'] ?? '').replace(/^ {2}ada:.*$/m, '') });
     await gateway.admin('POST', '/admin/policies/reload');
     await main()
-      .getByText(/Your key is not good any more|belongs to no person/)
+      .getByText(/Your key is not good any more|No person has this bearer key/)
       .waitFor();
     await writePolicies(gateway, policies);
     await gateway.admin('POST', '/admin/policies/reload');

@@ -45,7 +45,7 @@ async function claimed(agent: string, tool: string, args: Json = {}, changes: Pa
 }
 
 async function answer(agent: string, question: HistoryQuery, besides: string | null = null) {
-  return (await readHistory(db, { agent, questions: [question], besides })).get(question.text);
+  return (await readHistory(db, { agent, queries: [question], exceptTxn: besides })).get(question.text);
 }
 
 /** As only time could make it; the row itself refuses to be rewritten. */
@@ -123,7 +123,7 @@ describe('the past of an agent', () => {
     await expect.poll(() => Date.now()).toBeGreaterThan(at.getTime());
     await claimed(agent, 'a.x');
     const questions = [count('a.*')];
-    expect((await readHistory(db, { agent, questions, besides: null, asOf: at })).get('count a.*')).toBe(1);
+    expect((await readHistory(db, { agent, queries: questions, exceptTxn: null, asOf: at })).get('count a.*')).toBe(1);
   });
 });
 
@@ -172,17 +172,17 @@ describe('a sum', () => {
     const agent = randomUUID();
     await claimed(agent, 'a.pay', { amount: 2, fee: 1 });
     const questions = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
-    const past = await readHistory(db, { agent, questions, besides: null });
+    const past = await readHistory(db, { agent, queries: questions, exceptTxn: null });
     expect(past.toJson()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
   });
 });
 
 describe('a claim under a rule that asks', () => {
   const capped = (most: number): ClaimGuards => ({
-    spends: [],
+    charges: [],
     approval: undefined,
     locks: undefined,
-    history: { questions: [count('a.*')], stands: (past) => Number(past.get('count a.*')) < most },
+    history: { queries: [count('a.*')], isDecisionUnchanged: (past) => Number(past.get('count a.*')) < most },
   });
 
   it('of twenty at once on two replicas exactly seven go, and the others are told what there is now', async () => {

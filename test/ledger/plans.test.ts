@@ -6,7 +6,7 @@ import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { closeSagaForRollback } from '../../gateway/ledger/sagas/sagas.ts';
+import { closeSagaForRollback } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
@@ -90,7 +90,7 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
     'the rollback of a saga',
     async () => {
       const id = await steps();
-      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
+      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', canResumeParked: false, entry: '{}' });
       const undos = new UndoStore(db);
       return [await undos.read(id), await undos.readOutline(id, 'saga')];
     },

@@ -23,7 +23,7 @@ afterAll(async () => {
 });
 
 const take = (id: string) =>
-  takeRun(db, { id, agent: 'a', name: id, key: null, ttlMs: null, entryOf: (epoch) => `{"epoch":${epoch}}` });
+  takeRun(db, { id, agent: 'a', name: id, key: null, ttlMs: null, buildEntry: (epoch) => `{"epoch":${epoch}}` });
 
 /** A transaction of somebody else that holds these rows until it is ended. */
 async function holding(text: string, values: unknown[]): Promise<{ end: () => Promise<void> }> {
@@ -55,7 +55,7 @@ describe('a claim and a take-over at the same time', () => {
     const bucket = await holding('select bucket from limit_buckets where bucket = $1 for update', [run]);
     const intent = buildIntent(OWNER, { run, epoch: 1 });
     const spends = [{ kind: 'rate' as const, bucket: run, amount: 1, max: 10, perMs: 1_000 }];
-    const claimed = calls.claim(intent, { spends, approval: undefined, locks: undefined });
+    const claimed = calls.claim(intent, { charges: spends, approval: undefined, locks: undefined });
     await expect.poll(waiting).toBe(1);
     const taken = take(run);
     await expect.poll(waiting).toBe(2);

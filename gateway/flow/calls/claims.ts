@@ -58,7 +58,7 @@ export class Claims {
       // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.
       if (!(error instanceof LedgerError)) throw error;
       isWritable = false;
-      if (error.unknown) {
+      if (error.isCommitUnknown) {
         this.#unconfirmed.set(txn, {
           txn,
           owner: intent.owner,

@@ -55,14 +55,14 @@ export function buildLockRequest(
     return names.map(
       (name, i): RequestedLock => ({
         resource: hashed(name),
-        shown: shown[i] ?? REDACTED,
+        displayName: shown[i] ?? REDACTED,
         mode: lock.mode,
         for: lock.for,
       }),
     );
   });
   const { txn, agent, saga, run } = call;
-  return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, wishes };
+  return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, locks: wishes };
 }
 
 function buildTooManyLocksError({ name }: Tool, most: string): GatewayError {

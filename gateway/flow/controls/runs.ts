@@ -62,9 +62,9 @@ export async function takeOverRun(
   const { station } = flow;
   const { agent, name } = wish;
   const id = deriveRunId(station.deployment, agent, name);
-  const entryOf = (epoch: number, withdrawn: readonly string[]) =>
+  const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
-  const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, entryOf };
+  const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, buildEntry };
   const taken = await logIfRefused(station, { run: id, agent }, () =>
     retryOnLockTimeout(() => takeRun(station.db, order)),
   );
@@ -77,7 +77,7 @@ async function retryOnLockTimeout<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || left === 0) throw error;
     }
   }
 }
@@ -169,9 +169,9 @@ export async function finishRunAsOperator(
   { person, reason }: { readonly person: string; readonly reason: string },
 ): Promise<RunView> {
   const { agent } = await findRun(station, id, undefined);
-  const entryOf = (epoch: number, withdrawn: readonly string[]) =>
+  const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_finished', { run: id, agent, epoch, person, reason, withdrawn: [...withdrawn] });
-  await retryOnLockTimeout(() => forceEndRun(station.db, id, entryOf));
+  await retryOnLockTimeout(() => forceEndRun(station.db, id, buildEntry));
   return viewRun(station, id, undefined);
 }
 

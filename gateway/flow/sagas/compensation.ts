@@ -49,7 +49,7 @@ export async function prepareCompensation(
     const request = station.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
     const payload = { args, request, secrets: collectUndoSecrets(station.sealingKey, call) };
     const locks = buildLockRequest(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
-    const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
+    const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
     return { intent: buildUndoIntent(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
     // Thrown any further it would end the round for every other step too.

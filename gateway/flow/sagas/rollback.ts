@@ -11,7 +11,7 @@ import {
   type UndoTiming,
 } from '../../domain/sagas/saga.ts';
 import type { LockConflict } from '../../ledger/controls/locks.ts';
-import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/sagas.ts';
+import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/saga-rollback.ts';
 import { claimUndoTasks, postponeUndoTask, removeUndoTask, type UndoTask } from '../../ledger/sagas/undo-tasks.ts';
 import { TOOL_DEFAULTS } from '../../policy/compile/compile-tool.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
@@ -134,7 +134,7 @@ export class RollbackWorker {
       this.#wokenWhileRunning.add(saga.id);
     } else {
       const entry = buildAuditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, recheckInMs: null });
     }
     return false;
   }
@@ -148,7 +148,7 @@ export class RollbackWorker {
     }
     const reason = 'what held it up was resolved';
     const entry = buildAuditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
-    const change = { state: 'rolling_back', reason, by: 'gateway', entry, lookAgainMs: TASK_LEASE_MS } as const;
+    const change = { state: 'rolling_back', reason, by: 'gateway', entry, recheckInMs: TASK_LEASE_MS } as const;
     return transitionSaga(db, saga, change);
   }
 
@@ -246,7 +246,7 @@ export class RollbackWorker {
       reason,
       by: saga.by ?? 'gateway',
       entry,
-      lookAgainMs: undone ? null : PARKED_POLL_MS,
+      recheckInMs: undone ? null : PARKED_POLL_MS,
     } as const;
     if (!(await transitionSaga(station.db, saga, change))) return this.wake(work);
     station.reach('finished');
@@ -311,9 +311,10 @@ function rethrowAsRefusal(error: unknown): never {
  * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
  */
 async function beginRollback(station: Context, rollback: RollbackCommand): Promise<void> {
-  const { id, to, reason, by } = rollback;
+  const { id, to, reason, by, again, fence, digest } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
-  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, { ...rollback, entry }));
+  const request = { id, to, reason, by, canResumeParked: again, runEpoch: fence, digest, entry };
+  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, request));
   station.reach('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });
@@ -327,7 +328,7 @@ async function retryOnDeadlock<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || left === 0) throw error;
     }
   }
 }

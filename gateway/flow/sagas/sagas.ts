@@ -45,14 +45,14 @@ export async function beginSaga(
   const id = deriveSagaId(station.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
   const name = wish.name ?? null;
   const onExpire = wish.onExpire ?? 'rollback';
-  const asked = createHash('sha256')
+  const requestDigest = createHash('sha256')
     .update(canonicalize({ name, ttl: wish.ttlMs ?? null, onExpire }))
     .digest();
   const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs: wish.ttlMs ?? null, onExpire });
-  const saga = { id, agent, name, key: key ?? null, asked, ttlMs: wish.ttlMs ?? null, onExpire, entry };
+  const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs: wish.ttlMs ?? null, onExpire, entry };
   const opened = await logIfRefused(station, { agent, saga: id }, async () => {
     const there = await openSaga(station.db, saga, fence);
-    if (there.sameWish) return there;
+    if (there.isSameRequest) return there;
     throw new GatewayError('key_reused', 'This key opened a saga with another name, ttl or onExpire.');
   });
   return { story: await readSaga(station, id, agent), isRepeat: !opened.created };

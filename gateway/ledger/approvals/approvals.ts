@@ -16,11 +16,11 @@ export interface ApprovalRequest {
   readonly quorum: number;
   readonly withinMs: number;
   /** How many of the agent's calls may wait at once. */
-  readonly mostPending: number;
+  readonly maxPending: number;
   /** How long it is held once people agreed; null: it goes at once. */
   readonly delayMs: number | null;
   /** Nobody must agree: it leaves after `withinMs`, if it still has this digest then. Null: people must. */
-  readonly leavesAs: string | null;
+  readonly releaseDigest: string | null;
 }
 
 export interface ApprovalVote {
@@ -58,8 +58,8 @@ export async function requestApproval(
   tool: string,
   request: ApprovalRequest,
 ): Promise<void> {
-  const { shown, groups, quorum, withinMs, delayMs, leavesAs } = request;
-  if (leavesAs === null) await refuseTooManyPending(tx, agent, request.mostPending);
+  const { shown, groups, quorum, withinMs, delayMs, releaseDigest: leavesAs } = request;
+  if (leavesAs === null) await refuseTooManyPending(tx, agent, request.maxPending);
   await tx.run({
     name: 'request-approval',
     text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at, delay_ms, leaves_at, approved_digest)

@@ -7,7 +7,7 @@ export interface Backlog {
   readonly recoveryLag: number;
   readonly auditQueue: number;
   /** There are more open calls than were counted. */
-  readonly more: boolean;
+  readonly hasMore: boolean;
 }
 
 /** Of each at most `most` are counted: looking must cost little when things are bad. The lag is exact, whatever there is. */
@@ -25,5 +25,5 @@ export async function readBacklog(db: Database, most: number): Promise<Backlog> 
       from (select txn from open_calls limit $1) o join calls c using (txn)`,
     values: [most],
   });
-  return row ?? { held: 0, inDoubt: 0, underWay: 0, recoveryLag: 0, auditQueue: 0, more: false };
+  return row ?? { held: 0, inDoubt: 0, underWay: 0, recoveryLag: 0, auditQueue: 0, hasMore: false };
 }

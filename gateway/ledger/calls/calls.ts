@@ -69,14 +69,14 @@ export interface Intent {
 
 /** What else must hold for a claim, in the same transaction. */
 export interface ClaimGuards {
-  readonly spends: readonly LimitCharge[];
+  readonly charges: readonly LimitCharge[];
   readonly approval: ApprovalRequest | undefined;
   readonly locks: LockRequest | undefined;
   /** The caller's own key beside a shared one: it must stand for no other call. */
   readonly alias?: string | undefined;
   /** What the rules asked about the agent's past, and whether they would still say the same. */
   readonly history?:
-    | { readonly questions: readonly HistoryQuery[]; readonly stands: (past: History) => boolean }
+    | { readonly queries: readonly HistoryQuery[]; readonly isDecisionUnchanged: (past: History) => boolean }
     | undefined;
   /** What is tainted by this call. */
   readonly exposure?: TaintExposure | undefined;
@@ -115,7 +115,7 @@ export interface CallUpdate {
   /** The number of this change: it applies only right after the one before, and is answered the same when it did already. */
   readonly step: number;
   /** An answer of the upstream or of a probe: the truth, whoever holds the call by now. */
-  readonly evident: boolean;
+  readonly isEvidence: boolean;
   readonly state: CallState;
   readonly attempt: number;
   readonly attemptOpen: boolean;
@@ -149,7 +149,7 @@ export interface UndoArguments {
 /** What goes to the ledger in one batch: T1 of some calls and T2 of others. */
 interface LedgerWrite {
   readonly claim: Intent | undefined;
-  readonly advance: CallUpdate | undefined;
+  readonly update: CallUpdate | undefined;
 }
 
 export class CallStore {
@@ -168,7 +168,7 @@ export class CallStore {
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
     this.#boundClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undoClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
-    this.#reads = new GroupCommit({ ...BATCH, allAlike: true, run: (txns) => this.#readAll(txns) });
+    this.#reads = new GroupCommit({ ...BATCH, shouldFailTogether: true, run: (txns) => this.#readAll(txns) });
   }
 
   /**
@@ -180,13 +180,13 @@ export class CallStore {
     if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
     if (intent.undoes !== null) return this.#undoClaims.submit(intent);
     if (isBoundToRunOrSaga(intent)) return this.#boundClaims.submit(intent);
-    return this.#writes.submit({ claim: intent, advance: undefined }) as Promise<ClaimResult>;
+    return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
   }
 
   /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
   #queueFor(intent: Intent, guards: ClaimGuards): GroupCommit<GuardedClaim, ClaimResult | GatewayError> {
     if (guards.history !== undefined) return this.#getQueue(`history/${intent.agent}`);
-    const name = guards.spends[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
+    const name = guards.charges[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
     return this.#getQueue(name);
   }
 
@@ -203,7 +203,7 @@ export class CallStore {
 
   /** T2 and everything between. False: the call is final, or in other hands. */
   update(change: CallUpdate): Promise<boolean> {
-    return this.#writes.submit({ claim: undefined, advance: change }) as Promise<boolean>;
+    return this.#writes.submit({ claim: undefined, update: change }) as Promise<boolean>;
   }
 
   read(txn: string): Promise<Call | undefined> {
@@ -222,11 +222,11 @@ export class CallStore {
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         if (guards.exposure !== undefined) await recordTaint(tx, guards.exposure);
         if (guards.history !== undefined) {
-          const { questions, stands } = guards.history;
-          const history = await lockAndReadHistory(tx, { agent: intent.agent, questions, besides: intent.txn });
-          if (!stands(history)) throw new ClaimRefused({ kind: 'stale_decision', history });
+          const { queries, isDecisionUnchanged } = guards.history;
+          const history = await lockAndReadHistory(tx, { agent: intent.agent, queries, exceptTxn: intent.txn });
+          if (!isDecisionUnchanged(history)) throw new ClaimRefused({ kind: 'stale_decision', history });
         }
-        const exceeded = await chargeLimits(tx, intent.txn, guards.spends);
+        const exceeded = await chargeLimits(tx, intent.txn, guards.charges);
         if (exceeded !== undefined) throw new ClaimRefused(exceeded);
         const locks = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
         if (locks?.kind === 'lock_conflict') throw new ClaimRefused(locks);
@@ -258,7 +258,7 @@ export class CallStore {
   async #writeAll(writes: readonly LedgerWrite[]): Promise<(ClaimResult | boolean | Promise<boolean>)[]> {
     const claims = new Map<string, Intent>();
     const changes = new Map<string, CallUpdate>();
-    for (const { claim, advance } of writes) {
+    for (const { claim, update: advance } of writes) {
       if (claim !== undefined) addIfAbsent(claims, claim);
       if (advance !== undefined) addIfAbsent(changes, advance);
     }
@@ -270,7 +270,7 @@ export class CallStore {
     const [written] = await this.#db.run<WriteResult>({ name, text, values });
     const won = parseTxns(written?.claimed);
     const moved = parseTxns(written?.moved);
-    return writes.map(({ claim, advance }) => {
+    return writes.map(({ claim, update: advance }) => {
       if (claim !== undefined) return toClaimResult(claims.get(claim.txn) === claim && won.has(claim.txn));
       if (advance === undefined) return false;
       // Of two changes of one call the second is tried after the first.
@@ -282,7 +282,8 @@ export class CallStore {
   #loadRowTypeOids(): Promise<RowTypeOids> {
     this.#rowTypeOids ??= readRowTypeOids(this.#db).catch((error: unknown) => {
       this.#rowTypeOids = undefined;
-      throw new LedgerError(error instanceof Error ? error.message : String(error), false, error);
+      const text = error instanceof Error ? error.message : String(error);
+      throw new LedgerError(text, { isCommitUnknown: false, cause: error });
     });
     return this.#rowTypeOids;
   }

@@ -19,7 +19,8 @@ export async function readRowTypeOids(db: Queryable): Promise<RowTypeOids> {
     text: `select '${CLAIM_ROW_TYPE.type}'::regtype::oid as claim, '${CHANGE_ROW_TYPE.type}'::regtype::oid as change`,
     values: [],
   });
-  if (types === undefined) throw new LedgerError('the ledger does not know the types of its rows', false);
+  if (types === undefined)
+    throw new LedgerError('the ledger does not know the types of its rows', { isCommitUnknown: false });
   return types;
 }
 
@@ -82,7 +83,7 @@ function encodeUpdate(rows: RowArrayEncoder, change: CallUpdate): void {
   rows.beginRow();
   rows.writeUuid('txn', change.txn);
   rows.writeInt('fence', change.fence);
-  rows.writeBool(change.evident);
+  rows.writeBool(change.isEvidence);
   rows.writeText(change.state);
   rows.writeInt('attempt', change.attempt);
   rows.writeBool(change.attemptOpen);

@@ -6,9 +6,9 @@ import { lockBucket } from './limits.ts';
 /** Whose past, as seen by which call. */
 export interface HistoryRequest {
   readonly agent: string;
-  readonly questions: readonly HistoryQuery[];
+  readonly queries: readonly HistoryQuery[];
   /** The call that asks: it is no part of its own past. */
-  readonly besides: string | null;
+  readonly exceptTxn: string | null;
   /** Of a call that was claimed before: the past is that of its claim. Absent: now. */
   readonly asOf?: Date | undefined;
 }
@@ -27,7 +27,7 @@ const READABLE_ARGS = `case when strpos(c.args, '\\u0000') = 0 then c.args
  */
 export async function readHistory(
   db: Queryable,
-  { agent, questions, besides, asOf }: HistoryRequest,
+  { agent, queries: questions, exceptTxn: besides, asOf }: HistoryRequest,
 ): Promise<History> {
   const rows = await db.run<{ place: number; calls: number; total: number | null; unknown: boolean }>({
     name: 'read-past',

@@ -13,7 +13,7 @@ export interface LimitCharge {
 /** The limit that refuses a claim. */
 export interface LimitExceeded {
   readonly kind: 'limit_exceeded';
-  readonly spend: LimitCharge;
+  readonly charge: LimitCharge;
   readonly used: number;
   /** When enough of the window will have passed; null: never, the amount alone is too much. */
   readonly waitMs: number | null;
@@ -39,7 +39,7 @@ export async function chargeLimits(
       // Of several, the one that lasts longest: whoever comes back after that finds none in the way.
       const waitMs = await computeWaitMs(tx, spend);
       if (exceeded === undefined || waitOrInfinity(waitMs) > waitOrInfinity(exceeded.waitMs))
-        exceeded = { kind: 'limit_exceeded', spend, used, waitMs };
+        exceeded = { kind: 'limit_exceeded', charge: spend, used, waitMs };
       continue;
     }
     await tx.run({

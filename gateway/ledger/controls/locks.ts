@@ -6,7 +6,7 @@ import type { Database, Queryable, Tx } from '../db.ts';
 export interface RequestedLock {
   /** Its name, each segment hashed: the same for everybody who means the same thing. */
   readonly resource: string;
-  readonly shown: string;
+  readonly displayName: string;
   readonly mode: LockMode;
   readonly for: LockScope;
 }
@@ -18,7 +18,7 @@ export interface LockRequest {
   readonly tool: string;
   readonly saga: string | null;
   readonly run: string | null;
-  readonly wishes: readonly RequestedLock[];
+  readonly locks: readonly RequestedLock[];
 }
 
 /** Somebody else holds what a call wants to lock. */
@@ -47,7 +47,7 @@ export interface CallLost {
 export async function takeLocks(tx: Tx, order: LockRequest): Promise<LockGrant | LockConflict> {
   // Run and saga before gates, as a claim that is bound to them does: two that meet must not wait for each other.
   const lasting = await keepOpenHolders(tx, order);
-  await lockGates(tx, [...new Set(order.wishes.flatMap(({ resource }) => listGates(resource)))].sort());
+  await lockGates(tx, [...new Set(order.locks.flatMap(({ resource }) => listGates(resource)))].sort());
   const taken = await findConflict(tx, order);
   if (taken !== undefined) return taken;
   const [drawn] = await tx.run<{ token: string }>({
@@ -90,7 +90,7 @@ export async function takeLocksOfOpenCall(
 
 /** Only what is not over can hold something beyond its call: what ends later lets go, what ended before never would. */
 async function keepOpenHolders(tx: Tx, order: LockRequest): Promise<LockRequest> {
-  const isFor = (scope: LockScope) => order.wishes.some((wish) => wish.for === scope);
+  const isFor = (scope: LockScope) => order.locks.some((wish) => wish.for === scope);
   const { saga, run } = order;
   return {
     ...order,
@@ -146,7 +146,7 @@ async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
  */
 export async function findConflict(
   on: Queryable,
-  { txn, saga, run, wishes }: LockRequest,
+  { txn, saga, run, locks: wishes }: LockRequest,
 ): Promise<LockConflict | undefined> {
   const names = listCoveringNames(wishes);
   const below = wishes.flatMap(({ resource, mode }, place) =>
@@ -174,7 +174,7 @@ export async function findConflict(
     ],
   });
   if (found === undefined) return undefined;
-  return { kind: 'lock_conflict', wanted: wishes[found.place]?.shown ?? '', since: found.taken_at };
+  return { kind: 'lock_conflict', wanted: wishes[found.place]?.displayName ?? '', since: found.taken_at };
 }
 
 interface LockLookup {
@@ -199,7 +199,7 @@ function listCoveringNames(wishes: readonly RequestedLock[]): LockLookup[] {
 
 /** A call holds what it locks; its saga or run beside it, if the lock is to last as long as they do. */
 async function insertLocks(tx: Tx, order: LockRequest, token: number): Promise<void> {
-  const { txn, saga, run, wishes } = order;
+  const { txn, saga, run, locks: wishes } = order;
   await insertHolderLocks(tx, order, token, 'call', txn, wishes);
   for (const [of, holder] of [
     ['saga', saga],
@@ -228,7 +228,7 @@ async function insertHolderLocks(
     values: [
       held.map((wish) => wish.resource),
       held.map((wish) => wish.mode),
-      held.map((wish) => wish.shown),
+      held.map((wish) => wish.displayName),
       holder,
       of,
       token,

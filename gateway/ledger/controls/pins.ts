@@ -20,8 +20,8 @@ export interface PinOffer {
   readonly digest: Buffer;
   readonly definition: string;
   /** What goes into the log if this is the first that is seen of it, and if it is not what was pinned. */
-  readonly pinned: string;
-  readonly changed: string;
+  readonly pinnedEntry: string;
+  readonly changedEntry: string;
 }
 
 const PIN_COLUMNS = `upstream, tool, digest, definition, pinned_at as "pinnedAt", accepted_by as "acceptedBy",
@@ -75,8 +75,8 @@ export async function recordOffers(db: Database, upstream: string, offers: reado
       offers.map(({ tool }) => tool),
       offers.map(({ digest }) => digest),
       offers.map(({ definition }) => definition),
-      offers.map(({ pinned }) => pinned),
-      offers.map(({ changed }) => changed),
+      offers.map(({ pinnedEntry: pinned }) => pinned),
+      offers.map(({ changedEntry: changed }) => changed),
     ],
   });
 }

@@ -27,7 +27,7 @@ export interface TakeRunRequest {
   readonly key: string | null;
   /** Null: as it was. */
   readonly ttlMs: number | null;
-  readonly entryOf: (epoch: number, withdrawn: readonly string[]) => string;
+  readonly buildEntry: (epoch: number, withdrawn: readonly string[]) => string;
 }
 
 export interface TakeRunResult {
@@ -69,7 +69,7 @@ export async function takeRun(db: Database, take: TakeRunRequest): Promise<TakeR
         values: [take.id, take.key, epoch],
       });
     const withdrawn = await withdrawOlderEpochs(tx, { run: take.id, epoch });
-    await insertAuditEntry(tx, take.entryOf(epoch, withdrawn));
+    await insertAuditEntry(tx, take.buildEntry(epoch, withdrawn));
     return { epoch, isRepeat: false };
   });
 }
@@ -153,7 +153,7 @@ export async function endRun(db: Database, { run, epoch }: RunEpoch, entry: stri
 }
 
 /** A person ends a run that nobody looks after: whoever held it is fenced, and what it locked for itself is free. Again is fine. */
-export async function forceEndRun(db: Database, id: string, entryOf: TakeRunRequest['entryOf']): Promise<void> {
+export async function forceEndRun(db: Database, id: string, entryOf: TakeRunRequest['buildEntry']): Promise<void> {
   await db.transaction(async (tx) => {
     const run = await lockRun(tx, id);
     if (run.ended) return;

@@ -6,11 +6,11 @@ export interface TaintExposure {
   readonly agent: string;
   readonly scopes: readonly TaintScope[];
   /** It was made outside of runs: every run of the agent that is not finished is exposed too. */
-  readonly loose: boolean;
+  readonly isOutsideRuns: boolean;
   readonly txn: string | null;
   readonly tool: string;
   /** The entry of the log for one scope. */
-  readonly entryOf: (scope: TaintScope) => string;
+  readonly buildEntry: (scope: TaintScope) => string;
 }
 
 /** `tainted` of a run or saga in a list of columns: a `Taint`, or null. */
@@ -26,7 +26,7 @@ export function buildTaintColumn(of: 'run' | 'saga', id: string): string {
  */
 export async function recordTaint(
   db: Queryable,
-  { agent, scopes, loose, txn, tool, entryOf }: TaintExposure,
+  { agent, scopes, isOutsideRuns: loose, txn, tool, buildEntry: entryOf }: TaintExposure,
 ): Promise<void> {
   const open = loose ? await listCleanUnfinishedRuns(db, agent) : [];
   const all = [...scopes, ...open];

@@ -24,7 +24,7 @@ export async function readBacklog(db: Database, limit: number): Promise<Backlog>
         count(*) filter (where c.state in ('ready', 'sending'))::integer as "underWay",
         coalesce((select greatest(0, extract(epoch from now() - d.due_at)) from open_calls d
           where d.owner is null and d.due_at is not null order by d.due_at limit 1), 0)::float8 as "recoveryLag",
-        count(*) >= $1 as more,
+        count(*) >= $1 as "hasMore",
         (select count(*)::integer from (select from audit_queue limit $1) queued) as "auditQueue"
       from (select txn from open_calls limit $1) o join calls c using (txn)`,
     values: [limit],

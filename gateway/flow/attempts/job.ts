@@ -40,7 +40,7 @@ export interface Job {
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
-  /** The call was held and then approved, or its delay ended. The approval is checked again before each first send. */
+  /** The call was held and then approved, or its delay ended. The approval is checked again until something was sent. */
   readonly isApproved: boolean;
   readonly saga: string | null;
   /** For a compensation: the undone call. A compensation runs even if its agent is frozen or gone. */

@@ -172,7 +172,7 @@ describe('a delayed call', () => {
     });
     const told = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
     expect(told.result).toMatchObject({ isError: true, structuredContent: { state: 'held', hold: first.body.hold } });
-    expect(told.result.content[0].text).toContain(`leaves by itself at ${first.body.hold.until}`);
+    expect(told.result.content[0].text).toContain(`will be sent at ${first.body.hold.until}`);
   });
 
   it('is withdrawn by its agent: cancelled for ever, nothing sent', async () => {

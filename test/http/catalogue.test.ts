@@ -1,5 +1,4 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-
 import { describe, expect, it } from 'vitest';
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 import { useGateway } from '../support/use-gateway.ts';

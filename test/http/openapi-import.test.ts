@@ -1,5 +1,4 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: documents hold path templates
-
 import { expect, it } from 'vitest';
 import { AGENT_KEY, keysYaml, writePolicies } from '../support/gateway.ts';
 import { useGateway } from '../support/use-gateway.ts';

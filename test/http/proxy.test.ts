@@ -1,5 +1,4 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-
 import { request } from 'node:http';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';

@@ -10,7 +10,7 @@ export async function findApproval(gateway: Gateway, txn: string, state = 'pendi
 export async function decideApproval(
   gateway: Gateway,
   txn: string,
-  verdict: 'approve' | 'deny' = 'approve',
+  verdict: 'approve' | 'reject' = 'approve',
   key = ADMIN_KEY,
 ): Promise<Reply> {
   const { digest } = await findApproval(gateway, txn);

@@ -62,7 +62,14 @@ export function useGateway<Count extends 1 | 2 | 3 = 1>(
   return { upstream, database, gateway, replicas: [gateway, ...others] as unknown as ReplicaTuples[Count] };
 }
 
-/** The same for one test that needs a system of its own. Everything stops when that test ends. */
+/** Two replicas by name, for tests of what replicas do together. */
+export function useReplicas(setup: GatewaySetup & { readonly scope?: Scope } = {}) {
+  const { upstream, database, replicas } = useGateway({ ...setup, replicas: 2 });
+  const [one, two] = replicas;
+  return { upstream, database, one, two, replicas };
+}
+
+/** A system as `useGateway` has, for one test that needs its own. Everything stops when that test ends. */
 export async function startGatewayForTest(setup: GatewaySetup = {}): Promise<Omit<GatewaySystem<never>, 'replicas'>> {
   const upstream =
     setup.upstream === 'none' ? standInForNothing<TestUpstream>() : (setup.upstream ?? (await startUpstreamForTest()));

@@ -94,13 +94,13 @@ describe('a statement', () => {
   });
 
   it('to an unreachable server certainly did not commit', async () => {
-    const nobody = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
-    await expect(nobody.run(insert(6))).rejects.toMatchObject({
+    const unreachable = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
+    await expect(unreachable.run(insert(6))).rejects.toMatchObject({
       name: 'LedgerError',
       isCommitUnknown: false,
       isRejected: false,
     });
-    await nobody.close();
+    await unreachable.close();
   });
 });
 

@@ -100,7 +100,7 @@ async function attachToServer(cluster: Cluster): Promise<EmbeddedPostgres> {
       } catch (error) {
         if (error instanceof EmbeddedError) throw error;
       }
-      // The presence connection was lost, because somebody stopped the server. End it, so that it is not counted as another gateway.
+      // The presence connection was lost, because the server was stopped. End it, so that it is not counted as another gateway.
       await Promise.race([server.presence.end().catch(() => {}), delay(1_000)]);
       const session = await joinServer(cluster, name).catch(() => 'absent' as const);
       if (session === 'absent') return;

@@ -59,7 +59,7 @@ export async function joinOrStartServer(
   let isPortTaken = false;
   let isWaitLogged = false;
   for (;;) {
-    // Once a server is spawned, the loop runs to its end: an abandoned server would keep running with nobody to stop it.
+    // Once a server is spawned, the loop runs to its end: an abandoned server would keep running, and no gateway would stop it.
     if (!child) signal?.throwIfAborted();
     const lock = await readPostmasterPid(cluster);
     if (lock && identifyPid(lock.pid, cluster) === 'server') {

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-import { startUpstream, type TestUpstream, type UpstreamFaultStep } from './upstream.ts';
+import { testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import type { UpstreamFaultStep } from './upstream.ts';
 
 const SETTLES = 500;
 
@@ -38,30 +38,14 @@ ${tool('keyed', 'keyed', 'once: { by: key, header: Idempotency-Key, lifetime: 30
     effect: read
     input: { type: object, properties: { id: { type: string } }, required: [id] }
     request: { method: GET, path: "/idempotent/objects/\${args.id}" }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: world.*, approve: never }]
-${PEOPLE_YAML}`;
+${testerYaml('[{ allow: world.*, approve: never }]')}`;
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let id: string;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: { 'observe.yaml': policies(upstream.url) }, databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway({ policies });
 beforeEach(async () => {
-  if (!gateway.isAlive) await gateway.start();
+  await gateway.ensureStarted();
   await upstream.reset();
   id = randomUUID();
 });

@@ -1,12 +1,6 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+import { useGateway } from '../support/use-gateway.ts';
 
 /** Tried once, at an upstream that settles at once: the probe is asked by who sent it. */
 const hasty = (url: string) => `
@@ -21,18 +15,8 @@ tools:
     retry: { attempts: 1, base: 1ms, max: 1ms, within: 1h }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    policies: { ...buildFaultPolicies(upstream.url, { settles: '1500ms' }), 'hasty.yaml': hasty(upstream.url) },
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, gateway } = useGateway({
+  policies: (url) => ({ ...buildFaultPolicies(url, { settles: '1500ms' }), 'hasty.yaml': hasty(url) }),
 });
 
 it('a probe that does not see the effect yet is not believed before the upstream settled', async () => {

@@ -167,8 +167,8 @@ export async function chooseServerUser(binaries: Binaries, scratch: string): Pro
   ]) {
     try {
       if (isRoot) await chown(scratch, user.owner?.uid ?? 0, user.owner?.gid ?? 0);
-      await runCommand(user, binaries, binaries.initdb, ['--show', '-D', scratch]);
-      await runCommand(user, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
+      await runAsServerUser(user, binaries, binaries.initdb, ['--show', '-D', scratch]);
+      await runAsServerUser(user, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
       return user;
     } catch (error) {
       failures.push(`as ${user.name}: ${(error as Error).message}`);
@@ -210,7 +210,12 @@ function buildCommand(user: ServerUser, binaries: Binaries, file: string, args: 
 }
 
 /** Runs a command to its end. If it fails, its stderr is the message of the error. */
-export function runCommand(user: ServerUser, binaries: Binaries, file: string, args: readonly string[]): Promise<void> {
+export function runAsServerUser(
+  user: ServerUser,
+  binaries: Binaries,
+  file: string,
+  args: readonly string[],
+): Promise<void> {
   const command = buildCommand(user, binaries, file, args);
   return new Promise((resolve, reject) => {
     const child = spawn(command.program, command.args, { ...command.options, stdio: ['ignore', 'ignore', 'pipe'] });

@@ -292,7 +292,7 @@ function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: bool
     ...config.listen,
     policiesDir: config.policiesDir,
     dataDir: config.dataDir,
-    external: config.database.url !== undefined,
+    isExternalDatabase: config.database.url !== undefined,
   };
   process.stdout.write(`${banner(shown, demoPolicies ? keys : undefined)}\n`);
 }

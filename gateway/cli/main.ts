@@ -1,8 +1,8 @@
-import { type Arguments, parseArguments } from './arguments.ts';
-import { helpOf, overview } from './help.ts';
+import { type ParsedCommand, parseArguments } from './arguments.ts';
+import { buildHelpVerb, formatOverview, wrapUsage } from './help.ts';
 import { Output } from './output.ts';
-import { askAt } from './terminal.ts';
-import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
+import { buildPrompt } from './terminal.ts';
+import { formatUsage, type Io, UsageError, type Verb, VerbError } from './verb.ts';
 import { approvalsVerb } from './verbs/approvals/approvals.ts';
 import { approveVerb, rejectVerb } from './verbs/approvals/decide.ts';
 import { auditAcceptVerb } from './verbs/audit/audit-accept.ts';
@@ -72,73 +72,80 @@ const VERBS: readonly Verb[] = [
   witnessVerb,
   openapiVerb,
   versionVerb,
-  helpOf(() => VERBS),
+  buildHelpVerb(() => VERBS),
 ];
 
-/** The command line without a process around it: resolves with the exit code, never throws. */
-export async function run(argv: readonly string[], io: Io): Promise<number> {
+/** Runs one command and returns its exit code; never throws. Tests call it without a process. */
+export async function runCommand(argv: readonly string[], io: Io): Promise<number> {
   if (argv.length === 0) {
-    for (const line of overview(VERBS)) io.stderr.write(`${line}\n`);
+    for (const line of formatOverview(VERBS)) io.stderr.write(`${line}\n`);
     return 2;
   }
-  let parsed: Arguments | undefined;
+  let parsed: ParsedCommand | undefined;
   try {
     parsed = await parseArguments(argv, VERBS);
     if ('fault' in parsed) throw new UsageError(parsed.fault);
     const { verb, operands, values } = parsed;
-    const json = values['json'] === true;
+    const isJson = values['json'] === true;
     return await verb.run({
       io,
-      out: new Output(io, json),
-      json,
+      out: new Output(io, isJson),
+      isJson,
       operands,
       text: (option) => (typeof values[option] === 'string' ? values[option] : undefined),
       texts: (option) => (Array.isArray(values[option]) ? values[option] : []),
-      flag: (option) => values[option] === true,
+      hasFlag: (option) => values[option] === true,
     });
   } catch (error) {
-    return fail(error, parsed?.verb, argv.includes('--json'), io);
+    return reportError(error, parsed?.verb, argv.includes('--json'), io);
   }
 }
 
-/** Sentences to standard error; with `--json` also an error object where the answer would have been. */
-function fail(error: unknown, verb: Verb | undefined, json: boolean, io: Io): number {
-  const tell = (code: string, message: string, members: object = {}): void => {
-    if (json) new Output(io, true).json({ error: { code, message, ...members } });
-    new Output(io, false).note(message);
+/** Prints the error to standard error; with `--json` prints an error object to standard output as well. */
+function reportError(error: unknown, verb: Verb | undefined, isJson: boolean, io: Io): number {
+  const print = (code: string, message: string, members: object = {}): void => {
+    if (isJson) new Output(io, true).printJson({ error: { code, message, ...members } });
+    new Output(io, false).printNote(message);
   };
   if (error instanceof UsageError) {
-    const usage = verb === undefined ? 'oncegate <verb> [options]; "oncegate help" lists the verbs' : usageOf(verb);
-    tell('usage', `oncegate: ${error.message}\nusage: ${usage}`);
+    print('usage', `oncegate: ${error.message}\n${usageText(verb, io.isTty && !isJson)}`);
     return 2;
   }
-  if (error instanceof NotGood) tell(error.code, error.message, error.members);
+  if (error instanceof VerbError) print(error.code, error.message, error.members);
   else
-    tell('bug', `oncegate: this is a bug: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`);
+    print(
+      'bug',
+      `oncegate: this is a bug, please report it: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`,
+    );
   return 1;
+}
+
+function usageText(verb: Verb | undefined, isTerminal: boolean): string {
+  if (verb === undefined) return 'usage: oncegate <verb> [options]; "oncegate help" lists the verbs';
+  return isTerminal ? wrapUsage(verb).join('\n') : `usage: ${formatUsage(verb)}`;
 }
 
 export async function main(): Promise<void> {
   for (const stream of [process.stdout, process.stderr]) {
-    // `oncegate calls | head -1` closes the pipe early: nothing is wrong, there is only nobody left to tell.
+    // `oncegate calls | head -1` closes the pipe early, which is no error.
     stream.on('error', (error: NodeJS.ErrnoException) => {
       if (error.code !== 'EPIPE') throw error;
     });
   }
   const { stdin, stdout, stderr, env } = process;
-  process.exitCode = await run(process.argv.slice(2), {
+  process.exitCode = await runCommand(process.argv.slice(2), {
     stdout,
     stderr,
     stdin,
     env,
     cwd: process.cwd(),
     isTty: stdout.isTTY === true,
-    onInterrupt: (told) => {
-      // Once: whoever presses it again means it.
-      process.once('SIGINT', told);
-      return () => process.off('SIGINT', told);
+    onInterrupt: (listener) => {
+      // A second Ctrl-C has its default effect and ends the process.
+      process.once('SIGINT', listener);
+      return () => process.off('SIGINT', listener);
     },
-    // Whoever is asked must see the question and be able to answer it.
-    ...(stdin.isTTY === true && stdout.isTTY === true ? { ask: askAt(stdin, stdout) } : {}),
+    // A prompt needs a terminal for the question and for the answer.
+    ...(stdin.isTTY === true && stdout.isTTY === true ? { prompt: buildPrompt(stdin, stdout) } : {}),
   });
 }

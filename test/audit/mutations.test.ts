@@ -6,14 +6,8 @@ import { Readable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { ExportVerifier } from '../../gateway/domain/audit/audit-export.ts';
 import { createDirectory, runCli } from '../cli/terminal.ts';
-import {
-  buildSignedExport,
-  createRandom,
-  findMissedDetection,
-  joinLines,
-  MUTATIONS,
-  verifyInChunks,
-} from './mutations.ts';
+import { createRandom } from '../support/random.ts';
+import { buildSignedExport, findMissedDetection, joinLines, MUTATIONS, verifyInChunks } from './mutations.ts';
 
 describe('an export', () => {
   it('that was left alone is good, whatever checkpoint of it somebody kept', () => {
@@ -113,5 +107,5 @@ it('a terminal sees how far it is, and how fast', async () => {
   const said = await runCli(['audit', 'verify', 'log.jsonl'], { cwd, isTty: true, env: { NO_COLOR: '1' } });
   expect(said.code).toBe(0);
   expect(said.out).toMatch(/^good\t500 entries\n[\d,]+ entries\/s\n$/);
-  expect(said.err).toContain('compare it with the one you know');
+  expect(said.err).toContain('Compare it with the key that you know');
 });

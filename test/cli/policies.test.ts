@@ -137,21 +137,21 @@ describe('explain', () => {
     expect([good.code, good.out.split('\n').slice(0, 5)]).toEqual([
       0,
       [
-        'hold\tallowed by bot rule 1 (p.yaml:6)',
+        'hold\tAllowed by bot rule 1 (p.yaml:6).',
         '1 of 2 voters must approve:',
         '  small: approve, the condition is true',
         '  big: deny, the condition is false',
         'It waits 5m, and is then sent automatically.',
       ],
     ]);
-    expect(await explain(50)).toMatchObject({ code: 1, out: expect.stringContaining('too few voters of bot rule 1') });
+    expect(await explain(50)).toMatchObject({ code: 1, out: expect.stringContaining('Too few voters of bot rule 1') });
   });
 
   it('shows every rule, and which one decides', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
     const { code, out } = await runCli(buildExplainArguments('payments.charge', SMALL, '.'), { cwd, env });
     const lines = out.trimEnd().split('\n');
-    expect(lines[0]).toMatch(/^allow\tallowed by billing-bot rule 1 \(billing\.yaml:\d+\)$/);
+    expect(lines[0]).toMatch(/^allow\tAllowed by billing-bot rule 1 \(billing\.yaml:\d+\)\.$/);
     expect(lines.slice(1).map((line) => line.split('\t').slice(0, 2))).toEqual([
       ['decides', 'allow payments.charge'],
       ['tried', 'allow crm.*'],

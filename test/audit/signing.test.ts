@@ -11,9 +11,9 @@ import type { Context } from '../../gateway/flow/context.ts';
 import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useDatabase } from '../support/use-gateway.ts';
 
-let database: TestDatabase;
+const database = useDatabase('test');
 let db: Database;
 let lease: Lease;
 let directory: string;
@@ -21,7 +21,6 @@ const key = new NoteSigner('test/signing', generateKeyPairSync('ed25519').privat
 const log = { info: () => {}, warn: () => {}, error: () => {} };
 
 beforeEach(async () => {
-  database = await createTestDatabase();
   directory = await mkdtemp(join(tmpdir(), 'oncegate-signing-'));
   db = new Database(database.url, { max: 4, applicationName: 'test' });
   lease = new Lease(db, () => {});
@@ -30,7 +29,6 @@ beforeEach(async () => {
 afterEach(async () => {
   await lease?.end();
   await db?.close();
-  await database?.drop();
   await rm(directory, { recursive: true, force: true });
 });
 

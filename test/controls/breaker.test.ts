@@ -69,7 +69,9 @@ it('opens and closes without a word about what is in flight; what is in doubt st
   // Nothing is bound by what an open breaker refuses.
   const refused = await call('pay', `${id}-new`);
   expect(refused.body).toMatchObject({ status: 503, code: 'breaker_open', retry: 'after_delay' });
-  expect(refused.body.detail).toBe('world fails too often and is left alone for a while.');
+  expect(refused.body.detail).toBe(
+    'The circuit breaker of world is open because the upstream fails too often. Nothing was sent.',
+  );
   expect(await upstream.requests(`${id}-new`)).toEqual([]);
   await set('close');
   expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');

@@ -178,7 +178,7 @@ export async function finishRunAsOperator(
 /** Why a call was not claimed: there is no such run of this agent, or it is not in that epoch. */
 export async function refuseStaleEpoch(station: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
   const run = await findRun(station, id, agent);
-  const why = explainFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
+  const why = explainFenced({ epoch: run.epoch, isEnded: run.endedAt !== null }, { epoch });
   if (why === undefined) return;
   const fenced = new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
   throw new Refusal(fenced, { run: id, epoch, current: run.epoch });

@@ -167,8 +167,8 @@ export async function chooseServerUser(binaries: Binaries, scratch: string): Pro
   ]) {
     try {
       if (isRoot) await chown(scratch, runner.owner?.uid ?? 0, runner.owner?.gid ?? 0);
-      await runCommand(runner, binaries, binaries.initdb, ['--show', '-D', scratch]);
-      await runCommand(runner, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
+      await runAsServerUser(runner, binaries, binaries.initdb, ['--show', '-D', scratch]);
+      await runAsServerUser(runner, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
       return runner;
     } catch (error) {
       failures.push(`as ${runner.name}: ${(error as Error).message}`);
@@ -210,7 +210,7 @@ function buildCommand(runner: ServerUser, binaries: Binaries, file: string, args
 }
 
 /** Runs a command to its end; what it said is the error when that end is bad. */
-export function runCommand(
+export function runAsServerUser(
   runner: ServerUser,
   binaries: Binaries,
   file: string,

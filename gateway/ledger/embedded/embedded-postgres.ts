@@ -10,7 +10,7 @@ import {
   EmbeddedError,
   findBinaries,
   findClusterUser,
-  runCommand,
+  runAsServerUser,
   USE_OWN_SERVER_HINT,
 } from './binaries.ts';
 import { joinOrStartServer, joinServer, leaveServer, shutDownServer } from './server.ts';
@@ -175,7 +175,7 @@ async function makeCluster(dataDir: string, directory: string, binaries: Binarie
     const file = await open(password);
     if (runner.owner) await file.chown(runner.owner.uid, runner.owner.gid);
     await file.close();
-    await runCommand(runner, binaries, binaries.initdb, [
+    await runAsServerUser(runner, binaries, binaries.initdb, [
       ...['-D', data, '--username=oncegate', `--pwfile=${password}`, '--auth=scram-sha-256'],
       ...['--encoding=UTF8', '--locale=C'],
     ]);

@@ -12,100 +12,110 @@ import { addUndoTask, removeUndoTask } from './undo-tasks.ts';
 
 export interface RollbackRequest {
   readonly id: string;
-  /** The savepoint to go back to; undefined: everything is undone. */
+  /** The savepoint to return to; undefined: all steps are undone. */
   readonly to: string | undefined;
   readonly reason: string;
-  /** `agent`, `ttl`, or a person's name. */
+  /** `agent`, `ttl`, or the name of a person. */
   readonly by: string;
-  /** A person's word also takes a parked saga up again. */
+  /** Also resumes a parked rollback. Only a person may do that. */
   readonly canResumeParked: boolean;
-  /** The run in which it is asked for, and the epoch that the agent holds. */
+  /** The run of the request and the epoch of its agent. */
   readonly runEpoch?: RunEpoch | undefined;
-  /** Of the plan that a person was shown; undefined: whatever is to be undone now. */
+  /** The digest of the plan that a person was shown; undefined: undo whatever is to be undone now. */
   readonly digest?: string | undefined;
   readonly entry: string;
 }
 
 /**
- * Closes a saga to new steps, withdraws those that wait for people, and recalls those that are open: nothing more of them
- * is sent, except to find out. Everything else a rollback does can be done by any process afterwards. Answers the
- * steps that may be on their way to the wire at this moment.
+ * Closes a saga to new steps, cancels its held steps, and recalls its open ones: they send nothing more, except to resolve a
+ * doubt. Any process can do the rest of the rollback afterwards. Returns the steps that may be about to send at this moment.
  */
-export async function closeSagaForRollback(db: Database, order: RollbackRequest): Promise<readonly string[]> {
+export async function closeSagaForRollback(db: Database, request: RollbackRequest): Promise<readonly string[]> {
+  const { id, reason, by, digest, entry } = request;
   return db.transaction(async (tx) => {
-    if (order.runEpoch !== undefined) await requireCurrentEpoch(tx, order.runEpoch);
-    const saga = await lockSaga(tx, order.id);
-    const keep = findKeepOrdinal(saga, order.to);
-    if (isRollbackInProgress(saga, keep, order)) return recallOpenSteps(tx, order.id, keep, order.reason);
-    if (order.digest !== undefined && (await isRepeatedRollback(tx, saga, keep, order.digest)))
-      // Back at its savepoint it may have new steps, which are none of that rollback's.
-      return saga.state === 'open' ? [] : recallOpenSteps(tx, order.id, keep, order.reason);
-    await updateSaga(tx, order.id, {
-      state: 'rolling_back',
-      reason: order.reason,
-      by: order.by,
-      keep,
-      entry: order.entry,
-    });
-    await tx.run({
-      name: 'note-plan',
-      text: 'update sagas set plan = $2 where id = $1',
-      values: [order.id, order.digest ?? null],
-    });
-    await tx.run({
-      name: 'drop-savepoints',
-      text: 'delete from savepoints where saga = $1 and after > $2',
-      values: [order.id, keep],
-    });
-    if (saga.state === 'parked') await retryFailedUndos(tx, order.id);
-    await addUndoTask(tx, order.id, 'saga');
-    return recallOpenSteps(tx, order.id, keep, order.reason);
+    if (request.runEpoch !== undefined) await requireCurrentEpoch(tx, request.runEpoch);
+    const saga = await lockSaga(tx, id);
+    const keep = findKeepOrdinal(saga, request.to);
+    if (isRollbackInProgress(saga, keep, request)) return recallOpenSteps(tx, id, keep, reason);
+    if (digest !== undefined && (await isRepeatedRollback(tx, saga, keep, digest)))
+      // A saga that is back at its savepoint may have new steps, which do not belong to the repeated rollback.
+      return saga.state === 'open' ? [] : recallOpenSteps(tx, id, keep, reason);
+    await updateSaga(tx, id, { state: 'rolling_back', reason, by, keep, entry });
+    await recordPlanDigest(tx, id, digest);
+    await deleteSavepointsAfter(tx, id, keep);
+    if (saga.state === 'parked') await retryFailedUndos(tx, id);
+    await addUndoTask(tx, id, 'saga');
+    return recallOpenSteps(tx, id, keep, reason);
+  });
+}
+
+/** Remembers the confirmed plan, so that a repeat of the request is recognised. The saga is locked. */
+async function recordPlanDigest(tx: Tx, id: string, digest: string | undefined): Promise<void> {
+  await tx.run({
+    name: 'record-plan-digest',
+    text: 'update sagas set plan = $2 where id = $1',
+    values: [id, digest ?? null],
+  });
+}
+
+/** Deletes the savepoints that the rollback passes. Savepoints are created under the same lock of the saga. */
+async function deleteSavepointsAfter(tx: Tx, id: string, keep: number): Promise<void> {
+  await tx.run({
+    name: 'delete-savepoints',
+    text: 'delete from savepoints where saga = $1 and after > $2',
+    values: [id, keep],
   });
 }
 
 /**
- * Whether the rollback that was shown under this digest is the last one that was begun, and is asked for again. If it is
- * neither that nor what would be undone now, it is refused. Steps are claimed under the saga's lock, which is held here:
- * what is compared is what is then undone.
+ * Whether the plan with this digest is the one that was begun last, so this request is a repeat. Refuses a digest that is neither
+ * that plan nor the plan of now. Steps are claimed under the lock of the saga, which the caller holds, so the compared plan is
+ * the one that is carried out.
  */
 async function isRepeatedRollback(tx: Tx, saga: Saga, keep: number, digest: string): Promise<boolean> {
   if (computePlanDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return false;
-  const begun = await tx.run({
-    name: 'begun-plan',
-    text: 'select 1 from sagas where id = $1 and plan = $2',
-    values: [saga.id, digest],
-  });
-  if (begun.length > 0) return true;
+  if (await isBegunPlan(tx, saga.id, digest)) return true;
   throw new GatewayError(
     'conflict',
-    'Nothing was rolled back by this: what would be undone now is not what the plan with this digest showed. Look at a new plan.',
+    'Nothing was rolled back: the plan has changed since it was shown. Read the new plan and confirm its digest.',
   );
 }
 
+/** Compares with the digest of the last rollback. The saga is locked. */
+async function isBegunPlan(tx: Tx, id: string, digest: string): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'is-begun-plan',
+    text: 'select 1 from sagas where id = $1 and plan = $2',
+    values: [id, digest],
+  });
+  return rows.length > 0;
+}
+
+/** The ordinal of the last step to keep; -1: none. */
 function findKeepOrdinal(saga: Saga, to: string | undefined): number {
   if (to === undefined) return -1;
   const savepoint = saga.savepoints.find(({ name }) => name === to);
   if (savepoint !== undefined) return savepoint.after;
   const names = saga.savepoints.map(({ name }) => JSON.stringify(name)).join(', ') || 'none';
-  throw new GatewayError(
-    'not_found',
-    `There is no savepoint ${JSON.stringify(to)} to go back to; there are: ${names}.`,
-  );
+  throw new GatewayError('not_found', `The saga has no savepoint ${JSON.stringify(to)}; it has: ${names}.`);
 }
 
-/** Whether the very same is being done, or done, already. What cannot be done any more is refused. */
-function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked: again }: RollbackRequest): boolean {
+/** Whether the same rollback is already in progress or done. Refuses a rollback that is no longer possible. */
+function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked }: RollbackRequest): boolean {
   const isAsFar = saga.keep !== null && saga.keep <= keep;
   if (saga.state === 'rolled_back' && to === undefined) return true;
   if (saga.state === 'rolling_back' && saga.keep === keep) return true;
   if ((saga.state === 'rolling_back' || saga.state === 'parked') && saga.keep !== null && saga.keep < keep)
-    throw new GatewayError('conflict', 'It is being rolled back further than that already.');
-  if (saga.state === 'parked' && isAsFar && !again) return true;
+    throw new GatewayError('conflict', 'The saga is already being rolled back further than that.');
+  if (saga.state === 'parked' && isAsFar && !canResumeParked) return true;
   if (saga.state === 'open' || saga.state === 'rolling_back' || saga.state === 'parked') return false;
-  throw new GatewayError('saga_closed', `It cannot be rolled back: it ${describeSagaState(saga)}.`);
+  throw new GatewayError('saga_closed', `The saga cannot be rolled back: it ${describeSagaState(saga)}.`);
 }
 
-/** What a person wants tried again: undos that failed start a new round, unless the last one may still act. */
+/**
+ * Gives failed undos a new round of tries. An undo whose last compensation is still open becomes `running`, not `due`: that
+ * compensation may still act, so a second one must not start. Marks of undos check their state, so none is lost in between.
+ */
 async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   await tx.run({
     name: 'retry-undos',
@@ -117,54 +127,81 @@ async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   });
 }
 
+interface RecalledStep {
+  readonly txn: string;
+  readonly state: string;
+  readonly attemptOpen: boolean;
+  /** No attempt is open or unknown, so the step certainly had no effect. */
+  readonly isIdle: boolean;
+}
+
 /**
- * In the order in which votes lock: approvals, who looks after a call, the call. A step on the wire is left to its end; one
- * between two attempts, or approved and not yet sent, ends here.
+ * Recalls the open steps after `keep`, and returns those with an open attempt. Idle steps end here. Steps with an open or unknown
+ * attempt continue until their outcome is known. Locks in the order of a vote: approvals, open calls, calls.
  */
 async function recallOpenSteps(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
   const why = `its saga is rolled back: ${reason}`;
   await cancelHeldSteps(tx, id, keep, why);
+  await lockOpenSteps(tx, id, keep);
+  const open = await markStepsRecalled(tx, id, keep);
+  for (const step of open) if (step.isIdle) await endIdleStep(tx, step, why);
+  return open.filter((step) => step.attemptOpen).map((step) => step.txn);
+}
+
+/** Locks the steps in order of txn, as every batch does. The update that follows would lock them in any order. */
+async function lockOpenSteps(tx: Tx, id: string, keep: number): Promise<void> {
   await tx.run({
     name: 'lock-open-steps',
     text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
     values: [id, keep],
   });
-  const open = await tx.run<{ txn: string; idle: boolean; state: string; attempt_open: boolean }>({
+}
+
+/** From its commit on, updates refuse new attempts of these steps. The rows are locked, so none is updated in between. */
+function markStepsRecalled(tx: Tx, id: string, keep: number): Promise<readonly RecalledStep[]> {
+  return tx.run<RecalledStep>({
     name: 'recall-steps',
     text: `update calls set recalled = true where saga = $1 and ordinal > $2 and settled_at is null
-      returning txn, state, attempt_open, not attempt_open and unresolved = 0 as idle`,
+      returning txn, state, attempt_open as "attemptOpen", not attempt_open and unresolved = 0 as "isIdle"`,
     values: [id, keep],
   });
-  for (const { txn, state } of open.filter((step) => step.idle)) {
-    const as = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';
-    const entry = buildAuditEntry(`call_${as}`, { txn, why });
-    await tx.run({
-      name: 'end-recalled',
-      text: `with ended as (
+}
+
+/** Ends an idle step without effect, with its audit entry. The row is locked, so the step is still idle. */
+async function endIdleStep(tx: Tx, { txn, state }: RecalledStep, why: string): Promise<void> {
+  const endState = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';
+  const problem = endState === 'failed' ? 'saga_closed' : 'cancelled';
+  const entry = buildAuditEntry(`call_${endState}`, { txn, why });
+  await tx.run({
+    name: 'end-recalled',
+    text: `with ended as (
           update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = 'no_effect', problem = $3, detail = $4, evidence = 'gateway', leaf = $5
           where txn = $1 returning txn
         ), closed as (
           delete from open_calls o using ended e where o.txn = e.txn
         )
         insert into audit_queue (entry) select $6 from ended`,
-      values: [txn, as, as === 'failed' ? 'saga_closed' : 'cancelled', why, hashLeaf(entry), entry],
-    });
-  }
-  return open.filter((step) => step.attempt_open).map((step) => step.txn);
+    values: [txn, endState, problem, why, hashLeaf(entry), entry],
+  });
 }
 
-/** Held steps of a saga that takes no more: one that only waits for its time would leave by itself. */
+/** Cancels the held steps of a saga that takes no more steps. A delayed step would otherwise be released later. */
 async function cancelHeldSteps(tx: Tx, id: string, keep: number, why: string): Promise<void> {
-  const held = await tx.run<{ txn: string }>({
-    name: 'held-steps',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
-    values: [id, keep],
-  });
-  for (const { txn } of held)
+  for (const txn of await listHeldSteps(tx, id, keep))
     await endHeldCall(tx, txn, 'cancelled', why, buildAuditEntry('call_cancelled', { txn, why }));
 }
 
-/** A person takes a parked rollback up again. Steps that they waive no longer hold up what they rest on. */
+/** The saga is locked, so it gets no new held steps. `endHeldCall` decides again whether each is still held. */
+async function listHeldSteps(tx: Tx, id: string, keep: number): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'list-held-steps',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
+    values: [id, keep],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+/** A person resumes a parked rollback. The steps that they waive no longer block the steps that they depend on. */
 export async function resumeSaga(
   db: Database,
   id: string,
@@ -173,19 +210,16 @@ export async function resumeSaga(
   await db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
     if (saga.keep === null && saga.state === 'parked')
-      throw new GatewayError('conflict', 'It was parked by its ttl and never rolled back: roll it back, or close it.');
-    if (saga.state !== 'parked' && saga.state !== 'rolling_back')
       throw new GatewayError(
         'conflict',
-        `Only a parked saga can be taken up again; this one ${describeSagaState(saga)}.`,
+        'The saga was parked by its ttl and was never rolled back. Roll it back, or close it.',
       );
-    const waived = await tx.run<{ txn: string }>({
-      name: 'waive-steps',
-      text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
-      values: [id, change.waive],
-    });
-    const unknown = change.waive.filter((txn) => !waived.some((step) => step.txn === txn));
-    if (unknown.length > 0) throw new GatewayError('not_found', `${unknown.join(', ')}: no step of this saga.`);
+    if (saga.state !== 'parked' && saga.state !== 'rolling_back')
+      throw new GatewayError('conflict', `Only a parked saga can be resumed; this one ${describeSagaState(saga)}.`);
+    const waived = await waiveSteps(tx, id, change.waive);
+    const unknown = change.waive.filter((txn) => !waived.includes(txn));
+    if (unknown.length > 0)
+      throw new GatewayError('not_found', `This saga has no step ${unknown.join(', ')}. Nothing was waived.`);
     if (saga.state === 'rolling_back' && waived.length === 0) return;
     await updateSaga(tx, id, { state: 'rolling_back', reason: change.reason, by: change.by, entry: change.entry });
     await retryFailedUndos(tx, id);
@@ -193,7 +227,17 @@ export async function resumeSaga(
   });
 }
 
-/** A person has seen to a parked saga by hand: the gateway does nothing more about it. */
+/** Marks steps as waived, and returns those that belong to the saga. A waiver is never taken back, so a repeat is harmless. */
+async function waiveSteps(tx: Tx, id: string, txns: readonly string[]): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'waive-steps',
+    text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
+    values: [id, txns],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+/** A person has dealt with a parked saga by hand. The gateway does nothing more about it. */
 export async function closeSaga(
   db: Database,
   id: string,
@@ -203,10 +247,7 @@ export async function closeSaga(
     const saga = await lockSaga(tx, id);
     if (saga.state === 'closed') return;
     if (saga.state !== 'parked')
-      throw new GatewayError(
-        'conflict',
-        `Only a parked saga can be closed by hand; this one ${describeSagaState(saga)}.`,
-      );
+      throw new GatewayError('conflict', `Only a parked saga can be closed; this one ${describeSagaState(saga)}.`);
     await updateSaga(tx, id, { state: 'closed', ...change });
     await cancelHeldSteps(tx, id, -1, `its saga was closed: ${change.reason}`);
     await removeUndoTask(tx, id);
@@ -214,8 +255,8 @@ export async function closeSaga(
 }
 
 /**
- * Where a rollback got to. False: it is somewhere else by now, or is to go further back than it was when it was read. A parked
- * one is looked at again now and then: a doubt may have been resolved.
+ * Writes the progress of a rollback. Returns false if the saga has left the state that the caller read, or a rollback now reaches
+ * further back. A parked saga is checked again after `recheckInMs`, because its doubt may have been resolved.
  */
 export async function transitionSaga(
   db: Database,
@@ -225,25 +266,21 @@ export async function transitionSaga(
   return db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
     if (saga.state !== state || saga.keep !== keep) return false;
-    // Read before another rollback of the same reach began: that one has steps of its own to undo.
+    // The caller may have read the steps before another rollback of the same reach began, which has steps of its own to undo.
     if ((change.state === 'open' || change.state === 'rolled_back') && (await hasMoreToUndo(tx, id, keep ?? -1)))
       return false;
-    // Back at its savepoint it is as if no rollback had been.
+    // A saga that is open again keeps no trace of the rollback.
     await updateSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
     if (state === 'open' && change.state === 'parked')
       await cancelHeldSteps(tx, id, -1, `its saga is parked: ${change.reason}`);
-    if (change.state === 'open' && saga.expiresAt !== null)
-      await tx.run({
-        name: 'time-saga',
-        text: 'update undo_work set due_at = $2 where id = $1',
-        values: [id, saga.expiresAt],
-      });
+    if (change.state === 'open' && saga.expiresAt !== null) await scheduleExpiry(tx, id, saga.expiresAt);
     else if (change.recheckInMs === null) await removeUndoTask(tx, id);
     else await addUndoTask(tx, id, 'saga', change.recheckInMs);
     return true;
   });
 }
 
+/** Whether a step after `keep` is open or not undone. The saga is locked, so no new step can appear. */
 async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean> {
   const rows = await tx.run({
     name: 'more-to-undo',
@@ -251,4 +288,13 @@ async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean>
     values: [id, keep],
   });
   return rows.length > 0;
+}
+
+/** Makes the undo task due when the ttl of the saga ends. The saga is locked, so no rollback needs the task earlier. */
+async function scheduleExpiry(tx: Tx, id: string, expiresAt: Date): Promise<void> {
+  await tx.run({
+    name: 'schedule-saga-expiry',
+    text: 'update undo_work set due_at = $2 where id = $1',
+    values: [id, expiresAt],
+  });
 }

@@ -4,7 +4,7 @@ import { exportJWK, exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'j
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { RunHolder } from '../../controls/run-holder.ts';
 import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
-import { postJson, TestSaga } from '../../sagas/saga.ts';
+import { TestSaga } from '../../sagas/saga.ts';
 import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import {
   AGENT_KEY,
@@ -16,13 +16,13 @@ import {
   startGateway,
 } from '../../support/gateway.ts';
 import { sendRaw } from '../../support/raw.ts';
+import { uniqueId } from '../../support/unique-id.ts';
 import { buildUncooperativePolicies } from './lazy-policies.ts';
 
 let upstream: TestUpstream;
 let issuer: Server;
 let database: TestDatabase;
 let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const MANY = 10_000;
@@ -46,8 +46,7 @@ afterAll(async () => {
   issuer?.close();
 });
 beforeEach(async () => {
-  n += 1;
-  id = `lazy-${n}`;
+  id = uniqueId('lazy');
   await upstream.reset();
 });
 
@@ -258,7 +257,7 @@ describe('the impostor', () => {
       ['rollback', { reason: 'mine' }],
       ['savepoints', { name: 'x' }],
     ] as const)
-      refused(await postJson(gateway, `/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
+      refused(await gateway.post(`/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
     refused(await gateway.get(`/v1/sagas/${theirs.id}`));
     expect(await theirs.read()).toMatchObject({ state: 'open', steps: [] });
     expect(await upstream.requests()).toEqual([]);
@@ -267,7 +266,7 @@ describe('the impostor', () => {
   it('asks for another agent’s call, under its key or its txn', async () => {
     const theirs = await charge({ agentKey: OTHER_AGENT_KEY, key: 'shared' });
     refused(await gateway.get(`/v1/calls/${theirs.body.txn}`));
-    refused(await postJson(gateway, `/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
+    refused(await gateway.post(`/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
     const own = await charge({ ...mine, key: 'shared' });
     expect(own.body).toMatchObject({ replayed: false, state: 'succeeded' });
     expect(own.body.txn).not.toBe(theirs.body.txn);
@@ -277,7 +276,7 @@ describe('the impostor', () => {
   it('plays the operator', async () => {
     for (const path of ['locks', 'calls', 'agents', 'policies', 'approvals'])
       expect((await gateway.get(`/admin/${path}`)).body.code, path).toBe('forbidden');
-    expect((await postJson(gateway, '/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
+    expect((await gateway.post('/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
     expect((await charge()).status).toBe(200);
   });
 });

@@ -87,6 +87,7 @@ it('is read once for all who listen, and not at all for nobody', async () => {
   expect(db.asked.length - many).toBeLessThanOrEqual(cost + 3);
   for (const listener of listeners.splice(0)) feed.unsubscribe(listener);
   const before = looks();
+  // More than two of its intervals of 400 ms: nothing tells when nothing is read.
   await sleep(1_000);
   expect(looks()).toBe(before);
 });

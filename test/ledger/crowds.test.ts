@@ -1,27 +1,12 @@
 import { randomUUID } from 'node:crypto';
-import pg from 'pg';
-import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { afterEach, expect, it } from 'vitest';
 import { findAliasedTxn } from '../../gateway/ledger/calls/joins.ts';
 import { findNewestRepeat, recordGeneration } from '../../gateway/ledger/calls/repeats.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useClient, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let inTheWay: pg.Client;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 3, applicationName: 'test' });
-  inTheWay = new pg.Client({ connectionString: database.url });
-  await inTheWay.connect();
-});
+const { database, db } = useLedger(3);
+const inTheWay = useClient(database);
 afterEach(() => inTheWay.query('rollback'));
-afterAll(async () => {
-  await db?.close();
-  await inTheWay?.end();
-  await database?.drop();
-});
 
 const LOOKS = { aliases: findAliasedTxn, repeats: findNewestRepeat };
 

@@ -284,7 +284,7 @@ describe('rollback', () => {
     const { saga, mail } = await openParkedSaga();
     const { code, err } = await runCli(['resume', saga.id, '--waive', mail, '--waive', UNKNOWN_ID, ...REASON], { env });
     expect(code).toBe(1);
-    expect(err).toContain(`no step ${UNKNOWN_ID}`);
+    expect(err).toContain(`This saga has no step ${UNKNOWN_ID}`);
     expect((await runCli(['saga', saga.id], terminal)).out).not.toContain('waived');
   });
 

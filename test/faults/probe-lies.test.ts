@@ -60,7 +60,7 @@ it('a probe that says "not applied" to the end is what the call fails by, with w
   expect(answer.body).toMatchObject({
     status: 502,
     code: 'tool_failed',
-    detail: 'The upstream answered 500; not applied, says the probe, after 4 attempts.',
+    detail: 'The upstream answered 500; the probe found no effect after 4 attempts.',
   });
   await ended(id, answer.body.txn);
 });
@@ -71,7 +71,7 @@ it('an answer that is still known when the probe ends the call is told with it',
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
-    detail: 'The upstream answered 500; not applied, says the probe, after 1 attempt.',
+    detail: 'The upstream answered 500; the probe found no effect after 1 attempt.',
     upstream: { status: 500, body: { why: 'no' } },
   });
   await ended(id, answer.body.txn);
@@ -88,7 +88,7 @@ it('only of a sender that died it is said that it is gone', async () => {
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
-    detail: 'Its sender is gone; not applied, says the probe, after 1 attempt.',
+    detail: 'The process that sent it ended; the probe found no effect after 1 attempt.',
   });
   await ended(id, answer.body.txn);
 });

@@ -4,7 +4,7 @@ import { useLedger } from '../support/use-ledger.ts';
 
 const { database, db } = useLedger(1);
 
-it('counts so many open calls and not more, says so, and knows the longest lag of all', async () => {
+it('counts up to the limit, reports that there are more, and finds the longest lag of all', async () => {
   expect(await readBacklog(db, 100)).toMatchObject({ underWay: 0, hasMore: false, recoveryLag: 0 });
   await database.query(
     `with made as (

@@ -2,13 +2,8 @@ import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { ApprovalSpec, Person, Role, Tool } from '../../domain/policy.ts';
-import {
-  type Approval,
-  type ApprovalState,
-  castVote,
-  listApprovals,
-  readApproval,
-} from '../../ledger/approvals/approvals.ts';
+import { type Approval, type ApprovalState, listApprovals, readApproval } from '../../ledger/approvals/approvals.ts';
+import { castVote } from '../../ledger/approvals/cast-vote.ts';
 import { isCursor } from '../../ledger/calls/list-calls.ts';
 import { decideCall } from '../../policy/decide.ts';
 import { readDecisionFacts } from '../calls/decision-facts.ts';

@@ -52,7 +52,7 @@ export class Sequencer {
   async stop(): Promise<void> {
     await this.#poller.stop();
     if (this.#logMonitor.findFault() === undefined)
-      await this.seal(0).catch((error: unknown) => this.#poller.complain(error));
+      await this.seal(0).catch((error: unknown) => this.#poller.logRetry(error));
   }
 
   async #poll(): Promise<void> {
@@ -63,7 +63,7 @@ export class Sequencer {
     await this.#logMonitor.verify();
     this.#ctx.reach('anchored');
     // Not waited for: a slow witness must not hold the log up.
-    this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.complain(error));
+    this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.logRetry(error));
   }
 
   /**
@@ -78,7 +78,7 @@ export class Sequencer {
       if (sealed === undefined) break;
       isAny = true;
       // Whoever waits for the end of this process does not wait for a long backlog: another goes on with it.
-      if (!sealed.isFull || this.#poller.stopped) break;
+      if (!sealed.isFull || this.#poller.isStopped) break;
     }
     if (this.#failure !== undefined) await this.#clearFailureIfSealed();
     return isAny;

@@ -68,7 +68,7 @@ export class RollbackWorker {
   /** Something about this saga, or call, happened: it is looked at now. */
   wake(work: UndoTask): void {
     if (this.#running.has(work.id)) this.#wokenWhileRunning.add(work.id);
-    else if (!this.#poller.stopped) this.#startTask(work);
+    else if (!this.#poller.isStopped) this.#startTask(work);
   }
 
   async #poll(): Promise<void> {
@@ -76,7 +76,7 @@ export class RollbackWorker {
       this.#nextPruneAt = performance.now() + PRUNE_INTERVAL_MS;
       await this.#pruneRecalls();
     }
-    while (!this.#poller.stopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
+    while (!this.#poller.isStopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
       const { switches, lease, db } = this.#ctx;
       if (!switches.canSend(lease.id)) return;
       const work = await claimUndoTasks(db, MAX_CONCURRENT_ROLLBACKS - this.#running.size, TASK_LEASE_MS);
@@ -87,7 +87,7 @@ export class RollbackWorker {
 
   #startTask(work: UndoTask): void {
     const done = this.#runTask(work)
-      .catch((error: unknown) => this.#poller.complain(error))
+      .catch((error: unknown) => this.#poller.logRetry(error))
       .finally(() => {
         this.#running.delete(work.id);
         if (this.#wokenWhileRunning.has(work.id)) this.wake(work);

@@ -1,18 +1,13 @@
 import { execFile } from 'node:child_process';
 import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, expect, test } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeAll, expect, test } from 'vitest';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { FRAMEWORKS_DIR, NODE_22, prepareFrameworks } from './install.ts';
 
 /** The recipes of the docs. Each runs in its own process, in its framework, with a scripted model. */
 const RECIPES = ['ai-sdk', 'openai-agents', 'langchain', 'mastra'];
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 
 const policies = (url: string) => `
 upstreams:
@@ -25,22 +20,13 @@ tools:
     request: { method: POST, path: /none/mail }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { allow: world.charge, when: args.amount <= 100, approve: never }
 ${PEOPLE_YAML}`;
 
-beforeAll(async () => {
-  await prepareFrameworks();
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
-}, 600_000);
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+beforeAll(prepareFrameworks, 600_000);
+const { upstream, gateway } = useGateway({ policies });
 
 interface ScriptedCall {
   readonly id: string;

@@ -9,12 +9,12 @@ export interface IssuerKey {
   readonly kid: string;
 }
 
-/** A real OIDC issuer, as far as a gateway looks: discovery and keys over HTTP, keys that can be rotated. */
+/** An OIDC issuer with the two routes that a gateway reads: discovery and keys. Its keys can be rotated. */
 export class TestIssuer {
   /** The paths that were requested. */
   readonly asked: string[] = [];
   keys: JWK[] = [];
-  /** Whether requests stay without an answer. */
+  /** Whether the issuer leaves requests unanswered. */
   isSilent = false;
   readonly #server: Server;
 

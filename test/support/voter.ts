@@ -5,20 +5,20 @@ import { isSignatureValid, signBody } from '../../gateway/domain/webhook-signatu
 export interface ReceivedVoteRequest {
   readonly headers: IncomingHttpHeaders;
   readonly text: string;
-  // biome-ignore lint/suspicious/noExplicitAny: tests look into it
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
   readonly body: any;
-  /** Whether the gateway signed it. */
+  /** Whether the gateway signed the request. */
   readonly signed: boolean;
 }
 
-/** What a test lets a voter do with a question: say something, properly, or misbehave on the wire. */
+/** How the voter answers: with a vote, or with whatever a function writes to the response. */
 export type VoterBehavior =
   | 'approve'
   | 'deny'
   | 'abstain'
   | ((asked: ReceivedVoteRequest, response: ServerResponse) => void);
 
-/** A voter on loopback that keeps what it was asked. */
+/** A voter on loopback that records its requests. */
 export class TestVoter {
   readonly secret: string;
   readonly asked: ReceivedVoteRequest[] = [];
@@ -52,14 +52,14 @@ export class TestVoter {
     return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/vote`;
   }
 
-  /** Signed with this voter's secret, or another one. */
+  /** Sends a vote, signed with this voter's secret unless another is given. */
   sendVote(response: ServerResponse, answer: unknown, secret = this.secret): void {
     const body = JSON.stringify(answer);
     response.writeHead(200, { 'content-type': 'application/json', 'oncegate-signature': signBody(secret, body) });
     response.end(body);
   }
 
-  /** The questions about one call. */
+  /** The requests about one call. */
   findRequestsAbout(id: string): ReceivedVoteRequest[] {
     return this.asked.filter(({ body }) => body.args?.id === id);
   }

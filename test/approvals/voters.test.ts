@@ -76,7 +76,7 @@ const { upstream, database, gateway } = useGateway({
 });
 beforeEach(() => {
   id = uniqueId('case');
-  voter.manner = 'approve';
+  voter.behavior = 'approve';
 });
 
 const call = (tool: string, args: object = {}, headers: Record<string, string> = {}) =>
@@ -95,7 +95,7 @@ describe('voters', () => {
     const reply = await call('world.delete', { card: CARD });
     expect(reply).toMatchObject({ status: 200, body: { state: 'succeeded' } });
     const [asked] = voter.findRequestsAbout(id) as [ReceivedVoteRequest];
-    expect(asked.signed).toBe(true);
+    expect(asked.isSigned).toBe(true);
     expect(asked.body).toMatchObject({
       kind: 'vote',
       voter: 'reviewer',
@@ -119,7 +119,7 @@ describe('voters', () => {
   });
 
   it('refuse: 403, the key stays free, every vote is in the log, the agent hears who but not why or where', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const reply = await call('world.delete', { ids: [1, 2] });
     expect(reply).toMatchObject({
       status: 403,
@@ -140,7 +140,7 @@ describe('voters', () => {
       votes: [{ voter: 'small' }, { voter: 'reviewer', verdict: 'deny', reason: 'I say deny' }],
     });
     expect(await upstream.requests(id)).toEqual([]);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete', { ids: [1, 2] })).status).toBe(200);
   });
 
@@ -151,7 +151,7 @@ describe('voters', () => {
     ]);
     expect(voter.findRequestsAbout(id)).toEqual([]);
     expect((await call('world.any')).status).toBe(200);
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const again = await Promise.all([call('world.any'), call('world.any')]);
     for (const { status, body } of again) expect([status, body.replayed]).toEqual([200, true]);
     expect(voter.findRequestsAbout(id)).toHaveLength(1);
@@ -163,7 +163,7 @@ describe('voters', () => {
     await gateway.start({ ONCEGATE_DIE_AT: 'sending' });
     await call('world.delete').catch(() => undefined);
     await gateway.waitForExit();
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     await gateway.start();
     const reply = await call('world.delete', {}, { prefer: 'wait=20' });
     expect(reply).toMatchObject({ status: 200, body: { replayed: true } });
@@ -174,7 +174,7 @@ describe('voters', () => {
   });
 
   it('have no veto: what counts is how many approve', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     expect((await call('world.any')).status).toBe(200);
     expect((await gateway.call('world.any', { id, ids: [1, 2, 3] }, { key: `${id}-b` })).status).toBe(403);
   });
@@ -260,7 +260,7 @@ describe('whatever is not an approval of this very call is none', () => {
     ],
     ['abstain', (asked, response) => voter.sendVote(response, good(asked, { vote: 'abstain' })), /fine/],
   ])('%s', async (_, manner, why) => {
-    voter.manner = manner;
+    voter.behavior = manner;
     const reply = await call('world.delete');
     expect([reply.status, reply.body.code, said(reply.body.votes ?? [])]).toEqual([
       403,
@@ -274,7 +274,7 @@ describe('whatever is not an approval of this very call is none', () => {
 
   it('an approval of the same wish under another key, or of an earlier asking, replayed', async () => {
     const kept: ReceivedVoteRequest[] = [];
-    voter.manner = (asked, response) => {
+    voter.behavior = (asked, response) => {
       kept.push(asked);
       voter.sendVote(response, good(asked, { digest: kept[0]?.body.digest }));
     };
@@ -286,16 +286,16 @@ describe('whatever is not an approval of this very call is none', () => {
   });
 
   it('an address that is private, unless the voter says that it may be', async () => {
-    const before = voter.asked.length;
+    const before = voter.requests.length;
     const reply = await call('world.private');
     expect([reply.status, said(reply.body.votes)]).toEqual([403, ['reviewer:abstain']]);
     expect(JSON.stringify(reply.body)).not.toContain('127.0.0.1');
-    expect(voter.asked.length).toBe(before);
+    expect(voter.requests.length).toBe(before);
     await expect.poll(() => gateway.output).toMatch(/private address/);
   });
 
   it('what it says is kept in a form that can be stored, without its secret; the secret is nowhere', async () => {
-    voter.manner = (asked, response) =>
+    voter.behavior = (asked, response) =>
       voter.sendVote(response, good(asked, { reason: `\u0000 ${SECRET} \ud800 ${'x'.repeat(2_000)}` }));
     const { txn } = (await call('world.delete')).body;
     const { timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
@@ -338,7 +338,7 @@ describe('with the rest', () => {
   });
 
   it('policies that change while voters are asked: nothing is sent, and the same key may ask again', async () => {
-    voter.manner = (asked, response) => {
+    voter.behavior = (asked, response) => {
       void (async () => {
         await writePolicies(gateway, policies(`changed for ${id}`));
         await gateway.admin('POST', '/admin/policies/reload');
@@ -348,7 +348,7 @@ describe('with the rest', () => {
     const good = ({ body }: ReceivedVoteRequest) => ({ vote: 'approve', digest: body.digest });
     expect(await call('world.delete')).toMatchObject({ status: 503, body: { code: 'unavailable' } });
     expect(await upstream.requests(id)).toEqual([]);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete')).status).toBe(200);
   });
 
@@ -369,7 +369,7 @@ describe('with the rest', () => {
   });
 
   it('the same over the proxy, over MCP and for steps of a saga; a compensation is not voted on', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const headers = { 'content-type': 'application/json', 'idempotency-key': id };
     const body = JSON.stringify({ id, ids: [1] });
     const proxied = await gateway.request('POST', '/v1/proxy/world/keyed/charge', { key: AGENT_KEY, headers, body });
@@ -401,16 +401,16 @@ describe('with the rest', () => {
       })
     ).body;
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(403);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(200);
-    const asked = voter.asked.length;
+    const asked = voter.requests.length;
     const rolled = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
       key: AGENT_KEY,
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify({ reason: 'no' }),
     });
     expect(rolled.body.state).toBe('rolled_back');
-    expect(voter.asked.length).toBe(asked);
+    expect(voter.requests.length).toBe(asked);
     // But as an undo that the agent names, it cannot be promised.
     const named = await gateway.call(
       'world.delete',

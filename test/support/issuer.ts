@@ -11,8 +11,7 @@ export interface IssuerKey {
 
 /** An OIDC issuer with the two routes that a gateway reads: discovery and keys. Its keys can be rotated. */
 export class TestIssuer {
-  /** The paths that were requested. */
-  readonly asked: string[] = [];
+  readonly requestedPaths: string[] = [];
   keys: JWK[] = [];
   /** Whether the issuer leaves requests unanswered. */
   isSilent = false;
@@ -20,7 +19,7 @@ export class TestIssuer {
 
   constructor() {
     this.#server = createServer((request, response) => {
-      this.asked.push(request.url ?? '');
+      this.requestedPaths.push(request.url ?? '');
       if (this.isSilent) return;
       const body = request.url?.endsWith('/.well-known/openid-configuration')
         ? { issuer: this.url, jwks_uri: `${this.url}/keys` }

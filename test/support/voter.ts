@@ -8,7 +8,7 @@ export interface ReceivedVoteRequest {
   // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
   readonly body: any;
   /** Whether the gateway signed the request. */
-  readonly signed: boolean;
+  readonly isSigned: boolean;
 }
 
 /** How the voter answers: with a vote, or with whatever a function writes to the response. */
@@ -16,13 +16,13 @@ export type VoterBehavior =
   | 'approve'
   | 'deny'
   | 'abstain'
-  | ((asked: ReceivedVoteRequest, response: ServerResponse) => void);
+  | ((request: ReceivedVoteRequest, response: ServerResponse) => void);
 
 /** A voter on loopback that records its requests. */
 export class TestVoter {
   readonly secret: string;
-  readonly asked: ReceivedVoteRequest[] = [];
-  manner: VoterBehavior = 'approve';
+  readonly requests: ReceivedVoteRequest[] = [];
+  behavior: VoterBehavior = 'approve';
   readonly #server: Server;
 
   private constructor(secret: string) {
@@ -32,12 +32,12 @@ export class TestVoter {
       request.on('data', (chunk: Buffer) => chunks.push(chunk));
       request.on('end', () => {
         const text = Buffer.concat(chunks).toString();
-        const signed = isSignatureValid(secret, text, request.headers['oncegate-signature']);
-        const asked = { headers: request.headers, text, body: JSON.parse(text), signed };
-        this.asked.push(asked);
-        const { manner } = this;
-        if (typeof manner === 'function') manner(asked, response);
-        else this.sendVote(response, { vote: manner, digest: asked.body.digest, reason: `I say ${manner}` });
+        const isSigned = isSignatureValid(secret, text, request.headers['oncegate-signature']);
+        const received = { headers: request.headers, text, body: JSON.parse(text), isSigned };
+        this.requests.push(received);
+        const { behavior } = this;
+        if (typeof behavior === 'function') behavior(received, response);
+        else this.sendVote(response, { vote: behavior, digest: received.body.digest, reason: `I say ${behavior}` });
       });
     });
   }
@@ -61,7 +61,7 @@ export class TestVoter {
 
   /** The requests about one call. */
   findRequestsAbout(id: string): ReceivedVoteRequest[] {
-    return this.asked.filter(({ body }) => body.args?.id === id);
+    return this.requests.filter(({ body }) => body.args?.id === id);
   }
 
   stop(): void {

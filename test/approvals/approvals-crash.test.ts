@@ -173,7 +173,7 @@ describe('a policy change', () => {
     ['the undo', { undo: 'none' }, /contract/],
     ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other people/],
     ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other people/],
-    ['the rule', { pay: 'when: args.id == "nothing"' }, /no rule/],
+    ['the rule', { pay: 'when: args.id == "nothing"' }, /No rule/],
   ])('of %s between hold and approval makes the call impossible to approve', async (_, tuning, why) => {
     const { txn } = (await hold('world.pay', { id }, id)).body;
     await applyPolicies(tuning);

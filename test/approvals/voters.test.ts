@@ -108,7 +108,7 @@ describe('voters', () => {
     expect(request.text).not.toContain('fingerprint');
     const [claimed] = (await readEntries(reply.body.txn)).filter(({ what }) => what === 'call_claimed');
     expect(claimed.votes).toEqual([
-      { voter: 'small', verdict: 'approve', reason: 'its condition is true' },
+      { voter: 'small', verdict: 'approve', reason: 'the condition is true' },
       { voter: 'reviewer', verdict: 'approve', reason: 'I say approve' },
     ]);
     const { timeline } = (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body;

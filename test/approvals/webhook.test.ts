@@ -188,7 +188,7 @@ it('the configuration of a webhook is checked strictly', async () => {
   expect(await readFaults(buildConfig(`url: "http://h.example", secret: ${SECRET}`))).toMatch(
     /^oncegate\.yaml:1:\d+: .*https/,
   );
-  expect(await readFaults(buildConfig('url: "https://h.example", secret: short'))).toContain('shorter than 16');
+  expect(await readFaults(buildConfig('url: "https://h.example", secret: short'))).toContain('at least 16 characters');
   expect(await readFaults(buildConfig('url: "https://h.example", secret: "$' + '{env.NOPE}"'))).toContain(
     'NOPE is not set',
   );

@@ -135,8 +135,8 @@ describe('the YAML of README.md and docs/', () => {
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
     expect(loaded.warnings).toEqual([]);
     const faults = runPolicyTests(loaded.policies, loaded.tests).flatMap((result) => result.faults);
-    expect(faults).toContain('there is no tool "store.refnd" in history');
-    expect(faults.join()).toContain('expected hold, got allow');
+    expect(faults).toContain('history names a tool that does not exist: "store.refnd". Did you mean "store.refund"?');
+    expect(faults.join()).toContain('Expected hold, got allow');
   });
 
   it.each(withPlace(select('yaml', /^config$/)))('%s is a configuration', async (_place, { text }) => {

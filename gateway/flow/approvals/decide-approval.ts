@@ -27,20 +27,20 @@ export interface ApprovalView {
 }
 
 export async function findApprovals(
-  station: Context,
+  ctx: Context,
   state: ApprovalState | undefined,
   cursor: string | undefined,
   limit: number,
 ) {
   if (cursor !== undefined && !isCursor(cursor))
     throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  const page = await listApprovals(station.db, state, cursor, limit);
-  return { items: page.items.map((approval) => toApprovalView(station, approval)), cursor: page.cursor };
+  const page = await listApprovals(ctx.db, state, cursor, limit);
+  return { items: page.items.map((approval) => toApprovalView(ctx, approval)), cursor: page.cursor };
 }
 
 /** One approval, waiting or decided. */
-export async function readApprovalView(station: Context, txn: string): Promise<ApprovalView> {
-  return toApprovalView(station, await requireApproval(station, txn));
+export async function readApprovalView(ctx: Context, txn: string): Promise<ApprovalView> {
+  return toApprovalView(ctx, await requireApproval(ctx, txn));
 }
 
 async function requireApproval({ db }: Context, txn: string): Promise<Approval> {
@@ -61,14 +61,14 @@ export interface ApprovalDecision {
  * A person decides about a held call. The same decision again is fine, the opposite one is refused; and so is any decision
  * about something else than what would run now. An approved call runs by itself, without its agent.
  */
-export async function decideApproval(flow: Services, wanted: ApprovalDecision): Promise<ApprovalView> {
-  const { station } = flow;
+export async function decideApproval(services: Services, wanted: ApprovalDecision): Promise<ApprovalView> {
+  const { station: ctx } = services;
   const { txn, person, verdict } = wanted;
-  const approval = await requireApproval(station, txn);
-  await refuseUnauthorizedPerson(station, approval, wanted);
-  if (approval.state !== 'pending') return confirmEarlierDecision(station, approval, verdict);
+  const approval = await requireApproval(ctx, txn);
+  await refuseUnauthorizedPerson(ctx, approval, wanted);
+  if (approval.state !== 'pending') return confirmEarlierDecision(ctx, approval, verdict);
 
-  const view = toApprovalView(station, approval);
+  const view = toApprovalView(ctx, approval);
   if (view.digest === null || wanted.digest !== view.digest) {
     throw new GatewayError(
       'conflict',
@@ -76,7 +76,7 @@ export async function decideApproval(flow: Services, wanted: ApprovalDecision): 
       { txn },
     );
   }
-  if (verdict === 'approve') await refuseIfPolicyForbids(station, approval, view.shown);
+  if (verdict === 'approve') await refuseIfPolicyForbids(ctx, approval, view.shown);
   const entry = buildAuditEntry('vote', {
     txn,
     agent: approval.agent,
@@ -86,27 +86,27 @@ export async function decideApproval(flow: Services, wanted: ApprovalDecision): 
     digest: wanted.digest,
     reason: wanted.reason,
   });
-  const decided = await castVote(station.db, { ...wanted, person: person.name, entry });
-  flow.recovery.wake();
+  const decided = await castVote(ctx.db, { ...wanted, person: person.name, entry });
+  services.recovery.wake();
   return decided.state === 'pending'
-    ? toApprovalView(station, decided)
-    : confirmEarlierDecision(station, decided, verdict);
+    ? toApprovalView(ctx, decided)
+    : confirmEarlierDecision(ctx, decided, verdict);
 }
 
 function confirmEarlierDecision(
-  station: Context,
+  ctx: Context,
   approval: Approval,
   verdict: ApprovalDecision['verdict'],
 ): ApprovalView {
   const agrees =
     verdict === 'reject' ? approval.state === 'rejected' : ['approved', 'unopposed'].includes(approval.state);
-  if (agrees) return toApprovalView(station, approval);
+  if (agrees) return toApprovalView(ctx, approval);
   throw new GatewayError('conflict', `It is decided already: ${approval.state}.`, { txn: approval.txn });
 }
 
 /** Who tried to decide what is not theirs to decide is worth an entry: it may be the agent itself. */
 async function refuseUnauthorizedPerson(
-  station: Context,
+  ctx: Context,
   approval: Approval,
   { person, verdict }: ApprovalDecision,
 ): Promise<void> {
@@ -114,7 +114,7 @@ async function refuseUnauthorizedPerson(
   if (why === undefined) return;
   const { txn, agent, tool } = approval;
   const error = new GatewayError('forbidden', why);
-  await logRefusal(station, { txn, agent, tool, person: person.name, verdict }, error);
+  await logRefusal(ctx, { txn, agent, tool, person: person.name, verdict }, error);
   throw error;
 }
 
@@ -138,8 +138,8 @@ function hasAnyRole(person: Person, ...roles: readonly Role[]): boolean {
 }
 
 /** An approval adds to what policy allows; it never goes beyond. */
-async function refuseIfPolicyForbids(station: Context, approval: Approval, shown: ShownRequest | null): Promise<void> {
-  const why = await findPolicyBlocker(station, approval, shown, undefined);
+async function refuseIfPolicyForbids(ctx: Context, approval: Approval, shown: ShownRequest | null): Promise<void> {
+  const why = await findPolicyBlocker(ctx, approval, shown, undefined);
   if (why !== undefined)
     throw new GatewayError('conflict', `It cannot run any more: ${why}. The agent must ask anew.`, {
       txn: approval.txn,
@@ -148,16 +148,16 @@ async function refuseIfPolicyForbids(station: Context, approval: Approval, shown
 
 /** Why a call that was let go must not run under the policies in force; undefined when it may. */
 export async function findApprovalBlocker(
-  station: Context,
+  ctx: Context,
   call: { readonly txn: string; readonly agent: string; readonly tool: string },
   payload: Payload,
 ): Promise<string | undefined> {
-  const approval = await readApproval(station.db, call.txn);
+  const approval = await readApproval(ctx.db, call.txn);
   const isLetGo = approval?.state === 'approved' || approval?.state === 'unopposed';
   if (approval?.shown == null || !isLetGo) return 'it was held, and never let go';
-  const isAsAgreed = approval.approvedDigest === computeApprovalDigest(approval.shown, station.policies().version);
+  const isAsAgreed = approval.approvedDigest === computeApprovalDigest(approval.shown, ctx.policies().version);
   const why = isAsAgreed
-    ? await findPolicyBlocker(station, approval, JSON.parse(approval.shown) as ShownRequest, payload)
+    ? await findPolicyBlocker(ctx, approval, JSON.parse(approval.shown) as ShownRequest, payload)
     : `the policies changed after it was ${approval.state === 'approved' ? 'approved' : 'held'}`;
   if (why === undefined) return undefined;
   return approval.state === 'approved' ? `approved, but ${why}` : `its delay is over, but ${why}`;
@@ -165,12 +165,12 @@ export async function findApprovalBlocker(
 
 /** Without the exact arguments, which a person may not see where they are redacted, the rules are asked when it runs. */
 async function findPolicyBlocker(
-  station: Context,
+  ctx: Context,
   approval: Approval,
   shown: ShownRequest | null,
   exact: Payload | undefined,
 ): Promise<string | undefined> {
-  const policies = station.policies();
+  const policies = ctx.policies();
   const { agent: agentName, tool: toolName } = approval;
   const agent = policies.agents.get(agentName);
   const tool = policies.tools.get(toolName);
@@ -178,13 +178,13 @@ async function findPolicyBlocker(
   if (tool === undefined) return `there is no tool ${toolName} any more`;
   if (tool.disabled !== undefined) return `${toolName} is disabled: ${tool.disabled}`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
-  if (exact !== undefined && hasTargetMoved(station, tool, exact, shown))
+  if (exact !== undefined && hasTargetMoved(ctx, tool, exact, shown))
     return `${tool.upstream} is somewhere else now`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
   const place = { saga: shown.saga ?? null, run: shown.run ?? null };
   // What the agent did after it asked was judged with this call in mind, and not the other way round.
-  const facts = await readDecisionFacts(station, agent, toolName, {
+  const facts = await readDecisionFacts(ctx, agent, toolName, {
     ...place,
     txn: approval.txn,
     asOf: approval.requestedAt,
@@ -206,9 +206,9 @@ async function findPolicyBlocker(
  * The version covers what is written in the policies, not what the environment fills in. Nor does what was shown cover all of
  * that: a credential in a URL chooses an account, and is shown to nobody.
  */
-function hasTargetMoved(station: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {
-  const { url } = resolveTarget(tool, request, station.policies());
-  return url !== shown.target.url || !station.adapters.getAdapter(tool).isAt(request.base);
+function hasTargetMoved(ctx: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {
+  const { url } = resolveTarget(tool, request, ctx.policies());
+  return url !== shown.target.url || !ctx.adapters.getAdapter(tool).isAt(request.base);
 }
 
 /** Whether those who may decide about this approval are enough for what the policies ask for today. */
@@ -217,8 +217,8 @@ function isApprovalSufficient({ groups, quorum }: Approval, hold: ApprovalSpec):
   return hold.by.length === 0 || (groups.length > 0 && groups.every((group) => hold.by.includes(group)));
 }
 
-function toApprovalView(station: Context, approval: Approval): ApprovalView {
-  const policyVersion = station.policies().version;
+function toApprovalView(ctx: Context, approval: Approval): ApprovalView {
+  const policyVersion = ctx.policies().version;
   const shown = approval.shown === null ? null : (JSON.parse(approval.shown) as ShownRequest);
   return {
     approval,

@@ -44,16 +44,16 @@ export const NO_VOTES: readonly Vote[] = Object.freeze([]);
  * again.
  */
 export async function collectRuleVotes(
-  station: Context,
+  ctx: Context,
   motion: VoteSubject,
   { agent, stint }: { readonly agent: string; readonly stint: Span },
 ): Promise<readonly Vote[] | undefined> {
   const { txn, tool } = motion;
-  const earlier = await station.calls.read(txn);
+  const earlier = await ctx.calls.read(txn);
   // Of a shared wish the first one's voters were asked: whoever would join it has voters of its own.
-  if (earlier !== undefined && (await isParticipant(station, earlier, agent))) return undefined;
-  const voting = station.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
-  return askVoters(station, motion).finally(() => voting.end());
+  if (earlier !== undefined && (await isParticipant(ctx, earlier, agent))) return undefined;
+  const voting = ctx.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
+  return askVoters(ctx, motion).finally(() => voting.end());
 }
 
 /**
@@ -61,12 +61,12 @@ export async function collectRuleVotes(
  * whoever asks again with the same key has them asked again. Throws when the call is not carried, or when the policies
  * changed meanwhile: a vote is about what these would do.
  */
-export async function askVoters(station: Context, motion: VoteSubject): Promise<readonly Vote[]> {
+export async function askVoters(ctx: Context, motion: VoteSubject): Promise<readonly Vote[]> {
   const { poll, policies, tool } = motion;
-  const ask = canReachQuorum(poll) ? (voter: WebhookVoter) => askOneVoter(station, motion, voter) : abstainUnasked;
+  const ask = canReachQuorum(poll) ? (voter: WebhookVoter) => askOneVoter(ctx, motion, voter) : abstainUnasked;
   const votes = [...poll.votes, ...(await Promise.all(poll.open.map(ask)))];
   if (!hasQuorum(votes, poll.quorum)) throw new QuorumNotReachedError(motion, votes);
-  const now = station.policies();
+  const now = ctx.policies();
   if (now.version !== policies.version || now.tools.get(tool.name)?.digest !== tool.digest) {
     const detail = 'The policies changed while voters were asked, so nothing was sent. Ask again with the same key.';
     throw new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });
@@ -82,13 +82,13 @@ async function abstainUnasked({ name }: WebhookVoter): Promise<Vote> {
 const openQuestions = new WeakMap<WebhookVoter, number>();
 const MAX_OPEN_QUESTIONS = 32;
 
-async function askOneVoter(station: Context, motion: VoteSubject, voter: WebhookVoter): Promise<Vote> {
+async function askOneVoter(ctx: Context, motion: VoteSubject, voter: WebhookVoter): Promise<Vote> {
   const { vote, trouble } = await withQuestionLimit(voter, () =>
     requestVote(voter, buildVoteRequest(motion, voter.name)),
   );
   if (vote.verdict === 'abstain') {
     const about = { voter: voter.name, txn: motion.txn, tool: motion.tool.name, why: vote.reason, trouble };
-    station.log.warn(about, 'a voter abstained');
+    ctx.log.warn(about, 'a voter abstained');
   }
   return vote;
 }

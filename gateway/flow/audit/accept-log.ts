@@ -16,16 +16,16 @@ export interface LogAcceptance {
  * and what it contradicts goes into the log first, and the checkpoints that are set aside stay where they are, under another
  * name. A crash in here leaves the log in doubt, and it is done again.
  */
-export async function acceptLog(flow: Services, { person, reason }: Operator): Promise<LogAcceptance> {
-  const { db, logWatch } = flow.station;
+export async function acceptLog(services: Services, { person, reason }: Operator): Promise<LogAcceptance> {
+  const { db, logWatch } = services.station;
   await logWatch.verify();
   const doubt = logWatch.findFault();
-  if (doubt === undefined) return { accepted: false, checkpoint: await requireNewestCheckpoint(flow) };
+  if (doubt === undefined) return { accepted: false, checkpoint: await requireNewestCheckpoint(services) };
   const kept = await logWatch.readAnchorNotes();
   await enqueueAuditEntry(db, buildAuditEntry('log_accepted', { person, reason, doubt, kept }));
-  await flow.sequencer.seal(0, true);
+  await services.sequencer.seal(0, true);
   await logWatch.acceptCurrentLog();
   const left = logWatch.findFault();
   if (left !== undefined) throw new GatewayError('conflict', left);
-  return { accepted: true, checkpoint: await requireNewestCheckpoint(flow) };
+  return { accepted: true, checkpoint: await requireNewestCheckpoint(services) };
 }

@@ -39,49 +39,49 @@ const MAX_DURATION_MS = 10_000;
  * and the rest not: asked again, it goes on.
  */
 export async function eraseScope(
-  flow: Services,
+  services: Services,
   scope: ErasureScope,
   hand: Operator,
   from: string | undefined,
 ): Promise<ErasureResult> {
   if (from !== undefined && !isCursor(from))
     throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  const { station } = flow;
+  const { station: ctx } = services;
   const open: string[] = [];
   const unreadable: string[] = [];
   let erased = 0;
   let cursor: string | null | undefined = from;
   const until = performance.now() + MAX_DURATION_MS;
   do {
-    const page = await listCandidates(station, scope, cursor);
+    const page = await listCandidates(ctx, scope, cursor);
     const live = page.items.filter((call) => call.erasedAt === null);
-    const chosen = live.filter((call) => isInScope(station, scope, call, unreadable));
+    const chosen = live.filter((call) => isInScope(ctx, scope, call, unreadable));
     const gone = await eraseCalls(
-      station.db,
+      ctx.db,
       chosen.map((call) => ({ txn: call.txn, entry: buildErasedEntry(call, scope, hand) })),
     );
     erased += gone.length;
     open.push(...chosen.map(({ txn }) => txn).filter((txn) => !gone.includes(txn)));
     cursor = page.cursor;
   } while (cursor !== null && performance.now() < until);
-  if (scope.of === 'saga') await eraseSaga(station.db, scope.value);
-  if (scope.of === 'agent' && cursor === null) await eraseAgent(station.db, scope.value);
-  const openRuns = scope.of === 'agent' ? await listUnfinishedRuns(station.db, scope.value, PAGE_SIZE) : [];
+  if (scope.of === 'saga') await eraseSaga(ctx.db, scope.value);
+  if (scope.of === 'agent' && cursor === null) await eraseAgent(ctx.db, scope.value);
+  const openRuns = scope.of === 'agent' ? await listUnfinishedRuns(ctx.db, scope.value, PAGE_SIZE) : [];
   const done = { ...toLoggedScope(scope), person: hand.person, reason: hand.reason, erased, open: open.length };
-  await station.switches.broadcastChange(buildAuditEntry('erasure', done));
+  await ctx.switches.broadcastChange(buildAuditEntry('erasure', done));
   return { erased, open, openRuns, unreadable, cursor };
 }
 
-async function listCandidates(station: Context, { of, value }: ErasureScope, cursor: string | undefined | null) {
+async function listCandidates(ctx: Context, { of, value }: ErasureScope, cursor: string | undefined | null) {
   if (of === 'txn') {
-    const call = await station.calls.read(value);
+    const call = await ctx.calls.read(value);
     // What was sent to undo it holds what it was about, each time that was tried.
-    const tries = call === undefined ? [] : listUndoTxns(station, call);
-    const undos = await Promise.all(tries.map((txn) => station.calls.read(txn)));
+    const tries = call === undefined ? [] : listUndoTxns(ctx, call);
+    const undos = await Promise.all(tries.map((txn) => ctx.calls.read(txn)));
     return { items: [call, ...undos].filter((found) => found !== undefined), cursor: null };
   }
   const filter = { limit: PAGE_SIZE, cursor: cursor ?? undefined };
-  return listCalls(station.db, of === 'subject' ? filter : { ...filter, [of]: value });
+  return listCalls(ctx.db, of === 'subject' ? filter : { ...filter, [of]: value });
 }
 
 /** Every try is a call of its own, and the call itself names only the last. */
@@ -91,10 +91,10 @@ function listUndoTxns({ deployment }: Context, { agent, txn, undoTries }: Call):
   );
 }
 
-function isInScope(station: Context, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
+function isInScope(ctx: Context, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
   if (of !== 'subject') return true;
   try {
-    return containsValue(readExactArgs(station.sealingKey, call), value);
+    return containsValue(readExactArgs(ctx.sealingKey, call), value);
   } catch {
     unreadable.push(call.txn);
     return false;

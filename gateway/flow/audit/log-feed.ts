@@ -34,8 +34,8 @@ export class LogFeed {
   #poller: Poller | undefined;
   #breakers = new Map<string, string>();
 
-  constructor(station: FeedContext) {
-    this.#ctx = station;
+  constructor(ctx: FeedContext) {
+    this.#ctx = ctx;
   }
 
   /**

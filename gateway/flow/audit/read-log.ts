@@ -28,8 +28,8 @@ export interface InclusionProof {
 }
 
 /** The newest signed checkpoint. */
-export async function requireNewestCheckpoint({ station }: Services): Promise<string> {
-  const note = await readNewestCheckpoint(station.db);
+export async function requireNewestCheckpoint({ station: ctx }: Services): Promise<string> {
+  const note = await readNewestCheckpoint(ctx.db);
   if (note === undefined) throw new GatewayError('not_found', 'Nothing was signed so far: ask again in a second.');
   return note;
 }
@@ -41,36 +41,36 @@ export function getLogPublicKey({ sequencer }: Services): string {
 
 /** Signed entries. Checkpoints of an earlier key, if there was one, are left out: nobody could verify them with this one. */
 export async function readLogEntries(
-  { station, sequencer }: Services,
+  { station: ctx, sequencer }: Services,
   from: number,
   to: number,
 ): Promise<LoggedEntry[]> {
-  const entries = await readEntries(station.db, from, to);
+  const entries = await readEntries(ctx.db, from, to);
   return entries.map((entry) =>
     entry.checkpoint === null || sequencer.key.hasLineIn(entry.checkpoint) ? entry : { ...entry, checkpoint: null },
   );
 }
 
 /** That an entry is in the log as it was last signed. */
-export async function proveLeaf(flow: Services, leaf: Buffer): Promise<InclusionProof> {
-  const { db } = flow.station;
+export async function proveLeaf(services: Services, leaf: Buffer): Promise<InclusionProof> {
+  const { db } = services.station;
   const found = await pollUntilFound(() => findLeaf(db, leaf));
   if (found === undefined)
     throw new GatewayError('not_found', 'The log has no entry with this leaf hash. It can take a second to get there.');
-  const checkpoint = await requireNewestCheckpoint(flow);
+  const checkpoint = await requireNewestCheckpoint(services);
   const { size, root } = parseLogCheckpoint(checkpoint);
   const proof = await readProofHashes(db, Proof.inclusion(found.index, size));
   return { leaf, ...found, size, proof, root, checkpoint };
 }
 
 /** That the log of one size is how that of another began. */
-export async function proveConsistency(flow: Services, from: number, to: number | undefined) {
-  const checkpoint = await requireNewestCheckpoint(flow);
+export async function proveConsistency(services: Services, from: number, to: number | undefined) {
+  const checkpoint = await requireNewestCheckpoint(services);
   const { size } = parseLogCheckpoint(checkpoint);
   const until = to ?? size;
   if (until > size || from > until)
     throw new GatewayError('not_found', `The log has ${size} signed entries: ask for from <= to <= ${size}.`);
-  const proof = await readProofHashes(flow.station.db, Proof.consistency(from, until));
+  const proof = await readProofHashes(services.station.db, Proof.consistency(from, until));
   return { from, to: until, proof, checkpoint };
 }
 

@@ -33,11 +33,11 @@ export class Sequencer {
   #batchSize = MAX_LEAVES_PER_BATCH;
   #failure: { readonly since: number; readonly why: string } | undefined;
 
-  constructor(station: Context, key: NoteSigner, watch: LogMonitor) {
-    this.#ctx = station;
+  constructor(ctx: Context, key: NoteSigner, watch: LogMonitor) {
+    this.#ctx = ctx;
     this.#key = key;
     this.#logMonitor = watch;
-    this.#poller = new Poller('the log', POLL_INTERVAL_MS, () => this.#poll(), station.log);
+    this.#poller = new Poller('the log', POLL_INTERVAL_MS, () => this.#poll(), ctx.log);
   }
 
   get key(): NoteSigner {

@@ -11,19 +11,19 @@ export interface Operator {
 
 /** The kill switch: when this returns, nothing new is sent in its scope by any replica. */
 export async function freezeScope(
-  station: Context,
+  ctx: Context,
   scope: ControlFlagScope,
   { person, reason }: Operator,
 ): Promise<void> {
-  await station.switches.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
+  await ctx.switches.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
 }
 
 export async function unfreezeScope(
-  station: Context,
+  ctx: Context,
   scope: ControlFlagScope,
   { person, reason }: Operator,
 ): Promise<void> {
-  await station.switches.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
+  await ctx.switches.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
 }
 
 /** Why nothing of a call is sent now. */
@@ -66,26 +66,26 @@ export interface BreakerView {
 }
 
 /** As this process sees them: those opened by hand are the same everywhere, the others are counted by each process. */
-export function listBreakers(station: Pick<Context, 'adapters' | 'switches'>): BreakerView[] {
-  return station.adapters.listBreakers().map(({ upstream, state }) => {
-    const hand = station.switches.get(`breaker:${upstream}`);
+export function listBreakers(ctx: Pick<Context, 'adapters' | 'switches'>): BreakerView[] {
+  return ctx.adapters.listBreakers().map(({ upstream, state }) => {
+    const hand = ctx.switches.get(`breaker:${upstream}`);
     return { upstream, state, by: hand?.by ?? 'auto', reason: hand?.reason ?? null };
   });
 }
 
 /** One opened by hand stays open until it is closed by hand. */
 export async function setManualBreaker(
-  station: Context,
+  ctx: Context,
   upstream: string,
   to: 'open' | 'close',
   { person, reason }: Operator,
 ): Promise<BreakerView> {
-  if (!station.policies().upstreams.has(upstream))
+  if (!ctx.policies().upstreams.has(upstream))
     throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   const entry = buildAuditEntry(`breaker_${to}`, { upstream, person, reason });
-  if (to === 'open') await station.switches.set(`breaker:${upstream}`, person, reason, entry);
-  else await station.switches.closeBreaker(upstream, person, reason, entry);
-  const view = listBreakers(station).find((breaker) => breaker.upstream === upstream);
+  if (to === 'open') await ctx.switches.set(`breaker:${upstream}`, person, reason, entry);
+  else await ctx.switches.closeBreaker(upstream, person, reason, entry);
+  const view = listBreakers(ctx).find((breaker) => breaker.upstream === upstream);
   if (view === undefined) throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   return view;
 }

@@ -35,12 +35,12 @@ export interface LockingCall {
 
 /** What a call must hold before anything of it is sent; undefined: nothing. */
 export function buildLockRequest(
-  station: Pick<Context, 'sealingKey'>,
+  ctx: Pick<Context, 'sealingKey'>,
   tool: Tool,
   call: LockingCall,
 ): LockRequest | undefined {
   if (tool.locks.length === 0) return undefined;
-  const hashed = createNameHasher(station.sealingKey);
+  const hashed = createNameHasher(ctx.sealingKey);
   let locks = 0;
   let segments = 0;
   const wishes = tool.locks.flatMap((lock, index) => {
@@ -162,11 +162,11 @@ export type LockBlocker = LockConflict | 'elsewhere' | { readonly why: string };
  * Takes what a call must hold and does not yet: it waited for a person, or its tool declares more than when it was claimed. A
  * crash after it leaves a call with locks, which keeps them until it is final.
  */
-export async function acquireMissingLocks(station: Context, job: Job): Promise<LockBlocker | undefined> {
+export async function acquireMissingLocks(ctx: Context, job: Job): Promise<LockBlocker | undefined> {
   if (job.lockToken !== null) return undefined;
   let order: LockRequest | undefined;
   try {
-    order = buildLockRequest(station, job.tool, job);
+    order = buildLockRequest(ctx, job.tool, job);
   } catch (error) {
     // Its tool declares other locks than when it was claimed.
     if (error instanceof GatewayError) return { why: error.message };
@@ -174,7 +174,7 @@ export async function acquireMissingLocks(station: Context, job: Job): Promise<L
   }
   if (order === undefined) return undefined;
   const entry = buildAuditEntry('call_locked', { txn: job.txn, agent: job.agent, tool: job.tool.name });
-  const taken = await takeLocksOfOpenCall(station.db, order, { fence: job.fence, entry });
+  const taken = await takeLocksOfOpenCall(ctx.db, order, { fence: job.fence, entry });
   if (taken === 'elsewhere' || isLockConflict(taken)) return taken;
   job.lockToken = taken.token;
   return undefined;

@@ -54,21 +54,21 @@ export interface RunRequest {
  * calls of older epochs that may still land. Waits for those to end as long as the caller has patience.
  */
 export async function takeOverRun(
-  flow: Services,
+  services: Services,
   wish: RunRequest,
   patienceMs: number,
   caller: CancelToken,
 ): Promise<TakenRun> {
-  const { station } = flow;
+  const { station: ctx } = services;
   const { agent, name } = wish;
-  const id = deriveRunId(station.deployment, agent, name);
+  const id = deriveRunId(ctx.deployment, agent, name);
   const entryOf = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
   const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, entryOf };
-  const taken = await logIfRefused(station, { run: id, agent }, () =>
-    retryOnLockTimeout(() => takeRun(station.db, order)),
+  const taken = await logIfRefused(ctx, { run: id, agent }, () =>
+    retryOnLockTimeout(() => takeRun(ctx.db, order)),
   );
-  return { ...(await pollUntilDrained(flow, { run: id, epoch: taken.epoch }, patienceMs, caller)), ...taken };
+  return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, caller)), ...taken };
 }
 
 /** Somebody else has the run, or rows of its calls, locked just now: of two that wait for each other one is refused. */
@@ -83,15 +83,15 @@ async function retryOnLockTimeout<T>(work: () => Promise<T>): Promise<T> {
 }
 
 /** A run, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
-export async function findRun(station: Context, id: string, agent: string | undefined): Promise<Run> {
-  const run = RUN_ID_PATTERN.test(id) ? await readRun(station.db, id) : undefined;
+export async function findRun(ctx: Context, id: string, agent: string | undefined): Promise<Run> {
+  const run = RUN_ID_PATTERN.test(id) ? await readRun(ctx.db, id) : undefined;
   if (run === undefined || (agent !== undefined && run.agent !== agent)) throw buildRunNotFoundError(id);
   return run;
 }
 
-export async function viewRun(station: Context, id: string, agent: string | undefined): Promise<RunView> {
-  const run = await findRun(station, id, agent);
-  return loadRunDetails(station, run, run.epoch);
+export async function viewRun(ctx: Context, id: string, agent: string | undefined): Promise<RunView> {
+  const run = await findRun(ctx, id, agent);
+  return loadRunDetails(ctx, run, run.epoch);
 }
 
 async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise<RunView> {
@@ -101,7 +101,7 @@ async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise
 
 /** Waits until no call of an epoch before this one can land any more, or the patience ends. */
 async function pollUntilDrained(
-  { station, dispatch }: Pick<Services, 'station' | 'dispatch'>,
+  { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
   fence: RunEpoch,
   patienceMs: number,
   caller: CancelToken,
@@ -110,74 +110,74 @@ async function pollUntilDrained(
   for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
     const left = until - performance.now();
     const isOver = left <= 0 || caller.gone || dispatch.shutdownToken.gone;
-    if (isOver || (await listOlderOpenCalls(station.db, fence, 1)).length === 0)
-      return loadRunDetails(station, await findRun(station, fence.run, undefined), fence.epoch);
+    if (isOver || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
+      return loadRunDetails(ctx, await findRun(ctx, fence.run, undefined), fence.epoch);
     await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
   }
 }
 
 /** The run as it stands, once it is drained or the patience ends. */
 export async function awaitRunDrained(
-  flow: Services,
+  services: Services,
   id: string,
   agent: string,
   patienceMs: number,
   caller: CancelToken,
 ): Promise<RunView> {
-  const { epoch } = await findRun(flow.station, id, agent);
-  await pollUntilDrained(flow, { run: id, epoch }, patienceMs, caller);
-  return viewRun(flow.station, id, agent);
+  const { epoch } = await findRun(services.station, id, agent);
+  await pollUntilDrained(services, { run: id, epoch }, patienceMs, caller);
+  return viewRun(services.station, id, agent);
 }
 
-export async function findRuns(station: Context, filter: RunFilter) {
+export async function findRuns(ctx: Context, filter: RunFilter) {
   if (filter.cursor !== undefined && !isCursor(filter.cursor))
     throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  return listRuns(station.db, filter);
+  return listRuns(ctx.db, filter);
 }
 
 /** Keeps what the holder wants its successor to know. `checkpoint` is JSON text. */
 export async function recordRunCheckpoint(
-  station: Context,
+  ctx: Context,
   agent: string,
   fence: RunEpoch,
   checkpoint: string,
 ): Promise<Run> {
-  await findRun(station, fence.run, agent);
+  await findRun(ctx, fence.run, agent);
   const entry = buildAuditEntry('run_checkpoint', { ...fence, agent, checkpoint: sha256Hex(checkpoint) });
-  await logIfRefused(station, { ...fence, agent }, () => saveRunCheckpoint(station.db, fence, checkpoint, entry));
-  return findRun(station, fence.run, agent);
+  await logIfRefused(ctx, { ...fence, agent }, () => saveRunCheckpoint(ctx.db, fence, checkpoint, entry));
+  return findRun(ctx, fence.run, agent);
 }
 
-export async function keepRunAlive(station: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(station, fence.run, agent);
-  await logIfRefused(station, { ...fence, agent }, () => recordHeartbeat(station.db, fence));
-  return findRun(station, fence.run, agent);
+export async function keepRunAlive(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
+  await findRun(ctx, fence.run, agent);
+  await logIfRefused(ctx, { ...fence, agent }, () => recordHeartbeat(ctx.db, fence));
+  return findRun(ctx, fence.run, agent);
 }
 
 /** Its holder is done: it takes no more calls, and is never missed. */
-export async function finishRun(station: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(station, fence.run, agent);
+export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
+  await findRun(ctx, fence.run, agent);
   const about = { ...fence, agent };
-  await logIfRefused(station, about, () => endRun(station.db, fence, buildAuditEntry('run_finished', about)));
-  return findRun(station, fence.run, agent);
+  await logIfRefused(ctx, about, () => endRun(ctx.db, fence, buildAuditEntry('run_finished', about)));
+  return findRun(ctx, fence.run, agent);
 }
 
 /** A person ends a run that nobody looks after. What its holder has on the wire comes to its end, as after a take-over. */
 export async function finishRunAsOperator(
-  station: Context,
+  ctx: Context,
   id: string,
   { person, reason }: { readonly person: string; readonly reason: string },
 ): Promise<RunView> {
-  const { agent } = await findRun(station, id, undefined);
+  const { agent } = await findRun(ctx, id, undefined);
   const entryOf = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_finished', { run: id, agent, epoch, person, reason, withdrawn: [...withdrawn] });
-  await retryOnLockTimeout(() => forceEndRun(station.db, id, entryOf));
-  return viewRun(station, id, undefined);
+  await retryOnLockTimeout(() => forceEndRun(ctx.db, id, entryOf));
+  return viewRun(ctx, id, undefined);
 }
 
 /** Why a call was not claimed: there is no such run of this agent, or it is not in that epoch. */
-export async function refuseStaleEpoch(station: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
-  const run = await findRun(station, id, agent);
+export async function refuseStaleEpoch(ctx: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
+  const run = await findRun(ctx, id, agent);
   const why = explainFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
   if (why === undefined) return;
   const fenced = new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });

@@ -52,28 +52,28 @@ export function findExposure(
  * those who claimed it outside of runs: a run that was begun while they waited goes on with what they are told now.
  */
 export async function taintRecipient(
-  station: Context,
+  ctx: Context,
   place: CallOrigin,
   what: { readonly txn: string | null; readonly tool: string },
 ): Promise<void> {
-  const exposure = findExposure(station, place, what);
+  const exposure = findExposure(ctx, place, what);
   if (exposure === undefined) return;
-  await recordTaint(station.db, exposure);
-  station.taints.add(exposure.scopes);
+  await recordTaint(ctx.db, exposure);
+  ctx.taints.add(exposure.scopes);
 }
 
 /** Whoever is told what strangers wrote is tainted before it is told; whoever claimed the call in a run is already. */
-export function taintIfUntrusted(station: Context, asked: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
-  const policies = station.policies();
+export function taintIfUntrusted(ctx: Context, asked: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
+  const policies = ctx.policies();
   const tool = policies.tools.get(asked.tool);
   if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && asked.fence !== undefined)) return;
-  return taintCallingAgent(station, asked, answer);
+  return taintCallingAgent(ctx, asked, answer);
 }
 
-async function taintCallingAgent(station: Context, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
+async function taintCallingAgent(ctx: Context, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
   const { agent, fence } = asked;
   const run = fence?.run ?? null;
   // Of a repeat nobody asked whether the run that it names is the agent's: one that is not is as none.
-  const isOwn = !repeat || run === null || (await isRunOfAgent(station.db, run, agent.name));
-  await taintRecipient(station, { agent: agent.name, saga: asked.saga ?? null, run: isOwn ? run : null }, call);
+  const isOwn = !repeat || run === null || (await isRunOfAgent(ctx.db, run, agent.name));
+  await taintRecipient(ctx, { agent: agent.name, saga: asked.saga ?? null, run: isOwn ? run : null }, call);
 }

@@ -27,30 +27,30 @@ export interface PreparedCompensation {
 
 /** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand; undefined: not now. */
 export async function prepareCompensation(
-  station: Context,
+  ctx: Context,
   step: SagaStep,
 ): Promise<PreparedCompensation | string | undefined> {
-  const call = await station.calls.read(step.txn);
+  const call = await ctx.calls.read(step.txn);
   if (call === undefined) return 'the call is no longer there';
-  const tool = station.policies().tools.get(step.undo?.tool ?? '');
+  const tool = ctx.policies().tools.get(step.undo?.tool ?? '');
   if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
   if (tool.disabled !== undefined) return `${tool.name} is disabled: ${tool.disabled}`;
-  const args = decodeUndoArgs(station.sealingKey, call);
+  const args = decodeUndoArgs(ctx.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);
   if ('restsForMs' in faults)
     return faults.isResting ? undefined : `it takes too long to tell whether its arguments fit ${tool.name}`;
   if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
   const { agent } = call;
-  const txn = deriveTxnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
+  const txn = deriveTxnId(ctx.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
   try {
     // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
     const trace = parseTraceContext((header) => call.request?.headers[header]);
-    const request = station.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
-    const payload = { args, request, secrets: collectUndoSecrets(station.sealingKey, call) };
-    const locks = buildLockRequest(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
+    const request = ctx.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
+    const payload = { args, request, secrets: collectUndoSecrets(ctx.sealingKey, call) };
+    const locks = buildLockRequest(ctx, tool, { txn, agent, args, saga: call.saga, run: call.run });
     const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
-    return { intent: buildUndoIntent(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
+    return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
     // Thrown any further it would end the round for every other step too.
     const isOfThisStep =
@@ -61,12 +61,12 @@ export async function prepareCompensation(
 }
 
 function buildUndoIntent(
-  station: Context,
+  ctx: Context,
   call: Call,
   tries: number,
   { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
 ): Intent {
-  const { version } = station.policies();
+  const { version } = ctx.policies();
   const args = canonicalize(payload.args);
   const fingerprint = fingerprintOf(tool.name, args);
   return {
@@ -79,12 +79,12 @@ function buildUndoIntent(
     kind: tool.effect === 'read' ? 'read' : tool.once.by,
     fence: randomInt(1, 1_000_000_000),
     state: tool.observe === undefined ? 'sending' : 'ready',
-    owner: station.lease.id,
+    owner: ctx.lease.id,
     dueInMs: null,
     keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
     policyVersion: version,
     rule: `undo of ${call.tool} ${call.txn}`,
-    ...encodeUndoPayload(station.sealingKey, txn, tool, payload, args, call),
+    ...encodeUndoPayload(ctx.sealingKey, txn, tool, payload, args, call),
     saga: call.saga,
     dependsOn: null,
     run: null,

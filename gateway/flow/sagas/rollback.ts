@@ -50,11 +50,11 @@ export class RollbackWorker {
   readonly #poller: Poller;
   #nextPruneAt = performance.now() + PRUNE_INTERVAL_MS;
 
-  constructor(station: Context, dispatch: Dispatch, claims: Claims) {
-    this.#ctx = station;
+  constructor(ctx: Context, dispatch: Dispatch, claims: Claims) {
+    this.#ctx = ctx;
     this.#dispatch = dispatch;
     this.#claims = claims;
-    this.#poller = new Poller('a rollback', POLL_INTERVAL_MS, () => this.#poll(), station.log);
+    this.#poller = new Poller('a rollback', POLL_INTERVAL_MS, () => this.#poll(), ctx.log);
   }
 
   start(): void {
@@ -121,21 +121,21 @@ export class RollbackWorker {
 
   /** Whether there is anything to undo; an open saga whose time is over begins to be, or is parked. */
   async #ensureRollingBack(saga: Saga): Promise<boolean> {
-    const station = this.#ctx;
+    const ctx = this.#ctx;
     if (saga.state === 'rolling_back') return true;
     if (saga.state === 'parked' && saga.keep !== null) return true;
     if (saga.state !== 'open') {
-      await removeUndoTask(station.db, saga.id);
+      await removeUndoTask(ctx.db, saga.id);
       return false;
     }
     if (!saga.lapsed) return false;
     const reason = 'its ttl ran out';
     if (saga.onExpire === 'rollback') {
-      await beginRollback(station, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
+      await beginRollback(ctx, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
       this.#wokenWhileRunning.add(saga.id);
     } else {
       const entry = buildAuditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+      await transitionSaga(ctx.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
     }
     return false;
   }
@@ -176,17 +176,17 @@ export class RollbackWorker {
    * and under which txn, is written with the claim. A crash after it leaves a call that recovery carries on.
    */
   async #startCompensation(step: SagaStep, work: UndoTask): Promise<boolean> {
-    const station = this.#ctx;
-    const owner = station.lease.id;
-    const prepared = await prepareCompensation(station, step);
+    const ctx = this.#ctx;
+    const owner = ctx.lease.id;
+    const prepared = await prepareCompensation(ctx, step);
     if (prepared === undefined) return false;
     if (typeof prepared === 'string') return this.#markFailed(step, prepared);
     const { intent, tool, payload, guards } = prepared;
-    if (!station.switches.canSend(owner)) return false;
-    station.reach('undoing');
+    if (!ctx.switches.canSend(owner)) return false;
+    ctx.reach('undoing');
     try {
       const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
-        station.reach('claimed');
+        ctx.reach('claimed');
         void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(work));
       });
       return isLockConflict(claimed) ? this.#recordLockWait(step, claimed, work) : claimed === 'won';
@@ -218,13 +218,13 @@ export class RollbackWorker {
   }
 
   async #finish(work: UndoTask, saga: Saga | undefined, { undone, stuck }: NextMoves): Promise<void> {
-    const station = this.#ctx;
+    const ctx = this.#ctx;
     if (saga === undefined)
       return stuck.some(isInDoubt)
-        ? postponeUndoTask(station.db, work.id, PARKED_POLL_MS)
-        : removeUndoTask(station.db, work.id);
-    if (saga.state === 'parked') return postponeUndoTask(station.db, saga.id, PARKED_POLL_MS);
-    station.reach('finishing');
+        ? postponeUndoTask(ctx.db, work.id, PARKED_POLL_MS)
+        : removeUndoTask(ctx.db, work.id);
+    if (saga.state === 'parked') return postponeUndoTask(ctx.db, saga.id, PARKED_POLL_MS);
+    ctx.reach('finishing');
     const to = !undone ? 'parked' : (saga.keep ?? -1) >= 0 ? 'open' : 'rolled_back';
     const reason = undone ? saga.reason : describeParkReason(stuck);
     const entry = buildAuditEntry(to === 'open' ? 'saga_back_at_savepoint' : `saga_${to}`, {
@@ -239,8 +239,8 @@ export class RollbackWorker {
       entry,
       lookAgainMs: undone ? null : PARKED_POLL_MS,
     } as const;
-    if (!(await transitionSaga(station.db, saga, change))) return this.wake(work);
-    station.reach('finished');
+    if (!(await transitionSaga(ctx.db, saga, change))) return this.wake(work);
+    ctx.reach('finished');
   }
 
   /** Steps that were about to be sent when a rollback began and are over, or were given up: nothing needs to be kept back. */
@@ -283,12 +283,12 @@ export interface RollbackCommand {
 
 /** Somebody asks for a rollback. That it is refused is in the log too, with who asked. */
 export async function requestRollback(
-  station: Context,
+  ctx: Context,
   rollback: RollbackCommand,
   asker: { readonly agent: string } | { readonly person: string },
 ): Promise<void> {
   const about = { saga: rollback.id, ...rollback.fence, ...asker };
-  await logIfRefused(station, about, () => beginRollback(station, rollback).catch(rethrowAsRefusal));
+  await logIfRefused(ctx, about, () => beginRollback(ctx, rollback).catch(rethrowAsRefusal));
 }
 
 /** The only conflicts here are that something else would be undone than was asked for: no moment's trouble, but a decision. */
@@ -301,14 +301,14 @@ function rethrowAsRefusal(error: unknown): never {
  * Begins a rollback. When this returns no forward step of the saga is sent any more, by any replica: steps are refused from
  * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
  */
-async function beginRollback(station: Context, rollback: RollbackCommand): Promise<void> {
+async function beginRollback(ctx: Context, rollback: RollbackCommand): Promise<void> {
   const { id, to, reason, by } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
-  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, { ...rollback, entry }));
-  station.reach('rolling_back');
+  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(ctx.db, { ...rollback, entry }));
+  ctx.reach('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });
-    await station.switches.set(`call:${txn}`, by, reason, recalled);
+    await ctx.switches.set(`call:${txn}`, by, reason, recalled);
   }
 }
 

@@ -28,17 +28,17 @@ export interface CallerUndo {
 
 /** What is written with the intent; null when nobody said how the call is undone. */
 export function buildStoredUndo(
-  station: Context,
+  ctx: Context,
   txn: string,
   tool: Tool,
   { args, undo: own }: { readonly args: JsonObject; readonly undo?: CallerUndo | undefined },
 ): StoredUndo | null {
   if (own !== undefined) {
-    const undoTool = station.policies().tools.get(own.tool);
+    const undoTool = ctx.policies().tools.get(own.tool);
     const template = redactCallerUndoArgs(own, undoTool, tool, args);
     const stored = { kind: 'compensable', tool: own.tool, template, own: true } as const;
     if (tool.redact.length === 0 && pathsUnder('args', undoTool?.redact ?? []).length === 0) return stored;
-    return { ...stored, sealed: encrypt(station.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
+    return { ...stored, sealed: encrypt(ctx.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
   }
   const { undo } = tool;
   if (!undo.declared) return null;
@@ -203,15 +203,15 @@ function redactSecrets(value: Json, secrets: SecretValues): Json {
 
 /** The arguments of the undo of a call in hand, now that its result is known. */
 export function prepareUndoArguments(
-  station: Context,
+  ctx: Context,
   job: Pick<Job, 'txn' | 'agent' | 'args' | 'before' | 'tool' | 'undo'>,
   result: () => Json,
 ): UndoArguments | null {
   if (job.undo?.tool === undefined) return null;
   const { txn, agent, args, before, tool } = job;
-  const observer = tool.observe === undefined ? undefined : station.policies().tools.get(tool.observe.tool);
+  const observer = tool.observe === undefined ? undefined : ctx.policies().tools.get(tool.observe.tool);
   const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
-  return buildUndoArguments(station.sealingKey, tool, station.policies().tools.get(job.undo.tool), job.undo, {
+  return buildUndoArguments(ctx.sealingKey, tool, ctx.policies().tools.get(job.undo.tool), job.undo, {
     txn,
     agent,
     args,

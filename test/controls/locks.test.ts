@@ -382,7 +382,7 @@ describe('a lock for a saga', () => {
     await saga.runStep('world.once', { id: `${card}-1`, card } as { id: string });
     const holder = await hanging('world.charge', { card });
     expect((await saga.rollback({}, '')).status).toBe(202);
-    await expect.poll(async () => (await saga.read()).steps[0].undo.reason).toContain(`it waits for card/${card}`);
+    await expect.poll(async () => (await saga.read()).steps[0].undo.reason).toContain(`the undo waits for card/${card}`);
     expect(await upstream.requests(`undo-${card}-1`)).toEqual([]);
     await holder.letGo();
     expect((await saga.waitUntilSettled()).state).toBe('rolled_back');

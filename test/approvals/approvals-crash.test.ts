@@ -201,8 +201,8 @@ describe('policies that change', () => {
   it.each<[string, Tuning, RegExp]>([
     ['the request', { payPath: '/keyed/elsewhere' }, /contract/],
     ['the undo', { undo: 'none' }, /contract/],
-    ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other people/],
-    ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other people/],
+    ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other approvers/],
+    ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other approvers/],
     ['the rule', { pay: 'when: args.id == "nothing"' }, /no rule/],
   ])('in %s between hold and approval: it cannot be approved any more', async (_, tuning, why) => {
     const { txn } = (await hold('world.pay', { id }, id)).body;
@@ -228,7 +228,7 @@ describe('policies that change', () => {
     await freeze('unfreeze');
     const { body } = await failedAs(txn);
     expect(body).toMatchObject({ state: 'failed', problem: { code: 'denied' } });
-    expect(JSON.stringify(body)).toContain('the policies changed after it was approved');
+    expect(JSON.stringify(body)).toContain('the policies changed after the call was approved');
     expect(await upstream.requests(id)).toEqual([]);
   });
 

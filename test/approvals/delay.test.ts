@@ -278,8 +278,8 @@ describe('with people first', () => {
 
 describe('until its first byte', () => {
   it.each<[string, string | undefined, RegExp]>([
-    ['a comment', undefined, /its delay is over, but the policies changed after it was held/i],
-    ['a rule that allows it no more', 'when: false', /its delay is over, but/i],
+    ['a comment', undefined, /the delay is over, but the policies changed after the call was held/i],
+    ['a rule that allows it no more', 'when: false', /the delay is over, but/i],
   ])('policies that change, %s: it is denied, and nothing is sent', async (_, rule, why) => {
     const txn = await held('world.pay');
     await use(rule);

@@ -146,7 +146,7 @@ describe('voters', () => {
         ],
       },
     });
-    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not: reviewer.');
+    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not approved by: reviewer.');
     expect(JSON.stringify(reply.body)).not.toMatch(/127\.0\.0\.1|I say/);
     const denials = (await entries('I say deny')).filter(({ what }) => what === 'denied');
     expect(denials.at(-1)).toMatchObject({
@@ -459,7 +459,7 @@ it('an agent whose calls are denied cannot bury its voter: so many questions of 
   await expect(ask(33)).rejects.toMatchObject({
     code: 'denied',
     votes: expect.arrayContaining([
-      { voter: 'reviewer', verdict: 'abstain', reason: '32 questions of this rule are open already' },
+      { voter: 'reviewer', verdict: 'abstain', reason: 'the voter already has 32 open requests of this rule' },
     ]),
   });
   expect(voter.findRequestsAbout(id)).toHaveLength(32);

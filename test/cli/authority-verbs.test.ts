@@ -164,10 +164,10 @@ describe('approve', () => {
       out: `${TXN}\tapproved\n`,
     });
     expect(JSON.parse(posts(again.asked)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
-    const other = await desk(problem(409, 'conflict', { detail: 'It is decided already: rejected.' }), []);
+    const other = await desk(problem(409, 'conflict', { detail: 'The approval is already decided: rejected.' }), []);
     const { code, err } = await runCli([...argv, '--yes'], { env: other.env });
     expect(code).toBe(1);
-    expect(err).toContain('It is decided already: rejected.');
+    expect(err).toContain('The approval is already decided: rejected.');
     expect(err).toContain('"oncegate approvals"');
   });
 

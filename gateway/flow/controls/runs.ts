@@ -22,13 +22,13 @@ import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
 const RUN_ID_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
-/** More than this many open calls are not spelled out. */
+/** At most this many open calls are listed. */
 const MAX_OPEN_CALLS = 1_000;
-const POLL_DELAY = { firstMs: 20, mostMs: 250 };
-/** A claim that another process began and paused in keeps the run for five seconds at most; each try waits for 1.2 s. */
+const POLL_DELAY = { firstMs: 20, maxMs: 250 };
+/** A claim in a paused process locks the run for at most 5 s; each try waits 1.2 s for that lock. */
 const MAX_TRIES = 6;
 
-/** A run with what a successor without memory needs of it. */
+/** A run with the data that a successor without memory needs. */
 export interface RunView {
   readonly run: Run;
   readonly open: readonly OlderOpenCall[];
@@ -37,7 +37,7 @@ export interface RunView {
 }
 
 export interface TakenRun extends RunView {
-  /** The epoch that this taker holds; the run itself may be in a later one by now. */
+  /** The epoch of this holder. The run may be in a later epoch by now. */
   readonly epoch: number;
   readonly isRepeat: boolean;
 }
@@ -50,39 +50,37 @@ export interface RunRequest {
 }
 
 /**
- * Takes a run, or takes it over. When this returns nothing of an older epoch is begun any more, by any replica; `open` are the
- * calls of older epochs that may still land. Waits for those to end as long as the caller has patience.
+ * Takes a run, or takes it over. After this returns, no replica starts a call of an older epoch. `open` lists the calls of
+ * older epochs that may still have an effect; this waits at most `patienceMs` for them to end.
  */
 export async function takeOverRun(
   services: Services,
-  wish: RunRequest,
+  request: RunRequest,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<TakenRun> {
   const { station: ctx } = services;
-  const { agent, name } = wish;
+  const { agent, name } = request;
   const id = deriveRunId(ctx.deployment, agent, name);
   const entryOf = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
-  const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, entryOf };
-  const taken = await logIfRefused(ctx, { run: id, agent }, () =>
-    retryOnLockTimeout(() => takeRun(ctx.db, order)),
-  );
-  return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, caller)), ...taken };
+  const takeover = { id, agent, name, key: request.key ?? null, ttlMs: request.ttlMs ?? null, entryOf };
+  const taken = await logIfRefused(ctx, { run: id, agent }, () => retryOnLockTimeout(() => takeRun(ctx.db, takeover)));
+  return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, cancelToken)), ...taken };
 }
 
-/** Somebody else has the run, or rows of its calls, locked just now: of two that wait for each other one is refused. */
-async function retryOnLockTimeout<T>(work: () => Promise<T>): Promise<T> {
-  for (let left = MAX_TRIES - 1; ; left--) {
+/** Retries while another transaction has the run or its calls locked. PostgreSQL aborts one of two that deadlock. */
+async function retryOnLockTimeout<T>(write: () => Promise<T>): Promise<T> {
+  for (let triesLeft = MAX_TRIES - 1; ; triesLeft--) {
     try {
-      return await work();
+      return await write();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.refused || triesLeft === 0) throw error;
     }
   }
 }
 
-/** A run, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
+/** Reads a run. With `agent`, the run of another agent is not found; a person passes undefined. */
 export async function findRun(ctx: Context, id: string, agent: string | undefined): Promise<Run> {
   const run = RUN_ID_PATTERN.test(id) ? await readRun(ctx.db, id) : undefined;
   if (run === undefined || (agent !== undefined && run.agent !== agent)) throw buildRunNotFoundError(id);
@@ -99,43 +97,43 @@ async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise
   return { run, open, checkpoint: run.checkpointAt === null ? null : await readRunCheckpoint(db, run.id) };
 }
 
-/** Waits until no call of an epoch before this one can land any more, or the patience ends. */
+/** Waits until no call of an older epoch can have an effect, `patienceMs` passes, or the caller or the gateway is gone. */
 async function pollUntilDrained(
   { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
   fence: RunEpoch,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<RunView> {
-  const until = performance.now() + patienceMs;
-  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
-    const left = until - performance.now();
-    const isOver = left <= 0 || caller.gone || dispatch.shutdownToken.gone;
-    if (isOver || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
+  const deadline = performance.now() + patienceMs;
+  for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
+    const leftMs = deadline - performance.now();
+    const shouldStop = leftMs <= 0 || cancelToken.gone || dispatch.shutdownToken.gone;
+    if (shouldStop || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
       return loadRunDetails(ctx, await findRun(ctx, fence.run, undefined), fence.epoch);
-    await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
+    await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, dispatch.shutdownToken);
   }
 }
 
-/** The run as it stands, once it is drained or the patience ends. */
+/** Waits until the run is drained or `patienceMs` passes, and then reads it. */
 export async function awaitRunDrained(
   services: Services,
   id: string,
   agent: string,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<RunView> {
   const { epoch } = await findRun(services.station, id, agent);
-  await pollUntilDrained(services, { run: id, epoch }, patienceMs, caller);
+  await pollUntilDrained(services, { run: id, epoch }, patienceMs, cancelToken);
   return viewRun(services.station, id, agent);
 }
 
 export async function findRuns(ctx: Context, filter: RunFilter) {
   if (filter.cursor !== undefined && !isCursor(filter.cursor))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
   return listRuns(ctx.db, filter);
 }
 
-/** Keeps what the holder wants its successor to know. `checkpoint` is JSON text. */
+/** Stores the checkpoint that the holder leaves for its successor. `checkpoint` is JSON text. */
 export async function recordRunCheckpoint(
   ctx: Context,
   agent: string,
@@ -154,7 +152,7 @@ export async function keepRunAlive(ctx: Context, agent: string, fence: RunEpoch)
   return findRun(ctx, fence.run, agent);
 }
 
-/** Its holder is done: it takes no more calls, and is never missed. */
+/** Ends a run whose holder is done. The run takes no more calls, and nobody is alerted when its heartbeats stop. */
 export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
   await findRun(ctx, fence.run, agent);
   const about = { ...fence, agent };
@@ -162,7 +160,7 @@ export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): P
   return findRun(ctx, fence.run, agent);
 }
 
-/** A person ends a run that nobody looks after. What its holder has on the wire comes to its end, as after a take-over. */
+/** Ends an abandoned run on a person's request. Calls that its holder has already sent end normally, as after a takeover. */
 export async function finishRunAsOperator(
   ctx: Context,
   id: string,
@@ -175,12 +173,12 @@ export async function finishRunAsOperator(
   return viewRun(ctx, id, undefined);
 }
 
-/** Why a call was not claimed: there is no such run of this agent, or it is not in that epoch. */
+/** Throws the reason why a call was not claimed: the agent has no such run, or the run is in another epoch. */
 export async function refuseStaleEpoch(ctx: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
   const run = await findRun(ctx, id, agent);
-  const why = explainFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
-  if (why === undefined) return;
-  const fenced = new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
+  const reason = explainFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
+  if (reason === undefined) return;
+  const fenced = new GatewayError('fenced', reason, { members: { run: id, epoch: run.epoch } });
   throw new Refusal(fenced, { run: id, epoch, current: run.epoch });
 }
 

@@ -70,7 +70,7 @@ it('nothing is signed over a past that was rewritten, whatever was found good be
   await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
   expect(await newest()).toBe(2);
   await gateway.watch.verify();
-  expect(gateway.watch.findFault()).toContain('it was rewritten');
+  expect(gateway.watch.findFault()).toContain('the log was rewritten');
 });
 
 it('nothing is signed over an older state, even one that was signed itself', async () => {

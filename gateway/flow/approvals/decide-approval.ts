@@ -191,7 +191,7 @@ async function findPolicyBlocker(
   const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
   if (decision.rule.voters !== undefined && !isVotedOn)
     return `the voters of ${decision.rule.id} were not asked under these policies`;
-  // An `unopposed` approval without its own delay had no approvers: its rule required none.
+  // An `unopposed` call with a null `delayMs` only waited for its delay. Its rule required no approvers.
   const hasApprovers = approval.state !== 'unopposed' || approval.delayMs !== null;
   return decision.hold === undefined || (hasApprovers && isApprovalSufficient(approval, decision.hold))
     ? undefined

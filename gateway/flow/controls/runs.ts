@@ -152,7 +152,7 @@ export async function keepRunAlive(ctx: Context, agent: string, fence: RunEpoch)
   return findRun(ctx, fence.run, agent);
 }
 
-/** Ends a run whose holder is done. The run takes no more calls, and nobody is alerted when its heartbeats stop. */
+/** Ends a run whose holder is done. The run takes no more calls, and never counts as abandoned. */
 export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
   await findRun(ctx, fence.run, agent);
   const about = { ...fence, agent };

@@ -3,7 +3,7 @@ const UNIT_MS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as c
 /** `500ms`, `10s`, `5m`, `24h`, `30d`. */
 export const DURATION_PATTERN = /^[1-9]\d{0,8}(?:ms|s|m|h|d)$/;
 
-/** Goes on after what was written instead of one. */
+/** The rest of a message that begins with the invalid text. */
 export const INVALID_DURATION = 'is not a duration: write 500ms, 10s, 5m, 24h or 30d';
 
 export function parseDurationMs(text: string): number {

@@ -115,7 +115,7 @@ it('a file that is no checkpoint is looked into, not passed over', async () => {
   await sealed(gateway, '{"a":1}');
   await gateway.files.write('nonsense', 1_000);
   await gateway.watch.verify();
-  expect(gateway.watch.findFault()).toContain('it is not a signed note');
+  expect(gateway.watch.findFault()).toContain('the text is not a signed note');
 });
 
 it('under a new lease nothing is sent before the log was looked at', async () => {

@@ -157,8 +157,8 @@ describe('rollback --dry-run', () => {
       .slice(1);
     expect(first).toContain(`└─ world.charge ${b}\n      undone by world.refund {"effect":"eff_2","id":"b"}\n`);
     expect(withdrawn).toContain(held);
-    expect(nothing).toContain(`${look}\n      it only read`);
-    expect(cannot).toContain(`${mail}\n      its contract says that it cannot be undone`);
+    expect(nothing).toContain(`${look}\n      the call only read`);
+    expect(cannot).toContain(`${mail}\n      the contract says that the call cannot be undone`);
     expect(cannot).toContain(`└─ world.charge ${a}\n         undone by world.refund {"effect":"eff_1","id":"a"}`);
     expect(end).toContain('It would end parked: 1 step undone, 1 cannot be, 1 would wait for it.');
     expect((await saga.read()).state).toBe('open');

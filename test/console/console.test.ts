@@ -177,7 +177,7 @@ describe('what a person does', () => {
     const dialog = browser.page.getByRole('dialog');
     await dialog.getByLabel('Reason').fill('no');
     await dialog.getByRole('button', { name: 'Reject', exact: true }).click();
-    await dialog.getByRole('alert').getByText('The state of things forbids this').waitFor();
+    await dialog.getByRole('alert').getByText('The current state does not allow this').waitFor();
     await dialog
       .getByRole('alert')
       .getByText(/It has changed since this page was drawn/)

@@ -135,12 +135,12 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   readonly #request: OutgoingMessage;
   readonly #onDone: () => void;
   readonly #timer: NodeJS.Timeout;
-  readonly #reader = new SseParser();
+  /** Present if the answer is an event stream. */
+  #sseParser: SseParser | undefined;
   #controller: Dispatcher.DispatchController | undefined;
   #result: ExchangeResult | undefined;
   #status = 0;
   #headers: ResponseHeaders = {};
-  #isStream = false;
   /** What came so far is no line of its own: it is looked at again only when it is whole. */
   #isSingleMessage = false;
   readonly #body = new ByteAccumulator();
@@ -159,7 +159,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   }
 
   get retryMs(): number | undefined {
-    return this.#reader.retryMs;
+    return this.#sseParser?.retryMs;
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
@@ -174,17 +174,17 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: ResponseHeaders): void {
     this.#status = status;
     this.#headers = headers;
-    this.#isStream = status === 200 && /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
+    if (status === 200 && /^text\/event-stream\b/i.test(String(headers['content-type'] ?? '')))
+      this.#sseParser = new SseParser(this.#request.mostEventBytes ?? this.#request.mostBytes);
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    if (!this.#isStream) return this.#collectBody(chunk);
-    for (const event of this.#reader.parse(chunk)) {
+    if (this.#sseParser === undefined) return this.#collectBody(chunk);
+    for (const event of this.#sseParser.parse(chunk)) {
       if (event.id !== undefined) this.lastEventId = event.id;
       if (event.data !== '') this.#handleEvent(event.data);
     }
-    if (this.#reader.bufferedBytes > (this.#request.mostEventBytes ?? this.#request.mostBytes))
-      this.#fail('an event is too large');
+    if (this.#sseParser.isTooLarge) this.#fail('an event of the stream is too large');
   }
 
   /**
@@ -213,7 +213,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(): void {
-    if (this.#isStream) return this.#fail('the stream ended before the answer');
+    if (this.#sseParser !== undefined) return this.#fail('the stream ended before the answer');
     const text = this.#body.take().toString('utf8');
     const message = parseMessage(text);
     if (message !== undefined && this.#isResponse(message)) return this.#finishAnswered(message);
@@ -252,7 +252,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   #fail(detail: string, refusedHere = false): void {
     if (this.#controller === undefined)
       return this.#finish({ as: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
-    if (this.#status === 0 || this.#isStream) this.#finish({ as: 'lost', detail });
+    if (this.#status === 0 || this.#sseParser !== undefined) this.#finish({ as: 'lost', detail });
     else this.#finish({ as: 'status', status: this.#status, text: '', headers: this.#headers });
     this.#controller.abort(new Error(detail));
   }

@@ -88,7 +88,7 @@ async function send({ url, secret, allowPrivate }: Webhook, notice: Notice): Pro
       },
       body,
       allowPrivate,
-      mostBytes: MOST_ANSWER_BYTES,
+      maxBytes: MOST_ANSWER_BYTES,
       timeoutMs: TIMEOUT_MS,
     });
     return status >= 200 && status < 300 ? undefined : `it answered ${status}`;

@@ -189,7 +189,7 @@ class Issuer {
         method: 'GET',
         headers: { accept: 'application/json' },
         allowPrivate: this.#allowPrivate,
-        mostBytes: MOST_BYTES,
+        maxBytes: MOST_BYTES,
         timeoutMs: TIMEOUT_MS,
       });
     } catch (error) {

@@ -225,7 +225,11 @@ describe('whatever is not an approval of this very call is none', () => {
       },
       /not a vote/,
     ],
-    ['no digest', (asked, response) => voter.sendVote(response, good(asked, { digest: undefined })), /something else/],
+    [
+      'no digest',
+      (asked, response) => voter.sendVote(response, good(asked, { digest: undefined })),
+      /does not repeat the digest/,
+    ],
     ['yes, of course', (asked, response) => voter.sendVote(response, good(asked, { vote: 'yes' })), /not a vote/],
     ['true', (_, response) => voter.sendVote(response, true), /not a vote/],
     [
@@ -256,7 +260,7 @@ describe('whatever is not an approval of this very call is none', () => {
       (_, response) => {
         response.destroy();
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['silence', () => {}, /no answer within 1000 ms/],
     [
@@ -271,7 +275,7 @@ describe('whatever is not an approval of this very call is none', () => {
       (_, response) => {
         response.writeHead(200).end('x'.repeat(100_000));
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['abstain', (asked, response) => voter.sendVote(response, good(asked, { vote: 'abstain' })), /fine/],
   ])('%s', async (_, manner, why) => {

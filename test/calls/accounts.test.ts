@@ -84,7 +84,7 @@ describe('a call whose account changed, where that is a variable of the path', (
       await restartedFor(THEIRS);
       // It was taken up there, and given back.
       const told = async () => JSON.stringify((await gateway.admin('GET', `/admin/calls/${txn}`)).body);
-      await expect.poll(told, { timeout: 20_000 }).toContain('bank is somewhere else now');
+      await expect.poll(told, { timeout: 20_000 }).toContain('the URL of bank changed');
       expect(asked).toEqual([]);
       expect(isFinal((await gateway.get(`/v1/calls/${txn}`)).body)).toBe(false);
       await restartedFor(OURS);

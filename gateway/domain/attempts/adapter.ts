@@ -62,7 +62,7 @@ export interface SendOptions {
   /** The request carries secrets beyond the redacted ones, so errors must not quote the upstream. */
   readonly discreet?: boolean | undefined;
   /** The client that receives progress; undefined for a recovered call or a compensation. */
-  readonly follower?: ProgressListener | undefined;
+  readonly listener?: ProgressListener | undefined;
 }
 
 /** `legacy` MCP has sessions and requests in both directions; in `modern` MCP each request stands alone. */

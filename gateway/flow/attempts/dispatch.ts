@@ -215,7 +215,7 @@ export class Dispatch {
     const outcome = await adapters.getAdapter(job.tool).send(job.tool, withLockToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
-      follower: job.follower,
+      listener: job.follower,
       discreet: job.secrets.length > 0,
       maySend: () => {
         reach('sending');

@@ -33,7 +33,7 @@ export async function readEvidence(
       findSendBlock(station, job) === undefined &&
       switches.get(`tool:${name}`) === undefined;
     if (look.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
-      return buildFailedReading(`${look.upstream} is somewhere else now than when this was sent`);
+      return buildFailedReading(`the URL of ${look.upstream} changed since the call was sent`);
     const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
     // It is asked about what the call redacts, whatever the look itself does.
     const discreet = job.tool.redact.length > 0 || job.secrets.length > 0;

@@ -1,13 +1,13 @@
-// The admin API, asked with the key of whoever signed in.
+// Requests to the admin API, with the key of the signed-in person.
 
 const KEY = 'oncegate.key';
 
-/** Whoever has not answered by then will not: the page must not wait for ever, and go on showing what it knew. */
-const PATIENCE_MS = 15_000;
-/** An answer that has begun may be long, and the line slow. */
-const READING_MS = 120_000;
+/** How long to wait for the start of an answer. Without a limit, the page would show old data for ever. */
+const RESPONSE_TIMEOUT_MS = 15_000;
+/** How long to wait for the rest of an answer, which may be long on a slow connection. */
+const BODY_TIMEOUT_MS = 120_000;
 
-/** Of this tab alone, and gone with it. */
+/** The key is kept in sessionStorage: only this tab has it, and closing the tab removes it. */
 export const session = {
   get key() {
     return sessionStorage.getItem(KEY);
@@ -21,28 +21,28 @@ export const session = {
   },
 };
 
-/** What to do about a problem, by its code; otherwise by whether asking again helps. */
+/** What to do about a problem: by its `code`, else by its `retry`. */
 const ADVICE = /** @type {Record<string, string>} */ ({
   unauthenticated:
-    'Sign in with the key of somebody under "people" in the policies. The demo prints one when it starts.',
-  forbidden: 'Ask somebody who has that role, or have it added to yours under "people" in the policies.',
-  conflict: 'It has changed since this page was drawn. Look again before you decide.',
-  not_found: 'It may be gone, or the address is mistyped.',
-  malformed: 'Correct what is named above and try again.',
-  unavailable: 'Try again in a moment. /readyz tells what is wrong with the gateway.',
-  unreachable: 'Is the gateway running, and this the right address? The page tries again by itself.',
-  unanswered: 'It may have been done or not: look, then try again. The same again does nothing twice.',
-  never: 'Trying again will not help as it is.',
-  same_key: 'Try again: it is safe.',
+    'Sign in with the key of a person under "people" in the policies. The demo prints one when it starts.',
+  forbidden: 'Ask a person who has that role, or have the role added to yours under "people" in the policies.',
+  conflict: 'Something changed after this page was loaded. Look again before you decide.',
+  not_found: 'Check the address. What it shows may have been deleted.',
+  malformed: 'Correct the faults above and try again.',
+  unavailable: 'Try again in a moment. /readyz says what is wrong with the gateway.',
+  unreachable: 'Check that the gateway is running at this address. The page retries by itself.',
+  unanswered: 'The action may or may not have been done. Look, then try again: repeating it is safe.',
+  never: 'Trying again without a change will not help.',
+  same_key: 'Try again. Repeating is safe.',
   after_delay: 'Try again in a moment.',
 });
 
-/** An answer that says no. */
+/** An error answer: RFC 9457 problem details, with advice. */
 export class Problem extends Error {
   /** @param {Record<string, any>} body */
   constructor(body) {
     super(String(body['detail'] ?? ''));
-    this.title = String(body['title'] ?? 'Something went wrong');
+    this.title = String(body['title'] ?? 'Unknown error');
     this.status = Number(body['status'] ?? 0);
     this.code = String(body['code'] ?? '');
     /** @type {string[]} */
@@ -62,7 +62,7 @@ export function asProblem(error) {
       detail: error.message,
       code: 'unreachable',
     });
-  return new Problem({ title: 'The console failed', detail: String(error) });
+  return new Problem({ title: 'The console has a bug', detail: String(error) });
 }
 
 /**
@@ -90,15 +90,19 @@ export async function problemOf(response) {
  * @param {string} [body]
  * @returns {Promise<any>}
  */
-async function ask(method, path, body) {
+async function send(method, path, body) {
   const sent = body === undefined ? {} : { body, headers: { 'content-type': 'application/json' } };
-  const patience = new AbortController();
-  const giveUp = (/** @type {string} */ why) => patience.abort(new DOMException(why, 'TimeoutError'));
-  let timer = setTimeout(giveUp, PATIENCE_MS, `It was asked ${PATIENCE_MS / 1000} seconds ago.`);
+  const timeout = new AbortController();
+  const giveUp = (/** @type {string} */ why) => timeout.abort(new DOMException(why, 'TimeoutError'));
+  let timer = setTimeout(giveUp, RESPONSE_TIMEOUT_MS, `No answer within ${RESPONSE_TIMEOUT_MS / 1000} seconds.`);
   try {
-    const response = await request(path, { method, ...sent, signal: patience.signal });
+    const response = await request(path, { method, ...sent, signal: timeout.signal });
     clearTimeout(timer);
-    timer = setTimeout(giveUp, READING_MS, `Its answer began ${READING_MS / 1000} seconds ago and has not ended.`);
+    timer = setTimeout(
+      giveUp,
+      BODY_TIMEOUT_MS,
+      `The answer started, but did not end within ${BODY_TIMEOUT_MS / 1000} seconds.`,
+    );
     if (!response.ok) throw await problemOf(response);
     const text = await response.text();
     return /\bjson\b/.test(response.headers.get('content-type') ?? '') ? parseExactly(text) : text;
@@ -108,13 +112,13 @@ async function ask(method, path, body) {
 }
 
 /** @param {string} path */
-export const get = (path) => ask('GET', path);
+export const get = (path) => send('GET', path);
 /** @param {string} path @param {unknown} [body] */
-export const post = (path, body = {}) => ask('POST', path, JSON.stringify(body)).catch(unlessUnanswered);
+export const post = (path, body = {}) => send('POST', path, JSON.stringify(body)).catch(rethrowAsUnanswered);
 
 /**
- * With one member as somebody typed it, for the gateway to judge: read here, large numbers would be rounded and of two equal names
- * one would be gone. It must be one JSON value, so that it is a member and not several.
+ * Posts a body with one member exactly as the person typed it. Parsing it here would round large numbers and drop duplicate
+ * names, which the gateway must see and refuse. The text must be one JSON value, so that it cannot add further members.
  * @param {string} path
  * @param {Record<string, unknown>} body
  * @param {{ name: string, text: string, what: string }} typed
@@ -123,21 +127,21 @@ export function postTyped(path, body, { name, text, what }) {
   try {
     JSON.parse(text);
   } catch (error) {
-    throw new Problem({ title: `${what} not JSON`, detail: String(error), code: 'malformed' });
+    throw new Problem({ title: `${what} not valid JSON`, detail: String(error), code: 'malformed' });
   }
   const { [name]: _, ...rest } = body;
   const others = Object.entries(rest).map(([key, value]) => `${JSON.stringify(key)}:${JSON.stringify(value)},`);
-  return ask('POST', path, `{${others.join('')}${JSON.stringify(name)}:${text}}`).catch(unlessUnanswered);
+  return send('POST', path, `{${others.join('')}${JSON.stringify(name)}:${text}}`).catch(rethrowAsUnanswered);
 }
 
-/** Of what was only asked it does not matter; of what was to be done nobody knows. @param {unknown} error @returns {never} */
-function unlessUnanswered(error) {
+/** A POST without an answer may have been carried out, so its error says so. @param {unknown} error @returns {never} */
+function rethrowAsUnanswered(error) {
   const { code, title, message } = asProblem(error);
   if (code === 'unreachable') throw new Problem({ title, detail: message, code: 'unanswered' });
   throw error;
 }
 
-/** A number that this browser would round is shown as it was written. @param {string} text */
+/** Keeps the digits of numbers that JavaScript would round. @param {string} text */
 function parseExactly(text) {
   const raw = /** @type {{ rawJSON?: (text: string) => unknown }} */ (/** @type {unknown} */ (JSON)).rawJSON;
   if (raw === undefined || !/\d{16}/.test(text)) return JSON.parse(text);
@@ -148,7 +152,7 @@ function parseExactly(text) {
   return JSON.parse(text, /** @type {(key: string, value: unknown) => unknown} */ (keep));
 }
 
-/** A path with what fills it in made harmless. @param {TemplateStringsArray} parts @param {...string} values */
+/** A path template: encodes each value as one segment. @param {TemplateStringsArray} parts @param {...string} values */
 export function at(parts, ...values) {
   return String.raw({ raw: parts }, ...values.map(encodeURIComponent));
 }

@@ -1,4 +1,4 @@
-// Calls that wait for people. What is shown is what is decided about, and what runs.
+// Held calls. A decision carries the digest of what is shown, and only that runs.
 
 import { at, get, Problem, post, withQuery } from './api.js';
 import { ask, REASON } from './ask.js';
@@ -8,49 +8,49 @@ import { badge, button, callLink, code, empty, facts, json, sagaLink, since } fr
 
 /** @import { Approval, Context, View } from './types.d.ts' */
 
-/** Of those that are shown and were not met among what waits, this many are looked after at once. */
-const MOST_LOOKED_AFTER = 12;
+/** How many shown approvals that left the pending list are read again at once. */
+const MAX_REREAD = 12;
 
-/** The one that was asked for, waiting or decided. @param {string} txn @returns {View<Approval>} */
+/** One approval, pending or decided. @param {string} txn @returns {View<Approval>} */
 export function approvalView(txn) {
   return {
     title: 'Approval',
-    hears: ({ name, data }) => name === 'policies' || data['txn'] === txn,
+    isAffectedBy: ({ name, data }) => name === 'policies' || data['txn'] === txn,
     load: () => get(at`/admin/approvals/${txn}`),
     draw: (approval, context) => [
-      h('p', {}, h('a', { href: '#/approvals' }, 'All that wait')),
+      h('p', {}, h('a', { href: '#/approvals' }, 'All held calls')),
       h('div', { class: 'cards' }, card(approval, context)),
     ],
   };
 }
 
-/** @typedef {{ approvals: Approval[], more: boolean }} Waiting */
+/** @typedef {{ approvals: Approval[], more: boolean }} Approvals */
 
-/** @returns {View<Waiting>} */
+/** @returns {View<Approvals>} */
 export function approvalsView() {
-  /** Once shown it stays in its place, also when it is decided: nothing moves under a hand that is about to press. @type {Map<string, Approval>} */
+  /** Shown approvals keep their place even when decided, so that no button moves just before a click. @type {Map<string, Approval>} */
   const shown = new Map();
-  /** When it was last known how each stands. @type {Map<string, number>} */
-  const known = new Map();
+  /** When each approval was last read. @type {Map<string, number>} */
+  const readAt = new Map();
   let pages = 1;
   const keep = (/** @type {Approval} */ approval) => {
     shown.set(approval.txn, approval);
-    known.set(approval.txn, performance.now());
+    readAt.set(approval.txn, performance.now());
   };
   return {
     title: 'Approvals',
-    hears: ({ name, data }) => name === 'approval' || name === 'policies' || shown.has(String(data['txn'])),
+    isAffectedBy: ({ name, data }) => name === 'approval' || name === 'policies' || shown.has(String(data['txn'])),
     async load() {
-      const { items, more } = await pendingNow(pages);
-      // The longest-waiting first, so that new ones come below what is being read.
+      const { items, more } = await loadPending(pages);
+      // The oldest come first, so that new ones appear below what the person is reading.
       for (const approval of items.reverse()) keep(approval);
-      const met = new Set(items.map(({ txn }) => txn));
-      // Decided, or waiting beyond what was read: each is asked for, since the list does not tell which.
-      const unmet = [...shown.values()]
-        .filter(({ txn, state }) => state === 'pending' && !met.has(txn))
-        .sort((a, b) => (known.get(a.txn) ?? 0) - (known.get(b.txn) ?? 0))
-        .slice(0, MOST_LOOKED_AFTER);
-      for (const approval of await Promise.all(unmet.map(again))) keep(approval);
+      const pending = new Set(items.map(({ txn }) => txn));
+      // The others are decided, or pending on a page that was not read. Only a request for each one can tell.
+      const others = [...shown.values()]
+        .filter(({ txn, state }) => state === 'pending' && !pending.has(txn))
+        .sort((a, b) => (readAt.get(a.txn) ?? 0) - (readAt.get(b.txn) ?? 0))
+        .slice(0, MAX_REREAD);
+      for (const approval of await Promise.all(others.map(reread))) keep(approval);
       return { approvals: [...shown.values()], more };
     },
     draw({ approvals, more }, context) {
@@ -58,7 +58,7 @@ export function approvalsView() {
         pages += 1;
         await context.refresh();
       };
-      if (approvals.length === 0) return nothingWaits();
+      if (approvals.length === 0) return nothingHeld();
       return [
         h(
           'div',
@@ -69,16 +69,16 @@ export function approvalsView() {
           h(
             'p',
             {},
-            `${plural(approvals.filter(({ state }) => state === 'pending').length, 'call')} of more that wait. `,
-            button('Show longer-waiting ones', () => void readMore()),
+            `${plural(approvals.filter(({ state }) => state === 'pending').length, 'held call')} shown; there are older ones. `,
+            button('Show older ones', () => void readMore()),
           ),
       ];
     },
   };
 }
 
-/** How one stands that was shown before. @param {Approval} approval @returns {Promise<Approval>} */
-async function again(approval) {
+/** Reads a shown approval again. @param {Approval} approval @returns {Promise<Approval>} */
+async function reread(approval) {
   try {
     return await get(at`/admin/approvals/${approval.txn}`);
   } catch (error) {
@@ -87,19 +87,21 @@ async function again(approval) {
   }
 }
 
-function nothingWaits() {
+function nothingHeld() {
   return empty(
-    'Nobody waits for a decision.',
-    'A call is held when its rule says ',
+    'No call waits for a decision.',
+    'A call is held if its rule has ',
     code('approve'),
     ' or ',
     code('delay'),
-    ', or when its tool has no way to tell a repeat.',
+    ', or if its tool has ',
+    code('once: { by: none }'),
+    '.',
   );
 }
 
-/** The newest that wait, as many pages as were asked for, and whether there are more. @param {number} pages @returns {Promise<{ items: Approval[], more: boolean }>} */
-async function pendingNow(pages) {
+/** Reads so many pages of pending approvals, newest first. @param {number} pages @returns {Promise<{ items: Approval[], more: boolean }>} */
+async function loadPending(pages) {
   /** @type {Approval[]} */
   const items = [];
   /** @type {string | undefined} */
@@ -127,7 +129,7 @@ function card(approval, context) {
         state === 'pending' ? 'wait' : undefined,
       ),
       code(tool),
-      h('span', { class: 'dim' }, 'asked by'),
+      h('span', { class: 'dim' }, 'requested by'),
       h('strong', {}, agent),
       callLink(txn),
     ),
@@ -139,12 +141,12 @@ function card(approval, context) {
         {},
         target !== null && h('p', { class: 'target' }, h('b', {}, target.method), ' ', h('span', {}, target.url)),
         json(args, 'Arguments'),
-        approval.facts !== undefined && json(approval.facts, 'What the rules were told'),
+        approval.facts !== undefined && json(approval.facts, 'Facts that the rules used'),
       ),
       facts([
-        ['Asked', since(approval.requestedAt)],
+        ['Requested', since(approval.requestedAt)],
         [
-          approval.leavesAt === null ? 'Expires' : 'Leaves by itself',
+          approval.leavesAt === null ? 'Expires' : 'Sent automatically',
           state === 'pending' ? since(approval.leavesAt ?? approval.expiresAt) : null,
         ],
         ['Decided', approval.decidedAt === null ? null : since(approval.decidedAt)],
@@ -184,30 +186,31 @@ function vote({ person, verdict, reason, at: when }) {
 /** @param {Approval} approval @param {Context} context */
 function decide(approval, context) {
   const { digest, txn, hold } = approval;
-  const mayApprove = context.may('approver');
-  const mayReject = mayApprove || (hold === 'delay' && context.may('operator'));
-  if (digest === null) return h('p', { class: 'dim' }, 'It cannot be decided: its tool is no longer in the policies.');
+  const mayApprove = context.hasRole('approver');
+  const mayReject = mayApprove || (hold === 'delay' && context.hasRole('operator'));
+  if (digest === null)
+    return h('p', { class: 'dim' }, 'This call cannot be decided, because its tool is no longer in the policies.');
   return h(
     'div',
     { class: 'actions', role: 'group', 'aria-label': `Decide ${txn}` },
     button('Reject…', () => cast(approval, 'reject', context), {
       tone: 'danger',
       disabled: !mayReject,
-      why: 'Deciding needs the role approver.',
+      why: 'You need the role approver.',
     }),
     button('Approve…', () => cast(approval, 'approve', context), {
       tone: 'main',
       disabled: !mayApprove,
-      why: 'Deciding needs the role approver.',
+      why: 'You need the role approver.',
     }),
   );
 }
 
 /** @param {Approval} approval @param {'approve' | 'reject'} verdict @param {Context} context */
 function cast({ txn, tool, agent, args, digest }, verdict, context) {
-  const isYes = verdict === 'approve';
+  const isApproval = verdict === 'approve';
   ask({
-    title: isYes ? 'Approve this call?' : 'Reject this call?',
+    title: isApproval ? 'Approve this call?' : 'Reject this call?',
     body: [
       h(
         'p',
@@ -215,17 +218,19 @@ function cast({ txn, tool, agent, args, digest }, verdict, context) {
         code(tool),
         ' of ',
         h('strong', {}, agent),
-        isYes ? ' runs with exactly these arguments, or not at all:' : ' ends unsent. Its agent is told so.',
+        isApproval
+          ? ' runs with exactly these arguments, or not at all:'
+          : ' will not be sent. The agent gets the rejection.',
       ),
-      isYes && json(args, 'Arguments'),
+      isApproval && json(args, 'Arguments'),
       h('p', { class: 'dim' }, 'Digest ', h('code', { class: 'whole' }, digest ?? '')),
     ],
     fields: [REASON],
-    confirm: isYes ? 'Approve' : 'Reject',
-    tone: isYes ? 'main' : 'danger',
+    confirm: isApproval ? 'Approve' : 'Reject',
+    tone: isApproval ? 'main' : 'danger',
     run: async ({ reason }) => {
       await post(at`/admin/approvals/${txn}/${verdict}`, { reason, digest });
-      context.say(isYes ? 'Your approval is recorded.' : 'Rejected.');
+      context.notify(isApproval ? 'Your approval is recorded.' : 'The call is rejected.');
       await context.refresh();
     },
   });

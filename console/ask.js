@@ -1,4 +1,4 @@
-// Asking before something is done: what it is, and why.
+// The dialog that asks for a confirmation and a reason before an action.
 
 import { asProblem } from './api.js';
 import { h, show } from './dom.js';
@@ -15,7 +15,7 @@ import { problemBox } from './parts.js';
  * @property {string} [hint]
  * @property {string} [value]
  * @property {boolean} [optional]
- * @property {string} [typed] has to be typed word for word
+ * @property {string} [typed] text that the person must type exactly
  */
 
 /**
@@ -28,12 +28,12 @@ import { problemBox } from './parts.js';
  * @property {(values: Record<string, string>) => Promise<void>} run
  */
 
-/** Every action says why it was taken. @type {Field} */
+/** Every action needs a reason. @type {Field} */
 export const REASON = {
   name: 'reason',
   label: 'Reason',
   kind: 'area',
-  hint: 'It is kept in the log with your name, for ever.',
+  hint: 'The audit log keeps the reason and your name for ever.',
 };
 
 /** @param {Field} field */
@@ -72,9 +72,9 @@ function labelled(field) {
   return h('div', { class: `field ${field.kind ?? 'text'}` }, label, control(field), hint);
 }
 
-/** Opens a dialog that stays until the thing is done, or given up. What the gateway says against it is told in its place. @param {Question} question */
+/** Opens a dialog that stays open until the action succeeds or is cancelled. It shows the errors of the gateway. @param {Question} question */
 export function ask({ title, body, fields, confirm, tone = 'main', run }) {
-  const said = h('div', { class: 'said-no' });
+  const errorBox = h('div', {});
   const yes = h('button', { type: 'submit', class: tone }, confirm);
   const close = () => dialog.close();
   const submit = async (/** @type {Event} */ event) => {
@@ -85,7 +85,7 @@ export function ask({ title, body, fields, confirm, tone = 'main', run }) {
       await run(/** @type {Record<string, string>} */ (values));
       dialog.close();
     } catch (error) {
-      show(said, problemBox(asProblem(error)));
+      show(errorBox, problemBox(asProblem(error)));
     } finally {
       yes.disabled = false;
     }
@@ -96,7 +96,7 @@ export function ask({ title, body, fields, confirm, tone = 'main', run }) {
     h('h2', { id: 'ask-title' }, title),
     h('div', { class: 'ask-body' }, body),
     fields.map(labelled),
-    said,
+    errorBox,
     h('div', { class: 'actions' }, h('button', { type: 'button', on: { click: close } }, 'Cancel'), yes),
   );
   const dialog = h('dialog', { 'aria-labelledby': 'ask-title' }, form);

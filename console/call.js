@@ -1,4 +1,4 @@
-// One call: what was asked, how it went, and what a person may still do about it.
+// One call: its request, its timeline, and what a person can still do about it.
 
 import { at, get, post, postTyped } from './api.js';
 import { ask, REASON } from './ask.js';
@@ -15,7 +15,7 @@ export function callView(txn) {
     title: 'Call',
     load: () => get(at`/admin/calls/${txn}`),
     draw,
-    hears: ({ data }) => data['txn'] === txn || data['what'] === 'undo_claimed',
+    isAffectedBy: ({ data }) => data['txn'] === txn || data['what'] === 'undo_claimed',
   };
 }
 
@@ -33,7 +33,7 @@ function draw(call, context) {
     ),
     call.contradiction !== null &&
       h('div', { class: 'problem' }, h('strong', {}, 'Contradiction'), h('p', {}, call.contradiction)),
-    standing(call, context),
+    notice(call, context),
     h(
       'div',
       { class: 'columns' },
@@ -49,20 +49,20 @@ function draw(call, context) {
   ];
 }
 
-/** What is wrong, or waited for, and the button that ends it. @param {Call} call @param {Context} context */
-function standing(call, context) {
+/** What the call waits for or what is wrong, with the button for it. @param {Call} call @param {Context} context */
+function notice(call, context) {
   if (call.state === 'in_doubt') {
-    const detail = call.problem?.detail ?? 'It may or may not have happened.';
-    const why = 'Resolving needs the role operator.';
+    const detail = call.problem?.detail ?? 'The call may or may not have happened.';
+    const why = 'You need the role operator.';
     return h(
       'div',
       { class: 'notice doubt' },
-      h('div', {}, h('strong', {}, 'It may or may not have happened'), h('p', {}, detail)),
-      button('Resolve…', () => resolve(call, context), { tone: 'main', disabled: !context.may('operator'), why }),
+      h('div', {}, h('strong', {}, 'The call may or may not have happened'), h('p', {}, detail)),
+      button('Resolve…', () => resolve(call, context), { tone: 'main', disabled: !context.hasRole('operator'), why }),
     );
   }
   if (call.state === 'held' && call.hold !== undefined) {
-    const what = call.hold.kind === 'delay' ? 'Leaves by itself' : 'Waits for people';
+    const what = call.hold.kind === 'delay' ? 'The call is delayed' : 'The call waits for approval';
     return h(
       'div',
       { class: 'notice wait' },
@@ -86,7 +86,9 @@ function payload(call, value, label) {
     return h(
       'p',
       { class: 'dim' },
-      label === 'Result' ? `None${call.state === 'succeeded' ? ': it answered without one' : ''}` : 'Not kept',
+      label === 'Result'
+        ? `None${call.state === 'succeeded' ? ': the service answered without a body' : ''}`
+        : 'Not stored',
     );
   return json(value, label);
 }
@@ -94,21 +96,21 @@ function payload(call, value, label) {
 /** @param {Call} call */
 function about(call) {
   return facts([
-    ['Began', since(call.createdAt)],
+    ['Started', since(call.createdAt)],
     ['Took', call.settledAt === null ? null : duration(Date.parse(call.settledAt) - Date.parse(call.createdAt))],
     ['Attempts', String(call.attempts)],
-    ['Repeat is harmless by', call.kind],
+    ['Once by', call.kind],
     [
-      'Known by',
+      'Evidence',
       call.evidence === null ? null : [words(call.evidence), call.resolvedBy === null ? null : ` (${call.resolvedBy})`],
     ],
     ['Outcome', call.outcome === null ? null : words(call.outcome)],
     ['Key', call.key === null ? null : code(call.key)],
     ['Rule', call.rule],
-    ['Policies', code(call.policyVersion)],
+    ['Policy version', code(call.policyVersion)],
     ['Saga', call.saga === null ? null : sagaLink(call.saga)],
     ['Run', call.run === null ? null : code(call.run)],
-    ['Undoes', call.undoes === undefined ? null : callLink(call.undoes)],
+    ['Compensates', call.undoes === undefined ? null : callLink(call.undoes)],
     [
       'Receipt',
       call.receipt === null
@@ -120,34 +122,34 @@ function about(call) {
 
 /** @param {Call} call @param {Context} context */
 function undo(call, context) {
-  const { undo: how } = call;
-  const canUndo = call.state === 'succeeded' && ['none', 'failed'].includes(how.state) && how.tool !== null;
+  const { undo: plan } = call;
+  const canUndo = call.state === 'succeeded' && ['none', 'failed'].includes(plan.state) && plan.tool !== null;
   return [
     facts([
-      ['State', undoBadge(how.state)],
-      ['Kind', how.kind],
-      ['With', how.tool === null ? null : code(how.tool)],
-      ['Done by', how.txn === null ? null : callLink(how.txn)],
-      ['Why', how.reason],
+      ['State', undoBadge(plan.state)],
+      ['Kind', plan.kind],
+      ['Tool', plan.tool === null ? null : code(plan.tool)],
+      ['Compensation', plan.txn === null ? null : callLink(plan.txn)],
+      ['Reason', plan.reason],
     ]),
-    how.args !== undefined && how.args !== null && json(how.args, 'Arguments of the undo'),
+    plan.args !== undefined && plan.args !== null && json(plan.args, 'Arguments of the undo'),
     canUndo
       ? h(
           'p',
           {},
-          button('Undo this call…', () => undoIt(call, context), {
+          button('Undo this call…', () => confirmUndo(call, context), {
             tone: 'danger',
-            disabled: !context.may('operator'),
-            why: 'Undoing needs the role operator.',
+            disabled: !context.hasRole('operator'),
+            why: 'You need the role operator.',
           }),
         )
-      : how.tool === null &&
+      : plan.tool === null &&
         h(
           'p',
           { class: 'dim' },
-          how.kind === 'irreversible'
-            ? 'Its tool says that nothing undoes it.'
-            : 'Its tool names nothing that undoes it.',
+          plan.kind === 'irreversible'
+            ? 'The contract of the tool says that it cannot be undone.'
+            : 'The contract of the tool names no undo.',
         ),
   ];
 }
@@ -157,7 +159,13 @@ function resolve({ txn, tool }, context) {
   ask({
     title: 'Did it happen?',
     body: [
-      h('p', {}, 'Look at the service behind ', code(tool), ' first. The answer is final, and what the agent is told.'),
+      h(
+        'p',
+        {},
+        'Look at the service behind ',
+        code(tool),
+        ' first. Your verdict is final, and the agent gets it as the answer.',
+      ),
     ],
     fields: [
       {
@@ -165,9 +173,9 @@ function resolve({ txn, tool }, context) {
         label: 'Verdict',
         kind: 'choice',
         options: [
-          ['applied', 'It happened'],
-          ['not_applied', 'It did not happen'],
-          ['retry', 'It did not happen: send it again'],
+          ['applied', 'The call happened'],
+          ['not_applied', 'The call did not happen'],
+          ['retry', 'The call did not happen: send it again'],
         ],
       },
       {
@@ -175,7 +183,7 @@ function resolve({ txn, tool }, context) {
         label: 'Result',
         kind: 'area',
         optional: true,
-        hint: 'JSON. If it happened: what the agent is to be told that it answered.',
+        hint: 'JSON. If the call happened: the result that the agent gets.',
       },
       REASON,
     ],
@@ -185,23 +193,23 @@ function resolve({ txn, tool }, context) {
       const text = (result ?? '').trim();
       if (text === '' || verdict !== 'applied') await post(path, { verdict, reason });
       else await postTyped(path, { verdict, reason }, { name: 'result', text, what: 'The result is' });
-      context.say('Resolved.');
+      context.notify('The call is resolved.');
       await context.refresh();
     },
   });
 }
 
 /** @param {Call} call @param {Context} context */
-function undoIt({ txn, undo: how }, context) {
+function confirmUndo({ txn, undo: plan }, context) {
   ask({
     title: 'Undo this call?',
-    body: [h('p', {}, code(how.tool ?? ''), ' is called with:'), json(how.args, 'Arguments of the undo')],
+    body: [h('p', {}, code(plan.tool ?? ''), ' runs with these arguments:'), json(plan.args, 'Arguments of the undo')],
     fields: [REASON],
-    confirm: 'Undo it',
+    confirm: 'Undo',
     tone: 'danger',
     run: async ({ reason }) => {
       await post(at`/admin/calls/${txn}/undo?wait=5`, { reason });
-      context.say('It is being undone.');
+      context.notify('The undo has started.');
       await context.refresh();
     },
   });

@@ -10,15 +10,15 @@ import { badge, button, callLink, code, empty, row, sagaLink, since, table } fro
 /** @typedef {Record<string, string | undefined>} Filter */
 
 const STATES = ['held', 'ready', 'sending', 'in_doubt', 'succeeded', 'failed', 'rejected', 'expired', 'cancelled'];
-const HEADS = ['began', 'state', 'tool', 'agent', 'call', 'saga', 'took'];
+const HEADS = ['started', 'state', 'tool', 'agent', 'call', 'saga', 'duration'];
 
-/** @typedef {{ items: Call[], cursor: string | null, newer: { count: number, more: boolean } }} Shown */
+/** @typedef {{ items: Call[], cursor: string | null, newer: { count: number, more: boolean } }} CallList */
 
-/** @param {Filter} filter @returns {View<Shown>} */
+/** @param {Filter} filter @returns {View<CallList>} */
 export function callsView(filter) {
-  /** Rows stay where they are while one reads: they are those before this time. Newer ones are told of, and shown when asked for. @type {string | undefined} */
+  /** Only calls before this time are listed, so that rows do not move while a person reads. A button shows newer ones. @type {string | undefined} */
   let until;
-  /** For the next look: one that is under way must not bring back what it began with. */
+  /** Set for the next load: a load under way must not bring back the old `until`. */
   let wantsNewest = true;
   /** @type {Pages<Call>} */
   const pages = new Pages((page) => withQuery('/admin/calls', { ...filter, until, ...page }));
@@ -26,7 +26,7 @@ export function callsView(filter) {
   const top = new Pages((page) => withQuery('/admin/calls', { ...filter, since: until, ...page }));
   return {
     title: 'Calls',
-    hears: ({ data }) => 'txn' in data,
+    isAffectedBy: ({ data }) => 'txn' in data,
     async load() {
       if (wantsNewest) until = undefined;
       wantsNewest = false;
@@ -45,25 +45,25 @@ export function callsView(filter) {
         void context.refresh();
       };
       const label = `Show ${number(newer.count, newer.more)} newer ${newer.count === 1 && !newer.more ? 'call' : 'calls'}`;
-      const isNothing = items.length === 0 && newer.count === 0 && cursor === null;
+      const isEmpty = items.length === 0 && newer.count === 0 && cursor === null;
       return [
         filterBar(filter),
         h('div', { class: 'newer', role: 'status' }, newer.count > 0 && button(label, showNewer, { tone: 'quiet' })),
-        isNothing ? nothing(filter) : table(HEADS, items.map(callRow), 'Calls'),
+        isEmpty ? emptyList(filter) : table(HEADS, items.map(callRow), 'Calls'),
         cursor !== null && h('p', {}, button('Older calls', showOlder)),
       ];
     },
   };
 }
 
-/** The first time at which this call had begun: times are told in milliseconds. @param {Call | undefined} newest */
+/** One millisecond after the start of this call, because the API gives times in milliseconds. @param {Call | undefined} newest */
 function justAfter(newest) {
   return newest === undefined ? undefined : new Date(Date.parse(newest.createdAt) + 1).toISOString();
 }
 
 /** @param {Call} call */
 function callRow({ txn, state, tool, agent, saga, createdAt, settledAt, undoes, undo }) {
-  const took = settledAt === null ? '' : duration(Date.parse(settledAt) - Date.parse(createdAt));
+  const time = settledAt === null ? '' : duration(Date.parse(settledAt) - Date.parse(createdAt));
   const undone =
     undo.state === 'done'
       ? [' ', badge('undone', 'plain')]
@@ -79,36 +79,36 @@ function callRow({ txn, state, tool, agent, saga, createdAt, settledAt, undoes, 
       agent,
       callLink(txn),
       saga === null ? '' : sagaLink(saga),
-      took,
+      time,
     ],
     HEADS,
   );
 }
 
 /** @param {Filter} filter */
-function nothing(filter) {
+function emptyList(filter) {
   const isFiltered = Object.values(filter).some(Boolean);
   return isFiltered
-    ? empty('No call fits this filter.', h('a', { href: '#/calls' }, 'Show all calls'))
+    ? empty('No call matches this filter.', h('a', { href: '#/calls' }, 'Show all calls'))
     : empty(
-        'No call so far.',
+        'There are no calls yet.',
         'An agent makes one with ',
         code('POST /v1/tools/{tool}'),
         ' and its key; ',
         code('npm run demo'),
-        ' makes some dozen.',
+        ' makes a few dozen.',
       );
 }
 
-/** What is asked for stands in the address, so that it can be sent to somebody. @param {Filter} filter */
+/** The filter is in the address, so that it can be shared. @param {Filter} filter */
 function filterBar(filter) {
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
     const form = /** @type {HTMLFormElement} */ (event.target);
-    const asked = Object.fromEntries(/** @type {[string, string][]} */ ([...new FormData(form).entries()]));
+    const entries = Object.fromEntries(/** @type {[string, string][]} */ ([...new FormData(form).entries()]));
     location.hash = withQuery(
       '#/calls',
-      Object.fromEntries(Object.entries(asked).map(([name, value]) => [name, value.trim()])),
+      Object.fromEntries(Object.entries(entries).map(([name, value]) => [name, value.trim()])),
     );
   };
   const choose = (/** @type {Event} */ event) => /** @type {HTMLSelectElement} */ (event.target).form?.requestSubmit();

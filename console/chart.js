@@ -1,4 +1,4 @@
-// Numbers, drawn.
+// Charts.
 
 import { h, svg } from './dom.js';
 import { number, plural } from './format.js';
@@ -8,7 +8,7 @@ import { number, plural } from './format.js';
 const WIDTH = 600;
 const HEIGHT = 96;
 
-/** How a call ended, from the ground up: what is good carries what is not. */
+/** The states of calls, as layers of a bar from bottom to top. */
 const LAYERS = /** @type {const} */ ([
   ['good', 'succeeded', ['succeeded']],
   ['bad', 'failed or refused', ['failed', 'rejected', 'expired', 'cancelled']],
@@ -22,22 +22,22 @@ const sumOf = (states, names) => names.reduce((sum, name) => sum + (states[name]
 /** @param {States} states */
 const totalOf = (states) => Object.values(states).reduce((sum, count) => sum + count, 0);
 
-/** Calls by the minute in which they began, the oldest on the left. @param {readonly States[]} minutes */
+/** Calls by the minute in which they started, the oldest on the left. @param {readonly States[]} minutes */
 export function throughput(minutes) {
-  const most = Math.max(1, ...minutes.map(totalOf));
+  const max = Math.max(1, ...minutes.map(totalOf));
   const step = WIDTH / minutes.length;
   const bars = minutes.flatMap((states, place) => {
     let ground = HEIGHT;
     return LAYERS.flatMap(([tone, , names]) => {
       const count = sumOf(states, names);
       if (count === 0) return [];
-      // A single call among thousands is still to be seen.
-      const height = Math.max(2, (count / most) * (HEIGHT - 4));
+      // A single call among thousands must stay visible.
+      const height = Math.max(2, (count / max) * (HEIGHT - 4));
       ground -= height;
       return [svg('rect', { class: tone, x: place * step + 1, y: ground, width: step - 2, height })];
     });
   });
-  const label = `Calls a minute over the last hour, at most ${most}`;
+  const label = `Calls per minute over the last hour, at most ${max}`;
   return h(
     'figure',
     { class: 'chart' },
@@ -51,7 +51,7 @@ export function throughput(minutes) {
       'figcaption',
       {},
       h('span', {}, '60 min ago'),
-      h('span', {}, `peak ${plural(most, 'call')} a minute`),
+      h('span', {}, `peak ${plural(max, 'call')} per minute`),
       h('span', {}, 'now'),
     ),
     h(
@@ -62,7 +62,7 @@ export function throughput(minutes) {
   );
 }
 
-/** The shares of each outcome, as one line. @param {States} states @param {string} label */
+/** The share of each state, as one bar. @param {States} states @param {string} label */
 export function shares(states, label) {
   const total = Math.max(1, totalOf(states));
   let from = 0;
@@ -72,7 +72,7 @@ export function shares(states, label) {
     from += width;
     return [svg('rect', { class: tone, x: from - width, y: 0, width, height: 6 })];
   });
-  const told = LAYERS.flatMap(([, name, names]) =>
+  const texts = LAYERS.flatMap(([, name, names]) =>
     sumOf(states, names) > 0 ? [`${number(sumOf(states, names))} ${name}`] : [],
   );
   return svg(
@@ -82,7 +82,7 @@ export function shares(states, label) {
       viewBox: '0 0 100 6',
       preserveAspectRatio: 'none',
       role: 'img',
-      'aria-label': `${label}: ${told.join(', ')}`,
+      'aria-label': `${label}: ${texts.join(', ')}`,
     },
     parts,
   );

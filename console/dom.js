@@ -1,4 +1,4 @@
-// The page is made of elements and text, never of HTML: whatever came from outside can only become text.
+// Builds the page from elements and text, never from HTML strings, so that untrusted text stays text.
 
 import { escaped, textNodes } from './hidden.js';
 
@@ -8,7 +8,7 @@ import { escaped, textNodes } from './hidden.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** What an element does with an event. Kept here, so that a drawing anew can replace it in an element that stays. @type {WeakMap<Element, Handlers>} */
+/** The event handlers of each element. A redraw replaces the handlers of an element that it keeps. @type {WeakMap<Element, Handlers>} */
 const handlers = new WeakMap();
 
 /** @param {Event} event */
@@ -23,8 +23,8 @@ function listen(element, added = {}) {
   handlers.set(element, added);
 }
 
-/** Attributes that somebody reads, or hears. */
-const SPOKEN = new Set(['title', 'aria-label']);
+/** Attributes that a person or a screen reader reads. */
+const READABLE = new Set(['title', 'aria-label']);
 
 /**
  * @param {Element} element
@@ -34,7 +34,7 @@ const SPOKEN = new Set(['title', 'aria-label']);
 function fill(element, { on, ...attributes }, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    element.setAttribute(name, value === true ? '' : SPOKEN.has(name) ? escaped(String(value)) : String(value));
+    element.setAttribute(name, value === true ? '' : READABLE.has(name) ? escaped(String(value)) : String(value));
   }
   if (on !== undefined) listen(element, on);
   append(element, children);
@@ -75,13 +75,13 @@ export function svg(tag, attributes = {}, ...children) {
 /** @param {string} id */
 export function byId(id) {
   const found = document.getElementById(id);
-  if (found === null) throw new Error(`there is no #${id} in the page`);
+  if (found === null) throw new Error(`The page has no element #${id}.`);
   return found;
 }
 
 /**
- * Makes an element show what was drawn anew, and touches only what differs: focus, selection, scrolling and open details stay.
- * Children with a data-key are found again wherever they are; others by their place.
+ * Updates the children of an element and changes only what differs, so that focus, selection, scrolling and open details
+ * stay. Children with a data-key are matched by key, others by position.
  * @param {Element} old
  * @param {readonly Child[]} children
  */
@@ -95,7 +95,7 @@ export function show(old, ...children) {
 const keyOf = (node) => (node instanceof Element ? node.getAttribute('data-key') : null);
 
 /** @param {Node} a @param {Node} b */
-const isAlike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+const isSameKind = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
 /** @param {Node} old @param {Node} drawn */
 function morphChildren(old, drawn) {
@@ -105,7 +105,7 @@ function morphChildren(old, drawn) {
   for (const child of [...drawn.childNodes]) {
     const key = keyOf(child);
     const found = key === null ? place : (keyed.get(key) ?? null);
-    if (found === null || !isAlike(found, child)) {
+    if (found === null || !isSameKind(found, child)) {
       old.insertBefore(child, place);
       continue;
     }
@@ -120,8 +120,8 @@ function morphChildren(old, drawn) {
   }
 }
 
-/** What belongs to whoever uses the page, and not to what is drawn. */
-const THEIRS = new Set(['open', 'value', 'checked']);
+/** Attributes that the person changes by using the page. */
+const USER_STATE = new Set(['open', 'value', 'checked']);
 
 /** @param {Node} old @param {Node} drawn */
 function morph(old, drawn) {
@@ -130,10 +130,10 @@ function morph(old, drawn) {
     return;
   }
   for (const { name } of [...old.attributes])
-    if (!drawn.hasAttribute(name) && !THEIRS.has(name)) old.removeAttribute(name);
+    if (!drawn.hasAttribute(name) && !USER_STATE.has(name)) old.removeAttribute(name);
   for (const { name, value } of [...drawn.attributes])
-    if (old.getAttribute(name) !== value && !THEIRS.has(name)) old.setAttribute(name, value);
+    if (old.getAttribute(name) !== value && !USER_STATE.has(name)) old.setAttribute(name, value);
   listen(old, handlers.get(drawn));
-  // What was answered to somebody stays until they ask again.
+  // An answer to the person's own question stays until they ask again.
   if (!drawn.hasAttribute('data-keep')) morphChildren(old, drawn);
 }

@@ -1,4 +1,4 @@
-// Words for times, ids and numbers.
+// Times, ids and numbers as text.
 
 /** @param {number} count @param {boolean} [more] */
 export function number(count, more = false) {
@@ -20,7 +20,7 @@ export function duration(ms) {
   return `${Math.floor(seconds / 86_400)} d ${Math.floor((seconds % 86_400) / 3600)} h`;
 }
 
-/** How long ago, or how long until. @param {number} at @param {number} now */
+/** The time since or until `at`. @param {number} at @param {number} now */
 export function relative(at, now) {
   const ms = at - now;
   if (ms > 0) return `in ${duration(ms)}`;
@@ -39,7 +39,7 @@ export function clock(at) {
   return `${pad(time.getHours())}:${pad(time.getMinutes())}:${pad(time.getSeconds())}.${pad(time.getMilliseconds(), 3)}`;
 }
 
-/** Enough of an id to know it by. @param {string} id */
+/** The start and end of an id. @param {string} id */
 export function short(id) {
   return id.length > 13 ? `${id.slice(0, 8)}…${id.slice(-4)}` : id;
 }
@@ -49,7 +49,7 @@ export function words(word) {
   return word.replaceAll('_', ' ');
 }
 
-/** What is shown of a text that may be of any length. @param {string} text @param {number} most */
-export function cut(text, most) {
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+/** @param {string} text @param {number} max */
+export function cut(text, max) {
+  return text.length > max ? `${text.slice(0, max - 1)}…` : text;
 }

@@ -1,11 +1,11 @@
-// Characters that nobody sees, or that move others about: they are shown as what they are.
+// Shows invisible characters, and characters that change the direction of text, as their codes.
 
 const HIDDEN = /(?:(?![\n\t])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}])+/gu;
 
-/** So many places of one text are set apart; the rest is only escaped. A text can be made of nothing else. */
-const MOST_MARKED = 1_000;
+/** At most this many runs of one text get an element; the rest is escaped only. A text may consist of such runs alone. */
+const MAX_MARKED = 1_000;
 
-/** Where an element could not stand. */
+/** Elements that cannot contain elements. */
 const TEXT_ONLY = new Set(['option', 'textarea', 'title']);
 
 /** @param {string} text */
@@ -24,8 +24,8 @@ function codes(run) {
 }
 
 /**
- * The nodes that show a text of whoever wrote it. An approval that reads differently from what is sent would be an approval of
- * something else.
+ * The nodes for an untrusted text. A person who approves a text that reads differently from what is sent approves something
+ * else.
  * @param {Node} parent
  * @param {string} text
  * @returns {Node[]}
@@ -38,7 +38,7 @@ export function textNodes(parent, text) {
   const nodes = [];
   let done = 0;
   for (const { 0: run, index } of text.matchAll(HIDDEN)) {
-    if (nodes.length >= 2 * MOST_MARKED) break;
+    if (nodes.length >= 2 * MAX_MARKED) break;
     nodes.push(document.createTextNode(text.slice(done, index)), mark(parent, codes(run)));
     done = index + run.length;
   }

@@ -1,4 +1,4 @@
-// The signed log, and the proof that something is in it.
+// The audit log, and the proof that an entry is in it.
 
 import { at, get, withQuery } from './api.js';
 import { h } from './dom.js';
@@ -8,23 +8,23 @@ import { badge, callLink, code, empty, facts, json, row, sagaLink, section, sinc
 /** @import { Child, LogEntry, Stats, View } from './types.d.ts' */
 
 const PAGE = 50;
-const HEADS = ['index', 'at', 'what', 'about', 'who', 'leaf'];
+const HEADS = ['index', 'time', 'event', 'about', 'by', 'leaf'];
 
 /** @typedef {{ stats: Stats, note: string, items: LogEntry[], from: number }} Log */
 
-/** @param {Record<string, string | undefined>} asked @returns {View<Log>} */
+/** @param {Record<string, string | undefined>} query @returns {View<Log>} */
 export function logView({ from }) {
-  const isAtTip = from === undefined || !/^\d{1,15}$/.test(from);
+  const isAtEnd = from === undefined || !/^\d{1,15}$/.test(from);
   return {
     title: 'Log',
     load: async () => {
       /** @type {[Stats, string]} */
       const [stats, note] = await Promise.all([get('/admin/stats'), get('/admin/audit/checkpoint').catch(() => '')]);
-      const first = isAtTip ? Math.max(0, stats.log.size - PAGE) : Number(from);
+      const first = isAtEnd ? Math.max(0, stats.log.size - PAGE) : Number(from);
       const { items } = await get(withQuery('/admin/audit/entries', { from: String(first), to: String(first + PAGE) }));
       return { stats, note, items: items.reverse(), from: first };
     },
-    hears: ({ name }) => isAtTip && name === 'checkpoint',
+    isAffectedBy: ({ name }) => isAtEnd && name === 'checkpoint',
     draw,
   };
 }
@@ -40,12 +40,12 @@ function draw({ stats: { log }, note, items, from }) {
         h(
           'div',
           {},
-          h('strong', {}, 'This may not be the log that it was'),
+          h('strong', {}, 'The audit log is in doubt'),
           h('p', {}, log.doubt),
           h(
             'p',
             {},
-            'Nothing is sent until a person looked: ',
+            'The gateway sends nothing until a person accepts the log. Run ',
             code('oncegate audit verify'),
             ', then ',
             code('oncegate audit accept'),
@@ -57,7 +57,7 @@ function draw({ stats: { log }, note, items, from }) {
       'Checkpoint',
       h('span', { class: 'dim' }, 'signed ', since(log.sealedAt)),
       note === ''
-        ? empty('Nothing was signed so far.', 'The first entry is signed within a second.')
+        ? empty('There is no checkpoint yet.', 'The gateway signs the first entry within a second.')
         : h('pre', { class: 'json', tabindex: 0, 'aria-label': 'Signed checkpoint' }, note),
     ),
     section(
@@ -75,8 +75,8 @@ function draw({ stats: { log }, note, items, from }) {
         h('a', { href: '#/log' }, 'Newest'),
       ),
       items.length === 0
-        ? empty('No entry here.', h('a', { href: '#/log' }, 'To the newest'))
-        : table(HEADS, items.map(entryRow), 'Entries of the log'),
+        ? empty('There are no entries here.', h('a', { href: '#/log' }, 'Show the newest'))
+        : table(HEADS, items.map(entryRow), 'Entries of the audit log'),
     ),
   ];
 }
@@ -109,7 +109,12 @@ function entryRow({ index, leaf, entry }) {
 
 /** @param {string} leaf @returns {View<any>} */
 export function proofView(leaf) {
-  return { title: 'Proof', load: () => get(at`/admin/audit/proof?leaf=${leaf}`), draw: drawProof, hears: () => false };
+  return {
+    title: 'Proof',
+    load: () => get(at`/admin/audit/proof?leaf=${leaf}`),
+    draw: drawProof,
+    isAffectedBy: () => false,
+  };
 }
 
 /** @param {{ leaf: string, index: number, size: number, root: string, proof: string[], checkpoint: string, entry: LogEntry['entry'] }} proof */
@@ -118,9 +123,9 @@ function drawProof({ leaf, index, size, root, proof, checkpoint, entry }) {
     h(
       'p',
       {},
-      `Entry ${number(index)} of ${number(size)} is in the log that was signed. The hashes below lead from it to the root in the checkpoint; `,
+      `Entry ${number(index)} is in the signed log of ${number(size)} entries. The hashes below lead from the entry to the root in the checkpoint. `,
       code('oncegate audit verify'),
-      ' checks it offline.',
+      ' checks the whole log offline.',
     ),
     h(
       'div',
@@ -141,6 +146,6 @@ function drawProof({ leaf, index, size, root, proof, checkpoint, entry }) {
         h('pre', { class: 'json', tabindex: 0, 'aria-label': 'Signed checkpoint' }, checkpoint),
       ),
     ),
-    h('p', {}, h('a', { href: `#/log?from=${Math.max(0, index - 10)}` }, 'In the log')),
+    h('p', {}, h('a', { href: `#/log?from=${Math.max(0, index - 10)}` }, 'Show in the log')),
   ];
 }

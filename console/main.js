@@ -1,4 +1,4 @@
-// The page: who is signed in, which view is shown, and what keeps it true.
+// The page: the signed-in person, the current view, and its updates.
 
 import { asProblem, get, session } from './api.js';
 import { byId, h, show } from './dom.js';
@@ -6,50 +6,50 @@ import { clock } from './format.js';
 import { button, keepTime, problemBox } from './parts.js';
 import { VIEWS, viewOf } from './routes.js';
 import { signIn } from './sign-in.js';
-import { EventFollower } from './stream.js';
+import { EventReader } from './stream.js';
 
-/** @import { Pace } from './stream.js' */
+/** @import { StreamState } from './stream.js' */
 /** @import { Child, Context, GateEvent, Stats, View } from './types.d.ts' */
 
-/** However much happens, a view is read anew this often at most. */
-const REST_MS = 1_000;
-const MOST_LATELY = 40;
-const SAID_MS = 5_000;
-/** What makes no event, such as a process that is gone, is seen this late. */
-const LOOK_ANYWAY_MS = 15_000;
+/** The shortest time between two refreshes of a view, however many events arrive. */
+const REFRESH_INTERVAL_MS = 1_000;
+const MAX_RECENT_EVENTS = 40;
+const MESSAGE_MS = 5_000;
+/** The view is refreshed this often without events, because some changes cause none, such as a dead process. */
+const POLL_INTERVAL_MS = 15_000;
 
-/** A page that is not told what happens says so, and since when. @type {Record<Pace, (heardAt: number | undefined) => string>} */
-const PACES = {
+/** The status text for each state of the event stream. @type {Record<StreamState, (heardAt: number | undefined) => string>} */
+const STREAM_TEXTS = {
   live: () => 'live',
   waiting: (heardAt) =>
     heardAt === undefined ? 'connecting' : `not live since ${clock(new Date(heardAt).toISOString()).slice(0, 8)}`,
   paused: () => 'paused',
   ended: () => 'signed out',
 };
-/** Until the gateway answers, somebody who was signed in stays so. */
-const ASK_AGAIN_MS = 2_000;
+/** How often a reloaded page retries while the gateway does not answer. The person stays signed in. */
+const RESUME_RETRY_MS = 2_000;
 
 /** @type {Stats['you'] | undefined} */
 let you;
-/** @type {EventFollower | undefined} */
-let follower;
-/** @type {{ view: View<any>, drawing: Promise<void> | undefined, looking: Promise<void>, isStale: boolean, isDrawn: boolean } | undefined} */
+/** @type {EventReader | undefined} */
+let eventReader;
+/** @type {{ view: View<any>, drawing: Promise<void> | undefined, loading: Promise<void>, isStale: boolean, isDrawn: boolean } | undefined} */
 let current;
 /** @type {GateEvent[]} */
-const lately = [];
-/** @type {Pace} */
-let pace = 'waiting';
-let saidAt = 0;
+const recentEvents = [];
+/** @type {StreamState} */
+let streamState = 'waiting';
+let notifiedAt = 0;
 
 /** @param {string} text */
-function say(text) {
-  saidAt = performance.now();
-  show(byId('said'), h('p', {}, text));
-  setTimeout(() => performance.now() - saidAt >= SAID_MS && show(byId('said')), SAID_MS + 50);
+function notify(text) {
+  notifiedAt = performance.now();
+  show(byId('message'), h('p', {}, text));
+  setTimeout(() => performance.now() - notifiedAt >= MESSAGE_MS && show(byId('message')), MESSAGE_MS + 50);
 }
 
 /** @param {'approver' | 'operator' | 'admin'} role */
-function may(role) {
+function hasRole(role) {
   return you !== undefined && (you.roles.includes(role) || you.roles.includes('admin'));
 }
 
@@ -60,7 +60,7 @@ function drawFrame() {
     byId('head'),
     h('a', { class: 'mark', href: '#/' }, 'oncegate'),
     you !== undefined && [
-      h('span', { class: `pace ${pace}`, role: 'status' }, PACES[pace](follower?.heardAt)),
+      h('span', { class: `pace ${streamState}`, role: 'status' }, STREAM_TEXTS[streamState](eventReader?.heardAt)),
       h('span', { class: 'you' }, you.person, h('span', { class: 'dim' }, ` ${you.roles.join(', ')}`)),
       button('Sign out', () => leave(), { tone: 'quiet' }),
     ],
@@ -76,13 +76,13 @@ function drawFrame() {
 /** @param {string} [why] */
 function leave(why) {
   session.end();
-  // Whoever sits down next must not find a question of somebody else's that waits for a yes.
+  // The next person must not find an open confirmation of the previous one.
   for (const dialog of document.querySelectorAll('dialog')) dialog.close();
-  follower?.stop();
-  follower = undefined;
+  eventReader?.stop();
+  eventReader = undefined;
   you = undefined;
   current = undefined;
-  lately.length = 0;
+  recentEvents.length = 0;
   drawFrame();
   show(byId('main'), signIn(enter, why));
   document.querySelector('input')?.focus();
@@ -91,31 +91,31 @@ function leave(why) {
 /** @param {Stats} stats */
 function enter(stats) {
   you = stats.you;
-  follower = new EventFollower({
-    onEvent: hear,
-    onPace: (now) => {
-      pace = now;
+  eventReader = new EventReader({
+    onEvent: handleEvent,
+    onState: (state) => {
+      streamState = state;
       drawFrame();
-      if (now === 'live') void refresh();
+      if (state === 'live') void refresh();
     },
-    onRefused: () => leave('Your key is not good any more: it was removed from the policies, or lost its roles.'),
+    onRefused: () => leave('Your key is no longer valid: it was removed from the policies, or lost its roles.'),
   });
-  // What happened last is told first: a page that was just opened need not be empty.
-  if (stats.log.size > MOST_LATELY) follower.lastId = String(stats.log.size - MOST_LATELY);
-  follower.start();
+  // Start a little in the past, so that a fresh page shows recent events.
+  if (stats.log.size > MAX_RECENT_EVENTS) eventReader.lastId = String(stats.log.size - MAX_RECENT_EVENTS);
+  eventReader.start();
   navigate();
 }
 
 /** @param {GateEvent} event */
-function hear(event) {
+function handleEvent(event) {
   if (event.name !== 'checkpoint') {
-    lately.unshift(event);
-    lately.length = Math.min(lately.length, MOST_LATELY);
+    recentEvents.unshift(event);
+    recentEvents.length = Math.min(recentEvents.length, MAX_RECENT_EVENTS);
   }
-  if (current !== undefined && (event.name === 'gap' || current.view.hears(event))) void refresh();
+  if (current !== undefined && (event.name === 'gap' || current.view.isAffectedBy(event))) void refresh();
 }
 
-/** Reads and draws the view; whoever asks while that is under way has it done once more afterwards. */
+/** Loads and draws the view. A request during a refresh causes one more refresh afterwards. */
 function refresh() {
   const shown = current;
   if (shown === undefined) return Promise.resolve();
@@ -123,8 +123,8 @@ function refresh() {
     shown.isStale = true;
     return shown.drawing;
   }
-  shown.drawing = look(shown).finally(async () => {
-    await new Promise((resolve) => setTimeout(resolve, REST_MS));
+  shown.drawing = queueLoad(shown).finally(async () => {
+    await new Promise((resolve) => setTimeout(resolve, REFRESH_INTERVAL_MS));
     shown.drawing = undefined;
     if (shown.isStale && shown === current) {
       shown.isStale = false;
@@ -134,22 +134,22 @@ function refresh() {
   return shown.drawing;
 }
 
-/** Now, and not after the rest: somebody did something and looks for what came of it. */
+/** Refreshes at once, without the interval, because the person waits for the result of an action. */
 async function refreshNow() {
-  if (current !== undefined) await look(current);
+  if (current !== undefined) await queueLoad(current);
 }
 
-/** One look after another: beside each other they would cost the gateway twice, and the earlier could be drawn last. @param {NonNullable<typeof current>} shown */
-function look(shown) {
-  shown.looking = shown.looking.then(() => draw(shown));
-  return shown.looking;
+/** Queues a load. Parallel loads would cost the gateway twice, and the older one could be drawn last. @param {NonNullable<typeof current>} shown */
+function queueLoad(shown) {
+  shown.loading = shown.loading.then(() => draw(shown));
+  return shown.loading;
 }
 
 /** @param {NonNullable<typeof current>} shown */
 async function draw(shown) {
   if (you === undefined) return;
   /** @type {Context} */
-  const context = { you, refresh: refreshNow, lately, may, say };
+  const context = { you, refresh: refreshNow, recentEvents, hasRole, notify };
   try {
     put(shown, shown.view.draw(await shown.view.load(), context));
   } catch (error) {
@@ -164,7 +164,7 @@ async function draw(shown) {
 /** @param {NonNullable<typeof current>} shown @param {Child} content */
 function put(shown, content) {
   if (shown !== current) return;
-  // Nothing of another view is taken over, also not what somebody typed.
+  // Remove everything of the previous view, including what the person typed there.
   if (!shown.isDrawn) byId('main').replaceChildren();
   shown.isDrawn = true;
   show(byId('main'), h('h1', {}, shown.view.title), content);
@@ -174,7 +174,7 @@ function navigate() {
   if (you === undefined) return;
   const view = viewOf(location.hash);
   document.title = `${view.title} · Oncegate`;
-  current = { view, drawing: undefined, looking: Promise.resolve(), isStale: false, isDrawn: false };
+  current = { view, drawing: undefined, loading: Promise.resolve(), isStale: false, isDrawn: false };
   drawFrame();
   window.scrollTo(0, 0);
   void refresh();
@@ -182,7 +182,7 @@ function navigate() {
 
 async function begin() {
   keepTime();
-  setInterval(() => !document.hidden && void refresh(), LOOK_ANYWAY_MS);
+  setInterval(() => !document.hidden && void refresh(), POLL_INTERVAL_MS);
   window.addEventListener('hashchange', () => {
     navigate();
     byId('main').focus({ preventScroll: true });
@@ -191,7 +191,7 @@ async function begin() {
   await resume();
 }
 
-/** A gateway that is just starting again says nothing against a key: only a refusal does. */
+/** Signs in again after a reload. Only a refusal ends the session; a gateway that is starting does not. */
 async function resume() {
   if (session.key === null || you !== undefined) return;
   try {
@@ -208,7 +208,7 @@ async function resume() {
         button('Sign in with another key', () => leave()),
       ),
     );
-    setTimeout(resume, ASK_AGAIN_MS);
+    setTimeout(resume, RESUME_RETRY_MS);
   }
 }
 

@@ -1,4 +1,4 @@
-// What needs a person now, and how things stand.
+// What needs a person now, and the state of the gateway.
 
 import { get } from './api.js';
 import { outcomes, shares, throughput } from './chart.js';
@@ -8,60 +8,60 @@ import { badge, callLink, code, empty, facts, row, sagaLink, section, since, tab
 
 /** @import { Approval, Call, Child, Context, Counted, GateEvent, SagaLine, Stats, View } from './types.d.ts' */
 
-/** Of each kind of thing that waits, this many are shown here. */
-const FEW = 4;
+/** How many items of each kind are shown. */
+const MAX_PER_KIND = 4;
 
-/** @typedef {{ stats: Stats, approvals: Approval[], doubts: Call[], parked: SagaLine[] }} Standing */
+/** @typedef {{ stats: Stats, approvals: Approval[], doubts: Call[], parked: SagaLine[] }} OverviewData */
 
-/** Approvals carry whole arguments: they are read anew when something happened to one, and otherwise this often. */
-const READ_AGAIN_MS = 15_000;
+/** Approvals carry all arguments, so they are read again only after an approval event, or after this time. */
+const MAX_APPROVALS_AGE_MS = 15_000;
 
-/** @returns {View<Standing>} */
+/** @returns {View<OverviewData>} */
 export function overview() {
   /** @type {{ items: Approval[], count: number, at: number }} */
   let read = { items: [], count: 0, at: Number.NEGATIVE_INFINITY };
-  const approvalsNow = async (/** @type {Stats} */ { approvals: { pending } }) => {
-    const isFresh = pending.count === read.count && performance.now() - read.at < READ_AGAIN_MS;
+  const loadApprovals = async (/** @type {Stats} */ { approvals: { pending } }) => {
+    const isFresh = pending.count === read.count && performance.now() - read.at < MAX_APPROVALS_AGE_MS;
     if (isFresh) return read.items;
     const at = performance.now();
     const items = pending.count === 0 ? [] : (await get('/admin/approvals?state=pending')).items;
-    read = { items: items.slice(-FEW).reverse(), count: pending.count, at };
+    read = { items: items.slice(-MAX_PER_KIND).reverse(), count: pending.count, at };
     return read.items;
   };
   return {
     title: 'Overview',
-    load: () => load(approvalsNow),
+    load: () => load(loadApprovals),
     draw,
-    hears: ({ name }) => {
+    isAffectedBy: ({ name }) => {
       if (name === 'approval') read.at = Number.NEGATIVE_INFINITY;
       return true;
     },
   };
 }
 
-/** @param {(stats: Stats) => Promise<Approval[]>} approvalsNow @returns {Promise<Standing>} */
-async function load(approvalsNow) {
+/** @param {(stats: Stats) => Promise<Approval[]>} loadApprovals @returns {Promise<OverviewData>} */
+async function load(loadApprovals) {
   /** @type {Stats} */
   const stats = await get('/admin/stats');
-  const some = async (/** @type {boolean} */ are, /** @type {string} */ path) => (are ? (await get(path)).items : []);
+  const loadIf = async (/** @type {boolean} */ exists, /** @type {string} */ path) =>
+    exists ? (await get(path)).items : [];
   const [approvals, doubts, parked] = await Promise.all([
-    approvalsNow(stats),
-    // Only so many open calls are counted, whatever their states: where there are others, doubts may be among those. One more
-    // than is shown tells that there are more.
-    some(stats.open.inDoubt > 0 || stats.open.more, `/admin/calls?state=in_doubt&limit=${FEW + 1}`),
-    some(stats.sagas.parked.count > 0, `/admin/sagas?state=parked&limit=${FEW}`),
+    loadApprovals(stats),
+    // The count of open calls has a limit, and doubts may be beyond it. One item more than shown tells whether there are more.
+    loadIf(stats.open.inDoubt > 0 || stats.open.more, `/admin/calls?state=in_doubt&limit=${MAX_PER_KIND + 1}`),
+    loadIf(stats.sagas.parked.count > 0, `/admin/sagas?state=parked&limit=${MAX_PER_KIND}`),
   ]);
   return { stats, approvals, doubts, parked };
 }
 
-/** @param {Standing} standing @param {Context} context */
-function draw(standing, { lately }) {
-  const { stats } = standing;
+/** @param {OverviewData} data @param {Context} context */
+function draw(data, { recentEvents }) {
+  const { stats } = data;
   return [
     section(
       'Needs a person',
       null,
-      h('div', { class: 'waits', tabindex: 0, role: 'group', 'aria-label': 'What needs a person' }, needs(standing)),
+      h('div', { class: 'waits', tabindex: 0, role: 'group', 'aria-label': 'What needs a person' }, needs(data)),
     ),
     h(
       'div',
@@ -72,7 +72,7 @@ function draw(standing, { lately }) {
         throughput(stats.calls.perMinute),
         windows(stats),
       ),
-      section('Latest', h('a', { href: '#/log' }, 'Log'), latest(lately)),
+      section('Recent events', h('a', { href: '#/log' }, 'Audit log'), latest(recentEvents)),
     ),
     h('div', { class: 'columns' }, section('Tools', null, tools(stats)), section('Gateway', null, gateway(stats))),
   ];
@@ -89,7 +89,7 @@ function need(key, tone, what, about, href, verb) {
   );
 }
 
-/** @param {Standing} standing */
+/** @param {OverviewData} data */
 function needs({ stats, approvals, doubts, parked }) {
   const open = stats.breakers.filter(({ state }) => state !== 'closed');
   const inDoubt = { count: Math.max(stats.open.inDoubt, doubts.length), more: stats.open.more };
@@ -101,24 +101,31 @@ function needs({ stats, approvals, doubts, parked }) {
   ) =>
     count > shown ? [need(`more ${what}`, 'plain', `${number(count - shown, isCut)} more`, what, href, 'All')] : [];
   const items = [
-    stats.log.doubt !== null && need('log', 'bad', 'Log in doubt', stats.log.doubt, '#/log', 'Look'),
+    stats.log.doubt !== null && need('log', 'bad', 'Audit log in doubt', stats.log.doubt, '#/log', 'Show'),
     stats.policies.refused.length > 0 &&
-      need('policies', 'bad', 'Policies refused', cut(stats.policies.refused[0] ?? '', 160), '#/policies', 'Look'),
+      need('policies', 'bad', 'Policies refused', cut(stats.policies.refused[0] ?? '', 160), '#/policies', 'Show'),
     ...stats.frozen.map(({ scope, by, reason, at }) =>
       need(
         `frozen ${scope}`,
         'bad',
         `Frozen: ${scope}`,
         [cut(reason, 120), ' · ', by, ' · ', since(at)],
-        '#/switches',
-        'Look',
+        '#/controls',
+        'Show',
       ),
     ),
     ...open.map(({ upstream, state, by }) =>
-      need(`breaker ${upstream}`, 'doubt', `Breaker ${words(state)}: ${upstream}`, `by ${by}`, '#/switches', 'Look'),
+      need(
+        `breaker ${upstream}`,
+        'doubt',
+        `Circuit breaker ${words(state)}: ${upstream}`,
+        `by ${by}`,
+        '#/controls',
+        'Show',
+      ),
     ),
     ...doubts
-      .slice(0, FEW)
+      .slice(0, MAX_PER_KIND)
       .map((call) =>
         need(
           `doubt ${call.txn}`,
@@ -129,7 +136,7 @@ function needs({ stats, approvals, doubts, parked }) {
           'Resolve',
         ),
       ),
-    ...more(inDoubt, Math.min(doubts.length, FEW), 'in doubt', '#/calls?state=in_doubt'),
+    ...more(inDoubt, Math.min(doubts.length, MAX_PER_KIND), 'in doubt', '#/calls?state=in_doubt'),
     ...parked.map(({ saga, name, reason }) =>
       need(
         `saga ${saga}`,
@@ -137,7 +144,7 @@ function needs({ stats, approvals, doubts, parked }) {
         'Saga parked',
         [name ?? short(saga), ' · ', cut(reason ?? '', 120)],
         `#/sagas/${saga}`,
-        'Look',
+        'Show',
       ),
     ),
     ...more(stats.sagas.parked, parked.length, 'parked sagas', '#/sagas?state=parked'),
@@ -145,8 +152,8 @@ function needs({ stats, approvals, doubts, parked }) {
       need(
         `held ${txn}`,
         'wait',
-        leavesAt === null ? 'Held for approval' : 'Leaves by itself',
-        [code(tool), ' of ', agent, leavesAt === null ? ' · expires ' : ' · ', since(leavesAt ?? expiresAt)],
+        leavesAt === null ? 'Held for approval' : 'Delayed',
+        [code(tool), ' of ', agent, leavesAt === null ? ' · expires ' : ' · sent ', since(leavesAt ?? expiresAt)],
         `#/approvals/${txn}`,
         'Decide',
       ),
@@ -155,8 +162,8 @@ function needs({ stats, approvals, doubts, parked }) {
   ].filter((item) => item !== false);
   if (items.length > 0) return h('ul', { class: 'needs' }, items);
   return empty(
-    'Nothing waits for a person.',
-    'Held calls, doubts, parked sagas, open breakers and refused policies appear here as they come up.',
+    'Nothing needs a person.',
+    'Held calls, doubts, parked sagas, freezes, open circuit breakers and refused policies appear here.',
   );
 }
 
@@ -174,14 +181,14 @@ function windows({ calls }) {
     ]);
   });
   return [
-    table(['', 'all', 'succeeded', 'failed', 'held', 'in doubt'], rows, 'Calls by when they began'),
+    table(['', 'all', 'succeeded', 'failed', 'held', 'in doubt'], rows, 'Calls by start time'),
     calls.since !== null &&
       h(
         'p',
         { class: 'dim' },
-        `The newest ${number(calls.counted)} calls are counted, back to `,
+        `Only the newest ${number(calls.counted)} calls are counted, back to `,
         since(calls.since),
-        '; what says + has more.',
+        '. A + means that there are more.',
       ),
   ];
 }
@@ -190,12 +197,12 @@ function windows({ calls }) {
 function tools({ calls }) {
   if (calls.tools.length === 0)
     return empty(
-      'No call in the last day.',
-      'Give an agent its key and let it call ',
+      'There were no calls in the last day.',
+      'Agents call tools with ',
       code('POST /v1/tools/{tool}'),
       '; ',
       h('a', { href: '#/policies' }, 'Policies'),
-      ' shows which tools there are.',
+      ' lists the tools.',
     );
   const rows = calls.tools
     .slice(0, 10)
@@ -206,12 +213,12 @@ function tools({ calls }) {
         shares(states, tool),
       ]),
     );
-  return table(['tool', 'calls', 'how they ended'], rows, 'Busiest tools of the last day');
+  return table(['tool', 'calls', 'states'], rows, 'Busiest tools of the last day');
 }
 
 /** @param {Stats} stats */
 function gateway({ processes, log, policies, gateway: version, open, sagas }) {
-  const others = processes.map(({ process, pid, startedAt, answers }) =>
+  const items = processes.map(({ process, pid, startedAt, answers }) =>
     h(
       'li',
       { 'data-key': process },
@@ -224,38 +231,41 @@ function gateway({ processes, log, policies, gateway: version, open, sagas }) {
   return [
     facts([
       ['Version', version],
-      ['Policies', h('a', { class: 'id', href: '#/policies' }, policies.version)],
+      ['Policy version', h('a', { class: 'id', href: '#/policies' }, policies.version)],
       [
-        'Log',
+        'Audit log',
         [
           h('a', { href: '#/log' }, plural(log.size, 'entry', 'entries')),
           ', signed ',
           since(log.sealedAt),
-          log.waiting > 0 && `, ${number(log.waiting)} waiting`,
+          log.waiting > 0 && `, ${number(log.waiting)} not signed yet`,
         ],
       ],
       [
         'Sagas',
         `${number(sagas.open.count, sagas.open.more)} open, ${number(sagas.rollingBack.count, sagas.rollingBack.more)} rolling back`,
       ],
-      ['Recovery', open.recoveryLagSeconds < 1 ? 'nothing overdue' : `${Math.round(open.recoveryLagSeconds)} s behind`],
+      [
+        'Recovery',
+        open.recoveryLagSeconds < 1 ? 'no call is overdue' : `${Math.round(open.recoveryLagSeconds)} s overdue`,
+      ],
     ]),
     h('h3', {}, plural(processes.length, 'process', 'processes')),
-    h('ul', { class: 'plain' }, others),
+    h('ul', { class: 'plain' }, items),
   ];
 }
 
-/** What is shown of it now. @type {readonly GateEvent[]} */
-let read = [];
+/** The events that are shown now. @type {readonly GateEvent[]} */
+let shownEvents = [];
 
 /**
- * Lines stay in their places and change what they say, so that nothing moves when something happens; and not while somebody
- * points at them.
- * @param {readonly GateEvent[]} lately
+ * The lines keep their positions and change their text, so that nothing moves. They do not change while the person points
+ * at them.
+ * @param {readonly GateEvent[]} recentEvents
  */
-function latest(lately) {
-  if (document.querySelector('.latest:hover, .latest:focus-within') === null) read = lately.slice(0, 11);
-  const shown = read.map(({ name, data }) => {
+function latest(recentEvents) {
+  if (document.querySelector('.latest:hover, .latest:focus-within') === null) shownEvents = recentEvents.slice(0, 11);
+  const shown = shownEvents.map(({ name, data }) => {
     const text = (/** @type {string} */ member) => (data[member] === undefined ? '' : String(data[member]));
     const subject =
       text('txn') !== ''
@@ -273,7 +283,7 @@ function latest(lately) {
     );
   });
   if (shown.length === 0)
-    return h('div', { class: 'latest' }, empty('Quiet so far.', 'What happens from now on appears here.'));
+    return h('div', { class: 'latest' }, empty('There are no events yet.', 'New events appear here.'));
   return h('ol', { class: 'latest' }, shown);
 }
 

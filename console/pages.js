@@ -1,12 +1,12 @@
-// Lists that are longer than a page.
+// Lists of several pages.
 
 import { get } from './api.js';
 
-const PAGE = 50;
-const MOST_AT_ONCE = 200;
+const PAGE_SIZE = 50;
+const MAX_PAGE_SIZE = 200;
 
 /**
- * A list as far as somebody wants to read it. All of it is read anew each time: what is shown is how things stand, however far down.
+ * The first pages of a list, as many as the person asked for. Each load reads all of them again, so that every row is current.
  * @template T
  */
 export class Pages {
@@ -16,7 +16,7 @@ export class Pages {
     this.pages = 1;
   }
 
-  /** One page more, from the next reading on. */
+  /** Adds a page to the next load. */
   more() {
     this.pages += 1;
   }
@@ -27,10 +27,10 @@ export class Pages {
     const items = [];
     /** @type {string | null} */
     let cursor = null;
-    const most = this.pages * PAGE;
-    // The gateway may give less than it is asked for, where items are large: then more pages are shown, and not more is read.
-    for (let read = 0; read < this.pages && items.length < most; read++) {
-      const limit = String(Math.min(MOST_AT_ONCE, most - items.length));
+    const max = this.pages * PAGE_SIZE;
+    // If items are large, the gateway returns fewer than requested; then this reads at most `pages` smaller pages.
+    for (let read = 0; read < this.pages && items.length < max; read++) {
+      const limit = String(Math.min(MAX_PAGE_SIZE, max - items.length));
       /** @type {{ items: T[], cursor: string | null }} */
       const page = await get(this.path({ limit, cursor: cursor ?? undefined }));
       items.push(...page.items);

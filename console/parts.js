@@ -1,4 +1,4 @@
-// What views are made of.
+// Elements that several views share.
 
 import { h } from './dom.js';
 import { relative, short, words } from './format.js';
@@ -6,7 +6,7 @@ import { relative, short, words } from './format.js';
 /** @import { Problem } from './api.js' */
 /** @import { Child, Json } from './types.d.ts' */
 
-/** What a state means to whoever looks: fine, wrong, unknown, waiting for a person, or nothing special. */
+/** The colour of a state: good, bad, doubt, wait (for a person) or plain. */
 const TONES = /** @type {Record<string, string>} */ ({
   succeeded: 'good',
   committed: 'good',
@@ -32,24 +32,24 @@ const TONES = /** @type {Record<string, string>} */ ({
 /** @param {string} state */
 export const toneOf = (state) => TONES[state] ?? 'plain';
 
-/** A state, by colour and by word. @param {string} state @param {string} [tone] */
+/** A state as a coloured word. @param {string} state @param {string} [tone] */
 export function badge(state, tone = toneOf(state)) {
   return h('span', { class: `badge ${tone}` }, words(state));
 }
 
-/** How far the undo of a call has come. @param {string} state */
+/** The state of an undo. @param {string} state */
 export function undoBadge(state) {
-  return state === 'none' ? h('span', { class: 'dim' }, 'not asked for') : badge(state);
+  return state === 'none' ? h('span', { class: 'dim' }, 'not requested') : badge(state);
 }
 
-/** A time that goes on by itself: how long ago, or how long until. @param {string | null} at */
+/** A time, relative to now; `keepTime` keeps it current. @param {string | null} at */
 export function since(at) {
   if (at === null) return h('span', { class: 'dim' }, 'never');
   const title = new Date(at).toLocaleString();
   return h('time', { datetime: at, title, class: 'since' }, relative(Date.parse(at), Date.now()));
 }
 
-/** Once a second, all times of the page. */
+/** Updates every relative time of the page once a second. */
 export function keepTime() {
   setInterval(() => {
     for (const time of document.querySelectorAll('time.since')) {
@@ -67,19 +67,19 @@ export const sagaLink = (saga) => h('a', { class: 'id', href: `#/sagas/${saga}`,
 /** @param {string} text */
 export const code = (text) => h('code', {}, text);
 
-/** JSON as it is, to be read; long ones scroll in their place. @param {Json | undefined} value @param {string} label */
+/** Indented JSON; long values scroll. @param {Json | undefined} value @param {string} label */
 export function json(value, label) {
   const text = JSON.stringify(value ?? null, null, 2);
   return h('pre', { class: 'json', tabindex: 0, 'aria-label': label }, text);
 }
 
-/** Names and what they stand for; those without a value are left out. @param {readonly (readonly [string, Child])[]} pairs */
+/** A list of names and values, without the absent values. @param {readonly (readonly [string, Child])[]} pairs */
 export function facts(pairs) {
-  const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false);
+  const present = pairs.filter(([, value]) => value !== null && value !== undefined && value !== false);
   return h(
     'dl',
     { class: 'facts' },
-    told.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value))),
+    present.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value))),
   );
 }
 
@@ -88,7 +88,7 @@ export function section(title, aside, ...children) {
   return h('section', {}, h('div', { class: 'bar' }, h('h2', {}, title), aside), children);
 }
 
-/** Nothing here, and what one would do about it. @param {string} what @param {...Child} next */
+/** An empty state, with a hint what to do. @param {string} what @param {...Child} next */
 export function empty(what, ...next) {
   return h('div', { class: 'empty' }, h('p', {}, what), next.length > 0 && h('p', { class: 'dim' }, next));
 }

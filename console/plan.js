@@ -1,4 +1,4 @@
-// What a rollback would do, the first thing first.
+// The plan of a rollback, in the order of its steps.
 
 import { h } from './dom.js';
 import { plural, short, words } from './format.js';
@@ -6,7 +6,7 @@ import { badge, code } from './parts.js';
 
 /** @import { Plan } from './types.d.ts' */
 
-const WHAT = /** @type {const} */ ({
+const LABELS = /** @type {const} */ ({
   undo: ['undo', 'doubt'],
   nothing: ['leave', 'plain'],
   wait: ['wait', 'wait'],
@@ -25,13 +25,17 @@ export function planList({ plan, kept, wouldEnd }) {
     kept.length > 0 &&
       h('p', { class: 'dim' }, `Kept: ${kept.map(({ tool, txn }) => `${tool} ${short(txn)}`).join(', ')}`),
     wouldEnd === 'parked' &&
-      h('p', { class: 'dim' }, 'What cannot be undone, and what it rests on, waits for a person afterwards.'),
+      h(
+        'p',
+        { class: 'dim' },
+        'Steps that cannot be undone, and the steps that they depend on, then wait for a person.',
+      ),
   );
 }
 
 /** @param {Plan['plan'][number]} step */
 function step({ txn, tool, does, why, blockedBy, undo, wave }) {
-  const [verb, tone] = WHAT[does];
+  const [verb, tone] = LABELS[does];
   const reason = blockedBy === null ? why : `waits until ${short(blockedBy)} is undone`;
   return h(
     'li',

@@ -1,4 +1,4 @@
-// The policies in force, and what they say to a call.
+// The policies in force, and an explanation of one call.
 
 import { asProblem, get, post, postTyped } from './api.js';
 import { ask } from './ask.js';
@@ -7,32 +7,32 @@ import { number, plural, words } from './format.js';
 import { badge, button, code, empty, facts, json, problemBox, row, section, table } from './parts.js';
 
 /** @import { Context, View } from './types.d.ts' */
-/** @typedef {{ version: string, files: string[], upstreams: string[], tools: string[], agents: string[], people: string[] }} Named */
-/** @typedef {{ named: Named, refused: string[] }} Standing */
+/** @typedef {{ version: string, files: string[], upstreams: string[], tools: string[], agents: string[], people: string[] }} PolicyNames */
+/** @typedef {{ names: PolicyNames, refused: string[] }} PoliciesData */
 
-/** @param {Record<string, string | undefined>} asked @returns {View<Standing>} */
-export function policiesView(asked) {
+/** @param {Record<string, string | undefined>} query @returns {View<PoliciesData>} */
+export function policiesView(query) {
   return {
     title: 'Policies',
     load: async () => {
-      const [named, stats] = await Promise.all([get('/admin/policies'), get('/admin/stats')]);
-      return { named, refused: stats.policies.refused };
+      const [names, stats] = await Promise.all([get('/admin/policies'), get('/admin/stats')]);
+      return { names, refused: stats.policies.refused };
     },
-    hears: ({ name }) => name === 'policies',
-    draw: (standing, context) => [
-      refusedBox(standing.refused),
+    isAffectedBy: ({ name }) => name === 'policies',
+    draw: (data, context) => [
+      refusedBox(data.refused),
       section(
         'In force',
-        button('Read them again', () => void reload(context), {
-          disabled: !context.may('operator'),
-          why: 'This needs the role operator.',
+        button('Reload', () => void reload(context), {
+          disabled: !context.hasRole('operator'),
+          why: 'You need the role operator.',
         }),
-        inForce(standing.named),
+        inForce(data.names),
       ),
       section(
         'Explain',
-        h('span', { class: 'dim' }, 'What a call would meet. Nothing is sent.'),
-        explainForm(standing.named, asked),
+        h('span', { class: 'dim' }, 'What the gateway would answer to a call. Nothing is sent.'),
+        explainForm(data.names, query),
       ),
     ],
   };
@@ -47,8 +47,8 @@ function refusedBox(faults) {
     h(
       'div',
       {},
-      h('strong', {}, `What is on disk is refused: ${plural(faults.length, 'fault')}`),
-      h('p', {}, 'The policies below stay in force until it is mended.'),
+      h('strong', {}, `The policy files are refused: ${plural(faults.length, 'fault')}`),
+      h('p', {}, 'The policies below stay in force until the files are fixed.'),
       h(
         'ul',
         { class: 'faults' },
@@ -62,11 +62,11 @@ function refusedBox(faults) {
 async function reload(context) {
   try {
     await post('/admin/policies/reload');
-    context.say('Read again; they are in force.');
+    context.notify('The policies are reloaded and in force.');
   } catch (error) {
     const problem = asProblem(error);
     ask({
-      title: 'The policies are refused',
+      title: 'The policies were refused',
       body: problemBox(problem),
       fields: [],
       confirm: 'Close',
@@ -76,7 +76,7 @@ async function reload(context) {
   await context.refresh();
 }
 
-/** @param {Named} named */
+/** @param {PolicyNames} policyNames */
 function inForce({ version, files, upstreams, tools, agents, people }) {
   const names = (/** @type {readonly string[]} */ all) =>
     h(
@@ -99,21 +99,21 @@ function inForce({ version, files, upstreams, tools, agents, people }) {
   ]);
 }
 
-/** @param {Named} named @param {Record<string, string | undefined>} asked */
-function explainForm({ agents, tools }, asked) {
-  const told = h('div', { class: 'explained', 'aria-live': 'polite', 'data-keep': true });
+/** @param {PolicyNames} policyNames @param {Record<string, string | undefined>} query */
+function explainForm({ agents, tools }, query) {
+  const answerBox = h('div', { class: 'explained', 'aria-live': 'polite', 'data-keep': true });
   const args = h('textarea', { id: 'x-args', name: 'args', rows: 4, spellcheck: 'false' });
-  args.value = asked['args'] ?? '{}';
+  args.value = query['args'] ?? '{}';
   const submit = async (/** @type {Event} */ event) => {
     event.preventDefault();
     const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
-    const place = /** @type {HTMLElement} */ (/** @type {HTMLElement} */ (event.target).querySelector('.explained'));
+    const output = /** @type {HTMLElement} */ (/** @type {HTMLElement} */ (event.target).querySelector('.explained'));
     try {
-      const wish = { agent: form.get('agent'), tool: form.get('tool') };
+      const call = { agent: form.get('agent'), tool: form.get('tool') };
       const typed = { name: 'args', text: String(form.get('args')), what: 'The arguments are' };
-      show(place, explained(await postTyped('/admin/explain', wish, typed)));
+      show(output, explained(await postTyped('/admin/explain', call, typed)));
     } catch (error) {
-      show(place, problemBox(asProblem(error)));
+      show(output, problemBox(asProblem(error)));
     }
   };
   const options = (/** @type {readonly string[]} */ all) => all.map((each) => h('option', { value: each }, each));
@@ -146,7 +146,7 @@ function explainForm({ agents, tools }, asked) {
     ),
     h('div', { class: 'field' }, h('label', { for: 'x-args' }, 'Arguments (JSON)'), args),
     h('div', { class: 'actions left' }, h('button', { type: 'submit', class: 'main' }, 'Explain')),
-    told,
+    answerBox,
   );
 }
 
@@ -155,7 +155,7 @@ function explained({ decision, wouldAnswer, detail, faults, ...more }) {
   const tried = /** @type {{ rule: string, verdict: string, matched: boolean, why: string | null }[]} */ (
     decision?.tried ?? []
   );
-  const heads = ['rule', 'says', 'fits', 'why'];
+  const heads = ['rule', 'verdict', 'matched', 'reason'];
   return [
     h(
       'p',
@@ -185,6 +185,6 @@ function explained({ decision, wouldAnswer, detail, faults, ...more }) {
           ),
           'Rules tried',
         ),
-    h('details', {}, h('summary', {}, 'Everything'), json({ decision, wouldAnswer, ...more }, 'The whole answer')),
+    h('details', {}, h('summary', {}, 'Whole answer'), json({ decision, wouldAnswer, ...more }, 'The whole answer')),
   ];
 }

@@ -1,8 +1,9 @@
-// Every view has an address.
+// The address of each view.
 
 import { approvalsView, approvalView } from './approvals.js';
 import { callView } from './call.js';
 import { callsView } from './calls.js';
+import { controlsView } from './controls.js';
 import { h } from './dom.js';
 import { logView, proofView } from './log.js';
 import { overview } from './overview.js';
@@ -10,7 +11,6 @@ import { empty } from './parts.js';
 import { policiesView } from './policies.js';
 import { sagaView } from './saga.js';
 import { sagasView } from './sagas.js';
-import { switchesView } from './switches.js';
 
 /** @import { View } from './types.d.ts' */
 
@@ -20,7 +20,7 @@ export const VIEWS = [
   ['Approvals', '#/approvals'],
   ['Calls', '#/calls'],
   ['Sagas', '#/sagas'],
-  ['Switches', '#/switches'],
+  ['Controls', '#/controls'],
   ['Policies', '#/policies'],
   ['Log', '#/log'],
 ];
@@ -31,17 +31,18 @@ const ID = /^[0-9a-f-]{36}$/;
 export function viewOf(hash) {
   const [path = '', query = ''] = hash.replace(/^#\/?/, '').split('?');
   const [name = '', id] = path.split('/');
-  const asked = Object.fromEntries(new URLSearchParams(query));
+  const filter = Object.fromEntries(new URLSearchParams(query));
   if (name === '') return overview();
-  if (name === 'calls') return id !== undefined && ID.test(id) ? callView(id) : callsView(asked);
+  if (name === 'calls') return id !== undefined && ID.test(id) ? callView(id) : callsView(filter);
   if (name === 'approvals') return id !== undefined && ID.test(id) ? approvalView(id) : approvalsView();
-  if (name === 'sagas') return id !== undefined && ID.test(id) ? sagaView(id) : sagasView(asked);
-  if (name === 'switches') return switchesView();
-  if (name === 'policies') return policiesView(asked);
-  if (name === 'log') return id === undefined ? logView(asked) : proofView(id);
-  return { title: 'Nothing here', load: async () => null, hears: () => false, draw: () => lost() };
+  if (name === 'sagas') return id !== undefined && ID.test(id) ? sagaView(id) : sagasView(filter);
+  // The address before the view was renamed.
+  if (name === 'controls' || name === 'switches') return controlsView();
+  if (name === 'policies') return policiesView(filter);
+  if (name === 'log') return id === undefined ? logView(filter) : proofView(id);
+  return { title: 'Not found', load: async () => null, isAffectedBy: () => false, draw: () => notFound() };
 }
 
-function lost() {
-  return empty('There is no such view.', h('a', { href: '#/' }, 'To the overview'));
+function notFound() {
+  return empty('There is no such view.', h('a', { href: '#/' }, 'Go to the overview'));
 }

@@ -1,4 +1,4 @@
-// One saga: its steps, what undoes each, and what a person may do.
+// One saga: its steps, the undo of each, and what a person can do.
 
 import { at, get, Problem, post } from './api.js';
 import { ask, REASON } from './ask.js';
@@ -6,12 +6,12 @@ import { h, show } from './dom.js';
 import { short, words } from './format.js';
 import { badge, button, callLink, code, empty, facts, row, section, since, table, undoBadge } from './parts.js';
 import { planList } from './plan.js';
-import { stepsDrawn } from './steps.js';
+import { drawSteps } from './steps.js';
 
 /** @import { Context, Plan, Saga, Step, View } from './types.d.ts' */
 
-const HEADS = ['step', 'state', 'tool', 'undo', 'with', 'why'];
-const NEEDS_OPERATOR = 'This needs the role operator.';
+const HEADS = ['step', 'state', 'tool', 'undo', 'undo tool', 'reason'];
+const NEEDS_OPERATOR = 'You need the role operator.';
 
 /** @param {string} id @returns {View<Saga>} */
 export function sagaView(id) {
@@ -26,7 +26,7 @@ export function sagaView(id) {
       return saga;
     },
     draw,
-    hears: ({ name, data }) => data['saga'] === id || steps.has(String(data['txn'])) || name === 'undo',
+    isAffectedBy: ({ name, data }) => data['saga'] === id || steps.has(String(data['txn'])) || name === 'undo',
   };
 }
 
@@ -50,21 +50,26 @@ function draw(saga, context) {
       ),
     actions(saga, context),
     saga.steps.length === 0
-      ? empty('It has no step so far.', 'Each call that names it in ', code('Oncegate-Saga'), ' becomes one.')
-      : h('div', { class: 'columns' }, section('Steps', null, stepsDrawn(saga)), section('About', null, about(saga))),
-    saga.steps.length > 0 && section('What becomes of each', null, table(HEADS, saga.steps.map(stepRow), 'Steps')),
+      ? empty(
+          'This saga has no steps yet.',
+          'A call with its id in the header ',
+          code('Oncegate-Saga'),
+          ' becomes a step.',
+        )
+      : h('div', { class: 'columns' }, section('Steps', null, drawSteps(saga)), section('About', null, about(saga))),
+    saga.steps.length > 0 && section('Undo of each step', null, table(HEADS, saga.steps.map(stepRow), 'Steps')),
   ];
 }
 
 /** @param {Saga} saga */
 function about(saga) {
   return facts([
-    ['Began', since(saga.createdAt)],
+    ['Started', since(saga.createdAt)],
     ['Ended', saga.endedAt === null ? null : since(saga.endedAt)],
-    ['Runs out', saga.expiresAt === null || saga.endedAt !== null ? null : since(saga.expiresAt)],
+    ['Expires', saga.expiresAt === null || saga.endedAt !== null ? null : since(saga.expiresAt)],
     ['Rolled back by', saga.by],
     ['Savepoints', saga.savepoints.length === 0 ? null : saga.savepoints.map(({ name }) => name).join(', ')],
-    ['Calls', h('a', { href: `#/calls?saga=${saga.saga}` }, 'of this saga')],
+    ['Calls', h('a', { href: `#/calls?saga=${saga.saga}` }, 'Show the calls of this saga')],
   ]);
 }
 
@@ -88,10 +93,10 @@ function stepRow({ txn, state, tool, undo, waived }, place) {
 
 /** @param {Saga} saga @param {Context} context */
 function actions(saga, context) {
-  const disabled = !context.may('operator');
+  const disabled = !context.hasRole('operator');
   const how = { disabled, why: NEEDS_OPERATOR };
   if (saga.state === 'parked') {
-    // Its time ran out before anything was undone: then there is a plan to look at first.
+    // The ttl ended before anything was undone, so a rollback starts with its plan.
     const isUntouched = saga.steps.every(({ undo }) => undo.state === 'none');
     return h(
       'div',
@@ -99,7 +104,7 @@ function actions(saga, context) {
       isUntouched
         ? button('Roll back…', () => void plan(saga, context), { tone: 'danger' })
         : button('Resume…', () => resume(saga, context), { tone: 'main', ...how }),
-      button('Close by hand…', () => close(saga, context), how),
+      button('Close…', () => close(saga, context), how),
     );
   }
   if (saga.state !== 'open') return null;
@@ -110,18 +115,18 @@ function actions(saga, context) {
   );
 }
 
-/** The plan is asked of the gateway, and shown before anything can be confirmed. @param {Saga} saga @param {Context} context @param {string} [to] */
+/** Asks the gateway for the plan, and shows it in the confirmation. @param {Saga} saga @param {Context} context @param {string} [to] */
 async function plan(saga, context, to) {
   const path = at`/admin/sagas/${saga.saga}/rollback`;
   const until = to === undefined ? {} : { to };
   /** @type {() => Promise<Plan>} */
-  const look = () => post(path, { dryRun: true, ...until });
+  const loadPlan = () => post(path, { dryRun: true, ...until });
   try {
-    let dry = await look();
-    if (!context.may('operator')) return showPlan(dry);
+    let dry = await loadPlan();
+    if (!context.hasRole('operator')) return showPlan(dry);
     const shown = h('div', {}, planList(dry));
     ask({
-      title: 'Roll this saga back?',
+      title: 'Roll back this saga?',
       body: [shown, savepoints(saga, to, (name) => void plan(saga, context, name))],
       fields: [REASON],
       confirm: 'Roll back',
@@ -130,26 +135,26 @@ async function plan(saga, context, to) {
         try {
           await post(`${path}?wait=5`, { reason, ...until, digest: dry.digest });
         } catch (error) {
-          // The saga went on meanwhile: what would be undone now is for them to see before they say yes again.
+          // The agent took another step. The person must see the new plan before confirming again.
           if (error instanceof Problem && error.code === 'conflict') {
-            dry = await look();
+            dry = await loadPlan();
             show(shown, planList(dry));
           }
           throw error;
         }
-        context.say('The rollback is under way. It goes on by itself, whatever happens to this page.');
+        context.notify('The rollback has started. It continues by itself, even if you close this page.');
         await context.refresh();
       },
     });
   } catch (error) {
-    context.say(error instanceof Error ? error.message : String(error));
+    context.notify(error instanceof Error ? error.message : String(error));
   }
 }
 
 /** @param {Plan} dry */
 function showPlan(dry) {
   ask({
-    title: 'What a rollback would do',
+    title: 'Plan of a rollback',
     body: [planList(dry), h('p', { class: 'dim' }, NEEDS_OPERATOR)],
     fields: [],
     confirm: 'Close',
@@ -167,9 +172,9 @@ function savepoints(saga, to, choose) {
   return h(
     'p',
     {},
-    'Back to: ',
+    'Roll back to: ',
     saga.savepoints.map(({ name }) => [button(name, pick(name), { tone: 'quiet', disabled: name === to }), ' ']),
-    to !== undefined && button('the beginning', pick(undefined), { tone: 'quiet' }),
+    to !== undefined && button('the start', pick(undefined), { tone: 'quiet' }),
   );
 }
 
@@ -181,7 +186,11 @@ function resume(saga, context) {
   ask({
     title: 'Resume the rollback?',
     body: [
-      h('p', {}, 'What failed is tried again. What you leave as it is no longer holds up the rest:'),
+      h(
+        'p',
+        {},
+        'The gateway tries every failed undo again. If you waive a step, the rollback no longer waits for it:',
+      ),
       h(
         'ul',
         { class: 'waive' },
@@ -193,11 +202,10 @@ function resume(saga, context) {
               'label',
               {},
               h('input', { type: 'checkbox', name: `waive ${txn}`, value: txn }),
-              ' leave ',
+              ' waive ',
               code(tool),
               ' ',
               short(txn),
-              ' as it is',
             ),
             h('small', { class: 'dim' }, undo.reason ?? ''),
           ),
@@ -209,7 +217,7 @@ function resume(saga, context) {
     run: async ({ reason, ...more }) => {
       const waive = Object.entries(more).flatMap(([name, txn]) => (name.startsWith('waive ') ? [txn] : []));
       await post(at`/admin/sagas/${saga.saga}/resume?wait=5`, { reason, ...(waive.length === 0 ? {} : { waive }) });
-      context.say('The rollback goes on.');
+      context.notify('The rollback continues.');
       await context.refresh();
     },
   });
@@ -218,14 +226,14 @@ function resume(saga, context) {
 /** @param {Saga} saga @param {Context} context */
 function close(saga, context) {
   ask({
-    title: 'Close this saga by hand?',
-    body: h('p', {}, 'Nothing more of it is undone by the gateway: what is left is yours to see to. This is final.'),
+    title: 'Close this saga?',
+    body: h('p', {}, 'The gateway undoes nothing more of this saga. You take care of what remains. This is final.'),
     fields: [REASON],
-    confirm: 'Close it',
+    confirm: 'Close the saga',
     tone: 'danger',
     run: async ({ reason }) => {
       await post(at`/admin/sagas/${saga.saga}/close`, { reason });
-      context.say('Closed.');
+      context.notify('The saga is closed.');
       await context.refresh();
     },
   });

@@ -1,4 +1,4 @@
-// Sagas: calls that belong together.
+// The list of sagas.
 
 import { withQuery } from './api.js';
 import { h } from './dom.js';
@@ -9,7 +9,7 @@ import { badge, button, code, empty, row, sagaLink, since, table } from './parts
 /** @import { SagaLine, View } from './types.d.ts' */
 
 const STATES = ['open', 'rolling_back', 'parked', 'committed', 'rolled_back', 'closed'];
-const HEADS = ['began', 'state', 'name', 'agent', 'steps', 'saga', 'reason'];
+const HEADS = ['started', 'state', 'name', 'agent', 'steps', 'saga', 'reason'];
 
 /** @param {Record<string, string | undefined>} filter @returns {View<{ items: (SagaLine & { steps: number })[], cursor: string | null }>} */
 export function sagasView(filter) {
@@ -20,7 +20,7 @@ export function sagasView(filter) {
   return {
     title: 'Sagas',
     load: () => pages.load(),
-    hears: ({ name, data }) => name === 'saga' || 'saga' in data,
+    isAffectedBy: ({ name, data }) => name === 'saga' || 'saga' in data,
     draw({ items, cursor }, context) {
       const links = ['', ...STATES].map((state) =>
         h(
@@ -38,7 +38,7 @@ export function sagasView(filter) {
       };
       return [
         h('div', { class: 'tabs', role: 'group', 'aria-label': 'State' }, links),
-        items.length === 0 ? nothing(filter) : table(HEADS, items.map(sagaRow), 'Sagas'),
+        items.length === 0 ? emptyList(filter) : table(HEADS, items.map(sagaRow), 'Sagas'),
         cursor !== null && h('p', {}, button('Older sagas', more)),
       ];
     },
@@ -63,15 +63,15 @@ function sagaRow({ saga, name, state, reason, createdAt, agent, steps }) {
 }
 
 /** @param {Record<string, string | undefined>} filter */
-function nothing(filter) {
+function emptyList(filter) {
   return filter['state']
-    ? empty(`No saga is ${words(filter['state'])}.`, h('a', { href: '#/sagas' }, 'Show all sagas'))
+    ? empty(`No saga is in the state ${words(filter['state'])}.`, h('a', { href: '#/sagas' }, 'Show all sagas'))
     : empty(
-        'No saga so far.',
-        'An agent opens one with ',
+        'There are no sagas yet.',
+        'An agent opens a saga with ',
         code('POST /v1/sagas'),
-        ' and names it in ',
+        ' and sends its id in the header ',
         code('Oncegate-Saga'),
-        ' with each call that belongs to it.',
+        ' of each call.',
       );
 }

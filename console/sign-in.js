@@ -1,4 +1,4 @@
-// Whoever looks after the gateway has a key of a person.
+// The sign-in form. People sign in with their bearer key.
 
 import { asProblem, get, session } from './api.js';
 import { h, show } from './dom.js';
@@ -8,22 +8,25 @@ import { code, problemBox } from './parts.js';
 
 /**
  * @param {(stats: Stats) => void} enter
- * @param {string} [why] what ended the session before
+ * @param {string} [why] why the last session ended
  */
 export function signIn(enter, why) {
-  const said = h('div', {});
+  const errorBox = h('div', {});
   const input = h('input', { id: 'key', type: 'password', required: true, autocomplete: 'off', spellcheck: 'false' });
   const submit = async (/** @type {Event} */ event) => {
     event.preventDefault();
     const key = input.value.trim();
     if (!/^[\x21-\x7e]+$/.test(key))
-      return show(said, h('p', { class: 'problem' }, 'A key has no spaces and only plain characters. Paste it whole.'));
+      return show(
+        errorBox,
+        h('p', { class: 'problem' }, 'A key has only visible ASCII characters and no spaces. Paste the whole key.'),
+      );
     session.begin(key);
     try {
       enter(await get('/admin/stats'));
     } catch (error) {
       session.end();
-      show(said, problemBox(asProblem(error)));
+      show(errorBox, problemBox(asProblem(error)));
       input.select();
     }
   };
@@ -33,21 +36,21 @@ export function signIn(enter, why) {
     h('h1', {}, 'Sign in'),
     why !== undefined && h('p', { class: 'problem' }, why),
     h('div', { class: 'field' }, h('label', { for: 'key' }, 'Key of a person'), input),
-    said,
+    errorBox,
     h('div', { class: 'actions' }, h('button', { type: 'submit', class: 'main' }, 'Sign in')),
     h(
       'p',
       { class: 'dim' },
-      'The key stays in this tab and goes nowhere but to this gateway. The demo prints one when it starts, as ',
+      'The key stays in this tab and is sent to this gateway only. The demo prints a key at start, as ',
       code('admin key'),
       '.',
     ),
     h(
       'p',
       { class: 'dim' },
-      'None yet? ',
+      'No key yet? ',
       code('npx oncegate key new'),
-      ' makes one; its digest goes under ',
+      ' makes one. Put its digest under ',
       code('people'),
       ' in the policies, with the roles ',
       code('viewer'),

@@ -1,4 +1,4 @@
-// The steps of a saga as a drawing: each below what it rests on.
+// The steps of a saga as a diagram: each step below the steps it depends on.
 
 import { h, svg } from './dom.js';
 import { cut, words } from './format.js';
@@ -7,15 +7,15 @@ import { toneOf } from './parts.js';
 /** @import { Saga, Step } from './types.d.ts' */
 
 const BOX = { width: 290, height: 46, gapX: 18, gapY: 26 };
-/** More than this is a table, not a drawing. */
-const MOST_DRAWN = 60;
+/** A saga with more steps has only the table. */
+const MAX_DRAWN = 60;
 
 /** @param {Saga} saga */
-export function stepsDrawn({ steps }) {
-  if (steps.length > MOST_DRAWN)
-    return h('p', { class: 'dim' }, `${steps.length} steps are too many to draw; they are listed below.`);
-  const direct = withoutDetours(steps);
-  const depth = depths(steps, direct);
+export function drawSteps({ steps }) {
+  if (steps.length > MAX_DRAWN)
+    return h('p', { class: 'dim' }, `${steps.length} steps are too many for a diagram. The table below lists them.`);
+  const direct = findDirectDependencies(steps);
+  const depth = computeDepths(steps, direct);
   /** @type {Map<number, number>} */
   const filled = new Map();
   const places = new Map(
@@ -43,7 +43,7 @@ export function stepsDrawn({ steps }) {
         width,
         height,
         role: 'group',
-        'aria-label': 'Steps and what they rest on',
+        'aria-label': 'Steps and their dependencies',
       },
       edges,
       boxes,
@@ -51,8 +51,8 @@ export function stepsDrawn({ steps }) {
   );
 }
 
-/** What a step rests on, without what that rests on itself. @param {readonly Step[]} steps @returns {Map<string, string[]>} */
-function withoutDetours(steps) {
+/** The direct dependencies of each step, without those implied by others. @param {readonly Step[]} steps @returns {Map<string, string[]>} */
+function findDirectDependencies(steps) {
   /** @type {Map<string, Set<string>>} */
   const all = new Map();
   /** @type {Map<string, string[]>} */
@@ -69,7 +69,7 @@ function withoutDetours(steps) {
 }
 
 /** @param {readonly Step[]} steps @param {Map<string, string[]>} direct @returns {Map<string, number>} */
-function depths(steps, direct) {
+function computeDepths(steps, direct) {
   const found = new Map();
   for (const { txn } of steps)
     found.set(txn, Math.max(-1, ...(direct.get(txn) ?? []).map((below) => found.get(below) ?? -1)) + 1);

@@ -1,28 +1,28 @@
-// Server-sent events, read with fetch: the browser's own reader cannot send a key.
+// Server-sent events, read with fetch, because EventSource cannot send an Authorization header.
 
 import { problemOf, request } from './api.js';
 
 /** @import { GateEvent } from './types.d.ts' */
-/** @typedef {'live' | 'waiting' | 'paused' | 'ended'} Pace */
+/** @typedef {'live' | 'waiting' | 'paused' | 'ended'} StreamState */
 
-/** The gateway says every five seconds that it is still there: whoever is silent for so long is not, whatever the connection says. */
-const MOST_SILENT_MS = 15_000;
-const AGAIN_MS = [500, 1_000, 2_000, 5_000, 10_000];
+/** The gateway sends a heartbeat every 5 s. After this silence it is gone, even if the connection still looks open. */
+const MAX_SILENCE_MS = 15_000;
+const RETRY_DELAYS_MS = [500, 1_000, 2_000, 5_000, 10_000];
 
 /**
- * Follows what happens until it is stopped, across broken connections: it comes back with the id of the last event, and the
- * gateway goes on from there. A page that nobody sees lets go of its connection, of which a browser has few.
+ * Reads events until it is stopped. After a broken connection it reconnects with the id of the last event, and the gateway
+ * continues from there. A hidden page closes its connection, because a browser allows only a few per host.
  */
-export class EventFollower {
-  /** @param {{ onEvent: (event: GateEvent) => void, onPace: (pace: Pace) => void, onRefused: () => void }} told */
-  constructor(told) {
-    this.told = told;
+export class EventReader {
+  /** @param {{ onEvent: (event: GateEvent) => void, onState: (state: StreamState) => void, onRefused: () => void }} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
     /** @type {string | undefined} */
     this.lastId = undefined;
     this.failures = 0;
     /** @type {AbortController | undefined} */
     this.reading = undefined;
-    /** When anything was last heard. @type {number | undefined} */
+    /** When the last bytes arrived. @type {number | undefined} */
     this.heardAt = undefined;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.watchdog = undefined;
@@ -35,21 +35,21 @@ export class EventFollower {
     if (this.isStopped || this.reading !== undefined || document.hidden) return;
     const reading = new AbortController();
     this.reading = reading;
-    this.watch(reading);
-    this.follow(reading).catch(() => this.later(reading));
+    this.restartWatchdog(reading);
+    this.read(reading).catch(() => this.reconnectLater(reading));
   }
 
-  /** Gives up a connection on which nothing comes any more, also while it is being made. @param {AbortController} reading */
-  watch(reading) {
+  /** Aborts a silent connection, also while it is being opened. @param {AbortController} reading */
+  restartWatchdog(reading) {
     clearTimeout(this.watchdog);
-    this.watchdog = setTimeout(() => reading.abort(), MOST_SILENT_MS);
+    this.watchdog = setTimeout(() => reading.abort(), MAX_SILENCE_MS);
   }
 
   pause() {
     clearTimeout(this.watchdog);
     this.reading?.abort();
     this.reading = undefined;
-    this.told.onPace('paused');
+    this.handlers.onState('paused');
   }
 
   stop() {
@@ -60,11 +60,11 @@ export class EventFollower {
   }
 
   /** @param {AbortController} reading */
-  later(reading) {
+  reconnectLater(reading) {
     if (this.reading !== reading || this.isStopped) return;
     clearTimeout(this.watchdog);
-    this.told.onPace('waiting');
-    const wait = AGAIN_MS[Math.min(this.failures, AGAIN_MS.length - 1)];
+    this.handlers.onState('waiting');
+    const wait = RETRY_DELAYS_MS[Math.min(this.failures, RETRY_DELAYS_MS.length - 1)];
     this.failures += 1;
     setTimeout(() => {
       if (this.reading !== reading) return;
@@ -74,32 +74,32 @@ export class EventFollower {
   }
 
   /** @param {AbortController} reading */
-  async follow(reading) {
+  async read(reading) {
     const { signal } = reading;
     const headers = this.lastId === undefined ? {} : { 'last-event-id': this.lastId };
     const response = await request('/admin/events', { signal, headers: { ...headers, accept: 'text/event-stream' } });
     if (!response.ok || response.body === null) {
       const problem = await problemOf(response);
-      if (problem.status === 401 || problem.status === 403) return this.refused();
+      if (problem.status === 401 || problem.status === 403) return this.endSession();
       throw problem;
     }
     this.failures = 0;
     this.heardAt = Date.now();
-    this.told.onPace('live');
+    this.handlers.onState('live');
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ''; ; ) {
       const { value, done } = await reader.read();
-      if (done) throw new Error('the stream ended');
+      if (done) throw new Error('The stream ended.');
       this.heardAt = Date.now();
-      this.watch(reading);
+      this.restartWatchdog(reading);
       const blocks = (rest + value).split('\n\n');
       rest = blocks.pop() ?? '';
-      for (const block of blocks) this.tell(block);
+      for (const block of blocks) this.handleBlock(block);
     }
   }
 
   /** @param {string} block */
-  tell(block) {
+  handleBlock(block) {
     /** @type {Record<string, string>} */
     const fields = {};
     for (const line of block.split('\n')) {
@@ -109,14 +109,14 @@ export class EventFollower {
     const { id, event, data } = fields;
     if (event === undefined || data === undefined) return;
     if (id !== undefined) this.lastId = id;
-    const said = JSON.parse(data);
-    if (event === 'bye' && [401, 403].includes(said.status)) return this.refused();
-    this.told.onEvent({ id: id ?? null, name: event, data: said });
+    const body = JSON.parse(data);
+    if (event === 'bye' && [401, 403].includes(body.status)) return this.endSession();
+    this.handlers.onEvent({ id: id ?? null, name: event, data: body });
   }
 
-  refused() {
+  endSession() {
     this.stop();
-    this.told.onPace('ended');
-    this.told.onRefused();
+    this.handlers.onState('ended');
+    this.handlers.onRefused();
   }
 }

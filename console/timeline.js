@@ -1,4 +1,4 @@
-// How a call went, on a line whose length is time.
+// The timeline of a call; positions are proportional to time.
 
 import { h, svg } from './dom.js';
 import { clock, duration, words } from './format.js';
@@ -12,7 +12,7 @@ const EDGE = 8;
 /** @param {Call} call */
 export function timeline(call) {
   const events = call.timeline ?? [];
-  if (events.length === 0) return h('p', { class: 'dim' }, 'Nothing is known of how it went.');
+  if (events.length === 0) return h('p', { class: 'dim' }, 'There is no timeline.');
   const from = Math.min(...events.map(({ at }) => Date.parse(at)));
   const to = Math.max(from + 1, ...events.map(({ at }) => Date.parse(at)));
   const place = (/** @type {string} */ at) => EDGE + ((Date.parse(at) - from) / (to - from)) * (WIDTH - 2 * EDGE);
@@ -38,17 +38,17 @@ export function timeline(call) {
 
 /** @param {TimelineEvent} event @param {number} from */
 function entry({ at, what, ...more }, from) {
-  const told = Object.entries(more).filter(([, value]) => value !== null && value !== undefined);
-  const passed = Date.parse(at) - from;
+  const details = Object.entries(more).filter(([, value]) => value !== null && value !== undefined);
+  const elapsedMs = Date.parse(at) - from;
   return h(
     'li',
     {},
-    h('time', { datetime: at, title: `+${duration(passed)}` }, clock(at)),
+    h('time', { datetime: at, title: `+${duration(elapsedMs)}` }, clock(at)),
     h('span', { class: `badge ${toneOfEvent({ at, what, ...more })}` }, words(what)),
     h(
       'span',
       {},
-      told.map(([name, value]) => [
+      details.map(([name, value]) => [
         h('span', { class: 'dim' }, `${name} `),
         typeof value === 'string' ? value : JSON.stringify(value),
         ' ',

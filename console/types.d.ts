@@ -1,4 +1,4 @@
-/** The shapes of the admin API that the console reads. The whole of it is in /openapi.json. */
+/** The parts of the admin API that the console reads. /openapi.json describes all of it. */
 
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 export type States = Record<string, number>;
@@ -161,21 +161,21 @@ export interface GateEvent {
   data: Record<string, Json>;
 }
 
-/** What a view may use of the page around it. */
+/** What the page offers to a view. */
 export interface Context {
   you: Stats['you'];
-  /** Loads and draws the view anew. */
+  /** Loads and draws the view again. */
   refresh: () => Promise<void>;
-  /** What happened lately, the newest first. */
-  lately: readonly GateEvent[];
-  may: (role: 'approver' | 'operator' | 'admin') => boolean;
-  /** Tells in a few words what came of something. */
-  say: (text: string) => void;
+  /** Recent events, newest first. */
+  recentEvents: readonly GateEvent[];
+  hasRole: (role: 'approver' | 'operator' | 'admin') => boolean;
+  /** Shows a short message. */
+  notify: (text: string) => void;
 }
 export interface View<T = unknown> {
   title: string;
   load: () => Promise<T>;
   draw: (data: T, context: Context) => Child;
-  /** Whether an event may have changed what is shown. */
-  hears: (event: GateEvent) => boolean;
+  /** Whether an event may have changed what the view shows. */
+  isAffectedBy: (event: GateEvent) => boolean;
 }

@@ -1,4 +1,4 @@
-/** What an agent needs to call tools through the gateway: `fetch`, a bearer key, and a key for each call. */
+/** A minimal client of the gateway: `fetch`, a bearer key, and an idempotency key for each call. */
 export class DemoClient {
   readonly #url: string;
   readonly #key: string;
@@ -9,19 +9,19 @@ export class DemoClient {
   }
 
   call(tool: string, args: object, options: DemoCallOptions = {}): Promise<DemoAnswer> {
-    const { saga, restsOn } = options;
+    const { saga, dependsOn } = options;
     return this.send('POST', `/v1/tools/${tool}`, args, {
       ...(saga !== undefined && { 'oncegate-saga': saga }),
-      ...(restsOn !== undefined && { 'oncegate-depends-on': restsOn }),
+      ...(dependsOn !== undefined && { 'oncegate-depends-on': dependsOn }),
       ...(options.key !== undefined && { 'idempotency-key': options.key }),
       ...(options.wait !== undefined && { prefer: `wait=${options.wait}` }),
     });
   }
 
-  /** A read that must work: its result. */
+  /** Returns the result of a read that must succeed. */
   async read<T>(tool: string, args: object): Promise<T> {
     const answer = await this.call(tool, args);
-    if (answer.status !== 200) throw new DemoError(`${tool} was expected to answer, but: ${formatAnswer(answer)}`);
+    if (answer.status !== 200) throw new DemoError(`${tool} was expected to succeed, but: ${formatAnswer(answer)}`);
     return answer.body.result as T;
   }
 
@@ -58,7 +58,7 @@ export class DemoClient {
     } catch (error) {
       const cause = error instanceof Error && error.cause instanceof Error ? error.cause : error;
       throw new DemoError(
-        `No gateway answers at ${this.#url} (${String(cause)}). Start one in another terminal with: npm start; if it listens elsewhere, set ONCEGATE_URL (and its ONCEGATE_DATA_DIR)`,
+        `There is no gateway at ${this.#url} (${String(cause)}). Start one in another terminal with "npm start". If it listens elsewhere, set ONCEGATE_URL and ONCEGATE_DATA_DIR.`,
       );
     }
   }
@@ -66,12 +66,12 @@ export class DemoClient {
 
 export interface DemoCallOptions {
   readonly key?: string;
-  /** Seconds to wait for the end of the call. */
+  /** How many seconds the gateway may wait before it answers 202. */
   readonly wait?: number;
   /** The saga that the call is a step of. */
   readonly saga?: string;
-  /** The step it rests on, or `none`; without it, all earlier ones. */
-  readonly restsOn?: string;
+  /** The txn of the step that this step depends on, or `none`. Default: all earlier steps. */
+  readonly dependsOn?: string;
 }
 
 export interface DemoAnswer {
@@ -79,12 +79,12 @@ export interface DemoAnswer {
   readonly txn: string | null;
   readonly state: string | null;
   readonly replayed: boolean;
-  /** In seconds; NaN where the gateway did not say. */
+  /** In seconds; NaN without the header. */
   readonly retryAfter: number;
   readonly body: DemoAnswerBody;
 }
 
-/** What the stories look at of an answer or a problem. */
+/** The fields of an answer or a problem that the scenarios use. */
 interface DemoAnswerBody {
   readonly result?: unknown;
   readonly state?: string;
@@ -101,7 +101,6 @@ interface DemoAnswerBody {
   readonly wouldEnd?: string;
 }
 
-/** A step of a saga, with how it was or would be undone. */
 export interface DemoSagaStep {
   readonly txn: string;
   readonly tool: string;
@@ -110,7 +109,7 @@ export interface DemoSagaStep {
   readonly undo: { readonly state: string; readonly tool: string | null; readonly reason: string | null };
 }
 
-/** What a rollback would do about a step. */
+/** A step in the plan of a rollback. */
 export interface DemoRollbackStep {
   readonly tool: string;
   readonly does: string;
@@ -119,7 +118,7 @@ export interface DemoRollbackStep {
   readonly undo: { readonly tool: string | null };
 }
 
-/** What a person is shown of a held call, as far as the stories tell of it. */
+/** The fields of an approval that the scenarios use. */
 export interface DemoApproval {
   readonly txn: string;
   readonly agent: string;
@@ -130,9 +129,9 @@ export interface DemoApproval {
   readonly digest: string;
 }
 
-/** The world is not as the story has it. */
+/** The gateway did not do what a scenario expects. */
 export class DemoError extends Error {
-  override readonly name = 'Surprise';
+  override readonly name = 'DemoError';
 }
 
 export function formatAnswer({ status, body, state, replayed }: DemoAnswer): string {

@@ -1,13 +1,13 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { ServiceError } from './answers.ts';
-import type { EffectJournal } from './journal.ts';
+import type { EffectJournal } from './effect-journal.ts';
+import { ServiceError } from './service-answers.ts';
 
 const fileBody = z.object({ content: z.string() });
 const restoreBody = z.object({ content: z.string().nullable() });
 const byName = z.object({ name: z.string() });
 
-/** A file store: putting, deleting or restoring the same thing twice leaves what once would have left. */
+/** A file store. Repeating a put, a delete or a restore changes nothing. */
 export function registerFiles(app: FastifyInstance, journal: EffectJournal): void {
   app.put('/:name', async (request) => {
     const { name } = byName.parse(request.params);
@@ -30,11 +30,11 @@ export function registerFiles(app: FastifyInstance, journal: EffectJournal): voi
 
   app.delete('/:name', async (request) => {
     const { name } = byName.parse(request.params);
-    await journal.record((world) => (world.files.has(name) ? { did: 'delete_file', name } : undefined));
+    await journal.record((state) => (state.files.has(name) ? { did: 'delete_file', name } : undefined));
     return { name, exists: false };
   });
 
-  /** One way back for both pasts: a file that had other content, and one that was not there (`null`). */
+  /** Restores old content; `null` means that the file did not exist. */
   app.post('/:name/restore', async (request) => {
     const { name } = byName.parse(request.params);
     const { content } = restoreBody.parse(request.body);

@@ -1,11 +1,11 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { dropAnswer, newId } from './answers.ts';
-import type { EffectJournal } from './journal.ts';
+import type { EffectJournal } from './effect-journal.ts';
+import { dropAnswer, newId } from './service-answers.ts';
 
 const mailBody = z.object({ to: z.string().min(3), subject: z.string().min(1), body: z.string() });
 
-/** A mail server: it sends whatever it is given as often as it is given it, and shows no outbox. */
+/** A mail server. It sends a mail on every request, and has no outbox that a probe could read. */
 export function registerMail(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/', async (request, reply) => {
     const { to, subject } = mailBody.parse(request.body);

@@ -1,9 +1,9 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { z } from 'zod';
-import { dropAnswer, newId, ServiceError } from './answers.ts';
-import type { EffectJournal } from './journal.ts';
-import type { Charge } from './world.ts';
+import type { EffectJournal } from './effect-journal.ts';
+import { dropAnswer, newId, ServiceError } from './service-answers.ts';
+import type { Charge } from './service-state.ts';
 
 const chargeBody = z.object({
   amount: z.int().min(1),
@@ -14,17 +14,17 @@ const chargeBody = z.object({
 const chargeFilter = z.object({ card: z.string().optional(), order: z.string().optional() });
 const byId = z.object({ id: z.string() });
 
-/** A payment provider that knows a repeat by its `Idempotency-Key`, as the large ones do. */
+/** A payment provider that recognises a repeat by its `Idempotency-Key`, as Stripe does. */
 export function registerPayments(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/charges', async (request, reply) => {
     const key = requireIdempotencyKey(request);
     const asked = chargeBody.parse(request.body);
     if (asked.card === 'card_declined') throw new ServiceError(422, 'declined', 'The card was declined.');
     const id = newId('ch');
-    const world = await journal.record(({ chargeOfKey }) =>
+    const state = await journal.record(({ chargeOfKey }) =>
       chargeOfKey.has(key) ? undefined : { did: 'charge', id, key, asked },
     );
-    const charge = world.chargeOfKey.get(key);
+    const charge = state.chargeOfKey.get(key);
     if (charge === undefined || !isDeepStrictEqual(charge.asked, asked)) {
       throw new ServiceError(422, 'key_reused', 'This Idempotency-Key belongs to another charge.');
     }
@@ -37,12 +37,12 @@ export function registerPayments(app: FastifyInstance, journal: EffectJournal): 
     const key = requireIdempotencyKey(request);
     const { id: charge } = byId.parse(request.params);
     const id = newId('re');
-    const world = await journal.record(({ charges, refundOfKey }) => {
+    const state = await journal.record(({ charges, refundOfKey }) => {
       if (!charges.has(charge)) throw new ServiceError(404, 'no_such_charge', `There is no charge ${charge}.`);
       return refundOfKey.has(key) ? undefined : { did: 'refund', id, key, charge };
     });
-    const refund = world.refundOfKey.get(key);
-    if (refund === undefined) throw new ServiceError(422, 'already_refunded', `${charge} is refunded already.`);
+    const refund = state.refundOfKey.get(key);
+    if (refund === undefined) throw new ServiceError(422, 'already_refunded', `${charge} is already refunded.`);
     if (refund.charge !== charge) throw new ServiceError(422, 'key_reused', 'This key belongs to another refund.');
     return reply.code(refund.id === id ? 201 : 200).send(refund);
   });
@@ -66,12 +66,12 @@ export function registerPayments(app: FastifyInstance, journal: EffectJournal): 
 function requireIdempotencyKey(request: FastifyRequest): string {
   const key = request.headers['idempotency-key'];
   if (typeof key !== 'string' || key === '') {
-    throw new ServiceError(400, 'key_missing', 'Money moves only under an Idempotency-Key.');
+    throw new ServiceError(400, 'key_missing', 'A payment needs an Idempotency-Key.');
   }
   return key;
 }
 
-/** A provider tells the last four of a card, never the card. */
+/** Returns the last four digits of the card, never the card. */
 function toPublicCharge({ id, asked: { card, ...asked }, refunded }: Charge): object {
   return { id, ...asked, last4: card.slice(-4), refunded };
 }

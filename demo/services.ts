@@ -1,23 +1,23 @@
 import { createHash, timingSafeEqual } from 'node:crypto';
 import type { FastifyInstance } from 'fastify';
 import { ZodError } from 'zod';
-import { ServiceError } from './answers.ts';
+import { EffectJournal } from './effect-journal.ts';
 import { registerFiles } from './files.ts';
-import { EffectJournal } from './journal.ts';
 import { registerMail } from './mail.ts';
 import { registerPayments } from './payments.ts';
+import { ServiceError } from './service-answers.ts';
 import { registerTickets } from './tickets.ts';
 
 /**
- * The demo upstream: payments, tickets, files and mail, somebody else's services as far as the gateway knows. They share
- * no code with it, ask for a credential that no agent has, and misbehave when a reserved value tells them to:
+ * The demo upstream: payments, tickets, files and mail. The services share no code with the gateway, require a credential
+ * that no agent has, and fail on purpose for these reserved values:
  *
- *     card     card_lost_answer   charged, then the connection breaks; a repeat under the same key is answered
+ *     card     card_lost_answer   charged, then the connection breaks; a repeat with the same key is answered
  *     card     card_declined      422 declined, nothing happened
  *     title    lost answer        the ticket is opened, then the connection breaks
  *     subject  lost answer        the mail is sent, then the connection breaks
  *
- * `GET /effects` counts what really happened.
+ * `GET /effects` counts the effects that really happened.
  */
 export async function registerDemoServices(
   app: FastifyInstance,
@@ -28,7 +28,7 @@ export async function registerDemoServices(
   const isBearer = buildBearerCheck(options.token);
   app.addHook('onRequest', async (request) => {
     if (!isBearer(request.headers.authorization)) {
-      throw new ServiceError(401, 'unauthenticated', 'These services want the credential that only the gateway has.');
+      throw new ServiceError(401, 'unauthenticated', 'The demo services need the credential of the gateway.');
     }
   });
   app.get('/effects', async () => (await journal.readState()).copyEffectCounts());
@@ -42,7 +42,7 @@ export async function registerDemoServices(
   }
 }
 
-/** Mounted in the gateway's process, but with its own way to read a body and to say no. */
+/** The services run in the gateway's process, so they get their own body parser and error handler. */
 function isolateHandlers(app: FastifyInstance): void {
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'string' }, app.getDefaultJsonParser('error', 'error'));

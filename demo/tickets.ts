@@ -1,20 +1,20 @@
 import type { FastifyInstance } from 'fastify';
 import { z } from 'zod';
-import { dropAnswer, newId, ServiceError } from './answers.ts';
-import type { EffectJournal } from './journal.ts';
+import type { EffectJournal } from './effect-journal.ts';
+import { dropAnswer, newId, ServiceError } from './service-answers.ts';
 
 const ticketBody = z.object({ title: z.string().min(1), body: z.string().optional(), reference: z.string().min(1) });
 const ticketFilter = z.object({ reference: z.string().optional() });
 const byId = z.object({ id: z.string() });
 
-/** A tracker that opens a ticket each time it is asked to, but whose tickets can be found by their reference. */
+/** A tracker that opens a ticket on every request. Its tickets can be found by their reference. */
 export function registerTickets(app: FastifyInstance, journal: EffectJournal): void {
   app.post('/', async (request, reply) => {
     const asked = ticketBody.parse(request.body);
     const id = newId('tk');
-    const world = await journal.record(() => ({ did: 'open_ticket', id, asked }));
+    const state = await journal.record(() => ({ did: 'open_ticket', id, asked }));
     if (asked.title === 'lost answer') return dropAnswer(request, reply);
-    return reply.code(201).send(world.tickets.get(id));
+    return reply.code(201).send(state.tickets.get(id));
   });
 
   app.get('/', async (request) => {
@@ -25,11 +25,11 @@ export function registerTickets(app: FastifyInstance, journal: EffectJournal): v
 
   app.post('/:id/close', async (request) => {
     const { id } = byId.parse(request.params);
-    const world = await journal.record((before) => {
+    const state = await journal.record((before) => {
       const ticket = before.tickets.get(id);
       if (ticket === undefined) throw new ServiceError(404, 'no_such_ticket', `There is no ticket ${id}.`);
       return ticket.state === 'closed' ? undefined : { did: 'close_ticket', id };
     });
-    return world.tickets.get(id);
+    return state.tickets.get(id);
   });
 }

@@ -19,13 +19,13 @@ import { sagaAdminRoutes } from './http/saga-admin-routes.ts';
 import { sagaRoutes } from './http/saga-routes.ts';
 import { statsRoutes } from './http/stats-routes.ts';
 import { toolRoutes } from './http/tool-routes.ts';
+import { ClientErrorResponder } from './http/transport/client-errors.ts';
 import { drainBody } from './http/transport/drain-body.ts';
 import { type DoorLimits, frontDoor, type TokenCheck } from './http/transport/front-door.ts';
 import { gatherBodies } from './http/transport/gather-body.ts';
 import { Inflight } from './http/transport/inflight.ts';
-import { Unreadable } from './http/transport/unreadable.ts';
-import { closeUnused } from './http/transport/unused-connections.ts';
-import { mcpRoutes, resourceMetadata } from './mcp/routes.ts';
+import { closeUnusedConnections } from './http/transport/unused-connections.ts';
+import { mcpRoutes, resourceMetadataRoutes } from './mcp/routes.ts';
 
 export interface AppOptions {
   readonly flow: Services;
@@ -45,7 +45,7 @@ export interface AppOptions {
 
 /** The HTTP application: plugins and routes in the order in which they are written here. */
 export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
-  const unreadable = new Unreadable();
+  const unreadable = new ClientErrorResponder();
   const app = Fastify({
     logger: false,
     bodyLimit: options.bodyBytes,
@@ -67,7 +67,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     const told = request.is404 ? nothingThere(request) : (asGatewayError(error) ?? protocolError(error));
     if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
     // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
-    if (error instanceof LedgerError && error.refused)
+    if (error instanceof LedgerError && error.isRejected)
       options.log.error({ err: error.message, route: request.routeOptions.url }, 'the ledger refused a statement');
     return sendProblem(
       reply,
@@ -81,7 +81,7 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
 
   unreadable.watch(app.server);
   drainBody(app.server);
-  closeUnused(app);
+  closeUnusedConnections(app);
   if (options.demo !== undefined) {
     const demo = options.demo;
     await app.register((scope) => registerDemoServices(scope, demo), { prefix: '/demo' });
@@ -95,9 +95,9 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   gatherBodies(app);
   const { policies } = options.flow.station;
   const inflight = new Inflight(options.inflight, () => policies().agents.size);
-  inflight.count(app);
+  inflight.limitTotal(app);
   await frontDoor(app, policies, options.tokens, options.doorLimits);
-  inflight.share(app);
+  inflight.limitPerAgent(app);
   // A connection that is kept alive would keep a process that is about to end waiting for it.
   app.addHook('onSend', (_request, reply, _payload, done) => {
     if (options.flow.dispatch.shutdownToken.gone) reply.header('connection', 'close');
@@ -110,7 +110,7 @@ async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise
   runRoutes(app, options.flow);
   proxyRoutes(app, options.flow);
   mcpRoutes(app, options.flow, options.version);
-  resourceMetadata(app, options.flow);
+  resourceMetadataRoutes(app, options.flow);
   adminRoutes(app, options.flow);
   sagaAdminRoutes(app, options.flow);
   authorityRoutes(app, options.flow, options.control);

@@ -1,23 +1,23 @@
 import type { DemoKeys } from './secret-files.ts';
 
-interface Shown {
+interface BannerFacts {
   readonly host: string;
   readonly port: number;
   readonly policiesDir: string;
   readonly dataDir: string;
-  readonly external: boolean;
+  readonly isExternalDatabase: boolean;
 }
 
-/** What a person reads first: where it listens, whose keys there are, and three lines to paste. */
-export function banner(shown: Shown, keys: DemoKeys | undefined): string {
-  const host = shown.host === '0.0.0.0' || shown.host === '::' ? '127.0.0.1' : shown.host;
-  const url = `http://${host.includes(':') ? `[${host}]` : host}:${shown.port}`;
+/** The text that `npm start` prints: addresses, the demo keys, and three commands to paste. */
+export function banner(facts: BannerFacts, keys: DemoKeys | undefined): string {
+  const host = facts.host === '0.0.0.0' || facts.host === '::' ? '127.0.0.1' : facts.host;
+  const url = `http://${host.includes(':') ? `[${host}]` : host}:${facts.port}`;
   const lines = [
     '',
     `  Oncegate    ${url}`,
     `  console     ${url}/${keys === undefined ? '' : '  sign in with the admin key'}`,
-    `  policies    ${shown.policiesDir}`,
-    `  ledger      ${shown.external ? 'PostgreSQL at DATABASE_URL' : `PostgreSQL under ${shown.dataDir}`}`,
+    `  policies    ${facts.policiesDir}`,
+    `  ledger      ${facts.isExternalDatabase ? 'PostgreSQL at DATABASE_URL' : `PostgreSQL under ${facts.dataDir}`}`,
   ];
   if (keys !== undefined) {
     const auth = `-H "Authorization: Bearer ${keys.agentKey}"`;
@@ -26,7 +26,7 @@ export function banner(shown: Shown, keys: DemoKeys | undefined): string {
       `  agent key   ${keys.agentKey}`,
       `  admin key   ${keys.adminKey}`,
       '',
-      '  Try it. The second line repeats the first: one charge, the same answer.',
+      '  Try it: the third command repeats the second, and gets the same answer.',
       '',
       `curl -sS ${url}/v1/tools ${auth}`,
       `curl -sS ${url}/v1/tools/payments.charge ${auth} ${json} -H "Idempotency-Key: order-1001" -d '{"amount":1200,"currency":"usd","card":"card_visa"}'`,

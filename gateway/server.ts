@@ -40,7 +40,7 @@ const TRACING_MS = 2_000;
 const MOST_FAULTS = 20;
 
 /** The process: everything is started here in order, and stopped in the opposite one. */
-export async function main(): Promise<void> {
+export async function runGateway(): Promise<void> {
   try {
     await start();
   } catch (error) {
@@ -292,7 +292,7 @@ function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: bool
     ...config.listen,
     policiesDir: config.policiesDir,
     dataDir: config.dataDir,
-    external: config.database.url !== undefined,
+    isExternalDatabase: config.database.url !== undefined,
   };
   process.stdout.write(`${banner(shown, demoPolicies ? keys : undefined)}\n`);
 }

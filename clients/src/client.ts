@@ -1,4 +1,4 @@
-import type { Outcome, Problem } from './outcome.ts';
+import type { CallOutcome, Problem } from './outcome.ts';
 
 export interface OncegateOptions {
   /** Where the gateway is (default `ONCEGATE_URL`, else `http://127.0.0.1:8080`). */
@@ -65,9 +65,9 @@ export class OncegateClient {
    * Calls a tool. Whatever is lost or not ready yet is asked for again under the same key, never under another: the
    * gateway then answers for the call that was made, and makes none.
    */
-  async call(tool: string, args: unknown, { key, signal }: CallOptions): Promise<Outcome> {
+  async call(tool: string, args: unknown, { key, signal }: CallOptions): Promise<CallOutcome> {
     const deadline = Date.now() + this.#timeoutMs;
-    let last: Outcome | undefined;
+    let last: CallOutcome | undefined;
     for (let attempt = 1; attempt <= this.#attempts; attempt++) {
       const answer = await this.#send(tool, args, key, deadline, signal);
       last = mergeOutcome(last, answer === undefined ? undefined : toOutcome(answer, key), key);
@@ -117,14 +117,14 @@ export class OncegateClient {
  * What is known after one more answer. A lost connection unsays nothing that was heard, and a refusal of this request
  * says nothing of an earlier one that may have arrived: only an answer for the key itself does, which asks for a new one.
  */
-function mergeOutcome(known: Outcome | undefined, heard: Outcome | undefined, key: string): Outcome {
+function mergeOutcome(known: CallOutcome | undefined, heard: CallOutcome | undefined, key: string): CallOutcome {
   const nothingSent = known === undefined || known.kind === 'refused';
   if (heard === undefined) return nothingSent ? { kind: 'unknown', key } : known;
   if (nothingSent || heard.kind !== 'refused' || heard.problem.retry === 'new_key') return heard;
   return known;
 }
 
-function toOutcome({ response, body }: GatewayResponse, key: string): Outcome {
+function toOutcome({ response, body }: GatewayResponse, key: string): CallOutcome {
   const txn = typeof body['txn'] === 'string' ? body['txn'] : '';
   if (response.status === 200 && txn !== '' && body['state'] === 'succeeded')
     return { kind: 'done', txn, result: body['result'] ?? null, replayed: body['replayed'] === true };

@@ -1,6 +1,6 @@
 import type { OncegateClient, ToolDescription } from './client.ts';
 import { callKey } from './key.ts';
-import { OncegateError, words } from './outcome.ts';
+import { explainOutcome, OncegateError } from './outcome.ts';
 
 export interface ToolsOptions {
   /**
@@ -46,7 +46,7 @@ function buildToolCaller(
     const outcome = await client.call(tool.name, args, { key, signal });
     if (outcome.kind === 'done') return outcome.result;
     if (options.errors === 'throw') throw new OncegateError(outcome);
-    return { error: outcome.kind, message: words(outcome) };
+    return { error: outcome.kind, message: explainOutcome(outcome) };
   };
 }
 

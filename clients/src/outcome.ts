@@ -11,7 +11,7 @@ export interface Problem {
 }
 
 /** What came of a call. Of the three that are not `done`, only `refused` says that nothing happened. */
-export type Outcome =
+export type CallOutcome =
   | { readonly kind: 'done'; readonly txn: string; readonly result: unknown; readonly replayed: boolean }
   /** Waits for a person or for its time (`leavesAt`), or is still on its way; it goes on without us. */
   | { readonly kind: 'pending'; readonly txn: string; readonly state: string; readonly leavesAt?: string }
@@ -22,16 +22,16 @@ export type Outcome =
 /** Thrown instead of being told to the model, where that was asked for. */
 export class OncegateError extends Error {
   override readonly name = 'OncegateError';
-  readonly outcome: Exclude<Outcome, { kind: 'done' }>;
+  readonly outcome: Exclude<CallOutcome, { kind: 'done' }>;
 
-  constructor(outcome: Exclude<Outcome, { kind: 'done' }>) {
-    super(words(outcome));
+  constructor(outcome: Exclude<CallOutcome, { kind: 'done' }>) {
+    super(explainOutcome(outcome));
     this.outcome = outcome;
   }
 }
 
 /** An outcome as a model can act on it. What it must not do is said outright: models like to try again. */
-export function words(outcome: Exclude<Outcome, { kind: 'done' }>): string {
+export function explainOutcome(outcome: Exclude<CallOutcome, { kind: 'done' }>): string {
   switch (outcome.kind) {
     case 'pending':
       if (outcome.leavesAt !== undefined)

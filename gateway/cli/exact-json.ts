@@ -1,9 +1,9 @@
 import { randomBytes } from 'node:crypto';
 
 /**
- * JSON whose numbers stay as they were written. An upstream's id 9007199254740993 read by `JSON.parse` is shown as
- * …992: then somebody who answers a doubt looks up the wrong charge. Such numbers travel as marked strings, and nobody
- * outside this process can know the mark.
+ * Parses and prints JSON without changing its numbers. `JSON.parse` turns the id 9007199254740993 into …992, and a person
+ * who resolves a doubt would look up the wrong charge. Such numbers are held as strings with a random mark, which no
+ * server can guess.
  */
 const MARK = `number:${randomBytes(12).toString('hex')}:`;
 const STRING_OR_NUMBER = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*/g;

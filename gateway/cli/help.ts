@@ -1,52 +1,52 @@
-import { near } from './nearest-name.ts';
-import { wrap } from './output.ts';
-import { headOf, optionText, UsageError, usageOf, usageWords, type Verb } from './verb.ts';
+import { suggestNearest } from './name-suggestions.ts';
+import { wrapText } from './output.ts';
+import { formatOption, formatSyntax, formatUsage, listUsageParts, UsageError, type Verb } from './verb.ts';
 
 const ENVIRONMENT = [
-  ['ONCEGATE_URL', 'the gateway to ask (default http://127.0.0.1:8080)'],
-  ['ONCEGATE_KEY', 'the bearer key of a person, to ask it with'],
+  ['ONCEGATE_URL', 'URL of the gateway (default http://127.0.0.1:8080)'],
+  ['ONCEGATE_KEY', 'bearer key of a person'],
 ] as const;
 
-/** What is longer stands on a line of its own in the overview. */
-const LONGEST_BESIDE = 16;
-const WIDTH = 80;
+/** A verb whose syntax is longer gets a line of its own in the overview. */
+const MAX_SYNTAX_WIDTH = 16;
+const HELP_WIDTH = 80;
 
-/** Made from the table that it is itself a line of, so it gets the table when it runs. */
-export function helpOf(table: () => readonly Verb[]): Verb {
+/** Takes a thunk, because `help` is itself an entry of the table of verbs. */
+export function buildHelpVerb(listVerbs: () => readonly Verb[]): Verb {
   return {
     name: 'help',
-    summary: 'this list, or everything about one verb',
+    summary: 'show this list, or the options of one verb',
     operands: [{ name: 'verb', optional: true, many: true }],
     run: async ({ out, operands }) => {
-      const verbs = table();
+      const verbs = listVerbs();
       const name = operands.join(' ');
       const chosen =
         name === '' ? verbs : verbs.filter((verb) => verb.name === name || verb.name.startsWith(`${name} `));
       if (chosen.length === 0) {
         const names = verbs.map((verb) => verb.name);
-        throw new UsageError(`there is no verb ${JSON.stringify(name)}${await near(name, names)}`);
+        throw new UsageError(`there is no verb ${JSON.stringify(name)}${await suggestNearest(name, names)}`);
       }
-      out.json({ verbs: chosen.map(describe) });
+      out.printJson({ verbs: chosen.map(describeVerb) });
       const lines =
         name === ''
-          ? overview(verbs)
-          : chosen.flatMap((verb, index) => (index === 0 ? details(verb) : ['', ...details(verb)]));
-      for (const line of lines) out.line(line);
+          ? formatOverview(verbs)
+          : chosen.flatMap((verb, index) => (index === 0 ? formatDetails(verb) : ['', ...formatDetails(verb)]));
+      for (const line of lines) out.printLine(line);
       return 0;
     },
   };
 }
 
-export function overview(verbs: readonly Verb[]): string[] {
-  const heads = verbs.map(headOf);
-  const short = heads.map((head) => head.length).filter((length) => length <= LONGEST_BESIDE);
+export function formatOverview(verbs: readonly Verb[]): string[] {
+  const heads = verbs.map(formatSyntax);
+  const short = heads.map((head) => head.length).filter((length) => length <= MAX_SYNTAX_WIDTH);
   const width = Math.max(...short, ...ENVIRONMENT.map(([name]) => name.length));
   const entry = (head: string, summary: string): string[] =>
     head.length <= width
       ? [`  ${head.padEnd(width)}  ${summary}`]
       : [`  ${head}`, `  ${' '.repeat(width)}  ${summary}`];
   return [
-    'oncegate: every tool call of every agent, once and within policy',
+    'oncegate: a gateway that makes every tool call of an agent once, within policy',
     '',
     'usage: oncegate <verb> [options]',
     '',
@@ -55,15 +55,15 @@ export function overview(verbs: readonly Verb[]): string[] {
     ...ENVIRONMENT.map(([name, what]) => `  ${name.padEnd(width)}  ${what}`),
     '',
     'Every verb takes --json and --help.',
-    'Exit codes: 0 good, 1 what was asked about is not good, 2 wrong usage.',
+    'Exit codes: 0 success, 1 failure or a negative result, 2 wrong usage.',
   ];
 }
 
-function details(verb: Verb): string[] {
+function formatDetails(verb: Verb): string[] {
   const options = Object.entries(verb.options ?? {}).map(([name, option]) => ({
-    text: optionText(name, option),
+    text: formatOption(name, option),
     help: option.help,
-    // Up to three are named beside the option already.
+    // Up to three choices are already shown beside the option.
     choices: option.choices === undefined || option.choices.length <= 3 ? [] : option.choices,
   }));
   const operands = (verb.operands ?? []).flatMap(({ name, help }) =>
@@ -73,18 +73,18 @@ function details(verb: Verb): string[] {
   const width = Math.max(0, ...all.map(({ text }) => text.length));
   const lines = all.flatMap(({ text, help, choices }) =>
     [help, ...(choices.length === 0 ? [] : [`(${choices.join(', ')})`])]
-      .flatMap((words) => wrap(words, WIDTH - 4 - width))
+      .flatMap((words) => wrapText(words, HELP_WIDTH - 4 - width))
       .map((line, index) => `  ${(index === 0 ? text : '').padEnd(width)}  ${line}`),
   );
-  return [...usageLines(verb), '', `  ${verb.summary}`, ...(all.length === 0 ? [] : ['']), ...lines];
+  return [...wrapUsage(verb), '', `  ${verb.summary}`, ...(all.length === 0 ? [] : ['']), ...lines];
 }
 
-/** An option and its value stay together. */
-function usageLines(verb: Verb): string[] {
+/** Breaks the usage line between options, never between an option and its value. */
+export function wrapUsage(verb: Verb): string[] {
   const lines: string[] = [];
   let line = 'usage:';
-  for (const word of usageWords(verb)) {
-    if (line.length + 1 + word.length > WIDTH) {
+  for (const word of listUsageParts(verb)) {
+    if (line.length + 1 + word.length > HELP_WIDTH) {
       lines.push(line);
       line = '        ';
     }
@@ -93,7 +93,7 @@ function usageLines(verb: Verb): string[] {
   return [...lines, line];
 }
 
-function describe(verb: Verb): object {
+function describeVerb(verb: Verb): object {
   const { name, summary, operands = [], options = {} } = verb;
-  return { name, summary, usage: usageOf(verb), operands, options };
+  return { name, summary, usage: formatUsage(verb), operands, options };
 }

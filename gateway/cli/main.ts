@@ -1,144 +1,151 @@
-import { type Arguments, parseArguments } from './arguments.ts';
-import { helpOf, overview } from './help.ts';
+import { type ParsedCommand, parseArguments } from './arguments.ts';
+import { buildHelpVerb, formatOverview, wrapUsage } from './help.ts';
 import { Output } from './output.ts';
-import { askAt } from './terminal.ts';
-import { type Io, NotGood, UsageError, usageOf, type Verb } from './verb.ts';
-import { approvals } from './verbs/approvals/approvals.ts';
-import { approve, reject } from './verbs/approvals/decide.ts';
-import { auditAccept } from './verbs/audit/audit-accept.ts';
-import { auditExport } from './verbs/audit/audit-export.ts';
-import { auditVerify } from './verbs/audit/audit-verify.ts';
-import { witness } from './verbs/audit/witness.ts';
-import { call } from './verbs/calls/call.ts';
-import { calls } from './verbs/calls/calls.ts';
-import { erase } from './verbs/calls/erase.ts';
-import { resolve } from './verbs/calls/resolve.ts';
-import { agents } from './verbs/controls/agents.ts';
-import { breaker, breakers } from './verbs/controls/breakers.ts';
-import { freeze, unfreeze } from './verbs/controls/freeze.ts';
-import { locks } from './verbs/controls/locks.ts';
-import { accept, pins } from './verbs/controls/pins.ts';
-import { runs } from './verbs/controls/runs.ts';
-import { check } from './verbs/policies/check.ts';
-import { explain } from './verbs/policies/explain.ts';
-import { reload } from './verbs/policies/reload.ts';
-import { test } from './verbs/policies/test.ts';
-import { keyNew } from './verbs/process/key-new.ts';
-import { migrate } from './verbs/process/migrate.ts';
-import { openapi } from './verbs/process/openapi.ts';
-import { start } from './verbs/process/start.ts';
-import { version } from './verbs/process/version.ts';
-import { close } from './verbs/sagas/close.ts';
-import { resume } from './verbs/sagas/resume.ts';
-import { rollback } from './verbs/sagas/rollback.ts';
-import { saga } from './verbs/sagas/saga.ts';
-import { sagas } from './verbs/sagas/sagas.ts';
-import { undo } from './verbs/sagas/undo.ts';
+import { buildPrompt } from './terminal.ts';
+import { formatUsage, type Io, UsageError, type Verb, VerbError } from './verb.ts';
+import { approvalsVerb } from './verbs/approvals/approvals.ts';
+import { approveVerb, rejectVerb } from './verbs/approvals/decide.ts';
+import { auditAcceptVerb } from './verbs/audit/audit-accept.ts';
+import { auditExportVerb } from './verbs/audit/audit-export.ts';
+import { auditVerifyVerb } from './verbs/audit/audit-verify.ts';
+import { witnessVerb } from './verbs/audit/witness.ts';
+import { callVerb } from './verbs/calls/call.ts';
+import { callsVerb } from './verbs/calls/calls.ts';
+import { eraseVerb } from './verbs/calls/erase.ts';
+import { resolveVerb } from './verbs/calls/resolve.ts';
+import { agentsVerb } from './verbs/controls/agents.ts';
+import { breakersVerb, breakerVerb } from './verbs/controls/breakers.ts';
+import { freezeVerb, unfreezeVerb } from './verbs/controls/freeze.ts';
+import { locksVerb } from './verbs/controls/locks.ts';
+import { acceptVerb, pinsVerb } from './verbs/controls/pins.ts';
+import { runsVerb } from './verbs/controls/runs.ts';
+import { checkVerb } from './verbs/policies/check.ts';
+import { explainVerb } from './verbs/policies/explain.ts';
+import { reloadVerb } from './verbs/policies/reload.ts';
+import { testVerb } from './verbs/policies/test.ts';
+import { keyNewVerb } from './verbs/process/key-new.ts';
+import { migrateVerb } from './verbs/process/migrate.ts';
+import { openapiVerb } from './verbs/process/openapi.ts';
+import { startVerb } from './verbs/process/start.ts';
+import { versionVerb } from './verbs/process/version.ts';
+import { closeVerb } from './verbs/sagas/close.ts';
+import { resumeVerb } from './verbs/sagas/resume.ts';
+import { rollbackVerb } from './verbs/sagas/rollback.ts';
+import { sagaVerb } from './verbs/sagas/saga.ts';
+import { sagasVerb } from './verbs/sagas/sagas.ts';
+import { undoVerb } from './verbs/sagas/undo.ts';
 
 /** Every verb, in the order in which help shows them. */
 const VERBS: readonly Verb[] = [
-  start,
-  migrate,
-  check,
-  test,
-  explain,
-  keyNew,
-  calls,
-  call,
-  resolve,
-  undo,
-  sagas,
-  saga,
-  rollback,
-  resume,
-  close,
-  runs,
-  locks,
-  approvals,
-  approve,
-  reject,
-  agents,
-  freeze,
-  unfreeze,
-  breakers,
-  breaker,
-  pins,
-  accept,
-  reload,
-  auditExport,
-  auditVerify,
-  auditAccept,
-  erase,
-  witness,
-  openapi,
-  version,
-  helpOf(() => VERBS),
+  startVerb,
+  migrateVerb,
+  checkVerb,
+  testVerb,
+  explainVerb,
+  keyNewVerb,
+  callsVerb,
+  callVerb,
+  resolveVerb,
+  undoVerb,
+  sagasVerb,
+  sagaVerb,
+  rollbackVerb,
+  resumeVerb,
+  closeVerb,
+  runsVerb,
+  locksVerb,
+  approvalsVerb,
+  approveVerb,
+  rejectVerb,
+  agentsVerb,
+  freezeVerb,
+  unfreezeVerb,
+  breakersVerb,
+  breakerVerb,
+  pinsVerb,
+  acceptVerb,
+  reloadVerb,
+  auditExportVerb,
+  auditVerifyVerb,
+  auditAcceptVerb,
+  eraseVerb,
+  witnessVerb,
+  openapiVerb,
+  versionVerb,
+  buildHelpVerb(() => VERBS),
 ];
 
-/** The command line without a process around it: resolves with the exit code, never throws. */
-export async function run(argv: readonly string[], io: Io): Promise<number> {
+/** Runs one command and returns its exit code; never throws. Tests call it without a process. */
+export async function runCommand(argv: readonly string[], io: Io): Promise<number> {
   if (argv.length === 0) {
-    for (const line of overview(VERBS)) io.stderr.write(`${line}\n`);
+    for (const line of formatOverview(VERBS)) io.stderr.write(`${line}\n`);
     return 2;
   }
-  let parsed: Arguments | undefined;
+  let parsed: ParsedCommand | undefined;
   try {
     parsed = await parseArguments(argv, VERBS);
     if ('fault' in parsed) throw new UsageError(parsed.fault);
     const { verb, operands, values } = parsed;
-    const json = values['json'] === true;
+    const isJson = values['json'] === true;
     return await verb.run({
       io,
-      out: new Output(io, json),
-      json,
+      out: new Output(io, isJson),
+      isJson,
       operands,
       text: (option) => (typeof values[option] === 'string' ? values[option] : undefined),
       texts: (option) => (Array.isArray(values[option]) ? values[option] : []),
-      flag: (option) => values[option] === true,
+      hasFlag: (option) => values[option] === true,
     });
   } catch (error) {
-    return fail(error, parsed?.verb, argv.includes('--json'), io);
+    return reportError(error, parsed?.verb, argv.includes('--json'), io);
   }
 }
 
-/** Sentences to standard error; with `--json` also an error object where the answer would have been. */
-function fail(error: unknown, verb: Verb | undefined, json: boolean, io: Io): number {
-  const tell = (code: string, message: string, members: object = {}): void => {
-    if (json) new Output(io, true).json({ error: { code, message, ...members } });
-    new Output(io, false).note(message);
+/** Prints the error to standard error; with `--json` prints an error object to standard output as well. */
+function reportError(error: unknown, verb: Verb | undefined, isJson: boolean, io: Io): number {
+  const print = (code: string, message: string, members: object = {}): void => {
+    if (isJson) new Output(io, true).printJson({ error: { code, message, ...members } });
+    new Output(io, false).printNote(message);
   };
   if (error instanceof UsageError) {
-    const usage = verb === undefined ? 'oncegate <verb> [options]; "oncegate help" lists the verbs' : usageOf(verb);
-    tell('usage', `oncegate: ${error.message}\nusage: ${usage}`);
+    print('usage', `oncegate: ${error.message}\n${usageText(verb, io.isTty && !isJson)}`);
     return 2;
   }
-  if (error instanceof NotGood) tell(error.code, error.message, error.members);
+  if (error instanceof VerbError) print(error.code, error.message, error.members);
   else
-    tell('bug', `oncegate: this is a bug: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`);
+    print(
+      'bug',
+      `oncegate: this is a bug, please report it: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`,
+    );
   return 1;
+}
+
+function usageText(verb: Verb | undefined, isTerminal: boolean): string {
+  if (verb === undefined) return 'usage: oncegate <verb> [options]; "oncegate help" lists the verbs';
+  return isTerminal ? wrapUsage(verb).join('\n') : `usage: ${formatUsage(verb)}`;
 }
 
 export async function main(): Promise<void> {
   for (const stream of [process.stdout, process.stderr]) {
-    // `oncegate calls | head -1` closes the pipe early: nothing is wrong, there is only nobody left to tell.
+    // `oncegate calls | head -1` closes the pipe early, which is no error.
     stream.on('error', (error: NodeJS.ErrnoException) => {
       if (error.code !== 'EPIPE') throw error;
     });
   }
   const { stdin, stdout, stderr, env } = process;
-  process.exitCode = await run(process.argv.slice(2), {
+  process.exitCode = await runCommand(process.argv.slice(2), {
     stdout,
     stderr,
     stdin,
     env,
     cwd: process.cwd(),
     isTty: stdout.isTTY === true,
-    onInterrupt: (told) => {
-      // Once: whoever presses it again means it.
-      process.once('SIGINT', told);
-      return () => process.off('SIGINT', told);
+    onInterrupt: (listener) => {
+      // A second Ctrl-C has its default effect and ends the process.
+      process.once('SIGINT', listener);
+      return () => process.off('SIGINT', listener);
     },
-    // Whoever is asked must see the question and be able to answer it.
-    ...(stdin.isTTY === true && stdout.isTTY === true ? { ask: askAt(stdin, stdout) } : {}),
+    // A prompt needs a terminal for the question and for the answer.
+    ...(stdin.isTTY === true && stdout.isTTY === true ? { prompt: buildPrompt(stdin, stdout) } : {}),
   });
 }

@@ -4,72 +4,75 @@ import type { Io } from './verb.ts';
 const STYLES = { red: 31, green: 32, yellow: 33, bold: 1, dim: 2 } as const;
 
 export type Style = keyof typeof STYLES;
-export type Piece = string | { readonly text: string; readonly style: Style | undefined };
+export type StyledText = string | { readonly text: string; readonly style: Style | undefined };
 
 export interface Column {
   readonly title: string;
-  /** May be cut to fit a terminal: a name, never a txn. */
-  readonly cut?: boolean;
+  /** The column may be shortened to fit a terminal: set for names, never for a txn. */
+  readonly canTruncate?: boolean;
 }
 
 const GAP = '  ';
-const LEAST_CUT = 6;
+const MIN_TRUNCATED_WIDTH = 6;
 
-export function paint(style: Style | undefined, text: string): Piece {
+export function paint(style: Style | undefined, text: string): StyledText {
   return { text, style };
 }
 
 /**
- * What a verb says. On a terminal: tables and colour, within its width. Anywhere else: plain lines, cells separated by
- * tabs, nothing cut. With `--json`: one JSON document, and the rest is silent.
+ * Prints the output of a verb. On a terminal: tables and colour, within its width. Elsewhere: plain lines with cells
+ * separated by tabs, nothing shortened. With `--json`: one JSON document and nothing else.
  */
 export class Output {
-  readonly terminal: boolean;
+  readonly isTerminal: boolean;
   readonly width: number;
   readonly #io: Io;
-  readonly #json: boolean;
-  readonly #colour: boolean;
+  readonly #isJson: boolean;
+  readonly #hasColour: boolean;
 
-  constructor(io: Io, json: boolean) {
+  constructor(io: Io, isJson: boolean) {
     this.#io = io;
-    this.#json = json;
-    this.terminal = io.isTty && !json;
+    this.#isJson = isJson;
+    this.isTerminal = io.isTty && !isJson;
     this.width = Math.max(40, io.stdout.columns || 80);
-    this.#colour = this.terminal && !io.env['NO_COLOR'] && io.env['TERM'] !== 'dumb';
+    this.#hasColour = this.isTerminal && !io.env['NO_COLOR'] && io.env['TERM'] !== 'dumb';
   }
 
-  line(...pieces: readonly Piece[]): void {
-    if (!this.#json) this.#io.stdout.write(`${this.#render(pieces)}\n`);
+  printLine(...pieces: readonly StyledText[]): void {
+    if (!this.#isJson) this.#io.stdout.write(`${this.#render(pieces)}\n`);
   }
 
-  /** For a person only, beside what was asked for. */
-  note(text: string): void {
-    if (!this.#json) this.#io.stderr.write(`${text.split('\n').map(clean).join('\n')}\n`);
+  /** Prints a note for a person to standard error; on a terminal wraps it between words. */
+  printNote(text: string): void {
+    if (this.#isJson) return;
+    const lines = text.split('\n').map(escapeControls);
+    const wrapped = this.isTerminal ? lines.flatMap((line) => wrapWords(line, this.width)) : lines;
+    this.#io.stderr.write(`${wrapped.join('\n')}\n`);
   }
 
-  json(value: unknown): void {
-    if (this.#json) this.#io.stdout.write(`${stringifyExact(value)}\n`);
+  printJson(value: unknown): void {
+    if (this.#isJson) this.#io.stdout.write(`${stringifyExact(value)}\n`);
   }
 
-  /** Cells for a program: one line, separated by tabs that stand nowhere else. */
-  row(cells: readonly Piece[]): void {
-    this.line(cells.map((cell) => clean(textOf(cell))).join('\t'));
+  /** Prints one line of cells for a program. Tabs separate the cells and occur nowhere else. */
+  printRow(cells: readonly StyledText[]): void {
+    this.printLine(cells.map((cell) => escapeControls(pieceText(cell))).join('\t'));
   }
 
-  table(columns: readonly Column[], rows: readonly (readonly Piece[])[]): void {
-    if (!this.terminal) {
-      for (const row of rows) this.row(row);
+  printTable(columns: readonly Column[], rows: readonly (readonly StyledText[])[]): void {
+    if (!this.isTerminal) {
+      for (const row of rows) this.printRow(row);
       return;
     }
-    const widths = widthsOf(columns, rows, this.width);
-    const write = (cells: readonly Piece[], style?: Style): void => {
-      const padded = cells.flatMap((cell, index): Piece[] => {
+    const widths = computeWidths(columns, rows, this.width);
+    const write = (cells: readonly StyledText[], style?: Style): void => {
+      const padded = cells.flatMap((cell, index): StyledText[] => {
         const width = widths[index] ?? 0;
-        const text = cut(clean(textOf(cell)), width);
+        const text = truncate(escapeControls(pieceText(cell)), width);
         const filler = index === cells.length - 1 ? '' : ' '.repeat(width - text.length) + GAP;
-        return [paint(style ?? styleOf(cell), text), filler];
+        return [paint(style ?? pieceStyle(cell), text), filler];
       });
-      this.line(...padded);
+      this.printLine(...padded);
     };
     write(
       columns.map(({ title }) => title),
@@ -78,53 +81,70 @@ export class Output {
     for (const row of rows) write(row);
   }
 
-  /** Names and values below one another; on a terminal long values are wrapped. */
-  fields(pairs: readonly (readonly [string, Piece])[]): void {
+  /** Prints one name and value per line; on a terminal wraps long values. */
+  printFields(pairs: readonly (readonly [string, StyledText])[]): void {
     const indent = Math.max(...pairs.map(([name]) => name.length)) + GAP.length;
     for (const [name, value] of pairs) {
-      if (!this.terminal) {
-        this.line(`${name}\t${clean(textOf(value))}`);
+      if (!this.isTerminal) {
+        this.printLine(`${name}\t${escapeControls(pieceText(value))}`);
         continue;
       }
-      const lines = wrap(textOf(value), this.width - indent);
+      const lines = wrapText(pieceText(value), this.width - indent);
       for (const [index, text] of lines.entries()) {
-        this.line(paint('dim', (index === 0 ? name : '').padEnd(indent)), paint(styleOf(value), text));
+        this.printLine(paint('dim', (index === 0 ? name : '').padEnd(indent)), paint(pieceStyle(value), text));
       }
     }
   }
 
-  /** Behind a mark; on a terminal wrapped, with only the branches of the mark before further lines. */
-  hang(mark: readonly Piece[], value: Piece): void {
-    const text = mark.map(textOf).join('');
-    const lines = this.terminal ? wrap(textOf(value), this.width - text.length) : [clean(textOf(value))];
+  /** Prints a value after a mark. On a terminal wraps it, and repeats only the `│` of the mark on further lines. */
+  printHanging(mark: readonly StyledText[], value: StyledText): void {
+    const text = mark.map(pieceText).join('');
+    const lines = this.isTerminal
+      ? wrapText(pieceText(value), this.width - text.length)
+      : [escapeControls(pieceText(value))];
     for (const [index, line] of lines.entries())
-      this.line(...(index === 0 ? mark : [text.replaceAll(/[^│]/g, ' ')]), paint(styleOf(value), line));
+      this.printLine(...(index === 0 ? mark : [text.replaceAll(/[^│]/g, ' ')]), paint(pieceStyle(value), line));
   }
 
-  #render(pieces: readonly Piece[]): string {
+  #render(pieces: readonly StyledText[]): string {
     return pieces
       .map((piece) => {
-        const style = styleOf(piece);
-        // Tabs separate cells and stand nowhere else: what goes in was cleaned cell by cell.
-        const text = textOf(piece).split('\t').map(clean).join('\t');
-        return this.#colour && style !== undefined ? `\u001b[${STYLES[style]}m${text}\u001b[0m` : text;
+        const style = pieceStyle(piece);
+        // Keep the tabs between cells; escape everything else.
+        const text = pieceText(piece).split('\t').map(escapeControls).join('\t');
+        return this.#hasColour && style !== undefined ? `\u001b[${STYLES[style]}m${text}\u001b[0m` : text;
       })
       .join('');
   }
 }
 
-/** What agents and upstreams wrote must not move the cursor, colour the screen or hide behind invisible characters. */
-export function clean(text: string): string {
+/** Escapes control and invisible characters, so that text of an agent or upstream cannot change the terminal. */
+export function escapeControls(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu, (character) => {
     if (character === '\n' || character === '\t') return ' ';
     return `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`;
   });
 }
 
-export function wrap(text: string, width: number): string[] {
+/** Breaks lines only at spaces, so that a long key or URL can be copied. */
+function wrapWords(line: string, width: number): string[] {
+  const lines: string[] = [];
+  let rest = line;
+  while (rest.length > width) {
+    const indent = rest.length - rest.trimStart().length;
+    const before = rest.lastIndexOf(' ', width);
+    const end = before > indent ? before : rest.indexOf(' ', width);
+    if (end < 0) break;
+    lines.push(rest.slice(0, end));
+    rest = rest.slice(end + 1);
+  }
+  return [...lines, rest];
+}
+
+export function wrapText(text: string, width: number): string[] {
   return text.split('\n').flatMap((line) => {
     const lines: string[] = [];
-    let rest = clean(line);
+    let rest = escapeControls(line);
     while (rest.length > width) {
       const space = rest.lastIndexOf(' ', width);
       const end = space > width / 2 ? space : width;
@@ -135,14 +155,18 @@ export function wrap(text: string, width: number): string[] {
   });
 }
 
-function widthsOf(columns: readonly Column[], rows: readonly (readonly Piece[])[], most: number): number[] {
+function computeWidths(
+  columns: readonly Column[],
+  rows: readonly (readonly StyledText[])[],
+  maxWidth: number,
+): number[] {
   const widths = columns.map(({ title }, index) =>
-    rows.reduce((widest, row) => Math.max(widest, clean(textOf(row[index] ?? '')).length), title.length),
+    rows.reduce((widest, row) => Math.max(widest, escapeControls(pieceText(row[index] ?? '')).length), title.length),
   );
-  let excess = widths.reduce((sum, width) => sum + width, GAP.length * (columns.length - 1)) - most;
+  let excess = widths.reduce((sum, width) => sum + width, GAP.length * (columns.length - 1)) - maxWidth;
   while (excess > 0) {
-    const widest = columns.reduce((best, { cut }, index) => {
-      if (!cut || (widths[index] ?? 0) <= LEAST_CUT) return best;
+    const widest = columns.reduce((best, { canTruncate }, index) => {
+      if (!canTruncate || (widths[index] ?? 0) <= MIN_TRUNCATED_WIDTH) return best;
       return best < 0 || (widths[index] ?? 0) > (widths[best] ?? 0) ? index : best;
     }, -1);
     if (widest < 0) break;
@@ -152,14 +176,14 @@ function widthsOf(columns: readonly Column[], rows: readonly (readonly Piece[])[
   return widths;
 }
 
-function cut(text: string, width: number): string {
+function truncate(text: string, width: number): string {
   return text.length <= width ? text : `${text.slice(0, width - 1)}…`;
 }
 
-function textOf(piece: Piece): string {
+function pieceText(piece: StyledText): string {
   return typeof piece === 'string' ? piece : piece.text;
 }
 
-function styleOf(piece: Piece): Style | undefined {
+function pieceStyle(piece: StyledText): Style | undefined {
   return typeof piece === 'string' ? undefined : piece.style;
 }

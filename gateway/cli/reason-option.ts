@@ -1,10 +1,10 @@
 import { type Invocation, type Option, UsageError } from './verb.ts';
 
-/** Every action of a person is kept with its reason. */
-export const REASON: Option = { value: 'TEXT', required: true, help: 'why; it is kept with what you do' };
+/** The audit log stores the reason of every action of a person. */
+export const REASON_OPTION: Option = { value: 'TEXT', required: true, help: 'why; the audit log keeps it' };
 
-export function reasonOf({ text }: Pick<Invocation, 'text'>): string {
+export function readReason({ text }: Pick<Invocation, 'text'>): string {
   const reason = text('reason')?.trim() ?? '';
-  if (reason === '') throw new UsageError('--reason is empty');
+  if (reason === '') throw new UsageError('--reason must not be empty');
   return reason;
 }

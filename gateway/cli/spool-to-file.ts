@@ -1,31 +1,31 @@
 import { type FileHandle, mkdtemp, open, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { NotGood } from './verb.ts';
+import { VerbError } from './verb.ts';
 
 /**
- * All of a stream as a file that can be read twice. It has lost its name before the first byte is in it: whoever ends this
- * process, however, leaves nothing behind, and nobody else can open it.
+ * Copies a stream into a temporary file, so that it can be read twice. The file is unlinked before the first write, so a
+ * crash leaves nothing behind and no other process can open it.
  */
-export async function spool(
+export async function spoolToFile(
   source: AsyncIterable<Uint8Array | string>,
-  unreadable: (error: NodeJS.ErrnoException) => Error,
+  buildReadError: (error: NodeJS.ErrnoException) => Error,
 ): Promise<FileHandle> {
-  const handle = await nameless();
+  const handle = await openUnlinkedFile();
   try {
     for await (const chunk of source) {
       await handle.writeFile(chunk).catch((error: NodeJS.ErrnoException) => {
-        throw noRoom(error);
+        throw buildSpoolError(error);
       });
     }
     return handle;
   } catch (error) {
     await handle.close();
-    throw error instanceof NotGood ? error : unreadable(error as NodeJS.ErrnoException);
+    throw error instanceof VerbError ? error : buildReadError(error as NodeJS.ErrnoException);
   }
 }
 
-async function nameless(): Promise<FileHandle> {
+async function openUnlinkedFile(): Promise<FileHandle> {
   try {
     const directory = await mkdtemp(join(tmpdir(), 'oncegate-spool-'));
     try {
@@ -34,11 +34,11 @@ async function nameless(): Promise<FileHandle> {
       await rm(directory, { recursive: true });
     }
   } catch (error) {
-    throw noRoom(error as NodeJS.ErrnoException);
+    throw buildSpoolError(error as NodeJS.ErrnoException);
   }
 }
 
-function noRoom({ code, message }: NodeJS.ErrnoException): NotGood {
-  const text = `what can be read only once is kept in ${tmpdir()} meanwhile, and cannot be: ${code ?? message}`;
-  return new NotGood('no_room', text);
+function buildSpoolError({ code, message }: NodeJS.ErrnoException): VerbError {
+  const text = `Cannot write a temporary copy of the input to ${tmpdir()}: ${code ?? message}. Free some space there, or set TMPDIR.`;
+  return new VerbError('no_room', text);
 }

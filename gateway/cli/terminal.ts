@@ -1,12 +1,12 @@
 import { createInterface } from 'node:readline';
 
-/** Nothing else than a clear yes is one. */
+/** Only `y` and `yes` count as consent. */
 export function isYes(answer: string | undefined): boolean {
   return /^y(?:es)?$/i.test(answer?.trim() ?? '');
 }
 
-/** Asks for a line at a terminal. Whoever ends the input instead (Ctrl-D, Ctrl-C) has answered nothing. */
-export function askAt(
+/** Asks for a line on a terminal. Ctrl-D and Ctrl-C count as an empty answer. */
+export function buildPrompt(
   input: NodeJS.ReadableStream,
   output: NodeJS.WritableStream,
 ): (question: string) => Promise<string> {

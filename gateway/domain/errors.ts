@@ -64,22 +64,27 @@ export class GatewayError extends Error {
   }
 }
 
-/**
- * A statement of the ledger failed. If `unknown` is false, the statement certainly had no effect. If it is true, the statement
- * may have committed in spite of the error.
- */
+export interface LedgerErrorOptions {
+  /** True: the statement may have committed although the gateway got an error. False: it certainly had no effect. */
+  readonly isCommitUnknown: boolean;
+  /** PostgreSQL is reachable and rejected this statement. */
+  readonly isRejected?: boolean;
+  /** Every retry would be rejected too, because the values cannot be stored. */
+  readonly isPermanent?: boolean;
+  readonly cause?: unknown;
+}
+
+/** A statement of the ledger failed. The options tell what the caller may conclude and whether a retry can help. */
 export class LedgerError extends Error {
   override readonly name = 'LedgerError';
-  readonly unknown: boolean;
-  /** The ledger is reachable and refused this statement. */
-  readonly refused: boolean;
-  /** The ledger will refuse every repeat too, because it cannot store the data. */
-  readonly hopeless: boolean;
+  readonly isCommitUnknown: boolean;
+  readonly isRejected: boolean;
+  readonly isPermanent: boolean;
 
-  constructor(message: string, unknown: boolean, cause?: unknown, refused = false, hopeless = false) {
-    super(message, { cause });
-    this.unknown = unknown;
-    this.refused = refused;
-    this.hopeless = hopeless;
+  constructor(message: string, options: LedgerErrorOptions) {
+    super(message, { cause: options.cause });
+    this.isCommitUnknown = options.isCommitUnknown;
+    this.isRejected = options.isRejected ?? false;
+    this.isPermanent = options.isPermanent ?? false;
   }
 }

@@ -52,7 +52,7 @@ export class Stats {
         held: backlog.held,
         inDoubt: backlog.inDoubt,
         underWay: backlog.underWay,
-        more: backlog.more,
+        more: backlog.hasMore,
         recoveryLagSeconds: backlog.recoveryLag,
       },
       approvals: { pending: toCappedCount(waiting.approvals) },

@@ -7,7 +7,7 @@ import type { Services } from '../flow/calls/execute-call.ts';
 import { findCalls, listParticipants, readCall } from '../flow/calls/own-calls.ts';
 import { listHeldLocks } from '../flow/controls/locks.ts';
 import { reason } from './authority-routes.ts';
-import { pageText, readFilter, readId, readLimit, single } from './call-routes.ts';
+import { formatCallPage, readFilter, readId, readLimit, readParam } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
@@ -19,40 +19,44 @@ const verdictSchema = z.strictObject({
   senderIsDead: z.boolean().optional(),
 });
 
-/** What people may see and do. Every action names its person and reason in the log. */
-export function adminRoutes(app: FastifyInstance, flow: Services): void {
-  const policies = () => flow.station.policies();
+/** Calls and locks for people. The audit log names the person and the reason of every action. */
+export function adminRoutes(app: FastifyInstance, services: Services): void {
+  const policies = () => services.station.policies();
 
   app.get('/admin/calls', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Record<string, string>;
-    const page = await findCalls(flow, { ...readFilter(query), agent: single(query, 'agent') });
-    return reply.type('application/json').send(pageText(page, true));
+    const page = await findCalls(services, { ...readFilter(query), agent: readParam(query, 'agent') });
+    return reply.type('application/json').send(formatCallPage(page, true));
   });
 
   app.get('/admin/calls/:txn', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
-    const call = await readCall(flow, (request.params as { txn: string }).txn, undefined);
+    const call = await readCall(services, (request.params as { txn: string }).txn, undefined);
     const view = callView(call, summarizeCall(call).pursued, true);
-    const joined = await listParticipants(flow, call);
+    const participants = await listParticipants(services, call);
     return reply
       .type('application/json')
-      .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, joined))}}`);
+      .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, participants))}}`);
   });
 
   app.get('/admin/locks', async (request) => {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Record<string, string>;
-    const filter = { agent: single(query, 'agent'), holder: readId(query, 'holder'), cursor: single(query, 'cursor') };
-    return listHeldLocks(flow.station, { ...filter, limit: readLimit(query) });
+    const filter = {
+      agent: readParam(query, 'agent'),
+      holder: readId(query, 'holder'),
+      cursor: readParam(query, 'cursor'),
+    };
+    return listHeldLocks(services.station, { ...filter, limit: readLimit(query) });
   });
 
   app.post('/admin/calls/:txn/resolve', async (request, reply) => {
     const person = identifyPerson(request, policies(), 'operator');
     const { txn } = request.params as { txn: string };
     const { result, senderIsDead, ...verdict } = readBody(request, verdictSchema);
-    await readCall(flow, txn, undefined);
-    const call = await resolveDoubt(flow, {
+    await readCall(services, txn, undefined);
+    const call = await resolveDoubt(services, {
       ...verdict,
       txn,
       person: person.name,

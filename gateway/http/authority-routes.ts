@@ -12,24 +12,24 @@ import {
 import { dryRun } from '../flow/calls/dry-run.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { freezeScope, listBreakers, setManualBreaker, unfreezeScope } from '../flow/controls/freezes-and-breakers.ts';
-import { single } from './call-routes.ts';
-import { toolNamed } from './catalogue.ts';
+import { readParam } from './call-routes.ts';
+import { resolveToolName } from './catalogue.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
 
-/** A person's reason, as every action wants one. PostgreSQL stores no NUL in a text. */
+/** The reason of a person, required by every action. PostgreSQL cannot store NUL in a text. */
 export const reason = z
   .string()
   .trim()
   .min(1)
   .max(2_000)
-  .refine((text) => !text.includes('\0'), 'holds a NUL character');
+  .refine((text) => !text.includes('\0'), 'must not contain a NUL character');
 
 const reasonSchema = z.strictObject({ reason });
 const freezeSchema = z.strictObject({ reason, tool: z.string().min(1).max(128).optional() });
 const decisionSchema = z.strictObject({
   reason,
-  digest: z.string().regex(/^[0-9a-f]{64}$/, 'is not the digest of an approval'),
+  digest: z.string().regex(/^[0-9a-f]{64}$/, 'must be the digest of an approval: 64 hex digits'),
 });
 const explainSchema = z.strictObject({
   agent: z.string(),
@@ -40,57 +40,59 @@ const APPROVAL_STATES = ['pending', 'approved', 'rejected', 'expired', 'cancelle
 const TXN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
 export interface PolicyControl {
-  /** Loads the policies again; the faults, if they were refused. */
-  reload(askedBy: string): Promise<readonly string[]>;
-  /** Why what is on disk is not in force; empty when it is. */
+  /** Loads the policies again. Returns the faults of refused policies; empty on success. */
+  reload(requestedBy: string): Promise<readonly string[]>;
+  /** Why the policies on disk are not in force; empty when they are. */
   faults(): readonly string[];
 }
 
-/** Who may still do what: approvals, the kill switch, breakers, policies. */
-export function authorityRoutes(app: FastifyInstance, flow: Services, control: PolicyControl): void {
-  const { station } = flow;
-  const as = (request: FastifyRequest, role: Role) => identifyPerson(request, station.policies(), role);
+/** Approvals, freezes, circuit breakers and policies, for people. */
+export function authorityRoutes(app: FastifyInstance, services: Services, control: PolicyControl): void {
+  const context = services.station;
+  const identify = (request: FastifyRequest, role: Role) => identifyPerson(request, context.policies(), role);
   const param = (request: FastifyRequest, name: string) => (request.params as Record<string, string>)[name] ?? '';
 
-  const txnOf = (request: FastifyRequest) => {
+  const readTxn = (request: FastifyRequest) => {
     const txn = param(request, 'txn');
-    if (!TXN.test(txn)) throw new GatewayError('not_found', 'Nothing waits for a decision here.');
+    if (!TXN.test(txn)) throw new GatewayError('not_found', 'There is no approval with this txn.');
     return txn;
   };
 
   app.get('/admin/approvals', async (request) => {
-    as(request, 'viewer');
+    identify(request, 'viewer');
     const query = request.query as Record<string, string>;
-    const state = single(query, 'state');
+    const state = readParam(query, 'state');
     const known = APPROVAL_STATES.find((name) => name === state);
     if (state !== undefined && known === undefined)
       throw new GatewayError('malformed', `state must be one of ${APPROVAL_STATES.join(', ')}.`);
-    const page = await findApprovals(station, known, single(query, 'cursor'), 50);
+    const page = await findApprovals(context, known, readParam(query, 'cursor'), 50);
     return { items: page.items.map(approvalJson), cursor: page.cursor };
   });
 
   app.get('/admin/approvals/:txn', async (request) => {
-    as(request, 'viewer');
-    return approvalJson(await readApprovalView(station, txnOf(request)));
+    identify(request, 'viewer');
+    return approvalJson(await readApprovalView(context, readTxn(request)));
   });
 
   for (const verdict of ['approve', 'reject'] as const) {
     app.post(`/admin/approvals/:txn/${verdict}`, async (request) => {
-      // Whose it is to decide is for the flow to know, and to log.
-      const person = as(request, 'viewer');
-      const txn = txnOf(request);
-      return approvalJson(await decideApproval(flow, { ...readBody(request, decisionSchema), txn, verdict, person }));
+      // The use case checks whether this person may decide, and logs a refusal.
+      const person = identify(request, 'viewer');
+      const txn = readTxn(request);
+      return approvalJson(
+        await decideApproval(services, { ...readBody(request, decisionSchema), txn, verdict, person }),
+      );
     });
   }
 
   app.get('/admin/breakers', (request) => {
-    as(request, 'viewer');
-    return { items: listBreakers(station), cursor: null };
+    identify(request, 'viewer');
+    return { items: listBreakers(context), cursor: null };
   });
-  for (const to of ['open', 'close'] as const) {
-    app.post(`/admin/breakers/:upstream/${to}`, async (request) => {
-      const person = as(request, 'operator');
-      return setManualBreaker(station, param(request, 'upstream'), to, {
+  for (const action of ['open', 'close'] as const) {
+    app.post(`/admin/breakers/:upstream/${action}`, async (request) => {
+      const person = identify(request, 'operator');
+      return setManualBreaker(context, param(request, 'upstream'), action, {
         person: person.name,
         ...readBody(request, reasonSchema),
       });
@@ -98,11 +100,11 @@ export function authorityRoutes(app: FastifyInstance, flow: Services, control: P
   }
 
   app.get('/admin/agents', (request) => {
-    as(request, 'viewer');
-    const items = [...station.policies().agents.values()].map(({ name, rules }) => ({
+    identify(request, 'viewer');
+    const items = [...context.policies().agents.values()].map(({ name, rules }) => ({
       agent: name,
       rules: rules.map((rule) => ({ rule: rule.id, [rule.verdict]: rule.pattern })),
-      frozen: frozenJson(flow, name),
+      frozen: frozenJson(services, name),
     }));
     return { items, cursor: null };
   });
@@ -112,33 +114,33 @@ export function authorityRoutes(app: FastifyInstance, flow: Services, control: P
     ['unfreeze', unfreezeScope],
   ] as const) {
     app.post(`/admin/agents/:agent/${verb}`, async (request) => {
-      const person = as(request, 'operator');
+      const person = identify(request, 'operator');
       const agent = param(request, 'agent');
-      if (verb === 'freeze' && !station.policies().agents.has(agent))
+      if (verb === 'freeze' && !context.policies().agents.has(agent))
         throw new GatewayError('not_found', `There is no agent ${agent.slice(0, 128)}.`);
-      await act(station, `agent:${agent}`, { person: person.name, ...readBody(request, reasonSchema) });
-      return { agent, frozen: frozenJson(flow, agent) };
+      await act(context, `agent:${agent}`, { person: person.name, ...readBody(request, reasonSchema) });
+      return { agent, frozen: frozenJson(services, agent) };
     });
     app.post(`/admin/${verb}`, async (request) => {
-      const person = as(request, 'operator');
-      const { tool, ...hand } = readBody(request, freezeSchema);
-      if (verb === 'freeze' && tool !== undefined && !station.policies().tools.has(tool))
+      const person = identify(request, 'operator');
+      const { tool, ...body } = readBody(request, freezeSchema);
+      if (verb === 'freeze' && tool !== undefined && !context.policies().tools.has(tool))
         throw new GatewayError('not_found', `There is no tool ${tool}.`);
       const scope = tool === undefined ? 'all' : (`tool:${tool}` as const);
-      await act(station, scope, { person: person.name, ...hand });
-      return { scope, frozen: station.switches.get(scope) !== undefined };
+      await act(context, scope, { person: person.name, ...body });
+      return { scope, frozen: context.switches.get(scope) !== undefined };
     });
   }
 
   app.get('/admin/freezes', (request) => {
-    as(request, 'viewer');
-    const items = station.switches.list().filter(({ scope }) => !/^(breaker|closed|call):/.test(scope));
+    identify(request, 'viewer');
+    const items = context.switches.list().filter(({ scope }) => !/^(breaker|closed|call):/.test(scope));
     return { items: items.map(({ at, ...frozen }) => ({ ...frozen, at: at.toISOString() })), cursor: null };
   });
 
   app.get('/admin/policies', (request) => {
-    as(request, 'viewer');
-    const { version, files, upstreams, tools, agents, people } = station.policies();
+    identify(request, 'viewer');
+    const { version, files, upstreams, tools, agents, people } = context.policies();
     return {
       version,
       files: [...files],
@@ -149,26 +151,32 @@ export function authorityRoutes(app: FastifyInstance, flow: Services, control: P
     };
   });
   app.post('/admin/policies/reload', async (request) => {
-    const person = as(request, 'operator');
+    const person = identify(request, 'operator');
     const faults = await control.reload(`person ${person.name}`);
     if (faults.length > 0)
-      throw new GatewayError('conflict', 'The policies on disk are bad; the old ones stay in force.', {
+      throw new GatewayError('conflict', 'The policies on disk have faults. The old policies stay in force.', {
         members: { faults: [...faults] },
       });
-    return { version: station.policies().version };
+    return { version: context.policies().version };
   });
   app.post('/admin/explain', async (request) => {
-    as(request, 'viewer');
+    identify(request, 'viewer');
     const { agent: name, tool, args } = readBody(request, explainSchema);
-    const policies = station.policies();
+    const policies = context.policies();
     const agent = policies.agents.get(name);
     if (agent === undefined) throw new GatewayError('not_found', `There is no agent ${name.slice(0, 128)}.`);
-    return dryRun(station, () => ({ agent, tool: toolNamed(policies, tool), args, key: undefined, patienceMs: 0 }));
+    return dryRun(context, () => ({
+      agent,
+      tool: resolveToolName(policies, tool),
+      args,
+      key: undefined,
+      patienceMs: 0,
+    }));
   });
 }
 
-function frozenJson(flow: Services, agent: string): JsonObject | null {
-  const frozen = flow.station.switches.get('all') ?? flow.station.switches.get(`agent:${agent}`);
+function frozenJson(services: Services, agent: string): JsonObject | null {
+  const frozen = services.station.switches.get('all') ?? services.station.switches.get(`agent:${agent}`);
   return frozen === undefined
     ? null
     : { scope: frozen.scope, by: frozen.by, reason: frozen.reason, at: frozen.at.toISOString() };

@@ -3,20 +3,20 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
 import { canAllowTool } from '../policy/decide.ts';
 
-/** What an agent may call, in our own shape or a model vendor's. */
-export function catalogue(policies: Policies, agent: Agent, format: string | undefined): { tools: JsonObject[] } {
+/** The tools that an agent may call, in our own format or that of a model vendor. */
+export function listTools(policies: Policies, agent: Agent, format: string | undefined): { tools: JsonObject[] } {
   const name = format ?? 'oncegate';
-  const shape = Object.hasOwn(SHAPES, name) ? SHAPES[name] : undefined;
-  if (shape === undefined)
-    throw new GatewayError('malformed', `format must be one of ${Object.keys(SHAPES).join(', ')}.`);
-  return { tools: callable(policies, agent).map(shape) };
+  const formatTool = Object.hasOwn(FORMATS, name) ? FORMATS[name] : undefined;
+  if (formatTool === undefined)
+    throw new GatewayError('malformed', `format must be one of ${Object.keys(FORMATS).join(', ')}.`);
+  return { tools: listCallableTools(policies, agent).map(formatTool) };
 }
 
-export function callable(policies: Policies, agent: Agent): Tool[] {
+export function listCallableTools(policies: Policies, agent: Agent): Tool[] {
   return [...policies.tools.values()].filter((tool) => tool.disabled === undefined && canAllowTool(agent, tool));
 }
 
-const SHAPES: Readonly<Record<string, (tool: Tool) => JsonObject>> = {
+const FORMATS: Readonly<Record<string, (tool: Tool) => JsonObject>> = {
   oncegate: (tool) => ({
     name: tool.name,
     description: tool.description,
@@ -27,24 +27,24 @@ const SHAPES: Readonly<Record<string, (tool: Tool) => JsonObject>> = {
   }),
   openai: (tool) => ({
     type: 'function',
-    function: { name: vendorName(tool.name), description: tool.description, parameters: tool.input },
+    function: { name: toVendorName(tool.name), description: tool.description, parameters: tool.input },
   }),
-  anthropic: (tool) => ({ name: vendorName(tool.name), description: tool.description, input_schema: tool.input }),
+  anthropic: (tool) => ({ name: toVendorName(tool.name), description: tool.description, input_schema: tool.input }),
 };
 
-/** Model vendors refuse dots in tool names. */
-export function vendorName(name: string): string {
+/** Replaces dots, which model vendors do not allow in tool names. */
+export function toVendorName(name: string): string {
   return name.replaceAll('.', '__');
 }
 
 const vendorNames = new WeakMap<Policies, ReadonlyMap<string, string>>();
 
-/** A tool is understood under its own name and under the one that vendors are shown; so is one that does not exist. */
-export function toolNamed(policies: Policies, name: string): string {
+/** Accepts the own name and the vendor name of a tool, also for tools that do not exist. */
+export function resolveToolName(policies: Policies, name: string): string {
   if (policies.tools.has(name)) return name;
   let names = vendorNames.get(policies);
   if (names === undefined) {
-    names = new Map([...policies.tools.keys()].map((tool) => [vendorName(tool), tool]));
+    names = new Map([...policies.tools.keys()].map((tool) => [toVendorName(tool), tool]));
     vendorNames.set(policies, names);
   }
   return names.get(name) ?? name.replaceAll('__', '.');

@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto';
 import type { FastifyInstance } from 'fastify';
 
-/** A file of the console: its name below `/`, and what is in it. */
+/** A file of the console; `name` is its path below `/console/`. */
 export interface ConsoleFile {
   readonly name: string;
   readonly bytes: Buffer;
@@ -15,10 +15,10 @@ const TYPES: Readonly<Record<string, string>> = {
 };
 
 /**
- * Only what came with this page runs in it, and nothing can be written into it but text: a browser that knows trusted types
- * refuses every way of making HTML out of a string.
+ * Only scripts of this gateway run in the page. Browsers with trusted types refuse to create HTML from a string, so untrusted text
+ * stays text.
  */
-const SECURITY = {
+const SECURITY_HEADERS = {
   'content-security-policy': [
     "default-src 'self'",
     "script-src 'self'",
@@ -40,18 +40,18 @@ const SECURITY = {
 };
 
 /**
- * The console: files that were read when the gateway started. They tell nothing, so nobody is asked for a key here; what they
- * show is asked for by the page with the key of whoever signs in.
+ * Serves the files of the console, read when the gateway started. They need no key, because they contain no data. The page requests
+ * data with the key of the person who signs in.
  */
 export function consoleRoutes(app: FastifyInstance, files: readonly ConsoleFile[]): void {
   for (const { name, bytes } of files) {
     const etag = `"${hash('sha256', bytes, 'hex').slice(0, 32)}"`;
     const type = TYPES[name.split('.').at(-1) ?? ''] ?? 'application/octet-stream';
     app.get(name === 'index.html' ? '/' : `/console/${name}`, (request, reply) => {
-      // Asked for again each time, so that a page is never made of the files of two versions.
-      reply.headers({ ...SECURITY, etag, 'cache-control': 'no-cache' });
-      const known = request.headers['if-none-match']?.split(/\s*,\s*/) ?? [];
-      if (known.includes(etag) || known.includes(`W/${etag}`)) return reply.status(304).send();
+      // Revalidate on every load, so that a page never mixes files of two versions.
+      reply.headers({ ...SECURITY_HEADERS, etag, 'cache-control': 'no-cache' });
+      const cachedTags = request.headers['if-none-match']?.split(/\s*,\s*/) ?? [];
+      if (cachedTags.includes(etag) || cachedTags.includes(`W/${etag}`)) return reply.status(304).send();
       return reply.type(type).send(bytes);
     });
   }

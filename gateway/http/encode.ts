@@ -4,17 +4,17 @@ import type { Call, CallEvent, CallSummary, Hold } from '../domain/calls/call.ts
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 
-/** RFC 9457. Where the error came from is not told; what to do about it is. */
+/** Sends a problem document (RFC 9457). It says what to do and hides where in the gateway the error occurred. */
 export function sendProblem(reply: FastifyReply, error: GatewayError, instance: string): FastifyReply {
   const { status, retry } = ERRORS[error.code];
   const { txn, state, retryAfterSeconds } = error.extras;
   if (txn !== undefined) reply.header('oncegate-txn', txn);
   if (state !== undefined) reply.header('oncegate-state', state);
   const advice = error.extras.retry ?? retry;
-  const after =
+  const retryAfter =
     retryAfterSeconds ??
     (advice === 'after_delay' || error.code === 'in_progress' || error.code === 'in_doubt' ? 1 : undefined);
-  if (after !== undefined) reply.header('retry-after', String(after));
+  if (retryAfter !== undefined) reply.header('retry-after', String(retryAfter));
   if (error.code === 'unauthenticated' && !reply.hasHeader('www-authenticate'))
     reply.header('www-authenticate', 'Bearer realm="oncegate"');
   return reply
@@ -43,37 +43,37 @@ export function problemJson(error: GatewayError, instance: string): JsonObject {
 export function asGatewayError(error: unknown): GatewayError | undefined {
   if (error instanceof GatewayError) return error;
   if (error instanceof LedgerError)
-    return new GatewayError('unavailable', 'The ledger cannot be reached; nothing was sent.', { retryAfterSeconds: 1 });
+    return new GatewayError('unavailable', 'The ledger cannot be reached. Nothing was sent.', { retryAfterSeconds: 1 });
   return undefined;
 }
 
-/** As fastify would write it: it need not be completed for each answer. */
-const JSON_TEXT = 'application/json; charset=utf-8';
+/** The complete header value, so that Fastify does not add the charset to each answer. */
+const JSON_CONTENT_TYPE = 'application/json; charset=utf-8';
 
-/** How a call stands, in the words of HTTP. */
+/** Sends the state of a call as an HTTP answer. */
 export function sendCall(reply: FastifyReply, call: CallSummary, repeat: boolean, instance: string): FastifyReply {
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
   if (call.state !== 'succeeded') {
     const problem = problemOf(call, repeat);
     if (problem !== undefined) return sendProblem(reply, problem, instance);
-    const wait = String(secondsToWait(call));
-    reply.status(202).header('location', `/v1/calls/${call.txn}`).header('retry-after', wait);
+    const retryAfter = String(retryAfterSeconds(call));
+    reply.status(202).header('location', `/v1/calls/${call.txn}`).header('retry-after', retryAfter);
   }
-  return reply.header('content-type', JSON_TEXT).send(callText(call, repeat));
+  return reply.header('content-type', JSON_CONTENT_TYPE).send(callText(call, repeat));
 }
 
-/** What is delayed leaves when it does; a person may come at any time. */
-function secondsToWait({ hold }: CallSummary): number {
+/** A delayed call is sent at a known time. An approval can come at any time. */
+function retryAfterSeconds({ hold }: CallSummary): number {
   return hold?.kind === 'delay' ? Math.max(1, Math.ceil(hold.leftMs / 1000)) : 1;
 }
 
-/** What a held call waits for, and until when. */
+/** The reason and the end of a hold. */
 function holdJson({ kind, until }: Hold): JsonObject {
   return { kind, until: until.toISOString() };
 }
 
-/** The problem a call ended in, or is in; undefined when there is none to tell. */
+/** The problem of a call that failed, is in doubt or is in progress; undefined without a problem. */
 export function problemOf(call: CallSummary, repeat: boolean): GatewayError | undefined {
   const { txn, state } = call;
   switch (state) {
@@ -83,20 +83,20 @@ export function problemOf(call: CallSummary, repeat: boolean): GatewayError | un
     case 'ready':
     case 'sending':
       return repeat
-        ? new GatewayError('in_progress', 'The first request of this call is still being carried out.', { txn, state })
+        ? new GatewayError('in_progress', 'The first request of this call is still in progress.', { txn, state })
         : undefined;
     case 'in_doubt': {
-      const who = call.pursued
-        ? 'The gateway is finding out; ask again with the same key.'
-        : 'A person must find out and resolve it.';
-      return new GatewayError('in_doubt', `${sentence(call.detail)} ${who}`.trim(), { txn, state });
+      const nextStep = call.pursued
+        ? 'The gateway is finding out. Ask again with the same key.'
+        : 'A person must resolve it.';
+      return new GatewayError('in_doubt', `${asSentence(call.detail)} ${nextStep}`.trim(), { txn, state });
     }
     default: {
       const upstream =
         call.answer === null ? {} : { upstream: { status: call.answer.status, body: resultJson(call.answer) } };
-      // It is over, and its key stays with it: what could not be sent once is another call the next time.
+      // A final call keeps its key, so another try needs a new key.
       const advice = call.problem === 'unavailable' ? ({ retry: 'new_key' } as const) : {};
-      return new GatewayError(call.problem ?? 'internal', sentence(call.detail) || describeFailure(call), {
+      return new GatewayError(call.problem ?? 'internal', asSentence(call.detail) || describeFailure(call), {
         txn,
         state,
         members: upstream,
@@ -111,53 +111,53 @@ function describeFailure(call: CallSummary): string {
   return ERRORS[call.problem ?? 'internal'].title;
 }
 
-function sentence(text: string | null): string {
+function asSentence(text: string | null): string {
   if (text === null || text === '') return '';
   return `${text[0]?.toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
 }
 
-/** Outcomes without which a result would be misread. */
-const TOLD_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
+/** Outcomes that the answer must show: without them the result would be misread. */
+const SHOWN_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
 
-/** The body of a call. The result goes in as the upstream wrote it: parsing it would round its numbers. */
+/** The body of a call. The result is inserted as the text of the upstream, because parsing would round its numbers. */
 export function callText(call: CallSummary, replayed: boolean): string {
   const { txn, tool, state, outcome, saga, attempt, leaf } = call;
   const head = `{"txn":"${txn}","tool":${JSON.stringify(tool)},"state":"${state}","replayed":${replayed}`;
   const hold = call.hold == null ? '' : `,"hold":${JSON.stringify(holdJson(call.hold))}`;
-  const told = outcome !== null && TOLD_OUTCOMES.has(outcome) ? `"outcome":"${outcome}",` : '';
-  const place = saga === null ? 'null' : `"${saga}"`;
+  const shownOutcome = outcome !== null && SHOWN_OUTCOMES.has(outcome) ? `"outcome":"${outcome}",` : '';
+  const sagaJson = saga === null ? 'null' : `"${saga}"`;
   const receipt = leaf === null ? 'null' : `{"leaf":"${leaf.toString('hex')}"}`;
-  const tail = `${told}"saga":${place},"attempts":${attempt},"receipt":${receipt}}`;
+  const tail = `${shownOutcome}"saga":${sagaJson},"attempts":${attempt},"receipt":${receipt}}`;
   return `${head}${hold},"result":${resultText(call.answer)},${tail}`;
 }
 
-/** Whether a body that says it is JSON is; asked once of each answer, however often it is told. */
-const written = new WeakMap<UpstreamAnswer, string>();
+/** The JSON text per upstream answer, so that each body is checked once, not at every replay. */
+const jsonTexts = new WeakMap<UpstreamAnswer, string>();
 
 function resultText(answer: UpstreamAnswer | null): string {
   if (answer === null || answer.body === null) return 'null';
-  let text = written.get(answer);
+  let text = jsonTexts.get(answer);
   if (text === undefined) {
-    text = asJson(answer, answer.body);
-    written.set(answer, text);
+    text = formatBody(answer, answer.body);
+    jsonTexts.set(answer, text);
   }
   return text;
 }
 
-function asJson(answer: UpstreamAnswer, body: string): string {
+function formatBody(answer: UpstreamAnswer, body: string): string {
   if (answer.encoding === 'base64') return JSON.stringify({ contentType: answer.contentType, base64: body });
   if (answer.contentType === null || /\bjson\b/i.test(answer.contentType)) {
     try {
       JSON.parse(body);
       return body;
     } catch {
-      // It said JSON and is not: then it is text.
+      // The body is not JSON although its content type says so: treat it as text.
     }
   }
   return JSON.stringify(body);
 }
 
-/** As a value, to be written into a problem; what is nested too deeply to be written again stays text. */
+/** The result as a value, for a problem. A value too deep for JSON.stringify stays text. */
 export function resultJson(answer: UpstreamAnswer | null): Json {
   const value = JSON.parse(resultText(answer)) as Json;
   try {
@@ -168,13 +168,13 @@ export function resultJson(answer: UpstreamAnswer | null): Json {
   }
 }
 
-/** A call as a resource: what `GET` shows its agent, and more of it to a person. */
+/** A call as a resource. `full` adds the members that only people see. */
 export function callView(call: Call, pursued: boolean, full: boolean): string {
   const problem = problemOf({ ...call, pursued }, false);
   const { txn, tool, state } = call;
   const hold = call.hold === null ? {} : { hold: holdJson(call.hold) };
   const head = { txn, tool, state, replayed: false, ...hold };
-  // What a compensation carries may be what was observed, which its agent need not be allowed to see.
+  // The arguments of a compensation may contain observed data that its agent may not see.
   const isHidden = !full && call.undoOf !== null;
   const tail = {
     outcome: call.outcome,
@@ -192,18 +192,18 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
     createdAt: call.createdAt.toISOString(),
     settledAt: call.settledAt?.toISOString() ?? null,
     erasedAt: call.erasedAt?.toISOString() ?? null,
-    ...(full ? personOnly(call) : {}),
+    ...(full ? personOnlyView(call) : {}),
   };
   const result = state === 'succeeded' && !isHidden ? resultText(call.answer) : 'null';
   return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
 }
 
-/** What the upstream answered with is hidden where the result would be. */
+/** Hides the answer of the upstream wherever the result is hidden. */
 function problemView({ code, message: detail, extras }: GatewayError, isHidden: boolean): JsonObject {
   return isHidden ? { code, detail } : { code, detail, ...extras.members };
 }
 
-/** How a call is, would be, or was undone. Its arguments may tell what was observed, which is for people to see. */
+/** The undo of a call. Its arguments may contain observed data, so only people see them. */
 export function undoView(
   call: Pick<Call, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
   full: boolean,
@@ -218,7 +218,7 @@ export function undoView(
   };
 }
 
-function personOnly(call: Call) {
+function personOnlyView(call: Call) {
   return {
     agent: call.agent,
     kind: call.kind,
@@ -232,21 +232,21 @@ function personOnly(call: Call) {
   };
 }
 
-/** Everything known of how a call went, oldest first. */
+/** All events of a call, oldest first. */
 export function timeline(
   call: Call,
-  joined: readonly { readonly agent: string; readonly at: Date }[] = [],
+  participants: readonly { readonly agent: string; readonly at: Date }[] = [],
 ): CallEvent[] {
   const isVote = ({ what }: CallEvent): boolean => what === 'vote';
   const events: CallEvent[] = [
     ...call.events.filter(isVote),
     { at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' },
   ];
-  events.push(...call.events.filter((happened) => !isVote(happened)));
+  events.push(...call.events.filter((event) => !isVote(event)));
   if (call.settledAt !== null) {
     events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });
   }
-  // Agents join at any time, also when all is over.
-  for (const { agent, at } of joined) events.push({ at: at.toISOString(), what: 'joined', by: agent });
-  return joined.length === 0 ? events : events.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
+  // An agent can join a shared call at any time, also after it settled.
+  for (const { agent, at } of participants) events.push({ at: at.toISOString(), what: 'joined', by: agent });
+  return participants.length === 0 ? events : events.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
 }

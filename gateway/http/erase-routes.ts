@@ -9,7 +9,7 @@ import { identifyPerson } from './transport/identify.ts';
 
 const SCOPES = ['agent', 'saga', 'txn', 'subject'] as const;
 const text = z.string().min(1).max(4_096);
-const uuid = z.string().regex(/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'is not an id as the gateway gives them');
+const uuid = z.string().regex(/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'must be an id that this API returned');
 const eraseSchema = z.strictObject({
   agent: text.optional(),
   saga: uuid.optional(),
@@ -19,10 +19,10 @@ const eraseSchema = z.strictObject({
   reason,
 });
 
-/** Payloads that must go before their time. */
-export function eraseRoutes(app: FastifyInstance, flow: Services): void {
+/** Erases payloads before their retention ends. */
+export function eraseRoutes(app: FastifyInstance, services: Services): void {
   app.post('/admin/erase', async (request) => {
-    const person = identifyPerson(request, flow.station.policies(), 'admin');
+    const person = identifyPerson(request, services.station.policies(), 'admin');
     const body = readBody(request, eraseSchema);
     const scopes = SCOPES.flatMap((of): ErasureScope[] => {
       const value = body[of];
@@ -30,7 +30,7 @@ export function eraseRoutes(app: FastifyInstance, flow: Services): void {
     });
     const [scope] = scopes;
     if (scope === undefined || scopes.length > 1)
-      throw new GatewayError('malformed', `Name exactly one of ${SCOPES.join(', ')}.`);
-    return eraseScope(flow, scope, { person: person.name, reason: body.reason }, body.cursor);
+      throw new GatewayError('malformed', `Send exactly one of ${SCOPES.join(', ')}.`);
+    return eraseScope(services, scope, { person: person.name, reason: body.reason }, body.cursor);
   });
 }

@@ -6,39 +6,39 @@ import { EventStream } from './transport/event-stream.ts';
 import { identifyPerson } from './transport/identify.ts';
 import { onRequestEnd } from './transport/on-request-end.ts';
 
-export const EVENTS = '/admin/events';
-const MOST_STREAMS = 256;
-/** Of one person: tabs that were forgotten must not be missing to others. */
-const MOST_OF_ONE = 32;
+export const EVENTS_PATH = '/admin/events';
+const MAX_STREAMS = 256;
+/** Per person, so that forgotten tabs of one person do not lock out others. */
+const MAX_STREAMS_PER_PERSON = 32;
 
-/** What happens, as it happens: server-sent events, whose ids are places in the signed log. */
-export function eventRoutes(app: FastifyInstance, flow: Services): void {
-  const { station } = flow;
-  const feed = new LogFeed(station);
+/** Live events of the audit log as server-sent events. The id of an event is its index in the log. */
+export function eventRoutes(app: FastifyInstance, services: Services): void {
+  const context = services.station;
+  const feed = new LogFeed(context);
   const streams = new Set<EventStream>();
   app.addHook('preClose', async () => {
-    for (const stream of streams) stream.end(new GatewayError('unavailable', 'The gateway is ending.'));
+    for (const stream of streams) stream.end(new GatewayError('unavailable', 'The gateway is shutting down.'));
   });
 
-  // Asked with HEAD it would be a stream that tells nothing and never ends.
-  app.get(EVENTS, { exposeHeadRoute: false }, async (request, reply) => {
-    const person = identifyPerson(request, station.policies(), 'viewer').name;
+  // Without this, HEAD would open a stream that sends nothing and never ends.
+  app.get(EVENTS_PATH, { exposeHeadRoute: false }, async (request, reply) => {
+    const person = identifyPerson(request, context.policies(), 'viewer').name;
     const after = lastEventId(request);
     refuseTooMany(streams, person);
-    if (flow.dispatch.shutdownToken.gone) throw new GatewayError('unavailable', 'The gateway is ending.');
-    const stream = new EventStream(request, reply, person, () => station.policies());
+    if (services.dispatch.shutdownToken.gone) throw new GatewayError('unavailable', 'The gateway is shutting down.');
+    const stream = new EventStream(request, reply, person, () => context.policies());
     streams.add(stream);
-    const forget = () => {
+    const unregister = () => {
       streams.delete(stream);
       feed.unsubscribe(stream);
     };
-    onRequestEnd(request, reply, forget);
+    onRequestEnd(request, reply, unregister);
     try {
       await feed.subscribe(stream, after);
       stream.open();
     } catch (error) {
-      forget();
-      // What has begun as a stream can only be broken off: its reader comes back, and is told then.
+      unregister();
+      // An open stream cannot answer an error, so it is cut. The reader reconnects and gets the error then.
       if (!stream.isOpen) throw error;
       reply.raw.destroy();
     }
@@ -48,17 +48,17 @@ export function eventRoutes(app: FastifyInstance, flow: Services): void {
 
 function refuseTooMany(streams: ReadonlySet<EventStream>, person: string): void {
   const own = [...streams].filter((stream) => stream.person === person).length;
-  if (own < MOST_OF_ONE && streams.size < MOST_STREAMS) return;
-  const who = own >= MOST_OF_ONE ? `${person} has ${own}` : `There are ${streams.size}`;
-  throw new GatewayError('rate_limited', `${who} streams of events open already; close some.`, {
+  if (own < MAX_STREAMS_PER_PERSON && streams.size < MAX_STREAMS) return;
+  const subject = own >= MAX_STREAMS_PER_PERSON ? `${person} has ${own}` : `The gateway has ${streams.size}`;
+  throw new GatewayError('rate_limited', `${subject} event streams open, which is the limit. Close some.`, {
     retryAfterSeconds: 5,
   });
 }
 
-/** How far a reader was when it was last here, if it says so. */
+/** The last event that the reader received, if it says so. */
 function lastEventId({ headers }: FastifyRequest): number | undefined {
-  const told = headers['last-event-id'];
-  if (told === undefined || told === '') return undefined;
-  if (typeof told === 'string' && /^\d{1,15}$/.test(told)) return Number(told);
-  throw new GatewayError('malformed', 'Last-Event-ID must be an id that this stream gave out: a number, from 0.');
+  const id = headers['last-event-id'];
+  if (id === undefined || id === '') return undefined;
+  if (typeof id === 'string' && /^\d{1,15}$/.test(id)) return Number(id);
+  throw new GatewayError('malformed', 'Last-Event-ID must be an event id of this stream: a whole number, at least 0.');
 }

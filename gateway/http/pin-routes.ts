@@ -9,21 +9,21 @@ import { identifyPerson } from './transport/identify.ts';
 
 const acceptSchema = z.strictObject({
   reason,
-  digest: z.string().regex(/^[0-9a-f]{64}$/, 'is not the digest of what is offered'),
+  digest: z.string().regex(/^[0-9a-f]{64}$/, 'must be the digest of the offered definition: 64 hex digits'),
 });
 
-/** What MCP servers say of their tools: as it was pinned, and as they say it now where that differs. */
-export function pinRoutes(app: FastifyInstance, { station }: Services): void {
+/** Pins of imported tools: the pinned definition, and the offered one where it differs. */
+export function pinRoutes(app: FastifyInstance, { station: context }: Services): void {
   app.get('/admin/pins', (request) => {
-    identifyPerson(request, station.policies(), 'viewer');
-    return { items: station.imports.pins().map(pinView), cursor: null };
+    identifyPerson(request, context.policies(), 'viewer');
+    return { items: context.imports.pins().map(pinView), cursor: null };
   });
 
   app.post('/admin/pins/:upstream/:tool/accept', async (request) => {
-    const person = identifyPerson(request, station.policies(), 'operator');
+    const person = identifyPerson(request, context.policies(), 'operator');
     const { upstream, tool } = request.params as { upstream: string; tool: string };
     const { digest, reason: why } = readBody(request, acceptSchema);
-    return pinView(await station.imports.acceptPin(upstream, tool, digest, person.name, why));
+    return pinView(await context.imports.acceptPin(upstream, tool, digest, person.name, why));
   });
 }
 

@@ -8,37 +8,39 @@ import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../f
 import { logIfRefused, Refusal } from '../flow/calls/refusal.ts';
 import type { CancelToken } from '../flow/cancel-token.ts';
 import { sendCall } from './encode.ts';
-import { hangUp, replying, toolCall } from './tool-routes.ts';
+import { buildToolCall, cancelTokenFor, markDeliveredOnFinish } from './tool-routes.ts';
 import { readArguments } from './transport/bodies.ts';
 import { isDryRun, readCallHeaders } from './transport/headers.ts';
 import { identifyAgent } from './transport/identify.ts';
 
 /**
- * For tools that already speak HTTP: the request is matched to the declared tool with that method and path, walks the
- * same way as any call, and the upstream's own status and body come back.
+ * For clients that already speak HTTP to the upstream. The method and path select the declared tool, the call is processed like any
+ * other, and the answer has the status and body of the upstream.
  */
-export function proxyRoutes(app: FastifyInstance, flow: Services): void {
+export function proxyRoutes(app: FastifyInstance, services: Services): void {
   app.all('/v1/proxy/:upstream/*', async (request, reply) => {
-    const policies = flow.station.policies();
+    const policies = services.station.policies();
     const agent = identifyAgent(request, policies);
-    const ask = (caller?: CancelToken): ToolCall => {
+    const readToolCall = (cancelToken?: CancelToken): ToolCall => {
       const headers = readCallHeaders(request);
-      const { tool, args } = match(policies, request);
-      return toolCall(agent, tool, args, headers, caller);
+      const { tool, args } = matchTool(policies, request);
+      return buildToolCall(agent, tool, args, headers, cancelToken);
     };
-    if (isDryRun(request)) return dryRun(flow.station, ask);
-    // What is no call of any tool is denied before there is one, and logged like any denial.
-    const asked = await logIfRefused(flow.station, { agent: agent.name }, async () => ask(hangUp(request, reply)));
-    const answer = await executeCall(flow, asked);
-    replying(flow, reply, answer.call);
+    if (isDryRun(request)) return dryRun(services.station, readToolCall);
+    // A request without a matching tool is denied and logged like any other denial.
+    const toolCall = await logIfRefused(services.station, { agent: agent.name }, async () =>
+      readToolCall(cancelTokenFor(request, reply)),
+    );
+    const answer = await executeCall(services, toolCall);
+    markDeliveredOnFinish(services, reply, answer.call);
     return sendUpstream(reply, answer, request.url);
   });
 }
 
 function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instance: string): FastifyReply {
   const { answer } = call;
-  const told = call.state === 'succeeded' || call.state === 'failed';
-  if (!told || answer === null) return sendCall(reply, call, repeat, instance);
+  const hasUpstreamAnswer = call.state === 'succeeded' || call.state === 'failed';
+  if (!hasUpstreamAnswer || answer === null) return sendCall(reply, call, repeat, instance);
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
   if (call.outcome === 'body_unavailable') reply.header('oncegate-outcome', call.outcome);
@@ -48,19 +50,20 @@ function sendUpstream(reply: FastifyReply, { call, repeat }: ToolAnswer, instanc
   return reply.status(answer.status).send(body ?? '');
 }
 
-function match(policies: Policies, request: FastifyRequest): { tool: string; args: JsonObject } {
+function matchTool(policies: Policies, request: FastifyRequest): { tool: string; args: JsonObject } {
   const { upstream } = request.params as { upstream: string };
-  const segments = pathBelow(request);
-  let best: { readonly tool: Tool; readonly found: PathMatch } | undefined;
+  const segments = readPathSegments(request);
+  let best: { readonly tool: Tool; readonly match: PathMatch } | undefined;
   for (const tool of policies.tools.values()) {
     if (tool.upstream !== upstream || tool.request?.method !== request.method) continue;
-    const found = matchPath(tool, segments);
-    if (found !== undefined && (best === undefined || found.shape < best.found.shape)) best = { tool, found };
+    const match = matchPath(tool, segments);
+    if (match !== undefined && (best === undefined || match.shape < best.match.shape)) best = { tool, match };
   }
-  if (best !== undefined) return { tool: best.tool.name, args: collect(request, best.tool, best.found.values) };
+  if (best !== undefined)
+    return { tool: best.tool.name, args: collectArguments(request, best.tool, best.match.values) };
   const path = `/${segments.join('/')}`;
   const denied = new GatewayError('denied', `No declared tool of ${upstream} has ${request.method} ${path}.`);
-  // The log is for ever, and nobody knows what is in a path that no tool has.
+  // The log is permanent and an unknown path may contain personal data, so only its hash is logged.
   throw new Refusal(denied, {
     upstream,
     method: request.method,
@@ -70,15 +73,15 @@ function match(policies: Policies, request: FastifyRequest): { tool: string; arg
 }
 
 /**
- * What follows `/v1/proxy/{upstream}/`, as it was sent: split first and decoded once per segment, so that an encoded slash
- * stays inside its segment.
+ * The segments after `/v1/proxy/{upstream}/`. The raw path is split before it is decoded, so that an encoded slash stays inside its
+ * segment.
  */
-function pathBelow(request: FastifyRequest): string[] {
+function readPathSegments(request: FastifyRequest): string[] {
   const path = request.url.replace(/^https?:\/\/[^/?#]*/i, '').replace(/[?#].*$/s, '');
   try {
     return path.split('/').slice(4).map(decodeURIComponent);
   } catch {
-    throw new GatewayError('malformed', 'The path has a % that starts no escape.');
+    throw new GatewayError('malformed', 'The path contains a % that does not start an escape sequence.');
   }
 }
 
@@ -86,7 +89,7 @@ const VARIABLE = /^\$\{\s*args(?:\.([A-Za-z_]\w*)|\["([^"\\]+)"\])\s*\}$/;
 
 interface PathMatch {
   readonly values: Readonly<Record<string, string>>;
-  /** `0` for a segment met literally, `1` for one that fills a variable: the smallest is the most specific. */
+  /** `0` per literal segment, `1` per variable segment. The smallest shape is the most specific match. */
   readonly shape: string;
 }
 
@@ -107,29 +110,29 @@ function matchPath(tool: Tool, segments: readonly string[]): PathMatch | undefin
   return { values, shape };
 }
 
-/** Body, then path and query parameters. A parameter that says otherwise than the body is refused. */
-function collect(request: FastifyRequest, tool: Tool, path: PathMatch['values']): JsonObject {
+/** Merges the body with path and query parameters. A parameter that contradicts the body is refused. */
+function collectArguments(request: FastifyRequest, tool: Tool, path: PathMatch['values']): JsonObject {
   const hasBody = Buffer.isBuffer(request.body) && request.body.length > 0;
   const args: Record<string, Json> = hasBody ? { ...readArguments(request) } : {};
   const query = request.query as Record<string, string | string[]>;
   for (const [name, value] of [...Object.entries(path), ...Object.entries(query)]) {
-    if (name === '__proto__') throw new GatewayError('malformed', 'A parameter must not be called __proto__.');
+    if (name === '__proto__') throw new GatewayError('malformed', 'A parameter must not be named __proto__.');
     const typed = Array.isArray(value)
       ? value.map((item) => coerce(tool, name, item, true))
       : coerce(tool, name, value, false);
     if (Object.hasOwn(args, name) && JSON.stringify(args[name]) !== JSON.stringify(typed)) {
-      throw new GatewayError('malformed', `${name} is given twice, with different values.`);
+      throw new GatewayError('malformed', `${name} appears twice with different values.`);
     }
     args[name] = typed;
   }
   return args;
 }
 
-/** A parameter is text on the wire; the tool's schema says what it means. */
-function coerce(tool: Tool, name: string, text: string, item: boolean): Json {
+/** Converts the text of a parameter to the type in the schema of the tool. */
+function coerce(tool: Tool, name: string, text: string, isItem: boolean): Json {
   const properties = tool.input['properties'];
   let schema = isJsonObject(properties) ? properties[name] : undefined;
-  if (item && isJsonObject(schema)) schema = schema['items'];
+  if (isItem && isJsonObject(schema)) schema = schema['items'];
   const type = isJsonObject(schema) ? schema['type'] : undefined;
   if (
     (type === 'integer' || type === 'number') &&
@@ -138,5 +141,5 @@ function coerce(tool: Tool, name: string, text: string, item: boolean): Json {
   )
     return Number(text);
   if (type === 'boolean' && (text === 'true' || text === 'false')) return text === 'true';
-  return type === 'array' && !item ? [coerce(tool, name, text, true)] : text;
+  return type === 'array' && !isItem ? [coerce(tool, name, text, true)] : text;
 }

@@ -1,16 +1,16 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { openApi } from './openapi/openapi.ts';
-import { identifyPerson, maybeAgent } from './transport/identify.ts';
+import { identifyOptionalAgent, identifyPerson } from './transport/identify.ts';
 
 export interface Health {
-  /** Why calls cannot be served right now; empty when they can. */
+  /** Why calls cannot be served now; empty when they can. */
   readonly troubles: () => Promise<readonly string[]>;
-  /** What is not as it should be although calls are served, such as a policy change that was refused. */
+  /** Faults that do not stop calls, such as a refused policy change. */
   readonly warnings: () => readonly string[];
 }
 
-/** The metrics of this process, as Prometheus reads them. */
+/** The metrics of this process in the Prometheus text format. */
 export interface MetricsPage {
   readonly contentType: string;
   text(): Promise<string>;
@@ -18,14 +18,14 @@ export interface MetricsPage {
 
 export function publicRoutes(
   app: FastifyInstance,
-  flow: Services,
+  services: Services,
   health: Health,
   metrics: MetricsPage,
   version: string,
 ): void {
-  const policies = () => flow.station.policies();
+  const policies = () => services.station.policies();
 
-  app.get('/openapi.json', (request) => openApi(policies(), maybeAgent(request, policies()), version));
+  app.get('/openapi.json', (request) => openApi(policies(), identifyOptionalAgent(request, policies()), version));
   app.get('/healthz', () => ({ status: 'alive' }));
   app.get('/readyz', async (_request, reply) => {
     const troubles = await health.troubles();
@@ -38,13 +38,13 @@ export function publicRoutes(
     return reply.status(troubles.length === 0 ? 200 : 503).send(body);
   });
   app.get('/metrics', async (request, reply) => {
-    if (!fromThisMachine(request)) identifyPerson(request, policies(), 'viewer');
+    if (!isFromLoopback(request)) identifyPerson(request, policies(), 'viewer');
     return reply.type(metrics.contentType).send(await metrics.text());
   });
 }
 
-/** A proxy on this machine connects from loopback too, and says that it speaks for somebody else. */
-function fromThisMachine({ headers, socket }: FastifyRequest): boolean {
+/** A local reverse proxy also connects from loopback; its forwarding headers reveal it. */
+function isFromLoopback({ headers, socket }: FastifyRequest): boolean {
   if (headers.forwarded !== undefined || headers['x-forwarded-for'] !== undefined) return false;
   return /^(?:::ffff:)?127\.|^::1$/.test(socket.remoteAddress ?? '');
 }

@@ -3,7 +3,7 @@ import type { JsonObject } from '../domain/json.ts';
 import type { RunView } from '../flow/controls/runs.ts';
 import { taintView } from './taint-view.ts';
 
-/** A run in a list; a person sees whose it is. */
+/** A run in a list. `full` adds the agent, for people. */
 export function runLine(run: Run, full: boolean): JsonObject {
   return {
     run: run.id,
@@ -22,13 +22,13 @@ export function runLine(run: Run, full: boolean): JsonObject {
   };
 }
 
-/** A run as the holder of `epoch` sees it. The checkpoint goes in as it was stored: parsing it again would gain nothing. */
+/** A run as the holder of `epoch` sees it. The checkpoint is inserted as stored text, to avoid parsing it. */
 export function runText({ run, open, checkpoint }: RunView, epoch: number, full: boolean): string {
-  const told = {
+  const view = {
     ...runLine(run, full),
     epoch,
     drained: open.length === 0,
     open: open.map(({ createdAt, ...call }) => ({ ...call, createdAt: createdAt.toISOString() })),
   };
-  return `${JSON.stringify(told).slice(0, -1)},"checkpoint":${checkpoint ?? 'null'}}`;
+  return `${JSON.stringify(view).slice(0, -1)},"checkpoint":${checkpoint ?? 'null'}}`;
 }

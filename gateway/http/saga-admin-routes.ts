@@ -9,11 +9,11 @@ import { awaitUndo, closeParkedSaga, requestUndo, resumeRollback } from '../flow
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, findSagas, readSaga } from '../flow/sagas/sagas.ts';
 import { reason } from './authority-routes.ts';
-import { type Query, single } from './call-routes.ts';
+import { type Query, readParam } from './call-routes.ts';
 import { callView } from './encode.ts';
-import { idOf, patienceOf, readSagaFilter, savepointName } from './saga-routes.ts';
+import { readIdParam, readPatience, readSagaFilter, savepointName } from './saga-routes.ts';
 import { planView, sagaLine, sagaView } from './saga-view.ts';
-import { hangUp } from './tool-routes.ts';
+import { cancelTokenFor } from './tool-routes.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
 
@@ -24,7 +24,7 @@ const rollbackSchema = z
     dryRun: z.boolean().optional(),
     digest: z
       .string()
-      .regex(/^[0-9a-f]{64}$/, 'is not the digest of a plan')
+      .regex(/^[0-9a-f]{64}$/, 'must be the digest of a plan: 64 hex digits')
       .optional(),
   })
   .refine((body) => body.dryRun === true || body.reason !== undefined, { path: ['reason'], message: 'Required' });
@@ -32,15 +32,15 @@ const resumeSchema = z.strictObject({ reason, waive: z.array(z.uuid()).max(1_000
 const closeSchema = z.strictObject({ reason });
 const undoSchema = z.strictObject({ reason, args: z.custom<JsonObject>(isJsonObject, 'must be an object').optional() });
 
-/** What people see of sagas, and what they do about them. */
-export function sagaAdminRoutes(app: FastifyInstance, flow: Services): void {
-  const { station } = flow;
-  const policies = () => station.policies();
+/** Sagas and undos, for people. */
+export function sagaAdminRoutes(app: FastifyInstance, services: Services): void {
+  const context = services.station;
+  const policies = () => context.policies();
 
   app.get('/admin/sagas', async (request) => {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Query;
-    const page = await findSagas(station, { ...readSagaFilter(query), agent: single(query, 'agent') });
+    const page = await findSagas(context, { ...readSagaFilter(query), agent: readParam(query, 'agent') });
     return {
       items: page.items.map((saga) => ({ ...sagaLine(saga, true), steps: saga.stepCount })),
       cursor: page.cursor,
@@ -49,52 +49,55 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Services): void {
 
   app.get('/admin/sagas/:id', async (request) => {
     identifyPerson(request, policies(), 'viewer');
-    return sagaView(await readSaga(station, idOf(request), undefined), true);
+    return sagaView(await readSaga(context, readIdParam(request), undefined), true);
   });
 
   app.post('/admin/sagas/:id/rollback', async (request, reply) => {
-    const caller = hangUp(request, reply);
+    const cancelToken = cancelTokenFor(request, reply);
     identifyPerson(request, policies(), 'viewer');
     const body = readBody(request, rollbackSchema);
-    const id = idOf(request);
+    const id = readIdParam(request);
     const to = body.to ?? undefined;
     if (body.dryRun === true) {
-      const story = await readSaga(station, id, undefined);
-      return planView(story, keepOf(story.saga.savepoints, to), to);
+      const sagaWithSteps = await readSaga(context, id, undefined);
+      return planView(sagaWithSteps, findSavepoint(sagaWithSteps.saga.savepoints, to), to);
     }
     const person = identifyPerson(request, policies(), 'operator');
-    await readSaga(station, id, undefined);
-    const order = { id, to, reason: body.reason ?? '', by: person.name, again: true, digest: body.digest };
-    await requestRollback(station, order, { person: person.name });
-    flow.rollbacks.wake({ id, of: 'saga' });
-    const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
-    return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
+    await readSaga(context, id, undefined);
+    const rollback = { id, to, reason: body.reason ?? '', by: person.name, again: true, digest: body.digest };
+    await requestRollback(context, rollback, { person: person.name });
+    services.rollbacks.wake({ id, of: 'saga' });
+    const sagaWithSteps = await awaitRollback(services, id, undefined, readPatience(request), cancelToken);
+    return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(sagaWithSteps, true));
   });
 
   app.post('/admin/sagas/:id/resume', async (request, reply) => {
-    const caller = hangUp(request, reply);
+    const cancelToken = cancelTokenFor(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
     const body = readBody(request, resumeSchema);
-    const id = idOf(request);
-    await resumeRollback(flow, id, body.waive ?? [], { person: person.name, reason: body.reason });
-    const story = await awaitRollback(flow, id, undefined, patienceOf(request), caller);
-    return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(story, true));
+    const id = readIdParam(request);
+    await resumeRollback(services, id, body.waive ?? [], { person: person.name, reason: body.reason });
+    const sagaWithSteps = await awaitRollback(services, id, undefined, readPatience(request), cancelToken);
+    return reply.status(202).header('location', `/admin/sagas/${id}`).send(sagaView(sagaWithSteps, true));
   });
 
   app.post('/admin/sagas/:id/close', async (request) => {
     const person = identifyPerson(request, policies(), 'operator');
     const body = readBody(request, closeSchema);
-    return sagaView(await closeParkedSaga(flow, idOf(request), { person: person.name, reason: body.reason }), true);
+    return sagaView(
+      await closeParkedSaga(services, readIdParam(request), { person: person.name, reason: body.reason }),
+      true,
+    );
   });
 
   app.post('/admin/calls/:txn/undo', async (request, reply) => {
-    const caller = hangUp(request, reply);
+    const cancelToken = cancelTokenFor(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
     const { txn } = request.params as { txn: string };
     const body = readBody(request, undoSchema);
-    await readCall(flow, txn, undefined);
-    await requestUndo(flow, txn, body.args, { person: person.name, reason: body.reason });
-    const call = await awaitUndo(flow, txn, patienceOf(request), caller);
+    await readCall(services, txn, undefined);
+    await requestUndo(services, txn, body.args, { person: person.name, reason: body.reason });
+    const call = await awaitUndo(services, txn, readPatience(request), cancelToken);
     reply.header('location', `/admin/calls/${txn}`).header('oncegate-txn', txn);
     return reply
       .status(202)
@@ -103,9 +106,10 @@ export function sagaAdminRoutes(app: FastifyInstance, flow: Services): void {
   });
 }
 
-function keepOf(savepoints: readonly { name: string; after: number }[], to: string | undefined): number {
+/** The ordinal of the last step that a rollback to the savepoint keeps; -1 keeps none. */
+function findSavepoint(savepoints: readonly { name: string; after: number }[], to: string | undefined): number {
   if (to === undefined) return -1;
   const found = savepoints.find(({ name }) => name === to);
-  if (found === undefined) throw new GatewayError('not_found', `There is no savepoint ${JSON.stringify(to)}.`);
+  if (found === undefined) throw new GatewayError('not_found', `The saga has no savepoint ${JSON.stringify(to)}.`);
   return found.after;
 }

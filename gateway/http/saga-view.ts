@@ -5,16 +5,16 @@ import type { SagaWithSteps } from '../flow/sagas/sagas.ts';
 import { undoView } from './encode.ts';
 import { taintView } from './taint-view.ts';
 
-/** Beyond this many steps "all earlier ones" is told by those that no other of them rests on: it means the same. */
-const MOST_SPELLED_OUT = 200;
+/** Above this many steps, "all earlier steps" lists only those that no other step depends on. Both lists mean the same order. */
+const MAX_LISTED_STEPS = 200;
 
-/** A saga as its agent sees it; a person sees whose it is, and what each undo would be called with. */
+/** A saga with its steps. `full` adds the agent and the arguments of each undo, for people. */
 export function sagaView({ saga, steps }: SagaWithSteps, full: boolean): JsonObject {
-  const rests = dependencies(steps);
-  const hindered = isHeldUp(saga) ? hindrances(steps, saga.keep ?? 0) : new Map<string, string>();
+  const dependencies = listDependencies(steps);
+  const hindrances = isRollbackUnfinished(saga) ? findHindrances(steps, saga.keep ?? 0) : new Map<string, string>();
   return {
     ...sagaLine(saga, full),
-    steps: steps.map((step) => stepView(step, rests.get(step.txn) ?? [], hindered.get(step.txn), full)),
+    steps: steps.map((step) => stepView(step, dependencies.get(step.txn) ?? [], hindrances.get(step.txn), full)),
     savepoints: saga.savepoints.map(({ name, after }) => ({ name, after })),
   };
 }
@@ -34,12 +34,12 @@ export function sagaLine(saga: Saga, full: boolean): JsonObject {
   };
 }
 
-function isHeldUp({ state }: Saga): boolean {
+function isRollbackUnfinished({ state }: Saga): boolean {
   return state === 'rolling_back' || state === 'parked';
 }
 
-/** Why a step is not undone, where its undo does not say so itself: it is stuck, or waits for one that is. */
-function hindrances(steps: readonly SagaStep[], keep: number): ReadonlyMap<string, string> {
+/** Why a step is not undone: it is stuck, or it waits for a stuck step. Covers steps whose undo has no reason of its own. */
+function findHindrances(steps: readonly SagaStep[], keep: number): ReadonlyMap<string, string> {
   const retry = { attempts: 1, baseMs: 0, maxMs: 0, withinMs: 0 };
   const { stuck, blocked } = planNextMoves(steps, keep, () => ({ retry, quietMs: 0 }));
   return new Map([
@@ -65,24 +65,25 @@ function stepView(
   };
 }
 
-/** What each step rests on, spelled out. */
-function dependencies(steps: readonly SagaStep[]): ReadonlyMap<string, readonly string[]> {
-  const found = new Map<string, readonly string[]>();
+/** The dependencies of each step as explicit lists. */
+function listDependencies(steps: readonly SagaStep[]): ReadonlyMap<string, readonly string[]> {
+  const dependencies = new Map<string, readonly string[]>();
   const earlier: string[] = [];
+  /** Earlier steps that no other step depends on. */
   let loose = new Set<string>();
   for (const { txn, dependsOn } of steps) {
-    // Copied only for who rests on all of them, after which few are loose: not for each of thousands that rest on nothing.
-    const rests = dependsOn ?? (steps.length <= MOST_SPELLED_OUT ? [...earlier] : [...loose]);
-    found.set(txn, rests);
+    // Copies the lists only for steps that depend on all earlier ones; copying for each of thousands of steps would be quadratic.
+    const listed = dependsOn ?? (steps.length <= MAX_LISTED_STEPS ? [...earlier] : [...loose]);
+    dependencies.set(txn, listed);
     if (dependsOn === null) loose = new Set();
-    for (const below of rests) loose.delete(below);
+    for (const below of listed) loose.delete(below);
     loose.add(txn);
     earlier.push(txn);
   }
-  return found;
+  return dependencies;
 }
 
-/** What a rollback would do, the first thing first. */
+/** The plan of a rollback, in the order of execution. */
 export function planView({ saga, steps }: SagaWithSteps, keep: number, to: string | undefined): JsonObject {
   const planned = buildRollbackPlan(steps, keep);
   return {
@@ -91,19 +92,19 @@ export function planView({ saga, steps }: SagaWithSteps, keep: number, to: strin
     state: saga.state,
     to: to ?? null,
     digest: computePlanDigest(saga, steps, keep),
-    wouldEnd: isOver(saga)
+    wouldEnd: hasEnded(saga)
       ? saga.state
       : planned.some(({ does, blockedBy }) => does === 'cannot' || blockedBy !== null)
         ? 'parked'
         : keep >= 0
           ? 'open'
           : 'rolled_back',
-    plan: isOver(saga) ? [] : planned.map(plannedView),
+    plan: hasEnded(saga) ? [] : planned.map(plannedView),
     kept: steps.filter((step) => step.ordinal <= keep).map(({ txn, tool }) => ({ txn, tool })),
   };
 }
 
-function isOver({ endedAt }: Saga): boolean {
+function hasEnded({ endedAt }: Saga): boolean {
   return endedAt !== null;
 }
 

@@ -4,15 +4,15 @@ import { Stats } from '../flow/stats.ts';
 import type { PolicyControl } from './authority-routes.ts';
 import { identifyPerson } from './transport/identify.ts';
 
-/** How things stand, for whoever looks after them. */
-export function statsRoutes(app: FastifyInstance, flow: Services, control: PolicyControl, version: string): void {
-  const standing = new Stats(flow.station);
+/** Current numbers for operators. */
+export function statsRoutes(app: FastifyInstance, services: Services, control: PolicyControl, version: string): void {
+  const stats = new Stats(services.station);
 
   app.get('/admin/stats', async (request) => {
-    const policies = flow.station.policies();
+    const policies = services.station.policies();
     const { name, roles, groups } = identifyPerson(request, policies, 'viewer');
     return {
-      ...(await standing.read()),
+      ...(await stats.read()),
       gateway: version,
       you: { person: name, roles: [...roles], groups: [...groups] },
       policies: { version: policies.version, refused: [...control.faults()] },

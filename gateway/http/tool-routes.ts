@@ -8,49 +8,49 @@ import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../f
 import { markDelivered } from '../flow/calls/own-calls.ts';
 import { replayFromCache } from '../flow/calls/replay-from-cache.ts';
 import { CancelToken } from '../flow/cancel-token.ts';
-import { catalogue, toolNamed } from './catalogue.ts';
+import { listTools, resolveToolName } from './catalogue.ts';
 import { sendCall } from './encode.ts';
-import { asItCame, readArguments } from './transport/bodies.ts';
+import { rawBodyText, readArguments } from './transport/bodies.ts';
 import { type CallHeaders, isDryRun, readCallHeaders } from './transport/headers.ts';
 import { identifyAgent } from './transport/identify.ts';
 import { onRequestEnd } from './transport/on-request-end.ts';
 
-export function toolRoutes(app: FastifyInstance, flow: Services): void {
-  const { station } = flow;
+export function toolRoutes(app: FastifyInstance, services: Services): void {
+  const context = services.station;
 
   app.get('/v1/tools', (request) => {
-    const agent = identifyAgent(request, station.policies());
-    return catalogue(station.policies(), agent, (request.query as { format?: string }).format);
+    const agent = identifyAgent(request, context.policies());
+    return listTools(context.policies(), agent, (request.query as { format?: string }).format);
   });
 
   app.post('/v1/tools/:tool', (request, reply) => {
-    const policies = station.policies();
+    const policies = context.policies();
     const agent = identifyAgent(request, policies);
-    const tool = toolNamed(policies, (request.params as { tool: string }).tool);
+    const tool = resolveToolName(policies, (request.params as { tool: string }).tool);
     if (isDryRun(request))
-      return dryRun(station, () => toolCall(agent, tool, readArguments(request), readCallHeaders(request)));
+      return dryRun(context, () => buildToolCall(agent, tool, readArguments(request), readCallHeaders(request)));
     const headers = readCallHeaders(request);
     const { key, saga, trace } = headers;
-    const body = key === undefined ? undefined : asItCame(request);
-    const again = replayFromCache(flow, { agent, tool, key, saga, trace, body });
-    if (again !== undefined) return answer(request, reply, again);
-    const asked = toolCall(agent, tool, readArguments(request), headers, hangUp(request, reply), body);
-    return executeCall(flow, asked).then((told) => answer(request, reply, told));
+    const body = key === undefined ? undefined : rawBodyText(request);
+    const replay = replayFromCache(services, { agent, tool, key, saga, trace, body });
+    if (replay !== undefined) return answer(request, reply, replay);
+    const toolCall = buildToolCall(agent, tool, readArguments(request), headers, cancelTokenFor(request, reply), body);
+    return executeCall(services, toolCall).then((toolAnswer) => answer(request, reply, toolAnswer));
   });
 
   function answer(request: FastifyRequest, reply: FastifyReply, { call, repeat }: ToolAnswer): FastifyReply {
-    replying(flow, reply, call);
+    markDeliveredOnFinish(services, reply, call);
     return sendCall(reply, call, repeat, request.url);
   }
 }
 
-/** A call as its request makes it. Always made here, so that it always looks alike to whoever compiles what reads it. */
-export function toolCall(
+/** Builds the call of a request. One object literal keeps the V8 shape monomorphic. */
+export function buildToolCall(
   agent: Agent,
   tool: string,
   args: JsonObject,
   headers: CallHeaders,
-  caller?: CancelToken,
+  cancelToken?: CancelToken,
   body?: string,
 ): ToolCall {
   return {
@@ -60,26 +60,27 @@ export function toolCall(
     key: headers.key,
     saga: headers.saga,
     dependsOn: headers.dependsOn,
-    fence: headers.fence,
+    fence: headers.runEpoch,
     undo: headers.undo,
     continuation: undefined,
     follower: undefined,
     trace: headers.trace,
     patienceMs: headers.patienceMs,
-    caller,
+    caller: cancelToken,
     body,
   };
 }
 
-/** The answer is about to be sent; once it was handed to the connection, that is remembered. */
-export function replying(flow: Services, reply: FastifyReply, call: CallSummary): void {
-  flow.station.reach('replying');
-  if (call.identity === 'repeat' && isFinalState(call.state)) reply.raw.once('finish', () => markDelivered(flow, call));
+/** Call right before sending the answer. Records the delivery once the answer has left for the connection. */
+export function markDeliveredOnFinish(services: Services, reply: FastifyReply, call: CallSummary): void {
+  services.station.reach('replying');
+  if (call.identity === 'repeat' && isFinalState(call.state))
+    reply.raw.once('finish', () => markDelivered(services, call));
 }
 
-/** Whoever asks, and may go away. That ends the waiting for an answer, never the call. */
-export function hangUp(request: FastifyRequest, reply: FastifyReply): CancelToken {
-  const caller = new CancelToken();
-  onRequestEnd(request, reply, () => caller.hangUp());
-  return caller;
+/** A token that is cancelled when the client disconnects. Cancelling ends the wait for an answer, never the call. */
+export function cancelTokenFor(request: FastifyRequest, reply: FastifyReply): CancelToken {
+  const cancelToken = new CancelToken();
+  onRequestEnd(request, reply, () => cancelToken.hangUp());
+  return cancelToken;
 }

@@ -1,39 +1,39 @@
 import pg from 'pg';
 import { GatewayError, LedgerError } from '../domain/errors.ts';
 
-/** An answer is owed within two seconds of a dead ledger (I34): no statement and no connection attempt may take longer. */
+/** A caller gets an answer within two seconds when PostgreSQL is down, so no statement and no connect may take longer. */
 const STATEMENT_TIMEOUT_MS = 1_500;
-/** And both together: who waited for a connection waits that much less for what is asked on it, but never less than the shortest. */
+/** For connecting and the statement together. The wait for a connection shortens the time of the statement, down to the minimum. */
 const TOTAL_TIMEOUT_MS = 1_800;
 const MIN_STATEMENT_TIMEOUT_MS = 300;
 
 /**
- * SQLSTATE classes that only arise before a commit starts. Every other error, and every lost connection, leaves open
- * whether the statement committed: an I/O error during COMMIT has been seen to be reported for a row that was there.
+ * SQLSTATE classes that arise only before a commit starts. After any other error, or a lost connection, the statement may have
+ * committed: PostgreSQL was seen to report an I/O error during COMMIT for a row that was stored.
  */
 const NOT_COMMITTED_CLASSES = new Set(['0A', '21', '22', '23', '25', '26', '2D', '34', '40', '42', '55', 'P0']);
-/** Of these: about what was to be written, and not about the moment. */
+/** Classes that reject the values themselves: the same statement fails again at any time. */
 const PERMANENT_ERROR_CLASSES = new Set(['22', '23']);
 
 export interface Statement {
   readonly name: string;
   readonly text: string;
   readonly values: readonly unknown[];
-  /** No caller waits for it, and giving it up costs more than waiting: however long a connection took, it has its whole time. */
-  readonly patient?: boolean;
+  /** The wait for a connection does not shorten its time. For statements that no caller waits for, such as a lease renewal. */
+  readonly hasFullTimeout?: boolean;
 }
 
-/** What a statement is run on: the pool, or the one open transaction. */
+/** Runs statements: the pool, or one open transaction. */
 export interface Queryable {
   run<Row>(statement: Statement): Promise<readonly Row[]>;
 }
 
-/** A marker in the type of functions that write: they take the transaction they belong to. */
+/** Functions that must run inside a transaction take a `Tx`, so the compiler refuses the pool. */
 export interface Tx extends Queryable {
   readonly transaction: true;
 }
 
-/** `pg` knows a time for each query; its types do not. */
+/** `pg` supports a timeout for each query, but its types lack it. */
 interface TimedQuery extends pg.QueryConfig {
   readonly query_timeout: number;
 }
@@ -49,39 +49,39 @@ export class Database implements Queryable {
       query_timeout: STATEMENT_TIMEOUT_MS,
       idleTimeoutMillis: 30_000,
       application_name: options.applicationName,
-      // Pinned plans: on a table that was never analysed a batched UPDATE would otherwise scan all of it.
+      // Forces index scans: on a table that was never analysed, PostgreSQL would scan all of it for a batched UPDATE.
       options:
         '-c statement_timeout=1400 -c lock_timeout=1200 -c idle_in_transaction_session_timeout=5000 -c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off',
     });
-    // An idle connection that breaks is not an event: the next statement will notice and say so.
+    // Ignores the loss of an idle connection: the next statement fails and reports it.
     this.#pool.on('error', () => {});
-    // One that breaks in use rejects its statement *and* raises this event, which without a listener ends the process.
+    // A connection that breaks in use rejects its statement and emits this event. Without a listener the process would end.
     this.#pool.on('connect', (client) => client.on('error', () => {}));
   }
 
-  async run<Row>({ patient, ...statement }: Statement): Promise<readonly Row[]> {
-    const began = performance.now();
+  async run<Row>({ hasFullTimeout: patient, ...statement }: Statement): Promise<readonly Row[]> {
+    const startedAt = performance.now();
     const client = await this.#connect();
     try {
-      const query_timeout = patient ? STATEMENT_TIMEOUT_MS : computeTimeoutMs(began);
+      const query_timeout = patient ? STATEMENT_TIMEOUT_MS : computeTimeoutMs(startedAt);
       const query: TimedQuery = { ...statement, values: [...statement.values], query_timeout };
       const result = await client.query(query);
       client.release();
       return result.rows as Row[];
     } catch (error) {
       const failure = toLedgerError(error);
-      client.release(failure.unknown ? true : undefined);
+      client.release(failure.isCommitUnknown ? true : undefined);
       throw failure;
     }
   }
 
   /**
-   * The one place that commits. A failed statement aborts the transaction and COMMIT then *resolves* with the tag
-   * ROLLBACK: the tag is the truth, not the absence of an error.
+   * The only code that commits a transaction. If a statement failed and `work` swallowed the error, COMMIT resolves with the
+   * tag ROLLBACK. So the tag decides, not the absence of an error.
    */
   async transaction<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
     const client = await this.#connect();
-    let committing = false;
+    let isCommitting = false;
     try {
       await client.query('begin');
       const tx: Tx = {
@@ -90,14 +90,17 @@ export class Database implements Queryable {
           (await client.query({ ...statement, values: [...statement.values] })).rows as Row[],
       };
       const value = await work(tx);
-      committing = true;
+      isCommitting = true;
       const { command } = await client.query('commit');
-      if (command !== 'COMMIT') throw new LedgerError(`the transaction ended in ${command}`, false);
+      if (command !== 'COMMIT')
+        throw new LedgerError(`The transaction was not committed: PostgreSQL answered ${command}.`, {
+          isCommitUnknown: false,
+        });
       client.release();
       return value;
     } catch (error) {
       if (error instanceof GatewayError) {
-        // The work itself refused: undo it on a connection that is still good.
+        // `work` refused the request. The connection is intact: roll back and reuse it.
         await client.query('rollback').then(
           () => client.release(),
           () => client.release(true),
@@ -105,11 +108,11 @@ export class Database implements Queryable {
         throw error;
       }
       client.release(true);
-      throw toLedgerError(error, committing);
+      throw toLedgerError(error, isCommitting);
     }
   }
 
-  /** For tests: how many connections are checked out right now. */
+  /** Checked-out connections; for tests. */
   get busyConnections(): number {
     return this.#pool.totalCount - this.#pool.idleCount;
   }
@@ -122,24 +125,32 @@ export class Database implements Queryable {
     try {
       return await this.#pool.connect();
     } catch (error) {
-      throw new LedgerError(`the ledger cannot be reached: ${errorMessage(error)}`, false, error);
+      throw new LedgerError(`Cannot connect to PostgreSQL: ${errorMessage(error)}`, {
+        isCommitUnknown: false,
+        cause: error,
+      });
     }
   }
 }
 
-function computeTimeoutMs(began: number): number {
-  const left = TOTAL_TIMEOUT_MS - (performance.now() - began);
+function computeTimeoutMs(startedAt: number): number {
+  const left = TOTAL_TIMEOUT_MS - (performance.now() - startedAt);
   return Math.min(STATEMENT_TIMEOUT_MS, Math.max(MIN_STATEMENT_TIMEOUT_MS, Math.round(left)));
 }
 
-/** Outside a COMMIT a connection error inside a transaction is harmless: what was not committed is rolled back. */
-function toLedgerError(error: unknown, uncertain = true): LedgerError {
+/** `canHaveCommitted` is false for an error before COMMIT inside a transaction: PostgreSQL rolls that transaction back. */
+function toLedgerError(error: unknown, canHaveCommitted = true): LedgerError {
   if (error instanceof LedgerError) return error;
   const code = error instanceof pg.DatabaseError ? (error.code ?? '') : '';
-  const kind = code.slice(0, 2);
-  const certain = NOT_COMMITTED_CLASSES.has(kind);
-  const text = `the ledger did not take it: ${errorMessage(error)}`;
-  return new LedgerError(text, uncertain && !certain, error, certain, PERMANENT_ERROR_CLASSES.has(kind));
+  const sqlClass = code.slice(0, 2);
+  const isRejected = NOT_COMMITTED_CLASSES.has(sqlClass);
+  const text = `The statement failed in PostgreSQL: ${errorMessage(error)}`;
+  return new LedgerError(text, {
+    isCommitUnknown: canHaveCommitted && !isRejected,
+    isRejected,
+    isPermanent: PERMANENT_ERROR_CLASSES.has(sqlClass),
+    cause: error,
+  });
 }
 
 function errorMessage(error: unknown): string {

@@ -11,31 +11,31 @@ export interface GroupCommitOptions<Item, Result> {
   readonly maxBatch: number;
   readonly maxInFlight: number;
   /**
-   * Its statements wait for no row that somebody has locked. What is refused for the moment (a table is locked) is refused to
-   * all then: one by one they would be so too, each after the whole time that a lock is waited for.
+   * A temporary rejection, such as a lock timeout, fails the whole batch at once. For statements that lock no rows: only a
+   * locked table can reject them, and each item alone would wait for the same lock until its timeout.
    */
-  readonly allAlike?: boolean;
-  /** Told how many left together, and how many still wait. */
-  readonly onBatch?: (size: number, waiting: number) => void;
+  readonly shouldFailTogether?: boolean;
+  /** Called for each batch with its size and the number of items still queued. */
+  readonly onBatch?: (size: number, queued: number) => void;
   /**
-   * Runs one statement for all items, committed when it resolves; answers in the order of the items. An item that must wait
-   * for another of the same batch is answered by a promise: what becomes of it is no concern of its neighbours.
+   * Runs one statement for all items and resolves after its commit, with the results in the order of the items. An item that
+   * must wait for another item of the batch gets a promise as its result, so that its failure does not fail the batch.
    */
   readonly run: (items: readonly Item[]) => Promise<readonly (Result | PromiseLike<Result>)[]>;
 }
 
 /**
- * Group commit: what waits in this process goes to PostgreSQL as one statement and one fsync. There is no timer; a lone
- * item leaves at the end of the tick it came in, and a batch grows only while earlier ones are in flight.
+ * Group commit: the items that wait in this process go to PostgreSQL as one statement and one fsync. There is no timer: a lone
+ * item leaves at the end of its tick, and a batch grows only while earlier batches are in flight.
  *
- * One item that the database refuses must not refuse its neighbours, so a batch that certainly did not commit is run
- * again one by one. A batch whose commit is unknown is unknown for each of its items.
+ * A rejected item must not fail the others, so a batch that certainly did not commit runs again item by item. If the commit of
+ * a batch is unknown, it is unknown for each item.
  */
 export class GroupCommit<Item, Result> {
   readonly #options: GroupCommitOptions<Item, Result>;
   #queue: QueuedItem<Item, Result>[] = [];
   #inFlight = 0;
-  #scheduled = false;
+  #isScheduled = false;
 
   constructor(options: GroupCommitOptions<Item, Result>) {
     this.#options = options;
@@ -44,10 +44,10 @@ export class GroupCommit<Item, Result> {
   submit(item: Item): Promise<Result> {
     return new Promise((resolve, reject) => {
       this.#queue.push({ item, resolve, reject });
-      if (!this.#scheduled) {
-        this.#scheduled = true;
+      if (!this.#isScheduled) {
+        this.#isScheduled = true;
         setImmediate(() => {
-          this.#scheduled = false;
+          this.#isScheduled = false;
           this.#flush();
         });
       }
@@ -68,28 +68,28 @@ export class GroupCommit<Item, Result> {
 
   async #commit(batch: readonly QueuedItem<Item, Result>[]): Promise<void> {
     try {
-      const results = await this.#options.run(batch.map((waiting) => waiting.item));
-      for (const [i, waiting] of batch.entries()) waiting.resolve(results[i] as Result);
+      const results = await this.#options.run(batch.map((queued) => queued.item));
+      for (const [i, queued] of batch.entries()) queued.resolve(results[i] as Result);
     } catch (error) {
-      const isOfOne = isRefusal(error) && (error.hopeless || this.#options.allAlike !== true);
-      if (batch.length > 1 && isOfOne) {
-        for (const waiting of batch) await this.#commit([waiting]);
+      const canRunAlone = isRejection(error) && (error.isPermanent || this.#options.shouldFailTogether !== true);
+      if (batch.length > 1 && canRunAlone) {
+        for (const queued of batch) await this.#commit([queued]);
       } else {
-        for (const waiting of batch) waiting.reject(error);
-        if (!isOfOne) this.#rejectQueued(error);
+        for (const queued of batch) queued.reject(error);
+        if (!canRunAlone) this.#rejectQueued(error);
       }
     }
   }
 
-  /** The server is gone, or as good as: those that wait behind are owed an answer now, and nothing of theirs was sent to it. */
+  /** PostgreSQL is unreachable. Fails the queued items now instead of after their own timeouts; none of them was sent. */
   #rejectQueued(error: unknown): void {
-    const waiting = this.#queue.splice(0);
+    const queued = this.#queue.splice(0);
     const text = error instanceof Error ? error.message : String(error);
-    for (const { reject } of waiting) reject(new LedgerError(text, false, error));
+    for (const { reject } of queued) reject(new LedgerError(text, { isCommitUnknown: false, cause: error }));
   }
 }
 
-/** One group for each database, for statements that need nothing but it, and wait for nobody: whoever asks knows it already. */
+/** One group commit for each database, for statements that lock no rows. Callers need no store object, only the database. */
 export function groupByDatabase<Item, Result>(
   size: Pick<GroupCommitOptions<Item, Result>, 'maxBatch' | 'maxInFlight'>,
   run: (db: Database, items: readonly Item[]) => Promise<readonly Result[]>,
@@ -98,14 +98,14 @@ export function groupByDatabase<Item, Result>(
   return (db, item) => {
     let group = groups.get(db);
     if (group === undefined) {
-      group = new GroupCommit({ ...size, allAlike: true, run: (items) => run(db, items) });
+      group = new GroupCommit({ ...size, shouldFailTogether: true, run: (items) => run(db, items) });
       groups.set(db, group);
     }
     return group.submit(item);
   };
 }
 
-/** The server looked at the statement and said no: it lives, and nothing was committed. */
-function isRefusal(error: unknown): error is LedgerError {
-  return error instanceof LedgerError && !error.unknown && error.refused;
+/** PostgreSQL is reachable, rejected the statement, and committed nothing. */
+function isRejection(error: unknown): error is LedgerError {
+  return error instanceof LedgerError && !error.isCommitUnknown && error.isRejected;
 }

@@ -3,16 +3,17 @@ import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import pg from 'pg';
 
-/** Replicas that boot together queue up here; the number only has to be the same for all of them. */
+/** The advisory lock that replicas take to migrate one after another. Any number works if all replicas use the same. */
 const MIGRATION_LOCK = 7_364_921;
-/** Something that takes the connection and never answers is no database; a real one far away has answered by then. */
+/** Long enough for a distant PostgreSQL. A server that accepts the connection and stays silent this long is none. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
+/** The gateway cannot work with this schema or this server. */
 export class SchemaError extends Error {
   override readonly name = 'SchemaError';
 }
 
-/** There is no talking to the database at all. */
+/** No connection to PostgreSQL could be opened. */
 export class DatabaseUnreachableError extends Error {
   override readonly name = 'DatabaseUnusable';
 }
@@ -24,7 +25,7 @@ interface Migration {
   readonly sha256: string;
 }
 
-/** Brings the database to the newest schema and refuses one that cannot keep the promise. Returns what it applied. */
+/** Migrates the database to the newest schema, and refuses a server that can lose commits. Returns the applied migrations. */
 export async function migrateDatabase(url: string, directory: string): Promise<readonly string[]> {
   const client = await connect(url);
   try {
@@ -44,20 +45,20 @@ export async function migrateDatabase(url: string, directory: string): Promise<r
 async function connect(url: string): Promise<pg.Client> {
   const options = { application_name: 'oncegate-migrate', connectionTimeoutMillis: CONNECT_TIMEOUT_MS };
   const client = new pg.Client({ connectionString: url, ...options });
-  const began = performance.now();
+  const startedAt = performance.now();
   try {
     await client.connect();
     return client;
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
-    const isLate = performance.now() - began >= CONNECT_TIMEOUT_MS;
-    // Of a name with several addresses, none of which answers, only the code is told.
-    const why = isLate ? `it does not answer within ${CONNECT_TIMEOUT_MS / 1_000} s` : message || code;
+    const isTimeout = performance.now() - startedAt >= CONNECT_TIMEOUT_MS;
+    // If a host name has several addresses and none answers, the error has a code but no message.
+    const why = isTimeout ? `it does not answer within ${CONNECT_TIMEOUT_MS / 1_000} s` : message || code;
     throw new DatabaseUnreachableError(why, { cause: error });
   }
 }
 
-/** A commit that does not survive a power cut is no commit: the ledger would forget what it promised. */
+/** Refuses settings with which an acknowledged commit can be lost in a power cut: a call could then be sent twice. */
 async function refuseNonDurableServer(client: pg.Client): Promise<void> {
   for (const setting of ['fsync', 'synchronous_commit', 'full_page_writes']) {
     const { rows } = await client.query<{ value: string }>(`select current_setting($1) as value`, [setting]);
@@ -80,7 +81,10 @@ async function readMigrations(directory: string): Promise<Migration[]> {
   );
 }
 
-/** One transaction each, the version row first: a replica that lost the race waits here and then finds it done. */
+/**
+ * Applies one migration in one transaction, or finds it applied. Returns whether it applied it. The advisory lock makes
+ * replicas migrate one after another; it ends with the transaction. A crash rolls the migration back.
+ */
 async function applyMigration(client: pg.Client, migration: Migration): Promise<boolean> {
   await client.query('begin');
   try {
@@ -93,7 +97,7 @@ async function applyMigration(client: pg.Client, migration: Migration): Promise<
     const known = rows[0];
     if (known !== undefined && known.sha256 !== migration.sha256) {
       throw new SchemaError(
-        `migration ${migration.name} was applied with other contents: the database belongs to another build of Oncegate.`,
+        `Migration ${migration.name} was applied with other contents: the database belongs to another build of Oncegate. Start that build.`,
       );
     }
     if (known === undefined) {
@@ -105,7 +109,8 @@ async function applyMigration(client: pg.Client, migration: Migration): Promise<
       await client.query(migration.sql);
     }
     const { command } = await client.query('commit');
-    if (command !== 'COMMIT') throw new SchemaError(`migration ${migration.name} ended in ${command}`);
+    if (command !== 'COMMIT')
+      throw new SchemaError(`Migration ${migration.name} was not committed: PostgreSQL answered ${command}.`);
     return known === undefined;
   } catch (error) {
     await client.query('rollback').catch(() => {});
@@ -113,6 +118,7 @@ async function applyMigration(client: pg.Client, migration: Migration): Promise<
   }
 }
 
+/** Refuses a schema that a newer build migrated: this build would write rows that the newer schema forbids. */
 async function refuseUnknownSchema(client: pg.Client, migrations: readonly Migration[]): Promise<void> {
   const { rows } = await client.query<{ name: string }>(
     'select name from schema_migrations where version > $1 order by version limit 1',
@@ -121,7 +127,7 @@ async function refuseUnknownSchema(client: pg.Client, migrations: readonly Migra
   const unknown = rows[0];
   if (unknown !== undefined) {
     throw new SchemaError(
-      `the database has migration ${unknown.name}, which this build does not know. Start the newer build of Oncegate.`,
+      `The database has migration ${unknown.name}, which this build does not know. Start the newer build of Oncegate.`,
     );
   }
 }

@@ -3,22 +3,27 @@ import { readFileSync, readlinkSync } from 'node:fs';
 import { hostname } from 'node:os';
 import type { Database } from './db.ts';
 
-/** A process that has not renewed for this long is taken for dead; its calls go to others. */
+/** A process that has not renewed its lease for this long counts as dead, and others take over its calls. */
 export const LEASE_MS = 6_000;
 const RENEW_EVERY_MS = 1_000;
-/** Stop sending this long before the lease ends, so that the first byte never leaves after it. */
+/** The gateway stops sending this long before the lease ends, so that no first byte leaves after the end. */
 const SEND_MARGIN_MS = 500;
 
+interface ClockReading {
+  readonly monotonic: number;
+  readonly wall: number;
+}
+
 /**
- * The right of this process to send. It rests on a row in `processes` that is renewed every second; a process that was
- * paused, or cut off from PostgreSQL, loses it and must send nothing more under that name. The check is local and
- * asked right before the first byte: no statement, and no clock but this machine's own.
+ * The right of this process to send. It rests on a row of `processes` that is renewed every second. A process that was paused,
+ * or cut off from PostgreSQL, loses the lease and sends nothing more under that id. `holds` runs right before the first byte:
+ * it needs no statement, and compares only clocks of this machine.
  */
 export class Lease {
   readonly #db: Database;
   readonly #onError: (error: unknown) => void;
   #id = '';
-  #validUntil = { monotonic: 0, wall: 0 };
+  #validUntil: ClockReading = { monotonic: 0, wall: 0 };
   #timer: NodeJS.Timeout | undefined;
   #renewing: Promise<void> | undefined;
 
@@ -27,12 +32,12 @@ export class Lease {
     this.#onError = onError;
   }
 
-  /** The name under which calls are claimed now. Changes when a lapsed lease is taken anew. */
+  /** The owner id of calls that this process claims. It changes when the process replaces a lapsed lease. */
   get id(): string {
     return this.#id;
   }
 
-  /** Whether a call claimed under `owner` may still be sent by this process at this instant. */
+  /** Whether this process may still send a call that it claimed as `owner`. */
   holds(owner: string): boolean {
     if (owner !== this.#id) return false;
     return performance.now() < this.#validUntil.monotonic && Date.now() < this.#validUntil.wall;
@@ -53,20 +58,14 @@ export class Lease {
   }
 
   async #renew(): Promise<void> {
-    // The last attempt to take a new lease failed half-way.
+    // The last attempt to replace a lapsed lease failed after it had dropped the old id.
     if (this.#id === '') return this.#register();
-    const asked = { monotonic: performance.now(), wall: Date.now() };
-    const rows = await this.#db.run<{ id: string }>({
-      name: 'renew-lease',
-      text: `update processes set lease_until = now() + $2 * interval '1 ms' where id = $1 and lease_until > now() and ended_at is null returning id`,
-      values: [this.#id, LEASE_MS],
-      patient: true,
-    });
-    if (rows.length === 1) this.#extend(asked);
+    const requestedAt = readClocks();
+    if (await renewLease(this.#db, this.#id)) this.#extend(requestedAt);
     else await this.#replaceLapsed();
   }
 
-  /** Nothing new is ever sent under the old name (`holds` compares it); what is on the wire may still arrive. */
+  /** Drops the old id first: `holds` then refuses it, so nothing more is sent under it. Bytes on the wire may still arrive. */
   async #replaceLapsed(): Promise<void> {
     this.#id = '';
     await this.#register();
@@ -74,23 +73,19 @@ export class Lease {
 
   async #register(): Promise<void> {
     const id = randomUUID();
-    const asked = { monotonic: performance.now(), wall: Date.now() };
-    await this.#db.run({
-      name: 'register-process',
-      text: `insert into processes (id, host, pid, pid_started, lease_until) values ($1, $2, $3, $4, now() + $5 * interval '1 ms')`,
-      values: [id, readHostIdentity(), process.pid, findStartTicks(process.pid) ?? '', LEASE_MS],
-      patient: true,
-    });
-    this.#extend(asked);
+    const requestedAt = readClocks();
+    await insertProcess(this.#db, id);
+    this.#extend(requestedAt);
     this.#id = id;
   }
 
-  #extend(asked: { monotonic: number; wall: number }): void {
-    const good = LEASE_MS - SEND_MARGIN_MS;
-    this.#validUntil = { monotonic: asked.monotonic + good, wall: asked.wall + good };
+  /** Counts from before the statement: PostgreSQL counts from later, so this process always stops first. */
+  #extend(requestedAt: ClockReading): void {
+    const validMs = LEASE_MS - SEND_MARGIN_MS;
+    this.#validUntil = { monotonic: requestedAt.monotonic + validMs, wall: requestedAt.wall + validMs };
   }
 
-  /** On a clean end: whatever is still ours goes to others at once. */
+  /** Ends the lease at a clean shutdown, so that others take over the remaining calls at once. */
   async end(): Promise<void> {
     clearInterval(this.#timer);
     await this.#renewing;
@@ -100,42 +95,74 @@ export class Lease {
   }
 }
 
+function readClocks(): ClockReading {
+  return { monotonic: performance.now(), wall: Date.now() };
+}
+
+/**
+ * Renews a lease that has not lapsed. Returns false for a lapsed one: others may have taken over its calls already, so it can
+ * never become valid again. The conditions and the update are one statement, so no takeover comes in between.
+ */
+async function renewLease(db: Database, id: string): Promise<boolean> {
+  const rows = await db.run<{ id: string }>({
+    name: 'renew-lease',
+    text: `update processes set lease_until = now() + $2 * interval '1 ms' where id = $1 and lease_until > now() and ended_at is null returning id`,
+    values: [id, LEASE_MS],
+    hasFullTimeout: true,
+  });
+  return rows.length === 1;
+}
+
+/** Creates the row of a new lease. The id is random, so no other process writes the same row. */
+async function insertProcess(db: Database, id: string): Promise<void> {
+  await db.run({
+    name: 'register-process',
+    text: `insert into processes (id, host, pid, pid_started, lease_until) values ($1, $2, $3, $4, now() + $5 * interval '1 ms')`,
+    values: [id, readHostIdentity(), process.pid, findStartTicks(process.pid) ?? '', LEASE_MS],
+    hasFullTimeout: true,
+  });
+}
+
+/** Ends a lease now. Keeps the earliest end, so two replicas may end the same process. */
 async function endProcess(db: Database, id: string): Promise<void> {
   await db.run({
     name: 'end-process',
     text: `update processes set ended_at = coalesce(ended_at, now()), lease_until = least(lease_until, now()) where id = $1`,
     values: [id],
-    patient: true,
+    hasFullTimeout: true,
   });
 }
 
 /**
- * Marks processes of this very host that are gone: their pid is free or belongs to a later process. A restart after a
- * kill then need not wait for the lease. Processes of other hosts are judged by their lease alone.
+ * Ends the leases of dead processes of this host: their pid is free, or belongs to a later process. A restart after a kill then
+ * need not wait for the lease to lapse. Processes of other hosts are judged by their lease alone.
  */
 export async function endDeadProcessesOnHost(db: Database, self: string): Promise<void> {
-  const rows = await db.run<{ id: string; pid: number; pid_started: string }>({
-    name: 'neighbours',
-    text: `select id, pid, pid_started from processes where host = $1 and ended_at is null`,
-    values: [readHostIdentity()],
-  });
-  for (const row of rows) {
-    if (row.id !== self && row.pid_started !== '' && isProcessGone(row.pid, row.pid_started))
-      await endProcess(db, row.id);
+  for (const { id, pid, pid_started } of await listProcessesOnHost(db)) {
+    if (id !== self && pid_started !== '' && isProcessGone(pid, pid_started)) await endProcess(db, id);
   }
 }
 
-/** Forgets processes that ended long ago and own nothing. */
+/** Reads without locking: a process that died once stays dead, so an outdated row does no harm. */
+function listProcessesOnHost(db: Database) {
+  return db.run<{ id: string; pid: number; pid_started: string }>({
+    name: 'list-processes-on-host',
+    text: `select id, pid, pid_started from processes where host = $1 and ended_at is null`,
+    values: [readHostIdentity()],
+  });
+}
+
+/** Deletes processes that ended a day ago and own no call. An ended process never claims again, so none gains a call. */
 export async function deleteEndedProcesses(db: Database): Promise<void> {
   await db.run({
-    name: 'forget-processes',
+    name: 'delete-ended-processes',
     text: `delete from processes p where ended_at < now() - interval '1 day'
       and not exists (select 1 from open_calls o where o.owner = p.id)`,
     values: [],
   });
 }
 
-/** Boot and pid namespace: where a pid means the same thing. */
+/** Names the boot and the pid namespace: within both, a pid names one process. */
 function readHostIdentity(): string {
   try {
     const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
@@ -145,7 +172,7 @@ function readHostIdentity(): string {
   }
 }
 
-/** Only what the kernel says for sure: that there is no such process, that it has ended, or that the pid is another's. */
+/** True only if the kernel says so: the process does not exist, has ended, or its pid belongs to another process. */
 function isProcessGone(pid: number, started: string): boolean {
   try {
     const ticks = readStartTicks(pid);
@@ -156,7 +183,7 @@ function isProcessGone(pid: number, started: string): boolean {
   }
 }
 
-/** When a process started, in the kernel's ticks: a reused pid differs. Undefined: no /proc here. */
+/** The start time of a process in kernel ticks, which tells a reused pid apart. Undefined without /proc. */
 function findStartTicks(pid: number): string | undefined {
   try {
     return readStartTicks(pid);
@@ -165,7 +192,7 @@ function findStartTicks(pid: number): string | undefined {
   }
 }
 
-/** Undefined for a zombie: it has ended, and only its parent has not noticed yet. */
+/** Undefined for a zombie, which has ended although its parent has not collected it yet. */
 function readStartTicks(pid: number): string | undefined {
   const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');

@@ -1,133 +1,186 @@
 import { LedgerError } from '../domain/errors.ts';
 
-/** Of PostgreSQL's own types, which have the same numbers everywhere. */
-const OIDS = { bool: 16, bytea: 17, int: 23, text: 25, float8: 701, uuid: 2950 } as const;
+/** The oids of PostgreSQL's built-in types, which are the same in every database. */
+const OIDS = { bool: 16, bytea: 17, int4: 23, text: 25, float8: 701, uuid: 2950 } as const;
 
 type ColumnType = keyof typeof OIDS;
+
+/** One column of a composite type. */
+export type Column = readonly [name: string, type: ColumnType];
+
+/** The name of the next column if it has this type. Otherwise `never`, which no argument satisfies. */
+type NextColumn<Columns extends readonly Column[], Type extends ColumnType> = Columns extends readonly [
+  readonly [infer Name extends string, Type],
+  ...unknown[],
+]
+  ? Name
+  : never;
+
+type AfterNext<Columns extends readonly Column[]> = Columns extends readonly [
+  Column,
+  ...infer Rest extends readonly Column[],
+]
+  ? Rest
+  : never;
+
+/** Exists only in types: without it TypeScript would accept an unfinished row as a finished one. */
+declare const REMAINING: unique symbol;
+
+/**
+ * Writes one row, column by column. `Columns` are the columns still to write, so the compiler refuses a wrong name, type or
+ * order. A function that returns `FinishedRow` must write every column. At run time each method only appends bytes.
+ */
+export interface RowWriter<Columns extends readonly Column[]> {
+  readonly [REMAINING]: Columns;
+  writeText(column: NextColumn<Columns, 'text'>, value: string | null): RowWriter<AfterNext<Columns>>;
+  writeUuid(column: NextColumn<Columns, 'uuid'>, value: string | null): RowWriter<AfterNext<Columns>>;
+  writeBytea(column: NextColumn<Columns, 'bytea'>, value: Buffer | null): RowWriter<AfterNext<Columns>>;
+  writeInt(column: NextColumn<Columns, 'int4'>, value: number | null): RowWriter<AfterNext<Columns>>;
+  writeFloat(column: NextColumn<Columns, 'float8'>, value: number | null): RowWriter<AfterNext<Columns>>;
+  writeBool(column: NextColumn<Columns, 'bool'>, value: boolean): RowWriter<AfterNext<Columns>>;
+}
+
+export type FinishedRow = RowWriter<readonly []>;
+
+export interface RowArrayEncoder<Columns extends readonly Column[]> {
+  begin(): void;
+  beginRow(): RowWriter<Columns>;
+  /** All rows since `begin`. `oid` is the oid of the composite type in this database. */
+  finish(oid: number): Buffer;
+}
+
+/**
+ * Encodes the rows of a batch as one parameter: an array of a composite type in PostgreSQL's binary format. A batch carries
+ * texts of a kilobyte and more. Quoting and unquoting those texts cost a tenth of a call on each side.
+ *
+ * One encoder serves every batch. The caller must not await between `begin` and `finish`.
+ */
+export function createRowArrayEncoder<const Columns extends readonly Column[]>(
+  columns: Columns,
+): RowArrayEncoder<Columns> {
+  return new BinaryRowArrayEncoder(columns.length) as unknown as RowArrayEncoder<Columns>;
+}
 
 const HEADER_BYTES = 20;
 const NULL_LENGTH = -1;
 const INITIAL_BYTES = 64 * 1024;
-/** What one batch of long texts took is not kept for ever. */
+/** A buffer that grew beyond this is given up after its batch, so that one large batch does not hold memory forever. */
 const MAX_KEPT_BYTES = 4 * 1024 * 1024;
 
-/**
- * The rows of a batch as one parameter: an array of a composite type in PostgreSQL's binary format. A batch carries texts of a
- * kilobyte and more; to quote them here and unquote them there was a tenth of what a call cost on either side.
- *
- * One of these is used again for every batch: it is filled and copied out without anything between.
- */
-export class RowArrayEncoder {
-  readonly #columns: number;
+/** `RowWriter` and `RowArrayEncoder` in one object, so that writing a row allocates nothing. */
+class BinaryRowArrayEncoder {
+  readonly #columnCount: number;
   #bytes = Buffer.allocUnsafe(INITIAL_BYTES);
-  #at = 0;
-  #rows = 0;
-  #rowAt = 0;
+  #offset = 0;
+  #rowCount = 0;
+  #rowStart = 0;
 
-  /** How many columns the composite type has. */
-  constructor(columns: number) {
-    this.#columns = columns;
+  constructor(columnCount: number) {
+    this.#columnCount = columnCount;
   }
 
   begin(): void {
-    this.#at = HEADER_BYTES;
-    this.#rows = 0;
+    this.#offset = HEADER_BYTES;
+    this.#rowCount = 0;
   }
 
-  beginRow(): void {
+  beginRow(): this {
     this.#closeRow();
-    this.#rows += 1;
-    this.#rowAt = this.#at;
+    this.#rowCount += 1;
+    this.#rowStart = this.#offset;
     this.#ensureCapacity(8);
-    this.#at = this.#bytes.writeInt32BE(this.#columns, this.#at + 4);
+    this.#offset = this.#bytes.writeInt32BE(this.#columnCount, this.#offset + 4);
+    return this;
   }
 
-  /** All rows so far, whose type has this number in this database. */
   finish(oid: number): Buffer {
     this.#closeRow();
-    // One dimension; no row is null; of what; how many; counted from one.
-    let at = 0;
-    for (const value of [1, 0, oid, this.#rows, 1]) at = this.#bytes.writeUInt32BE(value, at);
-    const array = this.#bytes.subarray(0, this.#at);
+    // The header: one dimension, no null rows, the type of the elements, their count, and 1 as the lower bound.
+    let offset = 0;
+    for (const value of [1, 0, oid, this.#rowCount, 1]) offset = this.#bytes.writeUInt32BE(value, offset);
+    const array = this.#bytes.subarray(0, this.#offset);
     if (this.#bytes.length <= MAX_KEPT_BYTES) return Buffer.from(array);
     this.#bytes = Buffer.allocUnsafe(INITIAL_BYTES);
     return array;
   }
 
-  writeText(value: string | null): void {
+  writeText(_column: string, value: string | null): this {
     if (value === null) return this.#writeNull('text');
-    // Of its bytes in UTF-8 it is only known that they are no more than three times its length.
-    const at = this.#beginValue('text', value.length * 3);
-    this.#endValue(at, this.#bytes.write(value, at));
+    // UTF-8 needs at most three bytes for each UTF-16 code unit; the exact length is known only after writing.
+    const start = this.#beginValue('text', value.length * 3);
+    return this.#endValue(start, this.#bytes.write(value, start));
   }
 
-  writeUuid(column: string, value: string | null): void {
+  writeUuid(column: string, value: string | null): this {
     if (value === null) return this.#writeNull('uuid');
-    const at = this.#beginValue('uuid', 16);
-    if (this.#bytes.write(value.replaceAll('-', ''), at, 16, 'hex') !== 16) throw buildTypeError(value, column, 'uuid');
-    this.#endValue(at, 16);
+    const start = this.#beginValue('uuid', 16);
+    const written = this.#bytes.write(value.replaceAll('-', ''), start, 16, 'hex');
+    if (written !== 16) throw buildTypeError(value, column, 'uuid');
+    return this.#endValue(start, 16);
   }
 
-  writeBytea(value: Buffer | null): void {
+  writeBytea(_column: string, value: Buffer | null): this {
     if (value === null) return this.#writeNull('bytea');
-    const at = this.#beginValue('bytea', value.length);
-    value.copy(this.#bytes, at);
-    this.#endValue(at, value.length);
+    const start = this.#beginValue('bytea', value.length);
+    value.copy(this.#bytes, start);
+    return this.#endValue(start, value.length);
   }
 
-  writeInt(column: string, value: number | null): void {
-    if (value === null) return this.#writeNull('int');
-    if ((value | 0) !== value) throw buildTypeError(value, column, 'int');
-    const at = this.#beginValue('int', 4);
-    this.#bytes.writeInt32BE(value, at);
-    this.#endValue(at, 4);
+  writeInt(column: string, value: number | null): this {
+    if (value === null) return this.#writeNull('int4');
+    if ((value | 0) !== value) throw buildTypeError(value, column, 'int4');
+    const start = this.#beginValue('int4', 4);
+    this.#bytes.writeInt32BE(value, start);
+    return this.#endValue(start, 4);
   }
 
-  writeFloat8(value: number | null): void {
+  writeFloat(_column: string, value: number | null): this {
     if (value === null) return this.#writeNull('float8');
-    const at = this.#beginValue('float8', 8);
-    this.#bytes.writeDoubleBE(value, at);
-    this.#endValue(at, 8);
+    const start = this.#beginValue('float8', 8);
+    this.#bytes.writeDoubleBE(value, start);
+    return this.#endValue(start, 8);
   }
 
-  writeBool(value: boolean): void {
-    const at = this.#beginValue('bool', 1);
-    this.#bytes[at] = value ? 1 : 0;
-    this.#endValue(at, 1);
+  writeBool(_column: string, value: boolean): this {
+    const start = this.#beginValue('bool', 1);
+    this.#bytes[start] = value ? 1 : 0;
+    return this.#endValue(start, 1);
   }
 
-  #writeNull(type: ColumnType): void {
-    const at = this.#beginValue(type, 0);
-    this.#bytes.writeInt32BE(NULL_LENGTH, at - 4);
-    this.#at = at;
+  #writeNull(type: ColumnType): this {
+    const start = this.#beginValue(type, 0);
+    this.#bytes.writeInt32BE(NULL_LENGTH, start - 4);
+    this.#offset = start;
+    return this;
   }
 
-  /** Where the bytes of a value go: after its type, and its length, which is known once they are written. */
-  #beginValue(type: ColumnType, bytes: number): number {
-    this.#ensureCapacity(bytes + 8);
-    return this.#bytes.writeInt32BE(OIDS[type], this.#at) + 4;
+  /** Writes the oid, leaves room for the length, and returns where the bytes of the value start. */
+  #beginValue(type: ColumnType, maxBytes: number): number {
+    this.#ensureCapacity(maxBytes + 8);
+    return this.#bytes.writeInt32BE(OIDS[type], this.#offset) + 4;
   }
 
-  #endValue(at: number, length: number): void {
-    this.#bytes.writeInt32BE(length, at - 4);
-    this.#at = at + length;
+  #endValue(start: number, length: number): this {
+    this.#bytes.writeInt32BE(length, start - 4);
+    this.#offset = start + length;
+    return this;
   }
 
   #closeRow(): void {
-    if (this.#rows > 0) this.#bytes.writeInt32BE(this.#at - this.#rowAt - 4, this.#rowAt);
+    if (this.#rowCount > 0) this.#bytes.writeInt32BE(this.#offset - this.#rowStart - 4, this.#rowStart);
   }
 
   #ensureCapacity(bytes: number): void {
-    const needed = this.#at + bytes;
+    const needed = this.#offset + bytes;
     if (needed <= this.#bytes.length) return;
     const larger = Buffer.allocUnsafe(Math.max(needed, this.#bytes.length * 2));
-    this.#bytes.copy(larger, 0, 0, this.#at);
+    this.#bytes.copy(larger, 0, 0, this.#offset);
     this.#bytes = larger;
   }
 }
 
-/** As if the server had refused it: what stands beside it in the batch must not suffer. */
+/** The same error as a rejection by PostgreSQL: group commit then runs the other rows of the batch without this one. */
 function buildTypeError(value: unknown, column: string, type: ColumnType): LedgerError {
-  const text = `${JSON.stringify(value)} cannot be the ${column} of a call: it is no ${type}`;
-  return new LedgerError(text, false, undefined, true, true);
+  const text = `Column ${column} is of type ${type} and cannot hold ${JSON.stringify(value)}.`;
+  return new LedgerError(text, { isCommitUnknown: false, isRejected: true, isPermanent: true });
 }

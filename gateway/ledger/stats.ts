@@ -1,30 +1,30 @@
 import type { CallState } from '../domain/calls/call-state.ts';
 import type { Database } from './db.ts';
 
-/** Calls of one tool in one state that began in the same minute. */
+/** The number of calls of one tool in one state that began in the same minute. */
 export interface CallCount {
   readonly tool: string;
   readonly state: CallState;
-  /** How many whole minutes ago; 60 for everything between an hour and a day ago. */
+  /** Age in whole minutes; 60 stands for everything between an hour and a day. */
   readonly minutes: number;
   readonly calls: number;
   readonly oldest: Date;
 }
 
 /**
- * The newest calls of the last day, counted, but never more than `most`: the index gives them newest first, so what this costs
- * does not grow with the ledger.
+ * Counts the newest calls of the last day, at most `limit` of them. The index yields them newest first, so the cost does not
+ * grow with the ledger. Reads one snapshot and locks nothing.
  */
-export function countRecentCalls(db: Database, most: number): Promise<readonly CallCount[]> {
+export function countRecentCalls(db: Database, limit: number): Promise<readonly CallCount[]> {
   return db.run<CallCount>({
-    name: 'tally-calls',
+    name: 'count-recent-calls',
     text: `with newest as materialized (
         select tool, state, created_at from calls where created_at > now() - interval '1 day' order by created_at desc limit $1
       )
       select tool, state, least(60, greatest(0, floor(extract(epoch from now() - created_at) / 60)))::integer as minutes,
         count(*)::integer as calls, min(created_at) as oldest
       from newest group by 1, 2, 3`,
-    values: [most],
+    values: [limit],
   });
 }
 
@@ -35,15 +35,18 @@ export interface WaitingCounts {
   readonly sagasParked: number;
 }
 
-/** What waits for somebody, up to `most` of each: all of it is found in indexes that hold little else. */
-export async function countWaiting(db: Database, most: number): Promise<WaitingCounts> {
+/**
+ * Counts pending approvals and unfinished sagas, at most `limit` of each. Indexes find them by
+ * state. Reads one snapshot and locks nothing.
+ */
+export async function countWaiting(db: Database, limit: number): Promise<WaitingCounts> {
   const sagas = (state: string) =>
     `(select count(*)::integer from (select from sagas where state = '${state}' limit $1) found)`;
   const [row] = await db.run<WaitingCounts>({
     name: 'count-waiting',
     text: `select (select count(*)::integer from (select from approvals where state = 'pending' limit $1) found) as approvals,
       ${sagas('open')} as "sagasOpen", ${sagas('rolling_back')} as "sagasRollingBack", ${sagas('parked')} as "sagasParked"`,
-    values: [most],
+    values: [limit],
   });
   return row ?? { approvals: 0, sagasOpen: 0, sagasRollingBack: 0, sagasParked: 0 };
 }
@@ -54,12 +57,12 @@ export interface LiveProcess {
   readonly startedAt: Date;
 }
 
-/** Processes that hold a lease now, the longest-lived first. */
-export function listLiveProcesses(db: Database, most: number): Promise<readonly LiveProcess[]> {
+/** Lists processes that hold a lease, the oldest first. Reads without locking: the list may be outdated on arrival. */
+export function listLiveProcesses(db: Database, limit: number): Promise<readonly LiveProcess[]> {
   return db.run<LiveProcess>({
-    name: 'living-processes',
+    name: 'list-live-processes',
     text: `select id, pid, started_at as "startedAt" from processes
       where lease_until > now() and ended_at is null order by started_at, id limit $1`,
-    values: [most],
+    values: [limit],
   });
 }

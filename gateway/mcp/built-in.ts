@@ -13,19 +13,19 @@ import { authorizeBuiltIn, BUILT_IN } from '../flow/mcp/built-in-tools.ts';
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, beginSaga, commitOwnSaga, readSaga } from '../flow/sagas/sagas.ts';
 import { callView } from '../http/encode.ts';
-import { sagaSchema, savepointName, ttlOf } from '../http/saga-routes.ts';
+import { parseTtl, sagaSchema, savepointName } from '../http/saga-routes.ts';
 import { sagaView } from '../http/saga-view.ts';
 import { formatZodIssues } from '../policy/zod-issues.ts';
 
-/** A built-in tool in somebody's hands. */
-interface Use {
-  readonly flow: Services;
+/** A request of an agent to run a built-in tool. */
+interface BuiltInRequest {
+  readonly services: Services;
   readonly agent: Agent;
   readonly key: string | undefined;
-  /** The run it is done in, and the epoch that the agent holds. */
-  readonly fence: RunEpoch | undefined;
+  /** The run of the request and the epoch that the agent holds. */
+  readonly runEpoch: RunEpoch | undefined;
   readonly patienceMs: number;
-  readonly caller: CancelToken;
+  readonly cancelToken: CancelToken;
 }
 
 interface BuiltInTool {
@@ -33,71 +33,73 @@ interface BuiltInTool {
   readonly description: string;
   readonly effect: 'read' | 'write';
   readonly input: JsonObject;
-  readonly run: (use: Use, args: JsonObject) => Promise<Json>;
+  readonly run: (request: BuiltInRequest, args: JsonObject) => Promise<Json>;
 }
 
-function tool<T>(
+function defineTool<T>(
   name: string,
   description: string,
   schema: z.ZodType<T>,
-  run: (use: Use, args: T) => Promise<Json>,
+  run: (request: BuiltInRequest, args: T) => Promise<Json>,
 ): BuiltInTool {
   const effect = BUILT_IN[name];
-  if (effect === undefined) throw new TypeError(`${name} is not a built-in tool`);
+  if (effect === undefined) throw new TypeError(`${name} is missing in BUILT_IN.`);
   const { $schema: _, ...input } = z.toJSONSchema(schema, { io: 'input' }) as JsonObject;
-  return { name, description, effect, input, run: (use, args) => run(use, read(name, schema, args)) };
+  return { name, description, effect, input, run: (request, args) => run(request, parseArguments(name, schema, args)) };
 }
 
-function read<T>(name: string, schema: z.ZodType<T>, args: JsonObject): T {
+function parseArguments<T>(name: string, schema: z.ZodType<T>, args: JsonObject): T {
   const parsed = schema.safeParse(args);
   if (parsed.success) return parsed.data;
   const faults = formatZodIssues(args, schema, parsed.error.issues);
   throw new GatewayError('invalid_arguments', `${name}: ${faults.join('; ')}`, { members: { faults } });
 }
 
-const id = z.string().regex(/^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'must be an id that this gateway gave');
-const reason = z.string().trim().min(1).max(2_000);
+const id = z
+  .string()
+  .regex(/^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/, 'must be an id that this gateway returned');
+const reasonText = z.string().trim().min(1).max(2_000);
 
-/** The gateway's own tools, for agents whose rules allow them. */
+/** The tools of the gateway itself, for agents whose rules allow them. */
 export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
-  tool(
+  defineTool(
     'oncegate.begin_saga',
-    'Begin a piece of work that can be undone as a whole. Put the id that comes back into _meta["oncegate/saga"] of every call that belongs to it.',
+    'Begin a saga: calls that can be undone together. Put the returned id into _meta["oncegate/saga"] of every call that belongs to it.',
     sagaSchema,
-    async ({ flow, agent, key, fence }, { name, ttl, onExpire }) => {
-      const wish = { name: name ?? undefined, ttlMs: ttlOf(ttl), onExpire: onExpire ?? undefined };
-      return sagaView((await beginSaga(flow.station, agent.name, wish, key, fence)).story, false);
+    async ({ services, agent, key, runEpoch }, { name, ttl, onExpire }) => {
+      const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
+      return sagaView((await beginSaga(services.station, agent.name, input, key, runEpoch)).story, false);
     },
   ),
-  tool(
+  defineTool(
     'oncegate.commit_saga',
-    'The work is done: everything in it stays.',
+    'Commit a saga: all its calls stay in effect.',
     z.strictObject({ saga: id }),
-    async ({ flow, agent, fence }, { saga }) =>
-      sagaView(await commitOwnSaga(flow.station, saga, agent.name, fence), false),
+    async ({ services, agent, runEpoch }, { saga }) =>
+      sagaView(await commitOwnSaga(services.station, saga, agent.name, runEpoch), false),
   ),
-  tool(
+  defineTool(
     'oncegate.rollback_saga',
-    'Undo everything that was done in a saga, or everything after a savepoint of it. It goes on by itself; ask again to see how far it is.',
-    z.strictObject({ saga: id, to: savepointName.nullish(), reason }),
-    async ({ flow, agent, patienceMs, caller, fence }, { saga, to, reason: why }) => {
-      await readSaga(flow.station, saga, agent.name);
-      const order = { id: saga, to: to ?? undefined, reason: why, by: 'agent', again: false, fence };
-      await requestRollback(flow.station, order, { agent: agent.name });
-      flow.rollbacks.wake({ id: saga, of: 'saga' });
-      return sagaView(await awaitRollback(flow, saga, agent.name, patienceMs, caller), false);
+    'Undo all calls of a saga, or all calls after a savepoint. The rollback continues in the background; call again to see its progress.',
+    z.strictObject({ saga: id, to: savepointName.nullish(), reason: reasonText }),
+    async ({ services, agent, patienceMs, cancelToken, runEpoch }, { saga, to, reason }) => {
+      await readSaga(services.station, saga, agent.name);
+      const rollback = { id: saga, to: to ?? undefined, reason, by: 'agent', again: false, fence: runEpoch };
+      await requestRollback(services.station, rollback, { agent: agent.name });
+      services.rollbacks.wake({ id: saga, of: 'saga' });
+      return sagaView(await awaitRollback(services, saga, agent.name, patienceMs, cancelToken), false);
     },
   ),
-  tool(
+  defineTool(
     'oncegate.get_call',
-    'How one of your calls stands: whether it succeeded, failed, waits for a person, or is in doubt, and its result.',
+    'The state and result of one of your calls: succeeded, failed, held for a person, or in doubt.',
     z.strictObject({ txn: id }),
-    async ({ flow, agent, patienceMs, caller }, { txn }) => {
-      const call = await readCall(flow, txn, agent.name, patienceMs, caller);
+    async ({ services, agent, patienceMs, cancelToken }, { txn }) => {
+      const call = await readCall(services, txn, agent.name, patienceMs, cancelToken);
       return JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json;
     },
   ),
-  tool(
+  defineTool(
     'oncegate.list_calls',
     'Your calls, newest first.',
     z.strictObject({
@@ -107,27 +109,27 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
       cursor: z.string().max(512).optional(),
       limit: z.int().min(1).max(200).optional(),
     }),
-    async ({ flow, agent }, { saga, state, tool: name, cursor, limit }) => {
+    async ({ services, agent }, { saga, state, tool: name, cursor, limit }) => {
       const filter = { saga, state, tool: name, cursor, since: undefined, limit: limit ?? 50, agent: agent.name };
-      const page = await findCalls(flow, filter);
+      const page = await findCalls(services, filter);
       const items = page.items.map((call) => JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json);
       return { items, cursor: page.cursor ?? null };
     },
   ),
 ];
 
-const byName = new Map(
+const toolsByName = new Map(
   BUILT_IN_TOOLS.flatMap((each) => [[each.name, each] as const, [each.name.replaceAll('.', '__'), each] as const]),
 );
 
-export function builtInNamed(name: string): BuiltInTool | undefined {
-  return byName.get(name);
+export function findBuiltIn(name: string): BuiltInTool | undefined {
+  return toolsByName.get(name);
 }
 
-export async function useBuiltIn(builtIn: BuiltInTool, use: Use, args: JsonObject): Promise<Json> {
-  const { station } = use.flow;
-  await authorizeBuiltIn(station, use.agent, builtIn.name, args, use.fence?.run ?? null);
-  // Another agent's run is none.
-  if (use.fence !== undefined) await findRun(station, use.fence.run, use.agent.name);
-  return builtIn.run(use, args);
+export async function runBuiltIn(builtIn: BuiltInTool, request: BuiltInRequest, args: JsonObject): Promise<Json> {
+  const context = request.services.station;
+  await authorizeBuiltIn(context, request.agent, builtIn.name, args, request.runEpoch?.run ?? null);
+  // Fails for a run of another agent.
+  if (request.runEpoch !== undefined) await findRun(context, request.runEpoch.run, request.agent.name);
+  return builtIn.run(request, args);
 }

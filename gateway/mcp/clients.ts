@@ -1,56 +1,56 @@
 import { randomUUID } from 'node:crypto';
 import type { JsonObject } from '../domain/json.ts';
 
-/** What a client of the older revisions can do: it says so once, and every later request only names its session. */
-const CAN = ['elicitation', 'sampling', 'roots'] as const;
+/** Capabilities of clients of older revisions. The client declares them once; later requests only name their session. */
+const CAPABILITIES = ['elicitation', 'sampling', 'roots'] as const;
 
 /**
- * The id of a session. It carries what there is to know about its client, so that any replica understands it and none has to
- * remember it: there is nothing to expire, and nothing to look up.
+ * Creates the id of a session. The id encodes the capabilities of the client, so that every replica understands it and none stores
+ * sessions.
  */
-export function sessionFor(capabilities: JsonObject): string {
-  const flags = CAN.map((name) => (capabilities[name] === undefined ? '-' : name.charAt(0))).join('');
+export function createSessionId(capabilities: JsonObject): string {
+  const flags = CAPABILITIES.map((name) => (capabilities[name] === undefined ? '-' : name.charAt(0))).join('');
   return `${randomUUID()}.${flags}`;
 }
 
-/** What the client of a session can do; nothing, if this is no session of ours. */
-export function capabilitiesOf(session: string | undefined): JsonObject {
+/** The capabilities that the session id encodes; none for an id that this gateway did not create. */
+export function parseSessionCapabilities(session: string | undefined): JsonObject {
   const [, flags] = /^[0-9a-f-]{36}\.([a-z-]{3})$/.exec(session ?? '') ?? [];
   if (flags === undefined) return {};
-  return Object.fromEntries(CAN.filter((_, at) => flags.charAt(at) !== '-').map((name) => [name, {}]));
+  return Object.fromEntries(CAPABILITIES.filter((_, at) => flags.charAt(at) !== '-').map((name) => [name, {}]));
 }
 
-interface Question {
+interface PendingClientRequest {
   readonly agent: string;
   readonly settle: (response: JsonObject) => void;
 }
 
 /**
- * Questions that servers put to clients of the older revisions in the middle of a call. They go out on the stream of the
- * call, and their answers come in as requests of their own, to this process or not at all.
+ * Requests of upstream servers to clients of older revisions during a call. A request goes out on the stream of the call. Its response
+ * arrives as a separate HTTP request, which must reach this process.
  */
-export class Questions {
-  readonly #open = new Map<string, Question>();
+export class ClientRequests {
+  readonly #pending = new Map<string, PendingClientRequest>();
 
-  /** Asks with an id that nobody can guess, and waits for the answer. */
+  /** Sends a request with an unguessable id and waits for the response. */
   async ask(agent: string, send: (id: string) => Promise<void>, until: AbortSignal): Promise<JsonObject> {
     const id = randomUUID();
     try {
       return await new Promise<JsonObject>((resolve, reject) => {
-        const giveUp = () => reject(new Error('the client is gone'));
+        const giveUp = () => reject(new Error('the client disconnected'));
         if (until.aborted) return giveUp();
         until.addEventListener('abort', giveUp, { once: true });
-        this.#open.set(id, { agent, settle: resolve });
+        this.#pending.set(id, { agent, settle: resolve });
         send(id).catch(reject);
       });
     } finally {
-      this.#open.delete(id);
+      this.#pending.delete(id);
     }
   }
 
-  /** An answer came in. One that nobody waits for, or that another agent gives, is nothing to anybody. */
+  /** Delivers a response. Ignores responses without a pending request and responses of other agents. */
   answer(agent: string, response: JsonObject): void {
-    const question = this.#open.get(String(response['id']));
-    if (question?.agent === agent) question.settle(response);
+    const pending = this.#pending.get(String(response['id']));
+    if (pending?.agent === agent) pending.settle(response);
   }
 }

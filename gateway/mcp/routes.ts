@@ -7,35 +7,35 @@ import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import { parseStrictJson, StrictJsonError } from '../domain/strict-json.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { markDelivered } from '../flow/calls/own-calls.ts';
-import { hangUp } from '../http/tool-routes.ts';
+import { cancelTokenFor } from '../http/tool-routes.ts';
 import { readCallHeaders } from '../http/transport/headers.ts';
 import { identifyAgent } from '../http/transport/identify.ts';
-import { capabilitiesOf, Questions, sessionFor } from './clients.ts';
-import { isForeign } from './origin.ts';
-import { offersFor, serverFor, type Visit } from './server.ts';
-import { Streams } from './streams.ts';
+import { ClientRequests, createSessionId, parseSessionCapabilities } from './clients.ts';
+import { isCrossOrigin } from './origin.ts';
+import { createServer, type McpRequest, readerFor } from './server.ts';
+import { SessionStreams } from './streams.ts';
 
-const PATH = '/mcp';
-const SESSION = 'mcp-session-id';
+const MCP_PATH = '/mcp';
+const SESSION_HEADER = 'mcp-session-id';
 
 /**
- * The MCP front. Each request is served for itself, whatever revision its client speaks: the newest one is made so, and a
- * session of an older one carries in its id all that there is to know.
+ * The MCP endpoint. Every request is served statelessly. The newest revision has no sessions; in older ones the session id encodes the
+ * capabilities of the client.
  */
-export function mcpRoutes(app: FastifyInstance, flow: Services, version: string): void {
-  const visits = new WeakMap<Request, Visit>();
-  const questions = new Questions();
+export function mcpRoutes(app: FastifyInstance, services: Services, version: string): void {
+  const mcpRequests = new WeakMap<Request, McpRequest>();
+  const clientRequests = new ClientRequests();
   const handler = createMcpHandler(
     ({ era, requestInfo }: McpRequestContext) => {
-      const visit = requestInfo && visits.get(requestInfo);
-      if (visit === undefined) throw new TypeError('a request that nobody let in');
-      return serverFor(visit, era);
+      const mcpRequest = requestInfo && mcpRequests.get(requestInfo);
+      if (mcpRequest === undefined) throw new TypeError('The MCP handler received an unregistered request.');
+      return createServer(mcpRequest, era);
     },
-    { onerror: (error) => flow.station.log.info({ err: error.message }, 'an MCP request was refused') },
+    { onerror: (error) => services.station.log.info({ err: error.message }, 'MCP request refused') },
   );
-  const streams = new Streams();
-  flow.station.imports.onChange((method, params) => {
-    streams.tell(method, params);
+  const streams = new SessionStreams();
+  services.station.imports.onChange((method, params) => {
+    streams.notify(method, params);
     if (method === 'notifications/resources/updated') handler.notify.resourceUpdated(String(params['uri']));
     if (method === 'notifications/tools/list_changed') handler.notify.toolsChanged();
     if (method === 'notifications/prompts/list_changed') handler.notify.promptsChanged();
@@ -48,69 +48,77 @@ export function mcpRoutes(app: FastifyInstance, flow: Services, version: string)
 
   app.route({
     method: ['GET', 'POST', 'DELETE'],
-    url: PATH,
+    url: MCP_PATH,
     handler: async (request, reply) => {
-      const caller = hangUp(request, reply);
-      if (isForeign(request))
-        throw new GatewayError('forbidden', 'This origin or host is not one from which this gateway is used.');
-      const agent = identify(request, reply, flow);
+      const cancelToken = cancelTokenFor(request, reply);
+      if (isCrossOrigin(request))
+        throw new GatewayError(
+          'forbidden',
+          'This origin or host may not use this gateway: a page must have the origin of the gateway.',
+        );
+      const agent = identifyCaller(request, reply, services);
       const body = request.method === 'POST' ? readMessage(request) : undefined;
-      if (body instanceof StrictJsonError) return sendUnread(reply, request, body);
-      // No revision that is spoken here knows batches, and one request would be counted for any number of calls.
-      if (Array.isArray(body)) return sendRefusal(reply, -32600, 'Invalid request: send one message, not a batch.');
+      if (body instanceof StrictJsonError) return sendParseError(reply, request, body);
+      // No supported revision has batches, and limits would count a batch as one request.
+      if (Array.isArray(body))
+        return sendJsonRpcError(reply, -32600, 'Invalid request: send one message, not a batch.');
       if (
         isJsonObject(body) &&
         !('method' in body) &&
         body['id'] !== undefined &&
         ('result' in body || 'error' in body)
       ) {
-        questions.answer(agent.name, body);
+        clientRequests.answer(agent.name, body);
         return reply.status(202).send();
       }
-      const session = headerOf(request, SESSION);
+      const session = readHeader(request, SESSION_HEADER);
       if (request.method === 'GET' && session !== undefined && streams.open(agent.name, session, reply)) return reply;
-      const visit: Visit = {
-        flow,
+      const mcpRequest: McpRequest = {
+        services,
         agent,
         headers: readCallHeaders(request),
-        rawKey: headerOf(request, 'idempotency-key'),
-        caller,
-        capabilities: capabilitiesOf(session),
-        questions,
+        rawKey: readHeader(request, 'idempotency-key'),
+        cancelToken,
+        capabilities: parseSessionCapabilities(session),
+        clientRequests,
         subscribe: (uri) => {
           if (session === undefined || !streams.subscribe(agent.name, session, uri))
-            throw new ProtocolError(-32603, 'There is no session to tell of it, or it subscribed to too much.');
+            throw new ProtocolError(
+              -32603,
+              'Cannot subscribe: the request has no session, or the session has too many subscriptions.',
+            );
         },
         unsubscribe: (uri) => {
           if (session !== undefined) streams.unsubscribe(agent.name, session, uri);
         },
         version,
         origin: originOf(request),
-        answered: [],
+        answeredCalls: [],
       };
       const gone = new AbortController();
-      caller.onGone(() => gone.abort());
-      const asked = new Request(`http://gateway${PATH}`, {
+      cancelToken.onGone(() => gone.abort());
+      const fetchRequest = new Request(`http://gateway${MCP_PATH}`, {
         method: request.method,
         headers: Object.entries(request.headers).flatMap(([name, value]) =>
           typeof value === 'string' && name !== 'content-length' ? [[name, value] as [string, string]] : [],
         ),
         signal: gone.signal,
       });
-      visits.set(asked, visit);
+      mcpRequests.set(fetchRequest, mcpRequest);
       reply.raw.once('finish', () => {
-        for (const call of visit.answered) if (isFinalState(call.state)) markDelivered(flow, call);
+        for (const call of mcpRequest.answeredCalls) if (isFinalState(call.state)) markDelivered(services, call);
       });
-      const message = await withWatched(body, visit);
-      const response = await handler.fetch(asked, message === undefined ? {} : { parsedBody: message });
-      if (isInitialize(body) && response.ok) reply.header(SESSION, sessionFor(clientOf(body)));
-      return send(reply, response);
+      const message = await withAllowedSubscriptions(body, mcpRequest);
+      const response = await handler.fetch(fetchRequest, message === undefined ? {} : { parsedBody: message });
+      if (isInitialize(body) && response.ok)
+        reply.header(SESSION_HEADER, createSessionId(readClientCapabilities(body)));
+      return sendResponse(reply, response);
     },
   });
 }
 
-function identify(request: FastifyRequest, reply: FastifyReply, flow: Services) {
-  const policies = flow.station.policies();
+function identifyCaller(request: FastifyRequest, reply: FastifyReply, services: Services) {
+  const policies = services.station.policies();
   try {
     return identifyAgent(request, policies);
   } catch (error) {
@@ -120,22 +128,22 @@ function identify(request: FastifyRequest, reply: FastifyReply, flow: Services) 
   }
 }
 
-/** Where clients that bring tokens learn whom to get them from (RFC 9728). */
-export function resourceMetadata(app: FastifyInstance, flow: Services): void {
+/** Tells clients which authorization servers issue tokens (RFC 9728). */
+export function resourceMetadataRoutes(app: FastifyInstance, services: Services): void {
   const handler = async (request: FastifyRequest): Promise<Json> => {
-    const agents = [...flow.station.policies().agents.values()];
+    const agents = [...services.station.policies().agents.values()];
     const issuers = [...new Set(agents.flatMap(({ jwt }) => (jwt === undefined ? [] : [jwt.issuer])))];
     if (issuers.length === 0)
-      throw new GatewayError('not_found', 'No agent of this gateway comes with tokens: use a bearer key.');
+      throw new GatewayError('not_found', 'No agent of this gateway uses tokens: send a bearer key.');
     return {
-      resource: `${originOf(request)}${PATH}`,
+      resource: `${originOf(request)}${MCP_PATH}`,
       authorization_servers: issuers,
       bearer_methods_supported: ['header'],
       resource_name: 'Oncegate',
     };
   };
   app.get('/.well-known/oauth-protected-resource', handler);
-  app.get(`/.well-known/oauth-protected-resource${PATH}`, handler);
+  app.get(`/.well-known/oauth-protected-resource${MCP_PATH}`, handler);
 }
 
 function originOf(request: FastifyRequest): string {
@@ -143,10 +151,10 @@ function originOf(request: FastifyRequest): string {
 }
 
 function metadataUrl(request: FastifyRequest): string {
-  return `${originOf(request)}/.well-known/oauth-protected-resource${PATH}`;
+  return `${originOf(request)}/.well-known/oauth-protected-resource${MCP_PATH}`;
 }
 
-/** Read as strictly as the arguments of any call: what is judged is what is sent. */
+/** Reads the message as strictly as the arguments of a call. */
 function readMessage(request: FastifyRequest): Json | StrictJsonError {
   const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
   try {
@@ -157,15 +165,15 @@ function readMessage(request: FastifyRequest): Json | StrictJsonError {
   }
 }
 
-/** What others would read, and who asks is told under the id it gave; or what nobody can. */
-function sendUnread(reply: FastifyReply, request: FastifyRequest, { message }: StrictJsonError): FastifyReply {
-  const id = lenientId(request);
+/** Answers with the id of the message where a lenient parser can read it, else as a parse error without id. */
+function sendParseError(reply: FastifyReply, request: FastifyRequest, { message }: StrictJsonError): FastifyReply {
+  const id = readIdLeniently(request);
   return id === undefined
-    ? sendRefusal(reply, -32700, `Parse error: ${message}`)
-    : sendRefusal(reply, -32602, `Invalid params: ${message}`, id);
+    ? sendJsonRpcError(reply, -32700, `Parse error: ${message}`)
+    : sendJsonRpcError(reply, -32602, `Invalid params: ${message}`, id);
 }
 
-function lenientId({ body }: FastifyRequest): string | number | undefined {
+function readIdLeniently({ body }: FastifyRequest): string | number | undefined {
   try {
     const id: unknown = (JSON.parse(String(body)) as { id?: unknown } | null)?.id;
     return typeof id === 'string' || typeof id === 'number' ? id : undefined;
@@ -174,7 +182,7 @@ function lenientId({ body }: FastifyRequest): string | number | undefined {
   }
 }
 
-function sendRefusal(reply: FastifyReply, code: number, message: string, id: string | number | null = null) {
+function sendJsonRpcError(reply: FastifyReply, code: number, message: string, id: string | number | null = null) {
   return reply.status(400).send({ jsonrpc: '2.0', id, error: { code, message } });
 }
 
@@ -182,44 +190,47 @@ function isInitialize(body: Json | undefined): body is JsonObject {
   return isJsonObject(body) && body['method'] === 'initialize';
 }
 
-/** A client of the newest revision hears of the resources that it may read and that somebody can tell about, of no others. */
-async function withWatched(body: Json | undefined, visit: Visit): Promise<Json | undefined> {
-  const wanted = subscriptionsOf(body);
-  if (wanted.length === 0 || !isJsonObject(body) || !isJsonObject(body['params'])) return body;
-  if (wanted.length > MOST_URIS)
-    throw new GatewayError('malformed', `More than ${MOST_URIS} resources are too many to listen for at once.`);
-  const offers = offersFor(visit, 'modern', undefined);
+/** Limits the subscriptions of `subscriptions/listen` to resources that the agent may read and an upstream can watch. */
+async function withAllowedSubscriptions(body: Json | undefined, mcpRequest: McpRequest): Promise<Json | undefined> {
+  const requested = readSubscriptions(body);
+  if (requested.length === 0 || !isJsonObject(body) || !isJsonObject(body['params'])) return body;
+  if (requested.length > MAX_URIS)
+    throw new GatewayError(
+      'malformed',
+      `resourceSubscriptions must name at most ${MAX_URIS} resources (got ${requested.length}).`,
+    );
+  const reader = readerFor(mcpRequest, 'modern', undefined);
   const watched: string[] = [];
-  for (const uri of new Set(wanted)) {
-    if (visit.caller.gone) break;
-    if (await offers.subscribeResource(uri).catch(() => false)) watched.push(uri);
+  for (const uri of new Set(requested)) {
+    if (mcpRequest.cancelToken.gone) break;
+    if (await reader.subscribeResource(uri).catch(() => false)) watched.push(uri);
   }
   const { notifications } = body['params'];
   const allowed = { ...(isJsonObject(notifications) ? notifications : {}), resourceSubscriptions: watched };
   return { ...body, params: { ...body['params'], notifications: allowed } };
 }
 
-const MOST_URIS = 64;
+const MAX_URIS = 64;
 
-/** The resources that a client of the newest revision wants to hear of. */
-function subscriptionsOf(body: Json | undefined): string[] {
+/** The resource URIs of a `subscriptions/listen` message. */
+function readSubscriptions(body: Json | undefined): string[] {
   if (!isJsonObject(body) || body['method'] !== 'subscriptions/listen' || !isJsonObject(body['params'])) return [];
   const { notifications } = body['params'];
   const uris = isJsonObject(notifications) ? notifications['resourceSubscriptions'] : undefined;
   return Array.isArray(uris) ? uris.filter((uri) => typeof uri === 'string') : [];
 }
 
-function clientOf({ params }: JsonObject): JsonObject {
+function readClientCapabilities({ params }: JsonObject): JsonObject {
   const capabilities = isJsonObject(params) ? params['capabilities'] : undefined;
   return isJsonObject(capabilities) ? capabilities : {};
 }
 
-function headerOf(request: FastifyRequest, name: string): string | undefined {
+function readHeader(request: FastifyRequest, name: string): string | undefined {
   const value = request.headers[name];
   return Array.isArray(value) ? value.join(', ') : value;
 }
 
-async function send(reply: FastifyReply, response: Response): Promise<FastifyReply> {
+async function sendResponse(reply: FastifyReply, response: Response): Promise<FastifyReply> {
   reply.status(response.status);
   response.headers.forEach((value, name) => {
     reply.header(name, value);

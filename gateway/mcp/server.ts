@@ -1,7 +1,6 @@
 import { ProtocolError, Server, type ServerContext } from '@modelcontextprotocol/server';
-import type { Continuation, McpEra, ProgressListener } from '../domain/attempts/adapter.ts';
+import type { McpEra, ProgressListener } from '../domain/attempts/adapter.ts';
 import type { CallSummary } from '../domain/calls/call.ts';
-import { canonicalize } from '../domain/canonical.ts';
 import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
@@ -9,92 +8,105 @@ import { McpError } from '../domain/mcp-error.ts';
 import type { Agent } from '../domain/policy.ts';
 import { parseTraceContext, type TraceContext } from '../domain/telemetry.ts';
 import { dryRun } from '../flow/calls/dry-run.ts';
-import { executeCall, type Services } from '../flow/calls/execute-call.ts';
+import { executeCall, type Services, type ToolCall } from '../flow/calls/execute-call.ts';
 import type { CancelToken } from '../flow/cancel-token.ts';
 import { McpReader } from '../flow/mcp/offers.ts';
-import { toolNamed } from '../http/catalogue.ts';
-import { type CallHeaders, parseDependsOn, parseFence, parseSaga } from '../http/transport/headers.ts';
-import { builtInNamed, useBuiltIn } from './built-in.ts';
-import type { Questions } from './clients.ts';
-import { continuedKey, keyOf, metaText } from './keys.ts';
-import { resultOf, thrownResult } from './results.ts';
-import { toolList } from './tool-list.ts';
+import { resolveToolName } from '../http/catalogue.ts';
+import { type CallHeaders, parseDependsOn, parseRunEpoch, parseSaga } from '../http/transport/headers.ts';
+import { findBuiltIn, runBuiltIn } from './built-in.ts';
+import type { ClientRequests } from './clients.ts';
+import {
+  askClient,
+  buildApprovalRequest,
+  canOpenUrl,
+  continuationJson,
+  readContinuation,
+  withContinuation,
+} from './continuation.ts';
+import { deriveContinuationKey, readKey, readMetaText } from './keys.ts';
+import { buildErrorResult, buildResult } from './results.ts';
+import { listMcpTools } from './tool-list.ts';
 
-/** One request that came in over MCP: who asks, and what its HTTP part says. */
-export interface Visit {
-  readonly flow: Services;
+/** One MCP request: the agent, the HTTP headers and the client. */
+export interface McpRequest {
+  readonly services: Services;
   readonly agent: Agent;
   readonly headers: CallHeaders;
   readonly rawKey: string | undefined;
-  readonly caller: CancelToken;
-  /** What a client of the older revisions can do. */
+  readonly cancelToken: CancelToken;
+  /** The capabilities of a client of an older revision. */
   readonly capabilities: JsonObject;
-  readonly questions: Questions;
-  /** To be told when a resource changes, or no longer. */
+  readonly clientRequests: ClientRequests;
+  /** Starts or stops the notifications about a resource. */
   readonly subscribe: (uri: string) => void;
   readonly unsubscribe: (uri: string) => void;
   readonly version: string;
-  /** Where the client found this gateway. */
+  /** The URL under which the client reaches this gateway. */
   readonly origin: string;
-  /** The calls that were answered: once the answer has left, they are remembered as delivered. */
-  readonly answered: CallSummary[];
+  /** The answered calls, to record as delivered once the answer has been sent. */
+  readonly answeredCalls: CallSummary[];
 }
 
-const META = 'io.modelcontextprotocol';
-/** How long a list may be used without asking again. */
-const CACHE = { ttlMs: 5_000, cacheScope: 'private' } as const;
+const META_PREFIX = 'io.modelcontextprotocol';
+/** How long a client may cache a list. */
+const LIST_CACHE = { ttlMs: 5_000, cacheScope: 'private' } as const;
 
 /** The gateway as an MCP server, for one request of one agent. */
-export function serverFor(visit: Visit, era: McpEra): Server {
-  const { flow, agent, version } = visit;
-  const { station } = flow;
-  const nobody = offersFor(visit, era, undefined);
-  const capabilities = { tools: { listChanged: true }, logging: {}, ...nobody.capabilities() };
+export function createServer(mcpRequest: McpRequest, era: McpEra): Server {
+  const { services, agent, version } = mcpRequest;
+  const context = services.station;
+  const anonymousReader = readerFor(mcpRequest, era, undefined);
+  const capabilities = { tools: { listChanged: true }, logging: {}, ...anonymousReader.capabilities() };
   const server = new Server(
     { name: 'oncegate', title: 'Oncegate', version },
     {
       capabilities,
       cacheHints: {
-        'tools/list': CACHE,
-        'prompts/list': CACHE,
-        'resources/list': CACHE,
-        'resources/templates/list': CACHE,
+        'tools/list': LIST_CACHE,
+        'prompts/list': LIST_CACHE,
+        'resources/list': LIST_CACHE,
+        'resources/templates/list': LIST_CACHE,
         'resources/read': { ttlMs: 0, cacheScope: 'private' },
       },
-      // Questions of servers are relayed by us, so that their answers find the way back to this process.
+      // The gateway relays requests of upstream servers itself, so that the responses reach this process.
       inputRequired: { legacyShim: false },
     },
   );
-  const raw = relaying(server as unknown as RawServer);
-  raw.setRequestHandler('tools/list', () => ({ tools: toolList(station.policies(), agent, era) }));
-  raw.setRequestHandler('tools/call', (request, ctx) => callOne(visit, server, era, request.params, ctx));
-  const offers = (ctx: ServerContext) => offersFor(visit, era, { server, ctx });
+  const raw = withErrorRelay(server as unknown as RawServer);
+  raw.setRequestHandler('tools/list', () => ({ tools: listMcpTools(context.policies(), agent, era) }));
+  raw.setRequestHandler('tools/call', (request, ctx) => handleToolCall(mcpRequest, server, era, request.params, ctx));
+  const reader = (ctx: ServerContext) => readerFor(mcpRequest, era, { server, ctx });
   if ('resources' in capabilities) {
-    raw.setRequestHandler('resources/list', (_, ctx) => offers(ctx).list('resources', 'resources/list', 'resources'));
+    raw.setRequestHandler('resources/list', (_, ctx) => reader(ctx).list('resources', 'resources/list', 'resources'));
     raw.setRequestHandler('resources/templates/list', (_, ctx) =>
-      offers(ctx).list('resources', 'resources/templates/list', 'resourceTemplates'),
+      reader(ctx).list('resources', 'resources/templates/list', 'resourceTemplates'),
     );
     raw.setRequestHandler('resources/subscribe', async ({ params: { uri } }, ctx) => {
-      if (!(await offers(ctx).subscribeResource(String(uri)))) throw new McpError(-32602, 'There is no such resource.');
-      visit.subscribe(String(uri));
+      if (!(await reader(ctx).subscribeResource(String(uri))))
+        throw new McpError(-32602, 'There is no such resource, or no upstream can watch it.');
+      mcpRequest.subscribe(String(uri));
       return {};
     });
     raw.setRequestHandler('resources/unsubscribe', ({ params: { uri } }) => {
-      visit.unsubscribe(String(uri));
+      mcpRequest.unsubscribe(String(uri));
       return {};
     });
-    raw.setRequestHandler('resources/read', (request, ctx) => offers(ctx).readResource(withRound(request.params, ctx)));
+    raw.setRequestHandler('resources/read', (request, ctx) =>
+      reader(ctx).readResource(withContinuation(request.params, ctx)),
+    );
   }
   if ('prompts' in capabilities) {
-    raw.setRequestHandler('prompts/list', (_, ctx) => offers(ctx).list('prompts', 'prompts/list', 'prompts'));
-    raw.setRequestHandler('prompts/get', (request, ctx) => offers(ctx).getPrompt(withRound(request.params, ctx)));
+    raw.setRequestHandler('prompts/list', (_, ctx) => reader(ctx).list('prompts', 'prompts/list', 'prompts'));
+    raw.setRequestHandler('prompts/get', (request, ctx) =>
+      reader(ctx).getPrompt(withContinuation(request.params, ctx)),
+    );
   }
   if ('completions' in capabilities)
-    raw.setRequestHandler('completion/complete', (request, ctx) => offers(ctx).complete(request.params));
+    raw.setRequestHandler('completion/complete', (request, ctx) => reader(ctx).complete(request.params));
   return server;
 }
 
-/** The SDK's server without its types of results, which are ours to keep: what a server said passes as it is. */
+/** The server of the SDK without result types, because results of upstream servers pass through unchanged. */
 interface RawServer {
   setRequestHandler(
     method: string,
@@ -102,8 +114,8 @@ interface RawServer {
   ): void;
 }
 
-/** What a server behind us answered as an error is our answer too. */
-function relaying(server: RawServer): RawServer {
+/** Passes the errors of upstream servers on to the client. */
+function withErrorRelay(server: RawServer): RawServer {
   return {
     setRequestHandler: (method, handler) =>
       server.setRequestHandler(method, async (request, ctx) => {
@@ -117,205 +129,145 @@ function relaying(server: RawServer): RawServer {
   };
 }
 
-async function callOne(
-  visit: Visit,
+async function handleToolCall(
+  mcpRequest: McpRequest,
   server: Server,
   era: McpEra,
   params: JsonObject,
   ctx: ServerContext,
 ): Promise<Json> {
   try {
-    return await call(visit, server, era, params, ctx);
+    return await callTool(mcpRequest, server, era, params, ctx);
   } catch (error) {
-    return thrownResult(error);
+    return buildErrorResult(error);
   }
 }
 
-async function call(visit: Visit, server: Server, era: McpEra, params: JsonObject, ctx: ServerContext): Promise<Json> {
-  const { flow, agent, headers, caller } = visit;
+async function callTool(
+  mcpRequest: McpRequest,
+  server: Server,
+  era: McpEra,
+  params: JsonObject,
+  ctx: ServerContext,
+): Promise<Json> {
+  const { services, agent, headers, cancelToken } = mcpRequest;
   const meta = (ctx.mcpReq._meta ?? {}) as JsonObject;
   const args = isJsonObject(params['arguments']) ? params['arguments'] : {};
   const name = String(params['name']);
-  if (name.length > MOST_NAME) throw new McpError(-32602, `The name of a tool has at most ${MOST_NAME} characters.`);
-  const key = keyOf(meta, visit.rawKey);
-  const builtIn = builtInNamed(name);
+  if (name.length > MAX_TOOL_NAME)
+    throw new McpError(
+      -32602,
+      `The name of a tool must have at most ${MAX_TOOL_NAME} characters (got ${name.length}).`,
+    );
+  const key = readKey(meta, mcpRequest.rawKey);
+  const builtIn = findBuiltIn(name);
   if (builtIn !== undefined) {
-    if (headers.dryRun) throw new GatewayError('malformed', `There is no dry run of ${name}: it was not carried out.`);
+    if (headers.dryRun) throw new GatewayError('malformed', `${name} has no dry run. It was not executed.`);
     const patienceMs = builtIn.effect === 'read' ? 0 : headers.patienceMs;
-    const use = { flow, agent, key, caller, patienceMs, fence: fenceFor(meta, headers) };
-    const value = await useBuiltIn(builtIn, use, args);
-    return told(value);
+    const runEpoch = readRunEpoch(meta, headers);
+    const request = { services, agent, key, cancelToken, patienceMs, runEpoch };
+    return buildJsonResult(await runBuiltIn(builtIn, request, args));
   }
-  const policies = flow.station.policies();
-  const tool = toolNamed(policies, name);
-  const saga = parseSaga(metaText(meta, 'oncegate/saga')) ?? headers.saga;
-  const follower = followerOf(visit, era, server, ctx);
-  const asked = {
+  const policies = services.station.policies();
+  const tool = resolveToolName(policies, name);
+  const saga = parseSaga(readMetaText(meta, 'oncegate/saga')) ?? headers.saga;
+  const listener = listenerFor(mcpRequest, era, server, ctx);
+  const toolCall: Omit<ToolCall, 'key' | 'continuation'> = {
     agent,
     tool,
     args,
     saga,
-    dependsOn: parseDependsOn(metaText(meta, 'oncegate/depends-on'), saga) ?? headers.dependsOn,
+    dependsOn: parseDependsOn(readMetaText(meta, 'oncegate/depends-on'), saga) ?? headers.dependsOn,
     undo: headers.undo,
-    fence: fenceFor(meta, headers),
-    trace: traceFor(meta, headers),
-    follower,
+    fence: readRunEpoch(meta, headers),
+    trace: readTrace(meta, headers),
+    follower: listener,
     patienceMs: headers.patienceMs,
-    caller,
+    caller: cancelToken,
   };
-  if (headers.dryRun) return told(await dryRun(flow.station, () => ({ ...asked, key })));
+  if (headers.dryRun) return buildJsonResult(await dryRun(services.station, () => ({ ...toolCall, key })));
   const upstream = policies.upstreams.get(policies.tools.get(tool)?.upstream ?? '');
-  let continuation = continuationOf(ctx);
+  let continuation = readContinuation(ctx);
   for (let round = 1; ; round += 1) {
-    const answer = await executeCall(flow, {
-      ...asked,
-      key: key === undefined || continuation === undefined ? key : continuedKey(key, asJson(continuation)),
+    const answer = await executeCall(services, {
+      ...toolCall,
+      key:
+        key === undefined || continuation === undefined
+          ? key
+          : deriveContinuationKey(key, continuationJson(continuation)),
       continuation,
     });
-    visit.answered.push(answer.call);
-    if (answer.call.state === 'held' && answer.call.hold?.kind !== 'delay' && mayVisit(follower))
-      return visitRequest(visit, answer.call, continuation);
-    const result = resultOf(answer, upstream?.adapter === 'mcp', continuation !== undefined);
+    mcpRequest.answeredCalls.push(answer.call);
+    if (answer.call.state === 'held' && answer.call.hold?.kind !== 'delay' && canOpenUrl(listener))
+      return buildApprovalRequest(mcpRequest.origin, answer.call, continuation);
+    const result = buildResult(answer, upstream?.adapter === 'mcp', continuation !== undefined);
     if (era === 'modern' || result['resultType'] !== 'input_required') return result;
-    if (round === MOST_ROUNDS) throw new McpError(-32603, `The tool asked ${round} times and is not content.`);
-    // A client of an older revision cannot come back with the answers: it is asked right here.
-    continuation = await answersOf(result, follower);
+    if (round === MAX_ROUNDS)
+      throw new McpError(-32603, `The tool asked for input ${round} times, which is the limit.`);
+    // A client of an older revision cannot send the answers in a second call, so ask it now.
+    continuation = await askClient(result, listener);
   }
 }
 
-/** The run in `_meta`, or in the headers. */
-function fenceFor(meta: JsonObject, { fence }: CallHeaders): RunEpoch | undefined {
-  const own = { run: metaText(meta, 'oncegate/run'), epoch: metaText(meta, 'oncegate/epoch') };
-  return own.run === undefined && own.epoch === undefined ? fence : parseFence(own);
+/** The run in `_meta`, else in the headers. */
+function readRunEpoch(meta: JsonObject, { runEpoch }: CallHeaders): RunEpoch | undefined {
+  const own = { run: readMetaText(meta, 'oncegate/run'), epoch: readMetaText(meta, 'oncegate/epoch') };
+  return own.run === undefined && own.epoch === undefined ? runEpoch : parseRunEpoch(own);
 }
 
-/** In `_meta`, where the newest revision puts it, or in the headers. */
-function traceFor(meta: JsonObject, { trace }: CallHeaders): TraceContext {
+/** The trace in `_meta`, where the newest revision puts it, else in the headers. */
+function readTrace(meta: JsonObject, { trace }: CallHeaders): TraceContext {
   const own = parseTraceContext((name) => (typeof meta[name] === 'string' ? meta[name] : undefined));
   return own.traceparent === undefined ? trace : own;
 }
 
-function told(value: Json): JsonObject {
+function buildJsonResult(value: Json): JsonObject {
   return { content: [{ type: 'text', text: JSON.stringify(value) }], structuredContent: value };
 }
 
-const MOST_ROUNDS = 8;
-/** As over HTTP. */
-const MOST_NAME = 512;
+const MAX_ROUNDS = 8;
+/** As `maxParamLength` over HTTP. */
+const MAX_TOOL_NAME = 512;
 
-async function answersOf(
-  { inputRequests, requestState }: JsonObject,
-  follower: ProgressListener,
-): Promise<Continuation> {
-  const answers: Record<string, Json> = {};
-  for (const [name, question] of Object.entries(isJsonObject(inputRequests) ? inputRequests : {})) {
-    const { method, params } = isJsonObject(question) ? question : {};
-    answers[name] = await follower.ask(String(method), isJsonObject(params) ? params : {});
-  }
-  return { inputResponses: answers, ...(typeof requestState === 'string' ? { requestState } : {}) };
-}
-
-/** Whether the client can show somebody a page. */
-function mayVisit({ era, capabilities }: ProgressListener): boolean {
-  const { elicitation } = capabilities;
-  return era === 'modern' && isJsonObject(elicitation) && elicitation['url'] !== undefined;
-}
-
-/**
- * A held call, for a client that can take somebody to the page where it is decided and then ask again. What the call brought
- * goes out and comes back with the state, because such a client sends it only once.
- */
-function visitRequest(
-  { origin }: Visit,
-  { txn, tool }: CallSummary,
-  continuation: Continuation | undefined,
-): JsonObject {
-  const message = `${tool} waits for a person's approval. Nothing was sent so far.`;
-  const params = { mode: 'url', message, url: `${origin}/#approvals/${txn}` };
-  return {
-    resultType: 'input_required',
-    inputRequests: { approval: { method: 'elicitation/create', params } },
-    requestState: `${HELD}${continuation === undefined ? '' : Buffer.from(canonicalize(asJson(continuation))).toString('base64url')}`,
-  };
-}
-
-const HELD = 'oncegate.held.';
-
-function continuationOf(ctx: ServerContext): Continuation | undefined {
-  const { inputResponses } = ctx.mcpReq;
-  const requestState = ctx.mcpReq.requestState<string>();
-  // It comes back from the page where a held call is decided: the same call, with what that brought.
-  if (requestState?.startsWith(HELD) === true) return broughtBefore(requestState.slice(HELD.length));
-  if (inputResponses === undefined && requestState === undefined) return undefined;
-  return {
-    ...(inputResponses === undefined ? {} : { inputResponses: inputResponses as JsonObject }),
-    ...(requestState === undefined ? {} : { requestState }),
-  };
-}
-
-function broughtBefore(text: string): Continuation | undefined {
-  if (text === '') return undefined;
-  try {
-    const { inputResponses, requestState } = JSON.parse(Buffer.from(text, 'base64url').toString()) as JsonObject;
-    return {
-      ...(isJsonObject(inputResponses) ? { inputResponses } : {}),
-      ...(typeof requestState === 'string' ? { requestState } : {}),
-    };
-  } catch {
-    throw new GatewayError('malformed', 'requestState is not one that this gateway gave.');
-  }
-}
-
-function withRound(params: JsonObject, ctx: ServerContext): JsonObject {
-  return { ...params, ...asJson(continuationOf(ctx) ?? {}) };
-}
-
-function asJson({ inputResponses, requestState }: Continuation): JsonObject {
-  return {
-    ...(inputResponses === undefined ? {} : { inputResponses }),
-    ...(requestState === undefined ? {} : { requestState }),
-  };
-}
-
-export function offersFor(
-  visit: Visit,
+export function readerFor(
+  mcpRequest: McpRequest,
   era: McpEra,
-  asked: { server: Server; ctx: ServerContext } | undefined,
+  client: { server: Server; ctx: ServerContext } | undefined,
 ): McpReader {
-  const follower =
-    asked === undefined
-      ? { era, capabilities: {}, meta: {}, tell: () => {}, ask: () => Promise.reject(new Error('nobody asks')) }
-      : followerOf(visit, era, asked.server, asked.ctx);
-  return new McpReader(visit.flow.station, visit.agent, follower);
+  const listener: ProgressListener =
+    client === undefined
+      ? { era, capabilities: {}, meta: {}, tell: () => {}, ask: () => Promise.reject(new Error('there is no client')) }
+      : listenerFor(mcpRequest, era, client.server, client.ctx);
+  return new McpReader(mcpRequest.services.station, mcpRequest.agent, listener);
 }
 
-/** The client of this request, as the servers behind us see it. */
-function followerOf(visit: Visit, era: McpEra, server: Server, ctx: ServerContext): ProgressListener {
+/** The client of this request as upstream servers see it. */
+function listenerFor(mcpRequest: McpRequest, era: McpEra, server: Server, ctx: ServerContext): ProgressListener {
   const { mcpReq } = ctx;
   const envelope = (mcpReq.envelope ?? {}) as JsonObject;
-  const declared = envelope[`${META}/clientCapabilities`];
+  const declared = envelope[`${META_PREFIX}/clientCapabilities`];
   const token = mcpReq._meta?.progressToken;
-  const level = envelope[`${META}/logLevel`];
+  const level = envelope[`${META_PREFIX}/logLevel`];
   return {
     era,
-    capabilities: era === 'legacy' ? visit.capabilities : isJsonObject(declared) ? declared : {},
-    meta: level === undefined ? {} : { [`${META}/logLevel`]: level },
+    capabilities: era === 'legacy' ? mcpRequest.capabilities : isJsonObject(declared) ? declared : {},
+    meta: level === undefined ? {} : { [`${META_PREFIX}/logLevel`]: level },
     tell: (method, params) => {
       const isProgress = method === 'notifications/progress';
       if (isProgress && token === undefined) return;
-      const told = isProgress ? { ...params, progressToken: token } : params;
-      // A client that has gone hears nothing, and that changes nothing.
-      mcpReq.notify({ method, params: told } as Parameters<typeof mcpReq.notify>[0]).catch(() => {});
+      const message = isProgress ? { ...params, progressToken: token } : params;
+      // A failed notification means that the client disconnected; the call continues.
+      mcpReq.notify({ method, params: message } as Parameters<typeof mcpReq.notify>[0]).catch(() => {});
     },
     ask: async (method, params) => {
-      if (era === 'modern') throw new Error('it speaks a revision in which servers do not ask');
+      if (era === 'modern') throw new Error('the client speaks a revision without requests from servers');
       const send = async (id: string) =>
         server.transport?.send({ jsonrpc: '2.0', id, method, params }, { relatedRequestId: mcpReq.id });
-      const response = await visit.questions.ask(visit.agent.name, send, mcpReq.signal);
+      const response = await mcpRequest.clientRequests.ask(mcpRequest.agent.name, send, mcpReq.signal);
       if (isJsonObject(response['result'])) return response['result'];
       const error = response['error'];
       throw new Error(
-        isJsonObject(error) && typeof error['message'] === 'string' ? error['message'] : 'it gave no answer',
+        isJsonObject(error) && typeof error['message'] === 'string' ? error['message'] : 'the client sent no result',
       );
     },
   };

@@ -2,40 +2,40 @@ import type { Tool as McpTool } from '@modelcontextprotocol/server';
 import type { McpEra } from '../domain/attempts/adapter.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent, Policies, Tool } from '../domain/policy.ts';
-import { callable, vendorName } from '../http/catalogue.ts';
+import { listCallableTools, toVendorName } from '../http/catalogue.ts';
 import { canAllowTool } from '../policy/decide.ts';
 import { BUILT_IN_TOOLS } from './built-in.ts';
 
-/** What this agent may call. What a server says of its own tools' effects is not repeated: contracts say it. */
-export function toolList(policies: Policies, agent: Agent, era: McpEra): McpTool[] {
+/** The tools that this agent may call. Annotations come from the contracts, not from what an upstream claims. */
+export function listMcpTools(policies: Policies, agent: Agent, era: McpEra): McpTool[] {
   const builtIn = BUILT_IN_TOOLS.filter((tool) => canAllowTool(agent, tool)).map(
     ({ name, description, input, effect }): McpTool => ({
-      name: vendorName(name),
+      name: toVendorName(name),
       description,
       inputSchema: input as McpTool['inputSchema'],
       annotations: { readOnlyHint: effect === 'read', destructiveHint: false, openWorldHint: false },
     }),
   );
-  return [...callable(policies, agent).map((tool) => shown(tool, era)), ...builtIn];
+  return [...listCallableTools(policies, agent).map((tool) => describeTool(tool, era)), ...builtIn];
 }
 
-function shown(tool: Tool, era: McpEra): McpTool {
-  const output = era === 'legacy' ? withOurAnswers(tool.output) : tool.output;
+function describeTool(tool: Tool, era: McpEra): McpTool {
+  const output = era === 'legacy' ? withGatewayAnswers(tool.output) : tool.output;
   return {
-    name: vendorName(tool.name),
+    name: toVendorName(tool.name),
     ...(tool.title === undefined ? {} : { title: tool.title }),
     description: tool.description,
     inputSchema: (tool.input['type'] === 'object'
       ? tool.input
       : { ...tool.input, type: 'object' }) as McpTool['inputSchema'],
-    ...(isOfObjects(output) ? { outputSchema: output as NonNullable<McpTool['outputSchema']> } : {}),
-    annotations: annotations(tool),
+    ...(isObjectSchema(output) ? { outputSchema: output as NonNullable<McpTool['outputSchema']> } : {}),
+    annotations: buildAnnotations(tool),
     _meta: { 'oncegate/once': tool.effect === 'read' ? 'read' : tool.once.by, 'oncegate/undo': tool.undo.kind },
   };
 }
 
-/** Hints by what the contract promises: a repeat is harmless if it is caught, and what can be undone destroys nothing. */
-function annotations(tool: Tool): NonNullable<McpTool['annotations']> {
+/** Hints from the contract: a caught repeat is idempotent, and an undoable effect is not destructive. */
+function buildAnnotations(tool: Tool): NonNullable<McpTool['annotations']> {
   const isRead = tool.effect === 'read';
   const isUndoable = tool.undo.kind === 'reversible' || tool.undo.kind === 'compensable';
   return {
@@ -46,26 +46,26 @@ function annotations(tool: Tool): NonNullable<McpTool['annotations']> {
   };
 }
 
-/** Clients of all revisions understand only results that are objects. */
-function isOfObjects(output: JsonObject | undefined): boolean {
+/** Clients of all revisions accept only object schemas as output schemas. */
+function isObjectSchema(output: JsonObject | undefined): boolean {
   return output?.['type'] === 'object';
 }
 
-/** What stands in the place of a result: a problem, a call that goes on or whose answer is lost, a dry run. */
-const OUR_ANSWERS: readonly JsonObject[] = [
+/** Schemas of what the gateway answers in place of a result: a problem, a call, a dry run. */
+const GATEWAY_ANSWERS: readonly JsonObject[] = [
   { required: ['type', 'code', 'retry'], properties: { code: { type: 'string' } } },
   { required: ['txn', 'tool', 'state', 'replayed'] },
   { required: ['dryRun'], properties: { dryRun: { const: true } } },
 ];
 
 /**
- * Old clients hold whatever is structured against the schema, an error too, and keep from the model what does not fit. A
- * schema that refers to itself otherwise than by its definitions cannot be put beside others, and is not shown.
+ * Adds the answers of the gateway to an output schema. Older clients check all structured content, also errors, and withhold from the
+ * model what does not fit. A schema with references outside its definitions cannot be embedded, so it is left out.
  */
-function withOurAnswers(output: JsonObject | undefined): JsonObject | undefined {
-  if (output === undefined || !isOfObjects(output)) return output;
+function withGatewayAnswers(output: JsonObject | undefined): JsonObject | undefined {
+  if (output === undefined || !isObjectSchema(output)) return output;
   const { $schema, $defs, definitions, ...own } = output;
   if (/"\$ref":"(?!#\/(?:\$defs|definitions)\/)/.test(JSON.stringify(output))) return undefined;
   const shared = Object.entries({ $schema, $defs, definitions }).filter(([, value]) => value !== undefined);
-  return { ...(Object.fromEntries(shared) as JsonObject), type: 'object', anyOf: [own, ...OUR_ANSWERS] };
+  return { ...(Object.fromEntries(shared) as JsonObject), type: 'object', anyOf: [own, ...GATEWAY_ANSWERS] };
 }

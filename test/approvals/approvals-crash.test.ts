@@ -1,18 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-  writePolicies,
-} from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { findApproval } from '../support/approvals.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, keysYaml, OTHER_AGENT_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { startUpstreamForTest, useReplicas } from '../support/use-gateway.ts';
 
 const ALICE = 'alice-key';
 const BOB = 'bob-key';
@@ -59,7 +50,7 @@ tools:
     redact: [args.card]
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.pay
         ${pay}
@@ -68,57 +59,36 @@ agents:
       - allow: world.mail
       - allow: world.secret
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.mail
 people:
-  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
-  alice: { keys: ["sha256:${sha256Hex(ALICE)}"], roles: [approver], groups: [finance] }
-  bob: { keys: ["sha256:${sha256Hex(BOB)}"], ${tuning.bob ?? 'roles: [approver], groups: [finance]'} }
-  carl: { keys: ["sha256:${sha256Hex(CARL)}"], roles: [approver], groups: [security] }
-  dora: { keys: ["sha256:${sha256Hex('dora-key')}"], roles: [approver], groups: [finance, security] }
+  root: { ${keysYaml(ADMIN_KEY)}, roles: [admin] }
+  alice: { ${keysYaml(ALICE)}, roles: [approver], groups: [finance] }
+  bob: { ${keysYaml(BOB)}, ${tuning.bob ?? 'roles: [approver], groups: [finance]'} }
+  carl: { ${keysYaml(CARL)}, roles: [approver], groups: [security] }
+  dora: { ${keysYaml('dora-key')}, roles: [approver], groups: [finance, security] }
 `,
   };
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const options = { databaseUrl: database.url, env: { WORLD_URL: upstream.url } };
-  const config = 'limits: { pendingApprovals: 30 }';
-  one = await startGateway({ ...options, policies: policies(), config });
-  two = await makeGateway({ ...options, policies: {}, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, one, two, replicas } = useReplicas({
+  policies: policies(),
+  env: (url) => ({ WORLD_URL: url }),
+  config: 'limits: { pendingApprovals: 30 }',
 });
 beforeEach(async () => {
-  n += 1;
-  id = `case-${n}`;
-  for (const gateway of [one, two]) if (!gateway.isAlive) await gateway.start();
+  id = uniqueId('case');
+  for (const replica of replicas) await replica.ensureStarted();
   await use({});
 });
 
-const as = (gateway: Gateway, key: string, path: string, body: unknown): Promise<Reply> =>
-  gateway.request('POST', path, { key, body: JSON.stringify(body), headers: { 'content-type': 'application/json' } });
 const hold = (tool: string, args: object, key: string) => one.call(tool, args, { key, headers: { prefer: 'wait=0' } });
-const shownAs = async (txn: string, state = 'pending', on = one) =>
-  (await on.admin('GET', `/admin/approvals?state=${state}`)).body.items.find(
-    (item: { txn: string }) => item.txn === txn,
-  );
+const shownAs = (txn: string, state = 'pending', on = one) => findApproval(on, txn, state);
 const vote = (on: Gateway, key: string, txn: string, digest: string, verdict = 'approve') =>
-  as(on, key, `/admin/approvals/${txn}/${verdict}`, { reason: `${verdict} it`, digest });
+  on.post(`/admin/approvals/${txn}/${verdict}`, { reason: `${verdict} it`, digest }, key);
 /** What is on disk is in force on every replica that lives. */
 async function use(tuning: Tuning): Promise<void> {
   await writePolicies(one, policies(tuning));
@@ -246,7 +216,7 @@ describe('policies that change', () => {
   });
 
   it('in the environment, so that the upstream is somewhere else: nothing runs', async () => {
-    const elsewhere = await startUpstream();
+    const elsewhere = await startUpstreamForTest();
     try {
       const { txn } = (await hold('world.mail', { id }, id)).body;
       const { digest } = await shownAs(txn);
@@ -354,7 +324,7 @@ describe('races', () => {
         ends.set(state, (ends.get(state) ?? 0) + 1);
       }),
     );
-    // PostgreSQL counts them within a second or so.
+    // PostgreSQL counts deadlocks within a second or so, and a count that stays at zero announces nothing.
     await sleep(1_200);
     expect(await deadlocks()).toBe(0);
     return ends;

@@ -1,18 +1,9 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-  VIEWER_KEY,
-} from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { findApproval } from '../support/approvals.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, keysYaml, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
 const ALICE = 'alice-key';
 const BOB = 'bob-key';
@@ -40,7 +31,7 @@ tools:
   sick.mail: { upstream: sick, ${input}, request: { method: POST, path: /none/mail, body: "\${args}" }, retry: { attempts: 1, base: 1ms, max: 1ms, within: 1s } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.pay
         when: args.id.startsWith("rate-")
@@ -54,50 +45,28 @@ agents:
       - allow: sick.*
         approve: never
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.mail
         approve: never
 people:
-  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
-  watcher: { keys: ["sha256:${sha256Hex(VIEWER_KEY)}"], roles: [viewer] }
-  alice: { keys: ["sha256:${sha256Hex(ALICE)}"], roles: [approver], groups: [finance] }
-  bob: { keys: ["sha256:${sha256Hex(BOB)}"], roles: [approver], groups: [finance] }
+  root: { ${keysYaml(ADMIN_KEY)}, roles: [admin] }
+  watcher: { ${keysYaml(VIEWER_KEY)}, roles: [viewer] }
+  alice: { ${keysYaml(ALICE)}, roles: [approver], groups: [finance] }
+  bob: { ${keysYaml(BOB)}, roles: [approver], groups: [finance] }
 `,
   };
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: policies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, one, two } = useReplicas({ policies });
 beforeEach(() => {
-  n += 1;
-  id = `case-${n}`;
+  id = uniqueId('case');
 });
 
-const as = (gateway: Gateway, key: string, path: string, body: unknown): Promise<Reply> =>
-  gateway.request('POST', path, { key, body: JSON.stringify(body), headers: { 'content-type': 'application/json' } });
-const pending = async (txn: string) =>
-  (await one.admin('GET', '/admin/approvals?state=pending')).body.items.find(
-    (item: { txn: string }) => item.txn === txn,
-  );
+const as = (gateway: Gateway, key: string, path: string, body: unknown) => gateway.post(path, body, key);
+const pending = (txn: string) => findApproval(one, txn);
 const hold = async (tool: string, args: object, key: string) =>
   one.call(tool, args, { key, headers: { prefer: 'wait=0' } });
 

@@ -1,30 +1,16 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { endHeldCall } from '../../gateway/ledger/approvals/approvals.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  type Reply,
-  sha256Hex,
-  startGateway,
-  VIEWER_KEY,
-  writePolicies,
-} from '../support/gateway.ts';
+import { findApproval } from '../support/approvals.ts';
+import { ADMIN_KEY, AGENT_KEY, keysYaml, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
 const ALICE = 'alice-key';
 const BOB = 'bob-key';
 const CARL = 'carl-key';
 const OSCAR = 'oscar-key';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-let n = 0;
 let id = '';
 
 function policies(rule = 'delay: 1h', comment = ''): Record<string, string> {
@@ -55,52 +41,38 @@ tools:
     request: { method: POST, path: /none/mail, body: "\${args}" }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { allow: world.pay, ${rule} }
       - { allow: world.brief, delay: 700ms }
       - { allow: world.both, approve: { by: [finance] }, delay: 1h }
       - { allow: world.mail, approve: never, delay: 1h }
 people:
-  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
-  watcher: { keys: ["sha256:${sha256Hex(VIEWER_KEY)}"], roles: [viewer] }
-  alice: { keys: ["sha256:${sha256Hex(ALICE)}"], roles: [approver], groups: [finance] }
-  bob: { keys: ["sha256:${sha256Hex(BOB)}"], roles: [approver], groups: [finance] }
-  carl: { keys: ["sha256:${sha256Hex(CARL)}"], roles: [approver], groups: [security] }
-  oscar: { keys: ["sha256:${sha256Hex(OSCAR)}"], roles: [operator] }
+  root: { ${keysYaml(ADMIN_KEY)}, roles: [admin] }
+  watcher: { ${keysYaml(VIEWER_KEY)}, roles: [viewer] }
+  alice: { ${keysYaml(ALICE)}, roles: [approver], groups: [finance] }
+  bob: { ${keysYaml(BOB)}, roles: [approver], groups: [finance] }
+  carl: { ${keysYaml(CARL)}, roles: [approver], groups: [security] }
+  oscar: { ${keysYaml(OSCAR)}, roles: [operator] }
 `,
   };
 }
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const options = { databaseUrl: database.url, env: { WORLD_URL: upstream.url } };
-  one = await startGateway({ ...options, policies: policies(), config: 'limits: { pendingApprovals: 2 }' });
-  two = await makeGateway({ ...options, policies: {}, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, one, two } = useReplicas({
+  policies: policies(),
+  env: (url) => ({ WORLD_URL: url }),
+  config: 'limits: { pendingApprovals: 2 }',
 });
 beforeEach(() => {
-  n += 1;
-  id = `case-${n}`;
+  id = uniqueId('case');
 });
 
 const AT_ONCE = { prefer: 'wait=0' };
 const call = (tool: string, on = one, headers: Record<string, string> = {}, key = id) =>
   on.call(tool, { id: key }, { key, headers });
 const held = async (tool: string, key = id) => (await call(tool, one, AT_ONCE, key)).body.txn as string;
-const as = (key: string, path: string, body: unknown, on = one): Promise<Reply> =>
-  on.request('POST', path, { key, body: JSON.stringify(body), headers: { 'content-type': 'application/json' } });
-const shown = async (txn: string, state = 'pending') =>
-  (await one.admin('GET', `/admin/approvals?state=${state}`)).body.items.find(
-    (item: { txn: string }) => item.txn === txn,
-  );
+const as = (key: string, path: string, body: unknown, on = one) => on.post(path, body, key);
+const shown = (txn: string, state = 'pending') => findApproval(one, txn, state);
 const decide = async (key: string, txn: string, verdict = 'approve', on = one) =>
   as(key, `/admin/approvals/${txn}/${verdict}`, { reason: `${verdict} it`, digest: (await shown(txn)).digest }, on);
 const cancel = (txn: string, on = one) => on.request('POST', `/v1/calls/${txn}/cancel`, { key: AGENT_KEY });
@@ -172,7 +144,7 @@ describe('a delayed call', () => {
     });
     const told = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
     expect(told.result).toMatchObject({ isError: true, structuredContent: { state: 'held', hold: first.body.hold } });
-    expect(told.result.content[0].text).toContain(`leaves by itself at ${first.body.hold.until}`);
+    expect(told.result.content[0].text).toContain(`will be sent at ${first.body.hold.until}`);
   });
 
   it('is withdrawn by its agent: cancelled for ever, nothing sent', async () => {

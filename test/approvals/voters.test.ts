@@ -1,21 +1,18 @@
 import type { ServerResponse } from 'node:http';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { signBody } from '../../gateway/domain/webhook-signature.ts';
 import { askVoters, type VoteSubject } from '../../gateway/flow/approvals/votes.ts';
 import type { Context } from '../../gateway/flow/context.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML, writePolicies } from '../support/gateway.ts';
+import { readAuditEntries } from '../support/ledger.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
 import { type ReceivedVoteRequest, TestVoter } from '../support/voter.ts';
 
 const SECRET = 'a-voter-secret-of-some-length';
 const CARD = '4242-canary-4242';
 
-let voter: TestVoter;
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 function policies(comment = ''): Record<string, string> {
@@ -44,7 +41,7 @@ tools:
     once: { by: idempotent }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.delete
         voters: { of: [${small}, ${hook}] }
@@ -64,39 +61,27 @@ ${PEOPLE_YAML}`,
   };
 }
 
-beforeAll(async () => {
-  voter = await TestVoter.start(SECRET);
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: {
-      WORLD_URL: upstream.url,
-      VOTER_URL: voter.url,
-      PRIVATE_URL: voter.url.replace('http:', 'https:'),
-      VOTER_SECRET: SECRET,
-    },
-    policies: policies(),
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  voter?.stop();
+const voter = useResource(
+  () => TestVoter.start(SECRET),
+  (started) => started.stop(),
+);
+const { upstream, database, gateway } = useGateway({
+  env: (url) => ({
+    WORLD_URL: url,
+    VOTER_URL: voter.url,
+    PRIVATE_URL: voter.url.replace('http:', 'https:'),
+    VOTER_SECRET: SECRET,
+  }),
+  policies: policies(),
 });
 beforeEach(() => {
-  n += 1;
-  id = `case-${n}`;
+  id = uniqueId('case');
   voter.manner = 'approve';
 });
 
 const call = (tool: string, args: object = {}, headers: Record<string, string> = {}) =>
   gateway.call(tool, { id, ids: [1], ...args }, { key: id, headers });
-const entries = async (about: string) =>
-  (await database.query<{ entry: string }>('select entry from audit_log union all select entry from audit_queue'))
-    .map(({ entry }) => JSON.parse(entry))
-    .filter((entry) => JSON.stringify(entry).includes(about));
+const entries = (about: string) => readAuditEntries(database, undefined, about);
 const said = (votes: readonly { voter: string; verdict: string }[]) => votes.map((v) => `${v.voter}:${v.verdict}`);
 
 describe('voters', () => {

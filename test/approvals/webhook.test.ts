@@ -1,11 +1,12 @@
 import { createHmac } from 'node:crypto';
-import { createServer, type IncomingHttpHeaders, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import type { IncomingHttpHeaders } from 'node:http';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { readConfig } from '../../gateway/config.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, makeGateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { decideApproval } from '../support/approvals.ts';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
+import { readBody, useHttpServer } from '../support/http-server.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { makeReplicaForTest, startGatewayForTest, useGateway } from '../support/use-gateway.ts';
 
 const SECRET = 'a-webhook-secret-of-some-length';
 const CARD = '4242-canary-4242';
@@ -20,44 +21,22 @@ interface Delivery {
 const received: Delivery[] = [];
 /** What the receiver answers; `silence` never does. */
 let answer: number | 'silence' = 204;
-let receiver: Server;
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  receiver = createServer((request, response) => {
-    const chunks: Buffer[] = [];
-    request.on('data', (chunk: Buffer) => chunks.push(chunk));
-    request.on('end', () => {
-      const text = Buffer.concat(chunks).toString();
-      received.push({ headers: request.headers, text, body: JSON.parse(text) });
-      if (answer === 'silence') return;
-      response.writeHead(answer, answer === 302 ? { location: '/elsewhere' } : {}).end();
-    });
-  });
-  await new Promise<void>((done) => receiver.listen(0, '127.0.0.1', done));
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { HOOK_SECRET: SECRET },
-    config: `approvals: { webhook: { url: "http://127.0.0.1:${(receiver.address() as AddressInfo).port}/hook?x=1", secret: "\${env.HOOK_SECRET}", allowPrivate: true } }\n`,
-    policies: { 'hook.yaml': policies(upstream.url) },
-  });
+const receiver = useHttpServer(async (request, response) => {
+  const text = await readBody(request);
+  received.push({ headers: request.headers, text, body: JSON.parse(text) });
+  if (answer === 'silence') return;
+  response.writeHead(answer, answer === 302 ? { location: '/elsewhere' } : {}).end();
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  receiver?.closeAllConnections();
-  receiver?.close();
+const { upstream, database, gateway } = useGateway({
+  env: { HOOK_SECRET: SECRET },
+  config: () =>
+    `approvals: { webhook: { url: "${receiver.url}/hook?x=1", secret: "\${env.HOOK_SECRET}", allowPrivate: true } }\n`,
+  policies,
 });
 beforeEach(() => {
-  n += 1;
-  id = `case-${n}`;
+  id = uniqueId('case');
   answer = 204;
 });
 
@@ -73,7 +52,7 @@ tools:
     redact: [args.card]
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.mail
         when: args.id.startsWith("brief-")
@@ -86,11 +65,7 @@ const hold = async (args: object, from = gateway) =>
   (await from.call('world.mail', args, { key: `${id}-key`, headers: { prefer: 'wait=0' } })).body.txn as string;
 const notices = (txn: string) => received.filter(({ body }) => body.txn === txn);
 const kinds = (txn: string) => notices(txn).map(({ body }) => body.kind);
-const decide = async (txn: string, verdict: string) => {
-  const { items } = (await gateway.admin('GET', '/admin/approvals')).body;
-  const { digest } = items.find((item: { txn: string }) => item.txn === txn);
-  return gateway.admin('POST', `/admin/approvals/${txn}/${verdict}`, { reason: 'because', digest });
-};
+const decide = (txn: string, verdict: 'approve' | 'reject') => decideApproval(gateway, txn, verdict);
 const waiting = () => database.query<{ id: string; tries: number }>('select id, tries from notices');
 
 function signed({ headers, text }: Delivery): boolean {
@@ -115,7 +90,7 @@ describe('a notice', () => {
     expect(held.text).not.toContain('fingerprint');
     expect((await decide(txn, 'approve')).status).toBe(200);
     await expect.poll(() => kinds(txn), { timeout: 10_000 }).toEqual(['approval.held', 'approval.approved']);
-    expect(notices(txn)[1]?.body.votes).toMatchObject([{ person: 'root', verdict: 'approve', reason: 'because' }]);
+    expect(notices(txn)[1]?.body.votes).toMatchObject([{ person: 'root', verdict: 'approve', reason: 'approve it' }]);
     expect(notices(txn)[1]?.headers['oncegate-delivery']).not.toBe(held.headers['oncegate-delivery']);
     await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
   });
@@ -163,43 +138,28 @@ describe('a notice', () => {
   });
 
   it('is delivered by one replica, not by each', async () => {
-    const second = await makeGateway({
-      policies: {},
-      databaseUrl: database.url,
-      beside: gateway,
-      env: { HOOK_SECRET: SECRET },
-    });
+    const second = await makeReplicaForTest(gateway);
     await second.start();
-    try {
-      const txns: string[] = [];
-      for (let i = 0; i < 20; i += 1) {
-        id = `both-${i}`;
-        txns.push(await hold({ id }, i % 2 === 0 ? gateway : second));
-      }
-      await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
-      for (const txn of txns) expect(notices(txn)).toHaveLength(1);
-    } finally {
-      await second.dispose();
+    const txns: string[] = [];
+    for (let i = 0; i < 20; i += 1) {
+      id = `both-${i}`;
+      txns.push(await hold({ id }, i % 2 === 0 ? gateway : second));
     }
+    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+    for (const txn of txns) expect(notices(txn)).toHaveLength(1);
   });
 });
 
 it('a gateway without a webhook keeps no notices', async () => {
-  const own = await createTestDatabase();
-  const plain = await startGateway({
-    databaseUrl: own.url,
+  const { database: own, gateway: plain } = await startGatewayForTest({
+    upstream,
     config: 'retention: { payloads: 4s }\n',
-    policies: { 'hook.yaml': policies(upstream.url) },
+    policies,
   });
-  try {
-    await hold({ id }, plain);
-    expect(await own.query('select id from notices')).toHaveLength(1);
-    await own.query(`update notices set due_at = now() - interval '2 minutes'`);
-    await expect.poll(() => own.query('select id from notices'), { timeout: 10_000 }).toEqual([]);
-  } finally {
-    await plain.dispose();
-    await own.drop();
-  }
+  await hold({ id }, plain);
+  expect(await own.query('select id from notices')).toHaveLength(1);
+  await own.query(`update notices set due_at = now() - interval '2 minutes'`);
+  await expect.poll(() => own.query('select id from notices'), { timeout: 10_000 }).toEqual([]);
 });
 
 it('a webhook is configured strictly', async () => {

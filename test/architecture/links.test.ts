@@ -23,6 +23,16 @@ function anchorsOf(page: string): string[] {
   return [...withoutCode(readFileSync(page, 'utf8')).matchAll(/^#+ (.+)$/gm)].map((match) => anchorOf(match[1] ?? ''));
 }
 
+/** A path of the project in backticks; `NNNN` and `…` stand for something, `*` for anything. */
+const NAMED_PATH =
+  /`((?:adapters|bench|bin|clients|console|demo|deploy|docs|gateway|migrations|policies|test)\/[\w./-]+)`/g;
+
+it.each(pages)('every path that %s names exists', (page) => {
+  const text = readFileSync(page, 'utf8').replaceAll(/^```[\s\S]*?^```/gm, '');
+  const paths = [...text.matchAll(NAMED_PATH)].map((match) => match[1] ?? '').filter((path) => !path.includes('NNNN'));
+  expect(paths.filter((path) => !existsSync(path))).toEqual([]);
+});
+
 it.each(pages)('every relative link of %s leads somewhere', (page) => {
   const links = [...withoutCode(readFileSync(page, 'utf8')).matchAll(/\]\(([^)\s]+)\)/g)].map(
     (match) => match[1] ?? '',

@@ -113,5 +113,5 @@ it('a terminal sees how far it is, and how fast', async () => {
   const said = await runCli(['audit', 'verify', 'log.jsonl'], { cwd, isTty: true, env: { NO_COLOR: '1' } });
   expect(said.code).toBe(0);
   expect(said.out).toMatch(/^good\t500 entries\n[\d,]+ entries\/s\n$/);
-  expect(said.err).toContain('compare it with the one you know');
+  expect(said.err).toContain('Compare it with the key that you know');
 });

@@ -1,66 +1,44 @@
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { testerYaml } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const OURS = 'account-ours-55aa';
 const THEIRS = 'account-theirs-77bb';
 
-/** A service of many accounts: it cuts the connection of every write while it is told to, and finds whatever it is asked for. */
-let server: Server;
 let cuts = false;
 let asked: string[] = [];
-let database: TestDatabase;
-let gateway: Gateway;
 
-beforeAll(async () => {
-  server = createServer((request, response) => {
-    asked.push(`${request.method} ${request.url}`);
-    if (cuts && request.method === 'POST') return void request.socket.destroy();
-    response.writeHead(200, { 'content-type': 'application/json' }).end('{"found":true}');
-  });
-  await once(server.listen(0, '127.0.0.1'), 'listening');
-  const { port } = server.address() as AddressInfo;
-  database = await createTestDatabase();
-  const retry = 'retry: { attempts: 100, base: 100ms, max: 200ms, within: 1h }';
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { ACCOUNT: OURS },
-    policies: {
-      'bank.yaml': `
+/** A service of many accounts: it cuts the connection of every write while it is told to, and finds whatever it is asked for. */
+const service = useHttpServer((request, response) => {
+  asked.push(`${request.method} ${request.url}`);
+  if (cuts && request.method === 'POST') return void request.socket.destroy();
+  response.writeHead(200, { 'content-type': 'application/json' }).end('{"found":true}');
+});
+const RETRY = 'retry: { attempts: 100, base: 100ms, max: 200ms, within: 1h }';
+const { database, gateway } = useGateway({
+  upstream: 'none',
+  env: { ACCOUNT: OURS },
+  policies: () => `
 upstreams:
-  bank: { adapter: http, url: "http://127.0.0.1:${port}/accounts/\${env.ACCOUNT}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  bank: { adapter: http, url: "${service.url}/accounts/\${env.ACCOUNT}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
 tools:
   bank.pay:
     upstream: bank
     request: { method: POST, path: /pay, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
-    ${retry}
+    ${RETRY}
   bank.order:
     upstream: bank
     request: { method: POST, path: /order, body: "\${args}" }
     once: { by: probe, probe: { tool: bank.find, args: {}, applied: "result.found" }, settles: 100ms }
-    ${retry}
+    ${RETRY}
   bank.find: { upstream: bank, effect: read, request: { method: GET, path: /order } }
   bank.mail: { upstream: bank, request: { method: POST, path: /mail, body: "\${args}" } }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: bank.mail }, { allow: bank.*, approve: never }]
-${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  server?.close();
+${testerYaml('[{ allow: bank.mail }, { allow: bank.*, approve: never }]')}`,
 });
 beforeEach(async () => {
-  if (gateway.isAlive) await gateway.kill();
-  await gateway.start();
+  await gateway.restart();
   cuts = false;
   asked = [];
 });

@@ -1,14 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type CallOptions, type Gateway, type Reply, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, type CallOptions, type Reply } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const MORE = `
@@ -41,25 +37,16 @@ tools:
     request: { method: POST, path: /none/forbidden }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const rules =
-    '      - allow: dry.*\n      - deny: dry.forbidden\n      - allow: "ghost.*"\n      - allow: world.held\n';
-  gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', rules), 'more.yaml': MORE },
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => ({
+    ...buildFaultPolicies(url, {
+      rules: ['{ allow: dry.* }', '{ deny: dry.forbidden }', '{ allow: "ghost.*" }'],
+    }),
+    'more.yaml': MORE,
+  }),
 });
 beforeEach(() => {
-  n += 1;
-  id = `dry-${n}`;
+  id = uniqueId('dry');
 });
 
 const traces = async () => ({

@@ -1,33 +1,23 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { beforeAll, expect, it } from 'vitest';
 import { buildConsolePolicies } from '../console/console-policies.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const HELD = 12;
 const ARGUMENTS = 900_000;
 /** What a page holds, and the one item more that reached it; an answer quotes it in another way than it is stored. */
 const MOST_ANSWERED = 4 * 1024 * 1024 + 2 * ARGUMENTS;
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 const held = new Set<string>();
 
+const { database, gateway } = useGateway({ policies: buildConsolePolicies });
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  gateway = await startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url });
   for (let i = 0; i < HELD; i++) {
     const args = { id: `big-${i}`, text: String(i % 10).repeat(ARGUMENTS) };
     const call = await gateway.call('world.mail', args, { key: `big-${i}`, headers: { prefer: 'wait=0' } });
     expect(call.status).toBe(202);
     held.add(call.body.txn);
   }
-}, 60_000);
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 
 it.each([

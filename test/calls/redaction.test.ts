@@ -1,11 +1,10 @@
-import { once } from 'node:events';
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { describe, expect, it } from 'vitest';
 import { postMcp } from '../mcp/clients.ts';
-import { startTestMcpServer, type TestMcpServer } from '../mcp/server.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, type Reply, sha256Hex, startGateway } from '../support/gateway.ts';
+import { useMcpServer } from '../mcp/use-mcp-server.ts';
+import { type Reply, testerYaml } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 /** Each test has a value of its own that nobody may find anywhere afterwards. */
 const MCP_TOKEN = 'SECRETmcptoken55';
@@ -71,38 +70,18 @@ tools:
   w.seen: ${tool('/ok', `, ${observe}`)}
   world.find: { upstream: world, effect: read, input: { type: object } }
   world.mail: { upstream: world, input: { type: object }, once: { by: none } }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: w.held, approve: { quorum: 1 } }, { allow: "*", approve: never }]
-${PEOPLE_YAML}`;
+${testerYaml('[{ allow: w.held, approve: { quorum: 1 } }, { allow: "*", approve: never }]')}`;
 };
 
-let upstream: Server;
-let mcp: TestMcpServer;
-let database: TestDatabase;
-let gateway: Gateway;
 /** Everything that anybody was told. */
 const told: string[] = [];
 
-beforeAll(async () => {
-  upstream = createServer(echo).listen(0, '127.0.0.1');
-  await once(upstream, 'listening');
-  const { port } = upstream.address() as AddressInfo;
-  mcp = await startTestMcpServer();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { LOG_LEVEL: 'trace', MCP_TOKEN },
-    policies: { 'p.yaml': policies(`http://127.0.0.1:${port}`, mcp.url) },
-  });
-}, 60_000);
-
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  upstream?.close();
-  await mcp?.stop();
+const upstream = useHttpServer(echo);
+const mcp = useMcpServer();
+const { database, gateway } = useGateway({
+  upstream: 'none',
+  env: { LOG_LEVEL: 'trace', MCP_TOKEN },
+  policies: () => policies(upstream.url, mcp.url),
 });
 
 const hear = (reply: Reply): Reply => {

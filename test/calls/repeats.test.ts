@@ -2,15 +2,12 @@
 import { rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const tool = (name: string, path: string, more: string) => `
@@ -20,14 +17,14 @@ const tool = (name: string, path: string, more: string) => `
     request: { method: POST, path: ${path}, body: "\${args}" }
     ${more}`;
 
-const policies = (rules = '- { allow: "world.*", approve: never }', tools = TOOLS) => ({
+const policies = (rules = '- { allow: "world.*", approve: never }', tools = TOOLS): { 'repeats.yaml': string } => ({
   'repeats.yaml': `
 upstreams:
   world: { adapter: http, url: "${upstream.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
 tools:${tools}
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [${rules.slice(2)}] }
-  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: "world.*", approve: never }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [${rules.slice(2)}] }
+  other: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: "world.*", approve: never }] }
 ${PEOPLE_YAML}`,
 });
 
@@ -47,29 +44,12 @@ const TOOLS = [
   tool('world.business', '/echo', 'once: { by: idempotent }\n    key: "${args.order}"'),
 ].join('');
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: policies(), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ policies: () => policies() });
 beforeEach(() => {
-  n += 1;
-  id = `repeat-${n}`;
+  id = uniqueId('repeat');
 });
 
 const count = async () => (await upstream.effects(id)).length;
-
-async function until(condition: () => Promise<boolean>): Promise<void> {
-  for (let left = 400; !(await condition()); left--) {
-    if (left === 0) throw new Error('it never came true');
-    await sleep(25);
-  }
-}
 
 const delivered = (txn: string) => async () =>
   (await database.query('select 1 from calls where txn = $1 and delivered_at is not null', [txn])).length === 1;
@@ -84,7 +64,7 @@ async function abandoned(name: string, args: object): Promise<string> {
   expect(await call).toBe('gone');
   await upstream.release(id);
   const found = async () => (await gateway.get(`/v1/calls?tool=${name}&limit=1`)).body.items[0];
-  await until(
+  await pollUntil(
     async () =>
       (await database.query("select 1 from calls where txn = $1 and state = 'succeeded'", [(await found()).txn]))
         .length === 1,
@@ -122,7 +102,7 @@ describe('an identical call without a key', () => {
 
   it('after the window runs anew', async () => {
     const first = await gateway.call('world.short', { id });
-    await until(delivered(first.body.txn));
+    await pollUntil(delivered(first.body.txn));
     await sleep(5);
     const second = await gateway.call('world.short', { id });
     expect(second.body.replayed).toBe(false);
@@ -138,7 +118,7 @@ describe('an identical call without a key', () => {
     expect(replay.body).toMatchObject({ txn, replayed: true, state: 'succeeded' });
     expect(replay.headers.get('idempotent-replayed')).toBe('true');
     expect(await count()).toBe(1);
-    await until(delivered(txn));
+    await pollUntil(delivered(txn));
     await sleep(5);
     const fresh = await gateway.call('world.short', { id });
     expect(fresh.body.replayed).toBe(false);
@@ -160,7 +140,7 @@ describe('an identical call without a key', () => {
   it('after asking for the outcome is delivered: then it is a new wish', async () => {
     const txn = await abandoned('world.short', { id });
     expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('succeeded');
-    await until(delivered(txn));
+    await pollUntil(delivered(txn));
     await sleep(5);
     expect((await gateway.call('world.short', { id })).body.replayed).toBe(false);
     expect(await count()).toBe(2);
@@ -170,7 +150,7 @@ describe('an identical call without a key', () => {
     await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
     const failed = await gateway.call('world.default', { id });
     expect(failed.status).toBe(502);
-    await until(delivered(failed.headers.get('oncegate-txn') ?? ''));
+    await pollUntil(delivered(failed.headers.get('oncegate-txn') ?? ''));
     const retried = await gateway.call('world.default', { id });
     expect(retried.status).toBe(200);
     expect(retried.body.replayed).toBe(false);
@@ -193,7 +173,7 @@ describe('repeats: hold', () => {
   it('holds the second for a person, whose repeat is the same held call', async () => {
     const first = await gateway.call('world.hold', { id });
     expect(first.status).toBe(200);
-    await until(delivered(first.body.txn));
+    await pollUntil(delivered(first.body.txn));
     const prefer = { headers: { prefer: 'wait=0' } };
     const second = await gateway.call('world.hold', { id }, prefer);
     expect(second.status).toBe(202);
@@ -207,7 +187,7 @@ describe('repeats: hold', () => {
     await gateway.request('POST', `/v1/calls/${second.body.txn}/cancel`, { key: AGENT_KEY });
     const told = await gateway.call('world.hold', { id }, prefer);
     expect(told.status).toBe(422);
-    await until(delivered(second.body.txn));
+    await pollUntil(delivered(second.body.txn));
     const held = await gateway.call('world.hold', { id }, prefer);
     expect(held.status).toBe(202);
     expect(held.body.txn).not.toBe(second.body.txn);
@@ -291,7 +271,7 @@ describe('what was done', () => {
       await writeFile(join(gateway.home, name), text);
       await rename(join(gateway.home, name), join(gateway.home, 'policies', name));
     }
-    await until(async () => (await inForce()) !== before);
+    await pollUntil(async () => (await inForce()) !== before);
   }
 
   it('is told again although policy now denies it, and nothing new is done', async () => {

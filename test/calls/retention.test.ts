@@ -1,33 +1,25 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { describe, expect, it } from 'vitest';
+import { AGENT_KEY, testerYaml } from '../support/gateway.ts';
+import { dumpTables } from '../support/ledger.ts';
+import { pollUntil } from '../support/poll.ts';
+import { startGatewayForTest, useGateway, useUpstream } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-});
-afterAll(async () => {
-  await upstream?.stop();
-});
+const upstream = useUpstream();
 
 const CREDENTIAL = 'tok/en"with\\odd=chars';
 const CARD = '4111-1111-1111-secret';
 
-const policies = (tuning = '') => ({
-  'retention.yaml': `
+const policies = (url: string) => `
 upstreams:
   world:
     adapter: http
-    url: "${upstream.url}"
+    url: "${url}"
     allowPrivate: true
     breaker: { minimum: 1000 }
     timeout: 2s
     headers: { authorization: "Bearer \${env.RETENTION_TOKEN}", x-api-key: "\${env.RETENTION_TOKEN}" }
-  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+  hotel: { adapter: http, url: "${url}", allowPrivate: true }
 tools:
   world.keyed:
     upstream: world
@@ -57,53 +49,12 @@ tools:
     upstream: world
     request: { method: POST, path: /echo, body: "\${args}" }
     once: { by: idempotent }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: "world.*" }]
-${PEOPLE_YAML}${tuning}`,
-});
+${testerYaml('[{ allow: "world.*" }]')}`;
 
 const env = { RETENTION_TOKEN: CREDENTIAL };
 
-async function until(condition: () => Promise<boolean>): Promise<void> {
-  for (let left = 800; !(await condition()); left--) {
-    if (left === 0) throw new Error('it never came true');
-    await sleep(25);
-  }
-}
-
-/** Every table, as text. */
-async function dump(database: TestDatabase): Promise<string> {
-  const tables = await database.query<{ name: string }>(
-    "select quote_ident(table_name) as name from information_schema.tables where table_schema = 'public'",
-  );
-  expect(tables.length).toBeGreaterThan(5);
-  const texts = await Promise.all(
-    tables.map(async ({ name }) =>
-      (await database.query<{ row: string }>(`select t::text as row from ${name} t`)).map(({ row }) => row).join('\n'),
-    ),
-  );
-  return texts.join('\n');
-}
-
 describe('retention', () => {
-  let database: TestDatabase;
-  let gateway: Gateway;
-
-  beforeAll(async () => {
-    database = await createTestDatabase();
-    gateway = await startGateway({
-      policies: policies(),
-      databaseUrl: database.url,
-      env,
-      config: 'retention: { payloads: 1s }\n',
-    });
-  });
-  afterAll(async () => {
-    await gateway?.dispose();
-    await database?.drop();
-  });
+  const { database, gateway } = useGateway({ upstream, policies, env, config: 'retention: { payloads: 1s }\n' });
 
   const erased = (txn: string) => async () =>
     (await database.query('select 1 from calls where txn = $1 and erased_at is not null', [txn])).length === 1;
@@ -113,7 +64,7 @@ describe('retention', () => {
     const first = await gateway.call('world.keyed', args, { key: 'old-key-text' });
     expect(first.status).toBe(200);
     expect((await gateway.call('world.keyed', args, { key: 'old-key-text' })).body.replayed).toBe(true);
-    await until(erased(first.body.txn));
+    await pollUntil(erased(first.body.txn));
 
     for (let i = 0; i < 3; i++) {
       const gone = await gateway.call('world.keyed', args, { key: 'old-key-text' });
@@ -131,7 +82,7 @@ describe('retention', () => {
     expect(view.status).toBe(200);
     expect(view.body).toMatchObject({ state: 'succeeded', args: null, result: null, key: null });
     expect(view.body.erasedAt).toMatch(/^\d{4}-/);
-    const text = await dump(database);
+    const text = await dumpTables(database);
     expect(text).toContain(first.body.txn);
     for (const part of ['payload-to-be-forgotten', 'old-key-text', first.body.result.id])
       expect(text).not.toContain(part);
@@ -143,13 +94,13 @@ describe('retention', () => {
     const slow = await gateway.call('world.keyed', { id: 'slow' }, { key: 'slow', headers: prefer });
     const held = await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: prefer });
     const marker = await gateway.call('world.keyed', { id: 'marker' }, { key: 'marker' });
-    await until(erased(marker.body.txn));
+    await pollUntil(erased(marker.body.txn));
     expect((await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: prefer })).status).toBe(202);
     await upstream.release('slow');
     const done = await gateway.get(`/v1/calls/${slow.body.txn}?wait=20`);
     expect(done.body).toMatchObject({ state: 'succeeded', args: { id: 'slow' } });
     expect((await gateway.call('world.keyed', { id: 'slow' }, { key: 'slow' })).body.replayed).toBe(true);
-    await until(erased(slow.body.txn));
+    await pollUntil(erased(slow.body.txn));
     expect((await gateway.get(`/v1/calls/${held.body.txn}`)).body).toMatchObject({
       state: 'held',
       args: { id: 'held' },
@@ -162,7 +113,7 @@ describe('retention', () => {
     const { digest } = (await gateway.admin('GET', `/admin/approvals/${body.txn}`)).body;
     const vote = { reason: 'because voter-words say so', digest };
     expect((await gateway.admin('POST', `/admin/approvals/${body.txn}/approve`, vote)).status).toBe(200);
-    await until(erased(body.txn));
+    await pollUntil(erased(body.txn));
     expect(await database.query('select reason from votes where txn = $1', [body.txn])).toEqual([{ reason: '' }]);
   });
 
@@ -173,60 +124,38 @@ describe('retention', () => {
     // Two that come after it are swept: the sweep has passed the step, and would come back to it.
     for (const id of ['after', 'long-after']) {
       const marker = await gateway.call('world.keyed', { id }, { key: id });
-      await until(erased(marker.body.txn));
+      await pollUntil(erased(marker.body.txn));
     }
     expect((await gateway.get(`/v1/calls/${body.txn}`)).body).toMatchObject({ args: { id: 'step' }, erasedAt: null });
-    const undone = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
-      key: AGENT_KEY,
-      headers: { 'content-type': 'application/json' },
-      body: JSON.stringify({ reason: 'no more' }),
-    });
+    const undone = await gateway.post(`/v1/sagas/${saga}/rollback?wait=20`, { reason: 'no more' });
     expect(undone.body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
     expect(await upstream.effects('un-step')).toHaveLength(1);
-    await until(erased(body.txn));
-    await until(erased(undone.body.steps[0].undo.txn));
+    await pollUntil(erased(body.txn));
+    await pollUntil(erased(undone.body.steps[0].undo.txn));
   });
 
   it('drops tombstones only when the operator sets a limit', async () => {
-    const limited = await createTestDatabase();
-    const other = await startGateway({
-      policies: policies(),
-      databaseUrl: limited.url,
+    const { database: limited, gateway: other } = await startGatewayForTest({
+      upstream,
+      policies,
       env,
       config: 'retention: { payloads: 1s, keys: 2s }\n',
     });
-    try {
-      const first = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
-      await until(async () => (await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' })).status === 410);
-      await until(async () => (await limited.query('select 1 from calls')).length === 0);
-      const anew = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
-      expect(anew.status).toBe(200);
-      expect(anew.body).toMatchObject({ txn: first.body.txn, replayed: false });
-    } finally {
-      await other.dispose();
-      await limited.drop();
-    }
+    const first = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
+    await pollUntil(
+      async () => (await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' })).status === 410,
+    );
+    await pollUntil(async () => (await limited.query('select 1 from calls')).length === 0);
+    const anew = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
+    expect(anew.status).toBe(200);
+    expect(anew.body).toMatchObject({ txn: first.body.txn, replayed: false });
     const kept = await database.query('select 1 from calls where erased_at is not null');
     expect(kept.length).toBeGreaterThan(0);
   });
 });
 
 describe('what is redacted', () => {
-  let database: TestDatabase;
-  let gateway: Gateway;
-
-  beforeAll(async () => {
-    database = await createTestDatabase();
-    gateway = await startGateway({
-      policies: policies(),
-      databaseUrl: database.url,
-      env: { ...env, LOG_LEVEL: 'trace' },
-    });
-  });
-  afterAll(async () => {
-    await gateway?.dispose();
-    await database?.drop();
-  });
+  const { database, gateway } = useGateway({ upstream, policies, env: { ...env, LOG_LEVEL: 'trace' } });
 
   const args = (id: string) => ({
     id,
@@ -250,7 +179,7 @@ describe('what is redacted', () => {
       (await gateway.call('world.redacted', args('clear'))).body,
       (await gateway.call('world.redacted', { ...args('clear'), id: 7 })).body,
     ];
-    const everything = `${await dump(database)}\n${JSON.stringify(views)}\n${gateway.output}`;
+    const everything = `${await dumpTables(database)}\n${JSON.stringify(views)}\n${gateway.output}`;
     for (const secret of [CARD, '864213', 'deep\\nsecret', 'deep\nsecret']) expect(everything).not.toContain(secret);
     expect(views[1].args).toEqual({
       id: 'clear',
@@ -274,15 +203,15 @@ describe('what is redacted', () => {
     await upstream.plan({ match: { id: 'crash' }, do: ['apply', { kill: gateway.pid }, 'drop'] });
     await gateway.call('world.redacted', args('crash')).catch(() => undefined);
     await gateway.waitForExit();
-    expect(await dump(database)).not.toContain(CARD);
+    expect(await dumpTables(database)).not.toContain(CARD);
     await gateway.start();
-    await until(async () => (await upstream.requests('crash')).length === 2);
+    await pollUntil(async () => (await upstream.requests('crash')).length === 2);
     const [first, second] = await upstream.requests('crash');
     expect(second?.bodySha256).toBe(first?.bodySha256);
     expect(second?.url).toBe(first?.url);
     const told = await gateway.call('world.redacted', args('crash'));
     expect(told.status).toBe(200);
-    expect(await dump(database)).not.toContain(CARD);
+    expect(await dumpTables(database)).not.toContain(CARD);
   });
 
   it('binds as the real value does: another card is another request', async () => {
@@ -294,37 +223,27 @@ describe('what is redacted', () => {
 
 describe('a credential', () => {
   it('that the upstream echoes is scrubbed, however JSON writes it', async () => {
-    const database = await createTestDatabase();
-    const gateway = await startGateway({ policies: policies(), databaseUrl: database.url, env });
-    try {
-      const answer = await gateway.call('world.echo', { id: 'echoed', said: 'hello' });
-      expect(answer.status).toBe(200);
-      const sent = (await upstream.requests('echoed')).at(-1);
-      expect(sent?.headers['authorization']).toBe(`Bearer ${CREDENTIAL}`);
-      expect(answer.body.result.headers['x-api-key']).toBe('[redacted]');
-      expect(answer.body.result.headers['authorization']).not.toContain(CREDENTIAL);
-      expect(answer.body.result.body.said).toBe('hello');
+    const { database, gateway } = await startGatewayForTest({ upstream, policies, env });
+    const answer = await gateway.call('world.echo', { id: 'echoed', said: 'hello' });
+    expect(answer.status).toBe(200);
+    const sent = (await upstream.requests('echoed')).at(-1);
+    expect(sent?.headers['authorization']).toBe(`Bearer ${CREDENTIAL}`);
+    expect(answer.body.result.headers['x-api-key']).toBe('[redacted]');
+    expect(answer.body.result.headers['authorization']).not.toContain(CREDENTIAL);
+    expect(answer.body.result.body.said).toBe('hello');
 
-      await upstream.plan({
-        match: { id: 'refused' },
-        do: [{ reply: 401, body: { error: `bad token ${CREDENTIAL}` } }],
-      });
-      const refused = await gateway.call('world.echo', { id: 'refused' });
-      expect(refused.body.upstream.body.error).toBe('bad token [redacted]');
-      await upstream.plan({ match: { id: 'php' }, do: [{ reply: 200, body: CREDENTIAL }] });
-      const through = await gateway.request('POST', '/v1/proxy/world/echo', {
-        key: AGENT_KEY,
-        headers: { 'content-type': 'application/json' },
-        body: '{"id":"php"}',
-      });
-      expect(through.body).toBe('[redacted]');
+    await upstream.plan({
+      match: { id: 'refused' },
+      do: [{ reply: 401, body: { error: `bad token ${CREDENTIAL}` } }],
+    });
+    const refused = await gateway.call('world.echo', { id: 'refused' });
+    expect(refused.body.upstream.body.error).toBe('bad token [redacted]');
+    await upstream.plan({ match: { id: 'php' }, do: [{ reply: 200, body: CREDENTIAL }] });
+    const through = await gateway.post('/v1/proxy/world/echo', { id: 'php' });
+    expect(through.body).toBe('[redacted]');
 
-      const everything = await dump(database);
-      expect(everything).not.toContain(CREDENTIAL);
-      expect(everything).not.toContain(JSON.stringify(CREDENTIAL).slice(1, -1));
-    } finally {
-      await gateway.dispose();
-      await database.drop();
-    }
+    const everything = await dumpTables(database);
+    expect(everything).not.toContain(CREDENTIAL);
+    expect(everything).not.toContain(JSON.stringify(CREDENTIAL).slice(1, -1));
   });
 });

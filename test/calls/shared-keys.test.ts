@@ -1,40 +1,16 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { RunHolder } from '../controls/run-holder.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
 import { connectNewestClient } from '../mcp/clients.ts';
 import { TestSaga } from '../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  AGENT_KEY,
-  type CallOptions,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  startGateway,
-  writePolicies,
-} from '../support/gateway.ts';
+import { AGENT_KEY, type CallOptions, type Gateway, OTHER_AGENT_KEY, writePolicies } from '../support/gateway.ts';
+import { readAuditEntries } from '../support/ledger.ts';
 import { buildSharedKeyPolicies, CAREFUL_KEY, OUTVOTED_KEY, STRANGER_KEY } from '../support/shared-policies.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
 let id: string;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildSharedKeyPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas({ policies: buildSharedKeyPolicies });
 beforeEach(async () => {
   await upstream.reset();
   id = randomUUID();
@@ -44,11 +20,7 @@ const close = (gateway: Gateway, agentKey: string, options: CallOptions & { note
   const { note, ...rest } = options;
   return gateway.call('tickets.close', { id, ...(note === undefined ? {} : { note }) }, { ...rest, agentKey });
 };
-const logged = (what: string, txn: string) =>
-  database.query('select entry from audit_entries where entry like $1 and entry like $2', [
-    `%"what":"${what}"%`,
-    `%${txn}%`,
-  ]);
+const logged = (what: string, txn: string) => readAuditEntries(database, what, txn);
 const dry = { headers: { 'oncegate-dry-run': '?1' } };
 
 describe('the same wish of two agents', () => {

@@ -1,13 +1,7 @@
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-
-let upstream: Server;
-let database: TestDatabase;
-let gateway: Gateway;
+import { describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 /** Tried in every way at every level. */
 const INPUT = `{ type: object, properties: { f: { $ref: "#/$defs/f" } }, $defs: { f: { anyOf: [
@@ -31,25 +25,13 @@ ${['call', 'dry', 'named', 'hand', 'back', 'other'].map((name) => slow(name)).jo
   w.undone: { upstream: w, request: { method: POST, path: /undone }, once: { by: idempotent }, undo: { kind: compensable, tool: w.hand, args: { f: "\${args.f}" } } }
   w.rolled: { upstream: w, request: { method: POST, path: /rolled }, once: { by: idempotent }, undo: { kind: compensable, tool: w.back, args: { f: "\${args.f}" } } }
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*" }] }
-  stranger: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: w.plain }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [{ allow: "*" }] }
+  stranger: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: w.plain }] }
 ${PEOPLE_YAML}`;
 };
 
-beforeAll(async () => {
-  upstream = createServer((request, response) => request.resume().on('end', () => response.end('{}')));
-  await once(upstream.listen(0, '127.0.0.1'), 'listening');
-  const { port } = upstream.address() as AddressInfo;
-  database = await createTestDatabase();
-  const url = `http://127.0.0.1:${port}`;
-  gateway = await startGateway({ databaseUrl: database.url, policies: { 'p.yaml': policies(url) } });
-}, 60_000);
-
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  upstream?.close();
-});
+const upstream = useHttpServer((request, response) => request.resume().on('end', () => response.end('{}')));
+const { gateway } = useGateway({ upstream: 'none', policies: () => policies(upstream.url) });
 
 describe('arguments whose check takes too long', () => {
   it('are not called bad: the answer is 503, and no key is bound', async () => {

@@ -1,22 +1,15 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let id = '';
-let n = 0;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = {
-    'reads.yaml': `
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => `
 upstreams:
-  world: { adapter: http, url: "${upstream.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
 tools:
   world.read:
     upstream: world
@@ -26,20 +19,12 @@ tools:
     request: { method: GET, path: "/read/items/\${args.id}" }
     retry: { attempts: 2, base: 20ms }
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.read, when: 'args.id != "secret"' }] }
-  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read, rate: 1000/m }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [{ allow: world.read, when: 'args.id != "secret"' }] }
+  other: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: world.read, rate: 1000/m }] }
 ${PEOPLE_YAML}`,
-  };
-  gateway = await startGateway({ policies, databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 beforeEach(() => {
-  n += 1;
-  id = `read-${n}`;
+  id = uniqueId('read');
 });
 
 const recorded = async () => {

@@ -23,8 +23,8 @@ const APPROVAL = {
   votes: [{ person: 'bob', verdict: 'approve', reason: 'known', at: '2026-01-01T00:01:00.000Z' }],
 };
 
-/** A gateway with one approval that waits; decided, it is as it was told to be. */
-function desk(decided: CannedResponse, items: readonly object[] = [APPROVAL]) {
+/** A server with one pending approval. It answers every decision with `decided`. */
+function startApprovalServer(decided: CannedResponse, items: readonly object[] = [APPROVAL]) {
   return startCannedServer(({ method, url }) => {
     if (method === 'POST') return decided;
     if (url.pathname === '/admin/approvals') return { body: { items, cursor: null } };
@@ -34,7 +34,7 @@ function desk(decided: CannedResponse, items: readonly object[] = [APPROVAL]) {
 }
 
 const APPROVED: CannedResponse = { body: { ...APPROVAL, state: 'approved' } };
-const posts = (asked: readonly ReceivedCliRequest[]) => asked.filter(({ method }) => method === 'POST');
+const listPosts = (requests: readonly ReceivedCliRequest[]) => requests.filter(({ method }) => method === 'POST');
 
 function problem(status: number, code: string, members: object = {}): CannedResponse {
   const body = { title: 'A title', detail: 'a detail', status, code, retry: 'never', ...members };
@@ -42,19 +42,19 @@ function problem(status: number, code: string, members: object = {}): CannedResp
 }
 
 describe('approvals', () => {
-  it('asks for what waits, and for every state when told to', async () => {
-    const { env, asked } = await desk(APPROVED);
+  it('lists pending approvals, or all with --state any', async () => {
+    const { env, requests } = await startApprovalServer(APPROVED);
     const { code, out } = await runCli(['approvals'], { env });
-    expect(asked[0]?.url.pathname).toBe('/admin/approvals');
-    expect(asked[0]?.url.searchParams.get('state')).toBe('pending');
+    expect(requests[0]?.url.pathname).toBe('/admin/approvals');
+    expect(requests[0]?.url.searchParams.get('state')).toBe('pending');
     const row = [TXN, 'pending', 'office-bot', 'mail.send', '1/2', 'finance', APPROVAL.expiresAt, 'irreversible'];
     expect([code, out]).toEqual([0, `${row.join('\t')}\n`]);
     await runCli(['approvals', '--state', 'any'], { env });
-    expect(asked[1]?.url.searchParams.has('state')).toBe(false);
+    expect(requests[1]?.url.searchParams.has('state')).toBe(false);
   });
 
-  it('fits a terminal, and says when nothing waits', async () => {
-    const { env } = await desk(APPROVED);
+  it('fits a terminal, and says so when no call waits', async () => {
+    const { env } = await startApprovalServer(APPROVED);
     const { out } = await runCli(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
     expect(out).toContain(`${TXN}  office`);
@@ -64,8 +64,8 @@ describe('approvals', () => {
     });
     for (const line of any.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
     expect(any).toContain(`${TXN}  pending`);
-    const none = await desk(APPROVED, []);
-    expect((await runCli(['approvals'], { env: none.env, isTty: true })).out).toBe('nothing waits for a person\n');
+    const none = await startApprovalServer(APPROVED, []);
+    expect((await runCli(['approvals'], { env: none.env, isTty: true })).out).toBe('No call waits for a person.\n');
     expect((await runCli(['approvals', '--json'], { env })).out).toContain(DIGEST);
   });
 });
@@ -80,116 +80,117 @@ describe('a delayed call', () => {
     voters: [{ voter: 'reviewer', verdict: 'abstain', reason: 'no answer within 2000 ms' }],
   };
 
-  it('is listed with the time until it leaves, and fits a terminal', async () => {
-    const { env } = await desk(APPROVED, [DELAYED]);
+  it('is listed with the time until it is sent, and fits a terminal', async () => {
+    const { env } = await startApprovalServer(APPROVED, [DELAYED]);
     const { out } = await runCli(['approvals'], { env: { ...env, NO_COLOR: '1' }, isTty: true });
     for (const line of out.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
-    expect(out).toContain('59m, leaves');
+    expect(out).toContain('59m, sends');
     expect((await runCli(['approvals', '--state', 'unopposed'], { env })).code).toBe(0);
   });
 
-  it('is shown with what its voters said and when it leaves, and is rejected like any other', async () => {
-    const { env, asked } = await desk({ body: { ...DELAYED, state: 'rejected' } }, [DELAYED]);
+  it('is shown with its votes and the time of its send, and can be rejected', async () => {
+    const { env, requests } = await startApprovalServer({ body: { ...DELAYED, state: 'rejected' } }, [DELAYED]);
     const argv = ['reject', TXN, '--reason', 'not him'];
     const { code, out } = await runCli(argv, { env });
     expect(code).toBe(0);
     expect(out).toContain('voter\treviewer: abstain, no answer within 2000 ms\n');
-    expect(out).toContain(`delay\tit leaves by itself at ${leavesAt}; reject it to stop it\n`);
-    expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
+    expect(out).toContain(`delay\tsent automatically at ${leavesAt}, unless you reject it\n`);
+    expect(listPosts(requests)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
   });
 
-  it('says after an approval that began its delay when it leaves', async () => {
+  it('shows the time of its send once it is approved', async () => {
     const waiting = { ...APPROVAL, hold: 'approval', leavesAt: null, delaySeconds: 300 };
-    const { env } = await desk({ body: DELAYED }, [waiting]);
+    const { env } = await startApprovalServer({ body: DELAYED }, [waiting]);
     const { out } = await runCli(['approve', TXN, '--reason', 'yes', '--yes'], {
       env: { ...env, NO_COLOR: '1' },
       isTty: true,
     });
-    expect(out).toContain('5m more once it is approved');
-    expect(out).toContain(`It leaves by itself at ${leavesAt}`);
+    expect(out).toContain('5m after the approval');
+    expect(out).toContain(`The gateway sends it at ${leavesAt}`);
   });
 });
 
 describe('approve', () => {
   const argv = ['approve', TXN, '--reason', 'he knows Ann'];
 
-  it('shows what would run, asks, and sends the digest of what it showed', async () => {
-    const { env, asked } = await desk(APPROVED);
-    const setting = { env: { ...env, NO_COLOR: '1' }, isTty: true, types: 'y' };
-    const { code, out } = await runCli(argv, setting);
+  it('shows the call, asks, and sends the digest of what it showed', async () => {
+    const { env, requests } = await startApprovalServer(APPROVED);
+    const options = { env: { ...env, NO_COLOR: '1' }, isTty: true, types: 'y' };
+    const { code, out } = await runCli(argv, options);
     expect(code).toBe(0);
     const shown = out.slice(0, out.indexOf('[y/N]'));
-    for (const said of ['office-bot', 'mail.send', 'POST https://mail.example/messages', 'ann@example.com'])
-      expect(shown).toContain(said);
-    for (const said of ['irreversible', 'bob: approve, known', 'abc123', DIGEST]) expect(shown).toContain(said);
+    for (const text of ['office-bot', 'mail.send', 'POST https://mail.example/messages', 'ann@example.com'])
+      expect(shown).toContain(text);
+    for (const text of ['irreversible', 'bob: approve, known', 'abc123', DIGEST]) expect(shown).toContain(text);
     expect(out).not.toContain('\u001b');
     expect(out).toContain(`${TXN} is now approved`);
-    expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/approve`);
-    expect(JSON.parse(posts(asked)[0]?.body ?? '')).toEqual({ reason: 'he knows Ann', digest: DIGEST });
+    expect(listPosts(requests)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/approve`);
+    expect(JSON.parse(listPosts(requests)[0]?.body ?? '')).toEqual({ reason: 'he knows Ann', digest: DIGEST });
   });
 
   it.each(['n', '', 'yeah'])('decides nothing when the answer is %j', async (types) => {
-    const { env, asked } = await desk(APPROVED);
+    const { env, requests } = await startApprovalServer(APPROVED);
     const { code, err } = await runCli(argv, { env, isTty: true, types });
-    expect([code, posts(asked)]).toEqual([1, []]);
-    expect(err).toContain('it goes on waiting');
+    expect([code, listPosts(requests)]).toEqual([1, []]);
+    expect(err).toContain('The call still waits.');
   });
 
-  it('asks nobody with --yes, and where nobody is', async () => {
-    const { env, asked } = await desk(APPROVED);
+  it('does not ask with --yes or without a terminal', async () => {
+    const { env, requests } = await startApprovalServer(APPROVED);
     const { code, out } = await runCli([...argv, '--yes'], { env });
     expect(code).toBe(0);
     expect(out).toContain(`digest\t${DIGEST}\n`);
     expect(out.endsWith(`${TXN}\tapproved\n`)).toBe(true);
     expect((await runCli([...argv, '--digest', DIGEST.toUpperCase()], { env })).code).toBe(0);
-    expect(posts(asked)).toHaveLength(2);
-    // Nothing is shown with --json, so there is nothing to say yes to.
+    expect(listPosts(requests)).toHaveLength(2);
+    // With --json nothing is shown that a person could confirm.
     expect((await runCli([...argv, '--json'], { env, isTty: true, types: 'y' })).code).toBe(2);
     expect(JSON.parse((await runCli([...argv, '--yes', '--json'], { env })).out)).toMatchObject({
       state: 'approved',
     });
   });
 
-  it('approves nothing else than what was named', async () => {
-    const { env, asked } = await desk(APPROVED);
+  it('refuses a digest that does not match', async () => {
+    const { env, requests } = await startApprovalServer(APPROVED);
     const { code, err } = await runCli([...argv, '--yes', '--digest', 'e'.repeat(64)], { env });
-    expect([code, posts(asked)]).toEqual([1, []]);
+    expect([code, listPosts(requests)]).toEqual([1, []]);
     expect(err).toContain(DIGEST);
   });
 
-  it('tells how it was decided when it waits no more, without a digest that could approve anything', async () => {
-    const again = await desk(APPROVED, []);
+  it('prints the decision of a call that no longer waits, and sends a digest that approves nothing', async () => {
+    const again = await startApprovalServer(APPROVED, []);
     expect(await runCli([...argv, '--yes'], { env: again.env })).toMatchObject({
       code: 0,
       out: `${TXN}\tapproved\n`,
     });
-    expect(JSON.parse(posts(again.asked)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
-    const other = await desk(problem(409, 'conflict', { detail: 'The approval is already decided: rejected.' }), []);
+    expect(JSON.parse(listPosts(again.requests)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
+    const other = await startApprovalServer(
+      problem(409, 'conflict', { detail: 'The approval is already decided: rejected.' }),
+      [],
+    );
     const { code, err } = await runCli([...argv, '--yes'], { env: other.env });
     expect(code).toBe(1);
     expect(err).toContain('The approval is already decided: rejected.');
     expect(err).toContain('"oncegate approvals"');
   });
 
-  it('tells whoever approved already that a vote counts once, and how many are missing', async () => {
+  it('says that a second vote does not count, and how many approvals are missing', async () => {
     const [bob] = APPROVAL.votes;
     const eve = { ...bob, person: 'eve' };
     const terminal = (env: NodeJS.ProcessEnv) => ({ env: { ...env, NO_COLOR: '1' }, isTty: true });
-    const again = await desk({ body: APPROVAL });
+    const again = await startApprovalServer({ body: APPROVAL });
     const twice = await runCli([...argv, '--yes'], terminal(again.env));
-    expect(twice.out).toContain('Your vote was there already and counts once: 1 more approval is needed.\n');
-    const first = await desk({ body: { ...APPROVAL, quorum: 4, votes: [bob, eve] } });
+    expect(twice.out).toContain('You have already voted, and a vote counts once: 1 more approval is needed.\n');
+    const first = await startApprovalServer({ body: { ...APPROVAL, quorum: 4, votes: [bob, eve] } });
     const once = await runCli([...argv, '--yes'], terminal(first.env));
     expect(once.out).toContain('Your vote counts: 2 more approvals are needed.\n');
-    // Votes for something else than what is shown now are listed, and count for nothing.
-    const stale = await desk({ body: { ...APPROVAL, votes: [bob, eve] } });
+    // Votes for an older digest are listed, but do not count.
+    const stale = await startApprovalServer({ body: { ...APPROVAL, votes: [bob, eve] } });
     const changed = await runCli([...argv, '--yes'], terminal(stale.env));
-    expect(changed.out).toContain(
-      'Your vote counts; earlier ones were for what would have run before the policies changed.',
-    );
+    expect(changed.out).toContain('Your vote counts. Earlier votes do not, because the policies changed since.');
   });
 
-  it('finds it on a later page, and says that more votes are needed', async () => {
+  it('finds the call on a later page, and says that more votes are needed', async () => {
     const { env } = await startCannedServer(({ method, url }) => {
       if (method === 'POST') return { body: APPROVAL };
       const first = url.searchParams.get('cursor') === null;
@@ -203,15 +204,15 @@ describe('approve', () => {
   });
 });
 
-it('reject needs no question, and makes no path of what is no txn', async () => {
-  const { env, asked } = await desk({ body: { ...APPROVAL, state: 'rejected' } });
+it('reject does not ask, and never puts anything but a txn into a path', async () => {
+  const { env, requests } = await startApprovalServer({ body: { ...APPROVAL, state: 'rejected' } });
   const { code, out } = await runCli(['reject', TXN, '--reason', 'not to Ann'], { env });
   expect(code).toBe(0);
   expect(out.endsWith(`${TXN}\trejected\n`)).toBe(true);
-  expect(posts(asked)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
-  expect(JSON.parse(posts(asked)[0]?.body ?? '')).toEqual({ reason: 'not to Ann', digest: DIGEST });
+  expect(listPosts(requests)[0]?.url.pathname).toBe(`/admin/approvals/${TXN}/reject`);
+  expect(JSON.parse(listPosts(requests)[0]?.body ?? '')).toEqual({ reason: 'not to Ann', digest: DIGEST });
   expect((await runCli(['reject', '../../freeze', '--reason', 'x'], { env })).code).toBe(1);
-  expect(posts(asked)).toHaveLength(1);
+  expect(listPosts(requests)).toHaveLength(1);
 });
 
 describe('freeze and unfreeze', () => {
@@ -234,24 +235,24 @@ describe('freeze and unfreeze', () => {
       { agent: 'bot', frozen: null },
       'bot\tnot frozen\n',
     ],
-  ])('%j', async (argv, path, body, answer, said) => {
-    const { env, asked } = await startCannedServer(() => ({ body: answer }));
-    expect(await runCli([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: said, err: '' });
-    expect([asked[0]?.method, asked[0]?.url.pathname]).toEqual(['POST', path]);
-    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
+  ])('%j', async (argv, path, body, answer, text) => {
+    const { env, requests } = await startCannedServer(() => ({ body: answer }));
+    expect(await runCli([...argv, '--reason', 'odd'], { env })).toEqual({ code: 0, out: text, err: '' });
+    expect([requests[0]?.method, requests[0]?.url.pathname]).toEqual(['POST', path]);
+    expect(JSON.parse(requests[0]?.body ?? '')).toEqual({ reason: 'odd', ...body });
   });
 
-  it('everything at once is asked about where somebody can be asked, and nothing else is', async () => {
-    const { env, asked } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
+  it('asks on a terminal before it freezes everything, and only then', async () => {
+    const { env, requests } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
     const argv = ['freeze', '--reason', 'odd'];
     for (const types of ['n', '', 'yeah']) {
       const { code, out, err } = await runCli(argv, { env, isTty: true, types });
       expect(out).toContain('Freeze everything, for every agent? [y/N]');
-      expect([code, err]).toEqual([1, 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.\n']);
+      expect([code, err]).toEqual([1, 'Nothing was frozen. To freeze less, add --agent AGENT or --tool TOOL.\n']);
     }
-    expect(asked).toEqual([]);
+    expect(requests).toEqual([]);
     expect((await runCli(argv, { env, isTty: true, types: 'y' })).code).toBe(0);
-    expect(asked).toHaveLength(1);
+    expect(requests).toHaveLength(1);
     for (const more of [['--yes'], ['--json'], ['--tool', 'mail.send'], ['--agent', 'bot']]) {
       const { code, out } = await runCli([...argv, ...more], { env, isTty: true, types: 'n' });
       expect(code).toBe(0);
@@ -261,23 +262,23 @@ describe('freeze and unfreeze', () => {
     expect((await runCli(['unfreeze', '--reason', 'x'], { env: back.env, isTty: true, types: 'n' })).code).toBe(0);
   });
 
-  it('says when something wider keeps it frozen', async () => {
+  it('says when a wider freeze remains', async () => {
     const { env } = await startCannedServer(() => ({ body: { agent: 'bot', frozen: { ...frozen, scope: 'all' } } }));
     const { code, err } = await runCli(['unfreeze', '--agent', 'bot', '--reason', 'fine'], { env });
     expect(code).toBe(1);
-    expect(err).toBe('Still frozen with all, by root: odd\n');
+    expect(err).toBe('Still frozen by the freeze of all (root: odd)\n');
   });
 
-  it('never turns an odd name into another switch', async () => {
-    const { env, asked } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
+  it('never puts anything but a name into a path', async () => {
+    const { env, requests } = await startCannedServer(() => ({ body: { scope: 'all', frozen: true } }));
     for (const name of ['..', '.', 'a/../..', '%2e%2e']) {
       expect((await runCli(['freeze', '--agent', name, '--reason', 'x'], { env })).code).toBe(1);
       expect((await runCli(['breaker', name, 'open', '--reason', 'x'], { env })).code).toBe(1);
     }
-    expect(asked).toEqual([]);
+    expect(requests).toEqual([]);
   });
 
-  it('agents shows who is frozen', async () => {
+  it('agents shows which agents are frozen', async () => {
     const items = [
       { agent: 'bot', rules: [{ rule: 'bot rule 1', allow: '*' }], frozen },
       { agent: 'calm', rules: [], frozen: null },
@@ -291,18 +292,18 @@ describe('freeze and unfreeze', () => {
 describe('breakers', () => {
   const open = { upstream: 'mail', state: 'open', by: 'root', reason: 'maintenance' };
 
-  it('lists them', async () => {
+  it('lists the breakers', async () => {
     const items = [open, { upstream: 'payments', state: 'closed', by: 'auto', reason: null }];
     const { env } = await startCannedServer(() => ({ body: { items, cursor: null } }));
     expect((await runCli(['breakers'], { env })).out).toBe('mail\topen\troot\tmaintenance\npayments\tclosed\tauto\t\n');
   });
 
-  it('opens and closes one', async () => {
-    const { env, asked } = await startCannedServer(() => ({ body: open }));
+  it('opens and closes a breaker', async () => {
+    const { env, requests } = await startCannedServer(() => ({ body: open }));
     const { code, out } = await runCli(['breaker', 'mail', 'open', '--reason', 'maintenance'], { env });
     expect([code, out]).toEqual([0, 'mail\topen\n']);
-    expect(asked[0]?.url.pathname).toBe('/admin/breakers/mail/open');
-    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ reason: 'maintenance' });
+    expect(requests[0]?.url.pathname).toBe('/admin/breakers/mail/open');
+    expect(JSON.parse(requests[0]?.body ?? '')).toEqual({ reason: 'maintenance' });
     const none = await startCannedServer(() => problem(404, 'not_found'));
     const { err } = await runCli(['breaker', 'mial', 'close', '--reason', 'x'], { env: none.env });
     expect(err).toContain('"oncegate breakers" lists');
@@ -312,7 +313,7 @@ describe('breakers', () => {
 it('reload tells the version, or every fault', async () => {
   const good = await startCannedServer(() => ({ body: { version: 'abc123' } }));
   expect(await runCli(['reload'], { env: good.env })).toEqual({ code: 0, out: 'abc123\n', err: '' });
-  expect([good.asked[0]?.method, good.asked[0]?.url.pathname]).toEqual(['POST', '/admin/policies/reload']);
+  expect([good.requests[0]?.method, good.requests[0]?.url.pathname]).toEqual(['POST', '/admin/policies/reload']);
   const bad = await startCannedServer(() =>
     problem(409, 'conflict', { faults: ['a.yaml:1:1: one', 'a.yaml:2:1: two'] }),
   );
@@ -333,7 +334,7 @@ describe('explain --remote', () => {
     ],
   };
 
-  it('asks the gateway, and shows whatever it explains', async () => {
+  it('asks the gateway, and prints every field of its answer', async () => {
     const body = {
       dryRun: true,
       tool: 'payments.charge',
@@ -343,10 +344,10 @@ describe('explain --remote', () => {
       limits: [{ kind: 'rate', left: 3 }],
       wouldAnswer: { status: 202, state: 'held', sends: false },
     };
-    const { env, asked } = await startCannedServer(() => ({ body }));
+    const { env, requests } = await startCannedServer(() => ({ body }));
     const { code, out } = await runCli(argv, { env });
-    expect(asked[0]?.url.pathname).toBe('/admin/explain');
-    expect(JSON.parse(asked[0]?.body ?? '')).toEqual({ agent: 'bot', tool: 'payments.charge', args: { amount: 5 } });
+    expect(requests[0]?.url.pathname).toBe('/admin/explain');
+    expect(JSON.parse(requests[0]?.body ?? '')).toEqual({ agent: 'bot', tool: 'payments.charge', args: { amount: 5 } });
     expect(code).toBe(0);
     expect(out.split('\n')).toEqual([
       'hold\tallowed by bot rule 2',
@@ -361,20 +362,20 @@ describe('explain --remote', () => {
     expect(JSON.parse((await runCli([...argv, '--json'], { env })).out)).toEqual(body);
   });
 
-  it('names the agents that there are to whoever names another', async () => {
+  it('suggests or lists agents when the name is unknown', async () => {
     const { env } = await startCannedServer(({ url }) =>
       url.pathname === '/admin/agents'
         ? { body: { items: [{ agent: 'bot' }, { agent: 'billing' }], cursor: null } }
         : problem(404, 'not_found', { detail: 'There is no agent.' }),
     );
     const of = (agent: string) => runCli(argv.with(3, agent), { env });
-    expect(await of('bto')).toMatchObject({ code: 1, err: 'there is no agent "bto"; did you mean "bot"?\n' });
-    expect(await of('zzzzz')).toMatchObject({ code: 1, err: 'there is no agent "zzzzz"; there are: bot, billing\n' });
-    // It is something else that was not found.
+    expect(await of('bto')).toMatchObject({ code: 1, err: 'There is no agent "bto"; did you mean "bot"?\n' });
+    expect(await of('zzzzz')).toMatchObject({ code: 1, err: 'There is no agent "zzzzz"; there are: bot, billing\n' });
+    // The agent exists, so the 404 is about something else.
     expect((await of('bot')).err).toContain('There is no agent. (not_found)');
   });
 
-  it('exits 1 for what would be refused', async () => {
+  it('exits with code 1 for a call that would be refused', async () => {
     const wouldAnswer = { status: 403, code: 'denied', retry: 'never', sends: false };
     const refused = { ...decision, allowed: false, rule: null, reason: 'no rule allows it' };
     const { env } = await startCannedServer(() => ({ body: { dryRun: true, decision: refused, wouldAnswer } }));

@@ -3,8 +3,8 @@ import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { expect, it } from 'vitest';
 
-// `npm test` builds first; a bare vitest on a fresh clone has nothing to run here.
-it.skipIf(!existsSync('dist/gateway/cli/main.js'))('a reader that goes away is no error', async () => {
+// Skipped when vitest runs on a clone that was never built; `npm test` builds first.
+it.skipIf(!existsSync('dist/gateway/cli/main.js'))('a reader that closes the pipe is no error', async () => {
   const child = spawn(process.execPath, ['bin/oncegate.js', 'help', '--json'], { stdio: ['ignore', 'pipe', 'pipe'] });
   child.stdout.destroy();
   let err = '';

@@ -14,12 +14,12 @@ const LOCK = {
 };
 
 describe('locks', () => {
-  it('asks with the filters, and tells who holds what since when', async () => {
-    const { env, asked } = await startCannedServer(() => ({ body: { items: [LOCK], cursor: null } }));
+  it('sends the filters, and prints holder and time of each lock', async () => {
+    const { env, requests } = await startCannedServer(() => ({ body: { items: [LOCK], cursor: null } }));
     const { code, out } = await runCli(['locks', '--agent', 'billing-bot', '--holder', LOCK.holder], { env });
     expect(code).toBe(0);
-    expect(asked[0]?.url.pathname).toBe('/admin/locks');
-    expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
+    expect(requests[0]?.url.pathname).toBe('/admin/locks');
+    expect(Object.fromEntries(requests[0]?.url.searchParams ?? [])).toEqual({
       agent: 'billing-bot',
       holder: LOCK.holder,
       limit: '50',
@@ -28,8 +28,8 @@ describe('locks', () => {
     expect(out).toContain(cells.join('\t'));
   });
 
-  it('says that nothing is locked', async () => {
+  it('says so when nothing is locked', async () => {
     const { env } = await startCannedServer(() => ({ body: { items: [], cursor: null } }));
-    expect((await runCli(['locks'], { env, isTty: true })).out).toContain('nothing is locked');
+    expect((await runCli(['locks'], { env, isTty: true })).out).toContain('Nothing is locked.');
   });
 });

@@ -12,12 +12,12 @@ const TESTS = `tests:
   - { name: large, agent: billing-bot, tool: payments.charge, args: { amount: 20000, card: c, currency: usd }, expect: hold }
 `;
 
-function explain(tool: string, args: string, ...more: string[]): string[] {
+function buildExplainArguments(tool: string, args: string, ...more: string[]): string[] {
   return ['explain', '--agent', 'billing-bot', '--tool', tool, '--args', args, ...more];
 }
 
 describe('check', () => {
-  it('counts what is good', async () => {
+  it('counts files, tools and agents', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': TESTS });
     const { code, out, err } = await runCli(['check', '.'], { cwd, env });
     expect(out.split('\n').at(-2)).toBe('2 files, 2 tools, 1 agent: good');
@@ -34,7 +34,7 @@ describe('check', () => {
     });
   });
 
-  it('shows every fault at its place, and exits 1', async () => {
+  it('prints every fault with its line, and exits with code 1', async () => {
     const cwd = await createDirectory({
       'a.yaml': 'tools:\n  x: { upstraem: u }\n',
       'b.yaml': 'agents:\n  bot: { rules: [{ allow: nothing.here }] }\n',
@@ -45,12 +45,12 @@ describe('check', () => {
     expect(out).toMatch(/^b\.yaml:2:\d+: /m);
     expect(out).toMatch(/\n2 files: \d+ faults\n$/);
     const { code: jsonCode, out: json } = await runCli(['check', '.', '--json'], { cwd });
-    const told = JSON.parse(json) as { good: boolean; faults: { file: string; line: number; column: number }[] };
-    expect([jsonCode, told.good]).toEqual([1, false]);
-    expect(told.faults[0]).toMatchObject({ file: 'a.yaml', line: 2 });
+    const result = JSON.parse(json) as { good: boolean; faults: { file: string; line: number; column: number }[] };
+    expect([jsonCode, result.good]).toEqual([1, false]);
+    expect(result.faults[0]).toMatchObject({ file: 'a.yaml', line: 2 });
   });
 
-  it('looks into the OpenAPI documents that are imported', async () => {
+  it('checks imported OpenAPI documents', async () => {
     const document = 'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: a }\n    put: 5\n';
     const cwd = await createDirectory({
       'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example", import: u.openapi.yaml } }\n',
@@ -63,7 +63,7 @@ describe('check', () => {
     expect([good.code, good.out]).toEqual([0, '2 files, 1 tool, 0 agents: good\n']);
   });
 
-  it('marks warnings, which do not make it bad', async () => {
+  it('prints warnings, which are no faults', async () => {
     const cwd = await createDirectory({
       'a.yaml': 'upstreams: { u: { adapter: http, url: "http://u.example" } }\ntools: { t.x: { upstream: u } }\n',
       'b.yaml': 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: "nothing.*" }]\n',
@@ -73,7 +73,7 @@ describe('check', () => {
     expect(code).toBe(0);
   });
 
-  it('takes the directory of the configuration when none is named', async () => {
+  it('checks the configured directory by default', async () => {
     const dir = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
     expect((await runCli(['check'], { env: { ...env, ONCEGATE_POLICIES: dir } })).code).toBe(0);
     const { code, out } = await runCli(['check'], { env: { ONCEGATE_POLICIES: `${dir}/none` }, cwd: '/dev' });
@@ -81,7 +81,7 @@ describe('check', () => {
     expect(out).toContain(`${dir}/none:1:1: cannot be read: ENOENT`);
   });
 
-  it('accepts the policies that the project ships', async () => {
+  it('accepts the policies of this project', async () => {
     const { code, out } = await runCli(['check', 'policies'], { cwd: process.cwd() });
     expect(out).toMatch(/: good\n$/);
     expect(code).toBe(0);
@@ -89,14 +89,14 @@ describe('check', () => {
 });
 
 describe('test', () => {
-  it('ends with how many passed', async () => {
+  it('prints how many tests passed', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': TESTS });
     const { code, out } = await runCli(['test', '.'], { cwd, env });
     expect(out).toBe('pass billing_test.yaml:2: small\npass billing_test.yaml:3: large\n2 passed, 0 failed\n');
     expect(code).toBe(0);
   });
 
-  it('says what was expected and what came, and exits 1', async () => {
+  it('prints the expected and the actual decision, and exits with code 1', async () => {
     const wrong = TESTS.replace('expect: hold', 'expect: deny');
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': wrong });
     const { code, out } = await runCli(['test', '.'], { cwd, env });
@@ -104,34 +104,34 @@ describe('test', () => {
     expect(out).toMatch(/\n1 passed, 1 failed\n$/);
     expect(code).toBe(1);
     const { out: json } = await runCli(['test', '.', '--json'], { cwd, env });
-    const told = JSON.parse(json) as { results: object[] };
-    expect(told).toMatchObject({ good: false, passed: 1, failed: 1 });
-    expect(told.results[1]).toMatchObject({ name: 'large', passed: false, expect: 'deny', got: 'hold' });
+    const result = JSON.parse(json) as { results: object[] };
+    expect(result).toMatchObject({ good: false, passed: 1, failed: 1 });
+    expect(result.results[1]).toMatchObject({ name: 'large', passed: false, expect: 'deny', got: 'hold' });
   });
 
-  it('tests nothing when the policies are bad', async () => {
+  it('runs no test when the policies have faults', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': 'tests: [{}]\n' });
     const { code, out, err } = await runCli(['test', '.'], { cwd, env });
     expect([code, out]).toEqual([1, '']);
     expect(err).toMatch(/^billing_test\.yaml:1:\d+: /);
   });
 
-  it('says that there are none', async () => {
+  it('says so when there are no tests', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
     const { out, err } = await runCli(['test', '.'], { cwd, env });
     expect(out).toBe('0 passed, 0 failed\n');
-    expect(err).toContain('there are no tests');
+    expect(err).toContain('There are no tests');
   });
 });
 
 describe('explain', () => {
-  it('says what voters would be asked, and how long it would be held', async () => {
+  it('shows the votes and the delay', async () => {
     const rules = `[{ allow: u.t, delay: 5m, voters: { quorum: 1, of: [{ name: small, when: args.n < 5 }, { name: big, when: args.n > 100 }] } }]`;
     const yaml = `upstreams:\n  u: { adapter: http, url: https://u.example }\ntools:\n  u.t: { upstream: u, once: { by: idempotent } }\nagents:\n  bot: { rules: ${rules} }\n`;
     const cwd = await createDirectory({ 'p.yaml': yaml });
-    const ask = (n: number) =>
+    const explain = (n: number) =>
       runCli(['explain', '--agent', 'bot', '--tool', 'u.t', '--args', `{"n": ${n}}`, '.'], { cwd });
-    const good = await ask(1);
+    const good = await explain(1);
     expect([good.code, good.out.split('\n').slice(0, 5)]).toEqual([
       0,
       [
@@ -139,15 +139,15 @@ describe('explain', () => {
         '1 of 2 voters must approve:',
         '  small: approve, its condition is true',
         '  big: deny, its condition is false',
-        'it is held for 5m, then leaves by itself',
+        'It waits 5m, and is then sent automatically.',
       ],
     ]);
-    expect(await ask(50)).toMatchObject({ code: 1, out: expect.stringContaining('too few voters of bot rule 1') });
+    expect(await explain(50)).toMatchObject({ code: 1, out: expect.stringContaining('too few voters of bot rule 1') });
   });
 
-  it('shows every rule that was tried, and which one decided', async () => {
+  it('shows every rule, and which one decides', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
-    const { code, out } = await runCli(explain('payments.charge', SMALL, '.'), { cwd, env });
+    const { code, out } = await runCli(buildExplainArguments('payments.charge', SMALL, '.'), { cwd, env });
     const lines = out.trimEnd().split('\n');
     expect(lines[0]).toMatch(/^allow\tallowed by billing-bot rule 1 \(billing\.yaml:\d+\)$/);
     expect(lines.slice(1).map((line) => line.split('\t').slice(0, 2))).toEqual([
@@ -166,28 +166,34 @@ describe('explain', () => {
     ['oncegate.get_call', '{}', 1, 'deny'],
   ])('%s %s', async (tool, args, expected, outcome) => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
-    const { code, out, err } = await runCli(explain(tool, args, '.', '--json'), { cwd, env });
+    const { code, out, err } = await runCli(buildExplainArguments(tool, args, '.', '--json'), { cwd, env });
     expect([code, err]).toEqual([expected, '']);
     expect(JSON.parse(out)).toMatchObject({ agent: 'billing-bot', tool, outcome });
   });
 
-  it('tells who may release what is held', async () => {
+  it('shows who may approve a held call', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
-    const { out } = await runCli(explain('payments.charge', SMALL.replace('100', '20000'), '.'), { cwd, env });
-    expect(out).toContain('it is held for 1 approval by finance within 1h');
-  });
-
-  it('does not call good what the schema would refuse', async () => {
-    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
-    const { code, out } = await runCli(explain('payments.charge', '{"amount": 1, "currency": "usd"}', '.'), {
+    const { out } = await runCli(buildExplainArguments('payments.charge', SMALL.replace('100', '20000'), '.'), {
       cwd,
       env,
     });
-    expect(out).toContain('but the arguments do not fit the tool: ');
+    expect(out).toContain('It waits for 1 approval by finance within 1h.');
+  });
+
+  it('fails for arguments that break the schema of the tool', async () => {
+    const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
+    const { code, out } = await runCli(
+      buildExplainArguments('payments.charge', '{"amount": 1, "currency": "usd"}', '.'),
+      {
+        cwd,
+        env,
+      },
+    );
+    expect(out).toContain('The arguments do not fit the schema of the tool: ');
     expect(code).toBe(1);
   });
 
-  it("knows the gateway's own tools", async () => {
+  it('explains built-in tools', async () => {
     const own = 'agents:\n  bot:\n    keys: []\n    rules: [{ allow: oncegate.get_call }]\n';
     const cwd = await createDirectory({ 'own.yaml': own });
     const { code, out } = await runCli(['explain', '--agent', 'bot', '--tool', 'oncegate.get_call', '.', '--json'], {
@@ -200,7 +206,7 @@ describe('explain', () => {
     expect(code).toBe(0);
   });
 
-  it('takes the past as empty, says so, and is told whether the agent has read what strangers wrote', async () => {
+  it('assumes an empty history, says so, and takes --tainted', async () => {
     const when = `'!tainted && history.count("billing.*", "1h") < 1'`;
     const cwd = await createDirectory({
       'p.yaml': `upstreams:
@@ -211,31 +217,31 @@ agents:
   billing-bot: { rules: [{ allow: billing.pay, when: ${when} }] }
 `,
     });
-    const clean = await runCli(explain('billing.pay', '{}', '.'), { cwd });
+    const clean = await runCli(buildExplainArguments('billing.pay', '{}', '.'), { cwd });
     expect(clean.code).toBe(0);
-    expect(clean.out).toContain('taken as 0, as of an agent without a past: history.count("billing.*", "1h")\n');
-    expect(clean.out).toContain('taken as false: tainted\n');
-    const tainted = await runCli(explain('billing.pay', '{}', '.', '--tainted', '--json'), { cwd });
+    expect(clean.out).toContain('Assumed: history.count("billing.*", "1h") is 0.\n');
+    expect(clean.out).toContain('Assumed: tainted is false.\n');
+    const tainted = await runCli(buildExplainArguments('billing.pay', '{}', '.', '--tainted', '--json'), { cwd });
     expect(tainted.code).toBe(1);
     const facts = { tainted: true, history: { 'count("billing.*", "1h")': 0 } };
     expect(JSON.parse(tainted.out)).toMatchObject({ outcome: 'deny', facts });
-    expect((await runCli(explain('billing.pay', '{}', '--remote', '--tainted'), { cwd })).code).toBe(2);
+    expect((await runCli(buildExplainArguments('billing.pay', '{}', '--remote', '--tainted'), { cwd })).code).toBe(2);
   });
 
-  it('knows no such agent, but perhaps one like it', async () => {
+  it('suggests or lists agents when the name is unknown', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
     const { code, err } = await runCli(['explain', '--agent', 'biling-bot', '--tool', 'x', '.'], { cwd, env });
-    expect(err).toBe('there is no agent "biling-bot"; did you mean "billing-bot"?\n');
+    expect(err).toBe('There is no agent "biling-bot"; did you mean "billing-bot"?\n');
     expect(code).toBe(1);
     const other = await runCli(['explain', '--agent', 'zzzzz', '--tool', 'x', '.'], { cwd, env });
-    expect(other.err).toMatch(/^there is no agent "zzzzz"; there (?:is|are): .*billing-bot.*\n$/);
+    expect(other.err).toMatch(/^There is no agent "zzzzz"; there (?:is|are): .*billing-bot.*\n$/);
   });
 });
 
-it('colours on a terminal only, and not where NO_COLOR says so', async () => {
+it('prints colour only on a terminal, and not with NO_COLOR', async () => {
   const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
   const colour = '\u001b[';
-  const argv = explain('payments.charge', SMALL, '.');
+  const argv = buildExplainArguments('payments.charge', SMALL, '.');
   expect((await runCli(argv, { cwd, env, isTty: true })).out).toContain(colour);
   expect((await runCli(argv, { cwd, env: { ...env, NO_COLOR: '1' }, isTty: true })).out).not.toContain(colour);
   expect((await runCli([...argv, '--json'], { cwd, env, isTty: true })).out).not.toContain(colour);

@@ -13,11 +13,11 @@ const RUN = {
 };
 
 describe('runs', () => {
-  it('asks with the filters', async () => {
-    const { env, asked } = await startCannedServer(() => ({ body: { items: [RUN], cursor: null } }));
+  it('sends the filters', async () => {
+    const { env, requests } = await startCannedServer(() => ({ body: { items: [RUN], cursor: null } }));
     expect((await runCli(['runs', '--agent', 'mover', '--abandoned'], { env })).code).toBe(0);
-    expect(asked[0]?.url.pathname).toBe('/admin/runs');
-    expect(Object.fromEntries(asked[0]?.url.searchParams ?? [])).toEqual({
+    expect(requests[0]?.url.pathname).toBe('/admin/runs');
+    expect(Object.fromEntries(requests[0]?.url.searchParams ?? [])).toEqual({
       agent: 'mover',
       abandoned: 'true',
       limit: '50',
@@ -29,7 +29,7 @@ describe('runs', () => {
     [{ drained: false }, 'draining'],
     [{ drained: false, abandoned: true }, 'abandoned'],
     [{ endedAt: '2026-01-01T00:00:00.000Z' }, 'finished'],
-  ])('says what matters of %j', async (changes, state) => {
+  ])('shows the most urgent state of %j', async (changes, state) => {
     const { env } = await startCannedServer(() => ({ body: { items: [{ ...RUN, ...changes }], cursor: null } }));
     const { out } = await runCli(['runs'], { env });
     expect(out).toContain([RUN.run, state, 'mover', 'move the archive', '3', RUN.lastSeenAt].join('\t'));
@@ -37,8 +37,8 @@ describe('runs', () => {
     expect(json.items[0]).toMatchObject({ run: RUN.run, epoch: 3 });
   });
 
-  it('says that there are none', async () => {
+  it('says so when there are no runs', async () => {
     const { env } = await startCannedServer(() => ({ body: { items: [], cursor: null } }));
-    expect((await runCli(['runs'], { env, isTty: true })).out).toContain('no runs yet');
+    expect((await runCli(['runs'], { env, isTty: true })).out).toContain('No runs yet.');
   });
 });

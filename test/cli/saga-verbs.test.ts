@@ -9,7 +9,7 @@ import { ADMIN_KEY, type Gateway, startGateway, VIEWER_KEY } from '../support/ga
 import { runCli, startCannedServer } from './terminal.ts';
 
 const REASON = ['--reason', 'it was a mistake'];
-const NOBODY = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
+const UNKNOWN_ID = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
 let upstream: TestUpstream;
 let database: TestDatabase;
@@ -32,19 +32,19 @@ afterAll(async () => {
 });
 beforeEach(() => upstream.reset());
 
-const routes = async () => (await upstream.effects()).map(({ route, id }) => `${route.split('/').at(-1)} ${id}`);
-const rows = (text: string) =>
+const listEffects = async () => (await upstream.effects()).map(({ route, id }) => `${route.split('/').at(-1)} ${id}`);
+const parseRows = (text: string) =>
   text
     .trimEnd()
     .split('\n')
     .map((line) => line.split('\t'));
 
-function fits(text: string): void {
+function expectFits80Columns(text: string): void {
   for (const line of text.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
 }
 
-/** charge a, charge b (on nothing), a look, a mail that rests on a, and one that waits for approval. */
-async function mixedSaga() {
+/** Steps: charge a, charge b (depends on nothing), a read, a mail that depends on a, and a call that waits for approval. */
+async function openMixedSaga() {
   const saga = await TestSaga.open(gateway, { name: 'trip to Rome' });
   const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn as string;
   const b = (await saga.callStep('world.charge', { id: 'b' }, { on: [] })).body.txn as string;
@@ -55,7 +55,7 @@ async function mixedSaga() {
   return { saga, a, b, look, mail, held };
 }
 
-async function parkedSaga() {
+async function openParkedSaga() {
   const saga = await TestSaga.open(gateway);
   const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn as string;
   const mail = (await saga.callStep('world.mail', { id: 'm' })).body.txn as string;
@@ -64,23 +64,23 @@ async function parkedSaga() {
 }
 
 describe('sagas', () => {
-  it('lists what it is asked for, newest first', async () => {
+  it('lists the matching sagas, newest first', async () => {
     const committed = await TestSaga.open(gateway, { name: 'first' });
     await committed.postAction('commit');
     const open = await TestSaga.open(gateway, { name: 'a name that is far too long for a terminal' });
     await open.callStep('world.find', { id: 'x' });
     const { code, out } = await runCli(['sagas', '--limit', '2'], { env });
     expect(code).toBe(0);
-    expect(rows(out).map((row) => row.slice(0, -1))).toEqual([
+    expect(parseRows(out).map((row) => row.slice(0, -1))).toEqual([
       [open.id, 'open', 'tester', 'a name that is far too long for a terminal', '1'],
       [committed.id, 'committed', 'tester', 'first', '0'],
     ]);
     const filtered = await runCli(['sagas', '--state', 'committed', '--all'], { env });
     expect(filtered.out).toContain(committed.id);
     expect(filtered.out).not.toContain(open.id);
-    expect((await runCli(['sagas', '--agent', 'other'], { ...terminal })).out).toBe('no such sagas\n');
+    expect((await runCli(['sagas', '--agent', 'other'], { ...terminal })).out).toBe('No sagas match these options.\n');
     const table = await runCli(['sagas', '--limit', '1'], terminal);
-    fits(table.out);
+    expectFits80Columns(table.out);
     expect(table.out).toContain(`${open.id}  open`);
     expect(table.err).toContain('--all');
     const { items, cursor } = JSON.parse((await runCli(['sagas', '--limit', '1', '--json'], { env })).out);
@@ -89,18 +89,18 @@ describe('sagas', () => {
 });
 
 describe('saga', () => {
-  it('shows the steps, what undoes them, and what a person may do', async () => {
-    const { saga, charge, mail } = await parkedSaga();
+  it('shows the steps, their undos, and the next commands', async () => {
+    const { saga, charge, mail } = await openParkedSaga();
     const { code, out } = await runCli(['saga', saga.id.toUpperCase()], terminal);
     expect(code).toBe(0);
-    fits(out);
+    expectFits80Columns(out);
     expect(out).toMatch(/^state +parked$/m);
     expect(out).toContain(`  1 world.charge\n    ${charge} succeeded\n`);
     expect(out).toContain('undo due: by world.refund {"effect":"eff_1","id":"a"}');
     expect(out).toContain(`it waits until ${mail}`);
     expect(out).toContain('undo irreversible');
     expect(out).toContain(`oncegate resume ${saga.id}`);
-    const plain = rows((await runCli(['saga', saga.id], { env })).out).filter(([kind]) => kind === 'step');
+    const plain = parseRows((await runCli(['saga', saga.id], { env })).out).filter(([kind]) => kind === 'step');
     expect(plain.map((row) => row.slice(0, 6))).toEqual([
       ['step', '1', charge, 'world.charge', 'succeeded', 'due'],
       ['step', '2', mail, 'world.mail', 'succeeded', 'irreversible'],
@@ -110,7 +110,7 @@ describe('saga', () => {
     );
   });
 
-  it('shows savepoints where they are, and what rests on what', async () => {
+  it('shows savepoints and dependencies between the steps', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '1h', onExpire: 'park' });
     const first = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     await saga.postAction('savepoints', { name: 'paid' });
@@ -122,9 +122,9 @@ describe('saga', () => {
       '  1 world',
       '── savepoint paid',
       '  2 world',
-      'rests on no other step',
+      'depends on no other step',
       '  3 world',
-      'rests on 1\n',
+      'depends on step 1\n',
     ];
     expect(order.map((text) => out.indexOf(text))).toEqual(
       order.map((text) => out.indexOf(text)).toSorted((a, b) => a - b),
@@ -133,25 +133,25 @@ describe('saga', () => {
     expect((await runCli(['saga', saga.id], { env })).out).toContain('savepoint\t1\tpaid\n');
   });
 
-  it.each(['saga', 'rollback', 'resume', 'close'])('%s knows what is no saga', async (verb) => {
+  it.each(['saga', 'rollback', 'resume', 'close'])('%s refuses an unknown saga', async (verb) => {
     const reason = verb === 'saga' ? [] : REASON;
-    const { env: desk, asked } = await startCannedServer(() => ({ body: {} }));
+    const { env: serverEnv, requests } = await startCannedServer(() => ({ body: {} }));
     for (const id of ['../policies', '..', 'x'])
-      expect((await runCli([verb, id, ...reason], { env: desk })).code).toBe(1);
-    expect(asked).toEqual([]);
-    const { code, err } = await runCli([verb, NOBODY, ...reason], { env });
+      expect((await runCli([verb, id, ...reason], { env: serverEnv })).code).toBe(1);
+    expect(requests).toEqual([]);
+    const { code, err } = await runCli([verb, UNKNOWN_ID, ...reason], { env });
     expect(code).toBe(1);
-    expect(err).toContain(`There is no saga ${NOBODY}`);
+    expect(err).toContain(`There is no saga ${UNKNOWN_ID}`);
     expect(err).toContain('"oncegate sagas" lists');
   });
 });
 
 describe('rollback --dry-run', () => {
-  it('tells waves, what needs nothing, what cannot be undone and what waits for it, and does nothing', async () => {
-    const { saga, a, b, look, mail, held } = await mixedSaga();
+  it('shows waves, steps without undo, obstacles and blocked steps, and changes nothing', async () => {
+    const { saga, a, b, look, mail, held } = await openMixedSaga();
     const { code, out } = await runCli(['rollback', saga.id, '--dry-run'], terminal);
     expect(code).toBe(1);
-    fits(out);
+    expectFits80Columns(out);
     const [first = '', withdrawn = '', nothing = '', cannot = '', end = ''] = out
       .split(/^(?:1\. first|withdrawn|nothing to undo|cannot be undone)$|^(?=It would end)/m)
       .slice(1);
@@ -160,11 +160,11 @@ describe('rollback --dry-run', () => {
     expect(nothing).toContain(`${look}\n      the call only read`);
     expect(cannot).toContain(`${mail}\n      the contract says that the call cannot be undone`);
     expect(cannot).toContain(`└─ world.charge ${a}\n         undone by world.refund {"effect":"eff_1","id":"a"}`);
-    expect(end).toContain('It would end parked: 1 step undone, 1 cannot be, 1 would wait for it.');
+    expect(end).toContain('It would end parked: 1 step undone, 1 cannot be undone, 1 would wait for it.');
     expect((await saga.read()).state).toBe('open');
-    expect(await routes()).toEqual(['charge a', 'charge b', 'mail m']);
+    expect(await listEffects()).toEqual(['charge a', 'charge b', 'mail m']);
 
-    const plain = rows((await runCli(['rollback', saga.id, '--dry-run'], { env })).out);
+    const plain = parseRows((await runCli(['rollback', saga.id, '--dry-run'], { env })).out);
     expect(plain).toContainEqual(['wouldEnd', 'parked']);
     expect(plain).toContainEqual([
       'undo',
@@ -177,7 +177,7 @@ describe('rollback --dry-run', () => {
       '',
     ]);
     expect(plain.find(([, , txn]) => txn === a)?.at(-1)).toBe(mail);
-    // As it was told, so it goes.
+    // A rollback with the digest follows the plan; any other digest is refused.
     const [, digest = ''] = plain.find(([name]) => name === 'digest') ?? [];
     expect(out).toContain(`--digest ${digest}`);
     const other = ['--digest', digest.replace(/./g, '0')];
@@ -186,10 +186,10 @@ describe('rollback --dry-run', () => {
     );
     const done = await runCli(['rollback', saga.id, '--digest', digest, ...REASON], { env });
     expect(done.code).toBe(1);
-    expect((await routes()).slice(3)).toEqual(['refund b']);
+    expect((await listEffects()).slice(3)).toEqual(['refund b']);
   });
 
-  it('shows the order of what rests on one another, and what a savepoint keeps', async () => {
+  it('shows dependent steps in order, and the steps that a savepoint keeps', async () => {
     const saga = await TestSaga.open(gateway);
     const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     await saga.postAction('savepoints', { name: 'paid' });
@@ -212,7 +212,7 @@ describe('rollback --dry-run', () => {
     expect((await runCli(['rollback', saga.id, '--dry-run', '--to', 'nowhere'], { env })).code).toBe(1);
   });
 
-  it('is not good for a saga that is over', async () => {
+  it('fails for a saga that has ended', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'a' });
     await saga.postAction('commit');
@@ -224,20 +224,20 @@ describe('rollback --dry-run', () => {
 });
 
 describe('rollback', () => {
-  it('undoes, the last one first, with a line for every change', async () => {
+  it('undoes the last step first, and prints every change', async () => {
     const saga = await TestSaga.open(gateway);
     const a = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     const b = (await saga.callStep('world.charge', { id: 'b' })).body.txn;
     const { code, out } = await runCli(['rollback', saga.id, ...REASON], { env });
     expect(code).toBe(0);
-    expect(await routes()).toEqual(['charge a', 'charge b', 'refund b', 'refund a']);
-    const lines = rows(out);
+    expect(await listEffects()).toEqual(['charge a', 'charge b', 'refund b', 'refund a']);
+    const lines = parseRows(out);
     expect(lines).toContainEqual(['done', b, 'world.charge', 'world.refund', '']);
     expect(lines).toContainEqual(['done', a, 'world.charge', 'world.refund', '']);
     expect(lines.at(-1)?.slice(0, 2)).toEqual([saga.id, 'rolled_back']);
-    // Again is fine, and says how it stands.
+    // A repeated rollback succeeds and prints the state.
     expect((await runCli(['rollback', saga.id, ...REASON, '--json'], { env })).code).toBe(0);
-    expect(await routes()).toHaveLength(4);
+    expect(await listEffects()).toHaveLength(4);
   });
 
   it('to a savepoint leaves the saga open', async () => {
@@ -247,31 +247,31 @@ describe('rollback', () => {
     await saga.callStep('world.charge', { id: 'b' });
     const { code, out } = await runCli(['rollback', saga.id, '--to', 'paid', ...REASON], terminal);
     expect(code).toBe(0);
-    fits(out);
-    expect(out).toContain('1 step undone, 0 needed nothing\n');
+    expectFits80Columns(out);
+    expect(out).toContain('1 step undone, 0 needed no undo\n');
     expect(out).toContain(`${saga.id} is open\n`);
-    expect(await routes()).toEqual(['charge a', 'charge b', 'refund b']);
+    expect(await listEffects()).toEqual(['charge a', 'charge b', 'refund b']);
   });
 
-  it('that parks is exit code 1, says why, and is taken up again with a waiver, then closed', async () => {
+  it('exits with code 1 when it parks, can be resumed with a waiver, and closed', async () => {
     const saga = await TestSaga.open(gateway);
     const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     const mail = (await saga.callStep('world.mail', { id: 'm' })).body.txn;
     const parked = await runCli(['rollback', saga.id, ...REASON], terminal);
     expect(parked.code).toBe(1);
-    fits(parked.out);
+    expectFits80Columns(parked.out);
     expect(parked.out).toContain(`irreversible  world.mail ${mail}\n`);
     expect(parked.out).toContain(`${saga.id} is parked\n`);
     expect(parked.out).toContain(`oncegate close ${saga.id}`);
-    expect(await routes()).toEqual(['charge a', 'mail m']);
+    expect(await listEffects()).toEqual(['charge a', 'mail m']);
 
     const resumed = await runCli(['resume', saga.id, '--waive', mail.toUpperCase(), ...REASON], { env });
-    // It is undone as far as it can be, and a mail that was sent stays sent.
+    // The saga stays parked, because a sent mail cannot be undone.
     expect(resumed.code).toBe(1);
-    expect(rows(resumed.out)).toContainEqual(['done', charge, 'world.charge', 'world.refund', '']);
-    // What was so before is no news.
+    expect(parseRows(resumed.out)).toContainEqual(['done', charge, 'world.charge', 'world.refund', '']);
+    // A step that did not change is not printed.
     expect(resumed.out.split('\n').slice(0, -2).join('\n')).not.toContain(mail);
-    expect(await routes()).toEqual(['charge a', 'mail m', 'refund a']);
+    expect(await listEffects()).toEqual(['charge a', 'mail m', 'refund a']);
     expect((await runCli(['saga', saga.id], terminal)).out).toContain('waived');
     expect(await runCli(['close', saga.id, '--reason', 'Ann knows'], { env })).toEqual({
       code: 0,
@@ -280,39 +280,39 @@ describe('rollback', () => {
     });
     const again = await runCli(['resume', saga.id, ...REASON], { env });
     expect(again.code).toBe(1);
-    expect(again.err).toContain(`"oncegate saga ${saga.id}" shows how it stands.`);
+    expect(again.err).toContain(`"oncegate saga ${saga.id}" shows its state.`);
   });
 
-  it('waives more than one step, and none that is not there', async () => {
+  it('waives several steps, and refuses an unknown step', async () => {
     const two = await TestSaga.open(gateway);
     await two.callStep('world.charge', { id: 'two' });
     const mails = [await two.callStep('world.mail', { id: 'm1' }), await two.callStep('world.mail', { id: 'm2' })];
     await two.rollback();
     const waive = mails.flatMap(({ body }) => ['--waive', body.txn]);
     await runCli(['resume', two.id, ...waive, ...REASON], { env });
-    expect(await routes()).toEqual(['charge two', 'mail m1', 'mail m2', 'refund two']);
+    expect(await listEffects()).toEqual(['charge two', 'mail m1', 'mail m2', 'refund two']);
 
-    const { saga, mail } = await parkedSaga();
-    const { code, err } = await runCli(['resume', saga.id, '--waive', mail, '--waive', NOBODY, ...REASON], { env });
+    const { saga, mail } = await openParkedSaga();
+    const { code, err } = await runCli(['resume', saga.id, '--waive', mail, '--waive', UNKNOWN_ID, ...REASON], { env });
     expect(code).toBe(1);
-    expect(err).toContain(`${NOBODY}: no step`);
+    expect(err).toContain(`${UNKNOWN_ID}: no step`);
     expect((await runCli(['saga', saga.id], terminal)).out).not.toContain('waived');
   });
 
-  it('tries again what failed', async () => {
+  it('retries failed undos', async () => {
     const saga = await TestSaga.open(gateway);
     const charge = (await saga.callStep('world.charge', { id: 'a' })).body.txn;
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ reply: 422, body: {} }], times: 2 });
     const failed = await runCli(['rollback', saga.id, ...REASON], { env });
     expect(failed.code).toBe(1);
-    expect(rows(failed.out).some(([state, txn, , , why]) => state === 'failed' && txn === charge && why !== '')).toBe(
-      true,
-    );
+    expect(
+      parseRows(failed.out).some(([state, txn, , , why]) => state === 'failed' && txn === charge && why !== ''),
+    ).toBe(true);
     expect((await runCli(['resume', saga.id, ...REASON], { env })).code).toBe(0);
-    expect(await routes()).toEqual(['charge a', 'refund a']);
+    expect(await listEffects()).toEqual(['charge a', 'refund a']);
   });
 
-  it('goes on by itself when Ctrl-C ends the watching', async () => {
+  it('continues in the gateway after Ctrl-C', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'a' });
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ event: 'asked' }, { wait: 'go' }] });
@@ -331,32 +331,32 @@ describe('rollback', () => {
     await expect.poll(() => out).toContain('running\t');
     child.kill('SIGINT');
     expect(await once(child, 'close')).toEqual([1, null]);
-    expect(err).toContain('the rollback goes on by itself');
+    expect(err).toContain('The rollback continues in the gateway.');
     expect(err).toContain(`"oncegate saga ${saga.id}"`);
     await upstream.release('go');
     expect((await saga.waitUntilSettled()).state).toBe('rolled_back');
   });
 
-  it('is watched through a gateway that is gone for a while', async () => {
-    const saga = { saga: NOBODY, state: 'rolling_back', reason: 'x', steps: [], savepoints: [] };
-    let looks = 0;
-    const { env: desk } = await startCannedServer(({ method }) => {
+  it('is watched while the gateway is unreachable', async () => {
+    const saga = { saga: UNKNOWN_ID, state: 'rolling_back', reason: 'x', steps: [], savepoints: [] };
+    let reads = 0;
+    const { env: serverEnv } = await startCannedServer(({ method }) => {
       if (method === 'POST') return { status: 202, body: saga };
-      looks++;
-      if (looks === 1) return { body: { ...saga, state: 'open' } };
-      if (looks < 4) return { status: 502, type: 'text/html', body: 'no upstream' };
-      return { body: { ...saga, state: looks < 5 ? 'rolling_back' : 'rolled_back' } };
+      reads++;
+      if (reads === 1) return { body: { ...saga, state: 'open' } };
+      if (reads < 4) return { status: 502, type: 'text/html', body: 'no upstream' };
+      return { body: { ...saga, state: reads < 5 ? 'rolling_back' : 'rolled_back' } };
     });
-    const { code, out, err } = await runCli(['rollback', NOBODY, ...REASON, '--json'], { env: desk });
-    expect([code, looks, err]).toEqual([0, 5, '']);
+    const { code, out, err } = await runCli(['rollback', UNKNOWN_ID, ...REASON, '--json'], { env: serverEnv });
+    expect([code, reads, err]).toEqual([0, 5, '']);
     expect(JSON.parse(out)).toMatchObject({ state: 'rolled_back' });
-    looks = 0;
-    const plain = await runCli(['rollback', NOBODY, ...REASON], { env: desk });
-    expect(plain.err.match(/goes on when it is back/g)).toHaveLength(1);
+    reads = 0;
+    const plain = await runCli(['rollback', UNKNOWN_ID, ...REASON], { env: serverEnv });
+    expect(plain.err.match(/continues when it is back/g)).toHaveLength(1);
   });
 });
 
-it('nobody who named something writes to the screen, or between the cells', async () => {
+it('control characters and tabs in names are escaped', async () => {
   const name = 'a\u001b[2Jb\tc\nd\u202e';
   const saga = await TestSaga.open(gateway, { name });
   await saga.callStep('world.charge', { id: name });
@@ -370,27 +370,27 @@ it('nobody who named something writes to the screen, or between the cells', asyn
     for (const isTty of [false, true]) {
       const { out } = await runCli(argv, { ...terminal, isTty });
       for (const character of '\u001b\u202e') expect(out).not.toContain(character);
-      if (argv[0] === 'sagas' && !isTty) expect(rows(out)[0]).toHaveLength(6);
+      if (argv[0] === 'sagas' && !isTty) expect(parseRows(out)[0]).toHaveLength(6);
       if (argv[0] === 'saga' && !isTty) expect(out).toMatch(/^savepoint\t1\ta\\u\{1b\}\[2Jb c d/m);
     }
   }
 });
 
-it('a saga that ran out of time and was parked is rolled back, not resumed', async () => {
+it('a saga that was parked on expiry is rolled back, not resumed', async () => {
   const saga = await TestSaga.open(gateway, { ttl: '500ms', onExpire: 'park' });
   await saga.callStep('world.charge', { id: 'a' });
   expect((await saga.waitUntilSettled()).state).toBe('parked');
   expect((await runCli(['resume', saga.id, ...REASON], { env })).code).toBe(1);
   const { out } = await runCli(['saga', saga.id], terminal);
-  fits(out);
+  expectFits80Columns(out);
   expect(out).toContain(`oncegate rollback ${saga.id}`);
   expect(out).not.toContain('oncegate resume');
   expect((await runCli(['rollback', saga.id, ...REASON], { env })).code).toBe(0);
-  expect(await routes()).toEqual(['charge a', 'refund a']);
+  expect(await listEffects()).toEqual(['charge a', 'refund a']);
 });
 
 describe('undo', () => {
-  it('undoes one call, and calls and call show it', async () => {
+  it('undoes one call; call and calls show it', async () => {
     const saga = await TestSaga.open(gateway);
     const { txn } = (await saga.callStep('world.charge', { id: 'a' })).body;
     const early = await runCli(['undo', txn, ...REASON], { env });
@@ -400,29 +400,29 @@ describe('undo', () => {
     const before = await runCli(['call', txn], { env });
     expect(before.out).toContain('undo\tcompensable by world.refund {"effect":"eff_1","id":"a"}\n');
     const { code, out } = await runCli(['undo', txn, ...REASON], { env });
-    const [[undone, state, tool, by = '']] = rows(out) as [string[]];
+    const [[undone, state, tool, by = '']] = parseRows(out) as [string[]];
     expect([code, undone, state, tool]).toEqual([0, txn, 'done', 'world.refund']);
-    expect(await routes()).toEqual(['charge a', 'refund a']);
+    expect(await listEffects()).toEqual(['charge a', 'refund a']);
     expect((await runCli(['call', txn], { env })).out).toContain(`; done as ${by}\n`);
     const refund = await runCli(['call', by], { env });
     expect(refund.out).toContain(`undoes\t${txn}\n`);
-    const calls = rows((await runCli(['calls', '--saga', saga.id], { env })).out);
+    const calls = parseRows((await runCli(['calls', '--saga', saga.id], { env })).out);
     expect(calls.map(([id]) => id)).toEqual([by, txn]);
     expect((await runCli(['calls', '--saga', 'x'], { env })).code).toBe(1);
     expect((await runCli(['undo', txn, ...REASON, '--json'], { env })).code).toBe(0);
-    expect(await routes()).toHaveLength(2);
+    expect(await listEffects()).toHaveLength(2);
   });
 
-  it('is exit code 1 when it fails, says why, and takes other arguments', async () => {
+  it('exits with code 1 and the reason when it fails, and takes other arguments', async () => {
     const { txn } = (await gateway.call('world.charge', { id: 'a' })).body;
     await upstream.plan({ match: { path: '/keyed/refund' }, do: [{ reply: 422, body: {} }], times: 'always' });
     const failed = await runCli(['undo', txn, ...REASON], terminal);
     expect(failed.code).toBe(1);
-    fits(failed.out);
+    expectFits80Columns(failed.out);
     expect(failed.out).toContain(`${txn}: undo failed\n`);
     expect(failed.out).toContain('tried 2 times');
     const shown = await runCli(['call', txn], terminal);
-    fits(shown.out);
+    expectFits80Columns(shown.out);
     expect(shown.out).toMatch(/^undo +compensable by world.refund/m);
     expect(shown.out).toContain(`oncegate undo ${txn}`);
     await upstream.reset();
@@ -431,23 +431,23 @@ describe('undo', () => {
     expect(bad.err).toContain('  ');
     const args = '{"id":"by-hand","effect":"eff_9"}';
     expect((await runCli(['undo', txn, ...REASON, '--args', args], { env })).code).toBe(0);
-    expect(await routes()).toEqual(['refund by-hand']);
+    expect(await listEffects()).toEqual(['refund by-hand']);
   });
 
-  it('is refused for what cannot be undone, and makes no path of what is no txn', async () => {
+  it('refuses an irreversible call, and never puts anything but a txn into a path', async () => {
     const { txn } = (await gateway.call('world.mail', { id: 'm' })).body;
     const { code, err } = await runCli(['undo', txn, ...REASON], { env });
     expect(code).toBe(1);
     expect(err).toContain('irreversible');
     expect((await runCli(['undo', '../../freeze', ...REASON], { env })).code).toBe(1);
-    expect(await routes()).toEqual(['mail m']);
+    expect(await listEffects()).toEqual(['mail m']);
   });
 });
 
-it('approvals and approve show how it would be undone', async () => {
+it('approvals and approve show the undo', async () => {
   const headers = { prefer: 'wait=0', 'oncegate-undo': '{"tool":"world.refund","args":{"id":"h","effect":"e"}}' };
   const { txn } = (await gateway.call('world.approved', { id: 'h' }, { headers })).body;
-  const listed = rows((await runCli(['approvals'], { env })).out).find(([id]) => id === txn);
+  const listed = parseRows((await runCli(['approvals'], { env })).out).find(([id]) => id === txn);
   expect(listed?.at(-1)).toBe('compensable by world.refund');
   const wide = await runCli(['approvals'], { ...terminal, columns: 140 });
   expect(wide.out).toContain('compensable by world.refund');

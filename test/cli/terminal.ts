@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { onTestFinished } from 'vitest';
-import { run } from '../../gateway/cli/main.ts';
+import { runCommand } from '../../gateway/cli/main.ts';
 
 export interface CliResult {
   readonly code: number;
@@ -18,24 +18,24 @@ export interface CliRunOptions {
   readonly cwd?: string;
   readonly isTty?: boolean;
   readonly columns?: number;
-  /** What is typed when a verb asks; absent: nobody is there to be asked. */
+  /** The answer to a prompt. Absent: there is no terminal to ask on. */
   readonly types?: string;
-  /** What comes in from a pipe. */
+  /** The content of standard input. */
   readonly stdin?: AsyncIterable<Uint8Array | string>;
 }
 
-/** The command line in this process, with its two streams as text. */
-export async function runCli(argv: readonly string[], setting: CliRunOptions = {}): Promise<CliResult> {
+/** Runs the command line in this process, and returns both streams as text. */
+export async function runCli(argv: readonly string[], options: CliRunOptions = {}): Promise<CliResult> {
   const out: string[] = [];
   const err: string[] = [];
-  const code = await run(argv, {
-    stdout: { write: (text) => out.push(text), columns: setting.columns },
+  const code = await runCommand(argv, {
+    stdout: { write: (text) => out.push(text), columns: options.columns },
     stderr: { write: (text) => err.push(text) },
-    stdin: setting.stdin ?? Readable.from([]),
-    env: setting.env ?? {},
-    cwd: setting.cwd ?? tmpdir(),
-    isTty: setting.isTty ?? false,
-    ...(setting.types === undefined ? {} : { ask: buildPrompt(setting.types, out) }),
+    stdin: options.stdin ?? Readable.from([]),
+    env: options.env ?? {},
+    cwd: options.cwd ?? tmpdir(),
+    isTty: options.isTty ?? false,
+    ...(options.types === undefined ? {} : { prompt: buildPrompt(options.types, out) }),
   });
   return { code, out: out.join(''), err: err.join('') };
 }
@@ -47,7 +47,7 @@ function buildPrompt(types: string, out: string[]): (question: string) => Promis
   };
 }
 
-/** A directory with these files, gone when the test is. */
+/** Creates a directory with these files; it is removed after the test. */
 export async function createDirectory(files: Readonly<Record<string, string>>): Promise<string> {
   const dir = await mkdtemp(join(tmpdir(), 'oncegate-cli-'));
   onTestFinished(() => rm(dir, { recursive: true }));
@@ -69,17 +69,17 @@ export interface ReceivedCliRequest {
   readonly body: string;
 }
 
-/** Says what it was told to say: for how answers are printed, never for what is true of a gateway. */
+/** A server with fixed answers. It tests how the CLI prints answers, not how a gateway behaves. */
 export async function startCannedServer(
-  answer: (asked: ReceivedCliRequest) => CannedResponse,
-): Promise<{ env: NodeJS.ProcessEnv; asked: ReceivedCliRequest[] }> {
-  const asked: ReceivedCliRequest[] = [];
+  answer: (request: ReceivedCliRequest) => CannedResponse,
+): Promise<{ env: NodeJS.ProcessEnv; requests: ReceivedCliRequest[] }> {
+  const requests: ReceivedCliRequest[] = [];
   const server = createServer((request, response) => {
     void readRequestBody(request).then((body) => {
       const url = new URL(request.url ?? '/', 'http://gateway');
-      const question = { method: request.method ?? '', url, authorization: request.headers.authorization, body };
-      asked.push(question);
-      const { status = 200, type = 'application/json', headers = {}, body: reply } = answer(question);
+      const received = { method: request.method ?? '', url, authorization: request.headers.authorization, body };
+      requests.push(received);
+      const { status = 200, type = 'application/json', headers = {}, body: reply } = answer(received);
       response.writeHead(status, { 'content-type': type, connection: 'close', ...headers });
       response.end(typeof reply === 'string' ? reply : JSON.stringify(reply));
     });
@@ -87,10 +87,10 @@ export async function startCannedServer(
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   onTestFinished(() => new Promise<void>((resolve) => server.close(() => resolve())));
   const { port } = server.address() as AddressInfo;
-  return { env: { ONCEGATE_URL: `http://127.0.0.1:${port}/`, ONCEGATE_KEY: 'og_person' }, asked };
+  return { env: { ONCEGATE_URL: `http://127.0.0.1:${port}/`, ONCEGATE_KEY: 'og_person' }, requests };
 }
 
-/** An address at which nobody listens any more. */
+/** Finds a local address at which no server listens. */
 export async function findClosedAddress(): Promise<string> {
   const server = createServer();
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));

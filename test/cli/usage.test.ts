@@ -4,63 +4,60 @@ import { runCli } from './terminal.ts';
 
 const TXN = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
-describe('wrong usage is exit code 2, a sentence and a usage line', () => {
+describe('wrong usage exits with code 2 and prints the fault and a usage line', () => {
   it.each([
     [['chekc'], 'there is no verb "chekc"; did you mean "check"?'],
     [['cals'], 'there is no verb "cals"; did you mean "calls"?'],
     [['zzzzzz'], 'there is no verb "zzzzzz"\n'],
-    [['key'], 'key what? There is: key new'],
-    [['key', 'old'], 'there is no verb "key old"; there is: key new'],
-    [['calls', '--stat', 'held'], 'there is no --stat here; did you mean "--state"?'],
-    [['calls', '--jsno'], 'there is no --jsno here; did you mean "--json"?'],
-    [['calls', '-x'], 'there is no -x here'],
+    [['key'], 'key needs a second word: key new'],
+    [['key', 'old'], 'there is no verb "key old"; use key new'],
+    [['calls', '--stat', 'held'], 'unknown option --stat; did you mean "--state"?'],
+    [['calls', '--jsno'], 'unknown option --jsno; did you mean "--json"?'],
+    [['calls', '-x'], 'unknown option -x'],
     [['calls', '--state', 'heldd'], '--state "heldd" is not one of held, ready'],
-    [['calls', '--limit', '0'], '--limit "0" is not a number from 1 on'],
-    [['calls', '--limit', '5', '--all'], '--limit and --all exclude one another'],
-    [['calls', '--limit', '--all'], '--limit N: the value is missing'],
+    [['calls', '--limit', '0'], '--limit must be a number from 1 to 9999999 (got "0")'],
+    [['calls', '--limit', '5', '--all'], '--limit and --all exclude each other'],
+    [['calls', '--limit', '--all'], '--limit N needs a value'],
     [['calls', '--all=yes'], '--all takes no value'],
-    [['calls', '--agent', 'a', '--agent', 'b'], '--agent is there twice'],
-    [['calls', '--since', 'yesterday'], '--since "yesterday" is neither an age such as 24h nor a time'],
-    [['calls', '--since', '2026-99-99'], '--since "2026-99-99" is neither'],
-    [['calls', 'surplus'], '"surplus" is one argument too many'],
+    [['calls', '--agent', 'a', '--agent', 'b'], '--agent is given twice'],
+    [['calls', '--since', 'yesterday'], '--since must be an age such as 24h or a time such as'],
+    [['calls', '--since', '2026-99-99'], '(got "2026-99-99")'],
+    [['calls', 'surplus'], 'unexpected argument "surplus"'],
     [['call'], '<txn> is missing'],
     [['resolve', TXN, '--reason', 'I looked'], '--verdict applied|not_applied|retry is missing'],
     [['resolve', TXN, '--verdict', 'applied'], '--reason TEXT is missing'],
-    [['resolve', TXN, '--verdict', 'applied', '--reason', ' '], '--reason is empty'],
+    [['resolve', TXN, '--verdict', 'applied', '--reason', ' '], '--reason must not be empty'],
     [
       ['resolve', TXN, '--verdict', 'maybe', '--reason', 'x'],
       '--verdict "maybe" is not one of applied, not_applied, retry',
     ],
-    [
-      ['resolve', TXN, '--verdict', 'retry', '--reason', 'x', '--result', '1'],
-      '--result goes with --verdict applied only',
-    ],
-    [['resolve', TXN, '--verdict', 'applied', '--reason', 'x', '--result', '{'], '--result is not good JSON'],
+    [['resolve', TXN, '--verdict', 'retry', '--reason', 'x', '--result', '1'], '--result needs --verdict applied'],
+    [['resolve', TXN, '--verdict', 'applied', '--reason', 'x', '--result', '{'], '--result is not valid JSON'],
     [['rollback', TXN], '--reason TEXT is missing (or add --dry-run'],
-    [['rollback', TXN, '--reason', ' '], '--reason is empty'],
+    [['rollback', TXN, '--reason', ' '], '--reason must not be empty'],
     [['rollback', '--dry-run'], '<saga> is missing'],
     [['sagas', '--state', 'done'], '--state "done" is not one of open, committed'],
     [['resume', TXN], '--reason TEXT is missing'],
-    [['resume', TXN, '--waive', 'x', '--reason', 'x'], '--waive "x" is no txn'],
-    [['resume', TXN, '--waive', TXN, TXN, '--reason', 'x'], 'is one argument too many'],
+    [['resume', TXN, '--waive', 'x', '--reason', 'x'], '--waive must be a txn (got "x")'],
+    [['resume', TXN, '--waive', TXN, TXN, '--reason', 'x'], 'unexpected argument'],
     [['close', TXN], '--reason TEXT is missing'],
     [['undo', TXN, '--reason', 'x', '--args', '[]'], '--args must be a JSON object'],
     [['approve', TXN], '--reason TEXT is missing'],
-    [['approve', TXN, '--reason', 'fine'], 'add --yes, or --digest of what you saw'],
+    [['approve', TXN, '--reason', 'fine'], 'add --yes, or --digest with the digest that you saw'],
     [['approve', TXN, '--reason', 'fine', '--digest', 'abc'], '--digest is not 64 hex digits'],
-    [['reject', TXN, '--reason', ' '], '--reason is empty'],
+    [['reject', TXN, '--reason', ' '], '--reason must not be empty'],
     [['approvals', '--state', 'held'], '--state "held" is not one of pending, approved'],
     [['freeze'], '--reason TEXT is missing'],
-    [['freeze', '--agent', 'a', '--tool', 't', '--reason', 'x'], '--agent and --tool exclude one another'],
+    [['freeze', '--agent', 'a', '--tool', 't', '--reason', 'x'], '--agent and --tool exclude each other'],
     [['breaker', 'payments', '--reason', 'x'], 'open or close is missing'],
     [['breaker', 'payments', 'opne', '--reason', 'x'], '"opne" is not one of open, close; did you mean "open"?'],
     [['breaker', 'payments', 'open'], '--reason TEXT is missing'],
-    [['explain', 'policies', '--agent', 'a', '--tool', 't', '--remote'], '--remote goes without a directory'],
+    [['explain', 'policies', '--agent', 'a', '--tool', 't', '--remote'], '--remote takes no directory'],
     [['explain', '--tool', 't'], '--agent AGENT is missing'],
     [['explain', '--agent', 'a', '--tool', 't', '--args', '{"a":1,"a":2}'], '"a" occurs twice'],
     [['explain', '--agent', 'a', '--tool', 't', '--args', '[]'], '--args must be a JSON object'],
-    [['--verbose', 'calls'], '--verbose before the verb'],
-    [['--json'], 'which verb?'],
+    [['--verbose', 'calls'], '--verbose must come after the verb'],
+    [['--json'], 'the verb is missing'],
     [['help', 'chekc'], 'did you mean "check"?'],
   ])('%j', async (argv, sentence) => {
     const env = { ONCEGATE_KEY: 'k', ONCEGATE_URL: 'http://127.0.0.1:1' };
@@ -71,13 +68,13 @@ describe('wrong usage is exit code 2, a sentence and a usage line', () => {
     if (!argv.includes('--json')) expect(out).toBe('');
   });
 
-  it('also says so as JSON when asked to', async () => {
+  it('is also reported as JSON with --json', async () => {
     const { code, out } = await runCli(['calls', '--json', '--stat', 'held']);
     expect(code).toBe(2);
     expect(JSON.parse(out)).toMatchObject({ error: { code: 'usage' } });
   });
 
-  it('shows the verbs to whoever says none', async () => {
+  it('without a verb prints the list of verbs', async () => {
     const { code, out, err } = await runCli([]);
     expect([code, out]).toEqual([2, '']);
     expect(err).toContain('usage: oncegate <verb>');
@@ -85,7 +82,7 @@ describe('wrong usage is exit code 2, a sentence and a usage line', () => {
 });
 
 describe('help', () => {
-  it('has a line for every verb, within 80 columns', async () => {
+  it('lists every verb, within 80 columns', async () => {
     const { code, out } = await runCli(['help']);
     const { out: json } = await runCli(['help', '--json']);
     const { verbs } = JSON.parse(json) as { verbs: { name: string; summary: string }[] };
@@ -137,13 +134,13 @@ describe('help', () => {
     [['key', 'new', '--help']],
     [['key', '-h']],
     [['-h', 'key', 'new']],
-  ])('%j tells of one verb', async (argv) => {
+  ])('%j shows one verb', async (argv) => {
     const { code, out } = await runCli(argv);
     expect(out).toMatch(/^usage: oncegate key new \[--json\]\n/);
     expect(code).toBe(0);
   });
 
-  it('fits 80 columns for each verb, and cuts no option in two', async () => {
+  it('fits 80 columns for each verb, and breaks no line inside an option', async () => {
     const { verbs } = JSON.parse((await runCli(['help', '--json'])).out) as { verbs: { name: string }[] };
     for (const name of [...verbs.map((verb) => verb.name), 'audit']) {
       const { out } = await runCli(['help', ...name.split(' ')]);
@@ -154,18 +151,18 @@ describe('help', () => {
       'usage: oncegate resolve <txn> --verdict applied|not_applied|retry --reason TEXT',
       '         [--result JSON] [--sender-is-dead] [--json]',
     ]);
-    expect(out).toContain('  --verdict applied|not_applied|retry  what you found out, or to send it once');
-    expect((await runCli(['help', 'audit', 'verify'])).out).toContain('<file>             an export; - is standard');
+    expect(out).toContain('  --verdict applied|not_applied|retry  what you found out; retry sends the call');
+    expect((await runCli(['help', 'audit', 'verify'])).out).toContain('<file>             an export; - reads standard');
   });
 
-  it('is what --help alone means, and needs nothing that the verb needs', async () => {
+  it('is printed by --help, also without the required arguments of the verb', async () => {
     expect(await runCli(['--help'])).toEqual(await runCli(['help']));
     expect((await runCli(['resolve', '--help'])).code).toBe(0);
   });
 });
 
 describe('key new', () => {
-  it('prints a key and the line that knows it', async () => {
+  it('prints a key and its line for a policy file', async () => {
     const { code, out, err } = await runCli(['key', 'new']);
     const [, key = '', digest] = /^(og_[\w-]{43})\nkeys: \["sha256:([0-9a-f]{64})"\]\n$/.exec(out) ?? [];
     expect(code).toBe(0);
@@ -174,7 +171,7 @@ describe('key new', () => {
     expect((await runCli(['key', 'new'])).out).not.toBe(out);
   });
 
-  it('is nothing but JSON with --json, wherever that stands', async () => {
+  it('prints only JSON with --json, in any position', async () => {
     for (const argv of [
       ['key', 'new', '--json'],
       ['--json', 'key', 'new'],
@@ -188,7 +185,7 @@ describe('key new', () => {
 });
 
 describe('version and migrate', () => {
-  it('tells the version of the package', async () => {
+  it('prints the version of the package', async () => {
     expect((await runCli(['version'])).out).toMatch(/^oncegate \d+\.\d+\.\d+\n$/);
     expect(await runCli(['--version'])).toEqual(await runCli(['version']));
     expect(JSON.parse((await runCli(['version', '--json'])).out)).toHaveProperty('version');
@@ -197,10 +194,10 @@ describe('version and migrate', () => {
   it('has nothing to migrate without a DATABASE_URL', async () => {
     const { code, out } = await runCli(['migrate']);
     expect(code).toBe(0);
-    expect(out).toContain('the embedded PostgreSQL migrates itself at start');
+    expect(out).toContain('migrates its embedded PostgreSQL at start');
   });
 
-  it('says which database it could not migrate, and not its password', async () => {
+  it('names the database that it could not migrate, without its password', async () => {
     const env = { DATABASE_URL: 'postgres://me:secret@127.0.0.1:1/ledger' };
     const { code, out, err } = await runCli(['migrate', '--json'], { env });
     expect(code).toBe(1);
@@ -209,7 +206,7 @@ describe('version and migrate', () => {
     expect(JSON.parse(out)).toMatchObject({ error: { code: 'not_migrated' } });
   });
 
-  it('tells what is wrong with the configuration', async () => {
+  it('prints every fault of the configuration', async () => {
     const { code, err } = await runCli(['check'], { env: { PORT: 'none', LOG_LEVEL: 'loud' } });
     expect(code).toBe(1);
     expect(err).toMatch(/^PORT: .*\nLOG_LEVEL: .*\n$/);

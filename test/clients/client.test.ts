@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { OncegateClient, type OncegateOptions } from '../../clients/src/client.ts';
 import { aiSdkTools } from '../../clients/src/frameworks.ts';
 import { callKey } from '../../clients/src/key.ts';
-import { OncegateError, words } from '../../clients/src/outcome.ts';
+import { explainOutcome, OncegateError } from '../../clients/src/outcome.ts';
 
 type Reply = (request: IncomingMessage, response: ServerResponse) => void;
 
@@ -117,7 +117,7 @@ describe('a call', () => {
     ]);
     const outcome = await client.call('t', {}, { key: 'key-1' });
     expect(outcome).toEqual({ kind: 'pending', txn: 'txn-1', state: 'held', leavesAt: hold.until });
-    expect(words(outcome as never)).toMatch(/runs by itself at 2026.*Do not call the tool again/);
+    expect(explainOutcome(outcome as never)).toMatch(/runs by itself at 2026.*Do not call the tool again/);
     expect(keys).toHaveLength(1);
   });
 
@@ -188,6 +188,8 @@ test('keys are what the gateway takes', async () => {
 });
 
 test('no words invite a model to try a doubtful call again', () => {
-  expect(words({ kind: 'unknown', key: 'k' })).toMatch(/may or may not have happened.*Do not call the tool again/);
-  expect(words({ kind: 'pending', txn: 't', state: 'sending' })).toMatch(/Do not call the tool again/);
+  expect(explainOutcome({ kind: 'unknown', key: 'k' })).toMatch(
+    /may or may not have happened.*Do not call the tool again/,
+  );
+  expect(explainOutcome({ kind: 'pending', txn: 't', state: 'sending' })).toMatch(/Do not call the tool again/);
 });

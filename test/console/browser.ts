@@ -5,8 +5,8 @@ import chromium from '@sparticuz/chromium';
 import { type BrowserContext, type Page, chromium as playwright } from 'playwright-core';
 
 /**
- * The package unpacks its browser into the directory for temporary files, where another user's may lie, and tells nobody when it is
- * whole. So it is unpacked to a place of its own and then moved to where all tests of this clone find it.
+ * Unpacks Chromium once for this clone. The package unpacks into the temporary directory, where a copy of another user may lie,
+ * and does not say when the copy is complete. So this unpacks into a directory of its own and then renames it.
  */
 async function unpackChromium(): Promise<string> {
   const kept = resolve('node_modules/.cache/oncegate-browser');
@@ -24,16 +24,16 @@ async function unpackChromium(): Promise<string> {
       if (TMPDIR === undefined) delete process.env['TMPDIR'];
       else process.env['TMPDIR'] = TMPDIR;
     });
-    // Somebody else may have been faster; theirs is as good.
+    // Another test process may have been faster; its copy is as good.
     await rename(fresh, kept).catch(() => rm(fresh, { recursive: true }));
   }
   return join(kept, 'chromium');
 }
 
-/** A real browser with a home of its own, and everything that it complained about or asked for. */
+/** A real browser with its own profile, which records errors and requests. */
 export class TestBrowser {
   readonly complaints: string[] = [];
-  readonly asked: string[] = [];
+  readonly requestedUrls: string[] = [];
   readonly page: Page;
   readonly #context: BrowserContext;
   readonly #home: string;
@@ -47,9 +47,9 @@ export class TestBrowser {
       if (['error', 'warning'].includes(message.type())) this.complaints.push(message.text());
     });
     page.on('pageerror', (error) => this.complaints.push(String(error)));
-    page.on('request', (request) => this.asked.push(request.url()));
+    page.on('request', (request) => this.requestedUrls.push(request.url()));
     page.on('dialog', (dialog) => {
-      this.complaints.push(`somebody opened a dialog: ${dialog.message()}`);
+      this.complaints.push(`The page opened a dialog: ${dialog.message()}`);
       void dialog.dismiss();
     });
   }
@@ -65,7 +65,7 @@ export class TestBrowser {
     return new TestBrowser(context, context.pages()[0] ?? (await context.newPage()), home);
   }
 
-  /** To a view of the console. */
+  /** Opens a view of the console. */
   async openView(hash: string): Promise<void> {
     await this.page.evaluate(`location.hash = ${JSON.stringify(hash)}`);
   }
@@ -80,7 +80,7 @@ export class TestBrowser {
     await this.page.getByRole('link', { name: 'Overview' }).waitFor();
   }
 
-  /** Answers the dialog that is open: its reason, and yes. */
+  /** Fills in the reason of the open dialog and confirms it. */
   async confirm(name: string, reason: string): Promise<void> {
     const dialog = this.page.getByRole('dialog');
     await dialog.getByLabel('Reason').fill(reason);

@@ -2,7 +2,7 @@ import { AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
 
 export const APPROVER_KEY = 'test-approver-key';
 
-/** One tool for each thing that a person does in the console, against the effect-counting upstream. */
+/** One tool for each action of a person in the console, against the upstream that counts effects. */
 export function buildConsolePolicies(url: string): Record<string, string> {
   const input = 'input: { type: object }';
   const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;

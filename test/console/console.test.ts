@@ -32,7 +32,7 @@ beforeEach(() => {
 });
 afterEach(() => {
   expect(browser.complaints.splice(0)).toEqual([]);
-  expect(browser.asked.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
+  expect(browser.requestedUrls.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
 });
 
 const held = async (args: object) =>
@@ -52,7 +52,7 @@ async function sagaOf(...names: readonly string[]): Promise<string> {
 }
 
 describe('the files', () => {
-  it('come with headers that let nothing else in, and are not sent twice', async () => {
+  it('have strict security headers, and are not sent again if unchanged', async () => {
     const page = await gateway.request('GET', '/');
     const policy = page.headers.get('content-security-policy');
     for (const directive of [
@@ -77,7 +77,7 @@ describe('the files', () => {
     expect((await gateway.request('GET', '/', { headers: { 'if-none-match': '"other"' } })).status).toBe(200);
   });
 
-  it('go wherever the gateway goes', () => {
+  it('are in the npm package and in the container image', () => {
     const { files } = JSON.parse(readFileSync('package.json', 'utf8')) as { files: string[] };
     expect(files).toContain('console');
     expect(readFileSync('Dockerfile', 'utf8')).toMatch(/^COPY console console$/m);
@@ -91,18 +91,18 @@ describe('the files', () => {
   });
 });
 
-describe('who may', () => {
-  it('says what to do about a wrong key, and keeps a right one in this tab only', async () => {
+describe('signing in', () => {
+  it('says what to do about a wrong key, and keeps the right key in this tab only', async () => {
     const { page } = browser;
     await page.goto(gateway.url);
     await page.getByLabel('Key of a person').fill('no-such-key');
     await page.getByRole('button', { name: 'Sign in' }).click();
-    await page.getByRole('alert').getByText('This bearer key belongs to no person.').waitFor();
+    await page.getByRole('alert').getByText('No person has this bearer key.').waitFor();
     await page
       .getByRole('alert')
-      .getByText(/Sign in with the key of somebody under "people"/)
+      .getByText(/Sign in with the key of a person under "people"/)
       .waitFor();
-    // The browser itself tells of the 401, and is right.
+    // The browser logs the 401 itself.
     expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/401/)]);
     await browser.signIn(gateway.url, ADMIN_KEY);
     const kept = await page.evaluate('[Object.values(sessionStorage), localStorage.length, document.cookie]');
@@ -114,38 +114,38 @@ describe('who may', () => {
     expect(await page.evaluate('sessionStorage.length')).toBe(0);
   });
 
-  it('shows a viewer everything, and offers nothing that would be refused', async () => {
+  it('shows a viewer everything, and disables what would be refused', async () => {
     const txn = await held({ id });
     await browser.signIn(gateway.url, VIEWER_KEY);
     await browser.openView(`#/approvals/${txn}`);
     const approve = main().getByRole('button', { name: 'Approve…' });
     await approve.waitFor();
     expect(await approve.isDisabled()).toBe(true);
-    await browser.openView('#/switches');
+    await browser.openView('#/controls');
     const freeze = main().getByRole('button', { name: 'Freeze everything…' });
     await freeze.waitFor();
     expect(await freeze.isDisabled()).toBe(true);
   });
 
-  it('sends somebody away whom the policies no longer know', async () => {
+  it('signs out a person whose key was removed from the policies', async () => {
     await browser.signIn(gateway.url, APPROVER_KEY);
     const policies = buildConsolePolicies(upstream.url);
     await writePolicies(gateway, { 'console.yaml': (policies['console.yaml'] ?? '').replace(/^ {2}ada:.*$/m, '') });
     await gateway.admin('POST', '/admin/policies/reload');
     await main()
-      .getByText(/Your key is not good any more|belongs to no person/)
+      .getByText(/Your key is no longer valid|No person has this bearer key/)
       .waitFor();
     await writePolicies(gateway, policies);
     await gateway.admin('POST', '/admin/policies/reload');
-    // It may have asked once more, and was refused.
+    // The page may have sent one more request, which was refused.
     browser.complaints.splice(0);
   });
 });
 
-describe('what a person does', () => {
+describe('a person', () => {
   beforeAll(() => browser.signIn(gateway.url, ADMIN_KEY));
 
-  it('approves a held call that came while they looked, and sees it happen', async () => {
+  it('approves a held call that arrived while the page was open, and sees it succeed', async () => {
     await browser.openView('#/approvals');
     await heading('Approvals').waitFor();
     const txn = await held({ id, amount: 4200 });
@@ -165,11 +165,11 @@ describe('what a person does', () => {
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('rejects one, and is told why when the gateway will not have it', async () => {
+  it('sees why the gateway refuses a rejection', async () => {
     const txn = await held({ id });
     await browser.openView(`#/approvals/${txn}`);
     await main().getByRole('button', { name: 'Reject…' }).click();
-    // Somebody else was faster.
+    // Another person decides first.
     const [shown] = (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items.filter(
       (each: { txn: string }) => each.txn === txn,
     );
@@ -180,13 +180,13 @@ describe('what a person does', () => {
     await dialog.getByRole('alert').getByText('The current state does not allow this').waitFor();
     await dialog
       .getByRole('alert')
-      .getByText(/It has changed since this page was drawn/)
+      .getByText(/Something changed after this page was loaded/)
       .waitFor();
     await dialog.getByRole('button', { name: 'Cancel' }).click();
     expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/409/)]);
   });
 
-  it('resolves a doubt from the overview, and the agent has its answer', async () => {
+  it('resolves a doubt from the overview, and the agent gets the result', async () => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     const lost = await gateway.call('world.note', { id }, { key: id });
     expect(lost.status).toBe(504);
@@ -198,8 +198,8 @@ describe('what a person does', () => {
     await dialog.getByLabel('Result').fill('{"id": 9007199254740993');
     await dialog.getByLabel('Reason').fill('seen in the outbox');
     await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
-    await dialog.getByText('The result is not JSON').waitFor();
-    // What was typed is judged as it is, and not as a browser would read it.
+    await dialog.getByText('The result is not valid JSON').waitFor();
+    // The gateway judges the typed text, not what a browser would parse from it.
     for (const typed of ['{"id": 9007199254740993}', '{"id": 1, "id": 2}']) {
       await dialog.getByLabel('Result').fill(typed);
       await dialog.getByRole('button', { name: 'Resolve', exact: true }).click();
@@ -220,7 +220,7 @@ describe('what a person does', () => {
     });
   });
 
-  it('sees what a rollback would do, then rolls back, and sees each undo', async () => {
+  it('sees the plan of a rollback, rolls back, and sees each undo', async () => {
     const saga = await sagaOf(`${id}-a`, `${id}-b`);
     await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
@@ -236,7 +236,7 @@ describe('what a person does', () => {
     expect(await upstream.effects(`${id}-a`)).toHaveLength(2);
   });
 
-  it('has nothing rolled back that the plan did not show, and is shown the new one', async () => {
+  it('rolls back nothing that the plan did not show, and sees the new plan', async () => {
     const saga = await sagaOf(`${id}-a`);
     await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
@@ -247,7 +247,7 @@ describe('what a person does', () => {
     await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
     await dialog.getByText('2 steps would be undone').waitFor();
     await dialog.getByText('Nothing was rolled back').waitFor();
-    // A browser tells of each answer of 400 and more.
+    // The browser logs every answer with status 400 or more.
     expect(browser.complaints.splice(0)).toEqual([expect.stringContaining('409')]);
     expect((await gateway.admin('GET', `/admin/sagas/${saga}`)).body.state).toBe('open');
     await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
@@ -259,13 +259,13 @@ describe('what a person does', () => {
     await browser.openView(`#/calls/${done.body.txn}`);
     await main().getByRole('button', { name: 'Undo this call…' }).click();
     await browser.page.getByRole('dialog').getByText(done.body.result.id).waitFor();
-    await browser.confirm('Undo it', 'a mistake');
-    await main().getByText('Done by').waitFor();
+    await browser.confirm('Undo', 'a mistake');
+    await main().getByText('Compensation', { exact: true }).waitFor();
     expect(await upstream.effects(id)).toHaveLength(2);
   });
 
-  it('freezes and unfreezes an agent, and everything only after typing it', async () => {
-    await browser.openView('#/switches');
+  it('freezes and unfreezes an agent, and everything only after typing FREEZE', async () => {
+    await browser.openView('#/controls');
     await main().getByRole('button', { name: 'Freeze tester' }).click();
     await browser.confirm('Freeze', 'it runs wild');
     await main().getByText('it runs wild').waitFor();
@@ -289,7 +289,7 @@ describe('what a person does', () => {
   });
 
   it('opens and closes a breaker, and explains a call', async () => {
-    await browser.openView('#/switches');
+    await browser.openView('#/controls');
     await main().getByRole('button', { name: 'Open world' }).click();
     await browser.confirm('Open', 'maintenance');
     await main().getByRole('button', { name: 'Close world' }).click();
@@ -301,7 +301,7 @@ describe('what a person does', () => {
     await main().getByRole('button', { name: 'Explain' }).click();
     await main().getByText('202 held').waitFor();
     await main().getByRole('table', { name: 'Rules tried' }).getByText('yes').first().waitFor();
-    // Drawn anew, the page keeps what was answered.
+    // The page keeps the explanation when it is redrawn.
     const drawn = browser.page.waitForResponse((response) => response.url().endsWith('/admin/policies'));
     await gateway.admin('POST', '/admin/policies/reload');
     await drawn;
@@ -322,7 +322,7 @@ describe('what a person does', () => {
   });
 });
 
-it('shows every way to go, and whole names of tools, on the screen of a phone', async () => {
+it('shows all links and full tool names on the screen of a phone', async () => {
   const { page } = browser;
   const wide = page.viewportSize() ?? { width: 1280, height: 860 };
   await browser.signIn(gateway.url, ADMIN_KEY);

@@ -6,7 +6,7 @@ interface TextElement {
   readonly grounds: readonly Colour[];
 }
 
-/** Run in the page: every element with text of its own, its colour, and what lies under it. */
+/** Runs in the page: reads the colour and the backgrounds of every element with text. */
 export const READ_COLOURS = `(() => {
   const parse = (colour) => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
   return [...document.querySelectorAll('body *')]
@@ -19,7 +19,7 @@ export const READ_COLOURS = `(() => {
     });
 })()`;
 
-/** What is too faint to be read by everybody (WCAG AA). */
+/** The elements below the contrast of WCAG AA. */
 export function findLowContrast(seen: readonly TextElement[]): string[] {
   return seen.flatMap(({ text, ink, grounds }) => {
     const ground = grounds.find(([, , , alpha]) => alpha === 1) ?? [255, 255, 255, 1];

@@ -8,7 +8,7 @@ import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
 import { TestBrowser } from './browser.ts';
 import { buildConsolePolicies } from './console-policies.ts';
 
-/** The console in front of a gateway that is not there, or not all there. */
+/** The console while the gateway is down, slow or silent. */
 
 let upstream: TestUpstream;
 let database: TestDatabase;
@@ -32,7 +32,7 @@ afterAll(async () => {
 
 const pace = () => browser.page.locator('.pace');
 
-it('stays signed in while the gateway cannot answer, and goes on when it can', async () => {
+it('stays signed in while the gateway cannot answer, and continues when it can', async () => {
   await browser.page.route('**/admin/stats', (route) => route.fulfill({ status: 503, body: '{"title":"Not yet"}' }));
   await browser.page.reload();
   await browser.page.getByRole('alert').getByText('Not yet').waitFor();
@@ -42,7 +42,7 @@ it('stays signed in while the gateway cannot answer, and goes on when it can', a
   await pace().getByText('live', { exact: true }).waitFor();
 });
 
-it('asks for a view once at a time, and not for every event', async () => {
+it('loads a view once at a time, and not for every event', async () => {
   let asked = 0;
   let atOnce = 0;
   let most = 0;
@@ -68,7 +68,7 @@ it('asks for a view once at a time, and not for every event', async () => {
   await browser.page.unrouteAll({ behavior: 'wait' });
 });
 
-it('waits for the end of an answer that has begun, however slow the line is', async () => {
+it('waits for the end of an answer on a slow connection', async () => {
   const { body } = await gateway.call('world.charge', { id: 'slow' }, { key: 'slow-line' });
   const line = createServer((asked, answer) => {
     const { method, url, headers } = asked;
@@ -91,7 +91,7 @@ it('waits for the end of an answer that has begun, however slow the line is', as
   }
 }, 90_000);
 
-it('leaves no question of somebody who signed out', async () => {
+it('closes open dialogs when a person signs out', async () => {
   const held = await gateway.call('world.mail', { id: 'left' }, { key: 'left', headers: { prefer: 'wait=0' } });
   await browser.openView(`#/approvals/${held.body.txn}`);
   await browser.page.getByRole('button', { name: 'Approve…' }).click();

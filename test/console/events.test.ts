@@ -59,7 +59,7 @@ const indexes = async (from: number, to: number) =>
   ).map(({ index }) => Number(index));
 
 describe('GET /admin/events', () => {
-  it('is nothing for HEAD, which could not be told anything', async () => {
+  it('does not exist for HEAD, which has no body', async () => {
     const answer = await fetch(`${one.url}/admin/events`, {
       method: 'HEAD',
       headers: { authorization: `Bearer ${VIEWER_KEY}` },
@@ -68,7 +68,7 @@ describe('GET /admin/events', () => {
     expect(answer.status).toBe(404);
   });
 
-  it('takes nothing from what agents may have under way', async () => {
+  it('does not count against limits.inflight', async () => {
     const own = await createTestDatabase();
     const config = 'limits: { inflight: 4 }\n';
     const narrow = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: own.url, config });
@@ -83,7 +83,7 @@ describe('GET /admin/events', () => {
     }
   });
 
-  it('gives back the places of streams whose connection is gone before it was their turn', async () => {
+  it('frees the slots of queued streams whose connection is gone', async () => {
     const held = await one.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
     const ask = (path: string, key: string) =>
       `GET ${path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${key}\r\n\r\n`;
@@ -99,7 +99,7 @@ describe('GET /admin/events', () => {
     await expect.poll(status, { timeout: 10_000 }).toBe(200);
   });
 
-  it('is for people who may look', async () => {
+  it('is for people only', async () => {
     const ask = (key?: string, headers = {}) =>
       one.request('GET', '/admin/events', { ...(key === undefined ? {} : { key }), headers });
     expect((await ask()).status).toBe(401);
@@ -109,21 +109,21 @@ describe('GET /admin/events', () => {
       expect((await ask(VIEWER_KEY, { 'last-event-id': bad })).body.detail).toMatch(/Last-Event-ID must be/);
   });
 
-  it('tells of what another replica did, and nothing of arguments and results', async () => {
+  it('sends events of other replicas, without arguments and results', async () => {
     const listener = await listen(one);
     const done = await two.call('world.keyed', { id }, { key: id });
-    const told = await listener.waitForEvent(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
-    expect(told).toMatchObject({
+    const event = await listener.waitForEvent(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
+    expect(event).toMatchObject({
       name: 'call',
       data: { agent: 'tester', tool: 'world.keyed', what: 'call_succeeded' },
     });
-    expect(Object.keys(told.data).toSorted()).toEqual(['agent', 'at', 'state', 'tool', 'txn', 'what']);
+    expect(Object.keys(event.data).toSorted()).toEqual(['agent', 'at', 'state', 'tool', 'txn', 'what']);
     expect(listener.text).not.toContain(id);
     expect(listener.text).not.toContain(done.body.result.id);
-    await listener.waitForEvent(({ name, data }) => name === 'checkpoint' && data.size > (told.id ?? 0));
+    await listener.waitForEvent(({ name, data }) => name === 'checkpoint' && data.size > (event.id ?? 0));
   });
 
-  it('tells of approvals, switches, breakers, refusals and sagas by name, and not why', async () => {
+  it('names approvals, freezes, breakers, refusals and sagas, without reasons', async () => {
     const listener = await listen(one);
     const held = await two.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
     const { txn } = held.body;
@@ -141,7 +141,9 @@ describe('GET /admin/events', () => {
       body: '{}',
     });
     await listener.waitForEvent(({ data }) => data.saga === saga.body.saga && data.what === 'saga_opened');
-    const told = listener.events.map(({ name, data }) => `${name} ${data.what} ${data.person ?? data.agent ?? ''}`);
+    const summaries = listener.events.map(
+      ({ name, data }) => `${name} ${data.what} ${data.person ?? data.agent ?? ''}`,
+    );
     for (const expected of [
       'approval call_held tester',
       'approval vote root',
@@ -152,11 +154,11 @@ describe('GET /admin/events', () => {
       'refusal denied tester',
       'saga saga_opened tester',
     ])
-      expect(told).toContain(expected);
+      expect(summaries).toContain(expected);
     expect(listener.text).not.toContain(reason);
   });
 
-  it('goes on where a listener was, on any replica: each entry once, in order, none left out', async () => {
+  it('resumes on any replica: each entry once, in order, without a gap', async () => {
     const first = await listen(one);
     const before = await one.call('world.keyed', { id: `${id}-a` }, { key: `${id}-a` });
     const last = await first.waitForEvent(({ data }) => data.txn === before.body.txn && data.state === 'succeeded');
@@ -169,12 +171,12 @@ describe('GET /admin/events', () => {
     const second = await listen(two, VIEWER_KEY, last.id);
     const after = await one.call('world.keyed', { id: `${id}-z` }, { key: `${id}-z` });
     const end = await second.waitForEvent(({ data }) => data.txn === after.body.txn && data.state === 'succeeded');
-    const heard = second.ids.filter((index) => index <= (end.id ?? 0));
-    expect(heard).toEqual(await indexes(last.id ?? 0, end.id ?? 0));
-    expect(heard.length).toBeGreaterThan(60);
+    const ids = second.ids.filter((index) => index <= (end.id ?? 0));
+    expect(ids).toEqual(await indexes(last.id ?? 0, end.id ?? 0));
+    expect(ids.length).toBeGreaterThan(60);
   });
 
-  it('catches up while more comes in, and still tells each entry once', async () => {
+  it('sends each entry once while it catches up under load', async () => {
     const from = (await indexes(-1, 1e15)).length;
     let isOver = false;
     const busy = (async () => {
@@ -193,7 +195,7 @@ describe('GET /admin/events', () => {
     }
   });
 
-  it('says that it leaves something out to whoever was somewhere else, or is too far behind', async () => {
+  it('sends a gap for an unknown id, and to a client too far behind', async () => {
     const listener = await listen(one, VIEWER_KEY, 999_999_999);
     const { id: at, data } = await listener.waitForEvent(({ name }) => name === 'gap');
     expect(data.from).toBe(1_000_000_000);
@@ -202,7 +204,7 @@ describe('GET /admin/events', () => {
     await listener.waitForEvent((event) => event.id === data.to);
   });
 
-  it('lets one person hold so many streams and not more, and counts those that ended no longer', async () => {
+  it('limits the open streams of one person', async () => {
     const listeners = await Promise.all(Array.from({ length: 32 }, () => listen(two, VIEWER_KEY)));
     expect(listeners.map(({ status }) => status)).toEqual(Array.from({ length: 32 }, () => 200));
     const refused = await two.get('/admin/events', VIEWER_KEY);
@@ -215,7 +217,7 @@ describe('GET /admin/events', () => {
     while (again.status !== 200) again = await listen(two, VIEWER_KEY);
   });
 
-  it('ends for somebody whom the policies no longer know, and for nobody else', async () => {
+  it('ends for a person who was removed from the policies, and for nobody else', async () => {
     const [watcher, admin] = [await listen(one), await listen(one, ADMIN_KEY)];
     const policies = buildFaultPolicies(upstream.url);
     const without = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');
@@ -230,7 +232,7 @@ describe('GET /admin/events', () => {
     expect((await listen(one)).status).toBe(200);
   });
 
-  it('cuts off whoever does not read, and tells the others as before', async () => {
+  it('cuts off a client that does not read, and serves the others', async () => {
     const socket = connect(one.port, '127.0.0.1');
     await once(socket, 'connect');
     socket.pause();
@@ -248,10 +250,10 @@ describe('GET /admin/events', () => {
     });
     socket.on('error', () => {});
     const closed = once(socket, 'close');
-    // More than every buffer between the two takes, and never so much at once that it would be told as a gap.
-    for (const heard of [6_000, 12_000]) {
+    // More than all buffers on the way can hold, but never so much at once that the client gets a gap.
+    for (const count of [6_000, 12_000]) {
       await database.query('insert into audit_queue (entry) select $1 from generate_series(1, 6000)', [entry]);
-      await listener.waitForCount(heard);
+      await listener.waitForCount(count);
     }
     const size = (await one.admin('GET', '/admin/stats')).body.log.size;
     await listener.waitForEvent((event) => event.name === 'checkpoint' && event.data.size >= size);
@@ -261,19 +263,19 @@ describe('GET /admin/events', () => {
     socket.resume();
     await closed;
     expect(last.id).toBeGreaterThan(size);
-    // By now whoever starts at the beginning is too far behind.
+    // By now a client that starts at index 0 is too far behind.
     const late = await listen(two, VIEWER_KEY, 0);
     await late.waitForEvent(({ name, data }) => name === 'gap' && data.from === 1);
   });
 
-  it('ends with the gateway, says so, and does not hold it up', async () => {
+  it('ends with a bye when the gateway stops, without delaying it', async () => {
     const listener = await listen(two);
-    // As a browser opens them beforehand.
+    // Browsers open spare connections in advance.
     const unused = connect(two.port, '127.0.0.1');
     await once(unused, 'connect');
     expect(await two.stop()).toEqual({ code: 0, signal: null });
     await listener.waitForEnd();
     expect(listener.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 503, retry: 'after_delay' } });
-    // Less than the time that a gateway takes at most to drain.
+    // The timeout is shorter than the longest drain of a gateway.
   }, 15_000);
 });

@@ -13,7 +13,7 @@ let upstream: TestUpstream;
 let database: TestDatabase;
 let gateway: Gateway;
 let browser: TestBrowser;
-/** Every view, with text in it that would like to be more than text. */
+/** The address of every view, each with hostile text in it. */
 const views = new Map<string, string>();
 
 beforeAll(async () => {
@@ -37,7 +37,7 @@ async function agent(path: string, body: object) {
   return (await gateway.request('POST', path, { key: AGENT_KEY, headers, body: JSON.stringify(body) })).body;
 }
 
-/** Every field that somebody outside can fill. */
+/** Puts hostile text into every field that an outsider can fill. */
 async function fillWithEvil(): Promise<void> {
   const args = { id: 'e', [EVIL]: EVIL, long: LONG, deep: [{ [EVIL]: [EVIL] }] };
   const { saga } = await agent('/v1/sagas', { name: EVIL });
@@ -75,7 +75,7 @@ async function fillWithEvil(): Promise<void> {
     ['approval', `#/approvals/${held.body.txn}`],
     ['sagas', '#/sagas'],
     ['saga', `#/sagas/${saga}`],
-    ['switches', '#/switches'],
+    ['controls', '#/controls'],
     ['policies', '#/policies'],
     ['log', '#/log'],
     ['proof', `#/log/${receipt.leaf}`],
@@ -85,7 +85,7 @@ async function fillWithEvil(): Promise<void> {
     views.set(name, hash);
 }
 
-/** Resolves when what was asked for is on the screen. */
+/** Resolves when the last change is on the screen. */
 async function nextFrames(): Promise<void> {
   for (let i = 0; i < 3; i += 1) await browser.page.evaluate('new Promise(requestAnimationFrame).then(() => 0)');
 }
@@ -98,7 +98,7 @@ async function visit(name: string): Promise<void> {
   if (name !== 'policies') await browser.page.getByRole('button', { name: 'Explain' }).waitFor({ state: 'detached' });
 }
 
-describe('text from outside', () => {
+describe('untrusted text', () => {
   it.each([
     'overview',
     'calls',
@@ -107,13 +107,13 @@ describe('text from outside', () => {
     'approval',
     'sagas',
     'saga',
-    'switches',
+    'controls',
     'policies',
     'log',
     'proof',
     'filtered',
     'nowhere',
-  ])('stays text in %s, and in its place at any width', async (name) => {
+  ])('stays text in %s, and fits at any width', async (name) => {
     await visit(name);
     const found = await browser.page.evaluate(
       `({ images: document.querySelectorAll('img, iframe, object, script:not([src]), main b b').length, pwned: window.pwned })`,
@@ -128,12 +128,12 @@ describe('text from outside', () => {
     }
   });
 
-  it.each(['overview', 'call', 'approval', 'sagas', 'saga', 'switches'])('is shown as it is in %s', async (name) => {
+  it.each(['overview', 'call', 'approval', 'sagas', 'saga', 'controls'])('is shown literally in %s', async (name) => {
     await visit(name);
     await browser.page.getByRole('main').getByText('<img src=x onerror').first().waitFor();
   });
 
-  it('cannot be turned around, or hide anything', async () => {
+  it('cannot reverse its direction or hide characters', async () => {
     const to = '\u202Emoc.elpmaxe@ecila\u202C';
     const args = { id: 'bidi', to, 'a\u200Bb': '\u3164 \u{E0041}', note: '\u2028\u0085\u00AD' };
     await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
@@ -156,29 +156,29 @@ describe('text from outside', () => {
     expect(await browser.page.evaluate(`/[\\p{Cf}\\p{Zl}\\p{Zp}]/u.test(document.body.textContent)`)).toBe(false);
   });
 
-  it('is not even shown to the browser as anything else', () => {
+  it('causes no error in the browser and no request elsewhere', () => {
     expect(browser.complaints).toEqual([]);
-    expect(browser.asked.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
+    expect(browser.requestedUrls.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
   });
 });
 
-describe('for every eye', () => {
-  it.each(['light', 'dark'] as const)('all text has a contrast of 4.5, %s', async (colorScheme) => {
+describe('contrast', () => {
+  it.each(['light', 'dark'] as const)('is at least 4.5 for all text, %s', async (colorScheme) => {
     await browser.page.emulateMedia({ colorScheme });
-    for (const name of ['overview', 'call', 'approvals', 'saga', 'switches', 'policies', 'log']) {
+    for (const name of ['overview', 'call', 'approvals', 'saga', 'controls', 'policies', 'log']) {
       await visit(name);
       expect(findLowContrast((await browser.page.evaluate(READ_COLOURS)) as never), name).toEqual([]);
     }
   });
 });
 
-describe('when something happens', () => {
+describe('when an event arrives', () => {
   it.each(['overview', 'calls', 'approvals'])('nothing moves in %s', async (name) => {
     await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
     await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'on' });
     await visit(name);
     await browser.page.getByText('live').waitFor();
-    // The page has heard of something and is drawn anew: from here on it is as it was.
+    // Wait until the page is redrawn after an event, so that only later changes are recorded.
     const drawn = name === 'approvals' ? undefined : browser.page.waitForResponse(/\/admin\/(?:stats|calls)/);
     await gateway.call('world.charge', { id: `before-${name}` }, { key: `before-${name}` });
     await drawn;

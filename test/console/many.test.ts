@@ -5,7 +5,7 @@ import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gat
 import { TestBrowser } from './browser.ts';
 import { buildConsolePolicies } from './console-policies.ts';
 
-/** More than the console reads at once, of everything. */
+/** More calls, sagas and approvals than the console reads at once. */
 
 let upstream: TestUpstream;
 let database: TestDatabase;
@@ -52,7 +52,7 @@ async function charge(name: string, count: number): Promise<void> {
 describe('calls under traffic', () => {
   const rows = () => main().locator('table[aria-label=Calls] tbody tr');
 
-  it('stay where they are while others come, and none is missing when those are shown', async () => {
+  it('keep their rows while new ones arrive, and none is missing when the new ones are shown', async () => {
     await charge('before', 55);
     await browser.openView('#/calls');
     await expect.poll(() => rows().count(), SOON).toBe(50);
@@ -70,7 +70,7 @@ describe('calls under traffic', () => {
     expect(await rows().first().getAttribute('data-key')).not.toBe(first);
   });
 
-  it('are read anew however far down they are', async () => {
+  it('are read again, however far down they are', async () => {
     const old = await hold('old');
     await charge('over', 52);
     await browser.openView('#/');
@@ -84,7 +84,7 @@ describe('calls under traffic', () => {
   });
 });
 
-it('sagas are read anew however far down they are', async () => {
+it('sagas are read again, however far down they are', async () => {
   const open = async (name: string) => {
     const headers = { 'content-type': 'application/json' };
     const body = JSON.stringify({ name });
@@ -104,14 +104,14 @@ it('sagas are read anew however far down they are', async () => {
   await expect.poll(() => rows.count(), SOON).toBe(56);
 });
 
-describe('an approval that others came after', () => {
-  it('still waits, and can be decided, in its place and at its address', async () => {
+describe('an approval with many newer ones', () => {
+  it('is still pending, and can be decided in the list and at its address', async () => {
     const first = await hold('first');
     await browser.openView('#/approvals');
     const card = main().locator(`article[data-key="${first}"]`);
     await card.waitFor();
     for (let n = 0; n < 205; n += 15) await Promise.all(Array.from({ length: 15 }, (_, i) => hold(`later-${n + i}`)));
-    await main().getByText('of more that wait').waitFor();
+    await main().getByText('there are older ones').waitFor();
     expect(await card.locator('header').textContent()).toContain('pending');
     expect(await card.getByRole('button').count()).toBe(2);
 
@@ -124,13 +124,13 @@ describe('an approval that others came after', () => {
     const shown = main().getByRole('article');
     await shown.first().waitFor();
     const before = await shown.count();
-    await main().getByRole('button', { name: 'Show longer-waiting ones' }).click();
+    await main().getByRole('button', { name: 'Show older ones' }).click();
     await expect.poll(() => shown.count(), SOON).toBeGreaterThan(before);
   });
 });
 
-it('doubts are shown that are beyond those open calls that are counted', async () => {
-  // First in the table, without the gaps of those that are gone, and first in its index.
+it('doubts beyond the counted open calls are shown', async () => {
+  // Vacuum first, so that the inserted rows are the first of the table and of its index.
   await database.query('vacuum full open_calls');
   await database.query(
     `with made as (

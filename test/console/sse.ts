@@ -8,7 +8,7 @@ export interface ReceivedEvent {
   readonly data: any;
 }
 
-/** Somebody who listens to a gateway, and remembers everything. */
+/** A client of `GET /admin/events` that keeps every event. */
 export class SseClient {
   readonly events: ReceivedEvent[] = [];
   status = 0;
@@ -29,12 +29,12 @@ export class SseClient {
     return listener;
   }
 
-  /** The first event that satisfies a condition, now or later. */
+  /** Resolves with the first event that satisfies the condition, past or future. */
   waitForEvent(condition: (event: ReceivedEvent) => boolean): Promise<ReceivedEvent> {
     return this.#waitFor(() => this.events.find(condition));
   }
 
-  /** Resolves when it was told this much. */
+  /** Resolves when so many events have arrived. */
   async waitForCount(count: number): Promise<void> {
     await this.#waitFor(() => this.events[count - 1]);
   }
@@ -45,15 +45,15 @@ export class SseClient {
       if (found !== undefined) return found;
       if (this.isOver) break;
     }
-    throw new Error(`it was not told of that; heard: ${JSON.stringify(this.events.slice(-20))}`);
+    throw new Error(`The event did not arrive. Last events: ${JSON.stringify(this.events.slice(-20))}`);
   }
 
-  /** Those that have a place in the log. */
+  /** The log indexes of the received events. */
   get ids(): number[] {
     return this.events.flatMap(({ id, name }) => (id === undefined || name === 'gap' ? [] : [id]));
   }
 
-  /** Resolves when the gateway ended the stream. */
+  /** Resolves when the gateway ends the stream. */
   waitForEnd(): Promise<void> {
     return this.#reading;
   }
@@ -74,7 +74,7 @@ export class SseClient {
         for (const block of blocks) this.#parseEvent(block);
       }
     } catch {
-      // Broken off, by either side.
+      // Either side broke the connection.
     }
     this.isOver = true;
   }

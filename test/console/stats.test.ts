@@ -32,12 +32,13 @@ afterAll(async () => {
   await upstream?.stop();
 });
 
-/** The numbers, once they are so: they are up to a second old. */
+/** Polls until the statistics satisfy the condition; they are up to a second old. */
 async function statsWhen(condition: (stats: Reply['body']) => boolean, gateway = one): Promise<Reply['body']> {
   for (const from = performance.now(); ; ) {
     const { status, body } = await gateway.get('/admin/stats', VIEWER_KEY);
     if (status === 200 && condition(body)) return body;
-    if (performance.now() - from > 15_000) throw new Error(`they did not get there: ${JSON.stringify(body)}`);
+    if (performance.now() - from > 15_000)
+      throw new Error(`The statistics did not satisfy the condition: ${JSON.stringify(body)}`);
   }
 }
 
@@ -49,7 +50,7 @@ describe('GET /admin/stats', () => {
     expect(you).toEqual({ person: 'watcher', roles: ['viewer'], groups: [] });
   });
 
-  it('counts what there is, by state and tool, whichever replica is asked', async () => {
+  it('counts calls by state and tool, the same on every replica', async () => {
     for (let i = 0; i < 3; i += 1) await one.call('world.keyed', { id: `ok-${i}` }, { key: `ok-${i}` });
     await upstream.plan({ match: { id: 'lost' }, do: ['drop'] });
     expect((await two.call('world.none', { id: 'lost' }, { key: 'lost' })).status).toBe(504);
@@ -75,7 +76,7 @@ describe('GET /admin/stats', () => {
     }
   });
 
-  it('tells what is switched off, what is refused, and how far the log is', async () => {
+  it('shows freezes, breakers, refused policies and the size of the log', async () => {
     await one.admin('POST', '/admin/freeze', { tool: 'world.put', reason: 'broken' });
     await one.admin('POST', '/admin/breakers/world/open', { reason: 'sick' });
     const policies = buildFaultPolicies(upstream.url);
@@ -95,7 +96,7 @@ describe('GET /admin/stats', () => {
     expect((await one.get('/admin/stats', VIEWER_KEY)).body.policies.refused).toEqual([]);
   });
 
-  it('is what its schema says, each member of it', async () => {
+  it('matches its schema in every member', async () => {
     const undocumented: string[] = [];
     const compare = (value: unknown, schema: Record<string, never>, path: string): void => {
       if (Array.isArray(value)) {
@@ -116,7 +117,7 @@ describe('GET /admin/stats', () => {
     expect(undocumented).toEqual([]);
   });
 
-  it('costs the same with very many calls: it counts the newest, through the index, and says that there are more', async () => {
+  it('counts only the newest calls, through the index, and says that there are more', async () => {
     await database.query(`insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, created_at, settled_at, evidence, attempt)
       select gen_random_uuid(), 'tester', 'world.keyed', 'key', sha256('x'), 'key', 'succeeded', 'v', now() - i * interval '2 ms', now(), 'answer', 1
       from generate_series(1, 30000) i`);

@@ -1,32 +1,15 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
+import type { Gateway } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = buildFaultPolicies(upstream.url, { retry: '{ attempts: 50, base: 100ms, max: 300ms, within: 1h }' });
-  one = await startGateway({ policies, databaseUrl: database.url });
-  two = await makeGateway({ policies, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, one, two, replicas } = useReplicas({
+  policies: (url) => buildFaultPolicies(url, { retry: '{ attempts: 50, base: 100ms, max: 300ms, within: 1h }' }),
 });
 
 beforeEach(async () => {
-  for (const gateway of [one, two]) if (!gateway.isAlive) await gateway.start();
+  for (const replica of replicas) await replica.ensureStarted();
   await flip(one, 'unfreeze');
   await upstream.reset();
 });
@@ -56,6 +39,7 @@ describe('after a freeze is acknowledged', () => {
       await upstream.awaitEvent('received', 30);
       expect((await flip(two, 'freeze', scope)).status).toBe(200);
       const before = await settled();
+      // Twelve agents go on calling meanwhile, so that a send would be seen.
       await sleep(700);
       expect(await upstream.requests()).toHaveLength(before);
       firing = false;
@@ -81,6 +65,7 @@ describe('after a freeze is acknowledged', () => {
     await two.kill();
     expect((await flip(one, 'freeze')).status).toBe(200);
     const before = await settled();
+    // Several times the longest backoff, in which each of the three would be sent: no event says that nothing was.
     await sleep(1_800);
     expect(await upstream.requests()).toHaveLength(before);
     expect(['sending', 'in_doubt']).toContain((await one.get(`/v1/calls/${retried.body.txn}`)).body.state);

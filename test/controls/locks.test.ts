@@ -1,34 +1,18 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { sha256Hex } from '../../gateway/domain/audit/audit.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
 import { TestSaga } from '../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, makeGateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
+import { decideApproval } from '../support/approvals.ts';
+import { OTHER_AGENT_KEY } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 import { buildLockPolicies } from './lock-policies.ts';
 import { RunHolder } from './run-holder.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
 let card: string;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildLockPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas({ policies: buildLockPolicies });
 beforeEach(async () => {
-  if (!one.isAlive) await one.start();
+  await one.ensureStarted();
   await upstream.reset();
   // What a failed test left behind must not fail the next.
   await expect.poll(() => database.query('select shown from locks'), { timeout: 10_000 }).toEqual([]);
@@ -56,9 +40,7 @@ async function hanging(tool: string, args: object, options = {}): Promise<{ txn:
 }
 
 async function approve(txn: string): Promise<void> {
-  const { items } = (await one.admin('GET', '/admin/approvals?state=pending')).body;
-  const { digest } = items.find((item: { txn: string }) => item.txn === txn);
-  expect((await one.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'fine' })).status).toBe(200);
+  expect((await decideApproval(one, txn)).status).toBe(200);
 }
 
 describe('an exclusive lock', () => {
@@ -382,7 +364,9 @@ describe('a lock for a saga', () => {
     await saga.runStep('world.once', { id: `${card}-1`, card } as { id: string });
     const holder = await hanging('world.charge', { card });
     expect((await saga.rollback({}, '')).status).toBe(202);
-    await expect.poll(async () => (await saga.read()).steps[0].undo.reason).toContain(`the undo waits for card/${card}`);
+    await expect
+      .poll(async () => (await saga.read()).steps[0].undo.reason)
+      .toContain(`the undo waits for card/${card}`);
     expect(await upstream.requests(`undo-${card}-1`)).toEqual([]);
     await holder.letGo();
     expect((await saga.waitUntilSettled()).state).toBe('rolled_back');

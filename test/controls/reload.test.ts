@@ -1,45 +1,32 @@
 import { writeFile } from 'node:fs/promises';
-import { createServer, type Server } from 'node:http';
-import { type AddressInfo, isIPv4 } from 'node:net';
+import { isIPv4 } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  PEOPLE_YAML,
-  sha256Hex,
-  writePolicies,
-} from '../support/gateway.ts';
+import { beforeAll, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, testerYaml, writePolicies } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { readAuditEntries } from '../support/ledger.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const seen: (string | undefined)[] = [];
-let upstream: Server;
-let database: TestDatabase;
-let gateway: Gateway;
 let secretFile: string;
 let n = 0;
 
+const upstream = useHttpServer((request, response) => {
+  seen.push(request.headers.authorization);
+  response.setHeader('content-type', 'application/json').end('{}');
+});
+const { database, gateway } = useGateway({
+  upstream: 'none',
+  start: false,
+  policies: {},
+  env: { HOST: '0.0.0.0', LOG_LEVEL: 'info' },
+});
 beforeAll(async () => {
-  upstream = createServer((request, response) => {
-    seen.push(request.headers.authorization);
-    response.setHeader('content-type', 'application/json').end('{}');
-  });
-  await new Promise<void>((done) => upstream.listen(0, '127.0.0.1', done));
-  database = await createTestDatabase();
-  gateway = await makeGateway({ databaseUrl: database.url, policies: {}, env: { HOST: '0.0.0.0', LOG_LEVEL: 'info' } });
   secretFile = join(gateway.home, 'token');
   await writeFile(secretFile, 'token-number-one\n');
   await writePolicies(gateway, { 'reload.yaml': policies('A thing.') });
   await gateway.start();
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  upstream?.closeAllConnections();
-  upstream?.close();
 });
 
 function policies(description: string): string {
@@ -47,14 +34,12 @@ function policies(description: string): string {
 upstreams:
   world:
     adapter: http
-    url: "http://127.0.0.1:${(upstream.address() as AddressInfo).port}"
+    url: "${upstream.url}"
     allowPrivate: true
     headers: { authorization: 'Bearer \${file("${secretFile}")}' }
 tools:
   world.read: { upstream: world, effect: read, description: "${description}", request: { method: GET, path: /x } }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.read }] }
-${PEOPLE_YAML}`;
+${testerYaml('[{ allow: world.read }]')}`;
 }
 
 const credential = async () => {
@@ -65,10 +50,7 @@ const credential = async () => {
 const version = async () => (await gateway.request('GET', '/readyz')).body.policyVersion as string;
 const reload = () => gateway.admin('POST', '/admin/policies/reload');
 const metrics = async () => (await gateway.request('GET', '/metrics')).body as string;
-const audit = async (what: string) => {
-  const rows = await database.query<{ entry: string }>('select entry from audit_entries order by index, id');
-  return rows.map(({ entry }) => JSON.parse(entry)).filter((entry) => entry.what === what);
-};
+const audit = (what: string) => readAuditEntries(database, what);
 
 describe('a credential by reference', () => {
   it('is read again on a reload by hand, although no policy file changed and the version stays', async () => {

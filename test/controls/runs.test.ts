@@ -1,28 +1,14 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, OTHER_AGENT_KEY, startGateway, VIEWER_KEY } from '../support/gateway.ts';
+import { OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { startGatewayForTest, useGateway } from '../support/use-gateway.ts';
 import { RunHolder, takeRun } from './run-holder.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let name: string;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    policies: buildFaultPolicies(upstream.url, { timeout: '20s' }),
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => buildFaultPolicies(url, { timeout: '20s' }),
 });
 beforeEach(async () => {
   await upstream.reset();
@@ -241,26 +227,20 @@ describe('a take-over', () => {
     const policies = buildFaultPolicies('http://127.0.0.1:9', {
       retry: '{ attempts: 50, base: 30s, max: 30s, within: 1h }',
     });
-    const store = await createTestDatabase();
-    const lonely = await startGateway({ policies, databaseUrl: store.url });
-    try {
-      const old = await RunHolder.take(lonely, name);
-      await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT });
-      const txns = async () => (await old.history()).body.items as { txn: string; state: string }[];
-      const closed = () =>
-        store.query(`select txn from calls where attempt = 1 and not attempt_open and state = 'sending'`);
-      await expect.poll(async () => (await closed()).length, { timeout: 20_000 }).toBe(1);
-      const next = await RunHolder.take(lonely, name);
-      expect(next.took).toMatchObject({ drained: true });
-      expect(await txns()).toMatchObject([{ state: 'failed', problem: { code: 'fenced' } }]);
-      expect((await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT })).body).toMatchObject({
-        code: 'fenced',
-        state: 'failed',
-      });
-    } finally {
-      await lonely.dispose();
-      await store.drop();
-    }
+    const { database: store, gateway: lonely } = await startGatewayForTest({ upstream: 'none', policies });
+    const old = await RunHolder.take(lonely, name);
+    await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT });
+    const txns = async () => (await old.history()).body.items as { txn: string; state: string }[];
+    const closed = () =>
+      store.query(`select txn from calls where attempt = 1 and not attempt_open and state = 'sending'`);
+    await expect.poll(async () => (await closed()).length, { timeout: 20_000 }).toBe(1);
+    const next = await RunHolder.take(lonely, name);
+    expect(next.took).toMatchObject({ drained: true });
+    expect(await txns()).toMatchObject([{ state: 'failed', problem: { code: 'fenced' } }]);
+    expect((await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT })).body).toMatchObject({
+      code: 'fenced',
+      state: 'failed',
+    });
   });
 
   it('stops the re-sends of an idempotent call, which stays in doubt until a person answers', async () => {
@@ -470,19 +450,11 @@ it('an agent sees its own runs, a page at a time', async () => {
 });
 
 it('policies see the run of a call', async () => {
-  const store = await createTestDatabase();
-  const holderPolicies = buildFaultPolicies(upstream.url);
-  const text = (holderPolicies['faults.yaml'] ?? '').replace(
-    '      - allow: world.held',
-    '      - deny: world.keyed\n        when: run == null\n      - allow: world.held',
-  );
-  const strict = await startGateway({ policies: { 'faults.yaml': text }, databaseUrl: store.url });
-  try {
-    const holder = await RunHolder.take(strict, name);
-    expect((await strict.call('world.keyed', { id: name })).status).toBe(403);
-    expect((await holder.call('world.keyed', { id: name })).status).toBe(200);
-  } finally {
-    await strict.dispose();
-    await store.drop();
-  }
+  const { gateway: strict } = await startGatewayForTest({
+    upstream,
+    policies: (url) => buildFaultPolicies(url, { rules: ['{ deny: world.keyed, when: run == null }'] }),
+  });
+  const holder = await RunHolder.take(strict, name);
+  expect((await strict.call('world.keyed', { id: name })).status).toBe(403);
+  expect((await holder.call('world.keyed', { id: name })).status).toBe(200);
 });

@@ -1,16 +1,8 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  type CallOptions,
-  type Gateway,
-  makeGateway,
-  PEOPLE_YAML,
-  sha256Hex,
-  startGateway,
-} from '../support/gateway.ts';
+import { type CallOptions, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
+import { makeReplicaForTest, useReplicas } from '../support/use-gateway.ts';
 import { RunHolder, takeRun } from './run-holder.ts';
 
 /** Each test has an agent of its own: outside of runs an agent is tainted for ever. */
@@ -62,7 +54,7 @@ tools:
 agents:
 ${AGENTS.map(
   (name) => `  ${name}:
-    keys: ["sha256:${sha256Hex(name)}"]
+    ${keysYaml(name)}
     rules:
       - allow: world.mail
       - allow: world.order
@@ -71,24 +63,7 @@ ${AGENTS.map(
 `,
 ).join('')}${PEOPLE_YAML}`;
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas({ policies });
 
 const read = (agentKey: string, options: CallOptions = {}) =>
   one.call('world.mail', { id: 'm' }, { agentKey, ...options });
@@ -174,14 +149,10 @@ describe('a gateway that dies', () => {
     ['claimed', true],
   ])('at %s: the run is tainted %s, as the call is there or not', async (point, expected) => {
     const run = await RunHolder.take(one, `dies at ${point}`, '', 'dies');
-    const third = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-    try {
-      await third.start({ ONCEGATE_DIE_AT: point });
-      await new RunHolder(third, run.took, 'dies').call('world.mail', { id: 'm' }).catch(() => {});
-      await third.waitForExit();
-    } finally {
-      await third.dispose();
-    }
+    const third = await makeReplicaForTest(one);
+    await third.start({ ONCEGATE_DIE_AT: point });
+    await new RunHolder(third, run.took, 'dies').call('world.mail', { id: 'm' }).catch(() => {});
+    await third.waitForExit();
     expect((await run.history()).body.items).toHaveLength(expected ? 1 : 0);
     expect(await isTainted('dies', run.headers)).toBe(expected);
   });

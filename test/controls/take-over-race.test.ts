@@ -1,33 +1,12 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 import { RunHolder } from './run-holder.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = buildFaultPolicies(upstream.url, { timeout: '20s' });
+const { upstream, one, two } = useReplicas({
   // A rate puts every fifth claim into a transaction of its own, which holds the run's lock across several statements.
-  const limited = (policies['faults.yaml'] ?? '').replace(
-    '      - allow: world.held',
-    '      - allow: world.keyed_field\n        rate: 100000/s\n      - allow: world.held',
-  );
-  one = await startGateway({ policies: { 'faults.yaml': limited }, databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+  policies: (url) =>
+    buildFaultPolicies(url, { timeout: '20s', rules: ['{ allow: world.keyed_field, rate: 100000/s }'] }),
 });
 beforeEach(() => upstream.reset());
 

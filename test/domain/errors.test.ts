@@ -82,7 +82,14 @@ describe('an error', () => {
 
   it('of the ledger tells whether it may have committed', () => {
     const cause = new Error('x');
-    expect(new LedgerError('lost', true, cause)).toMatchObject({ unknown: true, refused: false, cause });
-    expect(new LedgerError('no', false, cause, true)).toMatchObject({ unknown: false, refused: true });
+    expect(new LedgerError('lost', { isCommitUnknown: true, cause })).toMatchObject({
+      isCommitUnknown: true,
+      isRejected: false,
+      cause,
+    });
+    expect(new LedgerError('no', { isCommitUnknown: false, isRejected: true, cause })).toMatchObject({
+      isCommitUnknown: false,
+      isRejected: true,
+    });
   });
 });

@@ -1,47 +1,25 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  OTHER_AGENT_KEY,
-  sha256Hex,
-  startGateway,
-  VIEWER_KEY,
-} from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, keysYaml, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const OPERATOR_KEY = 'test-operator-key';
 const APPROVER_KEY = 'test-approver-key';
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const people = `people:
-  omar: { keys: ["sha256:${sha256Hex(OPERATOR_KEY)}"], roles: [operator] }
-  ada: { keys: ["sha256:${sha256Hex(APPROVER_KEY)}"], roles: [approver] }
-`;
-  gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('people:\n', people) },
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => ({
+    ...buildFaultPolicies(url),
+    'more-people.yaml': `people:
+  omar: { ${keysYaml(OPERATOR_KEY)}, roles: [operator] }
+  ada: { ${keysYaml(APPROVER_KEY)}, roles: [approver] }
+`,
+  }),
 });
 beforeEach(() => {
-  n += 1;
-  id = `admin-${n}`;
+  id = uniqueId('admin');
 });
 
 async function doubt(): Promise<string> {
@@ -51,12 +29,7 @@ async function doubt(): Promise<string> {
   return answer.body.txn;
 }
 
-const resolve = (txn: string, body: unknown, key = ADMIN_KEY) =>
-  gateway.request('POST', `/admin/calls/${txn}/resolve`, {
-    key,
-    headers: { 'content-type': 'application/json' },
-    body: typeof body === 'string' ? body : JSON.stringify(body),
-  });
+const resolve = (txn: string, body: unknown, key = ADMIN_KEY) => gateway.post(`/admin/calls/${txn}/resolve`, body, key);
 
 const verdict = { verdict: 'not_applied', reason: 'looked' } as const;
 
@@ -92,9 +65,9 @@ describe('who may', () => {
     const refused = await gateway.get('/v1/calls', ADMIN_KEY);
     expect([refused.status, refused.body.detail]).toEqual([
       401,
-      'This is the key of a person; this API is for agents.',
+      'This is the key of a person. This API is for agents: send the key of an agent.',
     ]);
-    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('This bearer key belongs to no agent.');
+    expect((await gateway.get('/v1/calls', 'nobody')).body.detail).toBe('No agent has this bearer key.');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });

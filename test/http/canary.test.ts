@@ -1,27 +1,17 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const CREDENTIAL = 'canary-credential-1f2e3d';
 const CARD = 'canary-card-4242424242424242';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { WORLD_TOKEN: CREDENTIAL, LOG_LEVEL: 'trace' },
-    policies: {
-      'canary.yaml': `
+const { upstream, database, gateway } = useGateway({
+  env: { WORLD_TOKEN: CREDENTIAL, LOG_LEVEL: 'trace' },
+  policies: (url) => `
 upstreams:
   world:
     adapter: http
-    url: "${upstream.url}"
+    url: "${url}"
     headers: { authorization: "Bearer \${env.WORLD_TOKEN}" }
     allowPrivate: true
     timeout: 1s
@@ -39,16 +29,7 @@ tools:
     input: { type: object, properties: { id: { type: string }, card: { type: string } }, required: [id] }
     request: { method: POST, path: /none/mail, body: "\${args}" }
     redact: [args.card]
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.* }] }
-${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+${testerYaml('[{ allow: world.* }]')}`,
 });
 
 it('no credential, key or redacted value is in the database, the logs, the metrics or an answer', async () => {

@@ -1,25 +1,15 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+import { describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const SECRET = 'upstream-credential-5f2c';
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { CATALOGUE_TOKEN: SECRET },
-    policies: {
-      'catalogue.yaml': `
+const { gateway, upstream } = useGateway({
+  env: { CATALOGUE_TOKEN: SECRET },
+  policies: (url) => `
 upstreams:
-  world: { adapter: http, url: "${upstream.url}", allowPrivate: true, headers: { authorization: "Bearer \${env.CATALOGUE_TOKEN}" } }
+  world: { adapter: http, url: "${url}", allowPrivate: true, headers: { authorization: "Bearer \${env.CATALOGUE_TOKEN}" } }
 tools:
   shop.order:
     upstream: world
@@ -41,7 +31,7 @@ tools:
   other.tool: { upstream: world, request: { method: POST, path: /none/d } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: shop.conditional
         when: args.size() > 100
@@ -52,18 +42,11 @@ agents:
       - allow: deep.*
         effect: read
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: "*"
         effect: read
 ${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 
 const names = (tools: { name: string }[]) => tools.map((tool) => tool.name).sort();

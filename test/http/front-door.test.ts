@@ -1,52 +1,23 @@
 import { connect } from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  OTHER_AGENT_KEY,
-  PEOPLE_YAML,
-  type Reply,
-  sha256Hex,
-  startGateway,
-} from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML, type Reply } from '../support/gateway.ts';
 import { sendRaw } from '../support/raw.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    config: 'limits: { perAgent: 5/m, perAddress: 3/m, inflight: 2 }\n',
-    policies: {
-      'door.yaml': `
+const { upstream, gateway } = useGateway({
+  config: 'limits: { perAgent: 5/m, perAddress: 3/m, inflight: 2 }\n',
+  policies: (url) => `
 upstreams:
-  world: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+  world: { adapter: http, url: "${url}", allowPrivate: true }
 tools:
   world.read: { upstream: world, effect: read, input: { type: object, properties: { id: { type: string } }, required: [id] }, request: { method: GET, path: "/read/items/\${args.id}" } }
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: world.read }] }
-  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: world.read }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [{ allow: world.read }] }
+  other: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: world.read }] }
 ${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 // The limits are kept by the process: a new one has seen nobody yet.
-beforeEach(async () => {
-  await gateway.kill();
-  await gateway.start();
-});
+beforeEach(() => gateway.restart());
 
 const times = async (n: number, ask: () => Promise<Reply>) => {
   const answers: Reply[] = [];
@@ -100,7 +71,7 @@ describe('the front door', () => {
           `GET ${path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer ${AGENT_KEY}\r\n\r\n`,
         ),
         path,
-      ).toContain('carrying 2 requests already');
+      ).toContain('limit of 2 concurrent requests');
     await upstream.release('go');
     expect(statuses(await Promise.all(slow))).toEqual([200, 200]);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
@@ -126,7 +97,7 @@ describe('the front door', () => {
     await upstream.awaitEvent('hoarded');
     const greedy = await gateway.get('/v1/tools');
     expect(greedy).toMatchObject({ status: 429, body: { code: 'rate_limited', retry: 'after_delay' } });
-    expect(greedy.body.detail).toContain('half of all requests');
+    expect(greedy.body.detail).toContain('limit of concurrent requests per agent');
     expect((await gateway.get('/v1/tools', OTHER_AGENT_KEY)).status).toBe(200);
     expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
     await upstream.release('on');

@@ -1,16 +1,8 @@
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startTestMcpServer, type TestMcpServer } from '../mcp/server.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-
-let upstream: Server;
-let mcp: TestMcpServer;
-let database: TestDatabase;
-let gateway: Gateway;
-const paths: string[] = [];
+import { describe, expect, it } from 'vitest';
+import { useMcpServer } from '../mcp/use-mcp-server.ts';
+import { testerYaml } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 /** The first unit of 😀 is half a character, which no request can have. */
 const CUT = `"\${args.text.substring(0, 1)}"`;
@@ -44,29 +36,15 @@ tools:
     request: { method: POST, path: /step }
     once: { by: idempotent }
     undo: { kind: compensable, tool: w.body, args: { text: "\${args.text}" } }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*" }] }
-${PEOPLE_YAML}`;
+${testerYaml('[{ allow: "*" }]')}`;
 
-beforeAll(async () => {
-  upstream = createServer((request, response) => {
-    paths.push(request.url ?? '');
-    request.resume().on('end', () => response.end('{}'));
-  });
-  await once(upstream.listen(0, '127.0.0.1'), 'listening');
-  const { port } = upstream.address() as AddressInfo;
-  mcp = await startTestMcpServer();
-  database = await createTestDatabase();
-  const url = `http://127.0.0.1:${port}`;
-  gateway = await startGateway({ databaseUrl: database.url, policies: { 'p.yaml': policies(url, mcp.url) } });
-}, 60_000);
-
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  upstream?.close();
-  await mcp?.stop();
+const paths: string[] = [];
+const upstream = useHttpServer((request, response) => {
+  paths.push(request.url ?? '');
+  request.resume().on('end', () => response.end('{}'));
 });
+const mcp = useMcpServer();
+const { gateway } = useGateway({ upstream: 'none', policies: () => policies(upstream.url, mcp.url) });
 
 describe('half a character that a template makes of good arguments', () => {
   it.each(['body', 'query', 'path', 'header'])('is no %s: the arguments are refused', async (part) => {

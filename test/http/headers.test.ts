@@ -1,30 +1,15 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway();
 beforeEach(() => {
-  n += 1;
-  id = `header-${n}`;
+  id = uniqueId('header');
 });
 
 interface Raw {

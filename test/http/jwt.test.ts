@@ -1,96 +1,34 @@
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { type CryptoKey, exportJWK, exportSPKI, generateKeyPair, type JWK, SignJWT, UnsecuredJWT } from 'jose';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { exportJWK, exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
+import { beforeAll, describe, expect, it } from 'vitest';
 import { compilePolicyText } from '../policy/example.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, PEOPLE_YAML, startGateway } from '../support/gateway.ts';
+import { PEOPLE_YAML } from '../support/gateway.ts';
+import { type IssuerKey, useIssuer } from '../support/issuer.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-/** A real OIDC issuer, as far as a gateway looks: discovery and keys over HTTP, keys that can be rotated. */
-class Issuer {
-  asked: string[] = [];
-  keys: JWK[] = [];
-  mute = false;
-  readonly #server: Server;
-
-  constructor() {
-    this.#server = createServer((request, response) => {
-      this.asked.push(request.url ?? '');
-      if (this.mute) return;
-      const body = request.url?.endsWith('/.well-known/openid-configuration')
-        ? { issuer: this.url, jwks_uri: `${this.url}/keys` }
-        : { keys: this.keys };
-      response.setHeader('content-type', 'application/json').end(JSON.stringify(body));
-    });
-  }
-
-  get url(): string {
-    return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
-  }
-
-  async listen(port = 0): Promise<void> {
-    await new Promise<void>((done) => this.#server.listen(port, '127.0.0.1', done));
-  }
-
-  async newKey(kid: string): Promise<Pair> {
-    const pair = await generateKeyPair('RS256', { extractable: true });
-    this.keys.push({ ...(await exportJWK(pair.publicKey)), kid, alg: 'RS256', use: 'sig' });
-    return { ...pair, kid };
-  }
-
-  async close(): Promise<void> {
-    this.#server.closeAllConnections();
-    await new Promise((done) => this.#server.close(done));
-  }
-}
-
-interface Pair {
-  readonly publicKey: CryptoKey;
-  readonly privateKey: CryptoKey;
-  readonly kid: string;
-}
-
-let issuer: Issuer;
-let down: Issuer;
-let mute: Issuer;
-let key: Pair;
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
+const RULES = 'rules: [{ allow: world.read }]';
+const issuer = useIssuer();
+/** Stops and starts during the tests. */
+const down = useIssuer();
+const mute = useIssuer();
+let key: IssuerKey;
 beforeAll(async () => {
-  [issuer, down, mute] = [new Issuer(), new Issuer(), new Issuer()];
-  for (const one of [issuer, down, mute]) await one.listen();
-  mute.mute = true;
-  key = await issuer.newKey('first');
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const rules = 'rules: [{ allow: world.read }]';
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    policies: {
-      'jwt.yaml': `
+  mute.isSilent = true;
+  key = await issuer.addKey('first');
+});
+
+const { gateway } = useGateway({
+  policies: (url) => `
 upstreams:
-  world: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+  world: { adapter: http, url: "${url}", allowPrivate: true }
 tools:
   world.read: { upstream: world, effect: read, input: { type: object, properties: { id: { type: string } }, required: [id] }, request: { method: GET, path: "/read/items/\${args.id}" } }
 agents:
-  biller: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: billing }, allowPrivate: true }, ${rules} }
-  clerk: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: clerks, robot: true }, allowPrivate: true }, ${rules} }
-  other-door: { jwt: { issuer: "${issuer.url}", audience: other, allowPrivate: true }, ${rules} }
-  orphan: { jwt: { issuer: "${down.url}", audience: gate, allowPrivate: true }, ${rules} }
-  patient: { jwt: { issuer: "${mute.url}", audience: gate, allowPrivate: true }, ${rules} }
+  biller: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: billing }, allowPrivate: true }, ${RULES} }
+  clerk: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: clerks, robot: true }, allowPrivate: true }, ${RULES} }
+  other-door: { jwt: { issuer: "${issuer.url}", audience: other, allowPrivate: true }, ${RULES} }
+  orphan: { jwt: { issuer: "${down.url}", audience: gate, allowPrivate: true }, ${RULES} }
+  patient: { jwt: { issuer: "${mute.url}", audience: gate, allowPrivate: true }, ${RULES} }
 ${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  await issuer?.close();
-  await mute?.close();
 });
 
 interface Wish {
@@ -99,7 +37,7 @@ interface Wish {
   readonly exp?: string | number;
   readonly nbf?: string;
   readonly claims?: Record<string, unknown>;
-  readonly by?: Pair;
+  readonly by?: IssuerKey;
 }
 
 function sign(wish: Wish = {}): Promise<string> {
@@ -157,7 +95,7 @@ describe('a token', () => {
     await refused(await sign({ claims: {} }));
     await refused(await sign({ claims: { team: 'clerks', robot: 'true' } }));
     await refused(await sign({ claims: { team: ['billing'] } }));
-    expect(await refused(await sign({ aud: ['gate', 'other'] }))).toContain('more than one agent');
+    expect(await refused(await sign({ aud: ['gate', 'other'] }))).toContain('More than one agent');
   });
 
   it('is refused unsigned, signed with the public key as a secret, changed, or signed by somebody else', async () => {
@@ -188,7 +126,7 @@ describe('a token', () => {
 
   it('with an unknown key is refused without asking the issuer each time, and taken once the keys are rotated', async () => {
     const [spare] = [await generateKeyPair('RS256', { extractable: true })];
-    const next: Pair = { ...spare, kid: 'second' };
+    const next: IssuerKey = { ...spare, kid: 'second' };
     const before = issuer.asked.length;
     for (let i = 0; i < 20; i += 1) await refused(await sign({ by: next, claims: { team: 'billing', i } }));
     expect(issuer.asked.length - before).toBeLessThanOrEqual(2);
@@ -201,7 +139,7 @@ describe('a token', () => {
 
 describe('an issuer that cannot be asked', () => {
   it('is said to be unavailable, quickly, and is found again when it is back', async () => {
-    const pair = await down.newKey('down');
+    const pair = await down.addKey('down');
     const { url } = down;
     const token = await sign({ iss: url, by: pair });
     await down.close();

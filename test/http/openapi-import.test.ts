@@ -1,12 +1,7 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: documents hold path templates
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+import { expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, writePolicies } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const WORLD = `openapi: 3.0.3
 info: { title: World, version: "1" }
@@ -46,23 +41,15 @@ tools:
   world.charge: { upstream: world, once: { by: key, header: Idempotency-Key } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { allow: world.*, effect: read }
       - { allow: world.charge }
       - { allow: world.objects_put, approve: never }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const files = { 'world.yaml': policies(upstream.url), 'world.openapi.yaml': WORLD };
-  gateway = await startGateway({ policies: files, databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, gateway } = useGateway({
+  policies: (url) => ({ 'world.yaml': policies(url), 'world.openapi.yaml': WORLD }),
 });
 
 it('offers the operations as tools', async () => {

@@ -1,20 +1,10 @@
 import { readdirSync, readFileSync } from 'node:fs';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: buildFaultPolicies('http://127.0.0.1:9'), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-});
+const { gateway } = useGateway({ upstream: 'none', policies: buildFaultPolicies('http://127.0.0.1:9') });
 
 type Document = {
   paths: Record<string, Record<string, unknown>>;

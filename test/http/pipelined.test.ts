@@ -6,7 +6,7 @@ import type { GatewayError } from '../../gateway/domain/errors.ts';
 import { sendProblem } from '../../gateway/http/encode.ts';
 import { Inflight } from '../../gateway/http/transport/inflight.ts';
 import { onRequestEnd } from '../../gateway/http/transport/on-request-end.ts';
-import { Streams } from '../../gateway/mcp/streams.ts';
+import { SessionStreams } from '../../gateway/mcp/streams.ts';
 
 const MOST = 20;
 
@@ -27,23 +27,23 @@ beforeEach(async () => {
   app.setErrorHandler((error, request, reply) => sendProblem(reply, error as GatewayError, request.url));
   app.decorateRequest('caller', undefined);
   const inflight = new Inflight(MOST, () => 2);
-  inflight.count(app);
+  inflight.limitTotal(app);
   app.addHook('onRequest', async (request) => {
-    request.caller = {
+    request.credentials = {
       bearer: undefined,
       digest: undefined,
-      countedAs: String(request.headers['x-name']),
-      token: undefined,
+      principal: String(request.headers['x-name']),
+      tokenResult: undefined,
     };
   });
-  inflight.share(app);
+  inflight.limitPerAgent(app);
   app.addHook('preHandler', async (request, reply) => {
     arrived += 1;
     onRequestEnd(request, reply, () => over.push(request.url));
   });
   app.get('/v1/slow', () => slow);
   app.get('/v1/quick', async () => 'quick');
-  const streams = new Streams();
+  const streams = new SessionStreams();
   app.get('/v1/listen', async (_request, reply) => (streams.open('agent', 'session', reply) ? reply : 'too many'));
   await app.listen({ host: '127.0.0.1', port: 0 });
 });

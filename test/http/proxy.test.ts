@@ -1,14 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { request } from 'node:http';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const policies = (url: string) => `
@@ -61,25 +57,15 @@ tools:
     once: { by: idempotent }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - deny: world.secret
       - allow: world.*
 ${PEOPLE_YAML}`;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: { 'proxy.yaml': policies(upstream.url) }, databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway({ policies });
 beforeEach(() => {
-  n += 1;
-  id = `proxy-${n}`;
+  id = uniqueId('proxy');
 });
 
 interface Answer {

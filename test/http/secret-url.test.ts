@@ -1,38 +1,19 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const TOKEN = 'canary-webhook-token-77aa';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { HOOK: TOKEN, LOG_LEVEL: 'trace' },
-    policies: {
-      'hook.yaml': `
+const { upstream, database, gateway } = useGateway({
+  env: { HOOK: TOKEN, LOG_LEVEL: 'trace' },
+  policies: (url) => `
 upstreams:
-  hook: { adapter: http, url: "${upstream.url}/none/\${env.HOOK}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
+  hook: { adapter: http, url: "${url}/none/\${env.HOOK}", allowPrivate: true, timeout: 1s, breaker: { minimum: 1000 } }
 tools:
   hook.post:
     upstream: hook
     request: { method: POST, path: /mail, body: "\${args}" }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: hook.* }] }
-${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+${testerYaml('[{ allow: hook.* }]')}`,
 });
 
 it('a token in the URL of a service is sent, and found nowhere else', async () => {

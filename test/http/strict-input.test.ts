@@ -3,16 +3,12 @@ import { Agent, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, type Reply, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, OTHER_AGENT_KEY, type Reply } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const LIMIT = 65_536;
@@ -37,30 +33,22 @@ tools:
     request: { method: POST, path: /none/forbidden, body: "\${args}" }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
-  gateway = await startGateway({
-    policies: {
-      'faults.yaml': faults.replace(
-        '      - allow: world.held\n',
-        '      - allow: world.held\n      - allow: strict.many\n        when: args.amount <= 100\n      - deny: strict.forbidden\n      - deny: "*.delete_*"\n      - allow: "ghost.*"\n',
-      ),
-      'strict.yaml': STRICT,
-    },
-    databaseUrl: database.url,
-    config: `limits: { body: ${LIMIT} }\n`,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => ({
+    ...buildFaultPolicies(url, {
+      rules: [
+        '{ allow: strict.many, when: args.amount <= 100 }',
+        '{ deny: strict.forbidden }',
+        '{ deny: "*.delete_*" }',
+        '{ allow: "ghost.*" }',
+      ],
+    }),
+    'strict.yaml': STRICT,
+  }),
+  config: `limits: { body: ${LIMIT} }\n`,
 });
 beforeEach(() => {
-  n += 1;
-  id = `strict-${n}`;
+  id = uniqueId('strict');
 });
 
 /** Bytes as they are: `fetch` with a string would repair what must stay broken. */

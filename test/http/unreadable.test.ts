@@ -2,8 +2,8 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { ClientErrorResponder } from '../../gateway/http/transport/client-errors.ts';
 import { drainBody } from '../../gateway/http/transport/drain-body.ts';
-import { Unreadable } from '../../gateway/http/transport/unreadable.ts';
 
 let server: Server;
 let sockets: Socket[];
@@ -45,7 +45,7 @@ beforeEach(async () => {
       server.emit('handled');
     });
   });
-  const unreadable = new Unreadable();
+  const unreadable = new ClientErrorResponder();
   unreadable.watch(server);
   drainBody(server);
   server.on('clientError', (error, socket) => unreadable.answer(error, socket as Socket));

@@ -3,7 +3,7 @@ import { type AddressInfo, connect, type Socket } from 'node:net';
 import Fastify, { type FastifyInstance } from 'fastify';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { drainBody } from '../../gateway/http/transport/drain-body.ts';
-import { closeUnused } from '../../gateway/http/transport/unused-connections.ts';
+import { closeUnusedConnections } from '../../gateway/http/transport/unused-connections.ts';
 
 let app: FastifyInstance;
 let sockets: Socket[];
@@ -23,7 +23,7 @@ beforeEach(async () => {
   app.post('/slowly-refused', async () => '');
   app.get('/slow', () => slow);
   drainBody(app.server);
-  closeUnused(app);
+  closeUnusedConnections(app);
   await app.listen({ host: '127.0.0.1', port: 0 });
 });
 afterEach(async () => {

@@ -73,7 +73,8 @@ it('a batch whose connection dies is an error of the ledger for each, and those 
   await expect.poll(async () => (await waiting()).length).toBe(1);
   await database.query('select pg_terminate_backend($1)', [(await waiting())[0]?.pid]);
   const reasons = (await crowd).map((one) => (one.status === 'rejected' ? one.reason : undefined));
-  for (const [i, reason] of reasons.entries()) expect(reason).toMatchObject({ name: 'LedgerError', unknown: i < 128 });
+  for (const [i, reason] of reasons.entries())
+    expect(reason).toMatchObject({ name: 'LedgerError', isCommitUnknown: i < 128 });
   await inTheWay.query('rollback');
   expect(await logged('lost')).toEqual([]);
 });

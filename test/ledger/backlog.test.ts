@@ -16,7 +16,7 @@ afterAll(async () => {
 });
 
 it('counts so many open calls and not more, says so, and knows the longest lag of all', async () => {
-  expect(await readBacklog(db, 100)).toMatchObject({ underWay: 0, more: false, recoveryLag: 0 });
+  expect(await readBacklog(db, 100)).toMatchObject({ underWay: 0, hasMore: false, recoveryLag: 0 });
   await database.query(
     `with made as (
        insert into calls (txn, agent, tool, identity, fingerprint, kind, state, attempt, policy_version)
@@ -27,6 +27,6 @@ it('counts so many open calls and not more, says so, and knows the longest lag o
      from made`,
   );
   const found = await readBacklog(db, 100);
-  expect(found).toMatchObject({ underWay: 100, more: true });
+  expect(found).toMatchObject({ underWay: 100, hasMore: true });
   expect(found.recoveryLag).toBeGreaterThan(3_599);
 });

@@ -33,7 +33,7 @@ function change(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
     txn,
     fence: 1,
     step: 1,
-    evident: false,
+    isEvidence: false,
     state: 'sending',
     attempt: 1,
     attemptOpen: false,
@@ -72,7 +72,7 @@ describe('a claim', () => {
     const won = await Promise.all(
       [one, { ...one }, { ...one }].map((same, i) => (i === 2 ? elsewhere : calls).claim(same)),
     );
-    expect(won.filter((claimed) => claimed === 'won')).toHaveLength(1);
+    expect(won.filter((claimed) => claimed.kind === 'won')).toHaveLength(1);
     const rows = await database.query('select * from open_calls where txn = $1', [one.txn]);
     expect(rows).toHaveLength(1);
   });
@@ -89,7 +89,7 @@ describe('a claim', () => {
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     expect(await calls.read(one.txn)).toBeUndefined();
-    expect(await calls.claim(one)).toBe('won');
+    expect(await calls.claim(one)).toMatchObject({ kind: 'won' });
   });
 
   it('of another owner cannot be unbound', async () => {
@@ -105,7 +105,7 @@ describe('a settlement', () => {
     const one = intent();
     await calls.claim(one);
     expect(await calls.update(succeeded(one.txn, { answer: '{"status":200}' }))).toBe(true);
-    expect(await calls.update(succeeded(one.txn, { answer: '{"status":201}', evident: true }))).toBe(false);
+    expect(await calls.update(succeeded(one.txn, { answer: '{"status":201}', isEvidence: true }))).toBe(false);
     const call = await calls.read(one.txn);
     expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
   });
@@ -117,7 +117,7 @@ describe('a settlement', () => {
     const mine = taken.find((call) => call.txn === one.txn);
     expect(mine).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
     expect(await calls.update(change(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
-    expect(await calls.update(succeeded(one.txn, { evident: true, evidence: 'late_answer' }))).toBe(true);
+    expect(await calls.update(succeeded(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
   });
 
   it('that comes late, after others were made, applies to nothing; one that was made already is not made again', async () => {
@@ -157,7 +157,7 @@ describe('a settlement', () => {
     await calls.claim(one);
     const both = await Promise.all([
       calls.update(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
-      calls.update(succeeded(one.txn, { evident: true })),
+      calls.update(succeeded(one.txn, { isEvidence: true })),
     ]);
     expect(both).toEqual([true, true]);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'succeeded' });
@@ -269,7 +269,9 @@ describe('changes of one call', () => {
   it('whose number a late success took are not said to have been made', async () => {
     const each = intent();
     await calls.claim(each);
-    expect(await calls.update(succeeded(each.txn, { evident: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(true);
+    expect(await calls.update(succeeded(each.txn, { isEvidence: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
+      true,
+    );
     expect(await calls.update(change(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
     expect((await calls.read(each.txn))?.state).toBe('succeeded');
   });
@@ -282,6 +284,6 @@ describe('changes of one call', () => {
     const [first, second, claimed] = await Promise.allSettled(all);
     expect(first).toMatchObject({ status: 'fulfilled', value: true });
     expect(second?.status).toBe('rejected');
-    expect(claimed).toMatchObject({ status: 'fulfilled', value: 'won' });
+    expect(claimed).toMatchObject({ status: 'fulfilled', value: { kind: 'won' } });
   });
 });

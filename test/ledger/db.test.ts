@@ -30,7 +30,7 @@ describe('a transaction', () => {
       await tx.run(insert(1)).catch(() => undefined);
     });
     await expect(swallowing).rejects.toThrow(/ROLLBACK/);
-    await expect(swallowing).rejects.toMatchObject({ unknown: false });
+    await expect(swallowing).rejects.toMatchObject({ isCommitUnknown: false });
     expect(await ids()).toEqual([]);
   });
 
@@ -51,7 +51,7 @@ describe('a transaction', () => {
       await database.query('select pg_terminate_backend($1)', [row?.pid]);
       await tx.run(insert(4));
     });
-    await expect(dying).rejects.toMatchObject({ name: 'LedgerError', unknown: false });
+    await expect(dying).rejects.toMatchObject({ name: 'LedgerError', isCommitUnknown: false });
     expect(await ids()).toEqual([]);
   });
 });
@@ -59,7 +59,11 @@ describe('a transaction', () => {
 describe('a statement', () => {
   it('that breaks a rule was certainly not committed', async () => {
     await db.run(insert(5));
-    await expect(db.run(insert(5))).rejects.toMatchObject({ name: 'LedgerError', unknown: false, refused: true });
+    await expect(db.run(insert(5))).rejects.toMatchObject({
+      name: 'LedgerError',
+      isCommitUnknown: false,
+      isRejected: true,
+    });
   });
 
   it.each([
@@ -70,9 +74,9 @@ describe('a statement', () => {
       `do $$ begin raise exception 'later' using errcode = 'serialization_failure'; end $$`,
       false,
     ],
-  ])('that is refused for %s says whether it always will be', async (_, text, hopeless) => {
+  ])('that is refused for %s says whether it always will be', async (_, text, isPermanent) => {
     const refused = db.run({ name: text.slice(0, 20), text, values: [] });
-    await expect(refused).rejects.toMatchObject({ refused: true, unknown: false, hopeless });
+    await expect(refused).rejects.toMatchObject({ isRejected: true, isCommitUnknown: false, isPermanent });
   });
 
   it('whose connection dies under it may have been', async () => {
@@ -86,12 +90,16 @@ describe('a statement', () => {
           .then((rows) => rows.length),
       )
       .toBeGreaterThan(0);
-    expect(await slow).toMatchObject({ name: 'LedgerError', unknown: true });
+    expect(await slow).toMatchObject({ name: 'LedgerError', isCommitUnknown: true });
   });
 
   it('to a server that is not there certainly was not', async () => {
     const nobody = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
-    await expect(nobody.run(insert(6))).rejects.toMatchObject({ name: 'LedgerError', unknown: false, refused: false });
+    await expect(nobody.run(insert(6))).rejects.toMatchObject({
+      name: 'LedgerError',
+      isCommitUnknown: false,
+      isRejected: false,
+    });
     await nobody.close();
   });
 });
@@ -108,13 +116,13 @@ describe('a wait for a connection', () => {
 
   it('shortens the time of what a caller waits for', async () => {
     const busy = keepBusy();
-    await expect(narrow.run(slow)).rejects.toMatchObject({ name: 'LedgerError', unknown: true });
+    await expect(narrow.run(slow)).rejects.toMatchObject({ name: 'LedgerError', isCommitUnknown: true });
     await busy;
   });
 
   it('does not shorten that of what nobody waits for', async () => {
     const busy = keepBusy();
-    expect(await narrow.run({ ...slow, patient: true })).toHaveLength(1);
+    expect(await narrow.run({ ...slow, hasFullTimeout: true })).toHaveLength(1);
     await busy;
   });
 
@@ -144,7 +152,7 @@ describe('group commit', () => {
       maxBatch: 10,
       maxInFlight: 1,
       run: async (items) => {
-        if (items.includes(3)) throw new LedgerError('3 is bad', false, undefined, true);
+        if (items.includes(3)) throw new LedgerError('3 is bad', { isCommitUnknown: false, isRejected: true });
         return items.map((item) => `ok ${item}`);
       },
     });
@@ -159,11 +167,11 @@ describe('group commit', () => {
       maxInFlight: 1,
       run: async () => {
         runs += 1;
-        throw new LedgerError('gone', true);
+        throw new LedgerError('gone', { isCommitUnknown: true });
       },
     });
     const settled = await Promise.allSettled([1, 2, 3, 4].map((item) => group.submit(item)));
-    const unknown = settled.map((one) => one.status === 'rejected' && (one.reason as LedgerError).unknown);
+    const unknown = settled.map((one) => one.status === 'rejected' && (one.reason as LedgerError).isCommitUnknown);
     expect(unknown).toEqual([true, true, false, false]);
     expect(runs).toBe(1);
   });

@@ -40,12 +40,12 @@ const sum = (glob: string, ...path: string[]): HistoryQuery => ({
 
 async function claimed(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
   const intent = buildIntent(lease.id, { agent, tool, args: canonicalize(args), ...changes });
-  expect(await calls.claim(intent)).toBe('won');
+  expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent.txn;
 }
 
 async function answer(agent: string, question: HistoryQuery, besides: string | null = null) {
-  return (await readHistory(db, { agent, questions: [question], besides })).get(question.text);
+  return (await readHistory(db, { agent, queries: [question], exceptTxn: besides })).get(question.text);
 }
 
 /** As only time could make it; the row itself refuses to be rewritten. */
@@ -123,7 +123,7 @@ describe('the past of an agent', () => {
     await expect.poll(() => Date.now()).toBeGreaterThan(at.getTime());
     await claimed(agent, 'a.x');
     const questions = [count('a.*')];
-    expect((await readHistory(db, { agent, questions, besides: null, asOf: at })).get('count a.*')).toBe(1);
+    expect((await readHistory(db, { agent, queries: questions, exceptTxn: null, asOf: at })).get('count a.*')).toBe(1);
   });
 });
 
@@ -172,17 +172,17 @@ describe('a sum', () => {
     const agent = randomUUID();
     await claimed(agent, 'a.pay', { amount: 2, fee: 1 });
     const questions = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
-    const past = await readHistory(db, { agent, questions, besides: null });
+    const past = await readHistory(db, { agent, queries: questions, exceptTxn: null });
     expect(past.toJson()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
   });
 });
 
 describe('a claim under a rule that asks', () => {
   const capped = (most: number): ClaimGuards => ({
-    spends: [],
+    charges: [],
     approval: undefined,
     locks: undefined,
-    history: { questions: [count('a.*')], stands: (past) => Number(past.get('count a.*')) < most },
+    history: { queries: [count('a.*')], isDecisionUnchanged: (past) => Number(past.get('count a.*')) < most },
   });
 
   it('of twenty at once on two replicas exactly seven go, and the others are told what there is now', async () => {
@@ -193,20 +193,17 @@ describe('a claim under a rule that asks', () => {
         (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), capped(7)),
       ),
     );
-    expect(outcomes.filter((outcome) => outcome === 'won')).toHaveLength(7);
-    const overtaken = outcomes.filter((outcome) => typeof outcome === 'object' && 'past' in outcome);
+    expect(outcomes.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
+    const overtaken = outcomes.filter((outcome) => outcome.kind === 'stale_decision');
     expect(overtaken).toHaveLength(13);
-    for (const outcome of overtaken) {
-      const { past } = outcome as { past: History };
-      expect(past.get('count a.*')).toBe(7);
-    }
+    for (const { history } of overtaken) expect(history.get('count a.*')).toBe(7);
     expect(await answer(agent, count('a.*'))).toBe(7);
   });
 
   it('that is refused leaves nothing behind', async () => {
     const agent = randomUUID();
     const intent = buildIntent(lease.id, { agent, tool: 'a.x' });
-    expect(await calls.claim(intent, capped(0))).toEqual({ past: expect.any(History) });
+    expect(await calls.claim(intent, capped(0))).toEqual({ kind: 'stale_decision', history: expect.any(History) });
     expect(await calls.read(intent.txn)).toBeUndefined();
   });
 });

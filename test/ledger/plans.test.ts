@@ -6,7 +6,7 @@ import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { closeSagaForRollback } from '../../gateway/ledger/sagas/sagas.ts';
+import { closeSagaForRollback } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
@@ -70,7 +70,7 @@ const settle = ({ txn, fence }: Intent) =>
 
 async function made(changes: Partial<Intent> = {}): Promise<Intent> {
   const intent = buildIntent(lease.id, { kind: 'key', ...changes });
-  expect(await calls.claim(intent)).toBe('won');
+  expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent;
 }
 
@@ -83,14 +83,14 @@ async function steps(): Promise<string> {
 
 const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = [
   ['claims and settlements', async () => Promise.all([await made(), await made(), await made()].map(settle))],
-  ['a repeat of a claim', async () => expect(await calls.claim(await made())).toBe('taken')],
+  ['a repeat of a claim', async () => expect(await calls.claim(await made())).toEqual({ kind: 'taken' })],
   ['a reading', async () => calls.read((await made()).txn)],
   ['steps of a saga', steps],
   [
     'the rollback of a saga',
     async () => {
       const id = await steps();
-      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', again: false, entry: '{}' });
+      await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', canResumeParked: false, entry: '{}' });
       const undos = new UndoStore(db);
       return [await undos.read(id), await undos.readOutline(id, 'saga')];
     },

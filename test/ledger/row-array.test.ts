@@ -3,7 +3,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from '../../gateway/ledger/calls/encode-call-batch.ts';
 import { Database } from '../../gateway/ledger/db.ts';
-import { RowArrayEncoder } from '../../gateway/ledger/row-array.ts';
+import { createRowArrayEncoder, type FinishedRow } from '../../gateway/ledger/row-array.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
 
@@ -16,17 +16,27 @@ interface Row {
   readonly flag: boolean;
 }
 
+const COLUMNS = [
+  ['id', 'uuid'],
+  ['words', 'text'],
+  ['bytes', 'bytea'],
+  ['count', 'int4'],
+  ['share', 'float8'],
+  ['flag', 'bool'],
+] as const;
+
 function encode(rows: readonly Row[], oid: number): Buffer {
-  const array = new RowArrayEncoder(6);
+  const array = createRowArrayEncoder(COLUMNS);
   array.begin();
   for (const row of rows) {
-    array.beginRow();
-    array.writeUuid('id', row.id);
-    array.writeText(row.words);
-    array.writeBytea(row.bytes);
-    array.writeInt('count', row.count);
-    array.writeFloat8(row.share);
-    array.writeBool(row.flag);
+    array
+      .beginRow()
+      .writeUuid('id', row.id)
+      .writeText('words', row.words)
+      .writeBytea('bytes', row.bytes)
+      .writeInt('count', row.count)
+      .writeFloat('share', row.share)
+      .writeBool('flag', row.flag);
   }
   return array.finish(oid);
 }
@@ -43,8 +53,8 @@ afterAll(async () => {
   await database?.drop();
 });
 
-describe('the rows of a batch', () => {
-  it('arrive as they were, whatever is in them and wherever nothing is', async () => {
+describe('rows of a batch', () => {
+  it('reach PostgreSQL unchanged, with any content and with nulls', async () => {
     await db.run({
       name: 'row-type',
       text: 'create type odd_row as (id uuid, words text, bytes bytea, count int, share float8, flag bool)',
@@ -69,13 +79,12 @@ describe('the rows of a batch', () => {
     );
   });
 
-  it('have room for whatever comes, and for less after it', async () => {
-    const array = new RowArrayEncoder(1);
+  it('may be longer than the buffer, and shorter afterwards', async () => {
+    const array = createRowArrayEncoder([['words', 'text']]);
     const lengths = async (texts: readonly string[]) => {
       array.begin();
       for (const text of texts) {
-        array.beginRow();
-        array.writeText(text);
+        array.beginRow().writeText('words', text);
       }
       const values = [array.finish(type?.oid ?? 0)];
       return db.run({ name: 'long', text: 'select length(words) as n from unnest($1::long_row[])', values });
@@ -90,17 +99,33 @@ describe('the rows of a batch', () => {
     expect(await lengths(['short'])).toEqual([{ n: 5 }]);
   });
 
-  it.each([CLAIM_ROW_TYPE, CHANGE_ROW_TYPE])('are as the schema has them: $type', async ({ type, columns }) => {
-    const text = 'select count(*)::int as columns from pg_attribute where attrelid = $1::regclass and not attisdropped';
-    expect(await db.run({ name: 'attributes', text, values: [type] })).toEqual([{ columns }]);
+  it.each([CLAIM_ROW_TYPE, CHANGE_ROW_TYPE])('of $type have the columns of the schema, in its order', async (row) => {
+    const text = `select attname as name, typname as type from pg_attribute a join pg_type t on t.oid = a.atttypid
+      where attrelid = $1::regclass and not attisdropped order by attnum`;
+    const columns = await db.run<{ name: string; type: string }>({ name: 'attributes', text, values: [row.type] });
+    expect(columns.map(({ name, type }) => [name, type])).toEqual(row.columns);
   });
 
-  it('that cannot be written are refused alone: their neighbours are claimed', async () => {
+  it('do not compile with a wrong name, type or order, or with a column missing', () => {
+    const array = createRowArrayEncoder(COLUMNS);
+    array.begin();
+    // @ts-expect-error the first column is id
+    array.beginRow().writeUuid('words', null);
+    // @ts-expect-error id is a uuid
+    array.beginRow().writeText('id', null);
+    // @ts-expect-error words comes before bytes
+    array.beginRow().writeUuid('id', null).writeBytea('bytes', null);
+    // @ts-expect-error five columns are missing
+    const unfinished: FinishedRow = array.beginRow().writeUuid('id', null);
+    expect(unfinished).toBeDefined();
+  });
+
+  it('that cannot be encoded are refused alone; the other claims of the batch are won', async () => {
     const calls = new CallStore(db);
     const good = buildIntent('00000000-0000-4000-8000-000000000001');
     const claims = [calls.claim(good), calls.claim({ ...good, txn: 'no uuid' })];
     const [first, second] = await Promise.allSettled(claims);
-    expect(first).toEqual({ status: 'fulfilled', value: 'won' });
-    expect(second).toMatchObject({ reason: { message: '"no uuid" cannot be the txn of a call: it is no uuid' } });
+    expect(first).toEqual({ status: 'fulfilled', value: { kind: 'won', lockToken: null } });
+    expect(second).toMatchObject({ reason: { message: 'Column txn is of type uuid and cannot hold "no uuid".' } });
   });
 });

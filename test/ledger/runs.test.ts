@@ -23,7 +23,7 @@ afterAll(async () => {
 });
 
 const take = (id: string) =>
-  takeRun(db, { id, agent: 'a', name: id, key: null, ttlMs: null, entryOf: (epoch) => `{"epoch":${epoch}}` });
+  takeRun(db, { id, agent: 'a', name: id, key: null, ttlMs: null, buildEntry: (epoch) => `{"epoch":${epoch}}` });
 
 /** A transaction of somebody else that holds these rows until it is ended. */
 async function holding(text: string, values: unknown[]): Promise<{ end: () => Promise<void> }> {
@@ -55,12 +55,12 @@ describe('a claim and a take-over at the same time', () => {
     const bucket = await holding('select bucket from limit_buckets where bucket = $1 for update', [run]);
     const intent = buildIntent(OWNER, { run, epoch: 1 });
     const spends = [{ kind: 'rate' as const, bucket: run, amount: 1, max: 10, perMs: 1_000 }];
-    const claimed = calls.claim(intent, { spends, approval: undefined, locks: undefined });
+    const claimed = calls.claim(intent, { charges: spends, approval: undefined, locks: undefined });
     await expect.poll(waiting).toBe(1);
     const taken = take(run);
     await expect.poll(waiting).toBe(2);
     await bucket.end();
-    expect(await claimed).toBe('won');
+    expect(await claimed).toMatchObject({ kind: 'won' });
     expect(await taken).toMatchObject({ epoch: 2 });
     expect(await listOlderOpenCalls(db, { run, epoch: 2 }, 10)).toMatchObject([{ txn: intent.txn, epoch: 1 }]);
   });
@@ -73,9 +73,9 @@ describe('a claim and a take-over at the same time', () => {
     const claimed = calls.claim(old);
     await expect.poll(waiting).toBe(1);
     await taking.end();
-    expect(await claimed).toBe('taken');
+    expect(await claimed).toEqual({ kind: 'taken' });
     expect(await calls.read(old.txn)).toBeUndefined();
-    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toBe('won');
+    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toMatchObject({ kind: 'won' });
   });
 });
 
@@ -97,6 +97,6 @@ it('batches of calls in many runs and sagas, in any order, never wait for each o
   });
   const answers = await Promise.all(claims);
   answers.forEach((answer, k) => {
-    expect([k, answer]).toEqual([k, k % 5 === 0 ? 'taken' : 'won']);
+    expect([k, answer.kind]).toEqual([k, k % 5 === 0 ? 'taken' : 'won']);
   });
 });

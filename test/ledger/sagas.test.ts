@@ -5,7 +5,7 @@ import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/un
 import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { transitionSaga } from '../../gateway/ledger/sagas/sagas.ts';
+import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
@@ -47,9 +47,12 @@ describe('steps of a saga', () => {
   it('of another agent are not let in by a neighbour in the same batch', async () => {
     const saga = await openSaga('a');
     const [mine, strange] = [step(saga), step(saga, { agent: 'b' })];
-    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toEqual(['won', 'taken']);
+    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toMatchObject([
+      { kind: 'won' },
+      { kind: 'taken' },
+    ]);
     expect(await calls.read(strange.txn)).toBeUndefined();
-    expect(await calls.claim(step(saga))).toBe('won');
+    expect(await calls.claim(step(saga))).toMatchObject({ kind: 'won' });
   });
 
   it('are numbered in the order in which they came', async () => {
@@ -109,7 +112,7 @@ describe('the end of a rollback', () => {
     await calls.claim(late);
     await settle(late.txn);
     await database.query(`update sagas set state = 'rolling_back', keep = 0 where id = $1`, [saga]);
-    const change = { state: 'open', reason: null, by: 'x', entry: '{}', lookAgainMs: null } as const;
+    const change = { state: 'open', reason: null, by: 'x', entry: '{}', recheckInMs: null } as const;
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
     await database.query(`update calls set undo_state = 'skipped' where txn = $1`, [late.txn]);
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);

@@ -100,7 +100,7 @@ describe('a repeat without a key', () => {
     expect(first._meta).toMatchObject({ 'oncegate/replayed': false });
     expect(again._meta).toMatchObject({ 'oncegate/replayed': true, 'oncegate/txn': txnOf(first) });
     expect(again.content[0]).toEqual(first.content[0]);
-    expect(again.content[1].text).toMatch(/made before and was not carried out again.*idempotency key/s);
+    expect(again.content[1].text).toMatch(/made before and was not executed again.*idempotency key/s);
     expect(again.structuredContent).toEqual(first.structuredContent);
     expect(await effects('twice')).toBe(1);
   });

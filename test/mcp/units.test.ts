@@ -4,8 +4,8 @@ import { McpAdapter } from '../../adapters/mcp/mcp-adapter.ts';
 import { type ServerSentEvent, SseParser } from '../../adapters/mcp/sse-parser.ts';
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
-import { capabilitiesOf, sessionFor } from '../../gateway/mcp/clients.ts';
-import { continuedKey, FRAMEWORK_IDS, keyOf, metaText } from '../../gateway/mcp/keys.ts';
+import { createSessionId, parseSessionCapabilities } from '../../gateway/mcp/clients.ts';
+import { deriveContinuationKey, FRAMEWORK_IDS, readKey, readMetaText } from '../../gateway/mcp/keys.ts';
 import { compilePolicies } from '../../gateway/policy/load-policies.ts';
 
 const bytes = new TextEncoder();
@@ -82,21 +82,21 @@ describe('the key of a tools/call', () => {
   it('is its own before any other, then the header, then the frameworks in their order', () => {
     fc.assert(
       fc.property(visible, visible, unique, fc.constantFrom(...FRAMEWORK_IDS), (own, header, id, name) => {
-        expect(keyOf({ 'oncegate/idempotency-key': own, [name]: id }, header)).toBe(own);
-        expect(keyOf({ [name]: id }, header)).toBe(header);
-        expect(keyOf({ [name]: id }, undefined)).toBe(id);
+        expect(readKey({ 'oncegate/idempotency-key': own, [name]: id }, header)).toBe(own);
+        expect(readKey({ [name]: id }, header)).toBe(header);
+        expect(readKey({ [name]: id }, undefined)).toBe(id);
       }),
     );
     const [first, second] = FRAMEWORK_IDS;
-    expect(keyOf({ [second]: 'b', [first]: 'a' }, undefined)).toBe('a');
-    expect(keyOf({}, undefined)).toBeUndefined();
-    expect(keyOf({ [first]: '', [second]: { id: 'x' } }, undefined)).toBeUndefined();
+    expect(readKey({ [second]: 'b', [first]: 'a' }, undefined)).toBe('a');
+    expect(readKey({}, undefined)).toBeUndefined();
+    expect(readKey({ [first]: '', [second]: { id: 'x' } }, undefined)).toBeUndefined();
   });
 
   it('of a framework is always one that can be stored, and different ids are different keys', () => {
     fc.assert(
       fc.property(fc.string(), fc.string(), (one, two) => {
-        const [a, b] = [one, two].map((id) => keyOf({ toolCallId: `${id}x` }, undefined));
+        const [a, b] = [one, two].map((id) => readKey({ toolCallId: `${id}x` }, undefined));
         expect(a).toMatch(/^[\x21-\x7e]{1,255}$/);
         expect(a === b).toBe(one === two);
       }),
@@ -112,23 +112,23 @@ describe('the key of a tools/call', () => {
       'functions.charge:3',
       'functions.payments__createPaymentIntent:0',
     ])
-      expect(keyOf({ toolCallId: id }, undefined)).toBeUndefined();
+      expect(readKey({ toolCallId: id }, undefined)).toBeUndefined();
     for (const id of ['call_Xy7', 'call_01JABCDEFGH', '0b6e0f4e-6c7f-4bb5-9f0e-1d2c3b4a5968'])
-      expect(keyOf({ toolCallId: id }, undefined)).toBe(id);
-    expect(keyOf({ 'claudecode/toolUseId': 'toolu_1' }, undefined)).toBe('toolu_1');
+      expect(readKey({ toolCallId: id }, undefined)).toBe(id);
+    expect(readKey({ 'claudecode/toolUseId': 'toolu_1' }, undefined)).toBe('toolu_1');
   });
 
   it('that is none is refused, not passed over', () => {
     for (const own of [7, '', 'with space', 'ü', 'x'.repeat(256), null])
-      expect(() => keyOf({ 'oncegate/idempotency-key': own as string }, 'header')).toThrow(GatewayError);
-    expect(() => metaText({ 'oncegate/saga': {} }, 'oncegate/saga')).toThrow(GatewayError);
+      expect(() => readKey({ 'oncegate/idempotency-key': own as string }, 'header')).toThrow(GatewayError);
+    expect(() => readMetaText({ 'oncegate/saga': {} }, 'oncegate/saga')).toThrow(GatewayError);
   });
 
   it('of a call that brings answers is another for other answers, and the same for the same', () => {
     const responses = fc.dictionary(fc.string(), fc.string());
     fc.assert(
       fc.property(visible, visible, responses, responses, (key, other, one, two) => {
-        const of = (name: string, inputResponses: JsonObject) => continuedKey(name, { inputResponses });
+        const of = (name: string, inputResponses: JsonObject) => deriveContinuationKey(name, { inputResponses });
         expect(of(key, one)).toBe(of(key, structuredClone(one)));
         expect(of(key, one)).not.toBe(key);
         if (key !== other) expect(of(key, one)).not.toBe(of(other, one));
@@ -141,12 +141,14 @@ describe('the key of a tools/call', () => {
 
 describe('a session', () => {
   it('says what its client can do, to any replica', () => {
-    expect(capabilitiesOf(sessionFor({ elicitation: {}, roots: { listChanged: true }, experimental: {} }))).toEqual({
+    expect(
+      parseSessionCapabilities(createSessionId({ elicitation: {}, roots: { listChanged: true }, experimental: {} })),
+    ).toEqual({
       elicitation: {},
       roots: {},
     });
     for (const strange of [undefined, '', 'x', '.esr', `${'0'.repeat(36)}.esrx`])
-      expect(capabilitiesOf(strange)).toEqual({});
+      expect(parseSessionCapabilities(strange)).toEqual({});
   });
 });
 

@@ -1,13 +1,10 @@
-import { readFile } from 'node:fs/promises';
 import { describe, expect, it } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { decideBuiltIn, decideCall } from '../../gateway/policy/decide.ts';
 import { buildHistory } from '../../gateway/policy/expressions/history-functions.ts';
 import { findRequiredFacts } from '../../gateway/policy/expressions/required-facts.ts';
-import { runPolicyTests } from '../../gateway/policy/policy-tests.ts';
 import {
   buildCallScope,
-  compilePolicyText,
   compileValidPolicies,
   listPolicyFaults,
   listPolicyWarnings,
@@ -151,31 +148,5 @@ describe('refused at load, with its place', () => {
     expect(listPolicyFaults(`${TOOLS}`.replace('path: /pay', 'path: "/pay/$' + '{tainted}"'))).toEqual([
       expect.stringContaining('"tainted" is not known here'),
     ]);
-  });
-});
-
-describe('docs/guides/history-and-taint.md', async () => {
-  const text = await readFile('docs/guides/history-and-taint.md', 'utf8');
-  const [policy = '', tests = ''] = [...text.matchAll(/^```yaml(?: test)?\n(.*?)^```$/gms)].map(
-    ([, yaml = '']) => yaml,
-  );
-
-  it('has a policy that loads, and whose tests pass', () => {
-    const loaded = compilePolicyText({ 'p.yaml': policy, 'p_test.yaml': tests });
-    if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-    expect(loaded.warnings).toEqual([]);
-    expect(runPolicyTests(loaded.policies, loaded.tests).flatMap(({ faults }) => faults)).toEqual([]);
-    expect(loaded.tests).toHaveLength(4);
-  });
-
-  it('has tests that can fail: a past with a slip of the pen is a fault', () => {
-    const loaded = compilePolicyText({
-      'p.yaml': policy,
-      'p_test.yaml': tests.replaceAll('{ tool: store.refund', '{ tool: store.refnd'),
-    });
-    if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
-    const faults = runPolicyTests(loaded.policies, loaded.tests).flatMap((result) => result.faults);
-    expect(faults).toContain('there is no tool "store.refnd" in history');
-    expect(faults.join()).toContain('expected hold, got allow');
   });
 });

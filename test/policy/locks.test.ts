@@ -76,13 +76,15 @@ describe('all the locks of a call together', () => {
   };
 
   it('are at most so many', () => {
-    expect(orderOf(5_000, String)?.wishes).toHaveLength(10_000);
-    expect(() => orderOf(5_001, String)).toThrow('These arguments need too many locks of t.pay: more than 10000 locks.');
+    expect(orderOf(5_000, String)?.locks).toHaveLength(10_000);
+    expect(() => orderOf(5_001, String)).toThrow(
+      'These arguments need too many locks of t.pay: more than 10000 locks.',
+    );
   });
 
   it('have at most so many segments', () => {
     const deep = (i: number) => `a/b/c/d/e/f/g/${i}`;
-    expect(orderOf(2_500, deep)?.wishes).toHaveLength(5_000);
+    expect(orderOf(2_500, deep)?.locks).toHaveLength(5_000);
     expect(() => orderOf(2_501, deep)).toThrow('more than 40000 segments in all names');
   });
 });

@@ -1,10 +1,16 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from './gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from './keys.ts';
 
-/** Tools of every kind against the effect-counting upstream (test/faults/upstream.mjs). */
-export function buildFaultPolicies(
-  upstreamUrl: string,
-  tuning: { retry?: string; settles?: string; lifetime?: string; timeout?: string } = {},
-): Record<string, string> {
+export interface FaultPolicyTuning {
+  readonly retry?: string;
+  readonly settles?: string;
+  readonly lifetime?: string;
+  readonly timeout?: string;
+  /** Rules of the agent `tester` that come before the usual ones. */
+  readonly rules?: readonly string[];
+}
+
+/** Tools of every kind against the counting upstream (test/faults/upstream.mjs). */
+export function buildFaultPolicies(upstreamUrl: string, tuning: FaultPolicyTuning = {}): Record<string, string> {
   const retry = tuning.retry ?? '{ attempts: 4, base: 50ms, max: 500ms, within: 1h }';
   const timeout = tuning.timeout ?? '2s';
   const input = 'input: { type: object, properties: { id: { type: string }, n: { type: integer } }, required: [id] }';
@@ -71,15 +77,15 @@ tools:
     retry: ${retry}
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
-      - allow: world.held
+${(tuning.rules ?? []).map((rule) => `      - ${rule}\n`).join('')}      - allow: world.held
       - allow: world.delayed
         delay: 3s
       - allow: world.*
         approve: never
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.keyed
 ${PEOPLE_YAML}`,

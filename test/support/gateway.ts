@@ -1,18 +1,14 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { ADMIN_KEY, AGENT_KEY } from './keys.ts';
+import { pollUntil } from './poll.ts';
 
-export const AGENT_KEY = 'test-agent-key';
-export const OTHER_AGENT_KEY = 'test-other-agent-key';
-export const ADMIN_KEY = 'test-admin-key';
-export const VIEWER_KEY = 'test-viewer-key';
-
-export const sha256Hex = (text: string) => createHash('sha256').update(text).digest('hex');
+export * from './keys.ts';
 
 export interface GatewayOptions {
   /** The policies, as YAML text by file name. */
@@ -106,6 +102,16 @@ export class Gateway {
     await this.waitUntilReady();
   }
 
+  /** Starts the gateway unless it runs: for tests that may find it killed. */
+  async ensureStarted(): Promise<void> {
+    if (!this.isAlive) await this.start();
+  }
+
+  async restart(env: Readonly<Record<string, string>> = {}): Promise<void> {
+    if (this.isAlive) await this.kill();
+    await this.start(env);
+  }
+
   async waitUntilReady(): Promise<void> {
     for (;;) {
       if (!this.isAlive) throw new Error(`the gateway ended before it was ready:\n${this.output}`);
@@ -163,6 +169,15 @@ export class Gateway {
     });
   }
 
+  /** POST with a JSON body. */
+  post(path: string, body: unknown, key: string = AGENT_KEY, headers: object = {}): Promise<Reply> {
+    return this.request('POST', path, {
+      key,
+      body: typeof body === 'string' ? body : JSON.stringify(body),
+      headers: { 'content-type': 'application/json', ...headers },
+    });
+  }
+
   get(path: string, key: string = AGENT_KEY): Promise<Reply> {
     return this.request('GET', path, { key });
   }
@@ -190,16 +205,10 @@ export class Gateway {
     condition: (call: Reply['body']) => boolean,
     withinMs = 30_000,
   ): Promise<Reply['body']> {
-    const until = performance.now() + withinMs;
-    let last: Reply | undefined;
-    while (performance.now() < until) {
-      last = await this.get(`/v1/calls/${txn}`).catch(() => undefined);
-      if (last?.status === 200 && condition(last.body)) return last.body;
-      await sleep(30);
-    }
-    throw new Error(
-      `call ${txn} did not get there within ${withinMs} ms; last seen: ${JSON.stringify(last?.body)}\n${this.output}`,
-    );
+    const read = () => this.get(`/v1/calls/${txn}`).catch(() => undefined);
+    const isThere = (reply: Reply | undefined) => reply?.status === 200 && condition(reply.body);
+    const reply = await pollUntil(read, isThere, { withinMs, explain: () => `Call ${txn}.\n${this.output}` });
+    return reply?.body;
   }
 }
 
@@ -232,10 +241,3 @@ export async function findFreePort(): Promise<number> {
   await once(server, 'close');
   return port;
 }
-
-/** Agents and people that most tests use. */
-export const PEOPLE_YAML = `
-people:
-  root: { keys: ["sha256:${sha256Hex(ADMIN_KEY)}"], roles: [admin] }
-  watcher: { keys: ["sha256:${sha256Hex(VIEWER_KEY)}"], roles: [viewer] }
-`;

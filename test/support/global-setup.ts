@@ -5,6 +5,7 @@ import pg from 'pg';
 import type { TestProject } from 'vitest/node';
 import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
 import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
+import { buildIfStale } from './build.ts';
 
 declare module 'vitest' {
   interface ProvidedContext {
@@ -12,8 +13,9 @@ declare module 'vitest' {
   }
 }
 
-/** One real PostgreSQL for the whole suite, with a migrated template that every test's database is cloned from. */
+/** Builds `dist` if it is stale, and starts one PostgreSQL with a migrated template that test databases are cloned from. */
 export async function setup(project: TestProject): Promise<() => Promise<void>> {
+  await buildIfStale();
   const dataDir = await mkdtemp(join(tmpdir(), 'oncegate-suite-'));
   const postgres = await startEmbeddedPostgres({ dataDir, log: () => {} });
   const template = new URL(postgres.url);

@@ -1,4 +1,4 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from './gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from './keys.ts';
 
 /** Agents that may close no tickets, only those that a person lets them, those that voters approve (none), and as many as they like. */
 export const STRANGER_KEY = 'test-stranger-key';
@@ -39,22 +39,22 @@ tools:
     key: { of: "\${args.order}", scope: shared }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules: [{ allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules: [{ allow: tickets.close, rate: 1/h }, { allow: tickets.*, approve: never }, { allow: "oncegate.*" }]
   stranger:
-    keys: ["sha256:${sha256Hex(STRANGER_KEY)}"]
+    ${keysYaml(STRANGER_KEY)}
     rules: [{ allow: tickets.tag }]
   twin:
-    keys: ["sha256:${sha256Hex(TWIN_KEY)}"]
+    ${keysYaml(TWIN_KEY)}
     rules: [{ allow: tickets.close }]
   outvoted:
-    keys: ["sha256:${sha256Hex(OUTVOTED_KEY)}"]
+    ${keysYaml(OUTVOTED_KEY)}
     rules: [{ allow: tickets.close, voters: { of: [{ name: nobody, when: false }] } }]
   careful:
-    keys: ["sha256:${sha256Hex(CAREFUL_KEY)}"]
+    ${keysYaml(CAREFUL_KEY)}
     rules: [{ allow: tickets.*, approve: { quorum: 1 } }]
 ${PEOPLE_YAML}`,
   };

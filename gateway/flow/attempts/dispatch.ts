@@ -14,7 +14,7 @@ import { parseResult, redactAnswer } from '../calls/payload.ts';
 import { CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
-import { acquireMissingLocks, isLockConflict, type LockBlocker, withLockToken } from '../controls/locks.ts';
+import { acquireMissingLocks, type LockBlocker, withLockToken } from '../controls/locks.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
 import { type Job, readAttemptFacts } from './job.ts';
 import { observeBeforeSend, observeInDoubt, truncateForPerson } from './observe.ts';
@@ -245,14 +245,18 @@ export class Dispatch {
 
   /** It cannot be sent because of what it must lock: not now, or not at all. */
   async #handleLockBlocker(job: Job, bar: LockBlocker): Promise<DispatchResult> {
-    if (bar === 'elsewhere') return { as: 'elsewhere' };
-    if (!isLockConflict(bar)) {
-      if (job.unresolved > 0) return this.#recorder.park(job, null, bar.why, undefined);
-      return settleDenied(this.#recorder, job, bar.why);
+    switch (bar.kind) {
+      case 'call_lost':
+        return { as: 'elsewhere' };
+      case 'invalid_locks':
+        if (job.unresolved > 0) return this.#recorder.park(job, null, bar.why, undefined);
+        return settleDenied(this.#recorder, job, bar.why);
+      case 'lock_conflict': {
+        const { db } = this.#ctx;
+        await this.#recorder.retryUntilWritten(job, () => postponeCall(db, job.txn, job.owner, LOCKED_RECHECK_MS));
+        return { as: 'elsewhere' };
+      }
     }
-    const { db } = this.#ctx;
-    await this.#recorder.retryUntilWritten(job, () => postponeCall(db, job.txn, job.owner, LOCKED_RECHECK_MS));
-    return { as: 'elsewhere' };
   }
 
   /**

@@ -157,7 +157,7 @@ export class Recorder {
       try {
         return await write();
       } catch (error) {
-        if (!(error instanceof LedgerError) || error.hopeless) throw error;
+        if (!(error instanceof LedgerError) || error.isPermanent) throw error;
         job.ledger.hangUp();
         this.#ctx.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
         await sleep(delay);
@@ -178,7 +178,7 @@ function buildClosingUpdate(
     txn: job.txn,
     fence: job.fence,
     step: job.step + 1,
-    evident: state === 'succeeded' && end.seenOnly !== true,
+    isEvidence: state === 'succeeded' && end.seenOnly !== true,
     state,
     attempt: job.attempt,
     attemptOpen: false,
@@ -205,7 +205,7 @@ export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'>
     txn: call.txn,
     fence: call.fence,
     step: call.step + 1,
-    evident: false,
+    isEvidence: false,
     state: call.state,
     attempt: call.attempt,
     attemptOpen: call.attemptOpen,

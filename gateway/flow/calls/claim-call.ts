@@ -4,10 +4,17 @@ import type { PreparedRequest } from '../../domain/attempts/adapter.ts';
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import type { ApprovalSpec, Policies, Rule, Tool } from '../../domain/policy.ts';
 import type { Span } from '../../domain/telemetry.ts';
-import type { ClaimGuards, Intent, StaleDecision } from '../../ledger/calls/calls.ts';
+import {
+  CLAIM_TAKEN,
+  type ClaimGuards,
+  type ClaimTaken,
+  type ClaimWon,
+  type Intent,
+  type StaleDecision,
+} from '../../ledger/calls/calls.ts';
 import { renderVotes } from '../approvals/votes.ts';
 import { createJob } from '../attempts/job.ts';
-import { isLockConflict, retryWhileLocked } from '../controls/locks.ts';
+import { retryWhileLocked } from '../controls/locks.ts';
 import { buildStoredUndo } from '../sagas/undo.ts';
 import type { Services, ToolCall } from './execute-call.ts';
 import type { IdentifiedCall } from './identify-call.ts';
@@ -40,10 +47,10 @@ export interface AdmittedCall {
 export async function claimCall(
   { station, dispatch, claims }: Services,
   admitted: AdmittedCall,
-): Promise<boolean | StaleDecision> {
+): Promise<ClaimWon | ClaimTaken | StaleDecision> {
   const { asked, tool, identified } = admitted;
   const { txn } = identified;
-  if (dispatch.inFlight(txn) !== undefined) return false;
+  if (dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
   const owner = station.lease.id;
   const payload = { args: asked.args, request: admitted.request };
   const held = admitted.heldMs !== undefined;
@@ -105,10 +112,16 @@ export async function claimCall(
     admitted.guards?.locks === undefined
       ? await attempt()
       : await retryWhileLocked(attempt, asked.patienceMs, asked.caller, dispatch.shutdownToken);
-  if (typeof claimed === 'object' && 'past' in claimed) return claimed;
-  if (isLockConflict(claimed)) throw buildLockedRefusal(admitted, claimed);
-  if (typeof claimed === 'object')
-    throw buildOverLimitRefusal(admitted, buildLimitExceededError(claimed, admitted.rule.id));
-  if (claimed === 'won') station.taints.add(admitted.guards?.exposure?.scopes ?? []);
-  return claimed === 'won';
+  switch (claimed.kind) {
+    case 'won':
+      if (admitted.guards?.exposure !== undefined) station.taints.add(admitted.guards.exposure.scopes);
+      return claimed;
+    case 'taken':
+    case 'stale_decision':
+      return claimed;
+    case 'lock_conflict':
+      throw buildLockedRefusal(admitted, claimed);
+    case 'limit_exceeded':
+      throw buildOverLimitRefusal(admitted, buildLimitExceededError(claimed, admitted.rule.id));
+  }
 }

@@ -62,7 +62,7 @@ export function buildClaimGuards(
   if (isPlain && history === undefined && exposure === undefined) return undefined;
   const approval = isHeld ? buildApprovalRequest(station, guarded, votes) : undefined;
   const events = votes.length === 0 ? {} : { events: buildVoteEvents(votes) };
-  return { spends, locks, alias, approval, history, exposure, ...events };
+  return { charges: spends, locks, alias, approval, history, exposure, ...events };
 }
 
 /** What a person, a voter or nobody is shown before it is sent. */
@@ -80,8 +80,8 @@ function buildApprovalRequest({ mostPending }: Context, guarded: GuardedCall, vo
   const { delayMs = null } = rule;
   const shown = describeForApproval(guarded, votes);
   const { by: groups, quorum, withinMs } = hold ?? { ...DEFAULT_APPROVAL, withinMs: delayMs ?? 0 };
-  const common = { shown, groups, quorum, withinMs, mostPending };
+  const common = { shown, groups, quorum, withinMs, maxPending: mostPending };
   return hold === undefined
-    ? { ...common, delayMs: null, leavesAs: computeApprovalDigest(shown, policies.version) }
-    : { ...common, delayMs, leavesAs: null };
+    ? { ...common, delayMs: null, releaseDigest: computeApprovalDigest(shown, policies.version) }
+    : { ...common, delayMs, releaseDigest: null };
 }

@@ -1,7 +1,7 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import { GatewayError, LedgerError } from '../../domain/errors.ts';
 import { isOwnedBy, releaseClaim } from '../../ledger/calls/call-ownership.ts';
-import type { ClaimGuards, ClaimResult, Intent } from '../../ledger/calls/calls.ts';
+import { CLAIM_TAKEN, type ClaimGuards, type ClaimResult, type Intent } from '../../ledger/calls/calls.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
 import type { Context } from '../context.ts';
 
@@ -37,8 +37,8 @@ export class Claims {
   async claim(
     intent: Intent,
     guards: ClaimGuards | undefined,
-    then: (lockToken: number | null) => void,
-  ): Promise<Exclude<ClaimResult, { readonly token: number }>> {
+    onWon: (lockToken: number | null) => void,
+  ): Promise<ClaimResult> {
     const { txn } = intent;
     // Whoever comes while another claims the same txn must wait: before that commits, the call cannot be read either. If it
     // fails, so does this one: to try in turn on a dead ledger would keep the last of them waiting for ever.
@@ -46,20 +46,19 @@ export class Claims {
       if (!(await other)) throw buildLedgerUnwritableError(txn);
     }
     if (this.#unconfirmed.get(txn)?.looked === false) throw buildLedgerUnwritableError(txn);
-    if (this.#dispatch.inFlight(txn) !== undefined) return 'taken';
+    if (this.#dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
     let written = (_: boolean) => {};
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (written = resolve)));
     let isWritable = true;
     try {
       const claimed = await this.#ctx.calls.claim(intent, guards);
-      const token = typeof claimed === 'object' && 'token' in claimed ? claimed.token : null;
-      if (claimed === 'won' || token !== null) then(token);
-      return typeof claimed === 'object' && 'token' in claimed ? 'won' : claimed;
+      if (claimed.kind === 'won') onWon(claimed.lockToken);
+      return claimed;
     } catch (error) {
       // It was refused and nothing is wrong with the ledger: whoever waits is refused, or not, in turn.
       if (!(error instanceof LedgerError)) throw error;
       isWritable = false;
-      if (error.unknown) {
+      if (error.isCommitUnknown) {
         this.#unconfirmed.set(txn, {
           txn,
           owner: intent.owner,

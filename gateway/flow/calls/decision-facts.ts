@@ -46,7 +46,7 @@ async function queryPolicyFacts(
   place: FactsOrigin,
 ): Promise<DecisionFacts> {
   const { saga, run, txn, asOf } = place;
-  const looking = { agent: agent.name, questions: asks.history, besides: txn ?? null, asOf };
+  const looking = { agent: agent.name, queries: asks.history, exceptTxn: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([
     asks.history.length === 0 ? undefined : pasts.read(looking),
     asks.taint ? isTainted(db, listTaintSources({ agent: agent.name, saga, run }), asOf) : undefined,
@@ -82,7 +82,8 @@ export function buildHistoryGuard({ policies, agent, tool, scope, decision }: De
   if (scope.history === undefined) return undefined;
   const questions = findRequiredFacts(agent, tool)?.history ?? [];
   return {
-    questions,
-    stands: (history) => isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
+    queries: questions,
+    isDecisionUnchanged: (history) =>
+      isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
   };
 }

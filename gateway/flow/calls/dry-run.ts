@@ -157,8 +157,8 @@ function toLockingCall({ agent, args, saga, fence }: ToolCall) {
 }
 
 function renderLocks(order: LockRequest | undefined): Json {
-  const wishes = order?.wishes.slice(0, MAX_LOCKS_SHOWN) ?? [];
-  return wishes.map(({ shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
+  const wishes = order?.locks.slice(0, MAX_LOCKS_SHOWN) ?? [];
+  return wishes.map(({ displayName: shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
 }
 
 /** As things stand: whoever holds it may let go while a caller waits. */

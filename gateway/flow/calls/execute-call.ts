@@ -7,6 +7,7 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Agent, Policies, Tool } from '../../domain/policy.ts';
 import type { Span, SpanResult, TraceContext } from '../../domain/telemetry.ts';
+import type { ClaimTaken, ClaimWon, StaleDecision } from '../../ledger/calls/calls.ts';
 import { DEFAULT_APPROVAL, type DecisionInput, decideCall } from '../../policy/decide.ts';
 import { collectRuleVotes, NO_VOTES, QuorumNotReachedError, renderVotes } from '../approvals/votes.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
@@ -216,29 +217,34 @@ async function decideAndClaim(
   const { txn } = admitted.identified;
   if (asked.dependsOn !== undefined) await refuseForeignDependencies(station, asked);
   const claiming = station.watch.begin('claim', about, stint);
-  let won: Awaited<ReturnType<typeof claimCall>>;
+  let claimed: ClaimWon | ClaimTaken | StaleDecision;
   try {
-    won = await claimCall(flow, admitted);
+    claimed = await claimCall(flow, admitted);
   } finally {
     claiming.end();
   }
   // Whoever waited for a lock has that much less patience left.
   const patienceMs = Math.max(0, asked.patienceMs - (performance.now() - began));
-  if (typeof won === 'object') {
-    const times = (overtaken?.times ?? 0) + 1;
-    if (times >= MAX_DECISIONS) throw buildUndecidedError(txn);
-    return decideAndClaim(flow, { ...asked, patienceMs }, meant, stint, {
-      facts: { ...facts, history: won.past },
-      times,
-      version: policies.version,
-    });
+  switch (claimed.kind) {
+    case 'won': {
+      // Nobody waits for a delay that is longer than their patience.
+      const isFar = admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
+      const { agent, caller } = asked;
+      const asker = { tool: asked.tool, agent, caller, patienceMs: isFar ? 0 : patienceMs };
+      return await awaitResult(flow, { txn, fingerprint }, asker, false, stint);
+    }
+    case 'taken':
+      return answerRepeat(flow, txn, fingerprint, { ...asked, patienceMs }, stint);
+    case 'stale_decision': {
+      const times = (overtaken?.times ?? 0) + 1;
+      if (times >= MAX_DECISIONS) throw buildUndecidedError(txn);
+      return decideAndClaim(flow, { ...asked, patienceMs }, meant, stint, {
+        facts: { ...facts, history: claimed.history },
+        times,
+        version: policies.version,
+      });
+    }
   }
-  // Nobody waits for a delay that is longer than their patience.
-  const isFar = won && admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
-  if (!won) return answerRepeat(flow, txn, fingerprint, { ...asked, patienceMs }, stint);
-  const { agent, caller } = asked;
-  const asker = { tool: asked.tool, agent, caller, patienceMs: isFar ? 0 : patienceMs };
-  return await awaitResult(flow, { txn, fingerprint }, asker, false, stint);
 }
 
 /** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */

@@ -45,7 +45,7 @@ function computeAmount(rule: Rule, sum: () => unknown): number {
   }
 }
 
-export function buildLimitExceededError({ spend, used, waitMs }: LimitExceeded, rule: string): GatewayError {
+export function buildLimitExceededError({ charge: spend, used, waitMs }: LimitExceeded, rule: string): GatewayError {
   const after = waitMs === null ? {} : { retryAfterSeconds: Math.max(1, Math.ceil(waitMs / 1000)) };
   const window = `${spend.max} in ${spend.perMs / 1000} s`;
   if (spend.kind === 'rate')

@@ -7,6 +7,7 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { ExpressionError, type LockSpec, type Tool } from '../../domain/policy.ts';
 import {
+  type CallLost,
   type LockConflict,
   type LockFilter,
   type LockRequest,
@@ -54,14 +55,14 @@ export function buildLockRequest(
     return names.map(
       (name, i): RequestedLock => ({
         resource: hashName(name),
-        shown: shown[i] ?? REDACTED,
+        displayName: shown[i] ?? REDACTED,
         mode: lock.mode,
         for: lock.for,
       }),
     );
   });
   const { txn, agent, saga, run } = call;
-  return requested.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, wishes: requested };
+  return requested.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, locks: requested };
 }
 
 function buildTooManyLocksError({ name }: Tool, excess: string): GatewayError {
@@ -129,12 +130,8 @@ function createNameHasher(key: Buffer): (name: string) => string {
   return (name) => name.split('/').map(hash).join('/');
 }
 
-export function isLockConflict(claimed: unknown): claimed is LockConflict {
-  return typeof claimed === 'object' && claimed !== null && 'wanted' in claimed;
-}
-
 /** Repeats an attempt while it meets a lock, for at most `patienceMs`. Then returns the conflict. */
-export async function retryWhileLocked<T>(
+export async function retryWhileLocked<T extends { readonly kind: string }>(
   attempt: () => Promise<T>,
   patienceMs: number,
   ...cancelTokens: readonly (CancelToken | undefined)[]
@@ -142,7 +139,7 @@ export async function retryWhileLocked<T>(
   const deadline = performance.now() + patienceMs;
   for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
     const result = await attempt();
-    if (!isLockConflict(result)) return result;
+    if (result.kind !== 'lock_conflict') return result;
     const leftMs = deadline - performance.now();
     if (leftMs <= 0 || cancelTokens.some((token) => token?.gone === true)) return result;
     await sleepUnlessCancelled(Math.min(delayMs * (0.5 + Math.random()), leftMs), ...cancelTokens);
@@ -162,7 +159,7 @@ export function buildLockedError({ wanted, since }: LockConflict): GatewayError 
 }
 
 /** Why a call cannot be sent now: a lock is held, another replica owns the call, or a lock name cannot be evaluated. */
-export type LockBlocker = LockConflict | 'elsewhere' | { readonly why: string };
+export type LockBlocker = LockConflict | CallLost | { readonly kind: 'invalid_locks'; readonly why: string };
 
 /**
  * Takes the locks that a call needs but does not hold yet: the call was held for a person, or its tool declares more locks
@@ -175,13 +172,13 @@ export async function acquireMissingLocks(ctx: Context, job: Job): Promise<LockB
     request = buildLockRequest(ctx, job.tool, job);
   } catch (error) {
     // The tool declares other locks than at the claim.
-    if (error instanceof GatewayError) return { why: error.message };
+    if (error instanceof GatewayError) return { kind: 'invalid_locks', why: error.message };
     throw error;
   }
   if (request === undefined) return undefined;
   const entry = buildAuditEntry('call_locked', { txn: job.txn, agent: job.agent, tool: job.tool.name });
   const taken = await takeLocksOfOpenCall(ctx.db, request, { fence: job.fence, entry });
-  if (taken === 'elsewhere' || isLockConflict(taken)) return taken;
+  if (taken.kind !== 'lock_grant') return taken;
   job.lockToken = taken.token;
   return undefined;
 }

@@ -62,9 +62,9 @@ export async function takeOverRun(
   const { station: ctx } = services;
   const { agent, name } = request;
   const id = deriveRunId(ctx.deployment, agent, name);
-  const entryOf = (epoch: number, withdrawn: readonly string[]) =>
+  const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
-  const takeover = { id, agent, name, key: request.key ?? null, ttlMs: request.ttlMs ?? null, entryOf };
+  const takeover = { id, agent, name, key: request.key ?? null, ttlMs: request.ttlMs ?? null, buildEntry };
   const taken = await logIfRefused(ctx, { run: id, agent }, () => retryOnLockTimeout(() => takeRun(ctx.db, takeover)));
   return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, cancelToken)), ...taken };
 }
@@ -75,7 +75,7 @@ async function retryOnLockTimeout<T>(write: () => Promise<T>): Promise<T> {
     try {
       return await write();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || triesLeft === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || triesLeft === 0) throw error;
     }
   }
 }
@@ -167,16 +167,16 @@ export async function finishRunAsOperator(
   { person, reason }: { readonly person: string; readonly reason: string },
 ): Promise<RunView> {
   const { agent } = await findRun(ctx, id, undefined);
-  const entryOf = (epoch: number, withdrawn: readonly string[]) =>
+  const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_finished', { run: id, agent, epoch, person, reason, withdrawn: [...withdrawn] });
-  await retryOnLockTimeout(() => forceEndRun(ctx.db, id, entryOf));
+  await retryOnLockTimeout(() => forceEndRun(ctx.db, id, buildEntry));
   return viewRun(ctx, id, undefined);
 }
 
 /** Throws the reason why a call was not claimed: the agent has no such run, or the run is in another epoch. */
 export async function refuseStaleEpoch(ctx: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
   const run = await findRun(ctx, id, agent);
-  const reason = explainFenced({ epoch: run.epoch, ended: run.endedAt !== null }, { epoch });
+  const reason = explainFenced({ epoch: run.epoch, isEnded: run.endedAt !== null }, { epoch });
   if (reason === undefined) return;
   const fenced = new GatewayError('fenced', reason, { members: { run: id, epoch: run.epoch } });
   throw new Refusal(fenced, { run: id, epoch, current: run.epoch });

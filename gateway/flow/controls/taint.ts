@@ -44,7 +44,7 @@ export function findExposure(
   if (scopes.length === 0 && !loose) return undefined;
   const { agent } = origin;
   const entryOf = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
-  return { agent, scopes, loose, txn, tool, entryOf };
+  return { agent, scopes, isOutsideRuns: loose, txn, tool, buildEntry: entryOf };
 }
 
 /**

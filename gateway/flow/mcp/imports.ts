@@ -236,8 +236,8 @@ export class McpImports {
         tool: name,
         digest,
         definition: text,
-        pinned: buildAuditEntry('tool_pinned', what),
-        changed: buildAuditEntry('tool_changed', what),
+        pinnedEntry: buildAuditEntry('tool_pinned', what),
+        changedEntry: buildAuditEntry('tool_changed', what),
       },
     ];
   }

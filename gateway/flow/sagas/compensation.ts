@@ -55,7 +55,7 @@ export async function prepareCompensation(
     const request = ctx.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
     const payload = { args, request, secrets: collectUndoSecrets(ctx.sealingKey, call) };
     const locks = buildLockRequest(ctx, tool, { txn, agent, args, saga: call.saga, run: call.run });
-    const guards = locks === undefined ? undefined : { spends: [], approval: undefined, locks };
+    const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
     return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
     // These errors concern this step only. Rethrowing one would end the round for every other step too.

@@ -2,7 +2,7 @@ import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import type { Call } from '../../domain/calls/call.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
-import { closeSaga, resumeSaga } from '../../ledger/sagas/sagas.ts';
+import { closeSaga, resumeSaga } from '../../ledger/sagas/saga-rollback.ts';
 import type { Services } from '../calls/execute-call.ts';
 import { readCall } from '../calls/own-calls.ts';
 import { decodePayload } from '../calls/payload.ts';

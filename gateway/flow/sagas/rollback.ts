@@ -11,7 +11,7 @@ import {
   type UndoTiming,
 } from '../../domain/sagas/saga.ts';
 import type { LockConflict } from '../../ledger/controls/locks.ts';
-import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/sagas.ts';
+import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/saga-rollback.ts';
 import { claimUndoTasks, postponeUndoTask, removeUndoTask, type UndoTask } from '../../ledger/sagas/undo-tasks.ts';
 import { TOOL_DEFAULTS } from '../../policy/compile/compile-tool.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
@@ -19,7 +19,6 @@ import { createJob } from '../attempts/job.ts';
 import type { Claims } from '../calls/claims.ts';
 import { logIfRefused, Refusal } from '../calls/refusal.ts';
 import type { Context } from '../context.ts';
-import { isLockConflict } from '../controls/locks.ts';
 import { Poller } from '../poller.ts';
 import { prepareCompensation } from './compensation.ts';
 
@@ -139,7 +138,7 @@ export class RollbackWorker {
       this.#wokenWhileRunning.add(saga.id);
     } else {
       const entry = buildAuditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await transitionSaga(ctx.db, saga, { state: 'parked', reason, by: 'ttl', entry, lookAgainMs: null });
+      await transitionSaga(ctx.db, saga, { state: 'parked', reason, by: 'ttl', entry, recheckInMs: null });
     }
     return false;
   }
@@ -153,7 +152,7 @@ export class RollbackWorker {
     }
     const reason = 'the step that blocked the rollback was resolved';
     const entry = buildAuditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
-    const change = { state: 'rolling_back', reason, by: 'gateway', entry, lookAgainMs: TASK_LEASE_MS } as const;
+    const change = { state: 'rolling_back', reason, by: 'gateway', entry, recheckInMs: TASK_LEASE_MS } as const;
     return transitionSaga(db, saga, change);
   }
 
@@ -194,7 +193,17 @@ export class RollbackWorker {
         ctx.reach('claimed');
         void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(task));
       });
-      return isLockConflict(claimed) ? this.#recordLockWait(step, claimed, task) : claimed === 'won';
+      switch (claimed.kind) {
+        case 'won':
+          return true;
+        case 'lock_conflict':
+          return this.#recordLockWait(step, claimed, task);
+        // A compensation has no limits and no history guard, so only `taken` reaches this.
+        case 'taken':
+        case 'limit_exceeded':
+        case 'stale_decision':
+          return false;
+      }
     } catch (error) {
       if (!(error instanceof GatewayError)) throw error;
       return false;
@@ -245,7 +254,7 @@ export class RollbackWorker {
       reason,
       by: saga.by ?? 'gateway',
       entry,
-      lookAgainMs: undone ? null : PARKED_POLL_MS,
+      recheckInMs: undone ? null : PARKED_POLL_MS,
     } as const;
     if (!(await transitionSaga(ctx.db, saga, change))) return this.wake(task);
     ctx.reach('finished');
@@ -310,9 +319,10 @@ function rethrowAsRefusal(error: unknown): never {
  * and a recall that every replica has acknowledged stops the steps that were claimed but not yet sent.
  */
 async function beginRollback(ctx: Context, rollback: RollbackCommand): Promise<void> {
-  const { id, to, reason, by } = rollback;
+  const { id, to, reason, by, again, fence, digest } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
-  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(ctx.db, { ...rollback, entry }));
+  const request = { id, to, reason, by, canResumeParked: again, runEpoch: fence, digest, entry };
+  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(ctx.db, request));
   ctx.reach('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });
@@ -326,7 +336,7 @@ async function retryOnDeadlock<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.refused || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || left === 0) throw error;
     }
   }
 }

@@ -48,10 +48,10 @@ export async function beginSaga(
     .update(canonicalize({ name, ttl: ttlMs, onExpire }))
     .digest();
   const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs, onExpire });
-  const saga = { id, agent, name, key: key ?? null, asked: requestDigest, ttlMs, onExpire, entry };
+  const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs, onExpire, entry };
   const opened = await logIfRefused(ctx, { agent, saga: id }, async () => {
     const existing = await openSaga(ctx.db, saga, fence);
-    if (existing.sameWish) return existing;
+    if (existing.isSameRequest) return existing;
     throw new GatewayError(
       'key_reused',
       'This Idempotency-Key already opened a saga with another name, ttl or onExpire. Use a new key.',

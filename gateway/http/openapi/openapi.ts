@@ -2,7 +2,7 @@ import { CALL_STATES } from '../../domain/calls/call-state.ts';
 import { ERRORS } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Agent, Policies, Tool } from '../../domain/policy.ts';
-import { callable } from '../catalogue.ts';
+import { listCallableTools } from '../catalogue.ts';
 import { auditPaths } from './openapi-audit.ts';
 import { consolePaths } from './openapi-console.ts';
 import { callAnswer, json, path, problem, query, ref } from './openapi-parts.ts';
@@ -11,7 +11,7 @@ import { SAGA_SCHEMAS, sagaPaths } from './openapi-sagas.ts';
 
 /** OpenAPI 3.1 of the API; for a known agent with one operation per tool it may call. */
 export function openApi(policies: Policies, agent: Agent | undefined, version: string): JsonObject {
-  const tools = agent === undefined ? [] : callable(policies, agent);
+  const tools = agent === undefined ? [] : listCallableTools(policies, agent);
   return {
     openapi: '3.1.0',
     info: {

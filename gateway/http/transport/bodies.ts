@@ -5,36 +5,36 @@ import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { parseStrictJson, StrictJsonError } from '../../domain/strict-json.ts';
 import { formatZodIssues } from '../../policy/zod-issues.ts';
 
-/** The arguments of a call: a JSON object, read so that what is judged is exactly what is sent. */
+/** Reads the arguments of a call. Strict parsing guarantees that policies judge exactly what the upstream receives. */
 export function readArguments(request: FastifyRequest): JsonObject {
   const body = request.body;
   if (!Buffer.isBuffer(body) || body.length === 0) {
-    throw new GatewayError('malformed', 'The body is empty; send the arguments as a JSON object, {} for none.');
+    throw new GatewayError('malformed', 'The body is empty. Send the arguments as a JSON object, {} for none.');
   }
-  const value = strict(body);
+  const value = parseStrictBody(body);
   if (!isJsonObject(value))
     throw new GatewayError('malformed', 'The body must be a JSON object: the arguments of the tool.');
   return value;
 }
 
-/** Longer bodies are read again rather than kept for as long as their caller waits. */
-const LONG_BYTES = 64 * 1024;
+/** Longer bodies are not kept while their caller waits; a replay parses them again. */
+const MAX_KEPT_BODY_BYTES = 64 * 1024;
 
-/** The body of a call, a character a byte: two are the same if their bytes are. Undefined where it is long. */
-export function asItCame({ body }: FastifyRequest): string | undefined {
-  return Buffer.isBuffer(body) && body.length <= LONG_BYTES ? body.toString('latin1') : undefined;
+/** The body, one character per byte, to compare two bodies byte by byte. Undefined for bodies above the limit. */
+export function rawBodyText({ body }: FastifyRequest): string | undefined {
+  return Buffer.isBuffer(body) && body.length <= MAX_KEPT_BODY_BYTES ? body.toString('latin1') : undefined;
 }
 
-/** Any JSON, read as strictly as arguments are. */
-export function readJson(request: FastifyRequest, what: string): Json {
+/** Reads any JSON value as strictly as arguments. `subject` names the value in the error. */
+export function readJson(request: FastifyRequest, subject: string): Json {
   const { body } = request;
-  if (Buffer.isBuffer(body) && body.length > 0) return strict(body);
-  throw new GatewayError('malformed', `The body is empty; send ${what} as JSON.`);
+  if (Buffer.isBuffer(body) && body.length > 0) return parseStrictBody(body);
+  throw new GatewayError('malformed', `The body is empty. Send ${subject} as JSON.`);
 }
 
-/** The body of an admin action, against its schema; every fault is told. */
+/** Checks the body against its schema and reports every fault. An empty body counts as `{}`. */
 export function readBody<T>(request: FastifyRequest, schema: z.ZodType<T>): T {
-  const value = Buffer.isBuffer(request.body) && request.body.length > 0 ? strict(request.body) : {};
+  const value = Buffer.isBuffer(request.body) && request.body.length > 0 ? parseStrictBody(request.body) : {};
   if (!isJsonObject(value)) throw new GatewayError('malformed', 'The body must be a JSON object.');
   const parsed = schema.safeParse(value);
   if (parsed.success) return parsed.data;
@@ -42,7 +42,7 @@ export function readBody<T>(request: FastifyRequest, schema: z.ZodType<T>): T {
   throw new GatewayError('malformed', faults.join('; '), { members: { faults } });
 }
 
-function strict(body: Buffer) {
+function parseStrictBody(body: Buffer) {
   try {
     return parseStrictJson(body);
   } catch (error) {

@@ -2,21 +2,21 @@ import type { Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
 
 /**
- * After the last answer of a connection node hangs up, also on a caller who is still writing what was refused already. What that
- * one writes then resets the connection, and the answer is lost before it was read. So the rest of the request is read and
- * forgotten first, for as long as a request may take to arrive; not by a server that is closing, which has no time for it.
+ * Reads and discards the rest of a refused request before the connection closes. Node closes the connection right after its last
+ * answer. Bytes that the client still writes then reset the connection, and the client loses the answer. The request timeout bounds
+ * the wait. A server that is closing does not wait.
  */
 export function drainBody(server: Server): void {
-  const last = new WeakMap<Socket, ServerResponse>();
-  server.on('request', (request, response) => last.set(request.socket, response));
+  const lastResponses = new WeakMap<Socket, ServerResponse>();
+  server.on('request', (request, response) => lastResponses.set(request.socket, response));
   server.on('connection', (socket: Socket) => {
-    const hangUp = socket.destroySoon.bind(socket);
+    const closeSocket = socket.destroySoon.bind(socket);
     socket.destroySoon = () => {
-      const response = last.get(socket);
-      // What was asked after the last answer will have none, and must not be read to its end.
+      const response = lastResponses.get(socket);
+      // A request behind the last answer gets no answer, so nothing reads it to its end.
       const isAnswered = response?.writableFinished === true;
-      if (isAnswered && !response.req.complete && server.listening) response.req.once('close', hangUp);
-      else hangUp();
+      if (isAnswered && !response.req.complete && server.listening) response.req.once('close', closeSocket);
+      else closeSocket();
     };
   });
 }

@@ -8,13 +8,13 @@ import { problemJson } from '../encode.ts';
 import { identifyPerson } from './identify.ts';
 import { onRequestEnd } from './on-request-end.ts';
 
-/** The console takes a stream that is silent for three of these for dead. */
+/** The console treats a stream as dead after three silent heartbeats. */
 const HEARTBEAT_MS = 5_000;
-/** A reader that does not read is cut off: news must not pile up here. It comes back with the id it has, and loses nothing. */
-const MOST_UNREAD_BYTES = 1_048_576;
+/** A reader that falls behind is disconnected, to bound memory. It reconnects with its last event id and loses nothing. */
+const MAX_UNREAD_BYTES = 1_048_576;
 
 const HEADERS = {
-  // With the stream ends its connection: kept for more, it would hold up a gateway that is about to end.
+  // The connection ends with the stream: a kept-alive connection would delay a shutdown.
   connection: 'close',
   'content-type': 'text/event-stream',
   'cache-control': 'no-store',
@@ -22,15 +22,15 @@ const HEADERS = {
   'x-content-type-options': 'nosniff',
 };
 
-/** One answer that is held open. It begins with the first event, or when its reader has caught up with nothing to tell. */
+/** A server-sent event stream. It starts with the first event, or once the reader has caught up without one. */
 export class EventStream implements FeedSubscriber {
   readonly person: string;
   readonly #request: FastifyRequest;
   readonly #reply: FastifyReply;
   readonly #policies: () => Policies;
-  /** Under these its reader was let in. */
+  /** The policies that admitted the reader. */
   #admittedBy: Policies;
-  readonly #over = new AbortController();
+  readonly #ended = new AbortController();
   #isOpen = false;
 
   constructor(request: FastifyRequest, reply: FastifyReply, person: string, policies: () => Policies) {
@@ -39,7 +39,7 @@ export class EventStream implements FeedSubscriber {
     this.person = person;
     this.#policies = policies;
     this.#admittedBy = policies();
-    onRequestEnd(request, reply, () => this.#over.abort());
+    onRequestEnd(request, reply, () => this.#ended.abort());
   }
 
   get isOpen(): boolean {
@@ -52,13 +52,13 @@ export class EventStream implements FeedSubscriber {
     this.#isOpen = true;
     this.#reply.hijack();
     raw.writeHead(200, HEADERS);
-    // After a break it is soon asked again; the line that follows is what a proxy needs to see the answer begin.
+    // `retry` makes clients reconnect soon. The comment line makes proxies forward the start of the answer.
     raw.write('retry: 2000\n: listening\n\n');
     const heartbeat = setInterval(() => this.#write(': still here\n\n'), HEARTBEAT_MS);
-    this.#over.signal.addEventListener('abort', () => clearInterval(heartbeat));
+    this.#ended.signal.addEventListener('abort', () => clearInterval(heartbeat));
   }
 
-  /** Who was let in under other policies is asked for again: a person who was removed, or may look no longer, hears no more. */
+  /** Identifies the reader again after a policy change, so that a removed person receives no further events. */
   isWelcome(): boolean {
     if (this.#isGone || this.#reply.raw.writableEnded) return false;
     const policies = this.#policies();
@@ -82,26 +82,26 @@ export class EventStream implements FeedSubscriber {
   async ready(): Promise<void> {
     const { raw } = this.#reply;
     if (!raw.writableNeedDrain || this.#isGone) return;
-    await once(raw, 'drain', { signal: this.#over.signal }).catch(() => {});
+    await once(raw, 'drain', { signal: this.#ended.signal }).catch(() => {});
   }
 
-  /** The last that its reader hears: why. */
-  end(why: GatewayError): void {
+  /** Sends the reason as the last event and closes the stream. */
+  end(reason: GatewayError): void {
     const { raw } = this.#reply;
     if (!this.#isOpen) return;
-    this.#write(eventText({ id: null, name: 'bye', data: problemJson(why, '/admin/events') }));
+    this.#write(eventText({ id: null, name: 'bye', data: problemJson(reason, '/admin/events') }));
     raw.end();
   }
 
   get #isGone(): boolean {
-    return this.#over.signal.aborted || this.#reply.raw.destroyed;
+    return this.#ended.signal.aborted || this.#reply.raw.destroyed;
   }
 
   #write(text: string): void {
     const { raw } = this.#reply;
     if (this.#isGone || raw.writableEnded) return;
     raw.write(text);
-    if (raw.writableLength > MOST_UNREAD_BYTES) raw.destroy();
+    if (raw.writableLength > MAX_UNREAD_BYTES) raw.destroy();
   }
 }
 

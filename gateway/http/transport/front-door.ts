@@ -4,31 +4,30 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { findAgentsByClaims, isTokenShaped } from '../../domain/match-token.ts';
 import type { Policies, Rate } from '../../domain/policy.ts';
-import { callerOf, type RequestCredentials } from './identify.ts';
+import { type RequestCredentials, readCredentials } from './identify.ts';
 import { Limiter, Stores } from './limiter.ts';
 
 export interface TokenCheck {
-  /** The claims of a token that was verified a moment ago. */
+  /** The claims of a token that was verified recently. */
   recall(token: string): JsonObject | undefined;
-  /** The claims of a good token; a `GatewayError` for any other. */
+  /** Returns the claims of a valid token; throws a `GatewayError` for any other. */
   verify(token: string, policies: Policies): Promise<JsonObject>;
 }
 
 export interface DoorLimits {
-  /** Of one agent, or one person. */
+  /** Per agent or person. */
   readonly perAgent: Rate;
-  /** Of one address, for requests whose key or token is nobody's. */
+  /** Per address, for requests without a known key or token. */
   readonly perAddress: Rate;
 }
 
-const MOST_ADDRESSES = 5_000;
-const OPEN = new Set(['/healthz', '/readyz']);
+const MAX_ADDRESSES = 5_000;
+const UNLIMITED_ROUTES = new Set(['/healthz', '/readyz']);
 
 /**
- * Who comes in, and how often: before the body is read, and before anything else is done. It is a guard against floods and
- * counts in this process only, in fixed windows: with N replicas an agent may come N times as often. The exact limits are
- * those of its rules. Behind a proxy all strangers have the proxy's address; agents and people are counted by name and are
- * not touched by what strangers do.
+ * Identifies each request and limits its rate before anything reads the body. This guard against floods counts per process in fixed
+ * windows, so N replicas admit N times the limit; the rules of an agent have the exact limits. Agents and people are counted by name
+ * and other requests by address: a flood without credentials does not use up the limit of an agent, even behind one proxy address.
  */
 export async function frontDoor(
   app: FastifyInstance,
@@ -37,36 +36,42 @@ export async function frontDoor(
   limits: DoorLimits,
 ): Promise<void> {
   await app.register(rateLimit, { global: false, store: Stores });
-  app.decorateRequest('caller', undefined);
-  // There are no more names than the policies have; addresses may be as many as a flood likes.
-  const byName = new Limiter(app, limits.perAgent, Number.POSITIVE_INFINITY, ({ caller }) => caller?.countedAs ?? '');
-  const byAddress = new Limiter(app, limits.perAddress, MOST_ADDRESSES);
+  app.decorateRequest('credentials', undefined);
+  // The policies bound the number of principals. Nothing bounds the number of addresses.
+  const byPrincipal = new Limiter(
+    app,
+    limits.perAgent,
+    Number.POSITIVE_INFINITY,
+    ({ credentials }) => credentials?.principal ?? '',
+  );
+  const byAddress = new Limiter(app, limits.perAddress, MAX_ADDRESSES);
 
   app.addHook('onRequest', (request, _reply, done) => {
-    if (OPEN.has(request.routeOptions.url ?? '')) return done();
-    const caller = callerOf(request, policies());
-    request.caller = caller;
-    if (caller.countedAs !== undefined && byName.admits(caller.countedAs)) return done();
-    return ask(request, caller);
+    if (UNLIMITED_ROUTES.has(request.routeOptions.url ?? '')) return done();
+    const credentials = readCredentials(request, policies());
+    request.credentials = credentials;
+    if (credentials.principal !== undefined && byPrincipal.admits(credentials.principal)) return done();
+    return admit(request, credentials);
   });
 
-  /** Of a token nothing is known until it is verified. */
-  async function ask(request: FastifyRequest, caller: RequestCredentials): Promise<void> {
-    const { bearer } = caller;
-    if (caller.countedAs === undefined && bearer !== undefined && isTokenShaped(bearer)) {
-      caller.token = tokens.recall(bearer);
-      if (caller.token === undefined) {
-        // Verifying is work: an address that sent too much rubbish already is turned away first.
+  /** Verifies a token first, because only its claims name the agent. */
+  async function admit(request: FastifyRequest, credentials: RequestCredentials): Promise<void> {
+    const { bearer } = credentials;
+    if (credentials.principal === undefined && bearer !== undefined && isTokenShaped(bearer)) {
+      credentials.tokenResult = tokens.recall(bearer);
+      if (credentials.tokenResult === undefined) {
+        // Verification is expensive, so an address over its limit is refused first.
         await byAddress.ask(request, false);
-        caller.token = await outcome(tokens, bearer, policies());
+        credentials.tokenResult = await verifyToken(tokens, bearer, policies());
       }
-      if (!(caller.token instanceof GatewayError)) caller.countedAs = nameOf(policies(), caller.token);
+      if (!(credentials.tokenResult instanceof GatewayError))
+        credentials.principal = findTokenPrincipal(policies(), credentials.tokenResult);
     }
-    return (caller.countedAs === undefined ? byAddress : byName).ask(request, true);
+    return (credentials.principal === undefined ? byAddress : byPrincipal).ask(request, true);
   }
 }
 
-async function outcome(tokens: TokenCheck, token: string, policies: Policies): Promise<JsonObject | GatewayError> {
+async function verifyToken(tokens: TokenCheck, token: string, policies: Policies): Promise<JsonObject | GatewayError> {
   try {
     return await tokens.verify(token, policies);
   } catch (error) {
@@ -75,7 +80,7 @@ async function outcome(tokens: TokenCheck, token: string, policies: Policies): P
   }
 }
 
-function nameOf(policies: Policies, claims: JsonObject): string | undefined {
+function findTokenPrincipal(policies: Policies, claims: JsonObject): string | undefined {
   const [agent] = findAgentsByClaims(policies.agents.values(), claims);
   return agent && `agent ${agent.name}`;
 }

@@ -3,33 +3,33 @@ import type { FastifyInstance } from 'fastify';
 import { ByteAccumulator } from '../../domain/byte-accumulator.ts';
 import { GatewayError } from '../../domain/errors.ts';
 
-const NOTHING = Buffer.alloc(0);
+const EMPTY_BODY = Buffer.alloc(0);
 
 /**
- * Bodies stay bytes until the strict parser reads them: fastify's own would keep the last of two equal keys. They are gathered here
- * because fastify keeps every piece of a body as it came, and in pieces of a byte a mebibyte takes hundreds.
+ * Collects bodies as bytes for the strict parser; Fastify's own parser keeps the last of two equal keys. Fastify would also store
+ * every chunk as an object of its own: a mebibyte that arrives byte by byte would need hundreds of mebibytes.
  */
 export function gatherBodies(app: FastifyInstance): void {
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', (request, payload, done) => {
-    // Of somebody who is nobody not even that is read: the answer is the same whatever it says.
-    if (request.caller?.countedAs === undefined) return done(null, NOTHING);
+    // Do not read the body of an unauthenticated request: its answer does not depend on the body.
+    if (request.credentials?.principal === undefined) return done(null, EMPTY_BODY);
     gather(payload, request.routeOptions.bodyLimit, done);
   });
 }
 
-function gather(payload: IncomingMessage, most: number, done: (error: Error | null, body?: Buffer) => void): void {
-  if (Number(payload.headers['content-length']) > most) return done(tooLarge());
+function gather(payload: IncomingMessage, maxBytes: number, done: (error: Error | null, body?: Buffer) => void): void {
+  if (Number(payload.headers['content-length']) > maxBytes) return done(tooLarge(maxBytes));
   const bytes = new ByteAccumulator();
   const onData = (chunk: Buffer) => {
-    if (bytes.length + chunk.length > most) return end(tooLarge());
+    if (bytes.length + chunk.length > maxBytes) return end(tooLarge(maxBytes));
     bytes.append(chunk);
   };
   const onEnd = () => end(null);
-  const onError = () => end(new GatewayError('malformed', 'The body did not arrive whole.'));
+  const onError = () => end(new GatewayError('malformed', 'The body did not arrive completely.'));
   const end = (error: Error | null) => {
     payload.off('data', onData).off('end', onEnd).off('error', onError);
-    // What is left of it flows away.
+    // Discard the rest of the body.
     payload.resume();
     if (error === null) done(null, bytes.take());
     else done(error);
@@ -37,6 +37,6 @@ function gather(payload: IncomingMessage, most: number, done: (error: Error | nu
   payload.on('data', onData).on('end', onEnd).on('error', onError);
 }
 
-function tooLarge(): GatewayError {
-  return new GatewayError('too_large', 'The body is larger than this gateway takes.');
+function tooLarge(maxBytes: number): GatewayError {
+  return new GatewayError('too_large', `The body must be at most ${maxBytes} bytes.`);
 }

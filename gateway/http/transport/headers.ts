@@ -9,7 +9,7 @@ import type { CallerUndo } from '../../flow/sagas/undo.ts';
 import { formatZodIssues } from '../../policy/zod-issues.ts';
 
 const DEFAULT_WAIT_S = 30;
-const MOST_WAIT_S = 55;
+const MAX_WAIT_S = 55;
 
 export interface CallHeaders {
   readonly key: string | undefined;
@@ -19,100 +19,101 @@ export interface CallHeaders {
   readonly dependsOn: readonly string[] | undefined;
   readonly undo: CallerUndo | undefined;
   readonly trace: TraceContext;
-  readonly fence: RunEpoch | undefined;
+  readonly runEpoch: RunEpoch | undefined;
 }
 
-/** The request headers that steer a call. What is there must be right: a header that is misread is a promise broken. */
+/** Reads the request headers of a call. A header that is present must be valid: ignoring a faulty one would break its promise. */
 export function readCallHeaders(request: FastifyRequest): CallHeaders {
-  refuseDoubled(request);
+  refuseDuplicateHeaders(request);
   const saga = parseSaga(header(request, 'oncegate-saga'));
   return {
-    trace: traceOf(request),
+    trace: readTrace(request),
     saga,
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),
-    fence: parseFence(fenceHeaders(request)),
+    runEpoch: parseRunEpoch(readRunHeaders(request)),
     key: parseKey(header(request, 'idempotency-key')),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: isDryRun(request),
   };
 }
 
-/** Asked before the other headers are read: what is wrong with those, a dry run tells like everything else. */
+/** Read before the other headers, because a dry run answers their faults as part of its report. */
 export function isDryRun(request: FastifyRequest): boolean {
   return parseFlag('Oncegate-Dry-Run', header(request, 'oncegate-dry-run'));
 }
 
-const UNTRACED: TraceContext = {};
+const NO_TRACE: TraceContext = {};
 
-function traceOf(request: FastifyRequest): TraceContext {
+function readTrace(request: FastifyRequest): TraceContext {
   const { traceparent, baggage } = request.headers;
   return traceparent === undefined && baggage === undefined
-    ? UNTRACED
+    ? NO_TRACE
     : parseTraceContext((name) => header(request, name));
 }
 
-interface FenceHeaders {
+interface RunHeaders {
   readonly run: string | undefined;
   readonly epoch: string | undefined;
 }
 
-function fenceHeaders(request: FastifyRequest): FenceHeaders {
+function readRunHeaders(request: FastifyRequest): RunHeaders {
   return { run: header(request, 'oncegate-run'), epoch: header(request, 'oncegate-epoch') };
 }
 
-/** The run in which something is asked for that is no call, if the request names one. */
-export function readRun(request: FastifyRequest): RunEpoch | undefined {
-  refuseDoubled(request);
-  return parseFence(fenceHeaders(request));
+/** The run and epoch of a request that is not a call, if the request names them. */
+export function readRunEpoch(request: FastifyRequest): RunEpoch | undefined {
+  refuseDuplicateHeaders(request);
+  return parseRunEpoch(readRunHeaders(request));
 }
 
-/** The run of a request that names it in its path, in the epoch of its header. */
-export function readFence(request: FastifyRequest, run: string): RunEpoch {
-  refuseDoubled(request);
-  const { run: named, epoch } = fenceHeaders(request);
-  if (named !== undefined && named !== run) throw malformed('Oncegate-Run is another run than that of the path');
-  if (epoch === undefined) throw malformed('Oncegate-Epoch is missing: send the epoch that POST /v1/runs answered');
+/** The run in the path with the epoch in the header. */
+export function readPathRunEpoch(request: FastifyRequest, run: string): RunEpoch {
+  refuseDuplicateHeaders(request);
+  const { run: named, epoch } = readRunHeaders(request);
+  if (named !== undefined && named !== run) throw malformed('Oncegate-Run differs from the run in the path');
+  if (epoch === undefined) throw malformed('Oncegate-Epoch is missing: send the epoch that POST /v1/runs returned');
   return { run, epoch: parseEpoch(epoch) };
 }
 
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
-const MOST_DEPENDENCIES = 256;
+const MAX_DEPENDENCIES = 256;
 
 export function parseSaga(text: string | undefined): string | undefined {
   if (text === undefined || UUID.test(text)) return text;
-  throw malformed('Oncegate-Saga must be the id of a saga, as POST /v1/sagas answered it');
+  throw malformed('Oncegate-Saga must be the id of a saga, as POST /v1/sagas returns it');
 }
 
-/** Both or neither: a call that names its run without an epoch could not be told from a forgotten holder's. */
-export function parseFence({ run, epoch }: FenceHeaders): RunEpoch | undefined {
+/** Requires both or neither. Without an epoch, a call of a replaced holder would look like a call of the current one. */
+export function parseRunEpoch({ run, epoch }: RunHeaders): RunEpoch | undefined {
   if (run === undefined && epoch === undefined) return undefined;
-  if (run === undefined) throw malformed('Oncegate-Epoch is that of a run: send Oncegate-Run too');
-  if (!UUID.test(run)) throw malformed('Oncegate-Run must be the id of a run, as POST /v1/runs answered it');
-  if (epoch === undefined) throw malformed('Oncegate-Run needs Oncegate-Epoch, as POST /v1/runs answered it');
+  if (run === undefined) throw malformed('Oncegate-Epoch needs Oncegate-Run: send both or neither');
+  if (!UUID.test(run)) throw malformed('Oncegate-Run must be the id of a run, as POST /v1/runs returns it');
+  if (epoch === undefined) throw malformed('Oncegate-Run needs Oncegate-Epoch: send both or neither');
   return { run, epoch: parseEpoch(epoch) };
 }
 
-/** Larger than any epoch will ever be, and still an integer to PostgreSQL. */
-const MOST_EPOCH = 2_147_483_647;
+/** The largest `integer` of PostgreSQL. No epoch grows this large. */
+const MAX_EPOCH = 2_147_483_647;
 
 function parseEpoch(text: string): number {
   if (!/^\d{1,15}$/.test(text)) throw malformed('Oncegate-Epoch must be a whole number');
-  return Math.min(Number(text), MOST_EPOCH);
+  return Math.min(Number(text), MAX_EPOCH);
 }
 
-/** `none`, or the txns of steps. Absent: all earlier steps. */
+/** `none`, or a comma-separated list of txns. An absent header means all earlier steps. */
 export function parseDependsOn(text: string | undefined, saga: string | undefined): readonly string[] | undefined {
   if (text === undefined) return undefined;
-  if (saga === undefined) throw malformed('Oncegate-Depends-On is about the steps of a saga: send Oncegate-Saga too');
+  if (saga === undefined)
+    throw malformed('Oncegate-Depends-On needs Oncegate-Saga: only the steps of a saga have dependencies');
   if (text === 'none') return [];
   const txns = [...new Set(text.split(',').map((part) => part.trim()))];
-  if (txns.length > MOST_DEPENDENCIES)
-    throw malformed(`Oncegate-Depends-On names more than ${MOST_DEPENDENCIES} steps`);
+  if (txns.length > MAX_DEPENDENCIES)
+    throw malformed(`Oncegate-Depends-On must name at most ${MAX_DEPENDENCIES} steps (got ${txns.length})`);
   const bad = txns.find((txn) => !UUID.test(txn));
   if (bad !== undefined)
     throw malformed(
-      `Oncegate-Depends-On must be none or the txns of steps; ${JSON.stringify(bad.slice(0, 64))} is none`,
+      `Oncegate-Depends-On must be none or a list of txns; ${JSON.stringify(bad.slice(0, 64))} is not a txn`,
     );
   return txns;
 }
@@ -122,7 +123,7 @@ const undoSchema = z.strictObject({
   args: z.custom<JsonObject>(isJsonObject, 'must be an object').default({}),
 });
 
-/** JSON, read as strictly as arguments are: it may run one day. */
+/** Reads JSON as strictly as arguments, because the undo may run later as a call. */
 export function parseUndo(text: string | undefined): CallerUndo | undefined {
   if (text === undefined) return undefined;
   let value: Json;
@@ -144,7 +145,7 @@ export function parseKey(text: string | undefined): string | undefined {
   let key = text;
   if (text.startsWith('"')) {
     const [, quoted] = /^"((?:[^"\\]|\\["\\])*)"$/.exec(text) ?? [];
-    if (quoted === undefined) throw malformed('Idempotency-Key starts with a quote but is no quoted string');
+    if (quoted === undefined) throw malformed('Idempotency-Key starts with a quote but is not a quoted string');
     key = quoted.replaceAll(/\\(["\\])/g, '$1');
   }
   if (!/^[\x21-\x7e]{1,255}$/.test(key)) {
@@ -154,8 +155,8 @@ export function parseKey(text: string | undefined): string | undefined {
 }
 
 /**
- * Seconds to wait. As RFC 7240 asks, preferences that are not ours are ignored, of two equal ones the first counts, and
- * `respond-async, wait=10`, in either order, means: wait that long, then answer 202.
+ * Returns the seconds to wait. RFC 7240: unknown preferences are ignored, and the first of two equal ones counts.
+ * `respond-async, wait=10`, in either order, waits up to 10 s and then answers 202.
  */
 export function parsePrefer(text: string | undefined): number {
   if (text === undefined) return DEFAULT_WAIT_S;
@@ -170,9 +171,9 @@ export function parsePrefer(text: string | undefined): number {
   return wait ?? fallback;
 }
 
-export function parseWait(where: string, text: string): number {
-  if (!/^\d{1,9}$/.test(text)) throw malformed(`${where} must be a whole number of seconds`);
-  return Math.min(Number(text), MOST_WAIT_S);
+export function parseWait(name: string, text: string): number {
+  if (!/^\d{1,9}$/.test(text)) throw malformed(`${name} must be a whole number of seconds`);
+  return Math.min(Number(text), MAX_WAIT_S);
 }
 
 function parseFlag(name: string, text: string | undefined): boolean {
@@ -186,21 +187,21 @@ function header(request: FastifyRequest, name: string): string | undefined {
   return Array.isArray(value) ? value.join(', ') : value;
 }
 
-/** Node joins or drops repeated headers; of ours there may be one each. */
-function refuseDoubled(request: FastifyRequest): void {
+/** Refuses a repeated header of ours. Node would join or drop the repetition without an error. */
+function refuseDuplicateHeaders(request: FastifyRequest): void {
   const raw = request.raw.rawHeaders;
   const seen: string[] = [];
   for (let i = 0; i < raw.length; i += 2) {
-    const written = raw[i] ?? '';
-    if (!OURS.test(written)) continue;
-    const name = written.toLowerCase();
-    if (seen.includes(name)) throw malformed(`the header ${name} is there twice`);
+    const rawName = raw[i] ?? '';
+    if (!SINGLE_HEADERS.test(rawName)) continue;
+    const name = rawName.toLowerCase();
+    if (seen.includes(name)) throw malformed(`The header ${name} appears more than once`);
     seen.push(name);
   }
 }
 
-const OURS = /^(?:idempotency-key$|authorization$|oncegate-)/i;
+const SINGLE_HEADERS = /^(?:idempotency-key$|authorization$|oncegate-)/i;
 
 function malformed(detail: string): GatewayError {
-  return new GatewayError('malformed', detail);
+  return new GatewayError('malformed', detail.endsWith('.') ? detail : `${detail}.`);
 }

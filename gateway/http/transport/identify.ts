@@ -5,8 +5,8 @@ import type { JsonObject } from '../../domain/json.ts';
 import { findAgentsByClaims } from '../../domain/match-token.ts';
 import type { Agent, Person, Policies, Role } from '../../domain/policy.ts';
 
-/** By the SHA-256 of a key: whose it is, and the name their requests are counted under. */
-type Keys<T> = ReadonlyMap<string, { readonly owner: T; readonly countedAs: string }>;
+/** Owners by the SHA-256 of their keys. `principal` is the name under which limits count their requests. */
+type Keys<T> = ReadonlyMap<string, { readonly owner: T; readonly principal: string }>;
 
 interface Keyring {
   readonly agents: Keys<Agent>;
@@ -15,69 +15,69 @@ interface Keyring {
 
 const keyrings = new WeakMap<Policies, Keyring>();
 
-/** What a request brings to say who sends it. What that means is asked of the policies at hand, by the door and by the route. */
+/** The credentials of a request. The front door and the route each look them up in the policies of that moment. */
 export interface RequestCredentials {
   readonly bearer: string | undefined;
   readonly digest: string | undefined;
-  /** Whose request it is, once that is known. */
-  countedAs: string | undefined;
-  /** What came of the token, if this is one: its claims, which are true, or why they are not. */
-  token: JsonObject | GatewayError | undefined;
+  /** `agent NAME` or `person NAME`; undefined until the request is identified. */
+  principal: string | undefined;
+  /** The verified claims of a token, or why the token is invalid. */
+  tokenResult: JsonObject | GatewayError | undefined;
 }
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Set by the front door. */
-    caller: RequestCredentials | undefined;
+    /** The front door sets these. */
+    credentials: RequestCredentials | undefined;
   }
 }
 
-/** The agent whose bearer key or token this is. */
+/** Finds the agent that owns the bearer key or token. */
 export function identifyAgent(request: FastifyRequest, policies: Policies): Agent {
-  const digest = bearerDigest(request);
-  const keyring = keyringOf(policies);
-  const agent = keyring.agents.get(digest)?.owner ?? agentOfToken(request, policies);
+  const digest = requireBearerDigest(request);
+  const keyring = getKeyring(policies);
+  const agent = keyring.agents.get(digest)?.owner ?? findTokenAgent(request, policies);
   if (agent !== undefined) return agent;
   throw new GatewayError(
     'unauthenticated',
     keyring.people.has(digest)
-      ? 'This is the key of a person; this API is for agents.'
-      : 'This bearer key belongs to no agent.',
+      ? 'This is the key of a person. This API is for agents: send the key of an agent.'
+      : 'No agent has this bearer key.',
   );
 }
 
-/** Who a caller is, if an agent: for pages that show more to those who are known. A person sees what everybody sees. */
-export function maybeAgent(request: FastifyRequest, policies: Policies): Agent | undefined {
+/** The agent, for routes that also serve anonymous requests. Undefined without credentials and for people. */
+export function identifyOptionalAgent(request: FastifyRequest, policies: Policies): Agent | undefined {
   if (request.headers.authorization === undefined) return undefined;
-  return keyringOf(policies).people.get(bearerDigest(request)) === undefined
+  return getKeyring(policies).people.get(requireBearerDigest(request)) === undefined
     ? identifyAgent(request, policies)
     : undefined;
 }
 
-/** Whose request this is as far as it is known without doing anything. */
-export function callerOf(request: FastifyRequest, policies: Policies): RequestCredentials {
-  const bearer = bearerOf(request);
+/** Identifies bearer keys. A token needs verification, so its principal stays undefined. */
+export function readCredentials(request: FastifyRequest, policies: Policies): RequestCredentials {
+  const bearer = readBearer(request);
   const digest = bearer === undefined ? undefined : sha256(bearer);
-  return { bearer, digest, countedAs: digest && countedAs(digest, keyringOf(policies)), token: undefined };
+  return { bearer, digest, principal: digest && findPrincipal(digest, getKeyring(policies)), tokenResult: undefined };
 }
 
-function countedAs(digest: string, { agents, people }: Keyring): string | undefined {
-  return (agents.get(digest) ?? people.get(digest))?.countedAs;
+function findPrincipal(digest: string, { agents, people }: Keyring): string | undefined {
+  return (agents.get(digest) ?? people.get(digest))?.principal;
 }
 
-function agentOfToken(request: FastifyRequest, policies: Policies): Agent | undefined {
-  const outcome = request.caller?.token;
+function findTokenAgent(request: FastifyRequest, policies: Policies): Agent | undefined {
+  const outcome = request.credentials?.tokenResult;
   if (outcome === undefined) return undefined;
   if (outcome instanceof GatewayError) throw outcome;
   const [agent, second] = findAgentsByClaims(policies.agents.values(), outcome);
-  if (agent === undefined) throw new GatewayError('unauthenticated', 'This token has not the claims of any agent.');
+  if (agent === undefined) throw new GatewayError('unauthenticated', 'No agent matches the claims of this token.');
   if (second !== undefined)
-    throw new GatewayError('unauthenticated', 'This token has the claims of more than one agent.');
+    throw new GatewayError('unauthenticated', 'More than one agent matches the claims of this token.');
   return agent;
 }
 
-/** `admin` may do everything; `approver` and `operator` may also look. */
-const IMPLIED: Readonly<Record<Role, readonly Role[]>> = {
+/** The roles that suffice for each required role. `admin` suffices for all; every role suffices for `viewer`. */
+const SUFFICIENT_ROLES: Readonly<Record<Role, readonly Role[]>> = {
   viewer: ['viewer', 'approver', 'operator', 'admin'],
   approver: ['approver', 'admin'],
   operator: ['operator', 'admin'],
@@ -85,54 +85,60 @@ const IMPLIED: Readonly<Record<Role, readonly Role[]>> = {
 };
 
 export function identifyPerson(request: FastifyRequest, policies: Policies, role: Role): Person {
-  const digest = bearerDigest(request);
-  const keyring = keyringOf(policies);
+  const digest = requireBearerDigest(request);
+  const keyring = getKeyring(policies);
   const person = keyring.people.get(digest)?.owner;
   if (person === undefined) {
-    const agent = keyring.agents.get(digest)?.owner ?? agentOfToken(request, policies);
+    const agent = keyring.agents.get(digest)?.owner ?? findTokenAgent(request, policies);
     if (agent !== undefined)
-      throw new GatewayError('forbidden', 'This is the key of an agent; the admin API is for people.');
-    throw new GatewayError('unauthenticated', 'This bearer key belongs to no person.');
+      throw new GatewayError(
+        'forbidden',
+        'This is the key of an agent. The admin API is for people: send the key of a person.',
+      );
+    throw new GatewayError('unauthenticated', 'No person has this bearer key.');
   }
-  if (!person.roles.some((has) => IMPLIED[role].includes(has))) {
-    throw new GatewayError('forbidden', `${person.name} has the roles ${person.roles.join(', ')}; this needs ${role}.`);
+  if (!person.roles.some((has) => SUFFICIENT_ROLES[role].includes(has))) {
+    throw new GatewayError('forbidden', `This needs the role ${role}; ${person.name} has ${person.roles.join(', ')}.`);
   }
   return person;
 }
 
-function bearerDigest({ caller, headers }: FastifyRequest): string {
-  if (caller?.digest !== undefined) return caller.digest;
-  const sent = headers.authorization !== undefined;
+function requireBearerDigest({ credentials, headers }: FastifyRequest): string {
+  if (credentials?.digest !== undefined) return credentials.digest;
+  const hasHeader = headers.authorization !== undefined;
   throw new GatewayError(
     'unauthenticated',
-    sent ? 'The Authorization header is not "Bearer <key>".' : 'Send the key as "Authorization: Bearer <key>".',
+    hasHeader ? 'The Authorization header is not "Bearer <key>".' : 'Send the key as "Authorization: Bearer <key>".',
   );
 }
 
-function bearerOf(request: FastifyRequest): string | undefined {
+function readBearer(request: FastifyRequest): string | undefined {
   return /^Bearer +([\x21-\x7e]+)$/i.exec(request.headers.authorization ?? '')?.[1];
 }
 
-/** Keys are told apart by their digests alone, so how long a look-up takes says nothing about a key. */
+/** Keys are looked up by digest, so that the time of a look-up reveals nothing about a key. */
 function sha256(key: string): string {
   return hash('sha256', key, 'hex');
 }
 
-function keyringOf(policies: Policies): Keyring {
+function getKeyring(policies: Policies): Keyring {
   let keyring = keyrings.get(policies);
   if (keyring === undefined) {
-    keyring = { agents: index('agent', policies.agents.values()), people: index('person', policies.people.values()) };
+    keyring = {
+      agents: indexKeys('agent', policies.agents.values()),
+      people: indexKeys('person', policies.people.values()),
+    };
     keyrings.set(policies, keyring);
   }
   return keyring;
 }
 
-function index<T extends { readonly name: string; readonly keys: readonly Buffer[] }>(
+function indexKeys<T extends { readonly name: string; readonly keys: readonly Buffer[] }>(
   kind: 'agent' | 'person',
   owners: Iterable<T>,
 ): Keys<T> {
   const entries = [...owners].flatMap((owner) =>
-    owner.keys.map((digest) => [digest.toString('hex'), { owner, countedAs: `${kind} ${owner.name}` }] as const),
+    owner.keys.map((digest) => [digest.toString('hex'), { owner, principal: `${kind} ${owner.name}` }] as const),
   );
   return new Map(entries);
 }

@@ -1,71 +1,73 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { GatewayError } from '../../domain/errors.ts';
-import { EVENTS } from '../event-routes.ts';
+import { EVENTS_PATH } from '../event-routes.ts';
 import { onRequestEnd } from './on-request-end.ts';
 
-/** Agents' own work. The route, not the URL as it was sent: that may be absolute, or written with escapes. */
-const CALLS = /^\/(?:v1\/|mcp)/;
+/** Routes of agents. Matches the route, because a URL may be absolute or percent-encoded. */
+const AGENT_ROUTES = /^\/(?:v1\/|mcp)/;
 
 /**
- * Memory stays bounded whatever comes: beyond this many requests at once the next one is told to come back. Whoever asks, of several
- * agents, has no more than half of them at once, so that one who hoards its waiting does not keep the others out.
+ * Limits concurrent requests, to bound memory. With several agents, each has at most half of the slots, so that one agent with many
+ * waiting requests cannot lock out the others.
  */
 export class Inflight {
-  readonly #most: number;
-  readonly #agents: () => number;
-  readonly #byName = new Map<string, number>();
-  #all = 0;
+  readonly #max: number;
+  readonly #countAgents: () => number;
+  readonly #byPrincipal = new Map<string, number>();
+  #total = 0;
 
-  constructor(most: number, agents: () => number) {
-    this.#most = most;
-    this.#agents = agents;
+  constructor(max: number, countAgents: () => number) {
+    this.#max = max;
+    this.#countAgents = countAgents;
   }
 
-  /** Before anything is done, even to find out who asks. */
-  count(app: FastifyInstance): void {
-    const left = () => {
-      this.#all -= 1;
+  /** Register before the front door: no work is done for a request above the limit, not even identification. */
+  limitTotal(app: FastifyInstance): void {
+    const release = () => {
+      this.#total -= 1;
     };
     app.addHook('onRequest', (request, reply, done) => {
-      // Streams of events last for hours and are people's: they have a bound of their own.
-      if (request.routeOptions.url === EVENTS) return done();
-      if (this.#all >= this.#most && isCall(request)) return done(full(this.#most));
-      this.#all += 1;
-      onRequestEnd(request, reply, left);
+      // Event streams last for hours and have a limit of their own.
+      if (request.routeOptions.url === EVENTS_PATH) return done();
+      if (this.#total >= this.#max && isAgentRoute(request)) return done(gatewayFull(this.#max));
+      this.#total += 1;
+      onRequestEnd(request, reply, release);
       done();
     });
   }
 
-  /** Once it is known who asks. */
-  share(app: FastifyInstance): void {
+  /** Register after the front door, which sets `principal`. */
+  limitPerAgent(app: FastifyInstance): void {
     app.addHook('onRequest', (request, reply, done) => {
-      const name = request.caller?.countedAs;
-      if (name === undefined || this.#agents() < 2 || !isCall(request)) return done();
-      const under = this.#byName.get(name) ?? 0;
-      const most = Math.max(1, Math.floor(this.#most / 2));
-      if (under >= most) return done(greedy(most));
-      this.#byName.set(name, under + 1);
-      onRequestEnd(request, reply, () => this.#leave(name));
+      const name = request.credentials?.principal;
+      if (name === undefined || this.#countAgents() < 2 || !isAgentRoute(request)) return done();
+      const inFlight = this.#byPrincipal.get(name) ?? 0;
+      const max = Math.max(1, Math.floor(this.#max / 2));
+      if (inFlight >= max) return done(agentFull(max));
+      this.#byPrincipal.set(name, inFlight + 1);
+      onRequestEnd(request, reply, () => this.#release(name));
       done();
     });
   }
 
-  #leave(name: string): void {
-    const left = (this.#byName.get(name) ?? 1) - 1;
-    if (left === 0) this.#byName.delete(name);
-    else this.#byName.set(name, left);
+  #release(name: string): void {
+    const remaining = (this.#byPrincipal.get(name) ?? 1) - 1;
+    if (remaining === 0) this.#byPrincipal.delete(name);
+    else this.#byPrincipal.set(name, remaining);
   }
 }
 
-function isCall(request: FastifyRequest): boolean {
-  return CALLS.test(request.routeOptions.url ?? '');
+function isAgentRoute(request: FastifyRequest): boolean {
+  return AGENT_ROUTES.test(request.routeOptions.url ?? '');
 }
 
-function full(most: number): GatewayError {
-  return new GatewayError('unavailable', `The gateway is carrying ${most} requests already.`, { retryAfterSeconds: 1 });
+function gatewayFull(max: number): GatewayError {
+  return new GatewayError('unavailable', `The gateway has reached its limit of ${max} concurrent requests.`, {
+    retryAfterSeconds: 1,
+  });
 }
 
-function greedy(most: number): GatewayError {
-  const detail = `You have half of all requests under way that this gateway carries: ${most}.`;
+function agentFull(max: number): GatewayError {
+  const detail = `You have reached the limit of concurrent requests per agent (${max}).`;
   return new GatewayError('rate_limited', detail, { retryAfterSeconds: 1 });
 }

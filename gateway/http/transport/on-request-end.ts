@@ -1,31 +1,31 @@
 import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 
-/** What waits, by connection, for the end of a request on it: however many those are, the connection has one listener. */
-const waiting = new WeakMap<Socket, Set<() => void>>();
+/** Callbacks per connection. One `close` listener per connection serves all its requests. */
+const callbacks = new WeakMap<Socket, Set<() => void>>();
 
 /**
- * Once, when a request is over, however: its answer is out, or its connection is gone. Of the latter node tells only the response
- * whose turn it is; those that were asked for behind it on the same connection never close.
+ * Runs `then` once when the request ends: the answer was sent, or the connection closed. When a connection closes, Node emits `close`
+ * only on the response in progress. Pipelined requests behind it need the `close` event of the socket.
  */
 export function onRequestEnd(request: FastifyRequest, reply: FastifyReply, then: () => void): void {
   const { socket } = request.raw;
   if (reply.raw.closed || socket.destroyed) return then();
-  const endings = endingsOn(socket);
+  const ends = endCallbacksOf(socket);
   const end = () => {
-    if (endings.delete(end)) then();
+    if (ends.delete(end)) then();
   };
-  endings.add(end);
+  ends.add(end);
   reply.raw.on('close', end);
 }
 
-function endingsOn(socket: Socket): Set<() => void> {
-  const known = waiting.get(socket);
+function endCallbacksOf(socket: Socket): Set<() => void> {
+  const known = callbacks.get(socket);
   if (known !== undefined) return known;
-  const endings = new Set<() => void>();
-  waiting.set(socket, endings);
+  const ends = new Set<() => void>();
+  callbacks.set(socket, ends);
   socket.once('close', () => {
-    for (const end of endings) end();
+    for (const end of ends) end();
   });
-  return endings;
+  return ends;
 }

@@ -3,22 +3,21 @@ import type { Socket } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 
 /**
- * Node closes the connections that are idle when a server closes, and waits for the others. To it one is not idle on which nothing was
- * ever asked, as browsers open them beforehand, nor one on which a request arrives slowly, also when that was refused already. Any of
- * these would hold up a gateway that is about to end for as long as it may drain, so it closes what owes nobody an answer.
+ * Closes connections without an unfinished answer when the server closes. Node closes idle connections itself, but not connections
+ * without any request, which browsers open in advance, nor connections whose request arrives slowly. Each would delay the shutdown.
  */
-export function closeUnused(app: FastifyInstance): void {
-  /** What was last asked on each connection. Of several at once the last is answered last. */
-  const last = new Map<Socket, ServerResponse | undefined>();
+export function closeUnusedConnections(app: FastifyInstance): void {
+  /** The newest response per connection. Pipelined responses go out in order, so the newest goes out last. */
+  const lastResponses = new Map<Socket, ServerResponse | undefined>();
   app.server.on('connection', (socket: Socket) => {
-    last.set(socket, undefined);
-    socket.once('close', () => last.delete(socket));
+    lastResponses.set(socket, undefined);
+    socket.once('close', () => lastResponses.delete(socket));
   });
-  app.server.on('request', ({ socket }, response) => last.set(socket, response));
+  app.server.on('request', ({ socket }, response) => lastResponses.set(socket, response));
   app.addHook('preClose', async () => {
-    for (const [socket, response] of last) {
+    for (const [socket, response] of lastResponses) {
       if (response === undefined || response.writableFinished) socket.destroy();
-      else response.once('finish', () => last.get(socket) === response && socket.destroy());
+      else response.once('finish', () => lastResponses.get(socket) === response && socket.destroy());
     }
   });
 }

@@ -1,26 +1,27 @@
 import { hashLeaf } from '../../domain/audit/audit.ts';
 import { GatewayError } from '../../domain/errors.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
 import { beginDelay } from '../calls/delays.ts';
 import { lockBucket } from '../calls/limits.ts';
 import { buildCursorCondition, buildFittingQuery, toPage } from '../calls/list-calls.ts';
 import type { Database, Queryable, Tx } from '../db.ts';
 
-/** `unopposed`: nobody stopped it while it was delayed, and it left by itself. */
+/** `unopposed`: the delay ended and nobody stopped the call. */
 export type ApprovalState = 'pending' | 'approved' | 'rejected' | 'expired' | 'cancelled' | 'unopposed';
 
-/** What a held call waits for. */
+/** What a held call waits for: votes, its delay, or both. */
 export interface ApprovalRequest {
-  /** Everything a person is shown, as canonical JSON. */
+  /** Everything that a person sees, as canonical JSON. */
   readonly shown: string;
   readonly groups: readonly string[];
   readonly quorum: number;
   readonly withinMs: number;
-  /** How many of the agent's calls may wait at once. */
-  readonly mostPending: number;
-  /** How long it is held once people agreed; null: it goes at once. */
+  /** The limit of pending calls of this agent. */
+  readonly maxPending: number;
+  /** How long the call is delayed after approval; null: not at all. */
   readonly delayMs: number | null;
-  /** Nobody must agree: it leaves after `withinMs`, if it still has this digest then. Null: people must. */
-  readonly leavesAs: string | null;
+  /** Set: needs no approval; the call is released after `withinMs` if its digest is still this one. Null: needs votes. */
+  readonly releaseDigest: string | null;
 }
 
 export interface ApprovalVote {
@@ -42,15 +43,15 @@ export interface Approval {
   readonly approvedDigest: string | null;
   readonly requestedAt: Date;
   readonly expiresAt: Date;
-  /** How long it is held once people agreed. */
+  /** How long the call is delayed after approval. */
   readonly delayMs: number | null;
-  /** When it leaves by itself; null: not before people agree. */
+  /** When the delay ends and the call is released; null: not before it is approved. */
   readonly leavesAt: Date | null;
   readonly decidedAt: Date | null;
   readonly votes: readonly ApprovalVote[];
 }
 
-/** Written with the claim of the held call. */
+/** Records that a call is held. Runs in the transaction of its claim, so a held call always has its approval row. */
 export async function requestApproval(
   tx: Tx,
   txn: string,
@@ -58,31 +59,48 @@ export async function requestApproval(
   tool: string,
   request: ApprovalRequest,
 ): Promise<void> {
-  const { shown, groups, quorum, withinMs, delayMs, leavesAs } = request;
-  if (leavesAs === null) await refuseTooManyPending(tx, agent, request.mostPending);
-  await tx.run({
-    name: 'request-approval',
-    text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at, delay_ms, leaves_at, approved_digest)
-      values ($1, $2, $3, $4, $5, $6, now() + $7 * interval '1 ms', $8, case when $9::text is not null then now() + $7 * interval '1 ms' end,
-        decode($9, 'hex'))`,
-    values: [txn, agent, tool, shown, groups, quorum, withinMs, delayMs, leavesAs],
-  });
+  if (request.releaseDigest === null) await refuseTooManyPending(tx, agent, request.maxPending);
+  await insertApproval(tx, txn, agent, tool, request);
 }
 
-/** What leaves by itself waits for nobody, and does not count. */
-async function refuseTooManyPending(tx: Tx, agent: string, mostPending: number): Promise<void> {
-  // Locked like a limit, so that the cap is exact.
+/** A delayed call waits for no person, so it does not count. */
+async function refuseTooManyPending(tx: Tx, agent: string, maxPending: number): Promise<void> {
+  // Claims of the same agent wait for this lock, so each of them counts the ones before it and the limit is exact.
   await lockBucket(tx, `pending:${agent}`);
+  if ((await countPendingApprovals(tx, agent)) >= maxPending) {
+    throw new GatewayError(
+      'rate_limited',
+      `${agent} has ${maxPending} calls that wait for approval, which is the limit. Wait until people decide on some of them.`,
+      { retryAfterSeconds: 60 },
+    );
+  }
+}
+
+/** Exact only while the caller holds the lock of the agent's bucket. */
+async function countPendingApprovals(tx: Tx, agent: string): Promise<number> {
   const [pending] = await tx.run<{ n: number }>({
     name: 'count-pending',
     text: `select count(*)::int as n from approvals where agent = $1 and state = 'pending' and leaves_at is null`,
     values: [agent],
   });
-  if ((pending?.n ?? 0) >= mostPending) {
-    throw new GatewayError('rate_limited', `${mostPending} calls of ${agent} wait for people already.`, {
-      retryAfterSeconds: 60,
-    });
-  }
+  return pending?.n ?? 0;
+}
+
+/** A new row of a txn that this transaction has just claimed: no other transaction can insert the same. */
+async function insertApproval(
+  tx: Tx,
+  txn: string,
+  agent: string,
+  tool: string,
+  { shown, groups, quorum, withinMs, delayMs, releaseDigest }: ApprovalRequest,
+): Promise<void> {
+  await tx.run({
+    name: 'request-approval',
+    text: `insert into approvals (txn, agent, tool, shown, groups, quorum, expires_at, delay_ms, leaves_at, approved_digest)
+      values ($1, $2, $3, $4, $5, $6, now() + $7 * interval '1 ms', $8, case when $9::text is not null then now() + $7 * interval '1 ms' end,
+        decode($9, 'hex'))`,
+    values: [txn, agent, tool, shown, groups, quorum, withinMs, delayMs, releaseDigest],
+  });
 }
 
 const APPROVAL_COLUMNS = `a.txn, a.agent, a.tool, a.state, a.shown, a.groups, a.quorum, encode(a.approved_digest, 'hex') as "approvedDigest",
@@ -90,7 +108,8 @@ const APPROVAL_COLUMNS = `a.txn, a.agent, a.tool, a.state, a.shown, a.groups, a.
   coalesce((select jsonb_agg(jsonb_build_object('person', v.person, 'verdict', v.verdict, 'digest', encode(v.digest, 'hex'),
     'reason', v.reason, 'at', v.at) order by v.at) from votes v where v.txn = a.txn), '[]') as votes`;
 
-export async function readApproval(db: { run: Tx['run'] }, txn: string): Promise<Approval | undefined> {
+/** Reads an approval with its votes in one snapshot. */
+export async function readApproval(db: Queryable, txn: string): Promise<Approval | undefined> {
   const rows = await db.run<Approval>({
     name: 'read-approval',
     text: `select ${APPROVAL_COLUMNS} from approvals a where a.txn = $1`,
@@ -99,7 +118,7 @@ export async function readApproval(db: { run: Tx['run'] }, txn: string): Promise
   return rows[0];
 }
 
-/** Newest first; the cursor is the position of the last row seen. */
+/** Lists approvals, newest first. The cursor is the position of the last row, so new approvals do not shift the pages. */
 export async function listApprovals(
   db: Database,
   state: ApprovalState | undefined,
@@ -128,78 +147,75 @@ export interface NewApprovalVote {
   readonly txn: string;
   readonly person: string;
   readonly verdict: 'approve' | 'reject';
-  /** Of what the person saw, in hex; the caller has made sure that it is what would run. */
+  /** The digest of what the person saw, in hex. The caller has checked that exactly this would run. */
   readonly digest: string;
   readonly reason: string;
   readonly entry: string;
 }
 
 /**
- * Writes a vote and, when it decides, the decision: the row's lock makes one of two voters at once the deciding one. An
- * approved call is due at once, for whichever process looks first; a crash right after leaves it due.
+ * Writes a vote and, if it decides, the decision. Voters queue for the lock of the approval row, so exactly one of them casts
+ * the deciding vote. An approved call is due at once, and any process may take it; a crash right after leaves it due.
+ *
+ * Locks the approval, then the open call, then the call. Every code that locks several of them uses this order.
  */
 export async function castVote(db: Database, vote: NewApprovalVote): Promise<Approval> {
   return db.transaction(async (tx) => {
-    const [locked] = await tx.run<LockedApproval>({
-      name: 'lock-approval',
-      text: `select state, expires_at <= now() as lapsed, quorum, delay_ms as "delayMs", leaves_at is not null as leaving,
-        encode(approved_digest, 'hex') as agreed from approvals where txn = $1 for update`,
-      values: [vote.txn],
-    });
-    if (locked === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
+    const locked = await lockApproval(tx, vote.txn);
+    if (locked === undefined) throw buildNotPendingError(vote.txn);
     if (locked.state === 'pending') {
-      // What leaves by itself can be stopped for as long as it has not: frozen, for one, it stays.
-      if (locked.lapsed && !locked.leaving)
-        throw new GatewayError('conflict', 'The time to decide is over.', { txn: vote.txn });
-      // Before the call itself, as whoever takes calls over does it.
-      await tx.run({
-        name: 'lock-open-call',
-        text: 'select txn from open_calls where txn = $1 for update',
-        values: [vote.txn],
-      });
+      // A delayed call can be stopped after its time too, until it is released: a freeze, for example, keeps it held.
+      if (locked.isExpired && !locked.isDelayed)
+        throw new GatewayError('conflict', 'The time to decide on this call is over.', { txn: vote.txn });
+      await lockOpenCall(tx, vote.txn);
       const isNew = !(await hasApproved(tx, vote));
-      await tx.run({
-        name: 'vote',
-        text: `insert into votes (txn, person, verdict, digest, reason) values ($1, $2, $3, decode($4, 'hex'), $5)
-          on conflict (txn, person) do update set verdict = excluded.verdict, digest = excluded.digest, reason = excluded.reason, at = now()`,
-        values: [vote.txn, vote.person, vote.verdict, vote.digest, vote.reason],
-      });
-      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [vote.entry] });
+      await upsertVote(tx, vote);
+      await insertAuditEntry(tx, vote.entry);
       if (vote.verdict === 'reject') await rejectCall(tx, vote);
       else await applyApproval(tx, vote, locked, isNew);
     }
-    const now = await readApproval(tx, vote.txn);
-    if (now === undefined) throw new GatewayError('not_found', `Nothing waits for a decision under ${vote.txn}.`);
-    return now;
+    const approval = await readApproval(tx, vote.txn);
+    if (approval === undefined) throw buildNotPendingError(vote.txn);
+    return approval;
   });
+}
+
+function buildNotPendingError(txn: string): GatewayError {
+  return new GatewayError('not_found', `There is no approval for call ${txn}.`);
 }
 
 interface LockedApproval {
   readonly state: ApprovalState;
-  readonly lapsed: boolean;
+  readonly isExpired: boolean;
   readonly quorum: number;
   readonly delayMs: number | null;
-  /** It leaves by itself. */
-  readonly leaving: boolean;
-  /** The digest it leaves as. */
-  readonly agreed: string | null;
+  /** The call is released when its delay ends. */
+  readonly isDelayed: boolean;
+  /** The digest under which the delay began. */
+  readonly approvedDigest: string | null;
 }
 
-/**
- * A yes. It lets the call go, or begins its delay. Within the delay one more person is enough to let it go at once; but not
- * one who is known to agree: a decision that is sent twice must not cut the delay short.
- */
-async function applyApproval(
-  tx: Tx,
-  vote: NewApprovalVote,
-  { quorum, delayMs, leaving, agreed }: LockedApproval,
-  isNew: boolean,
-): Promise<void> {
-  if (leaving && agreed === vote.digest) return isNew ? approveCall(tx, vote) : undefined;
-  if ((await countApprovalsFor(tx, vote)) < quorum) return undefined;
-  return delayMs === null ? approveCall(tx, vote) : beginDelay(tx, vote, delayMs);
+/** Locks the approval until the transaction ends. Votes, cancellation, expiry and release of the call wait here. */
+async function lockApproval(tx: Tx, txn: string): Promise<LockedApproval | undefined> {
+  const [locked] = await tx.run<LockedApproval>({
+    name: 'lock-approval',
+    text: `select state, expires_at <= now() as "isExpired", quorum, delay_ms as "delayMs", leaves_at is not null as "isDelayed",
+        encode(approved_digest, 'hex') as "approvedDigest" from approvals where txn = $1 for update`,
+    values: [txn],
+  });
+  return locked;
 }
 
+/** Locks the open call before the call itself, in the order of a takeover, so that the two never wait in a circle. */
+async function lockOpenCall(tx: Tx, txn: string): Promise<void> {
+  await tx.run({
+    name: 'lock-open-call',
+    text: 'select txn from open_calls where txn = $1 for update',
+    values: [txn],
+  });
+}
+
+/** Whether this person has already approved exactly this. Votes change only under the lock of the approval row. */
 async function hasApproved(tx: Tx, { txn, person, digest }: NewApprovalVote): Promise<boolean> {
   const rows = await tx.run({
     name: 'has-approved',
@@ -209,7 +225,32 @@ async function hasApproved(tx: Tx, { txn, person, digest }: NewApprovalVote): Pr
   return rows.length === 1;
 }
 
-/** Only votes for what is shown now count: whoever approved something else approved something else. */
+/** One vote per person: a later vote replaces the earlier one. The approval row is locked, so the newest vote wins. */
+async function upsertVote(tx: Tx, { txn, person, verdict, digest, reason }: NewApprovalVote): Promise<void> {
+  await tx.run({
+    name: 'vote',
+    text: `insert into votes (txn, person, verdict, digest, reason) values ($1, $2, $3, decode($4, 'hex'), $5)
+      on conflict (txn, person) do update set verdict = excluded.verdict, digest = excluded.digest, reason = excluded.reason, at = now()`,
+    values: [txn, person, verdict, digest, reason],
+  });
+}
+
+/**
+ * Counts an approving vote: it releases the call or begins its delay. During the delay one more person can release the call at
+ * once. The same person cannot, because a decision that is sent twice must not shorten the delay.
+ */
+async function applyApproval(
+  tx: Tx,
+  vote: NewApprovalVote,
+  { quorum, delayMs, isDelayed, approvedDigest }: LockedApproval,
+  isNew: boolean,
+): Promise<void> {
+  if (isDelayed && approvedDigest === vote.digest) return isNew ? approveCall(tx, vote) : undefined;
+  if ((await countApprovalsFor(tx, vote)) < quorum) return undefined;
+  return delayMs === null ? approveCall(tx, vote) : beginDelay(tx, vote, delayMs);
+}
+
+/** Counts only votes for this digest: a person who approved something else has not approved this. */
 async function countApprovalsFor(tx: Tx, { txn, digest }: NewApprovalVote): Promise<number> {
   const [row] = await tx.run<{ n: number }>({
     name: 'count-votes',
@@ -219,12 +260,22 @@ async function countApprovalsFor(tx: Tx, { txn, digest }: NewApprovalVote): Prom
   return row?.n ?? 0;
 }
 
-async function approveCall(tx: Tx, { txn, digest, person, reason }: NewApprovalVote): Promise<void> {
+async function approveCall(tx: Tx, vote: NewApprovalVote): Promise<void> {
+  await markApproved(tx, vote);
+  await makeApprovedCallReady(tx, vote);
+}
+
+/** Closes the approval. The caller holds its lock and has seen it pending. */
+async function markApproved(tx: Tx, { txn, digest }: NewApprovalVote): Promise<void> {
   await tx.run({
     name: 'approve',
     text: `update approvals set state = 'approved', approved_digest = decode($2, 'hex'), decided_at = now() where txn = $1`,
     values: [txn, digest],
   });
+}
+
+/** Makes the call due for any process. The condition on the state lets only a held call become ready; the fence grows. */
+async function makeApprovedCallReady(tx: Tx, { txn, person, reason }: NewApprovalVote): Promise<void> {
   await tx.run({
     name: 'make-ready',
     text: `with ready as (
@@ -237,12 +288,22 @@ async function approveCall(tx: Tx, { txn, digest, person, reason }: NewApprovalV
   });
 }
 
-async function rejectCall(tx: Tx, { txn, person, reason, entry }: NewApprovalVote): Promise<void> {
+async function rejectCall(tx: Tx, vote: NewApprovalVote): Promise<void> {
+  await markRejected(tx, vote.txn);
+  await endRejectedCall(tx, vote);
+}
+
+/** Closes the approval. The caller holds its lock and has seen it pending. */
+async function markRejected(tx: Tx, txn: string): Promise<void> {
   await tx.run({
     name: 'reject',
     text: `update approvals set state = 'rejected', decided_at = now() where txn = $1`,
     values: [txn],
   });
+}
+
+/** Ends the call if it is still held. A person's rejection is the evidence that nothing was sent. */
+async function endRejectedCall(tx: Tx, { txn, person, reason, entry }: NewApprovalVote): Promise<void> {
   await tx.run({
     name: 'end-rejected',
     text: `with ended as (
@@ -251,18 +312,19 @@ async function rejectCall(tx: Tx, { txn, person, reason, entry }: NewApprovalVot
         where txn = $1 and state = 'held' returning txn
       )
       delete from open_calls o using ended e where o.txn = e.txn`,
-    values: [txn, person, `${person} said no: ${reason}`, hashLeaf(entry)],
+    values: [txn, person, `${person} rejected the call: ${reason}`, hashLeaf(entry)],
   });
 }
 
 /**
- * Withdrawn by its agent, or nobody answered in time. False: it is no longer held. Locked in the order of a vote (the
- * approval, who looks after the call, the call): in another they would wait for each other.
+ * Ends a held call because its agent withdrew it or nobody decided in time. Returns false if the call is no longer held. Locks
+ * in the order of a vote (approval, open call, call), so that the two never wait in a circle. The `count(*) >= 0` conditions
+ * are always true; they make PostgreSQL take the locks in this order.
  */
 export async function endHeldCall(
   db: Queryable,
   txn: string,
-  as: 'cancelled' | 'expired',
+  endState: 'cancelled' | 'expired',
   detail: string,
   entry: string,
 ): Promise<boolean> {
@@ -270,12 +332,12 @@ export async function endHeldCall(
     name: 'end-held',
     text: `with locked as materialized (
         select txn, leaves_at from approvals where txn = $1 for update
-      ), looked_after as materialized (
+      ), locked_open as materialized (
         select txn from open_calls where txn = $1 and (select count(*) from locked) >= 0 for update
       ), ended as (
         update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = $2, problem = $2, detail = $3, evidence = 'gateway', leaf = $4
-        where txn = $1 and state = 'held' and (select count(*) from looked_after) >= 0
-          -- Somebody's yes began its delay while it was being ended for lack of one.
+        where txn = $1 and state = 'held' and (select count(*) from locked_open) >= 0
+          -- Does not expire a call that was approved meanwhile and is now in its delay.
           and ($2 <> 'expired' or not exists (select 1 from locked where leaves_at is not null)) returning txn
       ), closed as (
         delete from open_calls o using ended e where o.txn = e.txn
@@ -285,7 +347,7 @@ export async function endHeldCall(
         insert into audit_queue (entry) select $5 from ended
       )
       select txn from ended`,
-    values: [txn, as, detail, hashLeaf(entry), entry],
+    values: [txn, endState, detail, hashLeaf(entry), entry],
   });
   return rows.length === 1;
 }

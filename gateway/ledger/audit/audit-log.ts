@@ -8,13 +8,13 @@ import {
 } from '../../domain/audit/merkle.ts';
 import type { Database, Queryable, Tx } from '../db.ts';
 
-/** Small enough for one statement well within its time, large enough that its commit costs little for each leaf. */
+/** Small enough to stay within the statement timeout, large enough to share the cost of a commit among many leaves. */
 export const MAX_LEAVES_PER_BATCH = 2_000;
 
 export interface SealedBatch {
   readonly size: number;
   readonly note: string;
-  /** There may be more that waits. */
+  /** More entries may wait. */
   readonly isFull: boolean;
 }
 
@@ -22,18 +22,18 @@ export interface LoggedEntry {
   readonly index: number;
   readonly leaf: Buffer;
   readonly entry: string;
-  /** The checkpoint that was signed when this was the last entry; not with each. */
+  /** The checkpoint that was signed when this was the last entry. Most entries have none. */
   readonly checkpoint: string | null;
 }
 
-/** The log as the database has it before anything is added: what its hashes give, and what was signed last. */
+/** The log in the database before new entries: its recomputed root and the newest signed checkpoint. */
 export interface LogTip {
   readonly size: number;
   readonly root: Buffer;
   readonly note: string | undefined;
 }
 
-/** Signs the log with its new entries, or throws because this is not the log that it knows. */
+/** Signs the extended log. Throws if `before` is not the log that the signer knows. */
 export type SignCheckpoint = (before: LogTip, size: number, root: Buffer) => Promise<string>;
 
 interface HeadRow {
@@ -42,7 +42,10 @@ interface HeadRow {
   readonly is_over: boolean;
 }
 
-/** Whether leaves wait, and the last checkpoint is older than this. A clock that was set back is no reason to wait. */
+/**
+ * Whether leaves wait and the newest checkpoint is older than `sinceMs`. A checkpoint from the future counts as old: the clock
+ * was set back. Reads without locking: `sealLeaves` decides again under the lock.
+ */
 export async function hasWaitingLeaves(db: Database, sinceMs: number): Promise<boolean> {
   const rows = await db.run({
     name: 'leaves-wait',
@@ -55,20 +58,20 @@ export async function hasWaitingLeaves(db: Database, sinceMs: number): Promise<b
 }
 
 /**
- * Gives waiting leaves their place and signs the tree with them in it, all in one transaction: there is never a leaf in its
- * place without a checkpoint over it, and a crash anywhere leaves it where it was. Whoever holds the head does it; others
- * go away at once (undefined). Ids are not in the order of commits, so it takes what it sees and counts for itself.
+ * Moves waiting leaves from the queue to the log and signs the new tree, in one transaction. So every leaf of the log is
+ * covered by a checkpoint, and a crash at any point leaves the leaves in the queue. Only the holder of the head row does this;
+ * the others return undefined at once. Queue ids are not in commit order, so the log numbers the leaves that it sees itself.
  */
 export function sealLeaves(
   db: Database,
   sign: SignCheckpoint,
-  most: number = MAX_LEAVES_PER_BATCH,
+  limit: number = MAX_LEAVES_PER_BATCH,
 ): Promise<SealedBatch | undefined> {
   return db.transaction(async (tx) => {
     const head = await lockHead(tx);
     if (head === undefined) return undefined;
     const before = Number(head.size);
-    const { leaves, lastId } = await appendLeaves(tx, before, head.settled_id, most);
+    const { leaves, lastId } = await appendLeaves(tx, before, head.settled_id, limit);
     if (leaves.length === 0) return undefined;
     const frontier = Frontier.restore(before, await readStoredHashes(tx, Frontier.listRequiredRanges(before)));
     const tip = { size: before, root: frontier.computeRoot(), note: await readNewestCheckpoint(tx) };
@@ -76,19 +79,24 @@ export function sealLeaves(
     for (const leaf of leaves) frontier.append(leaf, (node) => nodes.push(node));
     const { size } = frontier;
     const note = await sign(tip, size, frontier.computeRoot());
-    const isFull = leaves.length === most;
+    const isFull = leaves.length === limit;
     await updateHead(tx, { size, note, nodes, lastId, isOver: head.is_over, isFull });
     return { size, note, isFull };
   });
 }
 
+/**
+ * Takes the head row, which makes this process the sequencer until the transaction ends. `skip locked` returns nothing while
+ * another process holds it. The setting allows this transaction to delete from the queue, which a trigger forbids to all
+ * others. `is_over`: every transaction that may have drawn an id up to `settling_id` has ended.
+ */
 async function lockHead(tx: Tx): Promise<HeadRow | undefined> {
   const rows = await tx.run<HeadRow>({
     name: 'lock-audit-head',
     text: `select size, settled_id, set_config('oncegate.sequencing', 'on', true),
         settling_at < clock_timestamp() - interval '1 minute' and (
           settling_xid <= pg_snapshot_xmin(pg_current_snapshot())
-          -- Of another server, which this database was restored from: nothing of that time is still open.
+          -- The id comes from another server, from which this database was restored: its transactions have all ended.
           or settling_xid > pg_snapshot_xmax(pg_current_snapshot())) as is_over
       from audit_head for update skip locked`,
     values: [],
@@ -96,8 +104,11 @@ async function lockHead(tx: Tx): Promise<HeadRow | undefined> {
   return rows[0];
 }
 
-/** Moves leaves out of the queue, the oldest first; PostgreSQL hashes them, so that their text need not travel. */
-async function appendLeaves(tx: Tx, size: number, settledId: string, most: number) {
+/**
+ * Moves the oldest leaves from the queue to the log. Only the holder of the head row deletes from the queue, so no leaf moves
+ * twice. PostgreSQL hashes the leaves, so their texts need not travel.
+ */
+async function appendLeaves(tx: Tx, size: number, settledId: string, limit: number) {
   const [placed] = await tx.run<{ leaves: Buffer | null; last_id: string | null }>({
     name: 'place-leaves',
     text: `with taken as (
@@ -109,12 +120,12 @@ async function appendLeaves(tx: Tx, size: number, settledId: string, most: numbe
         returning index, leaf
       )
       select (select string_agg(leaf, ''::bytea order by index) from placed) as leaves, (select max(id) from taken) as last_id`,
-    values: [size, settledId, most],
+    values: [size, settledId, limit],
   });
   return { leaves: splitHashes(placed?.leaves ?? null), lastId: placed?.last_id ?? '0' };
 }
 
-/** They come as one value: a row for each would take as long to read as the rest of sealing it. */
+/** The hashes arrive as one value: reading one row for each would take as long as the rest of sealing. */
 function splitHashes(bytes: Buffer | null): Buffer[] {
   const count = bytes === null ? 0 : bytes.length / HASH_BYTES;
   return Array.from({ length: count }, (_, i) => (bytes as Buffer).subarray(i * HASH_BYTES, (i + 1) * HASH_BYTES));
@@ -125,12 +136,16 @@ interface HeadUpdate {
   readonly note: string;
   readonly nodes: readonly StoredHash[];
   readonly lastId: string;
-  /** Every transaction is over that may have drawn an id up to the one that is to be settled next. */
+  /** Every transaction that may have drawn an id up to `settling_id` has ended. */
   readonly isOver: boolean;
   readonly isFull: boolean;
 }
 
-/** The oldest leaves were taken first: all up to `lastId` that could be seen, and all there were if the batch was not full. */
+/**
+ * Stores the new nodes and checkpoint, and moves the head. It also moves `settled_id`, below which the queue stays empty, so
+ * that later reads skip its dead rows. `settled_id` moves only if all older transactions ended and all their leaves were taken:
+ * the batch took every visible leaf up to `lastId`, and all leaves if it was not full. The head row is locked meanwhile.
+ */
 async function updateHead(tx: Tx, { size, note, nodes, lastId, isOver, isFull }: HeadUpdate): Promise<void> {
   await tx.run({
     name: 'move-audit-head',
@@ -160,14 +175,15 @@ async function updateHead(tx: Tx, { size, note, nodes, lastId, isOver, isFull }:
   });
 }
 
-/** The hashes of a proof, as the database has them. */
+/** Computes the hashes of a proof from the stored hashes. */
 export async function readProofHashes(db: Database, proof: Proof): Promise<Buffer[]> {
   return proof.computeHashes(await readStoredHashes(db, proof.listRequiredRanges()));
 }
 
-async function readStoredHashes(on: Queryable, runs: readonly StoredRange[]): Promise<StoredHashes> {
-  if (runs.length === 0) return new StoredHashes([]);
-  const rows = await on.run<{ level: number; index: string; hash: Buffer }>({
+/** Reads ranges of hashes: leaves from the log, inner nodes from `audit_nodes`. Both are append-only, so no lock is needed. */
+async function readStoredHashes(db: Queryable, ranges: readonly StoredRange[]): Promise<StoredHashes> {
+  if (ranges.length === 0) return new StoredHashes([]);
+  const rows = await db.run<{ level: number; index: string; hash: Buffer }>({
     name: 'audit-hashes',
     text: `with run as (select * from unnest($1::int[], $2::bigint[], $3::bigint[]) as t(level, since, until))
       select r.level, l.index, l.leaf as hash from run r cross join lateral (
@@ -177,14 +193,14 @@ async function readStoredHashes(on: Queryable, runs: readonly StoredRange[]): Pr
       select r.level, n.index, n.hash from run r cross join lateral (
         select index, hash from audit_nodes where level = r.level and index >= r.since and index < r.until) n
       where r.level > 0`,
-    values: [runs.map(({ level }) => level), runs.map(({ from }) => from), runs.map(({ to }) => to)],
+    values: [ranges.map(({ level }) => level), ranges.map(({ from }) => from), ranges.map(({ to }) => to)],
   });
   return new StoredHashes(rows.map(({ level, index, hash }) => ({ level, index: Number(index), hash })));
 }
 
-/** The newest checkpoint that was signed. */
-export async function readNewestCheckpoint(on: Queryable): Promise<string | undefined> {
-  const rows = await on.run<{ note: string }>({
+/** Reads the newest signed checkpoint. Checkpoints are append-only, so no lock is needed. */
+export async function readNewestCheckpoint(db: Queryable): Promise<string | undefined> {
+  const rows = await db.run<{ note: string }>({
     name: 'newest-checkpoint',
     text: 'select note from audit_checkpoints order by size desc limit 1',
     values: [],
@@ -193,8 +209,8 @@ export async function readNewestCheckpoint(on: Queryable): Promise<string | unde
 }
 
 /**
- * Entries in their order, `from` inclusive, `to` exclusive. Of the checkpoints in every 1024 entries only the last goes along:
- * to verify a signature takes as long as to hash a hundred entries.
+ * Reads entries in order, `from` inclusive, `to` exclusive. Includes only the last checkpoint of every 1024 entries, because
+ * verifying a signature takes as long as hashing a hundred entries. The log is append-only, so no lock is needed.
  */
 export async function readEntries(db: Database, from: number, to: number): Promise<LoggedEntry[]> {
   const rows = await db.run<{ index: string; leaf: Buffer; entry: string; checkpoint: string | null }>({
@@ -208,7 +224,7 @@ export async function readEntries(db: Database, from: number, to: number): Promi
   return rows.map((row) => ({ ...row, index: Number(row.index) }));
 }
 
-/** Where an entry with this leaf hash stands; the first, should there be equal ones. */
+/** Finds the entry with this leaf hash; the first of equal ones. `index + 0` keeps the planner on the index of `leaf`. */
 export async function findLeaf(db: Database, leaf: Buffer): Promise<{ index: number; entry: string } | undefined> {
   const rows = await db.run<{ index: string; entry: string }>({
     name: 'find-leaf',

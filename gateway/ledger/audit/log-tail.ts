@@ -1,12 +1,13 @@
 import type { Database } from '../db.ts';
 
 export interface LogHead {
-  /** How many entries have their place; the next one gets this as its index. */
+  /** The number of entries in the log. The next entry gets this number as its index. */
   readonly size: number;
   /** When the newest checkpoint was signed; null before the first. */
   readonly sealedAt: Date | null;
 }
 
+/** Reads one row without locking. The sequencer replaces it as a whole, so size and time belong together. */
 export async function readLogHead(db: Database): Promise<LogHead> {
   const [row] = await db.run<{ size: string; sealed_at: Date | null }>({
     name: 'read-log-head',
@@ -21,10 +22,13 @@ export interface TailEntry {
   readonly entry: string;
 }
 
-/** Whoever reads takes no more than this of one go, and one entry at least. */
+/** The size of one read. A longer entry is read alone. */
 const MAX_TAIL_BYTES = 4 * 1024 * 1024;
 
-/** Entries in their places, `from` inclusive, `to` exclusive: as many as are not too much at once, the first ones first. */
+/**
+ * Reads entries in order, `from` inclusive, `to` exclusive, until `MAX_TAIL_BYTES` are reached. Entries never change once they
+ * have an index, so no lock is needed.
+ */
 export async function readLogTail(db: Database, from: number, to: number): Promise<TailEntry[]> {
   const rows = await db.run<{ index: string; entry: string }>({
     name: 'read-log-tail',

@@ -4,7 +4,7 @@ import type { CallState } from '../../domain/calls/call-state.ts';
 import type { ErrorCode } from '../../domain/errors.ts';
 import type { StoredUndo, UndoState } from '../../domain/sagas/saga.ts';
 
-/** A row of `calls` with who looks after it as pg hands it over; snake_case ends here. */
+/** A row of `calls` joined with its owner, as `pg` returns it. Only the ledger uses snake_case. */
 export interface CallRow {
   txn: string;
   agent: string;
@@ -65,12 +65,12 @@ export interface CallRow {
   read_at: Date;
 }
 
-/** Looked up for held calls only: an expression, not a join that every call would pay for. */
+/** A subquery instead of a join, so that only held calls pay for it. */
 const HOLD_SQL = `case when c.state = 'held' then (
   select jsonb_build_object('kind', case when a.leaves_at is null then 'approval' else 'delay' end, 'until', a.expires_at,
     'left_ms', extract(epoch from a.expires_at - now()) * 1000) from approvals a where a.txn = c.txn) end`;
 
-/** For `from calls c left join open_calls o on o.txn = c.txn`. */
+/** Use with `from ${CALLS_WITH_OWNER}`. */
 export const CALL_COLUMNS = `
   c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.step, c.attempt, c.attempt_open,
   c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,

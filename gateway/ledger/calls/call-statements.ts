@@ -1,19 +1,23 @@
 import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from './encode-call-batch.ts';
 
 /**
- * The statements of a call's way, each for a whole batch, put together from two lists of CTEs: claims and advances. What
- * waits in a process goes as one statement and one commit, whichever of the two it is.
+ * The statements that claim and update calls. Each works on a whole batch and is built from two lists of CTEs, one for claims
+ * and one for updates. So claims and updates that wait at the same moment go as one statement and one commit.
  *
- * Rows are told apart by `in (…) is true`, not by a join: joins by hashing are off on these connections (see db.ts), and
- * comparing each row of a batch with each other one would cost more than writing it.
+ * Membership is tested with `in (…) is true` instead of a join. Hash joins are off on these connections (see db.ts), and a
+ * nested loop over the batch would cost more than the writes.
  */
 
-/** A part of a statement whose rows are the parameter of this number. */
+/** A part of a statement. Its rows are the parameter with this number. */
 type SqlFragment = (parameter: number) => string;
 
-/** Inserts what `admit` lets through. Whoever is not admitted, or there already, is not in `claimed`. */
+/**
+ * Decides which intents become calls. `admit` selects those whose conditions hold; `on conflict do nothing` lets the first claim
+ * of a txn win, also against a claim that commits at the same moment. `claimed` holds the winners. The open call and the audit
+ * entry are written for the winners in the same statement, so a crash leaves all three or none.
+ */
 function buildClaimCtes(admit: string): SqlFragment {
-  return (parameter) => `wish as (
+  return (parameter) => `intents as (
   select * from unnest($${parameter}::${CLAIM_ROW_TYPE.type}[])
 ), ${admit}
 ), claimed as (
@@ -26,54 +30,65 @@ function buildClaimCtes(admit: string): SqlFragment {
   returning txn
 ), opened as (
   insert into open_calls (txn, owner, due_at, run)
-  select txn, owner, now() + due_ms * interval '1 ms', run from wish where (txn in (select txn from claimed)) is true
+  select txn, owner, now() + due_ms * interval '1 ms', run from intents where (txn in (select txn from claimed)) is true
 ), logged_claims as (
-  insert into audit_queue (entry) select entry from wish where (txn in (select txn from claimed)) is true
+  insert into audit_queue (entry) select entry from intents where (txn in (select txn from claimed)) is true
 )`;
 }
 
-/** A key that came with a shared wish stands for that call: it cannot become one of its own. */
-const NOT_ALIASED = 'not exists (select 1 from aliases a where a.alias = w.txn)';
-const ADMIT_ALL = `admitted as (select w.*, null::int as ordinal from wish w where ${NOT_ALIASED}`;
+/** A key that is bound as an alias of a shared call cannot become a call of its own. */
+const NOT_ALIASED = 'not exists (select 1 from aliases a where a.alias = i.txn)';
+const ADMIT_ALL = `admitted as (select i.*, null::int as ordinal from intents i where ${NOT_ALIASED}`;
 
 /**
- * Calls of a run: only of its own agent, and only in its current epoch. Steps: only of an open saga of the same agent. The rows
- * of both are locked until the claim is committed, so whoever takes the run over, or rolls the saga back, either sees the
- * call or is seen by it. Runs before sagas, each in order of their ids: two batches never wait in a circle. For update, not
- * for share: those who share a row let others in before one who waits to change it, and a take-over could wait for ever.
+ * Admits calls of a run only for the agent and current epoch of the run, and steps only into an open saga of the same agent.
+ * Numbers the steps in order of arrival.
+ *
+ * Runs and sagas stay locked until the claim commits. So a run takeover or a rollback either waits and then sees the call, or
+ * came first and refuses it. Runs are locked before sagas, each in order of id, so two batches never wait in a circle. The lock
+ * is `for update`, not `for share`: new shared locks could overtake a waiting takeover for ever. The `count(*) >= 0` conditions
+ * are always true; they make PostgreSQL take the locks first.
  */
-const ADMIT_BOUND = `held_runs as materialized (
-  select r.id, r.agent, r.epoch from runs r where r.id in (select run from wish) and r.ended_at is null order by r.id for update
-), fit as (
-  select w.* from wish w
-  where (w.run is null or exists (select 1 from held_runs r where r.id = w.run and r.agent = w.agent and r.epoch = w.epoch))
-    and (select count(*) from held_runs) >= 0 and ${NOT_ALIASED}
-), wanted as (
-  select saga, agent, count(*)::int as n from fit where saga is not null group by saga, agent
-), locked as materialized (
-  select s.id from sagas s where s.id in (select saga from wanted) order by s.id for update
+const ADMIT_BOUND = `locked_runs as materialized (
+  select r.id, r.agent, r.epoch from runs r where r.id in (select run from intents) and r.ended_at is null order by r.id for update
+), eligible as (
+  select i.* from intents i
+  where (i.run is null or exists (select 1 from locked_runs r where r.id = i.run and r.agent = i.agent and r.epoch = i.epoch))
+    and (select count(*) from locked_runs) >= 0 and ${NOT_ALIASED}
+), new_steps as (
+  select saga, agent, count(*)::int as n from eligible where saga is not null group by saga, agent
+), locked_sagas as materialized (
+  select s.id from sagas s where s.id in (select saga from new_steps) order by s.id for update
 ), numbered as (
-  update sagas s set steps = s.steps + w.n from wanted w
-  where s.id = w.saga and s.agent = w.agent and s.state = 'open' and (s.expires_at is null or s.expires_at > now())
-    and (select count(*) from locked) >= 0
-  returning s.id, s.agent, s.steps - w.n as before
+  update sagas s set steps = s.steps + n.n from new_steps n
+  where s.id = n.saga and s.agent = n.agent and s.state = 'open' and (s.expires_at is null or s.expires_at > now())
+    and (select count(*) from locked_sagas) >= 0
+  returning s.id, s.agent, s.steps - n.n as before
 ), admitted as (
-  select w.*, case when w.saga is not null then (n.before + row_number() over (partition by w.saga order by w.place))::int end as ordinal
-  from fit w left join numbered n on n.id = w.saga and n.agent = w.agent
-  where w.saga is null or n.id is not null`;
+  select i.*, case when i.saga is not null then (n.before + row_number() over (partition by i.saga order by i.place))::int end as ordinal
+  from eligible i left join numbered n on n.id = i.saga and n.agent = i.agent
+  where i.saga is null or n.id is not null`;
 
-/** Compensations: only of a call that is due to be undone, and only one for each try. */
+/**
+ * Admits a compensation only for a call whose undo is due, and only one for each try. The update of the undone call is the
+ * compare-and-set: of two processes that start the same try, the second finds `tries` raised and admits nothing.
+ */
 const ADMIT_UNDOS = `begun as (
-  update calls c set undo_state = 'running', undo_txn = w.txn, undo_tries = c.undo_tries + 1, undo_reason = null
-  from wish w where c.txn = w.undo_of and c.undo_state = 'due' and c.undo_tries = w.tries
+  update calls c set undo_state = 'running', undo_txn = i.txn, undo_tries = c.undo_tries + 1, undo_reason = null
+  from intents i where c.txn = i.undo_of and c.undo_state = 'due' and c.undo_tries = i.tries
   returning c.txn
 ), admitted as (
-  select w.*, null::int as ordinal from wish w join begun b on b.txn = w.undo_of`;
+  select i.*, null::int as ordinal from intents i join begun b on b.txn = i.undo_of`;
 
-/** Changes calls that are still open. */
-const buildUpdateCtes: SqlFragment = (parameter) => `change as (
+/**
+ * Applies updates to open calls. An update applies only with the current fence and the next step number, so a former owner and a
+ * late retry change nothing. Evidence applies under any fence, because it is true whoever owns the call, but never to a settled
+ * call. Row locks serialize two updates of one call; the second re-checks the conditions. The open call and the audit entry
+ * change in the same statement, so a crash leaves all or nothing.
+ */
+const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
   select * from unnest($${parameter}::${CHANGE_ROW_TYPE.type}[])
-), moved as (
+), updated as (
   update calls c set
     state = i.state,
     step = case when i.evident then c.step + 1 else i.step end,
@@ -81,7 +96,7 @@ const buildUpdateCtes: SqlFragment = (parameter) => `change as (
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
     first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    -- A late success while somebody else's attempt is on the wire: that one may still arrive, and nobody will hear of it.
+    -- A late success settles the call while the new owner's attempt is on the wire. That attempt may still arrive unnoticed.
     unknown_since = case when i.evident and c.attempt_open and c.fence <> i.fence then now()
       else coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since) end,
     outcome = i.outcome,
@@ -97,53 +112,57 @@ const buildUpdateCtes: SqlFragment = (parameter) => `change as (
     undo_args = coalesce(i.undo_args, c.undo_args),
     undo_sealed = coalesce(i.undo_sealed, c.undo_sealed),
     undo_reason = coalesce(i.undo_reason, c.undo_reason)
-  from change i
+  from changes i
   where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
-    -- Of a recalled step nothing more is sent, except to find out about what may have happened already.
+    -- A recalled step opens no new attempt, except to resolve an attempt whose outcome is unknown.
     and not (c.recalled and i.attempt > c.attempt and i.unresolved = 0)
-    -- Of a fenced one not even that, where a repeat could overwrite what the successor wrote.
+    -- A fenced idempotent call opens no new attempt at all: a repeat could overwrite a write of the successor.
     and not (c.fenced and c.kind = 'idempotent' and i.attempt > c.attempt)
   returning c.txn, i.custody, i.due_ms, i.entry
 ), closed as (
-  delete from open_calls o using moved m where m.txn = o.txn and m.custody = 'close'
+  delete from open_calls o using updated u where u.txn = o.txn and u.custody = 'close'
 ), parked as (
-  update open_calls o set owner = null, due_at = now() + m.due_ms * interval '1 ms' from moved m where m.txn = o.txn and m.custody = 'park'
+  update open_calls o set owner = null, due_at = now() + u.due_ms * interval '1 ms' from updated u where u.txn = o.txn and u.custody = 'park'
 ), logged_changes as (
-  insert into audit_queue (entry) select entry from moved
+  insert into audit_queue (entry) select entry from updated
 )`;
 
 /**
- * Also answers a change that was applied before and is asked for again. Not one whose number a late success took: then the
- * call is final, by another leaf.
+ * The updates that are in force: those applied now, and those that an earlier, repeated statement applied. If a late success took
+ * the step number of an update, the call is settled with another leaf, and the update is not in force.
  */
-const UPDATED_ROWS = `select txn from moved
+const UPDATES_IN_FORCE = `select txn from updated
 union all
-select c.txn from calls c join change i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
+select c.txn from calls c join changes i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
   and (c.settled_at is null or c.leaf = i.leaf)`;
 
-/** The txns as one text: a row for each would cost more to read than to find. */
+/** The txns as one text: reading one row for each would cost more than finding them. */
 const CLAIMED_TXNS = `(select string_agg(txn::text, ' ') from claimed)`;
-const UPDATED_TXNS = `(select string_agg(txn::text, ' ') from (${UPDATED_ROWS}) as found)`;
+const UPDATED_TXNS = `(select string_agg(txn::text, ' ') from (${UPDATES_IN_FORCE}) as found)`;
 
-/** What each of these answers: the txns that were claimed, and those that were changed, with a space between two. */
+/** The txns that were claimed and updated, separated by spaces. */
 export interface WriteResult {
   readonly claimed: string | null;
-  readonly moved: string | null;
+  readonly updated: string | null;
 }
 
 const buildClaimStatement = (name: string, admit: string) => ({
   name,
-  text: `with ${buildClaimCtes(admit)(1)}\nselect ${CLAIMED_TXNS} as claimed, null as moved`,
+  text: `with ${buildClaimCtes(admit)(1)}\nselect ${CLAIMED_TXNS} as claimed, null as updated`,
 });
+/** Claims calls without run, saga or undone step. */
 export const CLAIM_CALLS = buildClaimStatement('claim', ADMIT_ALL);
+/** Claims calls of a run, and steps of a saga. */
 export const CLAIM_BOUND = buildClaimStatement('claim-bound', ADMIT_BOUND);
+/** Claims compensations. */
 export const CLAIM_UNDOS = buildClaimStatement('claim-undos', ADMIT_UNDOS);
+/** Updates open calls. */
 export const UPDATE_CALLS = {
   name: 'advance',
-  text: `with ${buildUpdateCtes(1)}\nselect null as claimed, ${UPDATED_TXNS} as moved`,
+  text: `with ${buildUpdateCtes(1)}\nselect null as claimed, ${UPDATED_TXNS} as updated`,
 };
-/** Claims first, then changes. */
+/** Claims calls (parameter 1) and updates others (parameter 2). */
 export const CLAIM_AND_UPDATE = {
   name: 'claim-and-advance',
-  text: `with ${buildClaimCtes(ADMIT_ALL)(1)}, ${buildUpdateCtes(2)}\nselect ${CLAIMED_TXNS} as claimed, ${UPDATED_TXNS} as moved`,
+  text: `with ${buildClaimCtes(ADMIT_ALL)(1)}, ${buildUpdateCtes(2)}\nselect ${CLAIMED_TXNS} as claimed, ${UPDATED_TXNS} as updated`,
 };

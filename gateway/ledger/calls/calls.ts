@@ -23,9 +23,9 @@ import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
 
-/** Few and large: what waits meanwhile goes with the next one. See docs/adr/0008-group-commit.md. */
+/** Few large batches; items that arrive meanwhile wait for the next one. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
-/** Claims that count against the same limit wait for each other anyway: here, and not each on a connection of its own. */
+/** Claims under the same limit wait for the same row lock. They wait in this queue, so they do not occupy connections. */
 const LIMIT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
 
 interface GuardedClaim {
@@ -33,7 +33,7 @@ interface GuardedClaim {
   readonly guards: ClaimGuards;
 }
 
-/** What T1 writes: the whole intent, committed before the first byte leaves. */
+/** The whole intent of a call. The claim commits it before the first byte leaves. */
 export interface Intent {
   readonly txn: string;
   readonly agent: string;
@@ -42,9 +42,9 @@ export interface Intent {
   readonly identity: Call['identity'];
   readonly fingerprint: Buffer;
   readonly kind: CallKind;
-  /** The first fence, drawn at random: a late word about an earlier claim of the same txn does not fit this one. */
+  /** The first fence. It is random, so that a late update of an earlier, released claim of the same txn does not apply. */
   readonly fence: number;
-  /** `sending` opens attempt 1 at once; `ready` looks at the world first; `held` waits for a person until `dueInMs`. */
+  /** `sending` opens attempt 1 at once; `ready` observes first; `held` waits for a person or a delay until `dueInMs`. */
   readonly state: 'held' | 'ready' | 'sending';
   readonly owner: string | null;
   readonly dueInMs: number | null;
@@ -54,59 +54,75 @@ export interface Intent {
   readonly args: string;
   readonly request: StoredRequest | null;
   readonly sealed: Buffer | null;
-  /** The saga it is a step of, or whose step it undoes. */
+  /** The saga of this step, or of the step that this compensation undoes. */
   readonly saga: string | null;
-  /** Null: on all earlier steps. */
+  /** The txns that this step depends on; null: all earlier steps. */
   readonly dependsOn: readonly string[] | null;
-  /** The run it is made in, and the epoch its agent holds: the claim applies only while that is the current one. */
+  /** The run of the call and the epoch of its agent. The claim applies only while the epoch is current. */
   readonly run: string | null;
   readonly epoch: number | null;
   readonly undo: StoredUndo | null;
-  /** Of a compensation: the call it undoes, which must be due and tried this often so far. */
+  /** For a compensation: the call to undo. Its undo must be due after this many tries. */
   readonly undoes: { readonly txn: string; readonly tries: number } | null;
   readonly entry: string;
 }
 
-/** What else must hold for a claim, in the same transaction. */
+/** The claim guards: conditions that must hold in the transaction of the claim. */
 export interface ClaimGuards {
-  readonly spends: readonly LimitCharge[];
+  readonly charges: readonly LimitCharge[];
   readonly approval: ApprovalRequest | undefined;
   readonly locks: LockRequest | undefined;
-  /** The caller's own key beside a shared one: it must stand for no other call. */
+  /** The txn of the caller's own key beside a shared key. The key must be bound to no other call. */
   readonly alias?: string | undefined;
-  /** What the rules asked about the agent's past, and whether they would still say the same. */
+  /** The history queries of the rules, and whether the decision would be the same with newer answers. */
   readonly history?:
-    | { readonly questions: readonly HistoryQuery[]; readonly stands: (past: History) => boolean }
+    | { readonly queries: readonly HistoryQuery[]; readonly isDecisionUnchanged: (history: History) => boolean }
     | undefined;
-  /** What is tainted by this call. */
+  /** The scopes that this call taints. */
   readonly exposure?: TaintExposure | undefined;
-  /** What happened before it was claimed, for its timeline. */
+  /** Events before the claim, for the timeline of the call. */
   readonly events?: readonly CallEvent[];
 }
 
-/** The agent did something since its rules were asked, and they would say something else now. */
+/** The agent's history changed after the decision, and its rules now decide differently. */
 export interface StaleDecision {
-  readonly past: History;
+  readonly kind: 'stale_decision';
+  readonly history: History;
 }
 
-/** Ours, with or without locks; somebody's before; or refused by a limit, a lock or what was done since, and nothing was written. */
-export type ClaimResult = 'won' | { readonly token: number } | 'taken' | LimitExceeded | LockConflict | StaleDecision;
+/** This claim wrote the intent. `lockToken` is null when the call locks nothing. */
+export interface ClaimWon {
+  readonly kind: 'won';
+  readonly lockToken: number | null;
+}
 
-/** A change of an open call. Applied only if the call is still open and, unless it is evidence, the fence still holds. */
+/** The txn exists already, or its run, saga or undone step refuses the claim. Nothing was written. */
+export interface ClaimTaken {
+  readonly kind: 'taken';
+}
+
+/** What became of a claim. Only `won` wrote something. */
+export type ClaimResult = ClaimWon | ClaimTaken | LimitExceeded | LockConflict | StaleDecision;
+
+// Shared constants: a claim without locks allocates no result.
+export const CLAIM_WON: ClaimWon = { kind: 'won', lockToken: null };
+export const CLAIM_TAKEN: ClaimTaken = { kind: 'taken' };
+
+/** An update of an open call. It applies only to an unsettled call and, unless it is evidence, only with the current fence. */
 export interface CallUpdate {
   readonly txn: string;
   readonly fence: number;
-  /** The number of this change: it applies only right after the one before, and is answered the same when it did already. */
+  /** The number of this update. It applies only after its predecessor; a repeat of an applied update reports success. */
   readonly step: number;
-  /** An answer of the upstream or of a probe: the truth, whoever holds the call by now. */
-  readonly evident: boolean;
+  /** An answer of the upstream or of a probe. It is true whoever owns the call, so it applies under any fence. */
+  readonly isEvidence: boolean;
   readonly state: CallState;
   readonly attempt: number;
   readonly attemptOpen: boolean;
   readonly unresolved: number;
-  /** How long ago the newest unknown attempt became unknown. */
+  /** Age of the newest attempt whose outcome is unknown. */
   readonly unknownSinceMs: number | null;
-  /** Who is responsible now: the same owner, nobody because it is final, or the clock (`dueInMs`, null: a person). */
+  /** `keep`: the same owner; `close`: the call is final; `park`: no owner until `dueInMs` (null: until a person decides). */
   readonly custody: 'keep' | 'close' | 'park';
   readonly dueInMs: number | null;
   readonly outcome: string | null;
@@ -122,7 +138,7 @@ export interface CallUpdate {
   readonly entry: string;
 }
 
-/** What an undo is made of: what was there before, and later its arguments, in clear or sealed; or why there are none. */
+/** The data of an undo: the observed state before the call, the arguments in clear or sealed, or the reason why they are missing. */
 export interface UndoArguments {
   readonly before: string | null;
   readonly args: string | null;
@@ -130,20 +146,21 @@ export interface UndoArguments {
   readonly reason: string | null;
 }
 
-/** What goes to the ledger in one batch: T1 of some calls and T2 of others. */
+/** One item of a batch: a claim or an update. */
 interface LedgerWrite {
   readonly claim: Intent | undefined;
-  readonly advance: CallUpdate | undefined;
+  readonly update: CallUpdate | undefined;
 }
 
+/** Claims, updates and reads calls, in batches. */
 export class CallStore {
   readonly #db: Database;
-  /** Answers as `claim` and `advance` do, whichever was written. */
+  /** A claim yields a `ClaimResult`, an update a boolean. */
   readonly #writes: GroupCommit<LedgerWrite, ClaimResult | boolean>;
   readonly #boundClaims: GroupCommit<Intent, ClaimResult>;
   readonly #undoClaims: GroupCommit<Intent, ClaimResult>;
   readonly #reads: GroupCommit<string, Call | undefined>;
-  /** By limit; there are as many as the policies ever named. */
+  /** Queues of guarded claims by limit, agent or tool. Policies name finitely many, so the map stays small. */
   readonly #guardedQueues = new Map<string, GroupCommit<GuardedClaim, ClaimResult | GatewayError>>();
   #rowTypeOids: Promise<RowTypeOids> | undefined;
 
@@ -152,173 +169,188 @@ export class CallStore {
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
     this.#boundClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undoClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
-    this.#reads = new GroupCommit({ ...BATCH, allAlike: true, run: (txns) => this.#readAll(txns) });
+    this.#reads = new GroupCommit({ ...BATCH, shouldFailTogether: true, run: (txns) => this.#readAll(txns) });
   }
 
   /**
-   * T1. A call without guards goes with others in one statement. Limits, locks and approvals lock rows of their own (a limit's
-   * bucket) and may refuse, so such a call has a transaction for itself: neighbours neither wait for its locks nor share
-   * its refusal. Calls of a run lock their run, steps their saga and compensations their step, in batches of their own.
+   * Commits an intent before anything is sent. A call without guards shares one statement with others. Guards lock further rows,
+   * such as a limit's bucket, and may refuse. So a guarded call gets its own transaction: the others neither wait for its locks
+   * nor share its refusal. Calls of a run or saga, and compensations, lock rows too and go in batches of their own.
    */
   claim(intent: Intent, guards?: ClaimGuards): Promise<ClaimResult> {
     if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
     if (intent.undoes !== null) return this.#undoClaims.submit(intent);
     if (isBoundToRunOrSaga(intent)) return this.#boundClaims.submit(intent);
-    return this.#writes.submit({ claim: intent, advance: undefined }) as Promise<ClaimResult>;
+    return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
   }
 
-  /** One agent that is far beyond its limit must not keep every connection, and so the other agents, waiting. */
+  /** A queue for each limit: an agent far beyond its limit must not occupy every connection and stall the other agents. */
   #queueFor(intent: Intent, guards: ClaimGuards): GroupCommit<GuardedClaim, ClaimResult | GatewayError> {
     if (guards.history !== undefined) return this.#getQueue(`history/${intent.agent}`);
-    const name = guards.spends[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
+    const name = guards.charges[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
     return this.#getQueue(name);
   }
 
   #getQueue(name: string): GroupCommit<GuardedClaim, ClaimResult | GatewayError> {
-    let lane = this.#guardedQueues.get(name);
-    if (lane === undefined) {
+    let queue = this.#guardedQueues.get(name);
+    if (queue === undefined) {
       const run = (items: readonly GuardedClaim[]) =>
         Promise.all(items.map((item) => this.#claimGuarded(item.intent, item.guards)));
-      lane = new GroupCommit({ ...LIMIT_QUEUE, run });
-      this.#guardedQueues.set(name, lane);
+      queue = new GroupCommit({ ...LIMIT_QUEUE, run });
+      this.#guardedQueues.set(name, queue);
     }
-    return lane;
+    return queue;
   }
 
-  /** T2 and everything between. False: the call is final, or in other hands. */
-  update(change: CallUpdate): Promise<boolean> {
-    return this.#writes.submit({ claim: undefined, advance: change }) as Promise<boolean>;
+  /** Updates or settles a call. Returns false if the call is final or another process owns it. */
+  update(update: CallUpdate): Promise<boolean> {
+    return this.#writes.submit({ claim: undefined, update }) as Promise<boolean>;
   }
 
   read(txn: string): Promise<Call | undefined> {
     return this.#reads.submit(txn);
   }
 
-  /** A refusal is an answer: as an error it would be one of the ledger, and refuse whatever waits in the same lane. */
+  /**
+   * Claims one call with its guards, in one transaction: a refusal by any guard rolls everything back. Returns a refusal instead
+   * of throwing it, because a thrown error would fail every claim in the same queue.
+   */
   async #claimGuarded(intent: Intent, guards: ClaimGuards): Promise<ClaimResult | GatewayError> {
     try {
-      // Not in there: it takes a connection of its own.
+      // Before the transaction, because this takes a connection of its own.
       await this.#loadRowTypeOids();
       return await this.#db.transaction(async (tx) => {
-        // First: of two claims at once the other waits here, and what is not won costs no limit.
+        // First: a concurrent claim of the same txn waits here, and a lost claim is not charged to any limit.
         const [won] = await this.#claimAll([intent], tx);
-        if (won !== 'won') return 'taken';
+        if (won?.kind !== 'won') return CLAIM_TAKEN;
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
         if (guards.exposure !== undefined) await recordTaint(tx, guards.exposure);
         if (guards.history !== undefined) {
-          const { questions, stands } = guards.history;
-          const past = await lockAndReadHistory(tx, { agent: intent.agent, questions, besides: intent.txn });
-          if (!stands(past)) throw new ClaimRefused({ past });
+          const { queries, isDecisionUnchanged } = guards.history;
+          const history = await lockAndReadHistory(tx, { agent: intent.agent, queries, exceptTxn: intent.txn });
+          if (!isDecisionUnchanged(history)) throw new ClaimRefused({ kind: 'stale_decision', history });
         }
-        const exceeded = await chargeLimits(tx, intent.txn, guards.spends);
+        const exceeded = await chargeLimits(tx, intent.txn, guards.charges);
         if (exceeded !== undefined) throw new ClaimRefused(exceeded);
-        const held = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
-        if (held !== undefined && !('token' in held)) throw new ClaimRefused(held);
+        const locks = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
+        if (locks?.kind === 'lock_conflict') throw new ClaimRefused(locks);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
         if (guards.events !== undefined) await appendEvents(tx, intent.txn, guards.events);
-        return held ?? 'won';
+        return locks === undefined ? CLAIM_WON : { kind: 'won', lockToken: locks.token };
       });
     } catch (error) {
-      if (error instanceof ClaimRefused) return error.why;
+      if (error instanceof ClaimRefused) return error.refusal;
       if (error instanceof GatewayError) return error;
       throw error;
     }
   }
 
-  /** Claims of one kind: plain ones, those of a saga or run, or compensations. */
-  async #claimAll(intents: readonly Intent[], on: Queryable = this.#db): Promise<ClaimResult[]> {
-    const [some] = intents;
+  /** Claims intents of one kind: plain calls, calls of a run or saga, or compensations. Each txn once; the first intent wins. */
+  async #claimAll(intents: readonly Intent[], db: Queryable = this.#db): Promise<ClaimResult[]> {
+    const [sample] = intents;
     const statement =
-      some?.undoes != null ? CLAIM_UNDOS : some !== undefined && isBoundToRunOrSaga(some) ? CLAIM_BOUND : CLAIM_CALLS;
-    const first = new Map<string, Intent>();
-    for (const intent of intents) addIfAbsent(first, intent);
-    const types = await this.#loadRowTypeOids();
-    const [written] = await on.run<WriteResult>({ ...statement, values: [encodeClaims(first, types.claim)] });
+      sample?.undoes != null
+        ? CLAIM_UNDOS
+        : sample !== undefined && isBoundToRunOrSaga(sample)
+          ? CLAIM_BOUND
+          : CLAIM_CALLS;
+    const claims = new Map<string, Intent>();
+    for (const intent of intents) addIfAbsent(claims, intent);
+    const oids = await this.#loadRowTypeOids();
+    const [written] = await db.run<WriteResult>({ ...statement, values: [encodeClaims(claims, oids.claim)] });
     const won = parseTxns(written?.claimed);
-    return intents.map((intent) => toClaimResult(first.get(intent.txn) === intent && won.has(intent.txn)));
+    return intents.map((intent) => toClaimResult(claims.get(intent.txn) === intent && won.has(intent.txn)));
   }
 
+  /** Writes claims and updates as one statement. Each txn once; the first claim wins, and later updates wait. */
   async #writeAll(writes: readonly LedgerWrite[]): Promise<(ClaimResult | boolean | Promise<boolean>)[]> {
     const claims = new Map<string, Intent>();
-    const changes = new Map<string, CallUpdate>();
-    for (const { claim, advance } of writes) {
+    const updates = new Map<string, CallUpdate>();
+    for (const { claim, update } of writes) {
       if (claim !== undefined) addIfAbsent(claims, claim);
-      if (advance !== undefined) addIfAbsent(changes, advance);
+      if (update !== undefined) addIfAbsent(updates, update);
     }
-    const { name, text } = changes.size === 0 ? CLAIM_CALLS : claims.size === 0 ? UPDATE_CALLS : CLAIM_AND_UPDATE;
-    const types = await this.#loadRowTypeOids();
+    const { name, text } = updates.size === 0 ? CLAIM_CALLS : claims.size === 0 ? UPDATE_CALLS : CLAIM_AND_UPDATE;
+    const oids = await this.#loadRowTypeOids();
     const values: Buffer[] = [];
-    if (claims.size > 0) values.push(encodeClaims(claims, types.claim));
-    if (changes.size > 0) values.push(encodeUpdates(changes, types.change));
+    if (claims.size > 0) values.push(encodeClaims(claims, oids.claim));
+    if (updates.size > 0) values.push(encodeUpdates(updates, oids.change));
     const [written] = await this.#db.run<WriteResult>({ name, text, values });
     const won = parseTxns(written?.claimed);
-    const moved = parseTxns(written?.moved);
-    return writes.map(({ claim, advance }) => {
+    const updated = parseTxns(written?.updated);
+    return writes.map(({ claim, update }) => {
       if (claim !== undefined) return toClaimResult(claims.get(claim.txn) === claim && won.has(claim.txn));
-      if (advance === undefined) return false;
-      // Of two changes of one call the second is tried after the first.
-      return changes.get(advance.txn) === advance ? moved.has(advance.txn) : this.update(advance);
+      if (update === undefined) return false;
+      // A second update of the same call goes into a later batch.
+      return updates.get(update.txn) === update ? updated.has(update.txn) : this.update(update);
     });
   }
 
-  /** The numbers of the rows' types in this database, asked for once. Whoever could not ask has written nothing. */
+  /** Reads the oids once and keeps them. If the read fails, nothing was written, so the commit is never unknown. */
   #loadRowTypeOids(): Promise<RowTypeOids> {
     this.#rowTypeOids ??= readRowTypeOids(this.#db).catch((error: unknown) => {
       this.#rowTypeOids = undefined;
-      throw new LedgerError(error instanceof Error ? error.message : String(error), false, error);
+      const text = error instanceof Error ? error.message : String(error);
+      throw new LedgerError(text, { isCommitUnknown: false, cause: error });
     });
     return this.#rowTypeOids;
   }
 
   async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
-    const rows = await this.#db.run<CallRow>({
-      name: 'read-calls',
-      text: `select ${CALL_COLUMNS} from ${CALLS_WITH_OWNER} where c.txn = any($1::uuid[])`,
-      values: [[...new Set(txns)]],
-    });
+    const rows = await readCallRows(this.#db, [...new Set(txns)]);
     const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
     return txns.map((txn) => found.get(txn));
   }
 }
 
+/** Reads calls in one snapshot and locks nothing. A later update checks the fence that was read here. */
+function readCallRows(db: Queryable, txns: readonly string[]): Promise<readonly CallRow[]> {
+  return db.run<CallRow>({
+    name: 'read-calls',
+    text: `select ${CALL_COLUMNS} from ${CALLS_WITH_OWNER} where c.txn = any($1::uuid[])`,
+    values: [txns],
+  });
+}
+
+/** Adds events to a call that this transaction has just inserted, so nobody else can change it. */
 async function appendEvents(tx: Tx, txn: string, events: readonly CallEvent[]): Promise<void> {
   await tx.run({
-    name: 'note-events',
+    name: 'append-events',
     text: 'update calls set events = events || $2::jsonb where txn = $1',
     values: [txn, JSON.stringify(events)],
   });
 }
 
-/** Whether it may be claimed only while something else stands. */
+/** Whether the claim depends on an open saga or the current epoch of a run. */
 function isBoundToRunOrSaga({ saga, run }: Intent): boolean {
   return saga !== null || run !== null;
 }
 
-/** One row a txn and batch; a txn twice in one batch is claimed by its first only. */
+/** Dedupes by txn within a batch; the first item wins. */
 function addIfAbsent<T extends { readonly txn: string }>(first: Map<string, T>, item: T): void {
   if (!first.has(item.txn)) first.set(item.txn, item);
 }
 
-function throwIfRefused(answer: ClaimResult | GatewayError): ClaimResult {
-  if (answer instanceof GatewayError) throw answer;
-  return answer;
+function throwIfRefused(result: ClaimResult | GatewayError): ClaimResult {
+  if (result instanceof GatewayError) throw result;
+  return result;
 }
 
 function toClaimResult(ours: boolean): ClaimResult {
-  return ours ? 'won' : 'taken';
+  return ours ? CLAIM_WON : CLAIM_TAKEN;
 }
 
 function parseTxns(text: string | null | undefined): ReadonlySet<string> {
   return new Set(text?.split(' '));
 }
 
-/** Ends the transaction of a claim that a limit, somebody's lock or the agent's past refuses. Its code is never told. */
+/** Rolls back the transaction of a refused claim. Never leaves this file; its code and message are never shown. */
 class ClaimRefused extends GatewayError {
-  readonly why: LimitExceeded | LockConflict | StaleDecision;
+  readonly refusal: LimitExceeded | LockConflict | StaleDecision;
 
-  constructor(why: LimitExceeded | LockConflict | StaleDecision) {
-    super('conflict', 'a limit is used up, something is locked, or more was done since');
-    this.why = why;
+  constructor(refusal: LimitExceeded | LockConflict | StaleDecision) {
+    super('conflict', 'A claim guard refused the claim.');
+    this.refusal = refusal;
   }
 }

@@ -1,107 +1,168 @@
 import { LedgerError } from '../../domain/errors.ts';
 import type { Queryable } from '../db.ts';
-import { RowArrayEncoder } from '../row-array.ts';
+import { type Column, createRowArrayEncoder, type FinishedRow, type RowWriter } from '../row-array.ts';
 import type { CallUpdate, Intent } from './calls.ts';
 
-/** The columns of `claim_row` and `change_row`, in their order: see migrations/0015_rows_of_a_batch.sql. */
-export const CLAIM_ROW_TYPE = { type: 'claim_row', columns: 26 } as const;
-export const CHANGE_ROW_TYPE = { type: 'change_row', columns: 24 } as const;
+/** The columns of the composite type `claim_row`, in its order: see migrations/0015_rows_of_a_batch.sql. */
+const CLAIM_COLUMNS = [
+  ['txn', 'uuid'],
+  ['agent', 'text'],
+  ['tool', 'text'],
+  ['key', 'text'],
+  ['identity', 'text'],
+  ['fingerprint', 'bytea'],
+  ['kind', 'text'],
+  ['state', 'text'],
+  ['owner', 'uuid'],
+  ['due_ms', 'float8'],
+  ['lifetime_ms', 'float8'],
+  ['policy_version', 'text'],
+  ['rule', 'text'],
+  ['args', 'text'],
+  ['request', 'text'],
+  ['sealed', 'bytea'],
+  ['entry', 'text'],
+  ['fence', 'int4'],
+  ['saga', 'uuid'],
+  ['depends_on', 'text'],
+  ['undo', 'text'],
+  ['undo_of', 'uuid'],
+  ['tries', 'int4'],
+  ['place', 'int4'],
+  ['run', 'uuid'],
+  ['epoch', 'int4'],
+] as const satisfies readonly Column[];
 
-/** The numbers that the rows' types have in a database. */
+/** The columns of the composite type `change_row`, in its order. */
+const CHANGE_COLUMNS = [
+  ['txn', 'uuid'],
+  ['fence', 'int4'],
+  ['evident', 'bool'],
+  ['state', 'text'],
+  ['attempt', 'int4'],
+  ['attempt_open', 'bool'],
+  ['unresolved', 'int4'],
+  ['unknown_ms', 'float8'],
+  ['custody', 'text'],
+  ['due_ms', 'float8'],
+  ['outcome', 'text'],
+  ['problem', 'text'],
+  ['detail', 'text'],
+  ['answer', 'text'],
+  ['evidence', 'text'],
+  ['resolved_by', 'text'],
+  ['leaf', 'bytea'],
+  ['event', 'text'],
+  ['entry', 'text'],
+  ['step', 'int4'],
+  ['before', 'text'],
+  ['undo_args', 'text'],
+  ['undo_sealed', 'bytea'],
+  ['undo_reason', 'text'],
+] as const satisfies readonly Column[];
+
+/** The composite types. A test compares their columns with the migrated database. */
+export const CLAIM_ROW_TYPE = { type: 'claim_row', columns: CLAIM_COLUMNS } as const;
+export const CHANGE_ROW_TYPE = { type: 'change_row', columns: CHANGE_COLUMNS } as const;
+
+/** The oids of the composite types. They differ from database to database. */
 export interface RowTypeOids {
   readonly claim: number;
   readonly change: number;
 }
 
+/** Reads the catalogue. A type never changes after its migration, so the answer holds as long as the database exists. */
 export async function readRowTypeOids(db: Queryable): Promise<RowTypeOids> {
   const [types] = await db.run<RowTypeOids>({
     name: 'row-types',
     text: `select '${CLAIM_ROW_TYPE.type}'::regtype::oid as claim, '${CHANGE_ROW_TYPE.type}'::regtype::oid as change`,
     values: [],
   });
-  if (types === undefined) throw new LedgerError('the ledger does not know the types of its rows', false);
+  if (types === undefined)
+    throw new LedgerError('PostgreSQL returned no oids for claim_row and change_row.', { isCommitUnknown: false });
   return types;
 }
 
-const CLAIM_ENCODER = new RowArrayEncoder(CLAIM_ROW_TYPE.columns);
-const UPDATE_ENCODER = new RowArrayEncoder(CHANGE_ROW_TYPE.columns);
+const CLAIM_ENCODER = createRowArrayEncoder(CLAIM_COLUMNS);
+const UPDATE_ENCODER = createRowArrayEncoder(CHANGE_COLUMNS);
 
-/** Rows are written in order of their txns, so that two batches never wait for each other. */
-export function encodeClaims(first: ReadonlyMap<string, Intent>, type: number): Buffer {
-  const intents = [...first.values()];
-  const places = intents.map((_, place) => place).sort((a, b) => compareByTxn(intents[a], intents[b]));
+/** Sorts the rows by txn. Every batch locks rows in this order, so two batches never wait for each other in a circle. */
+export function encodeClaims(claims: ReadonlyMap<string, Intent>, oid: number): Buffer {
+  const intents = [...claims.values()];
+  const positions = intents.map((_, position) => position).sort((a, b) => compareByTxn(intents[a], intents[b]));
   CLAIM_ENCODER.begin();
-  for (const place of places) encodeClaim(CLAIM_ENCODER, intents[place] as Intent, place);
-  return CLAIM_ENCODER.finish(type);
+  for (const position of positions) encodeClaim(CLAIM_ENCODER.beginRow(), intents[position] as Intent, position);
+  return CLAIM_ENCODER.finish(oid);
 }
 
-export function encodeUpdates(first: ReadonlyMap<string, CallUpdate>, type: number): Buffer {
+/** Sorts the rows by txn, for the same reason. */
+export function encodeUpdates(updates: ReadonlyMap<string, CallUpdate>, oid: number): Buffer {
   UPDATE_ENCODER.begin();
-  for (const change of [...first.values()].sort(compareByTxn)) encodeUpdate(UPDATE_ENCODER, change);
-  return UPDATE_ENCODER.finish(type);
+  for (const update of [...updates.values()].sort(compareByTxn)) encodeUpdate(UPDATE_ENCODER.beginRow(), update);
+  return UPDATE_ENCODER.finish(oid);
 }
 
 function compareByTxn(a: { readonly txn: string } | undefined, b: { readonly txn: string } | undefined): number {
   return (a?.txn ?? '') < (b?.txn ?? '') ? -1 : 1;
 }
 
-/** `place` is that among the claims of its batch: steps of a saga are numbered in the order they came in. */
-function encodeClaim(rows: RowArrayEncoder, intent: Intent, place: number): void {
+/** `position` is the order of arrival within the batch: steps of a saga get their ordinals in that order. */
+function encodeClaim(row: RowWriter<typeof CLAIM_COLUMNS>, intent: Intent, position: number): FinishedRow {
   const { request, dependsOn, undo, undoes } = intent;
-  rows.beginRow();
-  rows.writeUuid('txn', intent.txn);
-  rows.writeText(intent.agent);
-  rows.writeText(intent.tool);
-  rows.writeText(intent.key);
-  rows.writeText(intent.identity);
-  rows.writeBytea(intent.fingerprint);
-  rows.writeText(intent.kind);
-  rows.writeText(intent.state);
-  rows.writeUuid('owner', intent.owner);
-  rows.writeFloat8(intent.dueInMs);
-  rows.writeFloat8(intent.keyLifetimeMs);
-  rows.writeText(intent.policyVersion);
-  rows.writeText(intent.rule);
-  rows.writeText(intent.args);
-  rows.writeText(request === null ? null : JSON.stringify(request));
-  rows.writeBytea(intent.sealed);
-  rows.writeText(intent.entry);
-  rows.writeInt('fence', intent.fence);
-  rows.writeUuid('saga', intent.saga);
-  rows.writeText(dependsOn === null ? null : `{${dependsOn.join(',')}}`);
-  rows.writeText(undo === null ? null : JSON.stringify(undo));
-  rows.writeUuid('undo_of', undoes === null ? null : undoes.txn);
-  rows.writeInt('tries', undoes === null ? null : undoes.tries);
-  rows.writeInt('place', place);
-  rows.writeUuid('run', intent.run);
-  rows.writeInt('epoch', intent.epoch);
+  return row
+    .writeUuid('txn', intent.txn)
+    .writeText('agent', intent.agent)
+    .writeText('tool', intent.tool)
+    .writeText('key', intent.key)
+    .writeText('identity', intent.identity)
+    .writeBytea('fingerprint', intent.fingerprint)
+    .writeText('kind', intent.kind)
+    .writeText('state', intent.state)
+    .writeUuid('owner', intent.owner)
+    .writeFloat('due_ms', intent.dueInMs)
+    .writeFloat('lifetime_ms', intent.keyLifetimeMs)
+    .writeText('policy_version', intent.policyVersion)
+    .writeText('rule', intent.rule)
+    .writeText('args', intent.args)
+    .writeText('request', request === null ? null : JSON.stringify(request))
+    .writeBytea('sealed', intent.sealed)
+    .writeText('entry', intent.entry)
+    .writeInt('fence', intent.fence)
+    .writeUuid('saga', intent.saga)
+    .writeText('depends_on', dependsOn === null ? null : `{${dependsOn.join(',')}}`)
+    .writeText('undo', undo === null ? null : JSON.stringify(undo))
+    .writeUuid('undo_of', undoes === null ? null : undoes.txn)
+    .writeInt('tries', undoes === null ? null : undoes.tries)
+    .writeInt('place', position)
+    .writeUuid('run', intent.run)
+    .writeInt('epoch', intent.epoch);
 }
 
-function encodeUpdate(rows: RowArrayEncoder, change: CallUpdate): void {
-  const { event, undo } = change;
-  rows.beginRow();
-  rows.writeUuid('txn', change.txn);
-  rows.writeInt('fence', change.fence);
-  rows.writeBool(change.evident);
-  rows.writeText(change.state);
-  rows.writeInt('attempt', change.attempt);
-  rows.writeBool(change.attemptOpen);
-  rows.writeInt('unresolved', change.unresolved);
-  rows.writeFloat8(change.unknownSinceMs);
-  rows.writeText(change.custody);
-  rows.writeFloat8(change.dueInMs);
-  rows.writeText(change.outcome);
-  rows.writeText(change.problem);
-  rows.writeText(change.detail);
-  rows.writeText(change.answer);
-  rows.writeText(change.evidence);
-  rows.writeText(change.resolvedBy);
-  rows.writeBytea(change.leaf);
-  rows.writeText(event === null ? null : JSON.stringify([event]));
-  rows.writeText(change.entry);
-  rows.writeInt('step', change.step);
-  rows.writeText(undo === null ? null : undo.before);
-  rows.writeText(undo === null ? null : undo.args);
-  rows.writeBytea(undo === null ? null : undo.sealed);
-  rows.writeText(undo === null ? null : undo.reason);
+function encodeUpdate(row: RowWriter<typeof CHANGE_COLUMNS>, update: CallUpdate): FinishedRow {
+  const { event, undo } = update;
+  return row
+    .writeUuid('txn', update.txn)
+    .writeInt('fence', update.fence)
+    .writeBool('evident', update.isEvidence)
+    .writeText('state', update.state)
+    .writeInt('attempt', update.attempt)
+    .writeBool('attempt_open', update.attemptOpen)
+    .writeInt('unresolved', update.unresolved)
+    .writeFloat('unknown_ms', update.unknownSinceMs)
+    .writeText('custody', update.custody)
+    .writeFloat('due_ms', update.dueInMs)
+    .writeText('outcome', update.outcome)
+    .writeText('problem', update.problem)
+    .writeText('detail', update.detail)
+    .writeText('answer', update.answer)
+    .writeText('evidence', update.evidence)
+    .writeText('resolved_by', update.resolvedBy)
+    .writeBytea('leaf', update.leaf)
+    .writeText('event', event === null ? null : JSON.stringify([event]))
+    .writeText('entry', update.entry)
+    .writeInt('step', update.step)
+    .writeText('before', undo === null ? null : undo.before)
+    .writeText('undo_args', undo === null ? null : undo.args)
+    .writeBytea('undo_sealed', undo === null ? null : undo.sealed)
+    .writeText('undo_reason', undo === null ? null : undo.reason);
 }

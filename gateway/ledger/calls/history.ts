@@ -3,34 +3,34 @@ import type { Database, Queryable, Tx } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
 import { lockBucket } from './limits.ts';
 
-/** Whose past, as seen by which call. */
+/** The history of an agent, as one call sees it. */
 export interface HistoryRequest {
   readonly agent: string;
-  readonly questions: readonly HistoryQuery[];
-  /** The call that asks: it is no part of its own past. */
-  readonly besides: string | null;
-  /** Of a call that was claimed before: the past is that of its claim. Absent: now. */
+  readonly queries: readonly HistoryQuery[];
+  /** The asking call, which is not part of its own history. */
+  readonly exceptTxn: string | null;
+  /** The end of the history, for a call that was claimed earlier. Absent: now. */
   readonly asOf?: Date | undefined;
 }
 
 /**
- * Arguments as JSON that PostgreSQL reads: it refuses \u0000, which is in no number. A backslash that is escaped itself is
- * skipped with its pair, so that what follows it is not taken for the escape.
+ * The arguments without \u0000, which PostgreSQL's JSON refuses; no number contains it. The pattern skips an escaped backslash as
+ * a pair, so that `\\u0000`, a backslash and text, stays.
  */
 const READABLE_ARGS = `case when strpos(c.args, '\\u0000') = 0 then c.args
   else regexp_replace(c.args, '(\\\\\\\\)|\\\\u0000', '\\1', 'g') end`;
 
 /**
- * Counts what an agent did, over the index of its calls: whatever it did counts, under whichever rule and policies, and a call
- * that no rule asks about pays nothing for it. Left out is what provably had no effect, and what the gateway did by itself to
- * undo something. A negative amount counts as nothing; one that is erased by now, or no number, makes the sum unknown.
+ * Counts and sums the calls of an agent through the index of its calls, whatever rule or policy allowed them. Calls that provably
+ * had no effect, and compensations, do not count. A negative amount counts as zero. An erased amount, or one that is not a
+ * number, makes the sum unknown. Exact only under the lock of `lockAndReadHistory`; without it, a snapshot.
  */
 export async function readHistory(
   db: Queryable,
-  { agent, questions, besides, asOf }: HistoryRequest,
+  { agent, queries: questions, exceptTxn: besides, asOf }: HistoryRequest,
 ): Promise<History> {
   const rows = await db.run<{ place: number; calls: number; total: number | null; unknown: boolean }>({
-    name: 'read-past',
+    name: 'read-history',
     text: `select q.place::int as place, p.calls, p.total, p.unknown
       from unnest($2::text[], $3::float8[], $4::text[]) with ordinality as q(pattern, ms, path, place)
       cross join lateral (
@@ -43,7 +43,7 @@ export async function readHistory(
             and ($6::timestamptz is null or c.created_at <= $6) and c.tool like q.pattern
             and c.txn is distinct from $5::uuid and c.undo_of is null
             and c.state not in ('failed', 'rejected', 'expired', 'cancelled')
-          -- Arguments are read once, and not by each of those that ask.
+          -- Keeps the planner from inlining the subquery, which would parse the arguments once for each use.
           offset 0
         ) c
       ) p`,
@@ -66,36 +66,37 @@ export async function readHistory(
   );
 }
 
-/** Two at once of one agent: whoever has a long past, and asks often, must not keep the connections of all others busy. */
+/** Two reads of one agent at once: an agent with a long history must not occupy all connections. */
 const AGENT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
 
+/** Reads histories outside of claims, at most two of one agent at once. */
 export class HistoryReader {
   readonly #db: Database;
-  /** By agent; there are as many as the policies ever named. */
+  /** By agent. Policies name finitely many, so the map stays small. */
   readonly #queues = new Map<string, GroupCommit<HistoryRequest, History>>();
 
   constructor(db: Database) {
     this.#db = db;
   }
 
-  read(looking: HistoryRequest): Promise<History> {
-    let lane = this.#queues.get(looking.agent);
-    if (lane === undefined) {
-      lane = new GroupCommit({
+  read(request: HistoryRequest): Promise<History> {
+    let queue = this.#queues.get(request.agent);
+    if (queue === undefined) {
+      queue = new GroupCommit({
         ...AGENT_QUEUE,
-        run: (all) => Promise.all(all.map((each) => readHistory(this.#db, each))),
+        run: (requests) => Promise.all(requests.map((each) => readHistory(this.#db, each))),
       });
-      this.#queues.set(looking.agent, lane);
+      this.#queues.set(request.agent, queue);
     }
-    return lane.submit(looking);
+    return queue.submit(request);
   }
 }
 
 /**
- * The same in the transaction of a claim, behind the agent's row: whoever else claims under a rule that asks waits, and then
- * counts this call. So of two at once that would both be the last one allowed, one is not.
+ * Reads the history in the transaction of a claim, under a lock for the agent. Other claims whose rules use history wait for the
+ * lock and then count this call. So two concurrent calls cannot both be the last one allowed.
  */
-export async function lockAndReadHistory(tx: Tx, looking: HistoryRequest): Promise<History> {
-  await lockBucket(tx, `history/${looking.agent}`);
-  return readHistory(tx, looking);
+export async function lockAndReadHistory(tx: Tx, request: HistoryRequest): Promise<History> {
+  await lockBucket(tx, `history/${request.agent}`);
+  return readHistory(tx, request);
 }

@@ -1,50 +1,48 @@
-import type { Tx } from '../db.ts';
+import type { Queryable, Tx } from '../db.ts';
 
-/** One thing a call uses up: one of so many calls, or an amount of a budget, within a sliding window. */
+/** What one call uses of one limit: one call of a rate, or an amount of a budget, within a sliding window. */
 export interface LimitCharge {
   readonly kind: 'rate' | 'budget';
-  /** Whose limit it is: the same for every replica and across restarts. */
+  /** The id of the limit, the same on every replica and across restarts. */
   readonly bucket: string;
   readonly amount: number;
   readonly max: number;
   readonly perMs: number;
 }
 
+/** The limit that refuses a claim. */
 export interface LimitExceeded {
-  readonly spend: LimitCharge;
+  readonly kind: 'limit_exceeded';
+  readonly charge: LimitCharge;
   readonly used: number;
-  /** When enough of the window will have passed; null: never, the amount alone is too much. */
+  /** Time until the charge fits; null: never, because the amount alone exceeds the limit. */
   readonly waitMs: number | null;
 }
 
 /**
- * Counts a call against its limits, in the transaction of its claim. The buckets' rows are locked in one order, so the
- * count is exact whatever the number of replicas and no two calls wait for each other in a circle. What is counted and
- * then not claimed is rolled back with the claim.
+ * Charges a call to its limits, in the transaction of its claim. Each bucket row stays locked until the commit, so the count is
+ * exact with any number of replicas. Buckets are locked in one order, so two calls never wait in a circle. If the claim is
+ * refused, its charges are rolled back.
  */
 export async function chargeLimits(
   tx: Tx,
   txn: string,
-  spends: readonly LimitCharge[],
+  charges: readonly LimitCharge[],
 ): Promise<LimitExceeded | undefined> {
-  const inOrder = [...spends].sort((a, b) => (a.bucket < b.bucket ? -1 : 1));
+  const inOrder = [...charges].sort((a, b) => (a.bucket < b.bucket ? -1 : 1));
   let exceeded: LimitExceeded | undefined;
-  for (const spend of inOrder) {
-    await lockBucket(tx, spend.bucket);
-    await deleteExpiredCharges(tx, spend);
-    const { used, fits } = await readUsage(tx, spend);
+  for (const charge of inOrder) {
+    await lockBucket(tx, charge.bucket);
+    await deleteExpiredCharges(tx, charge);
+    const { used, fits } = await readUsage(tx, charge);
     if (!fits) {
-      // Of several, the one that lasts longest: whoever comes back after that finds none in the way.
-      const waitMs = await computeWaitMs(tx, spend);
+      // Reports the limit with the longest wait: after that wait, all of them have room.
+      const waitMs = await computeWaitMs(tx, charge);
       if (exceeded === undefined || waitOrInfinity(waitMs) > waitOrInfinity(exceeded.waitMs))
-        exceeded = { spend, used, waitMs };
+        exceeded = { kind: 'limit_exceeded', charge, used, waitMs };
       continue;
     }
-    await tx.run({
-      name: 'spend',
-      text: 'insert into spends (bucket, txn, amount) values ($1, $2, $3)',
-      values: [spend.bucket, txn, spend.amount],
-    });
+    await insertCharge(tx, txn, charge);
   }
   return exceeded;
 }
@@ -53,6 +51,19 @@ function waitOrInfinity(waitMs: number | null): number {
   return waitMs ?? Number.POSITIVE_INFINITY;
 }
 
+/** The caller holds the lock of the bucket, so no charge comes between the check and this insert. */
+async function insertCharge(tx: Tx, txn: string, { bucket, amount }: LimitCharge): Promise<void> {
+  await tx.run({
+    name: 'insert-charge',
+    text: 'insert into spends (bucket, txn, amount) values ($1, $2, $3)',
+    values: [bucket, txn, amount],
+  });
+}
+
+/**
+ * Locks the row of a bucket until the transaction ends, and creates it first if needed. If two transactions create it at the same
+ * moment, `on conflict do nothing` waits for the other; then both lock the same row, one after the other.
+ */
 export async function lockBucket(tx: Tx, bucket: string): Promise<void> {
   const lock = {
     name: 'lock-bucket',
@@ -61,25 +72,26 @@ export async function lockBucket(tx: Tx, bucket: string): Promise<void> {
   };
   if ((await tx.run(lock)).length > 0) return;
   await tx.run({
-    name: 'make-bucket',
+    name: 'insert-bucket',
     text: 'insert into limit_buckets values ($1) on conflict do nothing',
     values: [bucket],
   });
   await tx.run(lock);
 }
 
+/** Deletes charges outside of the window. Uses the clock at this moment: the transaction may have waited for the lock. */
 async function deleteExpiredCharges(tx: Tx, { bucket, perMs }: LimitCharge): Promise<void> {
   await tx.run({
-    name: 'forget-spends',
+    name: 'delete-expired-charges',
     text: `delete from spends where bucket = $1 and at <= clock_timestamp() - $2 * interval '1 ms'`,
     values: [bucket, perMs],
   });
 }
 
-/** Added up as the decimals they were written as: three times 0.1 fits into 0.3. */
+/** Whether the charge fits. Adds as decimals, so that three times 0.1 fits into 0.3. Exact under the lock of the bucket. */
 async function readUsage(tx: Tx, { bucket, amount, max }: LimitCharge): Promise<{ used: number; fits: boolean }> {
   const rows = await tx.run<{ used: number; fits: boolean }>({
-    name: 'used',
+    name: 'read-usage',
     text: `select used::float8 as used, used + $2::text::numeric <= $3::text::numeric as fits
       from (select coalesce(sum(amount::text::numeric), 0) as used from spends where bucket = $1) s`,
     values: [bucket, String(amount), String(max)],
@@ -87,7 +99,7 @@ async function readUsage(tx: Tx, { bucket, amount, max }: LimitCharge): Promise<
   return rows[0] ?? { used: 0, fits: false };
 }
 
-/** The oldest spends leave the window first: how long until enough of them have. */
+/** Time until enough of the oldest charges have left the window. Exact under the lock of the bucket. */
 async function computeWaitMs(tx: Tx, { bucket, amount, max, perMs }: LimitCharge): Promise<number | null> {
   if (amount > max) return null;
   const rows = await tx.run<{ wait: number }>({
@@ -101,13 +113,13 @@ async function computeWaitMs(tx: Tx, { bucket, amount, max, perMs }: LimitCharge
   return Math.max(0, rows[0]?.wait ?? perMs);
 }
 
-/** What is left of a limit, without counting anything: for explanations. */
+/** The current usage of a limit, for explanations. Reads without the lock, so it may be outdated on arrival. */
 export async function readCurrentUsage(
-  db: { run: Tx['run'] },
+  db: Queryable,
   { bucket, perMs }: Pick<LimitCharge, 'bucket' | 'perMs'>,
 ): Promise<number> {
   const rows = await db.run<{ used: number }>({
-    name: 'used-now',
+    name: 'read-current-usage',
     text: `select coalesce(sum(amount), 0)::float8 as used from spends where bucket = $1 and at > clock_timestamp() - $2 * interval '1 ms'`,
     values: [bucket, perMs],
   });

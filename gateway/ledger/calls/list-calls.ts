@@ -21,8 +21,8 @@ export interface CallPage {
 }
 
 /**
- * Rows before a cursor, in the order of a time and an id; without one, all of them. Always a comparison of rows and never
- * `is null or`: only so can a plan that was made once go through the index instead of through everything.
+ * Selects rows before a cursor, in the order of a time and an id; without a cursor, all rows. It is always a row comparison and
+ * never `is null or`, because only a row comparison lets a generic plan use the index.
  */
 export function buildCursorCondition(time: string, id: string, micros: string, last: string): string {
   const at = `case when ${micros}::bigint is null then 'infinity'::timestamptz
@@ -31,14 +31,14 @@ export function buildCursorCondition(time: string, id: string, micros: string, l
 }
 
 /**
- * Payloads of a page, in bytes. Somebody who looks must not stop a gateway that works: 200 calls may hold half a gigabyte. A page
- * ends with the item that reaches it, has one at least, and its cursor leads on.
+ * The limit of payload bytes of a page: 200 calls may hold half a gigabyte, and a listing must not stall the gateway. A page ends
+ * with the item that reaches the limit, so it has at least one item, and its cursor leads to the rest.
  */
 const MAX_PAGE_BYTES = 4 * 1024 * 1024;
 
 /**
- * The rows of `found` (an id, a time, how many bytes) that fit on a page, and how many were found. PostgreSQL measures a text without
- * unpacking it: what does not fit is never read.
+ * Marks the rows of `found` (id, time, bytes) that fit on a page, and counts all of them. PostgreSQL measures a text without
+ * unpacking it, so texts that do not fit are never read.
  */
 export function buildFittingQuery(id: string, time: string): string {
   return `select ${id}, count(*) over ()::int as found,
@@ -47,7 +47,7 @@ export function buildFittingQuery(id: string, time: string): string {
     from found`;
 }
 
-/** What was read of a page, without the row that only tells that there are more, and where the next page starts. */
+/** The items of a page and the cursor of the next page. The query reads one row beyond `limit` to see whether there is more. */
 export function toPage<Row extends { readonly position: string; readonly found: number }>(
   rows: readonly Row[],
   limit: number,
@@ -64,10 +64,13 @@ const CALL_BYTES_SQL = [
   'pg_column_size(c.events)',
 ].join(' + ');
 
-/** Few calls are open, whatever the size of the ledger: they are found among themselves. */
+/** Starts from the open calls: few calls are open, whatever the size of the ledger. */
 const OPEN_ONLY = 'c.txn = any (array(select txn from open_calls))';
 
-/** Newest first. The cursor is the position of the last row seen, so pages stay whole while calls come in. */
+/**
+ * Lists calls, newest first. The cursor is the position of the last row, so new calls do not shift the pages. Each combination of
+ * filters has its own statement, because one generic plan could not use the index of each filter. Locks nothing.
+ */
 export async function listCalls(db: Database, filter: CallFilter): Promise<CallPage> {
   const [micros, txn] = filter.cursor?.split('.') ?? [];
   const isOpen = filter.state !== undefined && !isFinalState(filter.state);
@@ -102,7 +105,7 @@ export async function listCalls(db: Database, filter: CallFilter): Promise<CallP
 
 const CURSOR_PATTERN = /^\d{1,16}\.[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
-/** Where a list begins that holds what came before a time. */
+/** A cursor that starts a list with the rows before a time. */
 export function buildCursorAt(time: Date): string {
   return `${time.getTime() * 1000}.00000000-0000-0000-0000-000000000000`;
 }

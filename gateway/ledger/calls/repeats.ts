@@ -3,21 +3,22 @@ import type { Database } from '../db.ts';
 import { groupByDatabase } from '../group-commit.ts';
 import { CALL_COLUMNS, type CallRow, toCall } from './call-row.ts';
 
-/** Every call without a key asks, refused ones too: no flood of those may take all connections. */
+/** Every call without a key reads repeats, even a refused one. A flood of calls must not take all connections. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 
+/** The newest call of a slot. A slot stands for all equal requests without a key. */
 export interface NewestRepeat {
   readonly generation: number;
   readonly txn: string;
-  /** Absent when a crash came between noting the generation and claiming the call, or the claim was released. */
+  /** Absent after a crash between recording the generation and claiming the call, or after the claim was released. */
   readonly call: Call | undefined;
   readonly msSinceDelivered: number | null;
 }
 
-/** The newest call of an identical wish without a key. */
+/** Finds the newest call of an equal request without a key. Reads a snapshot: `recordGeneration` keeps the newest in any order. */
 export const findNewestRepeat = groupByDatabase<string, NewestRepeat | undefined>(BATCH, async (db, slots) => {
   const rows = await db.run<RepeatRow>({
-    name: 'newest-repeat',
+    name: 'find-newest-repeat',
     text: `select r.slot, r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
         ${CALL_COLUMNS}
       from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn
@@ -35,20 +36,23 @@ function toNewestRepeat(row: RepeatRow): NewestRepeat {
   return { generation: row.generation, txn: row.slot_txn, call, msSinceDelivered: row.ms };
 }
 
-/** Notes a generation before its call is claimed. Older news never overwrites newer. */
+/** Records a generation before its call is claimed. The condition keeps an older generation from overwriting a newer one. */
 export async function recordGeneration(db: Database, slot: string, generation: number, txn: string): Promise<void> {
   await db.run({
-    name: 'note-generation',
+    name: 'record-generation',
     text: `insert into repeats (slot, generation, txn) values ($1, $2, $3)
       on conflict (slot) do update set generation = excluded.generation, txn = excluded.txn where repeats.generation < excluded.generation`,
     values: [slot, generation, txn],
   });
 }
 
-/** An answer was handed to the caller's connection. Until this is known, an identical call is taken for a retry. */
+/**
+ * Records that the answer was written to the caller's connection. Until then an equal call counts as a retry. Keeps the first
+ * time, and only of a settled call.
+ */
 export async function recordDelivery(db: Database, txn: string): Promise<void> {
   await db.run({
-    name: 'note-delivered',
+    name: 'record-delivery',
     text: `update calls set delivered_at = now() where txn = $1 and delivered_at is null and settled_at is not null`,
     values: [txn],
   });

@@ -1,48 +1,68 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { Database } from '../db.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
+import type { Database, Tx } from '../db.ts';
 
-/** What is left of a call without its payload is a tombstone. */
+/** Removes the payload of a call. The rest of the row is its tombstone. */
 const ERASE_ASSIGNMENTS = `args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]',
   undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()`;
 
-/** What was shown, said and told about calls that are `erased`. */
-const ERASE_RELATED_CTES = `forgotten as (
+/** Removes payloads from the approvals, votes and notices of the calls in `erased`. */
+const ERASE_RELATED_CTES = `erased_approvals as (
         update approvals a set shown = null from erased e where e.txn = a.txn
-      ), unsaid as (
+      ), erased_votes as (
         update votes v set reason = '' from erased e where e.txn = v.txn
-      ), untold as (
+      ), deleted_notices as (
         delete from notices n using erased e where e.txn = n.txn
       )`;
 
-/** Small enough that a sweep never holds row locks for long beside live calls. */
+/** Small, so that a sweep holds its row locks only briefly beside live calls. */
 const MAX_CALLS_PER_SWEEP = 500;
 
 /**
- * Erases the payloads of calls that were settled longer ago than `payloadsMs`; the row stays as a tombstone. The sweep
- * walks calls in the order they came; those still open when it passes are remembered and looked at again. Returns how
- * many calls it looked at: less than a full batch means it has caught up.
+ * Erases the payloads of calls that were settled longer than `payloadsMs` ago; the row stays as a tombstone. The sweep walks
+ * calls in the order of their creation. Calls that cannot be erased yet go to `sweep_later` and are tried again. Returns how
+ * many new calls it passed: fewer than a full batch means that it has caught up.
  */
 export async function eraseExpiredPayloads(db: Database, payloadsMs: number): Promise<number> {
   return db.transaction(async (tx) => {
-    const passed = await tx.run<{ txn: string; created_at: Date }>({
-      name: 'sweep-window',
-      text: `select c.txn from calls c
+    const txns = await lockSweepAndListCalls(tx, payloadsMs);
+    const erased = await eraseRipeCalls(tx, payloadsMs, txns);
+    if (erased > 0)
+      await insertAuditEntry(tx, buildAuditEntry('payloads_expired', { calls: erased, afterMs: payloadsMs }));
+    const last = txns.at(-1);
+    if (last !== undefined) await advanceSweep(tx, last);
+    return txns.length;
+  });
+}
+
+/** Lists the next calls of the sweep. Locks the row of the sweep, so that two replicas do not sweep the same calls. */
+async function lockSweepAndListCalls(tx: Tx, payloadsMs: number): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'sweep-window',
+    text: `select c.txn from calls c
         where (c.created_at, c.txn) > (coalesce((select through_at from sweeps where name = 'payloads' for update), '-infinity'), '00000000-0000-0000-0000-000000000000')
           and c.created_at < now() - $1 * interval '1 ms'
         order by c.created_at, c.txn limit ${MAX_CALLS_PER_SWEEP}`,
-      values: [payloadsMs],
-    });
-    const txns = passed.map((row) => row.txn);
-    const [swept] = await tx.run<{ erased: number }>({
-      name: 'sweep-erase',
-      text: `with candidates as (
+    values: [payloadsMs],
+  });
+  return rows.map((row) => row.txn);
+}
+
+/**
+ * Erases those calls, and calls of `sweep_later`, whose time has come. A call is kept while it is open, while its undo is due or
+ * running, or while its saga may still roll back. A settled call never reopens, and `erased_at is null` lets one replica erase it.
+ */
+async function eraseRipeCalls(tx: Tx, payloadsMs: number, txns: readonly string[]): Promise<number> {
+  const [swept] = await tx.run<{ erased: number }>({
+    name: 'sweep-erase',
+    text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (
             select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at < now() - $1 * interval '1 ms'
             where s.undo_state not in ('due', 'running')
               and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
             order by l.txn limit ${MAX_CALLS_PER_SWEEP}) l
         ), ripe as (
-          -- What may still have to be undone is kept.
+          -- Keeps payloads that an undo may still need.
           select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms'
             and c.undo_state not in ('due', 'running') and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
           from candidates join calls c using (txn)
@@ -56,36 +76,32 @@ export async function eraseExpiredPayloads(db: Database, payloadsMs: number): Pr
           insert into sweep_later select txn from ripe where not erase on conflict do nothing
         )
         select count(*)::int as erased from erased`,
-      values: [payloadsMs, txns],
-    });
-    const erased = swept?.erased ?? 0;
-    if (erased > 0) {
-      const entry = buildAuditEntry('payloads_expired', { calls: erased, afterMs: payloadsMs });
-      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
-    }
-    if (txns.length > 0) {
-      await tx.run({
-        name: 'sweep-mark',
-        text: `insert into sweeps (name, through_at) select 'payloads', created_at from calls where txn = $1
+    values: [payloadsMs, txns],
+  });
+  return swept?.erased ?? 0;
+}
+
+/** Moves the sweep to the creation time of this call. It never moves back, whichever replica commits last. */
+async function advanceSweep(tx: Tx, txn: string): Promise<void> {
+  await tx.run({
+    name: 'sweep-mark',
+    text: `insert into sweeps (name, through_at) select 'payloads', created_at from calls where txn = $1
           on conflict (name) do update set through_at = excluded.through_at where sweeps.through_at < excluded.through_at`,
-        values: [txns.at(-1)],
-      });
-    }
-    return txns.length;
+    values: [txn],
   });
 }
 
 /**
- * Erases payloads before their time, each with its entry in the log. Answers those it erased: not what is open, may still be
- * undone, or was erased before.
+ * Erases payloads before their time, each with its audit entry. Returns the erased txns. It skips calls that are open, may still
+ * be undone, or are erased already; the conditions and the update are one statement, so two requests erase a call once.
  */
 export async function eraseCalls(db: Database, calls: readonly { txn: string; entry: string }[]): Promise<string[]> {
   const rows = await db.run<{ txn: string }>({
     name: 'erase-calls',
-    text: `with wish as (
+    text: `with requested as (
         select * from unnest($1::uuid[], $2::text[]) as t(txn, entry)
       ), erased as (
-        update calls c set ${ERASE_ASSIGNMENTS} from wish w
+        update calls c set ${ERASE_ASSIGNMENTS} from requested w
         where c.txn = w.txn and c.settled_at is not null and c.erased_at is null and c.undo_state not in ('due', 'running')
           and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at is not null))
         returning c.txn, w.entry
@@ -100,53 +116,56 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
   return rows.map(({ txn }) => txn);
 }
 
-/** What an agent wrote about a saga that is over. */
+/** Erases the texts that an agent wrote about an ended saga. An ended saga never reopens. */
 export async function eraseSaga(db: Database, id: string): Promise<void> {
   await db.run({
-    name: 'forget-saga',
-    text: `with over as (
+    name: 'erase-saga',
+    text: `with ended as (
         update sagas set name = null, key = null, reason = null where id = $1 and ended_at is not null returning id
       )
-      delete from savepoints p using over o where p.saga = o.id`,
+      delete from savepoints p using ended o where p.saga = o.id`,
     values: [id],
   });
 }
 
-/** What an agent kept in its runs and wrote about its sagas that are over; from runs that go on nothing is taken away. */
+/** Erases the checkpoints of an agent's ended runs and the texts of its ended sagas. Runs that continue keep theirs. */
 export async function eraseAgent(db: Database, agent: string): Promise<void> {
   await db.run({
-    name: 'forget-agent',
-    text: `with runs_forgotten as (
+    name: 'erase-agent',
+    text: `with erased_runs as (
         update runs set checkpoint = null, checkpoint_at = null where agent = $1 and ended_at is not null
-      ), over as (
+      ), ended as (
         update sagas set name = null, key = null, reason = null where agent = $1 and ended_at is not null returning id
       )
-      delete from savepoints p using over o where p.saga = o.id`,
+      delete from savepoints p using ended o where p.saga = o.id`,
     values: [agent],
   });
 }
 
-/** Runs of an agent that go on, and keep what they keep. */
-export async function listUnfinishedRuns(db: Database, agent: string, most: number): Promise<string[]> {
+/** Lists runs of an agent that continue, so `eraseAgent` skipped them. A snapshot. */
+export async function listUnfinishedRuns(db: Database, agent: string, limit: number): Promise<string[]> {
   const rows = await db.run<{ id: string }>({
     name: 'unfinished-runs',
     text: 'select id from runs where agent = $1 and ended_at is null order by id limit $2',
-    values: [agent, most],
+    values: [agent, limit],
   });
   return rows.map(({ id }) => id);
 }
 
-/** Checkpoints of runs that ended longer ago than payloads are kept. */
+/** Erases the checkpoints of runs that ended longer ago than payloads are kept. A run that is taken again has no `ended_at`. */
 export async function eraseRunCheckpoints(db: Database, payloadsMs: number): Promise<void> {
   await db.run({
-    name: 'forget-checkpoints',
+    name: 'erase-run-checkpoints',
     text: `update runs set checkpoint = null, checkpoint_at = null
       where ended_at < now() - $1 * interval '1 ms' and checkpoint is not null`,
     values: [payloadsMs],
   });
 }
 
-/** Drops tombstones older than `keysMs`. Only if the operator set a limit: afterwards an old key is new again. */
+/**
+ * Deletes tombstones older than `keysMs`, with everything that refers to them. Runs only if the operator set a limit, because an
+ * old key is then new again. `skip locked` leaves calls that another replica is deleting to that replica.
+ */
 export async function dropTombstones(db: Database, keysMs: number): Promise<number> {
   const rows = await db.run<{ txn: string }>({
     name: 'drop-tombstones',
@@ -155,15 +174,15 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
           select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
           order by created_at limit ${MAX_CALLS_PER_SWEEP} for update skip locked)
         returning txn
-      ), approvals_too as (
+      ), dropped_approvals as (
         delete from approvals a using dropped d where a.txn = d.txn
-      ), votes_too as (
+      ), dropped_votes as (
         delete from votes v using dropped d where v.txn = d.txn
-      ), joins_too as (
+      ), dropped_joins as (
         delete from joins j using dropped d where j.txn = d.txn
-      ), aliases_too as (
+      ), dropped_aliases as (
         delete from aliases a using dropped d where a.txn = d.txn
-      ), sagas_too as (
+      ), dropped_sagas as (
         delete from sagas where id in (select id from sagas where created_at < now() - $1 * interval '1 ms' and ended_at < now() - $1 * interval '1 ms'
           and not exists (select 1 from calls c where c.saga = sagas.id and c.erased_at is null) order by created_at limit ${MAX_CALLS_PER_SWEEP})
       )

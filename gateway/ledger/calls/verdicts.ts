@@ -4,6 +4,7 @@ import type { Call } from '../../domain/calls/call.ts';
 import type { Database } from '../db.ts';
 import type { UndoArguments } from './calls.ts';
 
+/** A person's verdict about a call in doubt. */
 export interface DoubtResolution {
   readonly verdict: 'applied' | 'not_applied' | 'retry';
   readonly person: string;
@@ -14,8 +15,8 @@ export interface DoubtResolution {
 }
 
 /**
- * Writes a person's verdict. The fence grows, so whoever had the call in hand can change nothing more. False: the call is
- * no longer in the doubt that the person saw.
+ * Writes a person's verdict. The fence grows, so the former owner can change nothing more. Returns false if the call is no longer
+ * in the doubt that the person saw: the fence, the state and (unless the verdict is "applied") the attempt must be unchanged.
  */
 export async function recordResolution(db: Database, call: Call, verdict: DoubtResolution): Promise<boolean> {
   const event = {
@@ -26,13 +27,13 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
     reason: verdict.reason,
   };
   const state = verdict.verdict === 'applied' ? 'succeeded' : verdict.verdict === 'not_applied' ? 'failed' : 'in_doubt';
-  const final = state !== 'in_doubt';
+  const isFinal = state !== 'in_doubt';
   const rows = await db.run<{ txn: string }>({
     name: 'apply-verdict',
     text: `with judged as (
         update calls set
           state = $3, fence = fence + 1,
-          -- A retry vouches that nothing happened so far, except where the upstream's own key makes that needless.
+          -- A retry asserts that nothing happened so far. A call with an upstream key needs no such assertion.
           unresolved = case when $3 = 'in_doubt' and kind = 'key' then unresolved else 0 end,
           round_from = case when $3 = 'in_doubt' then attempt else round_from end,
           round_at = case when $3 = 'in_doubt' then now() else round_at end,
@@ -55,9 +56,8 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
         delete from open_calls o using judged j where o.txn = j.txn and $4
       ), due as (
         update open_calls o set owner = null, due_at = now() from judged j where o.txn = j.txn and not $4
-      ), going_on as (
-        -- What it undoes is held up by the doubt and looked at now and then: now. Where nobody looks any more, because the saga
-        -- was closed by hand, nothing goes on.
+      ), resumed as (
+        -- The doubt of this compensation held up an undo task: makes the task due now. A saga closed by hand has no task left.
         update undo_work w set due_at = now() from judged j where w.id in (j.undo_of, j.saga) and j.undo_of is not null
       ), logged as (
         insert into audit_queue (entry) select $10 from judged
@@ -67,7 +67,7 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
       call.txn,
       call.fence,
       state,
-      final,
+      isFinal,
       verdict.reason,
       verdict.answer === null ? null : JSON.stringify(verdict.answer),
       verdict.person,
@@ -83,10 +83,10 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
   return rows.length === 1;
 }
 
-/** Whether every process that ever held this call let go of it or is known to have ended. */
+/** Whether every former owner that lost this call is known to have ended. An ended process never sends again. */
 export async function areSendersGone(db: Database, txn: string): Promise<boolean> {
   const rows = await db.run<{ gone: boolean }>({
-    name: 'sender-is-gone',
+    name: 'are-senders-gone',
     text: `select coalesce(bool_and(p.ended_at is not null), true) as gone
       from calls c cross join lateral jsonb_array_elements(c.events) e
       join processes p on p.id = (e->>'from')::uuid

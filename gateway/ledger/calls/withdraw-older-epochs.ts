@@ -6,52 +6,68 @@ import type { Tx } from '../db.ts';
 interface RecalledCall {
   readonly txn: string;
   readonly state: string;
-  readonly idle: boolean;
+  /** No attempt is open or unknown, so the call certainly had no effect. */
+  readonly isIdle: boolean;
 }
 
 /**
- * What older epochs of a run have not sent ends here: held calls, which a person could still approve, and calls between two
- * attempts of which nothing is unknown. Of the rest nothing more is sent, except to find out; they keep the run undrained.
- * Calls are locked before who looks after them, as whoever settles one does it. Answers the calls that were ended.
+ * Ends the unsent calls of older epochs of a run: held calls, and calls between two attempts without an unknown attempt. The
+ * other calls of older epochs send nothing more, except to resolve a doubt; until they end, the run is not drained. Returns the
+ * ended calls. Locks calls before their open calls, in the order of a settlement, so that the two never wait in a circle.
  */
-export async function withdrawOlderEpochs(tx: Tx, fence: RunEpoch): Promise<readonly string[]> {
-  const why = `its run was taken over, in epoch ${fence.epoch}`;
-  const held = await endOlderHeldCalls(tx, fence, why);
-  const idle = (await recallOlderCalls(tx, fence)).filter((call) => call.idle);
+export async function withdrawOlderEpochs(tx: Tx, runEpoch: RunEpoch): Promise<readonly string[]> {
+  const why = `its run was taken over, in epoch ${runEpoch.epoch}`;
+  const held = await endOlderHeldCalls(tx, runEpoch, why);
+  const idle = (await recallOlderCalls(tx, runEpoch)).filter((call) => call.isIdle);
   if (idle.length > 0) await endIdleCalls(tx, idle, why);
   return [...held, ...idle.map(({ txn }) => txn)];
 }
 
-async function endOlderHeldCalls(tx: Tx, { run, epoch }: RunEpoch, why: string): Promise<readonly string[]> {
-  const held = await tx.run<{ txn: string }>({
-    name: 'held-below',
-    text: `select c.txn from open_calls o join calls c on c.txn = o.txn
-      where o.run = $1 and c.epoch < $2 and c.state = 'held' order by c.txn`,
-    values: [run, epoch],
-  });
+async function endOlderHeldCalls(tx: Tx, runEpoch: RunEpoch, why: string): Promise<readonly string[]> {
   const ended: string[] = [];
-  for (const { txn } of held)
+  for (const txn of await listOlderHeldCalls(tx, runEpoch))
     if (await endHeldCall(tx, txn, 'cancelled', why, buildAuditEntry('call_cancelled', { txn, why }))) ended.push(txn);
   return ended;
 }
 
-async function recallOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<readonly RecalledCall[]> {
-  const values = [run, epoch];
+/** The run is locked, so no older epoch can claim more calls. `endHeldCall` decides again whether each is still held. */
+async function listOlderHeldCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'list-older-held',
+    text: `select c.txn from open_calls o join calls c on c.txn = o.txn
+      where o.run = $1 and c.epoch < $2 and c.state = 'held' order by c.txn`,
+    values: [run, epoch],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+async function recallOlderCalls(tx: Tx, runEpoch: RunEpoch): Promise<readonly RecalledCall[]> {
+  await lockOlderCalls(tx, runEpoch);
+  return fenceOlderCalls(tx, runEpoch);
+}
+
+/** Locks the calls in order of txn, as every batch does. The update below would lock them in any order. */
+async function lockOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<void> {
   await tx.run({
-    name: 'lock-below',
+    name: 'lock-older',
     text: `select txn from calls where txn in (select txn from open_calls where run = $1) and epoch < $2 and settled_at is null and not fenced
       order by txn for update`,
-    values,
-  });
-  return tx.run<RecalledCall>({
-    name: 'fence-below',
-    text: `update calls set recalled = true, fenced = true
-      where txn in (select txn from open_calls where run = $1) and epoch < $2 and settled_at is null and not fenced
-      returning txn, state, not attempt_open and unresolved = 0 as idle`,
-    values,
+    values: [run, epoch],
   });
 }
 
+/** From its commit on, updates refuse new attempts of these calls. The rows are locked, so none is updated in between. */
+function fenceOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<readonly RecalledCall[]> {
+  return tx.run<RecalledCall>({
+    name: 'fence-older',
+    text: `update calls set recalled = true, fenced = true
+      where txn in (select txn from open_calls where run = $1) and epoch < $2 and settled_at is null and not fenced
+      returning txn, state, not attempt_open and unresolved = 0 as "isIdle"`,
+    values: [run, epoch],
+  });
+}
+
+/** Ends idle calls without effect, with their audit entries. The rows are locked, so they are still idle. */
 async function endIdleCalls(tx: Tx, idle: readonly RecalledCall[], why: string): Promise<void> {
   const ends = idle.map(({ txn, state }) => {
     const as = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';

@@ -1,12 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { GatewayError } from '../../domain/errors.ts';
-import type { Database, Statement } from '../db.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
+import type { Database, Statement, Tx } from '../db.ts';
 import type { Lease } from '../process-lease.ts';
 
 /**
- * `all`, `agent:<name>`, `tool:<name>` are frozen; `breaker:<upstream>` is opened by hand, and `closed:<upstream>` keeps when
- * it was last closed by hand, so that every process forgets what it had counted. `call:<txn>` is a step that was about to be
- * sent when its saga was rolled back.
+ * What a flag applies to. `all`, `agent:<name>` and `tool:<name>` are freezes. `breaker:<upstream>` is a breaker opened by hand.
+ * `closed:<upstream>` keeps the time when a breaker was closed by hand, so that every process resets its counts. `call:<txn>`
+ * recalls a step that was about to be sent when its saga was rolled back.
  */
 export type ControlFlagScope =
   | 'all'
@@ -25,13 +26,13 @@ export interface ControlFlag {
 
 const POLL_MS = 150;
 const ACK_POLL_MS = 25;
-/** Longer than a lease: by then a process that still has not looked has lost its right to send. */
+/** Longer than a lease: a process that has not acknowledged by then has lost its right to send. */
 const ACK_TIMEOUT_MS = 10_000;
 
 /**
- * The switches that people throw. Each process keeps them in memory and looks for a new version several times a second;
- * whoever throws one is answered when every process that may still send has said that it saw it. Checking costs a call
- * nothing, and no process can have missed it: one that cannot look loses its lease, and with it the right to send.
+ * The control flags: freezes, breakers opened by hand, recalls. Each process keeps them in memory and polls for a new version
+ * several times a second. A change returns when every process that may still send has acknowledged it. So a check costs a call
+ * nothing, and no process misses a flag: a process that cannot poll loses its lease, and with it the right to send.
  */
 export class ControlFlags {
   readonly #db: Database;
@@ -67,7 +68,7 @@ export class ControlFlags {
     this.#breakerClosedListener = listener;
   }
 
-  /** Heard before this process says that it saw a change. */
+  /** The listener runs before this process acknowledges a change. */
   onChange(listener: () => void): void {
     this.#changeListener = listener;
   }
@@ -81,29 +82,32 @@ export class ControlFlags {
   }
 
   /**
-   * Whether this process may send under that lease at all: it holds it, and has looked at the switches since it took it.
-   * A process that slept through a freeze takes a new lease when it wakes, and must not use it before it has looked.
+   * Whether this process may send under this lease: it holds the lease and has read the flags since it took it. A process that
+   * slept through a freeze takes a new lease when it wakes, and must not send before it has read the flags.
    */
   canSend(owner: string): boolean {
     return this.#acknowledged.lease === owner && this.#lease.holds(owner);
   }
 
-  /** Whether a step was called back while it was about to be sent. */
+  /** Whether a rollback recalled this step while it was about to be sent. */
   isRecalled(txn: string): boolean {
     return this.#flags.size > 0 && this.#flags.has(`call:${txn}`);
   }
 
-  /** What freezes a call of this agent and tool, if anything does. */
+  /** Finds the freeze that applies to a call of this agent and tool. */
   findFreeze(agent: string, tool: string): ControlFlag | undefined {
     if (this.#flags.size === 0) return undefined;
     return this.#flags.get('all') ?? this.#flags.get(`agent:${agent}`) ?? this.#flags.get(`tool:${tool}`);
   }
 
-  /** On, and every process knows. Again is fine and keeps the first reason. */
+  /**
+   * Sets a flag and waits until every process has acknowledged it. The first setter's reason is kept: `on conflict do nothing`
+   * makes a repeat, or a concurrent second setter, change nothing.
+   */
   async set(scope: ControlFlagScope, by: string, reason: string, entry: string): Promise<void> {
     await this.#apply(
       {
-        name: 'throw-switch',
+        name: 'set-control-flag',
         text: 'insert into switches (scope, by, reason) values ($1, $2, $3) on conflict do nothing returning scope',
         values: [scope, by, reason],
       },
@@ -111,7 +115,10 @@ export class ControlFlags {
     );
   }
 
-  /** A breaker is closed by hand: no longer held open, and what was counted is forgotten everywhere. */
+  /**
+   * Closes a breaker by hand: it is no longer held open, and every process resets its counts. Deleting one flag and writing the
+   * other is one statement, so no process sees only one of the two.
+   */
   async closeBreaker(upstream: string, by: string, reason: string, entry: string): Promise<void> {
     await this.#apply(
       {
@@ -125,31 +132,27 @@ export class ControlFlags {
     );
   }
 
-  /** Off again. */
+  /** Clears a flag and waits until every process has acknowledged it. Clearing it twice is harmless. */
   async clear(scope: ControlFlagScope, entry: string): Promise<void> {
     await this.#apply(
-      { name: 'release-switch', text: 'delete from switches where scope = $1 returning scope', values: [scope] },
+      { name: 'clear-control-flag', text: 'delete from switches where scope = $1 returning scope', values: [scope] },
       entry,
     );
   }
 
-  /** No switch, but something that processes may remember is gone: when this returns, all of them have forgotten it. */
+  /** Raises the version without a flag. When this returns, every process has dropped what it cached of erased data. */
   async broadcastChange(entry: string): Promise<void> {
     await this.#apply(undefined, entry);
   }
 
   async #apply(statement: Statement | undefined, entry: string): Promise<void> {
     const version = await this.#db.transaction(async (tx) => {
-      const [now] = await tx.run<{ version: string }>({
-        name: 'bump-switches',
-        text: 'update switch_version set version = version + 1 returning version',
-        values: [],
-      });
+      const raised = await raiseVersion(tx);
       if (statement !== undefined) await tx.run(statement);
-      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
-      return now?.version ?? '0';
+      await insertAuditEntry(tx, entry);
+      return raised;
     });
-    // One that began before the change may not have seen it.
+    // A refresh that began before the commit may not have seen the change. Wait for it, then refresh again.
     await this.#refreshing?.catch(() => {});
     await this.#refreshOnce();
     await this.#awaitAcknowledgements(version);
@@ -158,22 +161,17 @@ export class ControlFlags {
   async #awaitAcknowledgements(version: string): Promise<void> {
     const until = performance.now() + ACK_TIMEOUT_MS;
     for (;;) {
-      const behind = await this.#db.run({
-        name: 'who-has-not-seen',
-        text: 'select id from processes where switches_seen < $1 and lease_until > now() and ended_at is null limit 1',
-        values: [version],
-      });
-      if (behind.length === 0) return;
+      if (!(await hasUnacknowledged(this.#db, version))) return;
       if (performance.now() > until)
         throw new GatewayError(
           'internal',
-          'The switch is thrown, but not every replica has said that it saw it. Ask again.',
+          'The change is in force, but not every replica has acknowledged it. Send the request again to wait for them.',
         );
       await sleep(ACK_POLL_MS);
     }
   }
 
-  /** One at a time: an older look that ends later must not undo what a newer one saw. */
+  /** One refresh at a time: an older refresh that ends later must not overwrite a newer one. */
   #refreshOnce(): Promise<void> {
     this.#refreshing ??= this.#refresh().finally(() => {
       this.#refreshing = undefined;
@@ -183,31 +181,67 @@ export class ControlFlags {
 
   async #refresh(): Promise<void> {
     const lease = this.#lease.id;
-    const [current] = await this.#db.run<{ version: string }>({
-      name: 'switch-version',
-      text: 'select version from switch_version',
-      values: [],
-    });
-    const version = current?.version ?? '0';
+    // The version is read before the flags, so it can only be too old for them, never too new.
+    const version = await readVersion(this.#db);
     if (lease === '' || (version === this.#acknowledged.version && lease === this.#acknowledged.lease)) return;
-    const rows = await this.#db.run<ControlFlag>({
-      name: 'switches',
-      text: 'select scope, by, reason, at from switches',
-      values: [],
-    });
+    const rows = await readFlags(this.#db);
     const before = this.#flags;
     this.#flags = new Map(rows.map((row) => [row.scope, row]));
     for (const { scope, at } of rows) {
-      const isNews = this.#acknowledged.version !== '' && before.get(scope)?.at.getTime() !== at.getTime();
-      if (scope.startsWith('closed:') && isNews) this.#breakerClosedListener(scope.slice('closed:'.length));
+      const isNew = this.#acknowledged.version !== '' && before.get(scope)?.at.getTime() !== at.getTime();
+      if (scope.startsWith('closed:') && isNew) this.#breakerClosedListener(scope.slice('closed:'.length));
     }
     this.#changeListener();
-    // Said only after it is in force here. A version read before the switches can only be too old, never too new.
-    await this.#db.run({
-      name: 'saw-switches',
-      text: 'update processes set switches_seen = greatest(switches_seen, $2) where id = $1',
-      values: [lease, version],
-    });
+    // Acknowledges only after the flags are in force here.
+    await acknowledgeVersion(this.#db, lease, version);
     this.#acknowledged = { version, lease };
   }
+}
+
+/** Raises the version. The row lock makes concurrent changes commit one after another, in the order of their versions. */
+async function raiseVersion(tx: Tx): Promise<string> {
+  const [row] = await tx.run<{ version: string }>({
+    name: 'raise-flags-version',
+    text: 'update switch_version set version = version + 1 returning version',
+    values: [],
+  });
+  return row?.version ?? '0';
+}
+
+/** Whether a process that may still send has not acknowledged the version. A lapsed process cannot send, so it does not count. */
+async function hasUnacknowledged(db: Database, version: string): Promise<boolean> {
+  const rows = await db.run({
+    name: 'find-unacknowledged',
+    text: 'select id from processes where switches_seen < $1 and lease_until > now() and ended_at is null limit 1',
+    values: [version],
+  });
+  return rows.length > 0;
+}
+
+/** Reads one row without locking: a version that commits later is found by the next poll. */
+async function readVersion(db: Database): Promise<string> {
+  const [row] = await db.run<{ version: string }>({
+    name: 'read-flags-version',
+    text: 'select version from switch_version',
+    values: [],
+  });
+  return row?.version ?? '0';
+}
+
+/** Reads all flags in one snapshot, which includes every change up to the version that was read before. */
+function readFlags(db: Database): Promise<readonly ControlFlag[]> {
+  return db.run<ControlFlag>({
+    name: 'read-flags',
+    text: 'select scope, by, reason, at from switches',
+    values: [],
+  });
+}
+
+/** Records that this process has read the version. `greatest` keeps a late statement from lowering it. */
+async function acknowledgeVersion(db: Database, lease: string, version: string): Promise<void> {
+  await db.run({
+    name: 'acknowledge-flags',
+    text: 'update processes set switches_seen = greatest(switches_seen, $2) where id = $1',
+    values: [lease, version],
+  });
 }

@@ -1,118 +1,158 @@
 import { isPrefixLock, type LockMode, type LockScope, listCoveringPrefixes } from '../../domain/controls/lock.ts';
 import { GatewayError } from '../../domain/errors.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
 import type { Database, Queryable, Tx } from '../db.ts';
 
-/** One thing that a call locks. */
+/** One resource that a call locks. */
 export interface RequestedLock {
-  /** Its name, each segment hashed: the same for everybody who means the same thing. */
+  /** The name with each segment hashed. Equal names give equal hashes for every agent. */
   readonly resource: string;
-  readonly shown: string;
+  /** The name as people see it, with secrets redacted. */
+  readonly displayName: string;
   readonly mode: LockMode;
   readonly for: LockScope;
 }
 
-/** Everything that a call locks: all of it or nothing. */
+/** All locks of a call. They are taken together or not at all. */
 export interface LockRequest {
   readonly txn: string;
   readonly agent: string;
   readonly tool: string;
   readonly saga: string | null;
   readonly run: string | null;
-  readonly wishes: readonly RequestedLock[];
+  readonly locks: readonly RequestedLock[];
 }
 
-/** Somebody else holds what a call wants to lock. */
+/** Another call, saga or run holds a lock that the call needs. */
 export interface LockConflict {
+  readonly kind: 'lock_conflict';
   readonly wanted: string;
   readonly since: Date;
 }
 
+/** All locks of a call are taken. Every later grant has a larger token. */
+export interface LockGrant {
+  readonly kind: 'lock_grant';
+  readonly token: number;
+}
+
+/** The call is final, or another process owns it. */
+export interface CallLost {
+  readonly kind: 'call_lost';
+}
+
 /**
- * Takes all locks of a call, in the transaction of its claim or right before its first attempt. The gates of the names are
- * locked first, in order, so nobody can take a conflicting one meanwhile and no two wait for each other in a circle. What the
- * call's own saga or run holds is not in its way. Answers the token, or who was first; then nothing was written.
+ * Takes all locks of a call, in the transaction of its claim or right before its first attempt. First it locks the gates of the
+ * names, in order. So no conflicting lock appears before the commit, and two calls never wait in a circle. Locks of the call's
+ * own saga or run do not conflict. On a conflict nothing is written.
  */
-export async function takeLocks(tx: Tx, order: LockRequest): Promise<{ readonly token: number } | LockConflict> {
-  // Run and saga before gates, as a claim that is bound to them does: two that meet must not wait for each other.
-  const lasting = await keepOpenHolders(tx, order);
-  await lockGates(tx, [...new Set(order.wishes.flatMap(({ resource }) => listGates(resource)))].sort());
-  const taken = await findConflict(tx, order);
-  if (taken !== undefined) return taken;
+export async function takeLocks(tx: Tx, request: LockRequest): Promise<LockGrant | LockConflict> {
+  // Run and saga are locked before gates, in the order of a claim that is bound to them.
+  const openHolders = await keepOpenHolders(tx, request);
+  await lockGates(tx, [...new Set(request.locks.flatMap(({ resource }) => listGates(resource)))].sort());
+  const conflict = await findConflict(tx, request);
+  if (conflict !== undefined) return conflict;
+  const token = await drawToken(tx);
+  await insertLocks(tx, openHolders, token);
+  await recordToken(tx, request.txn, token);
+  return { kind: 'lock_grant', token };
+}
+
+/** Draws the fencing token. The gates are locked, so of two conflicting grants the later one has the larger token. */
+async function drawToken(tx: Tx): Promise<number> {
   const [drawn] = await tx.run<{ token: string }>({
     name: 'draw-token',
     text: `select nextval('lock_tokens') as token`,
     values: [],
   });
-  const token = Number(drawn?.token);
-  await insertLocks(tx, lasting, token);
-  await tx.run({
-    name: 'note-locks',
-    text: `with noted as (update calls set lock_token = $2 where txn = $1)
-      update open_calls set locked = true where txn = $1`,
-    values: [order.txn, token],
-  });
-  return { token };
+  return Number(drawn?.token);
 }
 
-/** The same for a call that is open already: one that waited for a person, or whose tool got locks since. */
+/** Marks the open call as locked, so that a trigger deletes its locks when it ends. This transaction holds the call. */
+async function recordToken(tx: Tx, txn: string, token: number): Promise<void> {
+  await tx.run({
+    name: 'record-lock-token',
+    text: `with recorded as (update calls set lock_token = $2 where txn = $1)
+      update open_calls set locked = true where txn = $1`,
+    values: [txn, token],
+  });
+}
+
+/** Takes the locks of a call that is already open: it was held, or its tool has declared locks since the claim. */
 export async function takeLocksOfOpenCall(
   db: Database,
-  order: LockRequest,
+  request: LockRequest,
   holder: { readonly fence: number; readonly entry: string },
-): Promise<{ readonly token: number } | LockConflict | 'elsewhere'> {
+): Promise<LockGrant | LockConflict | CallLost> {
   return db.transaction(async (tx) => {
-    // As everywhere: run and saga, then the call, then gates.
-    await keepOpenHolders(tx, order);
-    const mine = await tx.run({
-      name: 'lock-mine',
-      text: 'select txn from calls where txn = $1 and fence = $2 and settled_at is null for update',
-      values: [order.txn, holder.fence],
-    });
-    if (mine.length === 0) return 'elsewhere';
-    const taken = await takeLocks(tx, order);
-    if ('token' in taken)
-      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [holder.entry] });
-    return taken;
+    // The lock order is the same everywhere: run, saga, call, gates.
+    await keepOpenHolders(tx, request);
+    if (!(await lockOwnCall(tx, request.txn, holder.fence))) return { kind: 'call_lost' };
+    const result = await takeLocks(tx, request);
+    if (result.kind === 'lock_grant') await insertAuditEntry(tx, holder.entry);
+    return result;
   });
 }
 
-/** Only what is not over can hold something beyond its call: what ends later lets go, what ended before never would. */
-async function keepOpenHolders(tx: Tx, order: LockRequest): Promise<LockRequest> {
-  const isFor = (scope: LockScope) => order.wishes.some((wish) => wish.for === scope);
-  const { saga, run } = order;
+/** Locks the call if it is open and still has this fence. Returns false if it is final or another process owns it. */
+async function lockOwnCall(tx: Tx, txn: string, fence: number): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'lock-own-call',
+    text: 'select txn from calls where txn = $1 and fence = $2 and settled_at is null for update',
+    values: [txn, fence],
+  });
+  return rows.length > 0;
+}
+
+/**
+ * Drops a saga or run that has ended: its end has already released its locks, so a new lock would stay for ever. The row of an
+ * open one is locked until the commit, so it cannot end before the locks are written.
+ */
+async function keepOpenHolders(tx: Tx, request: LockRequest): Promise<LockRequest> {
+  const isFor = (scope: LockScope) => request.locks.some((lock) => lock.for === scope);
+  const { saga, run } = request;
   return {
-    ...order,
+    ...request,
     saga: saga !== null && isFor('saga') && (await isOpenSaga(tx, saga)) ? saga : null,
     run: run !== null && isFor('run') && (await isOpenRun(tx, run)) ? run : null,
   };
 }
 
+/** The shared lock keeps the saga open until the commit, and lets other calls of the saga take locks too. */
 async function isOpenSaga(tx: Tx, id: string): Promise<boolean> {
   const rows = await tx.run({
-    name: 'keep-saga-open',
+    name: 'lock-open-saga',
     text: 'select id from sagas where id = $1 and ended_at is null for share',
     values: [id],
   });
   return rows.length > 0;
 }
 
+/** The shared lock keeps the run open until the commit, and lets other calls of the run take locks too. */
 async function isOpenRun(tx: Tx, id: string): Promise<boolean> {
   const rows = await tx.run({
-    name: 'keep-run-open',
+    name: 'lock-open-run',
     text: 'select id from runs where id = $1 and ended_at is null for share',
     values: [id],
   });
   return rows.length > 0;
 }
 
-/** By the first digits of the first two segments, which are hashes; a prefix right below the first has all of its gates. */
+/**
+ * The gates of a name: rows that stand for parts of the name space. The first digits of the first two hashed segments choose the
+ * gate. A prefix lock right below the first segment covers all sixteen gates of that segment.
+ */
 function listGates(resource: string): string[] {
   const [first = '', second] = resource.split('/');
-  const of = first.slice(0, 2);
-  if (second === '*') return [...'0123456789abcdef'].map((digit) => `${of}${digit}`);
-  return [`${of}${second?.charAt(0) ?? ''}`];
+  const base = first.slice(0, 2);
+  if (second === '*') return [...'0123456789abcdef'].map((digit) => `${base}${digit}`);
+  return [`${base}${second?.charAt(0) ?? ''}`];
 }
 
+/**
+ * Locks the gates until the commit, in order of name, and creates missing ones first. Two conflicting names share a gate, so
+ * between the check for conflicts and the commit nobody else can take a conflicting lock.
+ */
 async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
   const lock = {
     name: 'lock-gates',
@@ -121,7 +161,7 @@ async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
   };
   if ((await tx.run(lock)).length === gates.length) return;
   await tx.run({
-    name: 'make-gates',
+    name: 'insert-gates',
     text: 'insert into lock_gates select unnest($1::text[]) on conflict do nothing',
     values: [gates],
   });
@@ -129,83 +169,89 @@ async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
 }
 
 /**
- * A lock of somebody else that is the same, covers one of these, or is covered by one; and one of the two is exclusive. Without
- * the gates it is only how things stand just now.
+ * Finds a lock of another holder that equals, covers or is covered by a requested one, where one of the two is exclusive. Exact
+ * while the caller holds the gates; otherwise a snapshot, for explanations.
  */
 export async function findConflict(
   on: Queryable,
-  { txn, saga, run, wishes }: LockRequest,
+  { txn, saga, run, locks }: LockRequest,
 ): Promise<LockConflict | undefined> {
-  const names = listCoveringNames(wishes);
-  const below = wishes.flatMap(({ resource, mode }, place) =>
-    isPrefixLock(resource) ? [{ from: resource.slice(0, -1), place, exclusive: mode === 'exclusive' }] : [],
+  const names = listCoveringNames(locks);
+  const below = locks.flatMap(({ resource, mode }, position) =>
+    isPrefixLock(resource) ? [{ from: resource.slice(0, -1), position, exclusive: mode === 'exclusive' }] : [],
   );
-  const [found] = await on.run<{ place: number; taken_at: Date }>({
+  const [found] = await on.run<{ position: number; taken_at: Date }>({
     name: 'find-conflict',
-    text: `select w.place, l.taken_at from unnest($1::text[], $2::int[], $3::bool[]) as w(name, place, exclusive)
+    text: `select w.position, l.taken_at from unnest($1::text[], $2::int[], $3::bool[]) as w(name, position, exclusive)
         join locks l on l.resource = w.name collate "C"
         where l.holder <> all($4::uuid[]) and (w.exclusive or l.mode = 'exclusive')
       union all
-      -- From the slash on to the character that follows it.
-      select b.place, l.taken_at from unnest($5::text[], $6::int[], $7::bool[]) as b(low, place, exclusive)
+      -- The names below a prefix: from the slash to the character after it in ASCII, which is 0.
+      select b.position, l.taken_at from unnest($5::text[], $6::int[], $7::bool[]) as b(low, position, exclusive)
         join locks l on l.resource >= b.low collate "C" and l.resource < left(b.low, -1) || '0' collate "C"
         where l.holder <> all($4::uuid[]) and (b.exclusive or l.mode = 'exclusive')
       limit 1`,
     values: [
       names.map(({ name }) => name),
-      names.map(({ place }) => place),
+      names.map(({ position }) => position),
       names.map(({ exclusive }) => exclusive),
       [txn, saga, run].filter((holder) => holder !== null),
       below.map(({ from }) => from),
-      below.map(({ place }) => place),
+      below.map(({ position }) => position),
       below.map(({ exclusive }) => exclusive),
     ],
   });
-  return found === undefined ? undefined : { wanted: wishes[found.place]?.shown ?? '', since: found.taken_at };
+  if (found === undefined) return undefined;
+  return { kind: 'lock_conflict', wanted: locks[found.position]?.displayName ?? '', since: found.taken_at };
 }
 
 interface LockLookup {
   readonly name: string;
-  /** Of the wish, among all of them, that looks for it. */
-  readonly place: number;
+  /** The index of the requested lock that this name comes from. */
+  readonly position: number;
   readonly exclusive: boolean;
 }
 
-/** The names of locks that are the same as, or cover, one of these; each once, for the strongest wish. */
-function listCoveringNames(wishes: readonly RequestedLock[]): LockLookup[] {
+/** The names that equal or cover a requested lock; each once, for the strongest mode that needs it. */
+function listCoveringNames(locks: readonly RequestedLock[]): LockLookup[] {
   const names = new Map<string, LockLookup>();
-  wishes.forEach(({ resource, mode }, place) => {
+  locks.forEach(({ resource, mode }, position) => {
     const exclusive = mode === 'exclusive';
     for (const name of [resource, ...listCoveringPrefixes(resource)]) {
       const known = names.get(name);
-      if (known === undefined || (exclusive && !known.exclusive)) names.set(name, { name, place, exclusive });
+      if (known === undefined || (exclusive && !known.exclusive)) names.set(name, { name, position, exclusive });
     }
   });
   return [...names.values()];
 }
 
-/** A call holds what it locks; its saga or run beside it, if the lock is to last as long as they do. */
-async function insertLocks(tx: Tx, order: LockRequest, token: number): Promise<void> {
-  const { txn, saga, run, wishes } = order;
-  await insertHolderLocks(tx, order, token, 'call', txn, wishes);
+/** The call holds all of its locks. Its saga or run also holds those that last as long as the saga or run. */
+async function insertLocks(tx: Tx, request: LockRequest, token: number): Promise<void> {
+  const { txn, saga, run, locks } = request;
+  await insertHolderLocks(tx, request, token, 'call', txn, locks);
   for (const [of, holder] of [
     ['saga', saga],
     ['run', run],
   ] as const) {
-    const lasting = holder === null ? [] : wishes.filter((wish) => wish.for === of);
-    if (holder !== null && lasting.length > 0) await insertHolderLocks(tx, order, token, of, holder, lasting);
+    const lastingLocks = holder === null ? [] : locks.filter((lock) => lock.for === of);
+    if (holder !== null && lastingLocks.length > 0)
+      await insertHolderLocks(tx, request, token, of, holder, lastingLocks);
   }
 }
 
+/**
+ * Writes the locks of one holder. A lock that the holder has already keeps the stronger mode and gets the new token. The gates
+ * are locked and no conflict was found, so the locks cannot conflict.
+ */
 async function insertHolderLocks(
   tx: Tx,
-  order: LockRequest,
+  request: LockRequest,
   token: number,
   of: LockScope,
   holder: string,
-  wishes: readonly RequestedLock[],
+  locks: readonly RequestedLock[],
 ): Promise<void> {
-  const held = keepStrongest(wishes);
+  const strongest = keepStrongest(locks);
   await tx.run({
     name: 'insert-locks',
     text: `insert into locks (resource, mode, shown, holder, of, token, txn, agent, tool)
@@ -213,27 +259,27 @@ async function insertHolderLocks(
       on conflict (resource, holder) do update set token = excluded.token,
         mode = case when locks.mode = 'exclusive' then locks.mode else excluded.mode end`,
     values: [
-      held.map((wish) => wish.resource),
-      held.map((wish) => wish.mode),
-      held.map((wish) => wish.shown),
+      strongest.map((lock) => lock.resource),
+      strongest.map((lock) => lock.mode),
+      strongest.map((lock) => lock.displayName),
       holder,
       of,
       token,
-      order.txn,
-      order.agent,
-      order.tool,
+      request.txn,
+      request.agent,
+      request.tool,
     ],
   });
 }
 
-/** Each resource once. */
-function keepStrongest(wishes: readonly RequestedLock[]): RequestedLock[] {
+/** Each resource once; exclusive wins over shared. */
+function keepStrongest(locks: readonly RequestedLock[]): RequestedLock[] {
   const found = new Map<string, RequestedLock>();
-  for (const wish of wishes) if (found.get(wish.resource)?.mode !== 'exclusive') found.set(wish.resource, wish);
+  for (const lock of locks) if (found.get(lock.resource)?.mode !== 'exclusive') found.set(lock.resource, lock);
   return [...found.values()];
 }
 
-/** A lock as people see it. */
+/** A lock, as lists show it. */
 export interface HeldLock {
   readonly resource: string;
   readonly mode: LockMode;
@@ -253,7 +299,7 @@ export interface LockFilter {
   readonly limit: number;
 }
 
-/** Newest first; the cursor is the number of the last one seen. */
+/** Lists locks, newest first. The cursor is the id of the last one. Reads without locking: a lock may be released meanwhile. */
 export async function listLocks(
   db: Database,
   { agent, holder, cursor, limit }: LockFilter,

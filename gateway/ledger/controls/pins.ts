@@ -1,12 +1,12 @@
 import type { Database } from '../db.ts';
 
-/** What a server said of a tool when it was pinned, and what it says now, if that is something else. */
+/** The pinned definition of an imported tool, and the changed definition that the server offers now, if any. */
 export interface Pin {
   readonly upstream: string;
-  /** The server's own name of it. */
+  /** The name of the tool on its server. */
   readonly tool: string;
   readonly digest: Buffer;
-  /** JSON. */
+  /** The definition as JSON text. */
   readonly definition: string;
   readonly pinnedAt: Date;
   readonly acceptedBy: string | null;
@@ -15,19 +15,20 @@ export interface Pin {
   readonly offeredAt: Date | null;
 }
 
+/** The definition of a tool that a server offers now. */
 export interface PinOffer {
   readonly tool: string;
   readonly digest: Buffer;
   readonly definition: string;
-  /** What goes into the log if this is the first that is seen of it, and if it is not what was pinned. */
-  readonly pinned: string;
-  readonly changed: string;
+  /** The audit entries for a tool that is seen for the first time, and for one that differs from its pin. */
+  readonly pinnedEntry: string;
+  readonly changedEntry: string;
 }
 
 const PIN_COLUMNS = `upstream, tool, digest, definition, pinned_at as "pinnedAt", accepted_by as "acceptedBy",
   offered_digest as "offeredDigest", offered, offered_at as "offeredAt"`;
 
-/** Tells whether any pin is not what it was, without reading what they say. */
+/** A version that changes when any pin or offer changes, so that a process can notice a change without reading the definitions. */
 export async function readPinsVersion(db: Database): Promise<string> {
   const [row] = await db.run<{ version: string | null }>({
     name: 'pins-version',
@@ -38,6 +39,7 @@ export async function readPinsVersion(db: Database): Promise<string> {
   return row?.version ?? '';
 }
 
+/** Reads all pins in one snapshot. */
 export async function readPins(db: Database): Promise<readonly Pin[]> {
   return db.run<Pin>({
     name: 'read-pins',
@@ -47,13 +49,13 @@ export async function readPins(db: Database): Promise<readonly Pin[]> {
 }
 
 /**
- * What a server offers now: pinned if it is new, else compared with its pin. A change is noted once, and forgotten when
- * the server takes it back. Two replicas that list the same server at once write the same thing.
+ * Pins new tools and records changed ones. A change is recorded once, and removed when the server reverts it. The rows are written
+ * in order of tool, so two replicas that list the same server never wait in a circle; the second finds nothing to change.
  */
 export async function recordOffers(db: Database, upstream: string, offers: readonly PinOffer[]): Promise<void> {
   if (offers.length === 0) return;
   await db.run({
-    name: 'note-offers',
+    name: 'record-offers',
     text: `with offers as (
         select * from unnest($2::text[], $3::bytea[], $4::text[], $5::text[], $6::text[])
           as o (tool, digest, definition, pinned, changed)
@@ -75,13 +77,16 @@ export async function recordOffers(db: Database, upstream: string, offers: reado
       offers.map(({ tool }) => tool),
       offers.map(({ digest }) => digest),
       offers.map(({ definition }) => definition),
-      offers.map(({ pinned }) => pinned),
-      offers.map(({ changed }) => changed),
+      offers.map(({ pinnedEntry: pinned }) => pinned),
+      offers.map(({ changedEntry: changed }) => changed),
     ],
   });
 }
 
-/** A person looked at what is offered and takes it. Only exactly that: if it has changed again, nothing is accepted. */
+/**
+ * Accepts the offered definition that a person has seen. The condition on its digest refuses an offer that changed meanwhile, and
+ * lets only one of two people accept it.
+ */
 export async function acceptOffer(
   db: Database,
   { upstream, tool }: Pick<Pin, 'upstream' | 'tool'>,

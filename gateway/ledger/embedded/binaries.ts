@@ -36,7 +36,7 @@ export interface Cluster {
   readonly directory: string;
   readonly logFile: string;
   readonly binaries: Binaries;
-  readonly runner: ServerUser;
+  readonly user: ServerUser;
   readonly password: string;
   readonly log: (message: string) => void;
 }
@@ -231,16 +231,16 @@ export function runCommand(
   });
 }
 
-export interface ServerProcess {
+export interface PostgresProcess {
   readonly process: ChildProcess;
   /** How it ended, once it has. */
   ended: string | undefined;
   /** What it wrote to the log. */
-  said(): Promise<string>;
+  readLog(): Promise<string>;
 }
 
 /** In its own session, so that Ctrl-C reaches the gateway alone, and writing to the log itself, so that it outlives us. */
-export async function spawnServer(home: Cluster, port: number): Promise<ServerProcess> {
+export async function spawnServer(home: Cluster, port: number): Promise<PostgresProcess> {
   const settings = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
@@ -257,21 +257,21 @@ export async function spawnServer(home: Cluster, port: number): Promise<ServerPr
   };
   const configured = Object.entries(settings).flatMap(([key, value]) => ['-c', `${key}=${value}`]);
   const args = ['-D', home.directory, '-p', `${port}`, ...configured];
-  const command = buildCommand(home.runner, home.binaries, home.binaries.postgres, args);
+  const command = buildCommand(home.user, home.binaries, home.binaries.postgres, args);
   const log = await open(home.logFile, 'a', 0o600);
   try {
     const start = (await log.stat()).size;
-    if (home.runner.owner) await log.chown(home.runner.owner.uid, home.runner.owner.gid);
+    if (home.user.owner) await log.chown(home.user.owner.uid, home.user.owner.gid);
     const server = spawn(command.program, command.args, {
       ...command.options,
       detached: true,
       stdio: ['ignore', log.fd, log.fd],
     });
     const said = async () => (server.pid ? readLogSince(home.logFile, start, server.pid) : '');
-    const child: ServerProcess = { process: server, ended: undefined, said };
+    const child: PostgresProcess = { process: server, ended: undefined, readLog: said };
     server.unref();
     server.on('error', (error) => {
-      child.ended ??= `${command.program} cannot be run as ${home.runner.name}: ${error.message}`;
+      child.ended ??= `${command.program} cannot be run as ${home.user.name}: ${error.message}`;
     });
     server.on('exit', (code, by) => {
       child.ended ??= by ?? `code ${code}`;

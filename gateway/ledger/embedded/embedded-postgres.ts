@@ -47,7 +47,7 @@ export async function startEmbeddedPostgres({ dataDir, log }: EmbeddedOptions): 
       directory: await realpath(directory),
       logFile: join(dataDir, 'postgres.log'),
       binaries,
-      runner: await findClusterUser(directory),
+      user: await findClusterUser(directory),
       password: (await readFile(join(directory, PASSWORD_FILE), 'utf8')).trim(),
       log,
     };
@@ -66,11 +66,11 @@ async function attachToServer(home: Cluster): Promise<EmbeddedPostgres> {
   let reviving: Promise<void> | undefined;
   const { port, started } = server;
   log(
-    `${started ? 'started' : 'joined'} PostgreSQL on 127.0.0.1:${port} (pid ${server.pid}, run by ${home.runner.name})`,
+    `${started ? 'started' : 'joined'} PostgreSQL on 127.0.0.1:${port} (pid ${server.pid}, run by ${home.user.name})`,
   );
 
   const watch = () => {
-    server.keeper.once('end', () => {
+    server.presence.once('end', () => {
       if (!closing.signal.aborted) reviving = revive();
     });
   };
@@ -101,7 +101,7 @@ async function attachToServer(home: Cluster): Promise<EmbeddedPostgres> {
         if (error instanceof EmbeddedError) throw error;
       }
       // The keeper was lost: somebody has stopped or killed the server meanwhile. It must not be counted as another's.
-      await Promise.race([server.keeper.end().catch(() => {}), delay(1_000)]);
+      await Promise.race([server.presence.end().catch(() => {}), delay(1_000)]);
       const again = await joinServer(home, name).catch(() => 'absent' as const);
       if (again === 'absent') return;
       if (again !== 'unreachable') server = { ...again, started };

@@ -8,7 +8,7 @@ import {
   type Cluster,
   DISK_FULL_PATTERN,
   EmbeddedError,
-  type ServerProcess,
+  type PostgresProcess,
   spawnServer,
   USE_OWN_SERVER_HINT,
 } from './binaries.ts';
@@ -27,7 +27,7 @@ import {
  */
 
 export interface ServerSession {
-  readonly keeper: pg.Client;
+  readonly presence: pg.Client;
   readonly port: number;
   readonly pid: number;
   readonly started: boolean;
@@ -52,7 +52,7 @@ export async function joinOrStartServer(
   signal?: AbortSignal,
 ): Promise<ServerSession> {
   const began = Date.now();
-  let child: ServerProcess | undefined;
+  let child: PostgresProcess | undefined;
   let contendedSince: number | undefined;
   let portTaken = false;
   let told = false;
@@ -62,14 +62,14 @@ export async function joinOrStartServer(
     const lock = await readPostmasterPid(home);
     if (lock && identifyPid(lock.pid, home) === 'server') {
       const keeper = await openPresenceClient(home, lock, name);
-      if (keeper) return { keeper, port: lock.port, pid: lock.pid, started: child?.process.pid === lock.pid };
+      if (keeper) return { presence: keeper, port: lock.port, pid: lock.pid, started: child?.process.pid === lock.pid };
     } else if (!child) {
       if (lock) await invalidateStaleLock(home);
       // The port of a server that was killed is the one its other users still try.
       const last = portTaken ? undefined : lock?.port;
       child = await spawnServer(home, port ?? (last || (await findFreePort())));
     } else if (child.ended) {
-      const said = await child.said();
+      const said = await child.readLog();
       portTaken = PORT_TAKEN_PATTERN.test(said);
       const contended = CONTENDED_PATTERN.test(said);
       if (contended) contendedSince ??= Date.now();
@@ -98,7 +98,7 @@ export async function joinServer(home: Cluster, name: string): Promise<ServerSes
   const lock = await readPostmasterPid(home);
   if (!lock || identifyPid(lock.pid, home) !== 'server') return 'absent';
   const keeper = await openPresenceClient(home, lock, name);
-  return keeper ? { keeper, port: lock.port, pid: lock.pid, started: false } : 'unreachable';
+  return keeper ? { presence: keeper, port: lock.port, pid: lock.pid, started: false } : 'unreachable';
 }
 
 function buildStartError(home: Cluster, said: string): EmbeddedError {
@@ -110,7 +110,10 @@ function buildStartError(home: Cluster, said: string): EmbeddedError {
 }
 
 /** Leaves the server; the last to leave shuts it down. */
-export async function leaveServer(home: Cluster, { keeper, pid }: ServerSession): Promise<'stopped' | 'left running'> {
+export async function leaveServer(
+  home: Cluster,
+  { presence: keeper, pid }: ServerSession,
+): Promise<'stopped' | 'left running'> {
   await keeper.query(`select pg_advisory_lock(${GATE_ADVISORY_LOCK})`);
   const { rows } = await keeper.query<{ others: number }>(
     `select count(*)::int as others from pg_stat_activity

@@ -1,7 +1,7 @@
 import type { CompensationStatus, SagaStep, UndoState } from '../../domain/sagas/saga.ts';
 import type { Queryable } from '../db.ts';
 
-/** Of an outline it is only known whether an undo has arguments: they may be megabytes a step. */
+/** `outline` tells only whether an undo has arguments, because they may be megabytes for each step. */
 export type StepDetail = 'whole' | 'outline';
 
 const STEP_DETAIL_QUERIES = {
@@ -9,14 +9,17 @@ const STEP_DETAIL_QUERIES = {
   outline: { name: 'outline-steps', args: `case when c.undo_args is not null then '{}' end as undo_args` },
 } as const satisfies Record<StepDetail, { name: string; args: string }>;
 
-/** The steps of sagas, and single calls, as far as their undoing goes; in no order. */
+/**
+ * Reads steps of sagas, and single calls, with everything that an undo needs; in no order. One snapshot, no locks: every move of
+ * an undo is a compare-and-set on the state and the tries that were read here.
+ */
 export async function readSteps(
   db: Queryable,
   sagas: readonly string[],
   calls: readonly string[],
-  extent: StepDetail = 'whole',
+  detail: StepDetail = 'whole',
 ): Promise<readonly (SagaStep & { readonly saga: string | null })[]> {
-  const { name, args } = STEP_DETAIL_QUERIES[extent];
+  const { name, args } = STEP_DETAIL_QUERIES[detail];
   const rows = await db.run<StepRow>({
     name,
     text: `select ${args}, ${STEP_COLUMNS} where c.saga = any($1::uuid[]) and c.ordinal is not null
@@ -26,7 +29,7 @@ export async function readSteps(
   return rows.map(toSagaStep);
 }
 
-/** `{"status":422,…` */
+/** Finds the status in the first characters of a stored answer, such as `{"status":422,`. */
 function describeAnswer(answer: string | null): string | null {
   const [, status] = /^\{"status":(\d{3})/.exec(answer ?? '') ?? [];
   return status === undefined ? null : `the upstream answered ${status}`;
@@ -56,7 +59,7 @@ interface StepRow {
   u_state: CompensationStatus['state'] | null;
   u_problem: string | null;
   u_detail: string | null;
-  /** Its first characters, which hold the status. As text: an answer may hold what PostgreSQL's JSON refuses. */
+  /** The first characters of the answer, which hold the status. As text, because PostgreSQL's JSON refuses some answers. */
   u_answer: string | null;
   u_attempt: number | null;
   u_pursued: boolean;

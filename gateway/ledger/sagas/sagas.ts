@@ -1,48 +1,60 @@
-import { buildAuditEntry, hashLeaf } from '../../domain/audit/audit.ts';
 import type { RunEpoch } from '../../domain/controls/run.ts';
 import { GatewayError } from '../../domain/errors.ts';
-import { computePlanDigest } from '../../domain/sagas/plan-digest.ts';
 import type { Saga, SagaState } from '../../domain/sagas/saga.ts';
-import { endHeldCall } from '../approvals/approvals.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
 import { buildCursorCondition } from '../calls/list-calls.ts';
 import { requireCurrentEpoch } from '../controls/runs.ts';
 import { buildTaintColumn } from '../controls/taints.ts';
 import type { Database, Queryable, Tx } from '../db.ts';
-import { readSteps } from './saga-steps.ts';
-import { addUndoTask, removeUndoTask } from './undo-tasks.ts';
+import { removeUndoTask } from './undo-tasks.ts';
 
 const SAGA_COLUMNS = `s.id, s.agent, s.name, s.state, s.reason, s.by, s.keep, s.created_at as "createdAt", s.expires_at as "expiresAt",
   s.on_expire as "onExpire", s.ended_at as "endedAt", coalesce(s.expires_at <= now(), false) as lapsed,
   ${buildTaintColumn('saga', 's.id')},
   coalesce((select jsonb_agg(jsonb_build_object('name', p.name, 'after', p.after) order by p.after, p.at) from savepoints p where p.saga = s.id), '[]') as savepoints`;
 
+/** A saga to open. */
 export interface NewSaga {
   readonly id: string;
   readonly agent: string;
   readonly name: string | null;
   readonly key: string | null;
-  /** Digest of what was asked for: the same key with other wishes is another saga, and refused. */
-  readonly asked: Buffer;
+  /** Digest of name, ttl and onExpire. The same key with another digest is refused. */
+  readonly requestDigest: Buffer;
   readonly ttlMs: number | null;
   readonly onExpire: 'rollback' | 'park';
   readonly entry: string;
 }
 
-/** Opens a saga, or finds the one that the same key opened before. */
-export async function openSaga(
-  db: Database,
-  saga: NewSaga,
-  fence: RunEpoch | undefined,
-): Promise<{ created: boolean; sameWish: boolean }> {
-  if (fence === undefined) return insertSaga(db, saga);
+export interface OpenedSaga {
+  readonly created: boolean;
+  /** False: the key opened a saga with another name, ttl or onExpire. */
+  readonly isSameRequest: boolean;
+}
+
+/** Opens a saga, or finds the one that the same key has opened. In a run, only in its current epoch. */
+export async function openSaga(db: Database, saga: NewSaga, runEpoch: RunEpoch | undefined): Promise<OpenedSaga> {
+  if (runEpoch === undefined) return insertOrFindSaga(db, saga);
   return db.transaction(async (tx) => {
-    await requireCurrentEpoch(tx, fence);
-    return insertSaga(tx, saga);
+    await requireCurrentEpoch(tx, runEpoch);
+    return insertOrFindSaga(tx, saga);
   });
 }
 
-async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: boolean; sameWish: boolean }> {
-  const [row] = await db.run<{ created: boolean; same: boolean }>({
+async function insertOrFindSaga(db: Queryable, saga: NewSaga): Promise<OpenedSaga> {
+  const opened = await insertSaga(db, saga);
+  if (opened !== undefined) return opened;
+  // A concurrent request inserted the saga after the snapshot of the statement. A new statement sees it.
+  return { created: false, isSameRequest: await isSameRequest(db, saga) };
+}
+
+/**
+ * Inserts the saga, its ttl task and its audit entry, or reports the existing one. The id derives from the key, so of two
+ * concurrent requests the second waits for the first and inserts nothing. It then returns undefined, because its snapshot does
+ * not contain the row of the first.
+ */
+async function insertSaga(db: Queryable, saga: NewSaga): Promise<OpenedSaga | undefined> {
+  const [row] = await db.run<OpenedSaga>({
     name: 'open-saga',
     text: `with opened as (
         insert into sagas (id, agent, name, key, asked, expires_at, on_expire)
@@ -53,21 +65,25 @@ async function insertSaga(db: Queryable, saga: NewSaga): Promise<{ created: bool
       ), logged as (
         insert into audit_queue (entry) select $8 from opened
       )
-      select true as created, true as same from opened
+      select true as created, true as "isSameRequest" from opened
       union all
       select false, asked = $5 from sagas where id = $1 and not exists (select 1 from opened)`,
-    values: [saga.id, saga.agent, saga.name, saga.key, saga.asked, saga.ttlMs, saga.onExpire, saga.entry],
+    values: [saga.id, saga.agent, saga.name, saga.key, saga.requestDigest, saga.ttlMs, saga.onExpire, saga.entry],
   });
-  if (row !== undefined) return { created: row.created, sameWish: row.same };
-  // Two at once: the other's row was not visible yet, and is now.
-  const [other] = await db.run<{ same: boolean }>({
-    name: 'opened-saga',
-    text: 'select asked = $2 as same from sagas where id = $1',
-    values: [saga.id, saga.asked],
-  });
-  return { created: false, sameWish: other?.same ?? false };
+  return row;
 }
 
+/** The digest of a saga never changes, so no lock is needed. */
+async function isSameRequest(db: Queryable, saga: NewSaga): Promise<boolean> {
+  const [row] = await db.run<{ same: boolean }>({
+    name: 'is-same-saga-request',
+    text: 'select asked = $2 as same from sagas where id = $1',
+    values: [saga.id, saga.requestDigest],
+  });
+  return row?.same ?? false;
+}
+
+/** Reads sagas in one snapshot and locks nothing. Every later transition checks the state again under the lock. */
 export async function readSagas(db: Queryable, ids: readonly string[]): Promise<readonly Saga[]> {
   return db.run<Saga>({
     name: 'read-sagas',
@@ -83,7 +99,7 @@ export interface SagaFilter {
   readonly limit: number;
 }
 
-/** Newest first; the cursor is the position of the last one seen. */
+/** Lists sagas, newest first. The cursor is the position of the last row, so new sagas do not shift the pages. */
 export async function listSagas(
   db: Database,
   filter: SagaFilter,
@@ -106,8 +122,8 @@ export async function listSagas(
   };
 }
 
-/** The saga, locked until the transaction ends: neither steps nor rollbacks come in between. */
-async function lockSaga(tx: Tx, id: string): Promise<Saga> {
+/** Locks the saga until the transaction ends. Claims of steps, commits and rollbacks wait for this lock. */
+export async function lockSaga(tx: Tx, id: string): Promise<Saga> {
   const [saga] = await tx.run<Saga>({
     name: 'lock-saga',
     text: `select ${SAGA_COLUMNS} from sagas s where s.id = $1 for update`,
@@ -117,49 +133,44 @@ async function lockSaga(tx: Tx, id: string): Promise<Saga> {
   return saga;
 }
 
-interface SagaChange {
+/** A transition of a saga. */
+export interface SagaChange {
   readonly state: SagaState;
   readonly reason: string | null;
   readonly by: string;
+  /** The ordinal of the last step that a rollback keeps; -1: none; absent: unchanged. */
   readonly keep?: number | null;
   readonly entry: string;
 }
 
-async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean> {
-  const rows = await tx.run({
-    name: 'more-to-undo',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and (settled_at is null or undo_state not in ('done', 'skipped')) limit 1`,
-    values: [id, keep],
-  });
-  return rows.length > 0;
-}
-
-async function updateSaga(tx: Tx, id: string, change: SagaChange): Promise<void> {
+/** Writes a transition and its audit entry. The caller holds the lock of the saga and has checked its state. */
+export async function updateSaga(tx: Tx, id: string, change: SagaChange): Promise<void> {
   await tx.run({
-    name: 'change-saga',
+    name: 'update-saga',
     text: `update sagas set state = $2, reason = $3, by = $4, keep = case when $6 then $5::int else keep end,
         ended_at = case when $2 in ('committed', 'rolled_back', 'closed') then now() end where id = $1`,
     values: [id, change.state, change.reason, change.by, change.keep ?? null, change.keep !== undefined],
   });
-  await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [change.entry] });
+  await insertAuditEntry(tx, change.entry);
 }
 
-/** From now on it cannot be rolled back. Again is fine; with steps that are not over it is refused. */
-export async function commitSaga(db: Database, id: string, fence: RunEpoch | undefined, entry: string): Promise<void> {
+/** Commits a saga, after which it cannot be rolled back. Refuses while a step is open. Committing twice is harmless. */
+export async function commitSaga(
+  db: Database,
+  id: string,
+  runEpoch: RunEpoch | undefined,
+  entry: string,
+): Promise<void> {
   await db.transaction(async (tx) => {
-    if (fence !== undefined) await requireCurrentEpoch(tx, fence);
+    if (runEpoch !== undefined) await requireCurrentEpoch(tx, runEpoch);
     const saga = await lockSaga(tx, id);
     if (saga.state === 'committed') return;
     if (saga.state !== 'open' || saga.lapsed)
-      throw new GatewayError('saga_closed', `It cannot be committed: it ${describeSagaState(saga)}.`);
-    const open = await tx.run<{ txn: string; state: string }>({
-      name: 'open-steps',
-      text: 'select txn, state from calls where saga = $1 and ordinal is not null and settled_at is null order by ordinal limit 3',
-      values: [id],
-    });
+      throw new GatewayError('saga_closed', `The saga cannot be committed: it ${describeSagaState(saga)}.`);
+    const open = await listOpenSteps(tx, id);
     if (open.length > 0) {
-      const named = open.map((step) => `${step.txn} is ${step.state}`).join(', ');
-      throw new GatewayError('conflict', `It has steps that are not over: ${named}. Wait for them, or roll back.`, {
+      const steps = open.map((step) => `${step.txn} is ${step.state}`).join(', ');
+      throw new GatewayError('conflict', `The saga has open steps: ${steps}. Wait for them, or roll back.`, {
         retry: 'after_delay',
       });
     }
@@ -168,269 +179,55 @@ export async function commitSaga(db: Database, id: string, fence: RunEpoch | und
   });
 }
 
+/** Lists the first three open steps. The saga is locked, so no new step can be claimed; a settled step never reopens. */
+function listOpenSteps(tx: Tx, id: string): Promise<readonly { txn: string; state: string }[]> {
+  return tx.run<{ txn: string; state: string }>({
+    name: 'list-open-steps',
+    text: 'select txn, state from calls where saga = $1 and ordinal is not null and settled_at is null order by ordinal limit 3',
+    values: [id],
+  });
+}
+
+/** The state as a predicate, for sentences such as "The saga cannot be committed: it …". */
 export function describeSagaState(saga: Saga): string {
   if (saga.state === 'open' && saga.lapsed) return 'is past its ttl';
   return saga.state === 'rolling_back' ? 'is being rolled back' : `is ${saga.state}`;
 }
 
-/** Where a rollback may go back to. The same name again is the same place, so that a retry does not move it. */
+/** Creates a savepoint after the last step. A repeat with the same name returns the existing one, so a retry does not move it. */
 export async function addSavepoint(
   db: Database,
   id: string,
   name: string,
-  fence: RunEpoch | undefined,
+  runEpoch: RunEpoch | undefined,
   entry: string,
 ): Promise<{ created: boolean; after: number }> {
   return db.transaction(async (tx) => {
-    if (fence !== undefined) await requireCurrentEpoch(tx, fence);
+    if (runEpoch !== undefined) await requireCurrentEpoch(tx, runEpoch);
     const saga = await lockSaga(tx, id);
     const known = saga.savepoints.find((savepoint) => savepoint.name === name);
     if (known !== undefined) return { created: false, after: known.after };
     if (saga.state !== 'open' || saga.lapsed)
-      throw new GatewayError('saga_closed', `It takes no savepoint: it ${describeSagaState(saga)}.`);
-    const [made] = await tx.run<{ after: number }>({
-      name: 'add-savepoint',
-      text: `insert into savepoints (saga, name, after) select id, $2, steps from sagas where id = $1
+      throw new GatewayError('saga_closed', `The saga takes no savepoint: it ${describeSagaState(saga)}.`);
+    const after = await insertSavepoint(tx, id, name);
+    // A concurrent request created it after `lockSaga` had read the savepoints.
+    if (after === undefined)
+      throw new GatewayError('conflict', 'Another request is creating this savepoint. Send the request again.');
+    await insertAuditEntry(tx, entry);
+    return { created: true, after };
+  });
+}
+
+/**
+ * Inserts a savepoint after the steps so far, and returns their number. The saga is locked, so no step is numbered in between.
+ * Returns undefined if the savepoint exists.
+ */
+async function insertSavepoint(tx: Tx, id: string, name: string): Promise<number | undefined> {
+  const [savepoint] = await tx.run<{ after: number }>({
+    name: 'insert-savepoint',
+    text: `insert into savepoints (saga, name, after) select id, $2, steps from sagas where id = $1
         on conflict (saga, name) do nothing returning after`,
-      values: [id, name],
-    });
-    // Two at once: the other's was not there yet when the saga was read.
-    if (made === undefined) throw new GatewayError('conflict', 'It is being made by another request. Ask again.');
-    await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
-    return { created: true, after: made.after };
+    values: [id, name],
   });
-}
-
-export interface RollbackRequest {
-  readonly id: string;
-  /** The savepoint to go back to; undefined: everything is undone. */
-  readonly to: string | undefined;
-  readonly reason: string;
-  /** `agent`, `ttl`, or a person's name. */
-  readonly by: string;
-  /** A person's word also takes a parked saga up again. */
-  readonly again: boolean;
-  /** The run in which it is asked for, and the epoch that the agent holds. */
-  readonly fence?: RunEpoch | undefined;
-  /** Of the plan that a person was shown; undefined: whatever is to be undone now. */
-  readonly digest?: string | undefined;
-  readonly entry: string;
-}
-
-/**
- * Closes a saga to new steps, withdraws those that wait for people, and recalls those that are open: nothing more of them
- * is sent, except to find out. Everything else a rollback does can be done by any process afterwards. Answers the
- * steps that may be on their way to the wire at this moment.
- */
-export async function closeSagaForRollback(db: Database, order: RollbackRequest): Promise<readonly string[]> {
-  return db.transaction(async (tx) => {
-    if (order.fence !== undefined) await requireCurrentEpoch(tx, order.fence);
-    const saga = await lockSaga(tx, order.id);
-    const keep = findKeepOrdinal(saga, order.to);
-    if (isRollbackInProgress(saga, keep, order)) return recallOpenSteps(tx, order.id, keep, order.reason);
-    if (order.digest !== undefined && (await isRepeatedRollback(tx, saga, keep, order.digest)))
-      // Back at its savepoint it may have new steps, which are none of that rollback's.
-      return saga.state === 'open' ? [] : recallOpenSteps(tx, order.id, keep, order.reason);
-    await updateSaga(tx, order.id, {
-      state: 'rolling_back',
-      reason: order.reason,
-      by: order.by,
-      keep,
-      entry: order.entry,
-    });
-    await tx.run({
-      name: 'note-plan',
-      text: 'update sagas set plan = $2 where id = $1',
-      values: [order.id, order.digest ?? null],
-    });
-    await tx.run({
-      name: 'drop-savepoints',
-      text: 'delete from savepoints where saga = $1 and after > $2',
-      values: [order.id, keep],
-    });
-    if (saga.state === 'parked') await retryFailedUndos(tx, order.id);
-    await addUndoTask(tx, order.id, 'saga');
-    return recallOpenSteps(tx, order.id, keep, order.reason);
-  });
-}
-
-/**
- * Whether the rollback that was shown under this digest is the last one that was begun, and is asked for again. If it is
- * neither that nor what would be undone now, it is refused. Steps are claimed under the saga's lock, which is held here:
- * what is compared is what is then undone.
- */
-async function isRepeatedRollback(tx: Tx, saga: Saga, keep: number, digest: string): Promise<boolean> {
-  if (computePlanDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return false;
-  const begun = await tx.run({
-    name: 'begun-plan',
-    text: 'select 1 from sagas where id = $1 and plan = $2',
-    values: [saga.id, digest],
-  });
-  if (begun.length > 0) return true;
-  throw new GatewayError(
-    'conflict',
-    'Nothing was rolled back by this: what would be undone now is not what the plan with this digest showed. Look at a new plan.',
-  );
-}
-
-function findKeepOrdinal(saga: Saga, to: string | undefined): number {
-  if (to === undefined) return -1;
-  const savepoint = saga.savepoints.find(({ name }) => name === to);
-  if (savepoint !== undefined) return savepoint.after;
-  const names = saga.savepoints.map(({ name }) => JSON.stringify(name)).join(', ') || 'none';
-  throw new GatewayError(
-    'not_found',
-    `There is no savepoint ${JSON.stringify(to)} to go back to; there are: ${names}.`,
-  );
-}
-
-/** Whether the very same is being done, or done, already. What cannot be done any more is refused. */
-function isRollbackInProgress(saga: Saga, keep: number, { to, again }: RollbackRequest): boolean {
-  const isAsFar = saga.keep !== null && saga.keep <= keep;
-  if (saga.state === 'rolled_back' && to === undefined) return true;
-  if (saga.state === 'rolling_back' && saga.keep === keep) return true;
-  if ((saga.state === 'rolling_back' || saga.state === 'parked') && saga.keep !== null && saga.keep < keep)
-    throw new GatewayError('conflict', 'It is being rolled back further than that already.');
-  if (saga.state === 'parked' && isAsFar && !again) return true;
-  if (saga.state === 'open' || saga.state === 'rolling_back' || saga.state === 'parked') return false;
-  throw new GatewayError('saga_closed', `It cannot be rolled back: it ${describeSagaState(saga)}.`);
-}
-
-/** What a person wants tried again: undos that failed start a new round, unless the last one may still act. */
-async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
-  await tx.run({
-    name: 'retry-undos',
-    text: `update calls c set undo_state = case when u.txn is not null and u.settled_at is null then 'running' else 'due' end,
-        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null
-      from calls f left join calls u on u.txn = f.undo_txn
-      where f.saga = $1 and c.txn = f.txn and c.undo_state = 'failed' and c.undo_args is not null`,
-    values: [id],
-  });
-}
-
-/**
- * In the order in which votes lock: approvals, who looks after a call, the call. A step on the wire is left to its end; one
- * between two attempts, or approved and not yet sent, ends here.
- */
-async function recallOpenSteps(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
-  const why = `its saga is rolled back: ${reason}`;
-  await cancelHeldSteps(tx, id, keep, why);
-  await tx.run({
-    name: 'lock-open-steps',
-    text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
-    values: [id, keep],
-  });
-  const open = await tx.run<{ txn: string; idle: boolean; state: string; attempt_open: boolean }>({
-    name: 'recall-steps',
-    text: `update calls set recalled = true where saga = $1 and ordinal > $2 and settled_at is null
-      returning txn, state, attempt_open, not attempt_open and unresolved = 0 as idle`,
-    values: [id, keep],
-  });
-  for (const { txn, state } of open.filter((step) => step.idle)) {
-    const as = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';
-    const entry = buildAuditEntry(`call_${as}`, { txn, why });
-    await tx.run({
-      name: 'end-recalled',
-      text: `with ended as (
-          update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = 'no_effect', problem = $3, detail = $4, evidence = 'gateway', leaf = $5
-          where txn = $1 returning txn
-        ), closed as (
-          delete from open_calls o using ended e where o.txn = e.txn
-        )
-        insert into audit_queue (entry) select $6 from ended`,
-      values: [txn, as, as === 'failed' ? 'saga_closed' : 'cancelled', why, hashLeaf(entry), entry],
-    });
-  }
-  return open.filter((step) => step.attempt_open).map((step) => step.txn);
-}
-
-/** Held steps of a saga that takes no more: one that only waits for its time would leave by itself. */
-async function cancelHeldSteps(tx: Tx, id: string, keep: number, why: string): Promise<void> {
-  const held = await tx.run<{ txn: string }>({
-    name: 'held-steps',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
-    values: [id, keep],
-  });
-  for (const { txn } of held)
-    await endHeldCall(tx, txn, 'cancelled', why, buildAuditEntry('call_cancelled', { txn, why }));
-}
-
-/** A person takes a parked rollback up again. Steps that they waive no longer hold up what they rest on. */
-export async function resumeSaga(
-  db: Database,
-  id: string,
-  change: { readonly waive: readonly string[]; readonly by: string; readonly reason: string; readonly entry: string },
-): Promise<void> {
-  await db.transaction(async (tx) => {
-    const saga = await lockSaga(tx, id);
-    if (saga.keep === null && saga.state === 'parked')
-      throw new GatewayError('conflict', 'It was parked by its ttl and never rolled back: roll it back, or close it.');
-    if (saga.state !== 'parked' && saga.state !== 'rolling_back')
-      throw new GatewayError(
-        'conflict',
-        `Only a parked saga can be taken up again; this one ${describeSagaState(saga)}.`,
-      );
-    const waived = await tx.run<{ txn: string }>({
-      name: 'waive-steps',
-      text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
-      values: [id, change.waive],
-    });
-    const unknown = change.waive.filter((txn) => !waived.some((step) => step.txn === txn));
-    if (unknown.length > 0) throw new GatewayError('not_found', `${unknown.join(', ')}: no step of this saga.`);
-    if (saga.state === 'rolling_back' && waived.length === 0) return;
-    await updateSaga(tx, id, { state: 'rolling_back', reason: change.reason, by: change.by, entry: change.entry });
-    await retryFailedUndos(tx, id);
-    await addUndoTask(tx, id, 'saga');
-  });
-}
-
-/** A person has seen to a parked saga by hand: the gateway does nothing more about it. */
-export async function closeSaga(
-  db: Database,
-  id: string,
-  change: { readonly by: string; readonly reason: string; readonly entry: string },
-): Promise<void> {
-  await db.transaction(async (tx) => {
-    const saga = await lockSaga(tx, id);
-    if (saga.state === 'closed') return;
-    if (saga.state !== 'parked')
-      throw new GatewayError(
-        'conflict',
-        `Only a parked saga can be closed by hand; this one ${describeSagaState(saga)}.`,
-      );
-    await updateSaga(tx, id, { state: 'closed', ...change });
-    await cancelHeldSteps(tx, id, -1, `its saga was closed: ${change.reason}`);
-    await removeUndoTask(tx, id);
-  });
-}
-
-/**
- * Where a rollback got to. False: it is somewhere else by now, or is to go further back than it was when it was read. A parked
- * one is looked at again now and then: a doubt may have been resolved.
- */
-export async function transitionSaga(
-  db: Database,
-  { id, state, keep }: Pick<Saga, 'id' | 'state' | 'keep'>,
-  change: Omit<SagaChange, 'keep'> & { readonly lookAgainMs: number | null },
-): Promise<boolean> {
-  return db.transaction(async (tx) => {
-    const saga = await lockSaga(tx, id);
-    if (saga.state !== state || saga.keep !== keep) return false;
-    // Read before another rollback of the same reach began: that one has steps of its own to undo.
-    if ((change.state === 'open' || change.state === 'rolled_back') && (await hasMoreToUndo(tx, id, keep ?? -1)))
-      return false;
-    // Back at its savepoint it is as if no rollback had been.
-    await updateSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
-    if (state === 'open' && change.state === 'parked')
-      await cancelHeldSteps(tx, id, -1, `its saga is parked: ${change.reason}`);
-    if (change.state === 'open' && saga.expiresAt !== null)
-      await tx.run({
-        name: 'time-saga',
-        text: 'update undo_work set due_at = $2 where id = $1',
-        values: [id, saga.expiresAt],
-      });
-    else if (change.lookAgainMs === null) await removeUndoTask(tx, id);
-    else await addUndoTask(tx, id, 'saga', change.lookAgainMs);
-    return true;
-  });
+  return savepoint?.after;
 }

@@ -1,44 +1,51 @@
 import type { Queryable, Tx } from '../db.ts';
 
+/** A saga or a single call that the undo worker checks when it is due. */
 export interface UndoTask {
   readonly id: string;
   readonly of: 'saga' | 'call';
 }
 
-/** Something is to be undone, or looked at, in so long. */
+/** Schedules a task, or reschedules an existing one. Two requests leave one task, due at the later request's time. */
 export async function addUndoTask(tx: Tx, id: string, of: UndoTask['of'], inMs = 0): Promise<void> {
   await tx.run({
-    name: 'add-undo-work',
+    name: 'add-undo-task',
     text: `insert into undo_work (id, of, due_at) values ($1, $2, now() + $3 * interval '1 ms')
       on conflict (id) do update set due_at = excluded.due_at`,
     values: [id, of, inMs],
   });
 }
 
-/** Whoever took it has pushed its time ahead: if it is due again, somebody asked for more meanwhile, and it stays. */
-export async function removeUndoTask(on: Queryable, id: string): Promise<void> {
-  await on.run({
-    name: 'drop-undo-work',
+/**
+ * Removes a finished task. The worker that took the task moved its time ahead. If the task is due again, somebody asked for more
+ * meanwhile, and the condition keeps it.
+ */
+export async function removeUndoTask(db: Queryable, id: string): Promise<void> {
+  await db.run({
+    name: 'remove-undo-task',
     text: 'delete from undo_work where id = $1 and due_at > clock_timestamp()',
     values: [id],
   });
 }
 
-/** Takes work that is due. It is the taker's for `forMs`; after that anybody's again. */
-export function claimUndoTasks(on: Queryable, limit: number, forMs: number): Promise<readonly UndoTask[]> {
-  return on.run<UndoTask>({
-    name: 'take-undo-work',
+/**
+ * Takes due tasks for `claimMs`. If the taker dies, they are due again after that time. `skip locked` gives each task to one
+ * taker.
+ */
+export function claimUndoTasks(db: Queryable, limit: number, claimMs: number): Promise<readonly UndoTask[]> {
+  return db.run<UndoTask>({
+    name: 'claim-undo-tasks',
     text: `update undo_work w set due_at = now() + $2 * interval '1 ms'
       from (select id from undo_work where due_at <= now() order by due_at limit $1 for update skip locked) d
       where w.id = d.id returning w.id, w.of`,
-    values: [limit, forMs],
+    values: [limit, claimMs],
   });
 }
 
-/** Looks again in so long, unless somebody asked for it earlier meanwhile. */
-export async function postponeUndoTask(on: Queryable, id: string, inMs: number): Promise<void> {
-  await on.run({
-    name: 'postpone-undo-work',
+/** Reschedules a task, unless somebody made it due meanwhile. */
+export async function postponeUndoTask(db: Queryable, id: string, inMs: number): Promise<void> {
+  await db.run({
+    name: 'postpone-undo-task',
     text: `update undo_work set due_at = now() + $2 * interval '1 ms' where id = $1 and due_at > now()`,
     values: [id, inMs],
   });

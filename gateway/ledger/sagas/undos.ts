@@ -1,6 +1,7 @@
 import { GatewayError } from '../../domain/errors.ts';
 import type { Saga, SagaStep, UndoState } from '../../domain/sagas/saga.ts';
-import type { Database } from '../db.ts';
+import { insertAuditEntry } from '../audit/audit-queue.ts';
+import type { Database, Tx } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
 import { readSteps, type StepDetail } from './saga-steps.ts';
 import { readSagas } from './sagas.ts';
@@ -8,25 +9,32 @@ import { addUndoTask, type UndoTask } from './undo-tasks.ts';
 
 const BATCH = { maxBatch: 64, maxInFlight: 2 };
 
+/** A transition of the undo of one call. */
 export interface UndoMark {
   readonly txn: string;
   readonly from: UndoState;
-  /** The try that this is about: a mark that comes late applies to nothing. */
+  /** The number of tries when the undo was read. A late mark does not match and applies to nothing. */
   readonly tries: number;
   readonly to: UndoState;
   readonly reason: string | null;
-  /** When a `due` undo may be tried. */
+  /** Time until a `due` undo may be tried. */
   readonly inMs: number;
   readonly entry: string;
 }
 
-/** A saga with its steps, or (without a saga) a call that is undone by itself. */
+/** A saga with its steps, or a single call as its only step. */
 export interface UndoTarget {
   readonly saga: Saga | undefined;
   readonly steps: readonly SagaStep[];
 }
 
-/** Reads and marks what is to be undone, for many rollbacks at once. */
+/** Arguments that a person or agent gives for an undo, in clear with redactions, and sealed if anything is redacted. */
+interface UndoCallArguments {
+  readonly text: string;
+  readonly sealed: Buffer | null;
+}
+
+/** Reads and marks undos, in batches for many rollbacks at once. */
 export class UndoStore {
   readonly #db: Database;
   readonly #marks: GroupCommit<UndoMark, boolean>;
@@ -36,11 +44,11 @@ export class UndoStore {
   constructor(db: Database) {
     this.#db = db;
     this.#marks = new GroupCommit({ ...BATCH, run: (marks) => this.#markAll(marks) });
-    this.#reads = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, 'whole') });
-    this.#outlines = new GroupCommit({ ...BATCH, run: (work) => this.#readAll(work, 'outline') });
+    this.#reads = new GroupCommit({ ...BATCH, run: (tasks) => this.#readAll(tasks, 'whole') });
+    this.#outlines = new GroupCommit({ ...BATCH, run: (tasks) => this.#readAll(tasks, 'outline') });
   }
 
-  /** False: somebody else moved it on. */
+  /** Returns false if another worker has moved the undo on. */
   mark(mark: UndoMark): Promise<boolean> {
     return this.#marks.submit(mark);
   }
@@ -50,56 +58,38 @@ export class UndoStore {
   }
 
   /**
-   * Enough to tell what to do next, which is asked after every move: that a step's undo has arguments and a tool, and not what
-   * they are. Those may be megabytes a step, and are read with the one step that is started.
+   * Reads enough to plan the next moves, which happens after every move: whether a step's undo has arguments, but not the
+   * arguments. They may be megabytes for each step, and are read for the one step that starts.
    */
   readOutline(id: string, of: UndoTask['of']): Promise<UndoTarget> {
     return this.#outlines.submit({ id, of });
   }
 
-  /** One call is to be undone by itself. What failed before is tried again; what is under way or done stays so. */
-  async beginUndo(
-    txn: string,
-    args: { readonly text: string; readonly sealed: Buffer | null } | undefined,
-    entry: string,
-  ): Promise<void> {
+  /** Begins the undo of one call outside of a rollback. A failed undo is tried again; one that is running or done is left alone. */
+  async beginUndo(txn: string, args: UndoCallArguments | undefined, entry: string): Promise<void> {
     await this.#db.transaction(async (tx) => {
-      const [call] = await tx.run<{ undo_state: UndoState; undo_args: string | null; open: boolean }>({
-        name: 'lock-undoable',
-        text: `select c.undo_state, c.undo_args, u.txn is not null and u.settled_at is null as open
-          from calls c left join calls u on u.txn = c.undo_txn where c.txn = $1 and c.state = 'succeeded' for update of c`,
-        values: [txn],
-      });
-      if (call === undefined) throw new GatewayError('conflict', 'Only what succeeded can be undone.', { txn });
-      if (
-        call.undo_state !== 'none' &&
-        call.undo_state !== 'failed' &&
-        !(call.undo_state === 'due' && args !== undefined)
-      )
-        return;
-      if (call.undo_args === null && args === undefined)
-        throw new GatewayError('conflict', 'The arguments of its undo are not known: give them as "args".', { txn });
-      await tx.run({
-        name: 'begin-undo',
-        text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null,
-            undo_args = coalesce($3, undo_args), undo_sealed = case when $3::text is null then undo_sealed else $4 end
-          where txn = $1`,
-        values: [
-          txn,
-          call.undo_state === 'failed' && call.open ? 'running' : 'due',
-          args?.text ?? null,
-          args?.sealed ?? null,
-        ],
-      });
+      const call = await lockUndoableCall(tx, txn);
+      if (call === undefined) throw new GatewayError('conflict', 'Only a succeeded call can be undone.', { txn });
+      const { undoState } = call;
+      const canBegin = undoState === 'none' || undoState === 'failed' || (undoState === 'due' && args !== undefined);
+      if (!canBegin) return;
+      if (!call.hasUndoArgs && args === undefined)
+        throw new GatewayError('conflict', 'The arguments of the undo are not known. Give them as "args".', { txn });
+      // The last compensation of a failed undo may still act. Waiting for it avoids a second one.
+      await markUndoBegun(tx, txn, undoState === 'failed' && call.isCompensationOpen ? 'running' : 'due', args);
       await addUndoTask(tx, txn, 'call');
-      await tx.run({ name: 'log-entry', text: 'insert into audit_queue (entry) values ($1)', values: [entry] });
+      await insertAuditEntry(tx, entry);
     });
   }
 
+  /**
+   * Applies marks as compare-and-set: a mark applies only if the undo is still in the state and try that the worker read. So of
+   * two workers one wins. Rows are sorted by txn, so that two batches never wait in a circle.
+   */
   async #markAll(marks: readonly UndoMark[]): Promise<boolean[]> {
     const rows = [...marks].sort((a, b) => (a.txn < b.txn ? -1 : 1));
     const column = <T>(pick: (mark: UndoMark) => T) => rows.map(pick);
-    const moved = await this.#db.run<{ txn: string }>({
+    const applied = await this.#db.run<{ txn: string }>({
       name: 'mark-undos',
       text: `with incoming as (
           select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[])
@@ -124,15 +114,15 @@ export class UndoStore {
         column((m) => m.entry),
       ],
     });
-    const done = new Set(moved.map((row) => row.txn));
-    return marks.map((mark) => done.has(mark.txn));
+    const markedTxns = new Set(applied.map((row) => row.txn));
+    return marks.map((mark) => markedTxns.has(mark.txn));
   }
 
-  async #readAll(work: readonly UndoTask[], extent: StepDetail): Promise<UndoTarget[]> {
-    const sagas = work.filter(({ of }) => of === 'saga').map(({ id }) => id);
-    const calls = work.filter(({ of }) => of === 'call').map(({ id }) => id);
+  async #readAll(tasks: readonly UndoTask[], detail: StepDetail): Promise<UndoTarget[]> {
+    const sagas = tasks.filter(({ of }) => of === 'saga').map(({ id }) => id);
+    const calls = tasks.filter(({ of }) => of === 'call').map(({ id }) => id);
     const found = new Map((sagas.length === 0 ? [] : await readSagas(this.#db, sagas)).map((saga) => [saga.id, saga]));
-    const steps = await readSteps(this.#db, sagas, calls, extent);
+    const steps = await readSteps(this.#db, sagas, calls, detail);
     const bySaga = new Map<string, SagaStep[]>();
     const byTxn = new Map<string, SagaStep>();
     for (const { saga, ...step } of steps) {
@@ -143,10 +133,44 @@ export class UndoStore {
       bySaga.set(saga, list);
     }
     for (const list of bySaga.values()) list.sort((a, b) => a.ordinal - b.ordinal);
-    return work.map(({ id, of }) => {
+    return tasks.map(({ id, of }) => {
       if (of === 'saga') return { saga: found.get(id), steps: bySaga.get(id) ?? [] };
       const step = byTxn.get(id);
       return { saga: undefined, steps: step === undefined ? [] : [{ ...step, ordinal: 1, dependsOn: [] }] };
     });
   }
+}
+
+interface UndoableCall {
+  readonly undoState: UndoState;
+  readonly hasUndoArgs: boolean;
+  /** The last compensation is not settled. */
+  readonly isCompensationOpen: boolean;
+}
+
+/** Locks a succeeded call until the transaction ends, so that marks and other requests wait. */
+async function lockUndoableCall(tx: Tx, txn: string): Promise<UndoableCall | undefined> {
+  const [call] = await tx.run<UndoableCall>({
+    name: 'lock-undoable',
+    text: `select c.undo_state as "undoState", c.undo_args is not null as "hasUndoArgs", u.txn is not null and u.settled_at is null as "isCompensationOpen"
+          from calls c left join calls u on u.txn = c.undo_txn where c.txn = $1 and c.state = 'succeeded' for update of c`,
+    values: [txn],
+  });
+  return call;
+}
+
+/** Starts a new round of tries. The caller holds the lock of the call and has checked its undo state. */
+async function markUndoBegun(
+  tx: Tx,
+  txn: string,
+  state: 'running' | 'due',
+  args: UndoCallArguments | undefined,
+): Promise<void> {
+  await tx.run({
+    name: 'begin-undo',
+    text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null,
+            undo_args = coalesce($3, undo_args), undo_sealed = case when $3::text is null then undo_sealed else $4 end
+          where txn = $1`,
+    values: [txn, state, args?.text ?? null, args?.sealed ?? null],
+  });
 }

@@ -1,70 +1,74 @@
 import { isJsonObject, type JsonObject } from '../../../domain/json.ts';
-import { span } from '../../count-words.ts';
 import { stringifyExact } from '../../exact-json.ts';
-import type { Output, Piece, Style } from '../../output.ts';
-import { member, textOf } from '../calls/call-text.ts';
-import { undoText } from '../sagas/undo-text.ts';
+import { formatJson, textField } from '../../json-fields.ts';
+import type { Output, Style, StyledText } from '../../output.ts';
+import { formatDuration } from '../../quantities.ts';
+import { formatUndo } from '../sagas/undo-text.ts';
 
-export function approvalStyle(state: string): Style | undefined {
+export function approvalStateStyle(state: string): Style | undefined {
   if (state === 'approved' || state === 'unopposed') return 'green';
   return state === 'pending' ? 'yellow' : 'red';
 }
 
-/** `1/2`: so many of so many said yes. */
-export function votesText(approval: JsonObject): string {
-  return `${approversOf(approval).length}/${textOf(approval['quorum'])}`;
+/** `1/2`: one of two needed approvals. */
+export function formatVotes(approval: JsonObject): string {
+  return `${listApprovers(approval).length}/${formatJson(approval['quorum'])}`;
 }
 
-export function approversOf({ votes }: JsonObject): string[] {
+export function listApprovers({ votes }: JsonObject): string[] {
   const all = Array.isArray(votes) ? votes.filter(isJsonObject) : [];
-  return all.filter(({ verdict }) => verdict === 'approve').map((vote) => member(vote, 'person'));
+  return all.filter(({ verdict }) => verdict === 'approve').map((vote) => textField(vote, 'person'));
 }
 
-export function groupsText({ groups }: JsonObject): string {
-  return Array.isArray(groups) && groups.length > 0 ? groups.map(textOf).join(', ') : 'any approver';
+export function formatGroups({ groups }: JsonObject): string {
+  return Array.isArray(groups) && groups.length > 0 ? groups.map(formatJson).join(', ') : 'any approver';
 }
 
-/** How much time is left, for a person; the moment, for a program. */
-export function untilText(out: Output, approval: JsonObject): string {
-  const until = member(approval, 'expiresAt');
-  if (!out.terminal || approval['state'] !== 'pending') return until;
-  const left = Date.parse(until) - Date.now();
-  const text = left > 0 ? span(left) : 'over';
-  return approval['hold'] === 'delay' ? `${text}, leaves` : text;
+/** The time left on a terminal; the time of expiry elsewhere. */
+export function formatTimeLeft(out: Output, approval: JsonObject): string {
+  const until = textField(approval, 'expiresAt');
+  if (!out.isTerminal || approval['state'] !== 'pending') return until;
+  const leftMs = Date.parse(until) - Date.now();
+  const text = leftMs > 0 ? formatDuration(leftMs) : 'over';
+  return approval['hold'] === 'delay' ? `${text}, sends` : text;
 }
 
-/** Whether it waits for people or leaves by itself, and when. */
-function delayText({ hold, leavesAt, delaySeconds }: JsonObject): string {
-  if (hold === 'delay') return `it leaves by itself at ${textOf(leavesAt)}; reject it to stop it`;
-  return typeof delaySeconds === 'number' ? `${span(delaySeconds * 1000)} more once it is approved` : '';
+function formatDelay({ hold, leavesAt, delaySeconds }: JsonObject): string {
+  if (hold === 'delay') return `sent automatically at ${formatJson(leavesAt)}, unless you reject it`;
+  return typeof delaySeconds === 'number' ? `${formatDuration(delaySeconds * 1000)} after the approval` : '';
 }
 
-/** Everything that the digest stands for, and the digest last: what a person says yes to. */
-export function tellApproval(out: Output, approval: JsonObject): void {
+/** Prints everything that the digest covers, and the digest last. */
+export function printApproval(out: Output, approval: JsonObject): void {
   const { target, undo, args, votes, input, voters } = approval;
   const fields: [string, string][] = [
-    ['txn', member(approval, 'txn')],
-    ['agent', member(approval, 'agent')],
-    ['tool', member(approval, 'tool')],
-    ['target', isJsonObject(target) ? `${member(target, 'method')} ${member(target, 'url')}` : textOf(target)],
-    ['args', out.terminal && args !== undefined ? stringifyExact(args) : textOf(args)],
+    ['txn', textField(approval, 'txn')],
+    ['agent', textField(approval, 'agent')],
+    ['tool', textField(approval, 'tool')],
+    [
+      'target',
+      isJsonObject(target) ? `${textField(target, 'method')} ${textField(target, 'url')}` : formatJson(target),
+    ],
+    ['args', out.isTerminal && args !== undefined ? stringifyExact(args) : formatJson(args)],
     ...(input === undefined ? [] : [['input', stringifyExact(input)] as [string, string]]),
-    ['undo', isJsonObject(undo) ? undoText(undo) : textOf(undo)],
-    ['saga', member(approval, 'saga')],
-    ['rule', member(approval, 'rule')],
+    ['undo', isJsonObject(undo) ? formatUndo(undo) : formatJson(undo)],
+    ['saga', textField(approval, 'saga')],
+    ['rule', textField(approval, 'rule')],
     ...(Array.isArray(voters) ? voters.filter(isJsonObject) : []).map((vote): [string, string] => [
       'voter',
-      [`${member(vote, 'voter')}: ${member(vote, 'verdict')}`, member(vote, 'reason')].filter(Boolean).join(', '),
+      [`${textField(vote, 'voter')}: ${textField(vote, 'verdict')}`, textField(vote, 'reason')]
+        .filter(Boolean)
+        .join(', '),
     ]),
-    ['decided by', `${groupsText(approval)}, ${votesText(approval)} so far`],
-    ['delay', delayText(approval)],
+    ['decided by', `${formatGroups(approval)}, ${formatVotes(approval)} so far`],
+    ['delay', formatDelay(approval)],
     ...(Array.isArray(votes) ? votes.filter(isJsonObject) : []).map((vote): [string, string] => [
       'vote',
-      `${member(vote, 'person')}: ${member(vote, 'verdict')}, ${member(vote, 'reason')}`,
+      `${textField(vote, 'person')}: ${textField(vote, 'verdict')}, ${textField(vote, 'reason')}`,
     ]),
-    [out.terminal && approval['state'] === 'pending' ? 'time left' : 'expiresAt', untilText(out, approval)],
-    ['policies', member(approval, 'policyVersion')],
-    ['digest', member(approval, 'digest')],
+    [out.isTerminal && approval['state'] === 'pending' ? 'time left' : 'expiresAt', formatTimeLeft(out, approval)],
+    ['policies', textField(approval, 'policyVersion')],
+    ['digest', textField(approval, 'digest')],
   ];
-  out.fields(fields.filter(([, value]) => value !== '') as readonly (readonly [string, Piece])[]);
+  out.printFields(fields.filter(([, value]) => value !== '') as readonly (readonly [string, StyledText])[]);
 }

@@ -1,119 +1,120 @@
 import type { JsonObject } from '../../../domain/json.ts';
-import { askGateway } from '../../ask-gateway.ts';
-import { counted } from '../../count-words.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
 import { type Output, paint } from '../../output.ts';
-import { REASON, reasonOf } from '../../reason-option.ts';
+import { formatCount } from '../../quantities.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
 import { isYes } from '../../terminal.ts';
-import { type Invocation, type Io, NotGood, type Option, UsageError, type Verb } from '../../verb.ts';
-import { callPath, member } from '../calls/call-text.ts';
-import { approvalStyle, approversOf, tellApproval } from './approval-text.ts';
+import { type Invocation, type Io, type Option, UsageError, type Verb, VerbError } from '../../verb.ts';
+import { parseTxn } from '../calls/call-text.ts';
+import { approvalStateStyle, listApprovers, printApproval } from './approval-text.ts';
 
-type Verdict = 'approve' | 'reject';
+type Decision = 'approve' | 'reject';
 
-const DIGEST: Option = { value: 'HEX', help: 'the digest of what you saw; anything else is refused' };
-/** The digest of nothing that could wait: whoever sends it can only be told how a decision fell. */
-const OF_NOTHING = '0'.repeat(64);
+const DIGEST_OPTION: Option = { value: 'HEX', help: 'decide only if what would run has this digest' };
+/** Matches no approval: sent for a call that no longer waits, to learn its decision without making one. */
+const EMPTY_DIGEST = '0'.repeat(64);
 
-export const approve: Verb = {
+export const approveVerb: Verb = {
   name: 'approve',
-  summary: 'let a held call run, exactly as it is shown',
+  summary: 'approve a held call: it runs exactly as shown',
   operands: [{ name: 'txn' }],
   options: {
-    reason: REASON,
-    yes: { help: 'do not ask' },
-    digest: DIGEST,
+    reason: REASON_OPTION,
+    yes: { help: 'do not ask for confirmation' },
+    digest: DIGEST_OPTION,
   },
   run: async (invocation) => {
-    const { io, flag, json } = invocation;
-    // Without a terminal nobody is asked, so something must say that this is meant.
-    const asks = !flag('yes') && io.ask !== undefined && !json;
-    if (!asks && !flag('yes') && digestOf(invocation) === undefined)
-      throw new UsageError('nobody can be asked here: add --yes, or --digest of what you saw');
+    const { io, hasFlag, isJson } = invocation;
+    // Without a terminal there is no confirmation, so an option must replace it.
+    const shouldAsk = !hasFlag('yes') && io.prompt !== undefined && !isJson;
+    if (!shouldAsk && !hasFlag('yes') && readDigest(invocation) === undefined)
+      throw new UsageError('there is no terminal to ask on: add --yes, or --digest with the digest that you saw');
     return decide(invocation, 'approve', async () => {
-      if (!asks || isYes(await io.ask?.('Let it run? [y/N] '))) return;
-      throw new NotGood('not_decided', 'Nothing was decided: it goes on waiting.');
+      if (!shouldAsk || isYes(await io.prompt?.('Approve this call? [y/N] '))) return;
+      throw new VerbError('not_decided', 'You decided nothing. The call still waits.');
     });
   },
 };
 
-export const reject: Verb = {
+export const rejectVerb: Verb = {
   name: 'reject',
-  summary: 'refuse a held call: it never runs',
+  summary: 'reject a held call: it never runs',
   operands: [{ name: 'txn' }],
-  options: { reason: REASON, digest: DIGEST },
+  options: { reason: REASON_OPTION, digest: DIGEST_OPTION },
   run: (invocation) => decide(invocation, 'reject', async () => {}),
 };
 
-async function decide(invocation: Invocation, verdict: Verdict, confirm: () => Promise<void>): Promise<number> {
+async function decide(invocation: Invocation, verdict: Decision, confirm: () => Promise<void>): Promise<number> {
   const { io, out, operands } = invocation;
-  const reason = reasonOf(invocation);
-  const named = digestOf(invocation);
-  const txn = callPath(operands[0] ?? '').slice('/admin/calls/'.length);
-  const waiting = await findWaiting(io, txn);
-  if (waiting !== undefined) {
-    tellApproval(out, waiting);
-    const shown = member(waiting, 'digest');
-    if (named !== undefined && named !== shown) {
-      const message = `What would run now has the digest ${shown}, not the one you named: look again.`;
-      throw new NotGood('conflict', message, { digest: shown });
+  const reason = readReason(invocation);
+  const expected = readDigest(invocation);
+  const txn = parseTxn(operands[0] ?? '');
+  const pending = await findPending(io, txn);
+  if (pending !== undefined) {
+    printApproval(out, pending);
+    const shown = textField(pending, 'digest');
+    if (expected !== undefined && expected !== shown) {
+      const message = `The call that would run now has the digest ${shown}, not the one that you gave. Look at it again.`;
+      throw new VerbError('conflict', message, { digest: shown });
     }
     await confirm();
   }
-  // What waits no longer was decided, or ended: the gateway says how, and that the same decision again is fine.
-  const digest = named ?? (waiting === undefined ? OF_NOTHING : member(waiting, 'digest'));
-  const decided = await askGateway(io, `/admin/approvals/${txn}/${verdict}`, {
+  // If the call no longer waits, the gateway answers with its decision, and accepts the same decision again.
+  const digest = expected ?? (pending === undefined ? EMPTY_DIGEST : textField(pending, 'digest'));
+  const decided = await requestGateway(io, `/admin/approvals/${txn}/${verdict}`, {
     method: 'POST',
     body: { reason, digest },
-    advice: ({ code }) => (code === 'forbidden' ? undefined : '"oncegate approvals" lists what waits now.'),
+    advice: ({ code }) => (code === 'forbidden' ? undefined : '"oncegate approvals" lists the calls that wait now.'),
   });
-  out.json(decided);
-  tell(out, decided, waiting);
+  out.printJson(decided);
+  printDecision(out, decided, pending);
   return 0;
 }
 
-async function findWaiting(io: Io, txn: string): Promise<JsonObject | undefined> {
+async function findPending(io: Io, txn: string): Promise<JsonObject | undefined> {
   try {
-    const approval = await askGateway(io, `/admin/approvals/${txn}`);
+    const approval = await requestGateway(io, `/admin/approvals/${txn}`);
     return approval['state'] === 'pending' ? approval : undefined;
   } catch (error) {
-    if (error instanceof NotGood && error.code === 'not_found') return undefined;
+    if (error instanceof VerbError && error.code === 'not_found') return undefined;
     throw error;
   }
 }
 
-function digestOf({ text }: Invocation): string | undefined {
+function readDigest({ text }: Invocation): string | undefined {
   const digest = text('digest')?.toLowerCase();
   if (digest === undefined || /^[0-9a-f]{64}$/.test(digest)) return digest;
   throw new UsageError('--digest is not 64 hex digits; "oncegate approvals --json" has it');
 }
 
-function tell(out: Output, decided: JsonObject, waiting: JsonObject | undefined): void {
-  const txn = member(decided, 'txn');
-  const state = member(decided, 'state');
-  if (!out.terminal) {
-    out.line(`${txn}\t${state}`);
+function printDecision(out: Output, decided: JsonObject, pending: JsonObject | undefined): void {
+  const txn = textField(decided, 'txn');
+  const state = textField(decided, 'state');
+  if (!out.isTerminal) {
+    out.printLine(`${txn}\t${state}`);
     return;
   }
-  out.line('');
-  out.line(
-    `${txn} is ${waiting !== undefined && state !== 'pending' ? 'now ' : ''}`,
-    paint(approvalStyle(state), state),
+  out.printLine('');
+  out.printLine(
+    `${txn} is ${pending !== undefined && state !== 'pending' ? 'now ' : ''}`,
+    paint(approvalStateStyle(state), state),
   );
-  const leavesAt = member(decided, 'leavesAt');
+  const leavesAt = textField(decided, 'leavesAt');
   if (state === 'pending' && leavesAt !== '')
-    out.line(`It leaves by itself at ${leavesAt}; until then it can be rejected.`);
-  else if (state === 'pending') out.line(voteText(decided, waiting));
-  if (state === 'approved') out.line('It runs without its agent; "oncegate call <txn>" shows what comes of it.');
+    out.printLine(`The gateway sends it at ${leavesAt}. Until then you can reject it.`);
+  else if (state === 'pending') out.printLine(formatVoteEffect(decided, pending));
+  if (state === 'approved') out.printLine('It runs even if its agent is gone. "oncegate call <txn>" shows the result.');
 }
 
-/** Of a vote that did not decide. */
-function voteText(decided: JsonObject, waiting: JsonObject | undefined): string {
-  const approvers = approversOf(decided);
+/** Describes a vote that did not decide the approval. */
+function formatVoteEffect(decided: JsonObject, pending: JsonObject | undefined): string {
+  const approvers = listApprovers(decided);
   const missing = Number(decided['quorum']) - approvers.length;
-  // All that are listed would be enough, so not all of them count.
-  if (!(missing > 0)) return 'Your vote counts; earlier ones were for what would have run before the policies changed.';
-  const before = waiting === undefined ? [] : approversOf(waiting);
-  const isAgain = approvers.every((person) => before.includes(person));
-  const needed = `${counted(missing, 'more approval')} ${missing === 1 ? 'is' : 'are'} needed`;
-  return `${isAgain ? 'Your vote was there already and counts once' : 'Your vote counts'}: ${needed}.`;
+  // Enough approvals are listed, yet the call still waits: some are for an older digest.
+  if (!(missing > 0)) return 'Your vote counts. Earlier votes do not, because the policies changed since.';
+  const before = pending === undefined ? [] : listApprovers(pending);
+  const isRepeated = approvers.every((person) => before.includes(person));
+  const needed = `${formatCount(missing, 'more approval')} ${missing === 1 ? 'is' : 'are'} needed`;
+  return `${isRepeated ? 'You have already voted, and a vote counts once' : 'Your vote counts'}: ${needed}.`;
 }

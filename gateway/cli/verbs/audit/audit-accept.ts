@@ -1,23 +1,20 @@
-import { askGateway } from '../../ask-gateway.ts';
-import { REASON, reasonOf } from '../../reason-option.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
 import type { Verb } from '../../verb.ts';
 
-export const auditAccept: Verb = {
+export const auditAcceptVerb: Verb = {
   name: 'audit accept',
-  summary: 'go on with a log that a kept checkpoint contradicts',
-  options: { reason: REASON },
+  summary: 'accept a log that contradicts a stored checkpoint',
+  options: { reason: REASON_OPTION },
   run: async (invocation) => {
     const { io, out } = invocation;
-    const answer = await askGateway(io, '/admin/audit/accept', {
+    const answer = await requestGateway(io, '/admin/audit/accept', {
       method: 'POST',
-      body: { reason: reasonOf(invocation) },
-      advice: ({ code }) =>
-        code === 'conflict'
-          ? 'A witness is run by somebody else: only there can it be told to forget what it saw.'
-          : undefined,
+      body: { reason: readReason(invocation) },
+      advice: ({ code }) => (code === 'conflict' ? 'A witness refuses. Only its operator can reset it.' : undefined),
     });
-    out.json(answer);
-    out.line(answer['accepted'] === true ? 'accepted' : 'nothing was in doubt');
+    out.printJson(answer);
+    out.printLine(answer['accepted'] === true ? 'accepted' : 'nothing was in doubt');
     return 0;
   },
 };

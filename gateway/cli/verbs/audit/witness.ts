@@ -4,50 +4,53 @@ import { resolve } from 'node:path';
 import { NoteError, NoteSigner, NoteVerifier } from '../../../domain/audit/signed-note.ts';
 import { witnessKey } from '../../../secret-files.ts';
 import { serveWitness, WitnessServer } from '../../../witness-server.ts';
-import { type Invocation, NotGood, UsageError, type Verb } from '../../verb.ts';
+import { type Invocation, UsageError, type Verb, VerbError } from '../../verb.ts';
 
-export const witness: Verb = {
+export const witnessVerb: Verb = {
   name: 'witness',
-  summary: 'remember checkpoints of logs, cosign what extends them',
+  summary: 'run a witness, which cosigns checkpoints of audit logs',
   options: {
-    log: { value: 'KEY', required: true, many: true, help: 'the public key of a log (GET /admin/audit/key)' },
-    name: { value: 'NAME', help: 'what it is called, such as witness.example.com (default oncegate-witness)' },
-    dir: { value: 'DIR', help: 'where it keeps its key and what it saw (default .oncegate-witness)' },
-    listen: { value: 'HOST:PORT', help: 'where it listens (default 127.0.0.1:8090)' },
+    log: { value: 'KEY', required: true, many: true, help: 'the public key of a log (from GET /admin/audit/key)' },
+    name: { value: 'NAME', help: 'its name, such as witness.example.com (default oncegate-witness)' },
+    dir: { value: 'DIR', help: 'where it stores its key and checkpoints (default .oncegate-witness)' },
+    listen: { value: 'HOST:PORT', help: 'address to listen on (default 127.0.0.1:8090)' },
   },
   run: async (invocation) => {
     const { io, out, texts } = invocation;
     const directory = resolve(io.cwd, invocation.text('dir') ?? '.oncegate-witness');
-    const logs = texts('log').map(logOf);
-    const key = await keyOf(invocation, directory);
+    const logs = texts('log').map(parseLogKey);
+    const key = await loadSigner(invocation, directory);
     const server = serveWitness(new WitnessServer(key, logs, directory));
-    const { host, port } = placeOf(invocation.text('listen') ?? '127.0.0.1:8090');
+    const { host, port } = parseListenAddress(invocation.text('listen') ?? '127.0.0.1:8090');
     server.listen(port, host);
     await once(server, 'listening').catch((error: NodeJS.ErrnoException) => {
-      throw new NotGood('no_port', `cannot listen on ${host}:${port}: ${error.code ?? error.message}`);
+      throw new VerbError(
+        'no_port',
+        `Cannot listen on ${host}:${port}: ${error.code ?? error.message}. Choose another address with --listen.`,
+      );
     });
     const url = `http://${host.includes(':') ? `[${host}]` : host}:${(server.address() as AddressInfo).port}`;
-    out.json({ url, key: key.verifier });
-    out.line(`${url}\t${key.verifier}`);
-    await ended(invocation);
+    out.printJson({ url, key: key.verifier });
+    out.printLine(`${url}\t${key.verifier}`);
+    await waitForSignal(invocation);
     server.closeAllConnections();
     server.close();
     return 0;
   },
 };
 
-async function keyOf({ text }: Invocation, directory: string): Promise<NoteSigner> {
+async function loadSigner({ text }: Invocation, directory: string): Promise<NoteSigner> {
   const name = text('name') ?? 'oncegate-witness';
-  if (!/^[\w./-]+$/.test(name)) throw new UsageError('--name is not a name such as witness.example.com');
+  if (!/^[\w./-]+$/.test(name)) throw new UsageError('--name must be a name such as witness.example.com');
   try {
     return NoteSigner.fromPem(name, await witnessKey(directory), 'witness');
   } catch (error) {
     if (!(error instanceof NoteError)) throw error;
-    throw new NotGood('bad_key', `${directory}/witness.key: ${error.message}`);
+    throw new VerbError('bad_key', `${directory}/witness.key: ${error.message}`);
   }
 }
 
-function logOf(text: string): string {
+function parseLogKey(text: string): string {
   try {
     return new NoteVerifier(text).text;
   } catch (error) {
@@ -56,14 +59,15 @@ function logOf(text: string): string {
   }
 }
 
-function placeOf(text: string): { host: string; port: number } {
+function parseListenAddress(text: string): { host: string; port: number } {
   const [, host = '', port = ''] = /^\[?([^\]]+)\]?:(\d{1,5})$/.exec(text) ?? [];
-  if (host === '' || Number(port) > 65_535) throw new UsageError(`--listen ${JSON.stringify(text)} is not HOST:PORT`);
+  if (host === '' || Number(port) > 65_535)
+    throw new UsageError(`--listen must be HOST:PORT (got ${JSON.stringify(text)})`);
   return { host, port: Number(port) };
 }
 
-/** Resolves when somebody ends it. */
-async function ended({ io }: Invocation): Promise<void> {
+/** Resolves on Ctrl-C or SIGTERM. */
+async function waitForSignal({ io }: Invocation): Promise<void> {
   await new Promise<void>((resolve) => {
     io.onInterrupt?.(resolve);
     process.once('SIGTERM', () => resolve());

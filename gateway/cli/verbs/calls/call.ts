@@ -1,25 +1,26 @@
 import { isJsonObject, type Json, type JsonObject } from '../../../domain/json.ts';
-import { askGateway } from '../../ask-gateway.ts';
 import { stringifyExact } from '../../exact-json.ts';
-import { type Output, type Piece, paint } from '../../output.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { formatJson, objectField, textField } from '../../json-fields.ts';
+import { type Output, paint, type StyledText } from '../../output.ts';
 import type { Verb } from '../../verb.ts';
-import { undoText } from '../sagas/undo-text.ts';
-import { callPath, member, memberObject, stateStyle, textOf } from './call-text.ts';
+import { formatUndo } from '../sagas/undo-text.ts';
+import { buildCallPath, callStateStyle, parseTxn } from './call-text.ts';
 
-export const call: Verb = {
+export const callVerb: Verb = {
   name: 'call',
-  summary: 'everything known of one call, with its timeline',
+  summary: 'show one call with its timeline',
   operands: [{ name: 'txn' }],
   run: async ({ io, out, operands }) => {
-    const found = await askGateway(io, callPath(operands[0] ?? ''));
-    out.json(found);
-    tell(out, found);
+    const found = await requestGateway(io, buildCallPath(parseTxn(operands[0] ?? '')));
+    out.printJson(found);
+    printCall(out, found);
     return 0;
   },
 };
 
-/** In this order; whatever else the gateway tells comes after it. */
-const FIRST = [
+/** Printed first, in this order. All other fields follow. */
+const LEADING_FIELDS = [
   'txn',
   'state',
   'agent',
@@ -34,44 +35,50 @@ const FIRST = [
   'saga',
   'undo',
 ];
-const APART = ['timeline', 'replayed'];
+const SEPARATE_FIELDS = ['timeline', 'replayed'];
 
-function tell(out: Output, found: JsonObject): void {
-  const names = [...FIRST, ...Object.keys(found).filter((name) => !FIRST.includes(name) && !APART.includes(name))];
-  const fields = names.flatMap((name): [string, Piece][] => {
-    const text = fieldText(out, name, found[name]);
-    return text === '' ? [] : [[name, paint(name === 'state' ? stateStyle(text) : undefined, text)]];
+function printCall(out: Output, found: JsonObject): void {
+  const names = [
+    ...LEADING_FIELDS,
+    ...Object.keys(found).filter((name) => !LEADING_FIELDS.includes(name) && !SEPARATE_FIELDS.includes(name)),
+  ];
+  const fields = names.flatMap((name): [string, StyledText][] => {
+    const text = formatField(out, name, found[name]);
+    return text === '' ? [] : [[name, paint(name === 'state' ? callStateStyle(text) : undefined, text)]];
   });
-  out.fields(fields);
+  out.printFields(fields);
   const { timeline } = found;
   if (Array.isArray(timeline) && timeline.length > 0) {
-    if (out.terminal) out.line('');
-    out.fields(timeline.filter(isJsonObject).map(eventText));
+    if (out.isTerminal) out.printLine('');
+    out.printFields(timeline.filter(isJsonObject).map(formatEvent));
   }
-  if (out.terminal && found['state'] === 'in_doubt') {
-    out.line('');
-    out.line('It may or may not have happened. Once you have found out:');
-    out.line(`  oncegate resolve ${member(found, 'txn')} \\`);
-    out.line('    --verdict applied|not_applied|retry --reason TEXT');
+  if (out.isTerminal && found['state'] === 'in_doubt') {
+    out.printLine('');
+    out.printLine('The call may or may not have had its effect. When you know, say so:');
+    out.printLine(`  oncegate resolve ${textField(found, 'txn')} \\`);
+    out.printLine('    --verdict applied|not_applied|retry --reason TEXT');
   }
-  if (out.terminal && member(memberObject(found, 'undo'), 'state') === 'failed') {
-    out.line('');
-    out.line('It is not undone. To have that tried again, or with other arguments:');
-    out.line(`  oncegate undo ${member(found, 'txn')} \\`);
-    out.line('    --reason TEXT [--args JSON]');
+  if (out.isTerminal && textField(objectField(found, 'undo'), 'state') === 'failed') {
+    out.printLine('');
+    out.printLine('The call is not undone. To try again, or with other arguments:');
+    out.printLine(`  oncegate undo ${textField(found, 'txn')} \\`);
+    out.printLine('    --reason TEXT [--args JSON]');
   }
 }
 
-function fieldText(out: Output, name: string, value: Json | undefined): string {
-  if (name === 'problem' && isJsonObject(value)) return `${textOf(value['code'])}: ${textOf(value['detail'])}`;
-  if (name === 'undo' && isJsonObject(value)) return undoText(value);
-  if (name === 'receipt' && isJsonObject(value)) return textOf(value['leaf']);
-  const text = textOf(value);
-  const long = out.terminal && text.length > out.width - 16 && typeof value === 'object';
-  return long ? stringifyExact(value) : text;
+function formatField(out: Output, name: string, value: Json | undefined): string {
+  if (name === 'problem' && isJsonObject(value)) return `${formatJson(value['code'])}: ${formatJson(value['detail'])}`;
+  if (name === 'undo' && isJsonObject(value)) return formatUndo(value);
+  if (name === 'receipt' && isJsonObject(value)) return formatJson(value['leaf']);
+  const text = formatJson(value);
+  const isLong = out.isTerminal && text.length > out.width - 16 && typeof value === 'object';
+  return isLong ? stringifyExact(value) : text;
 }
 
-function eventText({ at, what, ...details }: JsonObject): [string, Piece] {
-  const told = Object.entries(details).filter(([, value]) => value !== null);
-  return [textOf(at), [textOf(what), ...told.map(([name, value]) => `${name}=${textOf(value)}`)].join(' ')];
+function formatEvent({ at, what, ...details }: JsonObject): [string, StyledText] {
+  const shown = Object.entries(details).filter(([, value]) => value !== null);
+  return [
+    formatJson(at),
+    [formatJson(what), ...shown.map(([name, value]) => `${name}=${formatJson(value)}`)].join(' '),
+  ];
 }

@@ -1,49 +1,49 @@
-import { askGateway } from '../../ask-gateway.ts';
-import { jsonOption } from '../../json-option.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
+import { parseJsonOption } from '../../json-option.ts';
 import { paint } from '../../output.ts';
 import { UsageError, type Verb } from '../../verb.ts';
-import { callPath, member, stateStyle } from './call-text.ts';
+import { buildCallPath, callStateStyle, parseTxn } from './call-text.ts';
 
-export const resolve: Verb = {
+export const resolveVerb: Verb = {
   name: 'resolve',
-  summary: 'answer a doubt: it happened, it did not, or send it again',
+  summary: 'end a doubt: the call took effect, did not, or is retried',
   operands: [{ name: 'txn' }],
   options: {
     verdict: {
       value: 'VERDICT',
       choices: ['applied', 'not_applied', 'retry'],
       required: true,
-      help: 'what you found out, or to send it once more',
+      help: 'what you found out; retry sends the call again',
     },
-    reason: { value: 'TEXT', required: true, help: 'how you know; it is kept with the call' },
-    result: { value: 'JSON', help: 'what the agent gets as the result of an applied call' },
-    'sender-is-dead': { help: 'you vouch that the process which sent it can send no more' },
+    reason: { value: 'TEXT', required: true, help: 'how you know; the audit log keeps it' },
+    result: { value: 'JSON', help: 'the result that the agent gets, with --verdict applied' },
+    'sender-is-dead': { help: 'you are sure that the process that sent the call has ended' },
   },
-  run: async ({ io, out, operands, text, flag }) => {
+  run: async ({ io, out, operands, text, hasFlag }) => {
     const verdict = text('verdict') ?? '';
     const result = text('result');
-    if (result !== undefined && verdict !== 'applied')
-      throw new UsageError('--result goes with --verdict applied only');
+    if (result !== undefined && verdict !== 'applied') throw new UsageError('--result needs --verdict applied');
     const reason = text('reason')?.trim() ?? '';
-    if (reason === '') throw new UsageError('--reason is empty');
-    const call = await askGateway(io, `${callPath(operands[0] ?? '')}/resolve`, {
+    if (reason === '') throw new UsageError('--reason must not be empty');
+    const call = await requestGateway(io, `${buildCallPath(parseTxn(operands[0] ?? ''))}/resolve`, {
       method: 'POST',
       body: {
         verdict,
         reason,
-        ...(result === undefined ? {} : { result: jsonOption('result', result) }),
-        ...(flag('sender-is-dead') ? { senderIsDead: true } : {}),
+        ...(result === undefined ? {} : { result: parseJsonOption('result', result) }),
+        ...(hasFlag('sender-is-dead') ? { senderIsDead: true } : {}),
       },
       advice: ({ detail }) =>
-        String(detail).includes('senderIsDead') ? 'On the command line that is --sender-is-dead.' : undefined,
+        String(detail).includes('senderIsDead') ? 'On the command line, add --sender-is-dead.' : undefined,
     });
-    out.json(call);
-    const state = member(call, 'state');
-    const txn = member(call, 'txn');
-    if (!out.terminal) out.line(`${txn}\t${state}`);
-    else out.line(`${txn} is ${verdict === 'retry' ? '' : 'now '}`, paint(stateStyle(state), state));
-    if (out.terminal && verdict === 'retry')
-      out.line('The same request is sent once more; "oncegate call <txn>" shows what comes of it.');
+    out.printJson(call);
+    const state = textField(call, 'state');
+    const txn = textField(call, 'txn');
+    if (!out.isTerminal) out.printLine(`${txn}\t${state}`);
+    else out.printLine(`${txn} is ${verdict === 'retry' ? '' : 'now '}`, paint(callStateStyle(state), state));
+    if (out.isTerminal && verdict === 'retry')
+      out.printLine('The same request is sent again. "oncegate call <txn>" shows the result.');
     return 0;
   },
 };

@@ -1,67 +1,56 @@
-import type { JsonObject } from '../../../domain/json.ts';
-import { askGateway } from '../../ask-gateway.ts';
-import { type Column, type Output, paint, type Style } from '../../output.ts';
-import { readList } from '../../pages.ts';
-import { REASON, reasonOf } from '../../reason-option.ts';
-import { NotGood, type Verb } from '../../verb.ts';
-import { member } from '../calls/call-text.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
+import { fieldColumn, listVerb } from '../../list-verb.ts';
+import { paint, type Style } from '../../output.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
+import { type Verb, VerbError } from '../../verb.ts';
 
-export const breakers: Verb = {
+export const breakersVerb = listVerb({
   name: 'breakers',
-  summary: 'which upstreams are left alone, and by whom',
-  run: async ({ io, out }) => {
-    const { items } = await readList(io, '/admin/breakers', {}, Number.POSITIVE_INFINITY);
-    out.json({ items, cursor: null });
-    tell(out, items);
-    if (out.terminal && items.length === 0) out.line('there are no upstreams');
-    return 0;
-  },
-};
+  summary: 'list circuit breakers, and who opened them',
+  path: '/admin/breakers',
+  isPaged: false,
+  columns: [
+    fieldColumn('upstream', { canTruncate: true }),
+    {
+      title: 'state',
+      cell: (breaker) => {
+        const state = textField(breaker, 'state');
+        return paint(breakerStateStyle(state), state);
+      },
+    },
+    fieldColumn('by', { canTruncate: true }),
+    fieldColumn('reason', { canTruncate: true }),
+  ],
+  emptyMessage: 'The policies have no upstreams.',
+});
 
-export const breaker: Verb = {
+export const breakerVerb: Verb = {
   name: 'breaker',
-  summary: 'open it by hand, until it is closed by hand',
+  summary: 'open a circuit breaker until you close it, or close it',
   operands: [{ name: 'upstream' }, { name: 'to', choices: ['open', 'close'] }],
-  options: { reason: REASON },
+  options: { reason: REASON_OPTION },
   run: async (invocation) => {
     const { io, out, operands } = invocation;
-    const [upstream = '', to] = operands;
-    const advice = '"oncegate breakers" lists the upstreams that there are.';
-    // Nothing else than a name may become part of a path.
+    const [upstream = '', action] = operands;
+    const advice = '"oncegate breakers" lists the upstreams.';
+    // Refuse anything but a name, because the name becomes part of a URL path.
     if (!/^[A-Za-z0-9_-]+$/.test(upstream))
-      throw new NotGood('not_found', `There is no upstream ${JSON.stringify(upstream)}.\n${advice}`);
-    const answer = await askGateway(io, `/admin/breakers/${upstream}/${to}`, {
+      throw new VerbError('not_found', `There is no upstream ${JSON.stringify(upstream)}.\n${advice}`);
+    const answer = await requestGateway(io, `/admin/breakers/${upstream}/${action}`, {
       method: 'POST',
-      body: { reason: reasonOf(invocation) },
+      body: { reason: readReason(invocation) },
       advice: ({ code }) => (code === 'not_found' ? advice : undefined),
     });
-    out.json(answer);
-    const state = member(answer, 'state');
-    if (!out.terminal) out.line(`${upstream}\t${state}`);
-    else out.line(`${upstream} is `, paint(styleOf(state), state));
+    out.printJson(answer);
+    const state = textField(answer, 'state');
+    if (!out.isTerminal) out.printLine(`${upstream}\t${state}`);
+    else out.printLine(`${upstream} is `, paint(breakerStateStyle(state), state));
     return 0;
   },
 };
 
-const COLUMNS: readonly Column[] = [
-  { title: 'upstream', cut: true },
-  { title: 'state' },
-  { title: 'by', cut: true },
-  { title: 'reason', cut: true },
-];
-
-function tell(out: Output, items: readonly JsonObject[]): void {
-  if (items.length === 0) return;
-  out.table(
-    COLUMNS,
-    items.map((item) => {
-      const state = member(item, 'state');
-      return [member(item, 'upstream'), paint(styleOf(state), state), member(item, 'by'), member(item, 'reason')];
-    }),
-  );
-}
-
-function styleOf(state: string): Style {
+function breakerStateStyle(state: string): Style {
   if (state === 'closed') return 'green';
   return state === 'open' ? 'red' : 'yellow';
 }

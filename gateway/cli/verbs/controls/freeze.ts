@@ -1,73 +1,75 @@
 import { isJsonObject, type JsonObject } from '../../../domain/json.ts';
-import { askGateway } from '../../ask-gateway.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
 import { paint } from '../../output.ts';
-import { REASON, reasonOf } from '../../reason-option.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
 import { isYes } from '../../terminal.ts';
-import { type Invocation, NotGood, UsageError, type Verb } from '../../verb.ts';
-import { member } from '../calls/call-text.ts';
+import { type Invocation, UsageError, type Verb, VerbError } from '../../verb.ts';
 
-type Turn = 'freeze' | 'unfreeze';
+type FreezeAction = 'freeze' | 'unfreeze';
 
-export const freeze = switchVerb('freeze', 'the kill switch: nothing new is sent, of all or of one');
-export const unfreeze = switchVerb('unfreeze', 'let it go on');
+export const freezeVerb = buildFreezeVerb('freeze', 'stop all new sends: of everything, one agent or one tool');
+export const unfreezeVerb = buildFreezeVerb('unfreeze', 'end a freeze');
 
-function switchVerb(turn: Turn, summary: string): Verb {
+function buildFreezeVerb(action: FreezeAction, summary: string): Verb {
   return {
-    name: turn,
+    name: action,
     summary,
     options: {
-      agent: { value: 'AGENT', help: 'only what this agent asks for' },
+      agent: { value: 'AGENT', help: 'only calls of this agent' },
       tool: { value: 'TOOL', help: 'only calls of this tool' },
-      reason: REASON,
-      ...(turn === 'freeze' ? { yes: { help: 'do not ask before everything is frozen' } } : {}),
+      reason: REASON_OPTION,
+      ...(action === 'freeze' ? { yes: { help: 'freeze everything without asking for confirmation' } } : {}),
     },
-    run: (invocation) => turnSwitch(invocation, turn),
+    run: (invocation) => setFreeze(invocation, action),
   };
 }
 
-async function turnSwitch(invocation: Invocation, turn: Turn): Promise<number> {
+async function setFreeze(invocation: Invocation, action: FreezeAction): Promise<number> {
   const { io, out, text } = invocation;
   const agent = text('agent');
   const tool = text('tool');
-  if (agent !== undefined && tool !== undefined) throw new UsageError('--agent and --tool exclude one another');
-  const reason = reasonOf(invocation);
-  if (turn === 'freeze' && agent === undefined && tool === undefined) await confirm(invocation);
-  const answer = await askGateway(io, pathOf(agent, turn), {
+  if (agent !== undefined && tool !== undefined) throw new UsageError('--agent and --tool exclude each other');
+  const reason = readReason(invocation);
+  if (action === 'freeze' && agent === undefined && tool === undefined) await confirmFreezeAll(invocation);
+  const answer = await requestGateway(io, buildFreezePath(agent, action), {
     method: 'POST',
     body: { reason, ...(tool === undefined ? {} : { tool }) },
-    advice: ({ code }) => (code === 'not_found' ? adviceOf(agent) : undefined),
+    advice: ({ code }) => (code === 'not_found' ? buildNotFoundAdvice(agent) : undefined),
   });
-  out.json(answer);
-  const what = agent ?? tool ?? 'everything';
-  const frozen = isFrozen(answer);
-  const state = paint(frozen ? 'red' : 'green', frozen ? 'frozen' : 'not frozen');
-  if (out.terminal) out.line(`${what} is `, state);
-  else out.line(`${what}\t`, state);
-  const by = answer['frozen'];
-  if (turn === 'unfreeze' && isJsonObject(by))
-    out.note(`Still frozen with ${member(by, 'scope')}, by ${member(by, 'by')}: ${member(by, 'reason')}`);
-  // Whoever wanted one state and got the other must notice, in a script too.
-  return frozen === (turn === 'freeze') ? 0 : 1;
+  out.printJson(answer);
+  const scope = agent ?? tool ?? 'everything';
+  const isNowFrozen = isFrozen(answer);
+  const state = paint(isNowFrozen ? 'red' : 'green', isNowFrozen ? 'frozen' : 'not frozen');
+  if (out.isTerminal) out.printLine(`${scope} is `, state);
+  else out.printLine(`${scope}\t`, state);
+  const remaining = answer['frozen'];
+  if (action === 'unfreeze' && isJsonObject(remaining))
+    out.printNote(
+      `Still frozen by the freeze of ${textField(remaining, 'scope')} (${textField(remaining, 'by')}: ${textField(remaining, 'reason')})`,
+    );
+  // Exit code 1 if the state is not the requested one, so that a script notices.
+  return isNowFrozen === (action === 'freeze') ? 0 : 1;
 }
 
-/** A scope that was forgotten stops everybody. Scripts, and whoever has no terminal, get what they said. */
-async function confirm({ io, flag, json }: Invocation): Promise<void> {
-  if (flag('yes') || json || io.ask === undefined) return;
-  if (isYes(await io.ask('Freeze everything, for every agent? [y/N] '))) return;
-  throw new NotGood('not_decided', 'Nothing is frozen by this. For one: --agent AGENT or --tool TOOL.');
+/** A forgotten --agent or --tool would stop everything. Scripts and `--json` are not asked. */
+async function confirmFreezeAll({ io, hasFlag, isJson }: Invocation): Promise<void> {
+  if (hasFlag('yes') || isJson || io.prompt === undefined) return;
+  if (isYes(await io.prompt('Freeze everything, for every agent? [y/N] '))) return;
+  throw new VerbError('not_decided', 'Nothing was frozen. To freeze less, add --agent AGENT or --tool TOOL.');
 }
 
-/** A name that is none could lead the path somewhere else: `..` to the switch of everything. */
-function pathOf(agent: string | undefined, turn: Turn): string {
-  if (agent === undefined) return `/admin/${turn}`;
-  if (/^[A-Za-z0-9_-]+$/.test(agent)) return `/admin/agents/${agent}/${turn}`;
-  throw new NotGood('not_found', `There is no agent ${JSON.stringify(agent)}.\n${adviceOf(agent)}`);
+/** Refuses anything but a name: `..` in the path would freeze everything instead of one agent. */
+function buildFreezePath(agent: string | undefined, action: FreezeAction): string {
+  if (agent === undefined) return `/admin/${action}`;
+  if (/^[A-Za-z0-9_-]+$/.test(agent)) return `/admin/agents/${agent}/${action}`;
+  throw new VerbError('not_found', `There is no agent ${JSON.stringify(agent)}.\n${buildNotFoundAdvice(agent)}`);
 }
 
-function adviceOf(agent: string | undefined): string {
+function buildNotFoundAdvice(agent: string | undefined): string {
   return agent === undefined
-    ? 'A tool has the name that the policies give it.'
-    : '"oncegate agents" lists the agents that there are.';
+    ? '"oncegate check" reads the policies; use the name of a tool in them.'
+    : '"oncegate agents" lists the agents.';
 }
 
 function isFrozen({ frozen }: JsonObject): boolean {

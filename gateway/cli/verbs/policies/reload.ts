@@ -1,19 +1,18 @@
-import { askGateway } from '../../ask-gateway.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
 import type { Verb } from '../../verb.ts';
-import { member } from '../calls/call-text.ts';
 
-export const reload: Verb = {
+export const reloadVerb: Verb = {
   name: 'reload',
-  summary: 'let the gateway read its policies again, now',
+  summary: 'make the gateway reload its policies now',
   run: async ({ io, out }) => {
-    const answer = await askGateway(io, '/admin/policies/reload', {
+    const answer = await requestGateway(io, '/admin/policies/reload', {
       method: 'POST',
-      advice: ({ code }) =>
-        code === 'conflict' ? '"oncegate check" finds such faults before the gateway does.' : undefined,
+      advice: ({ code }) => (code === 'conflict' ? '"oncegate check" finds such faults before you reload.' : undefined),
     });
-    out.json(answer);
-    const version = member(answer, 'version');
-    out.line(out.terminal ? `the policies in force are version ${version}` : version);
+    out.printJson(answer);
+    const version = textField(answer, 'version');
+    out.printLine(out.isTerminal ? `Policy version ${version} is in force.` : version);
     return 0;
   },
 };

@@ -1,19 +1,19 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Verb } from '../../verb.ts';
 
-export const keyNew: Verb = {
+export const keyNewVerb: Verb = {
   name: 'key new',
-  summary: 'a new bearer key, and its line for the YAML',
+  summary: 'create a bearer key, and its line for a policy file',
   run: async ({ out }) => {
     const key = `og_${randomBytes(32).toString('base64url')}`;
     const digest = `sha256:${createHash('sha256').update(key).digest('hex')}`;
-    out.line(key);
-    out.line(`keys: ["${digest}"]`);
-    out.note(
-      'Give the first line to the agent or person: it is stored nowhere and not shown again.\n' +
-        'Put the second one below their name, under agents or people of a policy file.',
+    out.printLine(key);
+    out.printLine(`keys: ["${digest}"]`);
+    out.printNote(
+      'Give the first line to the agent or person. It is stored nowhere and not shown again.\n' +
+        'Put the second line below their name, under "agents" or "people" of a policy file.',
     );
-    out.json({ key, digest });
+    out.printJson({ key, digest });
     return 0;
   },
 };

@@ -1,40 +1,45 @@
 import { join } from 'node:path';
-import { packageRoot } from '../../package-root.ts';
-import { configOf } from '../../policies.ts';
-import { NotGood, type Verb } from '../../verb.ts';
+import { findPackageRoot } from '../../package-root.ts';
+import { loadConfig } from '../../policy-directory.ts';
+import { type Verb, VerbError } from '../../verb.ts';
 
-export const migrate: Verb = {
+export const migrateVerb: Verb = {
   name: 'migrate',
-  summary: 'bring the database of DATABASE_URL to the newest schema',
+  summary: 'migrate the database at DATABASE_URL to the newest schema',
   run: async ({ io, out }) => {
-    const { url } = (await configOf(io)).database;
+    const { url } = (await loadConfig(io)).database;
     if (url === undefined) {
-      out.line('DATABASE_URL is not set: the embedded PostgreSQL migrates itself at start, so nothing is to be done.');
-      out.json({ good: true, database: 'embedded', applied: [] });
+      out.printLine(
+        'Nothing to do: DATABASE_URL is not set, and the gateway migrates its embedded PostgreSQL at start.',
+      );
+      out.printJson({ good: true, database: 'embedded', applied: [] });
       return 0;
     }
-    const applied = await migrated(url);
-    for (const name of applied) out.line(`applied ${name}`);
-    out.line(applied.length === 0 ? 'the schema is the newest already' : 'the schema is the newest now');
-    out.json({ good: true, database: 'server', applied });
+    const applied = await migrate(url);
+    for (const name of applied) out.printLine(`applied ${name}`);
+    out.printLine(applied.length === 0 ? 'The schema is already the newest.' : 'The schema is now the newest.');
+    out.printJson({ good: true, database: 'server', applied });
     return 0;
   },
 };
 
-async function migrated(url: string): Promise<readonly string[]> {
-  const { migrateDatabase: bringUp } = await import('../../../ledger/migrate.ts');
+async function migrate(url: string): Promise<readonly string[]> {
+  const { migrateDatabase } = await import('../../../ledger/migrate.ts');
   try {
-    return await bringUp(url, join(packageRoot(), 'migrations'));
+    return await migrateDatabase(url, join(findPackageRoot(), 'migrations'));
   } catch (error) {
-    // A name that resolves to two addresses fails twice, with an empty message.
+    // Node reports a host with several addresses as an AggregateError, whose message is empty.
     const { message, code } = error as NodeJS.ErrnoException;
-    const why = message || code || 'no reason given';
-    throw new NotGood('not_migrated', `the database of DATABASE_URL (${placeOf(url)}) was not migrated: ${why}`);
+    const why = message || code || 'unknown reason';
+    throw new VerbError(
+      'not_migrated',
+      `The database at DATABASE_URL (${formatDatabaseLocation(url)}) was not migrated: ${why}`,
+    );
   }
 }
 
-/** Where it is, without who and with which password. */
-function placeOf(url: string): string {
+/** Host and database name, without user and password. */
+function formatDatabaseLocation(url: string): string {
   try {
     const { host, pathname } = new URL(url);
     return `${host}${pathname}`;

@@ -1,12 +1,12 @@
 import type { Verb } from '../../verb.ts';
 
-export const start: Verb = {
+export const startVerb: Verb = {
   name: 'start',
-  summary: 'run the gateway until a signal ends it',
+  summary: 'run the gateway',
   run: async () => {
-    // Imported only here: no other verb should wait for the web server to load.
-    const { main: startServer } = await import('../../../server.ts');
-    await startServer();
+    // Imported here, so that no other verb waits for the web server to load.
+    const { runGateway } = await import('../../../server.ts');
+    await runGateway();
     return Number(process.exitCode ?? 0);
   },
 };

@@ -1,13 +1,13 @@
-import { packageVersion } from '../../package-root.ts';
+import { readPackageVersion } from '../../package-root.ts';
 import type { Verb } from '../../verb.ts';
 
-export const version: Verb = {
+export const versionVerb: Verb = {
   name: 'version',
-  summary: 'the version of this build',
+  summary: 'print the version',
   run: async ({ out }) => {
-    const version = packageVersion();
-    out.json({ version, node: process.versions.node });
-    out.line(`oncegate ${version}`);
+    const version = readPackageVersion();
+    out.printJson({ version, node: process.versions.node });
+    out.printLine(`oncegate ${version}`);
     return 0;
   },
 };

@@ -1,23 +1,23 @@
-import { askGateway } from '../../ask-gateway.ts';
-import { REASON, reasonOf } from '../../reason-option.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
 import type { Verb } from '../../verb.ts';
-import { sagaAdvice, sagaId, sagaPath, tellState } from './saga-text.ts';
+import { buildSagaAdvice, buildSagaPath, parseSagaId, printSagaState } from './saga-text.ts';
 
-export const close: Verb = {
+export const closeVerb: Verb = {
   name: 'close',
-  summary: 'a parked saga: you have seen to the rest by hand',
+  summary: 'close a parked saga, after you handled the rest by hand',
   operands: [{ name: 'saga' }],
-  options: { reason: REASON },
+  options: { reason: REASON_OPTION },
   run: async (invocation) => {
     const { io, out, operands } = invocation;
-    const id = sagaId(operands[0] ?? '');
-    const closed = await askGateway(io, `${sagaPath(id)}/close`, {
+    const id = parseSagaId(operands[0] ?? '');
+    const closed = await requestGateway(io, `${buildSagaPath(id)}/close`, {
       method: 'POST',
-      body: { reason: reasonOf(invocation) },
-      advice: sagaAdvice(id),
+      body: { reason: readReason(invocation) },
+      advice: buildSagaAdvice(id),
     });
-    out.json(closed);
-    tellState(out, closed);
+    out.printJson(closed);
+    printSagaState(out, closed);
     return 0;
   },
 };

@@ -1,24 +1,24 @@
-import { REASON, reasonOf } from '../../reason-option.ts';
+import { REASON_OPTION, readReason } from '../../reason-option.ts';
 import { UsageError, type Verb } from '../../verb.ts';
-import { UUID } from '../calls/call-text.ts';
-import { followRollback } from './rollback-progress.ts';
-import { sagaId } from './saga-text.ts';
+import { UUID_PATTERN } from '../calls/call-text.ts';
+import { runRollback } from './rollback-progress.ts';
+import { parseSagaId } from './saga-text.ts';
 
-export const resume: Verb = {
+export const resumeVerb: Verb = {
   name: 'resume',
-  summary: 'take a parked rollback up again',
+  summary: 'resume a parked rollback',
   operands: [{ name: 'saga' }],
   options: {
-    waive: { value: 'TXN', many: true, help: 'a step that is no longer waited for; may be repeated' },
-    reason: REASON,
+    waive: { value: 'TXN', many: true, help: 'do not wait for this step any more; may be repeated' },
+    reason: REASON_OPTION,
   },
   run: async (invocation) => {
     const { operands, texts } = invocation;
     const waive = texts('waive').map((txn) => txn.toLowerCase());
-    const odd = waive.find((txn) => !UUID.test(txn));
-    if (odd !== undefined) throw new UsageError(`--waive ${JSON.stringify(odd)} is no txn`);
-    const id = sagaId(operands[0] ?? '');
-    const body = { reason: reasonOf(invocation), ...(waive.length === 0 ? {} : { waive }) };
-    return followRollback(invocation, id, 'resume', body);
+    const invalid = waive.find((txn) => !UUID_PATTERN.test(txn));
+    if (invalid !== undefined) throw new UsageError(`--waive must be a txn (got ${JSON.stringify(invalid)})`);
+    const id = parseSagaId(operands[0] ?? '');
+    const body = { reason: readReason(invocation), ...(waive.length === 0 ? {} : { waive }) };
+    return runRollback(invocation, id, 'resume', body);
   },
 };

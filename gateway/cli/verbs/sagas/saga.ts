@@ -1,39 +1,57 @@
 import type { JsonObject } from '../../../domain/json.ts';
-import { askGateway } from '../../ask-gateway.ts';
-import { type Output, type Piece, paint } from '../../output.ts';
+import { requestGateway } from '../../gateway-client.ts';
+import { textField } from '../../json-fields.ts';
+import { type Output, paint, type StyledText } from '../../output.ts';
 import type { Verb } from '../../verb.ts';
-import { member } from '../calls/call-text.ts';
-import { sagaAdvice, sagaId, sagaPath, sagaStyle, tellSteps, tellWayOut } from './saga-text.ts';
+import {
+  buildSagaAdvice,
+  buildSagaPath,
+  parseSagaId,
+  printNextCommands,
+  printSteps,
+  sagaStateStyle,
+} from './saga-text.ts';
 
-export const saga: Verb = {
+export const sagaVerb: Verb = {
   name: 'saga',
-  summary: 'one saga: its steps, and how each is undone',
+  summary: 'show one saga, its steps, and how each is undone',
   operands: [{ name: 'saga' }],
   run: async ({ io, out, operands }) => {
-    const id = sagaId(operands[0] ?? '');
-    const found = await askGateway(io, sagaPath(id), { advice: sagaAdvice(id) });
-    out.json(found);
-    tell(out, found);
+    const id = parseSagaId(operands[0] ?? '');
+    const found = await requestGateway(io, buildSagaPath(id), { advice: buildSagaAdvice(id) });
+    out.printJson(found);
+    printSaga(out, found);
     return 0;
   },
 };
 
-/** In this order; whatever else the gateway tells comes after it. */
-const FIRST = ['saga', 'name', 'state', 'reason', 'by', 'agent', 'createdAt', 'expiresAt', 'onExpire', 'endedAt'];
-const APART = ['steps', 'savepoints'];
+/** Printed first, in this order. All other fields follow. */
+const LEADING_FIELDS = [
+  'saga',
+  'name',
+  'state',
+  'reason',
+  'by',
+  'agent',
+  'createdAt',
+  'expiresAt',
+  'onExpire',
+  'endedAt',
+];
+const SEPARATE_FIELDS = ['steps', 'savepoints'];
 
-function tell(out: Output, found: JsonObject): void {
-  // What happens when its time is over matters only if it ends.
-  const moot = member(found, 'expiresAt') === '' ? ['onExpire'] : [];
-  const more = Object.keys(found).filter((name) => !FIRST.includes(name) && !APART.includes(name));
-  const fields = [...FIRST, ...more].flatMap((name): [string, Piece][] => {
-    const text = member(found, name);
-    if (text === '' || moot.includes(name)) return [];
-    return [[name, paint(name === 'state' ? sagaStyle(text) : undefined, text)]];
+function printSaga(out: Output, found: JsonObject): void {
+  // onExpire means nothing for a saga that does not expire.
+  const hidden = textField(found, 'expiresAt') === '' ? ['onExpire'] : [];
+  const others = Object.keys(found).filter((name) => !LEADING_FIELDS.includes(name) && !SEPARATE_FIELDS.includes(name));
+  const fields = [...LEADING_FIELDS, ...others].flatMap((name): [string, StyledText][] => {
+    const text = textField(found, name);
+    if (text === '' || hidden.includes(name)) return [];
+    return [[name, paint(name === 'state' ? sagaStateStyle(text) : undefined, text)]];
   });
-  out.fields(fields);
-  if (out.terminal) out.line('');
-  tellSteps(out, found);
-  if (out.terminal && Array.isArray(found['steps']) && found['steps'].length === 0) out.line('no steps yet');
-  tellWayOut(out, found);
+  out.printFields(fields);
+  if (out.isTerminal) out.printLine('');
+  printSteps(out, found);
+  if (out.isTerminal && Array.isArray(found['steps']) && found['steps'].length === 0) out.printLine('No steps yet.');
+  printNextCommands(out, found);
 }

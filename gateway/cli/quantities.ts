@@ -6,12 +6,12 @@ const UNITS = [
 ] as const;
 
 /** `1 file`, `3 files` */
-export function counted(count: number, thing: string): string {
+export function formatCount(count: number, thing: string): string {
   return `${count} ${thing}${count === 1 ? '' : 's'}`;
 }
 
 /** `42s`, `5m`, `3h`, `12d`: as policies write durations, rounded down. */
-export function span(ms: number): string {
+export function formatDuration(ms: number): string {
   const [unit, size] = UNITS.find(([, size]) => ms >= size) ?? ['s', 1_000];
   return `${Math.max(0, Math.floor(ms / size))}${unit}`;
 }

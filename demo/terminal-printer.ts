@@ -2,7 +2,7 @@ const WIDTH = 80;
 
 const STYLES = { bold: 1, red: 31, green: 32, cyan: 36 } as const;
 
-/** Tells the stories on a terminal or into a file: 80 columns, colour only where somebody sees it. */
+/** Prints the scenarios in 80 columns, with colour only on a terminal. */
 export class TerminalPrinter {
   readonly #write: (text: string) => void;
   readonly #colour: boolean;
@@ -33,7 +33,7 @@ export class TerminalPrinter {
     this.#printMarked('<', 'cyan', text);
   }
 
-  /** One of several things that an answer tells. */
+  /** Prints one item of an answer. */
   printItem(text: string): void {
     this.#printMarked('·', 'cyan', text);
   }
@@ -56,7 +56,7 @@ export class TerminalPrinter {
   }
 }
 
-/** Lines of at most 80 columns; a longer word stands alone. */
+/** Breaks text into lines of at most 80 columns; a longer word gets its own line. */
 function wrap(text: string, indent: string): string[] {
   const lines: string[] = [];
   let line = indent;

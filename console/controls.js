@@ -1,4 +1,4 @@
-// What is switched off: agents, tools, everything, and upstreams.
+// Freezes of agents, tools and everything, and circuit breakers.
 
 import { at, get, post } from './api.js';
 import { ask, REASON } from './ask.js';
@@ -8,23 +8,24 @@ import { badge, button, code, empty, row, section, since, table } from './parts.
 
 /** @import { Breaker, Context, Frozen, View } from './types.d.ts' */
 /** @typedef {{ agent: string, rules: Record<string, string>[], frozen: Frozen | null }} Agent */
-/** @typedef {{ agents: Agent[], breakers: Breaker[], freezes: Frozen[] }} Switches */
+/** @typedef {{ agents: Agent[], breakers: Breaker[], freezes: Frozen[] }} ControlsData */
 
-const AGENT_HEADS = ['agent', 'rules', 'state', 'by', 'why', ''];
-const BREAKER_HEADS = ['upstream', 'breaker', 'by', 'why', ''];
-const NEEDS_OPERATOR = 'This needs the role operator.';
+const AGENT_HEADS = ['agent', 'rules', 'state', 'by', 'reason', ''];
+const BREAKER_HEADS = ['upstream', 'breaker', 'by', 'reason', ''];
+const FROZEN_TOOL_HEADS = ['tool', 'by', 'reason', 'since', ''];
+const NEEDS_OPERATOR = 'You need the role operator.';
 
-/** @returns {View<Switches>} */
-export function switchesView() {
+/** @returns {View<ControlsData>} */
+export function controlsView() {
   return {
-    title: 'Switches',
+    title: 'Controls',
     load: async () => {
       const [agents, breakers, freezes] = await Promise.all(
         ['agents', 'breakers', 'freezes'].map((what) => get(`/admin/${what}`)),
       );
       return { agents: agents.items, breakers: breakers.items, freezes: freezes.items };
     },
-    hears: ({ name }) => ['switch', 'breaker', 'policies'].includes(name),
+    isAffectedBy: ({ name }) => ['switch', 'breaker', 'policies'].includes(name),
     draw: ({ agents, breakers, freezes }, context) => [
       killSwitch(
         freezes.find(({ scope }) => scope === 'all'),
@@ -32,9 +33,13 @@ export function switchesView() {
       ),
       section(
         'Agents',
-        h('span', { class: 'dim' }, 'A frozen agent sends nothing new; what it did can still be undone.'),
+        h(
+          'span',
+          { class: 'dim' },
+          'The gateway sends nothing new for a frozen agent. Its earlier calls can still be undone.',
+        ),
         agents.length === 0
-          ? empty('There is no agent.', 'Add one under ', code('agents'), ' in the policies.')
+          ? empty('There are no agents.', 'Add one under ', code('agents'), ' in the policies.')
           : table(
               AGENT_HEADS,
               agents.map((agent) => agentRow(agent, context)),
@@ -42,26 +47,26 @@ export function switchesView() {
             ),
       ),
       section(
-        'Tools that are frozen',
+        'Frozen tools',
         button('Freeze a tool…', () => freezeTool(context), {
-          disabled: !context.may('operator'),
+          disabled: !context.hasRole('operator'),
           why: NEEDS_OPERATOR,
         }),
         frozenTools(freezes, context),
       ),
       section(
-        'Breakers',
+        'Circuit breakers',
         h(
           'span',
           { class: 'dim' },
-          'As this process counts them. One opened by hand is open everywhere until it is closed by hand.',
+          'As this process sees them. A breaker that a person opens is open on every replica until a person closes it.',
         ),
         breakers.length === 0
-          ? empty('There is no upstream.')
+          ? empty('There are no upstreams.')
           : table(
               BREAKER_HEADS,
               breakers.map((breaker) => breakerRow(breaker, context)),
-              'Breakers',
+              'Circuit breakers',
             ),
       ),
     ],
@@ -72,18 +77,18 @@ export function switchesView() {
 function act(context, path, more = {}) {
   return async (/** @type {Record<string, string>} */ { reason }) => {
     await post(path, { reason, ...more });
-    context.say('Every replica knows.');
+    context.notify('Done. Every replica has acknowledged it.');
     await context.refresh();
   };
 }
 
 /** @param {Frozen | undefined} all @param {Context} context */
 function killSwitch(all, context) {
-  const how = { disabled: !context.may('operator'), why: NEEDS_OPERATOR };
+  const how = { disabled: !context.hasRole('operator'), why: NEEDS_OPERATOR };
   if (all !== undefined) {
     const lift = () =>
       ask({
-        title: 'Let calls through again?',
+        title: 'Unfreeze everything?',
         fields: [REASON],
         confirm: 'Unfreeze everything',
         run: act(context, '/admin/unfreeze'),
@@ -106,7 +111,7 @@ function killSwitch(all, context) {
       body: h(
         'p',
         {},
-        'When this is answered, no replica sends anything new, for any agent. What is on its way may still arrive.',
+        'Once this is confirmed, no replica sends anything new, for any agent. Requests that are already on the wire may still arrive.',
       ),
       fields: [REASON, { name: 'typed', label: 'Type FREEZE to confirm', typed: 'FREEZE' }],
       confirm: 'Freeze everything',
@@ -116,7 +121,7 @@ function killSwitch(all, context) {
   return h(
     'div',
     { class: 'notice plain' },
-    h('div', {}, h('strong', {}, 'Kill switch'), h('p', {}, 'Stops everything new, at once and everywhere.')),
+    h('div', {}, h('strong', {}, 'Kill switch'), h('p', {}, 'Stops all new sends, on every replica.')),
     button('Freeze everything…', stop, { tone: 'danger', ...how }),
   );
 }
@@ -124,19 +129,19 @@ function killSwitch(all, context) {
 /** @param {Agent} agent @param {Context} context */
 function agentRow({ agent, rules, frozen }, context) {
   const how = {
-    disabled: !context.may('operator') || frozen?.scope === 'all',
+    disabled: !context.hasRole('operator') || frozen?.scope === 'all',
     why: frozen?.scope === 'all' ? 'Everything is frozen.' : NEEDS_OPERATOR,
   };
   const freeze = () =>
     ask({
       title: `Freeze ${agent}?`,
-      body: h('p', {}, 'Nothing new of it is sent. What it did can still be undone.'),
+      body: h('p', {}, 'The gateway sends nothing new for this agent. Its earlier calls can still be undone.'),
       fields: [REASON],
       confirm: 'Freeze',
       tone: 'danger',
       run: act(context, at`/admin/agents/${agent}/freeze`),
     });
-  const thaw = () =>
+  const unfreeze = () =>
     ask({
       title: `Unfreeze ${agent}?`,
       fields: [REASON],
@@ -153,7 +158,7 @@ function agentRow({ agent, rules, frozen }, context) {
       frozen?.reason ?? '',
       frozen === null
         ? button('Freeze…', freeze, { ...how, name: `Freeze ${agent}` })
-        : button('Unfreeze…', thaw, { ...how, name: `Unfreeze ${agent}` }),
+        : button('Unfreeze…', unfreeze, { ...how, name: `Unfreeze ${agent}` }),
     ],
     AGENT_HEADS,
   );
@@ -162,10 +167,10 @@ function agentRow({ agent, rules, frozen }, context) {
 /** @param {readonly Frozen[]} freezes @param {Context} context */
 function frozenTools(freezes, context) {
   const tools = freezes.filter(({ scope }) => scope.startsWith('tool:'));
-  if (tools.length === 0) return empty('None.');
+  if (tools.length === 0) return empty('No tool is frozen.');
   const rows = tools.map(({ scope, by, reason, at: when }) => {
     const tool = scope.slice('tool:'.length);
-    const thaw = () =>
+    const unfreeze = () =>
       ask({
         title: `Unfreeze ${tool}?`,
         fields: [REASON],
@@ -179,23 +184,23 @@ function frozenTools(freezes, context) {
         by,
         reason,
         since(when),
-        button('Unfreeze…', thaw, {
+        button('Unfreeze…', unfreeze, {
           name: `Unfreeze ${tool}`,
-          disabled: !context.may('operator'),
+          disabled: !context.hasRole('operator'),
           why: NEEDS_OPERATOR,
         }),
       ],
-      ['tool', 'by', 'why', 'since', ''],
+      FROZEN_TOOL_HEADS,
     );
   });
-  return table(['tool', 'by', 'why', 'since', ''], rows, 'Frozen tools');
+  return table(FROZEN_TOOL_HEADS, rows, 'Frozen tools');
 }
 
 /** @param {Context} context */
 function freezeTool(context) {
   ask({
     title: 'Freeze a tool?',
-    fields: [{ name: 'tool', label: 'Tool', hint: 'Its whole name, such as payments.charge.' }, REASON],
+    fields: [{ name: 'tool', label: 'Tool', hint: 'The full name, such as payments.charge.' }, REASON],
     confirm: 'Freeze',
     tone: 'danger',
     run: ({ tool, reason }) => act(context, '/admin/freeze', { tool: (tool ?? '').trim() })({ reason: reason ?? '' }),
@@ -204,11 +209,11 @@ function freezeTool(context) {
 
 /** @param {Breaker} breaker @param {Context} context */
 function breakerRow({ upstream, state, by, reason }, context) {
-  const how = { disabled: !context.may('operator'), why: NEEDS_OPERATOR };
+  const how = { disabled: !context.hasRole('operator'), why: NEEDS_OPERATOR };
   const open = () =>
     ask({
-      title: `Open the breaker of ${upstream}?`,
-      body: h('p', {}, 'Nothing is sent to it, by any replica, until somebody closes it.'),
+      title: `Open the circuit breaker of ${upstream}?`,
+      body: h('p', {}, 'No replica sends anything to this upstream until a person closes the breaker.'),
       fields: [REASON],
       confirm: 'Open',
       tone: 'danger',
@@ -216,8 +221,8 @@ function breakerRow({ upstream, state, by, reason }, context) {
     });
   const close = () =>
     ask({
-      title: `Close the breaker of ${upstream}?`,
-      body: h('p', {}, 'Calls are sent again, and the failures that were counted are forgotten.'),
+      title: `Close the circuit breaker of ${upstream}?`,
+      body: h('p', {}, 'Calls are sent again. The automatic breaker starts to count from zero.'),
       fields: [REASON],
       confirm: 'Close',
       run: act(context, at`/admin/breakers/${upstream}/close`),

@@ -1,9 +1,9 @@
 import { randomBytes } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 
-/** An answer that says no: nothing happened. */
+/** A refusal: the service answers with this status, and nothing happened. */
 export class ServiceError extends Error {
-  override readonly name = 'Refusal';
+  override readonly name = 'ServiceError';
   readonly status: number;
   readonly code: string;
 
@@ -14,7 +14,7 @@ export class ServiceError extends Error {
   }
 }
 
-/** The worst thing a network does: what was asked for has happened, and nobody hears of it. */
+/** Breaks the connection after the effect, so that the caller cannot know that it happened. */
 export function dropAnswer(request: FastifyRequest, reply: FastifyReply): FastifyReply {
   reply.hijack();
   request.raw.socket.destroy();

@@ -1,35 +1,26 @@
-import { readFile } from 'node:fs/promises';
 import { describe, expect, it } from 'vitest';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { renderUndoArguments } from '../../gateway/policy/compile/render-undo-arguments.ts';
-import { compileValidPolicies, listPolicyFaults } from './example.ts';
+import { compileValidPolicies } from '../policy/example.ts';
+import { readBlocks } from './blocks.ts';
+import { fillEnv } from './policies.ts';
 
-const ENV = { SQUARE_TOKEN: 'token-1', GITHUB_TOKEN: 'token-2', DESEC_TOKEN: 'token-3', RESEND_TOKEN: 'token-4' };
-const text = await readFile('docs/guides/undo.md', 'utf8');
-const blocks = [...text.matchAll(/^```yaml\n(.*?)^```$/gms)].map(([, yaml = '']) => yaml);
-const titleOf = (yaml: string) => /^ {2}(\S+):\n {4}upstream:/m.exec(yaml)?.[1] ?? 'no tool';
+const PAGE = 'docs/guides/undo.md';
+const texts = (await readBlocks(PAGE))
+  .filter(({ language, mark }) => language === 'yaml' && mark === '')
+  .map(({ text }) => text);
+const findTool = (yaml: string) => /^ {2}(\S+):\n {4}upstream:/m.exec(yaml)?.[1] ?? 'no tool';
 
-describe('docs/guides/undo.md', () => {
-  it('has a policy for each service it speaks of', () => {
-    expect(blocks.map(titleOf)).toEqual([
-      'settings.set',
-      'reports.refresh',
-      'square.charge',
-      'issues.open',
-      'runbook.write',
-      'dns.set',
-      'mail.send',
-    ]);
-  });
-
-  it.each(blocks.map((yaml) => [titleOf(yaml), yaml] as const))('%s loads as it stands there', (_title, yaml) => {
-    expect(listPolicyFaults(yaml, ENV)).toEqual([]);
-  });
-
-  it('loads all of them side by side', () => {
-    const files = Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml]));
-    expect(listPolicyFaults(files, ENV)).toEqual([]);
-  });
+it(`${PAGE} has a policy for each service it speaks of`, () => {
+  expect(texts.map(findTool)).toEqual([
+    'settings.set',
+    'reports.refresh',
+    'square.charge',
+    'issues.open',
+    'runbook.write',
+    'dns.set',
+    'mail.send',
+  ]);
 });
 
 interface Case {
@@ -44,8 +35,10 @@ const gist = { gist: 'abc', content: 'new' };
 const record = { domain: 'example.com', name: 'www', type: 'A', ttl: 3600, records: ['192.0.2.2'] };
 const where = { domain: 'example.com', name: 'www', type: 'A' };
 
-describe('the undos of docs/guides/undo.md', () => {
-  const policies = compileValidPolicies(Object.fromEntries(blocks.map((yaml, i) => [`${i}.yaml`, yaml])), ENV);
+/** All policies of the page load side by side. */
+describe(`the undos of ${PAGE}`, () => {
+  const files = Object.fromEntries(texts.map((yaml, i) => [`${i}.yaml`, yaml]));
+  const policies = compileValidPolicies(files, fillEnv(texts.join('\n')));
 
   it.each<[string, Case]>([
     [
@@ -87,16 +80,19 @@ describe('the undos of docs/guides/undo.md', () => {
       { args: { name: 'a', value: 'new' }, before: { value: 'old' }, undo: { name: 'a', value: 'old' } },
     ],
     ['settings.set', { args: { name: 'a', value: 'new' }, before: null, undo: { name: 'a', value: null } }],
-  ])('%s: its arguments can be made, and fit', (name, { args, result = null, before, undo }) => {
-    const tool = policies.tools.get(name);
-    expect(tool?.faults(args)).toEqual([]);
-    const scope = { args, result, agent: 'bot', ...(before !== undefined && { before }) };
-    const made = renderUndoArguments(tool?.undo.template ?? null, scope) as JsonObject;
-    expect(made).toEqual(undo);
-    const way = policies.tools.get(tool?.undo.tool ?? '');
-    expect(way?.faults(made)).toEqual([]);
-    expect(way?.request?.body?.({ args: made, agent: 'bot' })).toBeDefined();
-  });
+  ])(
+    '%s: the arguments of its undo can be built, and fit the undo tool',
+    (name, { args, result = null, before, undo }) => {
+      const tool = policies.tools.get(name);
+      expect(tool?.faults(args)).toEqual([]);
+      const scope = { args, result, agent: 'bot', ...(before !== undefined && { before }) };
+      const undoArgs = renderUndoArguments(tool?.undo.template ?? null, scope) as JsonObject;
+      expect(undoArgs).toEqual(undo);
+      const undoTool = policies.tools.get(tool?.undo.tool ?? '');
+      expect(undoTool?.faults(undoArgs)).toEqual([]);
+      expect(undoTool?.request?.body?.({ args: undoArgs, agent: 'bot' })).toBeDefined();
+    },
+  );
 
   it.each<[string, JsonObject, Json, boolean]>([
     ['runbook.write', gist, { files: { 'runbook.md': { content: 'new' } } }, true],

@@ -21,52 +21,52 @@ const FAULTS: Readonly<Record<string, Fault>> = {
   ERR_HTTP_REQUEST_TIMEOUT: {
     status: 408,
     reason: 'Request Timeout',
-    detail: 'The request took too long to arrive; nothing was done with it.',
+    detail: 'The request took too long to arrive. Nothing was done with it.',
     retry: 'same_key',
   },
 };
 
-/** How long a caller has to read why before the connection is gone, whether or not it hangs up too. */
+/** How long a client has to read the answer before the connection is destroyed. */
 const LINGER_MS = 1_000;
 
-/** A request that node itself cannot read deserves the same kind of answer as any other; its connection is of no more use. */
-export class Unreadable {
-  /** What was last asked on a connection. Of several at once the last is answered last. */
-  readonly #last = new WeakMap<object, ServerResponse>();
+/** Answers requests that Node cannot parse with a problem document, then closes the connection. */
+export class ClientErrorResponder {
+  /** The newest response per connection. Pipelined responses go out in order, so the newest goes out last. */
+  readonly #lastResponses = new WeakMap<object, ServerResponse>();
 
   watch(server: Server): void {
-    server.on('request', (request, response) => this.#last.set(request.socket, response));
+    server.on('request', (request, response) => this.#lastResponses.set(request.socket, response));
   }
 
   answer(error: Error & { readonly code?: string }, socket: Socket): void {
-    // Answered already: what still comes is no better.
+    // The first error was answered already.
     if (!socket.writable) return;
-    const last = this.#last.get(socket);
+    const last = this.#lastResponses.get(socket);
     const isHalfRead = last !== undefined && !last.req.complete;
-    // What is written now would be taken for the answer to a request that is still at work, or has had one. A response has no
-    // socket until those before it are done.
+    // An answer written now would be read as the answer to an earlier request that is unfinished or answered.
+    // A response has no socket until the responses before it are finished.
     const isTaken = isHalfRead ? last.headersSent || last.socket === null : last?.writableFinished === false;
     if (isTaken) {
       socket.destroy();
       return;
     }
     const fault = FAULTS[error.code ?? ''] ?? INVALID;
-    // Whoever was told that nothing was done must be right: what could still become a request is not read to its end. Of what
-    // never can be one the rest is read and forgotten: closed at once, it would reset the connection under the answer.
-    const couldBecomeOne = isHalfRead || fault.status === 408;
-    socket.end(textOf(fault), () => {
-      if (couldBecomeOne) socket.destroy();
+    // The answer says that nothing was done, so bytes that could still complete a request are not read.
+    // Other bytes are read and discarded: closing at once would reset the connection before the client has the answer.
+    const couldBecomeRequest = isHalfRead || fault.status === 408;
+    socket.end(formatResponse(fault), () => {
+      if (couldBecomeRequest) socket.destroy();
     });
-    if (couldBecomeOne) socket.pause();
+    if (couldBecomeRequest) socket.pause();
     else socket.resume();
-    // A caller who does not hang up would have it for ever.
+    // Without a timeout, a client that never closes would keep the connection for ever.
     setTimeout(() => socket.destroy(), LINGER_MS).unref();
   }
 }
 
-function textOf({ status, reason, detail, retry }: Fault): string {
+function formatResponse({ status, reason, detail, retry }: Fault): string {
   const type = 'https://oncegate.dev/errors#malformed';
-  // It never became a request: there is no path to name as its instance.
+  // An unparsed request has no path to name as the instance.
   const body = JSON.stringify({ type, title, status, detail, instance: '/', code: 'malformed', retry });
   const head = ['connection: close', 'content-type: application/problem+json', `content-length: ${body.length}`];
   return `HTTP/1.1 ${status} ${reason}\r\n${head.join('\r\n')}\r\n\r\n${body}`;

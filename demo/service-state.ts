@@ -1,4 +1,4 @@
-/** One thing that happened, one line of the journal. */
+/** One effect, which is one line of the journal. */
 export type EffectEntry =
   | { readonly did: 'charge'; readonly id: string; readonly key: string; readonly asked: ChargeInput }
   | { readonly did: 'refund'; readonly id: string; readonly key: string; readonly charge: string }
@@ -6,7 +6,7 @@ export type EffectEntry =
   | { readonly did: 'close_ticket'; readonly id: string }
   | { readonly did: 'put_file'; readonly name: string; readonly content: string }
   | { readonly did: 'delete_file'; readonly name: string }
-  /** As it was before: with this content, or (null) not there. */
+  /** A null content removes the file. */
   | { readonly did: 'restore_file'; readonly name: string; readonly content: string | null }
   | { readonly did: 'send_mail'; readonly id: string; readonly to: string; readonly subject: string };
 
@@ -41,8 +41,8 @@ export interface Ticket extends TicketInput {
 }
 
 /**
- * Everything that is true in the demo services, as the journal's lines tell it in their order. Of two lines that two
- * processes wrote at once for one key, the first is the effect and the second never was one.
+ * The state of the demo services, built from the lines of the journal in order. If two processes wrote a line for one key
+ * at once, only the first one counts.
  */
 export class ServiceState {
   readonly charges = new Map<string, Charge>();
@@ -57,7 +57,7 @@ export class ServiceState {
     mail: { sent: 0 },
   };
 
-  /** How often something really happened: the number every promise of the gateway is measured by. */
+  /** How often each effect happened; tests compare these counts with the promises of the gateway. */
   copyEffectCounts(): object {
     return structuredClone(this.#counts);
   }
@@ -103,11 +103,11 @@ export class ServiceState {
     this.#counts.payments.charges += 1;
   }
 
-  #refund({ id, key, charge: of }: Extract<EffectEntry, { did: 'refund' }>): void {
-    const charge = this.charges.get(of);
+  #refund({ id, key, charge: chargeId }: Extract<EffectEntry, { did: 'refund' }>): void {
+    const charge = this.charges.get(chargeId);
     if (charge === undefined || charge.refunded) return;
     charge.refunded = true;
-    this.refundOfKey.set(key, { id, charge: of, amount: charge.asked.amount });
+    this.refundOfKey.set(key, { id, charge: chargeId, amount: charge.asked.amount });
     this.#counts.payments.refunds += 1;
   }
 

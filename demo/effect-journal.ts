@@ -1,16 +1,16 @@
 import { type FileHandle, mkdir, open } from 'node:fs/promises';
 import path from 'node:path';
-import { type EffectEntry, ServiceState } from './world.ts';
+import { type EffectEntry, ServiceState } from './service-state.ts';
 
 /**
- * What the demo services remember: a file with one JSON line an effect, on disk before anybody is told of it. Several
- * gateways may share the file. Each reads on from where it stopped before it looks or writes, and the order of the lines
- * decides who was first.
+ * Stores every effect of the demo services as one JSON line, on disk before the service answers. Several gateways may
+ * share the file. Each reads the new lines before it reads state or writes, and the order of the lines decides who was
+ * first.
  */
 export class EffectJournal {
   readonly #file: string;
   #state = new ServiceState();
-  /** Bytes of whole lines that `#world` knows. */
+  /** How many bytes, in whole lines, `#state` contains. */
   #knownBytes = 0;
   #isTorn = false;
   #queue: Promise<unknown> = Promise.resolve();
@@ -24,28 +24,28 @@ export class EffectJournal {
     await mkdir(directory, { recursive: true });
     const journal = new EffectJournal(file);
     await journal.readState();
-    // The file's own name must survive a power cut too.
+    // Sync the directory, so that the file name survives a power cut.
     const handle = await open(directory, 'r');
     await handle.sync().finally(() => handle.close());
     return journal;
   }
 
-  /** The world as it is, with what other processes did to it. */
+  /** The current state, including the effects of other processes. */
   readState(): Promise<ServiceState> {
     return this.record(() => undefined);
   }
 
   /**
-   * Writes what `decide` makes of the world as it is (nothing, if undefined) and returns the world after it. A crash in
-   * here leaves the line or no line; half a line, after a power cut, counts as none.
+   * Appends the entry that `decide` returns for the current state, if any, and returns the new state. A crash in here
+   * leaves the line or no line; half a line, after a power cut, counts as none.
    */
-  record(decide: (world: ServiceState) => EffectEntry | undefined): Promise<ServiceState> {
+  record(decide: (state: ServiceState) => EffectEntry | undefined): Promise<ServiceState> {
     const turn = this.#queue.then(() => this.#record(decide));
     this.#queue = turn.catch(() => {});
     return turn;
   }
 
-  async #record(decide: (world: ServiceState) => EffectEntry | undefined): Promise<ServiceState> {
+  async #record(decide: (state: ServiceState) => EffectEntry | undefined): Promise<ServiceState> {
     const handle = await open(this.#file, 'a+', 0o600);
     try {
       await this.#catchUp(handle);
@@ -63,7 +63,7 @@ export class EffectJournal {
   async #catchUp(handle: FileHandle): Promise<void> {
     const { size } = await handle.stat();
     if (size < this.#knownBytes) {
-      // Somebody emptied the file to start afresh.
+      // The file was truncated to reset the demo.
       this.#state = new ServiceState();
       this.#knownBytes = 0;
     }

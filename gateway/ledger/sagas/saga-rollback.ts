@@ -1,0 +1,300 @@
+import { buildAuditEntry, hashLeaf } from '../../domain/audit/audit.ts';
+import type { RunEpoch } from '../../domain/controls/run.ts';
+import { GatewayError } from '../../domain/errors.ts';
+import { computePlanDigest } from '../../domain/sagas/plan-digest.ts';
+import type { Saga } from '../../domain/sagas/saga.ts';
+import { endHeldCall } from '../approvals/approvals.ts';
+import { requireCurrentEpoch } from '../controls/runs.ts';
+import type { Database, Tx } from '../db.ts';
+import { readSteps } from './saga-steps.ts';
+import { describeSagaState, lockSaga, type SagaChange, updateSaga } from './sagas.ts';
+import { addUndoTask, removeUndoTask } from './undo-tasks.ts';
+
+export interface RollbackRequest {
+  readonly id: string;
+  /** The savepoint to return to; undefined: all steps are undone. */
+  readonly to: string | undefined;
+  readonly reason: string;
+  /** `agent`, `ttl`, or the name of a person. */
+  readonly by: string;
+  /** Also resumes a parked rollback. Only a person may do that. */
+  readonly canResumeParked: boolean;
+  /** The run of the request and the epoch of its agent. */
+  readonly runEpoch?: RunEpoch | undefined;
+  /** The digest of the plan that a person was shown; undefined: undo whatever is to be undone now. */
+  readonly digest?: string | undefined;
+  readonly entry: string;
+}
+
+/**
+ * Closes a saga to new steps, cancels its held steps, and recalls its open ones: they send nothing more, except to resolve a
+ * doubt. Any process can do the rest of the rollback afterwards. Returns the steps that may be about to send at this moment.
+ */
+export async function closeSagaForRollback(db: Database, request: RollbackRequest): Promise<readonly string[]> {
+  const { id, reason, by, digest, entry } = request;
+  return db.transaction(async (tx) => {
+    if (request.runEpoch !== undefined) await requireCurrentEpoch(tx, request.runEpoch);
+    const saga = await lockSaga(tx, id);
+    const keep = findKeepOrdinal(saga, request.to);
+    if (isRollbackInProgress(saga, keep, request)) return recallOpenSteps(tx, id, keep, reason);
+    if (digest !== undefined && (await isRepeatedRollback(tx, saga, keep, digest)))
+      // A saga that is back at its savepoint may have new steps, which do not belong to the repeated rollback.
+      return saga.state === 'open' ? [] : recallOpenSteps(tx, id, keep, reason);
+    await updateSaga(tx, id, { state: 'rolling_back', reason, by, keep, entry });
+    await recordPlanDigest(tx, id, digest);
+    await deleteSavepointsAfter(tx, id, keep);
+    if (saga.state === 'parked') await retryFailedUndos(tx, id);
+    await addUndoTask(tx, id, 'saga');
+    return recallOpenSteps(tx, id, keep, reason);
+  });
+}
+
+/** Remembers the confirmed plan, so that a repeat of the request is recognised. The saga is locked. */
+async function recordPlanDigest(tx: Tx, id: string, digest: string | undefined): Promise<void> {
+  await tx.run({
+    name: 'record-plan-digest',
+    text: 'update sagas set plan = $2 where id = $1',
+    values: [id, digest ?? null],
+  });
+}
+
+/** Deletes the savepoints that the rollback passes. Savepoints are created under the same lock of the saga. */
+async function deleteSavepointsAfter(tx: Tx, id: string, keep: number): Promise<void> {
+  await tx.run({
+    name: 'delete-savepoints',
+    text: 'delete from savepoints where saga = $1 and after > $2',
+    values: [id, keep],
+  });
+}
+
+/**
+ * Whether the plan with this digest is the one that was begun last, so this request is a repeat. Refuses a digest that is neither
+ * that plan nor the plan of now. Steps are claimed under the lock of the saga, which the caller holds, so the compared plan is
+ * the one that is carried out.
+ */
+async function isRepeatedRollback(tx: Tx, saga: Saga, keep: number, digest: string): Promise<boolean> {
+  if (computePlanDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return false;
+  if (await isBegunPlan(tx, saga.id, digest)) return true;
+  throw new GatewayError(
+    'conflict',
+    'Nothing was rolled back: the plan has changed since it was shown. Read the new plan and confirm its digest.',
+  );
+}
+
+/** Compares with the digest of the last rollback. The saga is locked. */
+async function isBegunPlan(tx: Tx, id: string, digest: string): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'is-begun-plan',
+    text: 'select 1 from sagas where id = $1 and plan = $2',
+    values: [id, digest],
+  });
+  return rows.length > 0;
+}
+
+/** The ordinal of the last step to keep; -1: none. */
+function findKeepOrdinal(saga: Saga, to: string | undefined): number {
+  if (to === undefined) return -1;
+  const savepoint = saga.savepoints.find(({ name }) => name === to);
+  if (savepoint !== undefined) return savepoint.after;
+  const names = saga.savepoints.map(({ name }) => JSON.stringify(name)).join(', ') || 'none';
+  throw new GatewayError('not_found', `The saga has no savepoint ${JSON.stringify(to)}; it has: ${names}.`);
+}
+
+/** Whether the same rollback is already in progress or done. Refuses a rollback that is no longer possible. */
+function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked }: RollbackRequest): boolean {
+  const isAsFar = saga.keep !== null && saga.keep <= keep;
+  if (saga.state === 'rolled_back' && to === undefined) return true;
+  if (saga.state === 'rolling_back' && saga.keep === keep) return true;
+  if ((saga.state === 'rolling_back' || saga.state === 'parked') && saga.keep !== null && saga.keep < keep)
+    throw new GatewayError('conflict', 'The saga is already being rolled back further than that.');
+  if (saga.state === 'parked' && isAsFar && !canResumeParked) return true;
+  if (saga.state === 'open' || saga.state === 'rolling_back' || saga.state === 'parked') return false;
+  throw new GatewayError('saga_closed', `The saga cannot be rolled back: it ${describeSagaState(saga)}.`);
+}
+
+/**
+ * Gives failed undos a new round of tries. An undo whose last compensation is still open becomes `running`, not `due`: that
+ * compensation may still act, so a second one must not start. Marks of undos check their state, so none is lost in between.
+ */
+async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
+  await tx.run({
+    name: 'retry-undos',
+    text: `update calls c set undo_state = case when u.txn is not null and u.settled_at is null then 'running' else 'due' end,
+        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null
+      from calls f left join calls u on u.txn = f.undo_txn
+      where f.saga = $1 and c.txn = f.txn and c.undo_state = 'failed' and c.undo_args is not null`,
+    values: [id],
+  });
+}
+
+interface RecalledStep {
+  readonly txn: string;
+  readonly state: string;
+  readonly attemptOpen: boolean;
+  /** No attempt is open or unknown, so the step certainly had no effect. */
+  readonly isIdle: boolean;
+}
+
+/**
+ * Recalls the open steps after `keep`, and returns those with an open attempt. Idle steps end here. Steps with an open or unknown
+ * attempt continue until their outcome is known. Locks in the order of a vote: approvals, open calls, calls.
+ */
+async function recallOpenSteps(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
+  const why = `its saga is rolled back: ${reason}`;
+  await cancelHeldSteps(tx, id, keep, why);
+  await lockOpenSteps(tx, id, keep);
+  const open = await markStepsRecalled(tx, id, keep);
+  for (const step of open) if (step.isIdle) await endIdleStep(tx, step, why);
+  return open.filter((step) => step.attemptOpen).map((step) => step.txn);
+}
+
+/** Locks the steps in order of txn, as every batch does. The update that follows would lock them in any order. */
+async function lockOpenSteps(tx: Tx, id: string, keep: number): Promise<void> {
+  await tx.run({
+    name: 'lock-open-steps',
+    text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
+    values: [id, keep],
+  });
+}
+
+/** From its commit on, updates refuse new attempts of these steps. The rows are locked, so none is updated in between. */
+function markStepsRecalled(tx: Tx, id: string, keep: number): Promise<readonly RecalledStep[]> {
+  return tx.run<RecalledStep>({
+    name: 'recall-steps',
+    text: `update calls set recalled = true where saga = $1 and ordinal > $2 and settled_at is null
+      returning txn, state, attempt_open as "attemptOpen", not attempt_open and unresolved = 0 as "isIdle"`,
+    values: [id, keep],
+  });
+}
+
+/** Ends an idle step without effect, with its audit entry. The row is locked, so the step is still idle. */
+async function endIdleStep(tx: Tx, { txn, state }: RecalledStep, why: string): Promise<void> {
+  const endState = state === 'sending' || state === 'in_doubt' ? 'failed' : 'cancelled';
+  const problem = endState === 'failed' ? 'saga_closed' : 'cancelled';
+  const entry = buildAuditEntry(`call_${endState}`, { txn, why });
+  await tx.run({
+    name: 'end-recalled',
+    text: `with ended as (
+          update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = 'no_effect', problem = $3, detail = $4, evidence = 'gateway', leaf = $5
+          where txn = $1 returning txn
+        ), closed as (
+          delete from open_calls o using ended e where o.txn = e.txn
+        )
+        insert into audit_queue (entry) select $6 from ended`,
+    values: [txn, endState, problem, why, hashLeaf(entry), entry],
+  });
+}
+
+/** Cancels the held steps of a saga that takes no more steps. A delayed step would otherwise be released later. */
+async function cancelHeldSteps(tx: Tx, id: string, keep: number, why: string): Promise<void> {
+  for (const txn of await listHeldSteps(tx, id, keep))
+    await endHeldCall(tx, txn, 'cancelled', why, buildAuditEntry('call_cancelled', { txn, why }));
+}
+
+/** The saga is locked, so it gets no new held steps. `endHeldCall` decides again whether each is still held. */
+async function listHeldSteps(tx: Tx, id: string, keep: number): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'list-held-steps',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
+    values: [id, keep],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+/** A person resumes a parked rollback. The steps that they waive no longer block the steps that they depend on. */
+export async function resumeSaga(
+  db: Database,
+  id: string,
+  change: { readonly waive: readonly string[]; readonly by: string; readonly reason: string; readonly entry: string },
+): Promise<void> {
+  await db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.keep === null && saga.state === 'parked')
+      throw new GatewayError(
+        'conflict',
+        'The saga was parked by its ttl and was never rolled back. Roll it back, or close it.',
+      );
+    if (saga.state !== 'parked' && saga.state !== 'rolling_back')
+      throw new GatewayError('conflict', `Only a parked saga can be resumed; this one ${describeSagaState(saga)}.`);
+    const waived = await waiveSteps(tx, id, change.waive);
+    const unknown = change.waive.filter((txn) => !waived.includes(txn));
+    if (unknown.length > 0)
+      throw new GatewayError('not_found', `This saga has no step ${unknown.join(', ')}. Nothing was waived.`);
+    if (saga.state === 'rolling_back' && waived.length === 0) return;
+    await updateSaga(tx, id, { state: 'rolling_back', reason: change.reason, by: change.by, entry: change.entry });
+    await retryFailedUndos(tx, id);
+    await addUndoTask(tx, id, 'saga');
+  });
+}
+
+/** Marks steps as waived, and returns those that belong to the saga. A waiver is never taken back, so a repeat is harmless. */
+async function waiveSteps(tx: Tx, id: string, txns: readonly string[]): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'waive-steps',
+    text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
+    values: [id, txns],
+  });
+  return rows.map(({ txn }) => txn);
+}
+
+/** A person has dealt with a parked saga by hand. The gateway does nothing more about it. */
+export async function closeSaga(
+  db: Database,
+  id: string,
+  change: { readonly by: string; readonly reason: string; readonly entry: string },
+): Promise<void> {
+  await db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.state === 'closed') return;
+    if (saga.state !== 'parked')
+      throw new GatewayError('conflict', `Only a parked saga can be closed; this one ${describeSagaState(saga)}.`);
+    await updateSaga(tx, id, { state: 'closed', ...change });
+    await cancelHeldSteps(tx, id, -1, `its saga was closed: ${change.reason}`);
+    await removeUndoTask(tx, id);
+  });
+}
+
+/**
+ * Writes the progress of a rollback. Returns false if the saga has left the state that the caller read, or a rollback now reaches
+ * further back. A parked saga is checked again after `recheckInMs`, because its doubt may have been resolved.
+ */
+export async function transitionSaga(
+  db: Database,
+  { id, state, keep }: Pick<Saga, 'id' | 'state' | 'keep'>,
+  change: Omit<SagaChange, 'keep'> & { readonly recheckInMs: number | null },
+): Promise<boolean> {
+  return db.transaction(async (tx) => {
+    const saga = await lockSaga(tx, id);
+    if (saga.state !== state || saga.keep !== keep) return false;
+    // The caller may have read the steps before another rollback of the same reach began, which has steps of its own to undo.
+    if ((change.state === 'open' || change.state === 'rolled_back') && (await hasMoreToUndo(tx, id, keep ?? -1)))
+      return false;
+    // A saga that is open again keeps no trace of the rollback.
+    await updateSaga(tx, id, { ...change, ...(change.state === 'open' ? { keep: null } : {}) });
+    if (state === 'open' && change.state === 'parked')
+      await cancelHeldSteps(tx, id, -1, `its saga is parked: ${change.reason}`);
+    if (change.state === 'open' && saga.expiresAt !== null) await scheduleExpiry(tx, id, saga.expiresAt);
+    else if (change.recheckInMs === null) await removeUndoTask(tx, id);
+    else await addUndoTask(tx, id, 'saga', change.recheckInMs);
+    return true;
+  });
+}
+
+/** Whether a step after `keep` is open or not undone. The saga is locked, so no new step can appear. */
+async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean> {
+  const rows = await tx.run({
+    name: 'more-to-undo',
+    text: `select txn from calls where saga = $1 and ordinal > $2 and (settled_at is null or undo_state not in ('done', 'skipped')) limit 1`,
+    values: [id, keep],
+  });
+  return rows.length > 0;
+}
+
+/** Makes the undo task due when the ttl of the saga ends. The saga is locked, so no rollback needs the task earlier. */
+async function scheduleExpiry(tx: Tx, id: string, expiresAt: Date): Promise<void> {
+  await tx.run({
+    name: 'schedule-saga-expiry',
+    text: 'update undo_work set due_at = $2 where id = $1',
+    values: [id, expiresAt],
+  });
+}

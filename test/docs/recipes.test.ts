@@ -1,0 +1,13 @@
+import { readdir, readFile } from 'node:fs/promises';
+import { expect, test } from 'vitest';
+import { readBlocks } from './blocks.ts';
+
+const PAGE = 'docs/guides/frameworks.md';
+const RECIPES = 'clients/recipes';
+
+test(`every block of ${PAGE} is a recipe, word for word, and every recipe is there`, async () => {
+  const programs = (await readBlocks(PAGE)).filter(({ language }) => ['ts', 'python'].includes(language));
+  const recipes = await Promise.all((await readdir(RECIPES)).map((name) => readFile(`${RECIPES}/${name}`, 'utf8')));
+  expect(recipes.length).toBeGreaterThan(10);
+  expect(programs.map(({ text }) => text).sort()).toEqual(recipes.sort());
+});

@@ -1,0 +1,36 @@
+import { execFile } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+
+/** What `tsconfig.build.json` compiles, and what decides how. */
+const SOURCES = ['gateway', 'adapters', 'demo'];
+const SETTINGS = ['tsconfig.json', 'tsconfig.build.json', 'package-lock.json'];
+/** The compiler's own record of what it last compiled: it changes with every build of other sources. */
+const BUILD_RECORD = 'dist/.tsbuildinfo';
+/** Holds a hash of the sources and of the build record, as they were after the last build by this file. */
+const STAMP = 'dist/.built-from';
+
+/** Builds `dist` unless it was built from exactly these sources: tests run the gateway from `dist`. */
+export async function buildIfStale(): Promise<void> {
+  if ((await readFile(STAMP, 'utf8').catch(() => '')) === (await hashBuild())) return;
+  await promisify(execFile)('npm', ['run', '--silent', 'build']).catch((error: { stdout?: string }) => {
+    throw new Error(`The build failed, so the tests have nothing to run.\n${error.stdout ?? error}`);
+  });
+  await writeFile(STAMP, await hashBuild());
+}
+
+async function hashBuild(): Promise<string> {
+  const listed = await Promise.all(SOURCES.map((folder) => readdir(folder, { recursive: true, withFileTypes: true })));
+  const files = listed.flat().filter((entry) => entry.isFile());
+  const paths = [...files.map(({ parentPath, name }) => join(parentPath, name)), ...SETTINGS, BUILD_RECORD].sort();
+  const contents = await Promise.all(paths.map((path) => readFile(path).catch(() => '')));
+  const hash = createHash('sha256');
+  for (const [index, path] of paths.entries())
+    hash
+      .update(`${path}\0`)
+      .update(contents[index] ?? '')
+      .update('\0');
+  return hash.digest('hex');
+}

@@ -222,7 +222,7 @@ const REFUSALS: readonly {
       await gateway.call('world.held', { id }, { key: id, headers: NO_WAIT });
       return gateway.call('world.held', { id: `${id}-more` }, { key: `${id}-more` });
     },
-    entry: { agent: 'tester', tool: 'world.held', reason: expect.stringContaining('wait for people') },
+    entry: { agent: 'tester', tool: 'world.held', reason: expect.stringContaining('wait for approval') },
   },
   {
     of: 'a request that is no call of any tool',

@@ -215,7 +215,7 @@ describe('what conflicts with what', () => {
   it.each([
     ['world.charge', {}, 'card'],
     ['world.charge', { card: '' }, 'empty segment'],
-    ['world.exact', { cards: ['*'] }, 'everything there is'],
+    ['world.exact', { cards: ['*'] }, 'lock everything'],
     ['world.exact', { cards: ['a/*/b'] }, 'not its last segment'],
     ['world.exact', { cards: ['a\0b'] }, 'NUL'],
     ['world.exact', { cards: ['x'.repeat(1_025)] }, 'longer than'],

@@ -395,7 +395,7 @@ describe('undo', () => {
     const { txn } = (await saga.callStep('world.charge', { id: 'a' })).body;
     const early = await runCli(['undo', txn, ...REASON], { env });
     expect(early.code).toBe(1);
-    expect(early.err).toContain('roll the saga back');
+    expect(early.err).toContain('Roll the saga back');
     await saga.postAction('commit');
     const before = await runCli(['call', txn], { env });
     expect(before.out).toContain('undo\tcompensable by world.refund {"effect":"eff_1","id":"a"}\n');

@@ -19,8 +19,8 @@ import { DatabaseUnreachableError, migrateDatabase, SchemaError } from './ledger
 import { ApprovalNotifier } from './messenger.ts';
 import { PolicyStore } from './policy-keeper.ts';
 import { auditKey, type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
-import { CallLog } from './telemetry/call-log.ts';
 import { Metrics } from './telemetry/metrics.ts';
+import { ProcessAuditLog } from './telemetry/process-audit-log.ts';
 import { TelemetryRecorder } from './telemetry/telemetry.ts';
 import { startTracing } from './telemetry/tracing.ts';
 import { Tokens } from './tokens.ts';
@@ -153,7 +153,7 @@ async function serve(config: Config): Promise<void> {
     if (tracing !== undefined) stops.push(() => within(TRACING_MS, tracing.stop()));
     const engine = await Engine.start({
       watch: new TelemetryRecorder(metrics, tracing, log),
-      onBatch: (size, waiting) => metrics.batch(size, waiting),
+      onBatch: (size, waiting) => metrics.recordBatch(size, waiting),
       config,
       url,
       policies,
@@ -164,7 +164,7 @@ async function serve(config: Config): Promise<void> {
     stops.push(() => engine.stop(timeLeft()));
 
     const { db, adapters } = engine.flow.station;
-    metrics.sound({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MOST_SOUNDED) });
+    metrics.addSources({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MOST_SOUNDED) });
     const journal = await keepRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
       const messenger = new ApprovalNotifier(engine.flow.station.db, config.webhook, log);
@@ -179,7 +179,7 @@ async function serve(config: Config): Promise<void> {
         reload: async (askedBy) => {
           const faults = await policies.reload(askedBy);
           // Whoever asked is answered when it is in the log, or when the ledger is plainly not there.
-          await within(JOURNAL_MS, journal.written());
+          await within(JOURNAL_MS, journal.waitUntilWritten());
           return faults;
         },
       },
@@ -216,9 +216,9 @@ async function keepRecords(
   gateway: string,
   log: pino.Logger,
   stops: (() => Promise<void>)[],
-): Promise<CallLog> {
+): Promise<ProcessAuditLog> {
   const { db, lease } = engine.flow.station;
-  const journal = new CallLog(db, log);
+  const journal = new ProcessAuditLog(db, log);
   stops.push(() => journal.stop());
   await enqueueAuditEntry(
     db,
@@ -231,7 +231,7 @@ async function keepRecords(
   );
   policies.onReading(({ version, faults, askedBy }) => {
     const refused = faults.length > 0;
-    metrics.policies(version, refused);
+    metrics.setPolicies(version, refused);
     journal.write(refused ? 'policies_refused' : 'policies_loaded', {
       process: lease.id,
       policyVersion: version,
@@ -239,7 +239,7 @@ async function keepRecords(
       ...(refused ? { faults: faults.slice(0, MOST_FAULTS) } : {}),
     });
   });
-  metrics.policies(policies.current.version, policies.warnings().length > 0);
+  metrics.setPolicies(policies.current.version, policies.warnings().length > 0);
   return journal;
 }
 

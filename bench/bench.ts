@@ -17,15 +17,15 @@ const USAGE = `npm run bench -- [--quick] [--rounds N] [--peers] [--write]
 npm run bench -- effects
 npm run bench -- growth [--rounds N] [--rows N]
 
-What the ledger costs: the gateway beside the same fastify and undici without it, on one machine, in alternating runs.
-Only the ratios mean anything.
+Measures what the ledger costs: the gateway, and a proxy of the same fastify and undici without a ledger, in alternating
+runs on one machine. Only the ratios mean anything.
 
-  --quick   each case once and shortly, to see that it still runs
-  --rounds  how many times each case is run (5)
-  --peers   also Restate, DBOS and bare PostgreSQL (first: npm ci --prefix bench)
-  --write   the figures to bench/results.json, the chart to docs/bench.svg; not with --quick, which has none
-  growth    what a call costs with ten thousand and with five million (or --rows) calls in the ledger
-  effects   what becomes of one call when the process is killed or the answer is lost, here and with the peers
+  --quick   runs each case once and briefly, to see that it still works
+  --rounds  runs each case so many times (default 5)
+  --peers   also measures Restate, DBOS and bare PostgreSQL (first: npm ci --prefix bench)
+  --write   writes bench/results.json and docs/bench.svg; not with --quick
+  growth    compares the cost of a call with ten thousand and with five million (or --rows) calls in the ledger
+  effects   counts the effects of one call when the process is killed or the answer is lost, also for the peers
 `;
 
 const { values, positionals } = parseArgs({
@@ -67,9 +67,8 @@ try {
   const starting = startDatabaseServer(home);
   cleanups.push(async () => (await starting).stop());
   const database = await starting;
-  if (isEffects) console.log(await countEffects({ database, home, closing: cleanups }));
-  else if (isGrowth)
-    console.log(await measureGrowth({ database, closing: cleanups }, [10_000, Number(values.rows)], rounds));
+  if (isEffects) console.log(await countEffects({ database, home, cleanups }));
+  else if (isGrowth) console.log(await measureGrowth({ database, cleanups }, [10_000, Number(values.rows)], rounds));
   else await compareSystems(database);
 } finally {
   await runCleanups();
@@ -85,10 +84,10 @@ function runCleanups(): Promise<void> {
 async function compareSystems(database: Awaited<ReturnType<typeof startDatabaseServer>>): Promise<void> {
   const upstream = await startServerProcess('upstream.mjs');
   cleanups.push(() => upstream.kill());
-  const place = { upstream: upstream.url, database, home, closing: cleanups };
-  const systems = [...(await startOwnSystems(place)), ...(values.peers ? await startPeerSystems(place) : [])];
+  const setup = { upstream: upstream.url, database, home, cleanups };
+  const systems = [...(await startOwnSystems(setup)), ...(values.peers ? await startPeerSystems(setup) : [])];
   const size = values.quick ? { total: 200, alone: 50 } : { total: 6_000, alone: 1_000 };
-  const measured = await measure(systems, { ...size, rounds, warm: !values.quick });
+  const measured = await measure(systems, { ...size, rounds, hasWarmUp: !values.quick });
   const decision = measureDecisionMicros(values.quick ? 100 : 20_000);
   const on = { cores: cpus().length, node: process.version, ...(values.peers ? readPeerVersions() : {}) };
   const results = await buildResults(systems, measured, { on, rounds, decisionMicros: decision });

@@ -5,18 +5,18 @@ const LEFT_MARGIN = 250;
 const BAR_HEIGHT = 18;
 const ROW_HEIGHT = 26;
 
-/** Two panels of bars, calls per second with 64 at once: first calls, and repeats of answered ones. */
+/** Two panels of bars: calls per second with 64 in flight, first calls and replays. */
 export function renderChart({ lines, rounds }: BenchResults): string {
   const busy = lines.filter((line) => line.atOnce !== 1);
-  const most = Math.max(...busy.map((line) => line.most));
+  const max = Math.max(...busy.map((line) => line.most));
   const [first, replays] = [busy.filter(({ call }) => call === 'first'), busy.filter(({ call }) => call === 'replay')];
   const panels = [
-    renderPanel('First calls', first, 84, most),
-    renderPanel('Replays', replays, 134 + ROW_HEIGHT * first.length, most),
+    renderPanel('First calls', first, 84, max),
+    renderPanel('Replays', replays, 134 + ROW_HEIGHT * first.length, max),
   ];
   const height = 190 + ROW_HEIGHT * busy.length;
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" role="img" aria-labelledby="title desc">
-  <title id="title">Calls per second, 64 at once</title>
+  <title id="title">Calls per second, 64 in flight</title>
   <desc id="desc">${busy.map((line) => `${line.system}, ${line.call === 'first' ? 'first calls' : 'replays'}: ${line.perSecond}`).join('; ')}.</desc>
   <style>
     text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 14px; fill: #1f2430; }
@@ -28,17 +28,17 @@ export function renderChart({ lines, rounds }: BenchResults): string {
     .other { fill: #8b93a5; }
     .spread { stroke: #1f2430; stroke-width: 1.5; }
   </style>
-  <!-- An opaque card: the same picture on a light and on a dark page. -->
+  <!-- An opaque card, so that the picture looks the same on a light and on a dark page. -->
   <rect x="1" y="1" width="${WIDTH - 2}" height="${height - 2}" rx="14" fill="#fbfaf7" stroke="#c9c6bd"/>
-  <text class="title" x="24" y="38">Calls per second, 64 at once</text>
+  <text class="title" x="24" y="38">Calls per second, 64 in flight</text>
 ${panels.join('\n')}
-  <text class="small" x="24" y="${height - 20}">Medians of ${rounds} alternating runs on one machine; the thin lines reach from the slowest run to the fastest.</text>
+  <text class="small" x="24" y="${height - 20}">Medians of ${rounds} alternating runs on one machine. The thin lines go from the slowest run to the fastest.</text>
 </svg>
 `;
 }
 
-function renderPanel(title: string, lines: readonly ResultLine[], top: number, most: number): string {
-  const x = (perSecond: number) => LEFT_MARGIN + (perSecond / most) * (WIDTH - LEFT_MARGIN - 90);
+function renderPanel(title: string, lines: readonly ResultLine[], top: number, max: number): string {
+  const x = (perSecond: number) => LEFT_MARGIN + (perSecond / max) * (WIDTH - LEFT_MARGIN - 90);
   const bars = lines.map((line, i) => {
     const y = top + i * ROW_HEIGHT;
     const middle = y + BAR_HEIGHT / 2;

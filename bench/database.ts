@@ -3,16 +3,16 @@ import pg from 'pg';
 import { startEmbeddedPostgres } from '../gateway/ledger/embedded/embedded-postgres.ts';
 
 export interface BenchDatabaseServer {
-  /** The address of a database of its own on the one server. */
-  make(name: string): Promise<string>;
+  /** Creates a database on the server and returns its URL. */
+  createDatabase(name: string): Promise<string>;
   stop(): Promise<void>;
 }
 
-/** One PostgreSQL for all who need one. */
+/** One PostgreSQL server for all systems of the benchmark. */
 export async function startDatabaseServer(home: string): Promise<BenchDatabaseServer> {
   const server = await startEmbeddedPostgres({ dataDir: join(home, 'postgres'), log: () => {} });
   return {
-    make: async (name) => {
+    createDatabase: async (name) => {
       const admin = new pg.Client({ connectionString: server.url });
       await admin.connect();
       await admin.query(`create database ${name}`).finally(() => admin.end());

@@ -6,37 +6,37 @@ import {
   prepareOncegate,
   prepareRestate,
   type UpstreamSupport,
-} from './contestants.ts';
+} from './compared-systems.ts';
 
-const FAULT_LABELS = { killed: 'killed after the effect', lost: 'the answer is lost' };
+const FAULT_LABELS = { killed: 'killed after the effect', lost: 'answer lost' };
 const SUPPORT_LABELS: Readonly<Record<UpstreamSupport, string>> = {
-  none: 'takes no key',
+  none: 'no key, no probe',
   key: 'honours the key',
-  probe: 'can be asked',
+  probe: 'can be probed',
 };
 const COLUMN_WIDTHS = [26, 17, 26, 9, 36];
 
 /**
- * One call, a fault after its effect and before anybody has written it down, and the caller's second try with the same key:
- * how often the thing was done, and what the caller was told.
+ * Makes one call with a fault after its effect and before its record, and repeats the call with the same key. The report
+ * has the number of effects and both answers.
  */
-export async function countEffects(place: EffectsBenchSetup): Promise<string> {
+export async function countEffects(setup: EffectsBenchSetup): Promise<string> {
   const upstream = await startUpstream();
-  place.closing.push(() => upstream.stop());
-  const lines = [renderRow(['', 'service behind', 'fault', 'effects', 'told at first', 'told at the second try'])];
-  for (const help of ['none', 'key', 'probe'] as const) {
-    const contestants = [await prepareOncegate(help, upstream.url, place)];
-    if (help !== 'probe') {
-      contestants.push(await prepareRestate(help, upstream.url, place));
-      contestants.push(
-        await prepareDbos(help, upstream.url, place, false),
-        await prepareDbos(help, upstream.url, place, true),
+  setup.cleanups.push(() => upstream.stop());
+  const lines = [renderRow(['', 'upstream', 'fault', 'effects', 'first answer', 'second answer'])];
+  for (const support of ['none', 'key', 'probe'] as const) {
+    const systems = [await prepareOncegate(support, upstream.url, setup)];
+    if (support !== 'probe') {
+      systems.push(await prepareRestate(support, upstream.url, setup));
+      systems.push(
+        await prepareDbos(support, upstream.url, setup, false),
+        await prepareDbos(support, upstream.url, setup, true),
       );
     }
-    for (const contestant of contestants) {
+    for (const system of systems) {
       for (const fault of ['killed', 'lost'] as const) {
-        const { effects, told } = await injectFault(contestant, fault, upstream);
-        lines.push(renderRow([contestant.name, SUPPORT_LABELS[help], FAULT_LABELS[fault], String(effects), ...told]));
+        const { effects, answers } = await injectFault(system, fault, upstream);
+        lines.push(renderRow([system.name, SUPPORT_LABELS[support], FAULT_LABELS[fault], String(effects), ...answers]));
         process.stderr.write('.');
       }
     }
@@ -45,23 +45,23 @@ export async function countEffects(place: EffectsBenchSetup): Promise<string> {
   return lines.join('\n');
 }
 
-async function injectFault(contestant: ComparedSystem, fault: keyof typeof FAULT_LABELS, upstream: TestUpstream) {
-  const id = `${contestant.name}-${contestant.help}-${fault}`;
-  const life = await contestant.start();
-  const fate = fault === 'killed' ? { kill: life.pid } : 'drop';
-  await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', fate] });
-  const asked = sendCall(contestant, id);
-  let last = life;
+async function injectFault(system: ComparedSystem, fault: keyof typeof FAULT_LABELS, upstream: TestUpstream) {
+  const id = `${system.name}-${system.support}-${fault}`;
+  const running = await system.start();
+  const action = fault === 'killed' ? { kill: running.pid } : 'drop';
+  await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', action] });
+  const firstAnswer = sendCall(system, id);
+  let last = running;
   if (fault === 'killed') {
-    await life.gone();
-    last = await contestant.start();
+    await running.waitForExit();
+    last = await system.start();
   }
-  const first = await asked;
-  const second = await sendCall(contestant, id);
+  const first = await firstAnswer;
+  const second = await sendCall(system, id);
   const effects = await upstream.effects(id);
   process.kill(last.pid, 'SIGKILL');
-  await last.gone();
-  return { effects: effects.length, told: [first, second] };
+  await last.waitForExit();
+  return { effects: effects.length, answers: [first, second] };
 }
 
 async function sendCall({ request }: ComparedSystem, id: string): Promise<string> {
@@ -71,10 +71,10 @@ async function sendCall({ request }: ComparedSystem, id: string): Promise<string
     body: JSON.stringify({ id }),
     signal: AbortSignal.timeout(60_000),
   }).catch(() => undefined);
-  if (answer === undefined) return 'nothing: the connection broke';
+  if (answer === undefined) return 'none: the connection broke';
   const body = (await answer.json()) as { code?: string; message?: string; t?: string };
   const state = answer.headers.get('oncegate-state');
-  if (answer.ok && state !== 'in_doubt') return `${answer.status}, the answer`;
+  if (answer.ok && state !== 'in_doubt') return `${answer.status} with the result`;
   return `${answer.status} ${body.code ?? body.message ?? ''}`;
 }
 

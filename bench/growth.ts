@@ -10,7 +10,7 @@ import { type ServerProcess, startServerProcess } from './processes.ts';
 
 interface GrowthBenchSetup {
   readonly database: BenchDatabaseServer;
-  readonly closing: (() => Promise<unknown>)[];
+  readonly cleanups: (() => Promise<unknown>)[];
 }
 
 interface FilledLedger {
@@ -18,8 +18,8 @@ interface FilledLedger {
   readonly gateway: Gateway;
   readonly client: pg.Client;
   readonly samples: Sample[];
-  /** Answers 503, after which the same was asked again. */
-  readonly refused: { times: number };
+  /** How often a call was repeated after a 503. */
+  readonly unavailable: { count: number };
   walBytes: number;
 }
 
@@ -28,19 +28,19 @@ const TEMPLATE_CALLS = 200;
 const CALLS_PER_ROUND = 4_000;
 const FILL_BATCH_ROWS = 250_000;
 
-/** What a call costs when the ledger is small and when it is large: two gateways, each with a ledger of its own, in turns. */
+/** Measures a call with a small and with a large ledger: two gateways with a ledger each, in turns. */
 export async function measureGrowth(
-  { database, closing }: GrowthBenchSetup,
+  { database, cleanups }: GrowthBenchSetup,
   sizes: readonly [number, number],
   rounds: number,
 ): Promise<string> {
   const [upstream, mcp] = [await startServerProcess('upstream.mjs'), await startMcpServer()];
-  closing.push(
+  cleanups.push(
     () => upstream.kill(),
     () => mcp.kill(),
   );
   const ledgers: FilledLedger[] = [];
-  for (const rows of sizes) ledgers.push(await fillLedger(rows, upstream, mcp, database, closing));
+  for (const rows of sizes) ledgers.push(await fillLedger(rows, upstream, mcp, database, cleanups));
   for (let round = 0; round <= rounds; round += 1) {
     for (const ledger of ledgers) {
       const from = await readWalPosition(ledger.client);
@@ -49,53 +49,53 @@ export async function measureGrowth(
         CALLS_PER_ROUND,
         64,
         buildHttpCall(BENCH_AGENT_KEY, BODY)(`round-${round}`),
-        ledger.refused,
+        ledger.unavailable,
       );
       if (round === 0) continue;
       ledger.samples.push(sample);
       ledger.walBytes += Number((await readWalPosition(ledger.client)) - from);
     }
-    process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${rounds}\n`);
+    process.stderr.write(round === 0 ? 'warm-up done\n' : `round ${round} of ${rounds}\n`);
   }
   return renderReport(ledgers, rounds);
 }
 
-/** A ledger with so many calls in it, all like calls that were really made. */
+/** Creates a ledger with so many calls, copied from calls that were really made. */
 async function fillLedger(
   rows: number,
   upstream: ServerProcess,
   mcp: ServerProcess,
   database: BenchDatabaseServer,
-  closing: GrowthBenchSetup['closing'],
+  cleanups: GrowthBenchSetup['cleanups'],
 ): Promise<FilledLedger> {
-  const url = await database.make(`growth_${rows}`);
+  const url = await database.createDatabase(`growth_${rows}`);
   const gateway = await makeBenchGateway(upstream.url, `${mcp.url}/mcp`, url);
-  closing.push(() => gateway.dispose());
+  cleanups.push(() => gateway.dispose());
   await gateway.start();
   await sendLoad(gateway.url, TEMPLATE_CALLS, 16, buildHttpCall(BENCH_AGENT_KEY, BODY)('template'));
   const client = new pg.Client({ connectionString: url });
   await client.connect();
-  closing.push(() => client.end());
+  cleanups.push(() => client.end());
   const { rows: columns } = await client.query<{ name: string }>(
     `select column_name as name from information_schema.columns where table_name = 'calls' and column_name <> 'txn'
        and is_generated = 'NEVER' order by ordinal_position`,
   );
   const names = columns.map(({ name }) => `"${name}"`).join(', ');
-  for (let made = TEMPLATE_CALLS; made < rows; made += FILL_BATCH_ROWS) {
-    const wanted = Math.min(FILL_BATCH_ROWS, rows - made);
+  for (let inserted = TEMPLATE_CALLS; inserted < rows; inserted += FILL_BATCH_ROWS) {
+    const batch = Math.min(FILL_BATCH_ROWS, rows - inserted);
     await client.query(
       `insert into calls (txn, ${names})
        select gen_random_uuid(), ${names} from (select * from calls limit ${TEMPLATE_CALLS}) c
-         cross join generate_series(1, ${Math.ceil(wanted / TEMPLATE_CALLS)})`,
+         cross join generate_series(1, ${Math.ceil(batch / TEMPLATE_CALLS)})`,
     );
-    process.stderr.write(`\rfilling a ledger: ${made + wanted} of ${rows} `);
+    process.stderr.write(`\rFilling a ledger: ${inserted + batch} of ${rows} calls `);
   }
   process.stderr.write('\n');
   await client.query('vacuum analyze calls');
   await client.query('checkpoint');
-  // What the system has not written yet it would write while the first calls want to.
+  // Flush the page cache now, so that its writes do not disturb the first calls.
   await promisify(execFile)('sync');
-  return { rows, gateway, client, samples: [], refused: { times: 0 }, walBytes: 0 };
+  return { rows, gateway, client, samples: [], unavailable: { count: 0 }, walBytes: 0 };
 }
 
 async function readWalPosition(client: pg.Client): Promise<bigint> {
@@ -105,9 +105,9 @@ async function readWalPosition(client: pg.Client): Promise<bigint> {
 
 async function renderReport(ledgers: readonly FilledLedger[], rounds: number): Promise<string> {
   const lines = [
-    `${`\n64 at once, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call   503s`,
+    `${`\n64 in flight, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call   503s`,
   ];
-  for (const { rows, client, samples, refused, walBytes } of ledgers) {
+  for (const { rows, client, samples, unavailable, walBytes } of ledgers) {
     const { rows: sizes } = await client.query<{ table: string; indexes: string; count: string }>(
       `select pg_table_size('calls') as table, pg_indexes_size('calls') as indexes, (select count(*) from calls) as count`,
     );
@@ -129,10 +129,10 @@ async function renderReport(ledgers: readonly FilledLedger[], rounds: number): P
         wal.padStart(10) +
         each(size?.table).padStart(12) +
         each(size?.indexes).padStart(14) +
-        String(refused.times).padStart(7),
+        String(unavailable.count).padStart(7),
     );
   }
   const [small, large] = ledgers.map(({ samples }) => median(samples.map((sample) => sample.perSecond)));
-  lines.push(`\nthe small one is ${((small ?? 0) / (large ?? 1)).toFixed(2)} times as fast`);
+  lines.push(`\nThe gateway with the small ledger is ${((small ?? 0) / (large ?? 1)).toFixed(2)} times as fast.`);
   return lines.join('\n');
 }

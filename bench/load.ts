@@ -13,15 +13,15 @@ export interface RequestSpec {
 }
 
 /**
- * So many requests, so many at once, over kept connections; every answer must be a 200. Only whoever counts them in `refused` asks
- * again, with the same key, after a 503.
+ * Sends `total` requests, `atOnce` of them in flight, over kept connections. Every answer must be a 200. With `unavailable`, a
+ * request that got a 503 is repeated with the same key and counted there.
  */
 export async function sendLoad(
   url: string,
   total: number,
   atOnce: number,
-  shot: (i: number) => RequestSpec,
-  refused?: { times: number },
+  buildRequest: (i: number) => RequestSpec,
+  unavailable?: { count: number },
 ): Promise<Sample> {
   const pool = new Pool(url, { connections: atOnce, pipelining: 1 });
   const times: number[] = [];
@@ -29,18 +29,18 @@ export async function sendLoad(
   const started = performance.now();
   const worker = async () => {
     for (let i = next++; i < total; i = next++) {
-      const { path, headers, body } = shot(i);
-      const asked = performance.now();
-      const ask = async () => {
-        const sent = { 'content-type': 'application/json', ...headers };
-        const answered = await pool.request({ path, method: 'POST', headers: sent, body });
-        return { statusCode: answered.statusCode, text: await answered.body.text() };
+      const { path, headers, body } = buildRequest(i);
+      const startedAt = performance.now();
+      const send = async () => {
+        const allHeaders = { 'content-type': 'application/json', ...headers };
+        const response = await pool.request({ path, method: 'POST', headers: allHeaders, body });
+        return { statusCode: response.statusCode, text: await response.body.text() };
       };
-      let answer = await ask();
-      for (; answer.statusCode === 503 && refused !== undefined; answer = await ask()) refused.times += 1;
+      let answer = await send();
+      for (; answer.statusCode === 503 && unavailable !== undefined; answer = await send()) unavailable.count += 1;
       const { text } = answer;
       if (answer.statusCode !== 200) throw new Error(`${answer.statusCode} ${text.slice(0, 300)}`);
-      times.push(performance.now() - asked);
+      times.push(performance.now() - startedAt);
     }
   };
   await Promise.all(Array.from({ length: atOnce }, worker));

@@ -1,5 +1,5 @@
-// An MCP server of revision 2026-07-28 that does nothing, as cheaply as possible. With --stdio it speaks over its standard
-// streams, in the older way, which is what mcp-proxy starts.
+// A minimal MCP server of revision 2026-07-28 that does nothing. With --stdio it uses its standard streams and an older
+// revision, because mcp-proxy starts it that way.
 import { createServer } from 'node:http';
 import { createInterface } from 'node:readline';
 
@@ -20,7 +20,7 @@ const ANSWERS = {
 function answer({ id, method }) {
   const result = ANSWERS[method];
   return result === undefined
-    ? { jsonrpc: '2.0', id, error: { code: -32601, message: 'there is no such method' } }
+    ? { jsonrpc: '2.0', id, error: { code: -32601, message: 'Method not found' } }
     : { jsonrpc: '2.0', id, result };
 }
 

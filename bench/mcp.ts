@@ -16,7 +16,7 @@ export async function startMcpProxy(): Promise<ServerProcess> {
   return startServerProcess('peers/mcp-proxy.mjs', { PORT: String(port), SERVER: server });
 }
 
-/** One `tools/call` of the newest revision, with everything it needs in it. */
+/** One `tools/call` of the newest revision, which needs no session. */
 export const buildMcpCall =
   (path: string, tool: string, note: string) =>
   (run: string) =>

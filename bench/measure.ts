@@ -7,44 +7,45 @@ export interface CaseMeasurement {
   readonly call: 'first' | 'replay';
   readonly atOnce: number;
   readonly samples: Sample[];
-  /** Of each sample: how fast it was beside the proxy without ledger, which was measured right before it. */
+  /** The rate of each sample as a share of the proxy without ledger, measured right before it. */
   readonly ofProxy: number[];
 }
 
 interface MeasureOptions {
-  /** Calls of a run with 64 at once, and of one with one after the other. */
+  /** Calls of a run with 64 in flight. */
   readonly total: number;
+  /** Calls of a run with one in flight. */
   readonly alone: number;
   readonly rounds: number;
-  readonly warm: boolean;
+  readonly hasWarmUp: boolean;
 }
 
 /**
- * Every case once, then every case again, and the first system before each of the others: what disturbs the machine for a minute disturbs
- * both of those that are compared, and what disturbs it longer, all of them.
+ * Runs all cases once per round, and the baseline right before each of them. A short disturbance of the machine then affects a
+ * case and its baseline alike, and a long one affects all cases.
  */
-export async function measure(systems: readonly MeasuredSystem[], extent: MeasureOptions): Promise<CaseMeasurement[]> {
-  const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => buildCases(system, atOnce, extent)));
-  for (let round = extent.warm ? 0 : 1; round <= extent.rounds; round += 1) {
+export async function measure(systems: readonly MeasuredSystem[], options: MeasureOptions): Promise<CaseMeasurement[]> {
+  const cases = [64, 1].flatMap((atOnce) => systems.flatMap((system) => buildCases(system, atOnce, options)));
+  for (let round = options.hasWarmUp ? 0 : 1; round <= options.rounds; round += 1) {
     for (const { run, measured } of cases) {
       const base = cases.find((one) => one.measured.atOnce === measured.atOnce);
       if (base === undefined || base.measured === measured) continue;
-      const beside = await base.run();
+      const baseline = await base.run();
       const sample = await run();
       if (round === 0) continue;
-      base.measured.samples.push(beside);
+      base.measured.samples.push(baseline);
       base.measured.ofProxy.push(1);
       measured.samples.push(sample);
-      measured.ofProxy.push(sample.perSecond / beside.perSecond);
+      measured.ofProxy.push(sample.perSecond / baseline.perSecond);
     }
-    process.stderr.write(round === 0 ? 'warm\n' : `round ${round} of ${extent.rounds}\n`);
+    process.stderr.write(round === 0 ? 'warm-up done\n' : `round ${round} of ${options.rounds}\n`);
   }
   return cases.map(({ measured }) => measured);
 }
 
-function buildCases(system: MeasuredSystem, atOnce: number, extent: MeasureOptions) {
-  const share = system.isSlow ? 3 : 1;
-  const total = Math.ceil((atOnce === 1 ? extent.alone : extent.total) / share);
+function buildCases(system: MeasuredSystem, atOnce: number, options: MeasureOptions) {
+  const divisor = system.isSlow ? 3 : 1;
+  const total = Math.ceil((atOnce === 1 ? options.alone : options.total) / divisor);
   const measured = (call: 'first' | 'replay'): CaseMeasurement => ({
     system: system.name,
     call,

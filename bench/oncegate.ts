@@ -5,14 +5,14 @@ import type { RequestSpec } from './load.ts';
 export const BENCH_AGENT_KEY = 'bench-key';
 export const MANY_RULES_AGENT_KEY = 'bench-key-with-rules';
 
-/** Not started yet. */
+/** Makes the gateway of the benchmark; the caller starts it. */
 export function makeBenchGateway(upstream: string, mcp: string, databaseUrl: string): Promise<Gateway> {
-  // Said here: the tests' gateways run in one process whatever the environment says.
+  // Set here, because the gateways of the tests ignore ONCEGATE_WORKERS of the environment.
   const env = { ONCEGATE_DEMO: '0', ONCEGATE_WORKERS: process.env['ONCEGATE_WORKERS'] ?? '1' };
   return makeGateway({ policies: { 'bench.yaml': renderPolicies(upstream, mcp) }, databaseUrl, env });
 }
 
-/** As an agent would call: the key of the call is the run's name and its number. */
+/** The HTTP request of an agent. Its idempotency key is the name of the run and the number of the call. */
 export const buildHttpCall =
   (agentKey: string, body: string, saga?: (i: number) => string) =>
   (run: string) =>

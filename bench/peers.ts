@@ -9,7 +9,7 @@ import { killOnExit, type ServerProcess, startServerProcess, toServerProcess } f
 const requireFromBench = createRequire(import.meta.url);
 
 export const PEERS_NOT_INSTALLED =
-  'The peers are not installed. They have a package.json of their own, so that nothing else needs them:\n\n' +
+  'The peers are not installed. They have their own package.json in bench/. Install them with:\n\n' +
   '  npm ci --prefix bench\n';
 
 export function arePeersInstalled(): boolean {
@@ -39,7 +39,7 @@ export const startDbos = (upstream: string, databaseUrl: string, env: Readonly<R
 export const startRestateService = (upstream: string, env: Readonly<Record<string, string>> = {}) =>
   startServerProcess('peers/restate.mjs', { UPSTREAM: upstream, RESTATE_LOGGING: 'ERROR', ...env });
 
-/** A Restate server that calls the service; `partitions` absent: as it comes. Its url is that of its ingress. */
+/** Starts a Restate server that calls the service. Without `partitions` it has its default. `url` is its ingress. */
 export async function startRestate(home: string, service: string, partitions?: number): Promise<ServerProcess> {
   await mkdir(home, { recursive: true });
   const [node, ingress, admin] = [await findFreePort(), await findFreePort(), await findFreePort()];
@@ -65,10 +65,10 @@ export async function startRestate(home: string, service: string, partitions?: n
   return toServerProcess(child, `http://127.0.0.1:${ingress}`);
 }
 
-/** The server takes a service once it has come up; until then it refuses connections or the request. */
-async function registerService(admin: string, service: string, isGone: () => boolean): Promise<void> {
+/** Registers the service, retrying until the server is up. */
+async function registerService(admin: string, service: string, hasExited: () => boolean): Promise<void> {
   for (const until = performance.now() + 60_000; ; await sleep(100)) {
-    if (isGone()) throw new Error('the Restate server did not start');
+    if (hasExited()) throw new Error('The Restate server did not start.');
     const answer = await fetch(`${admin}/deployments`, {
       method: 'POST',
       headers: { 'content-type': 'application/json' },
@@ -76,7 +76,7 @@ async function registerService(admin: string, service: string, isGone: () => boo
     }).catch(() => undefined);
     const text = await answer?.text();
     if (answer?.ok) return;
-    if (performance.now() > until) throw new Error(`Restate does not take the service: ${text ?? 'no answer'}`);
+    if (performance.now() > until) throw new Error(`Restate did not accept the service: ${text ?? 'no answer'}`);
   }
 }
 

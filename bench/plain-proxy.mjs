@@ -1,4 +1,4 @@
-// The limit of this stack: the same fastify and undici, the same parsing and passing on, and no ledger, policy or promise.
+// The baseline: a proxy with the same fastify and undici that parses and forwards JSON, without ledger and policies.
 import Fastify from 'fastify';
 import { Pool } from 'undici';
 

@@ -7,8 +7,8 @@ import { fileURLToPath } from 'node:url';
 export interface ServerProcess {
   readonly url: string;
   readonly pid: number;
-  /** Resolves when the process has ended, however. */
-  gone(): Promise<unknown>;
+  /** Resolves when the process has ended, for any reason. */
+  waitForExit(): Promise<unknown>;
   kill(signal?: NodeJS.Signals): Promise<void>;
 }
 
@@ -17,7 +17,7 @@ process.on('exit', () => {
   for (const child of children) child.kill('SIGKILL');
 });
 
-/** A process of ours that ends with us at the latest. */
+/** Kills the child at the latest when this process ends. */
 export function killOnExit(child: ChildProcess): ChildProcess {
   children.add(child);
   child.once('exit', () => children.delete(child));
@@ -26,15 +26,15 @@ export function killOnExit(child: ChildProcess): ChildProcess {
 
 export function toServerProcess(child: ChildProcess, url: string): ServerProcess {
   const hasEnded = () => child.exitCode !== null || child.signalCode !== null;
-  const gone = async () => hasEnded() || once(child, 'exit');
+  const waitForExit = async () => hasEnded() || once(child, 'exit');
   const kill = async (signal?: NodeJS.Signals) => {
     child.kill(signal ?? 'SIGTERM');
-    await gone();
+    await waitForExit();
   };
-  return { url, pid: child.pid ?? -1, gone, kill };
+  return { url, pid: child.pid ?? -1, waitForExit, kill };
 }
 
-/** A script of this directory, in its own process, once it has said where it listens. */
+/** Starts a script of this directory as a process. Resolves when the script prints its port. */
 export async function startServerProcess(
   script: string,
   env: Readonly<Record<string, string>> = {},
@@ -45,22 +45,22 @@ export async function startServerProcess(
       stdio: ['ignore', 'pipe', 'inherit'],
     }),
   );
-  if (child.stdout === null) throw new Error('no output to read');
+  if (child.stdout === null) throw new Error('The child process has no standard output.');
   for await (const line of createInterface({ input: child.stdout })) {
     const [, port] = /^listening (\d+)$/.exec(line) ?? [];
     if (port !== undefined) return toServerProcess(child, `http://127.0.0.1:${port}`);
   }
-  throw new Error(`${script} did not start`);
+  throw new Error(`${script} did not start.`);
 }
 
-/** What these processes hold together, in MiB; undefined where the system does not tell (it must have /proc). */
+/** The resident memory of these processes together, in MiB; undefined without /proc. */
 export async function readResidentMiB(pids: readonly number[]): Promise<number | undefined> {
   let kib = 0;
   for (const pid of pids) {
     const status = await readFile(`/proc/${pid}/status`, 'utf8').catch(() => '');
-    const [, held] = /VmRSS:\s+(\d+)/.exec(status) ?? [];
-    if (held === undefined) return undefined;
-    kib += Number(held);
+    const [, resident] = /VmRSS:\s+(\d+)/.exec(status) ?? [];
+    if (resident === undefined) return undefined;
+    kib += Number(resident);
   }
   return Math.round(kib / 1024);
 }

@@ -7,18 +7,20 @@ export interface ResultLine {
   readonly system: string;
   readonly call: 'first' | 'replay';
   readonly atOnce: number;
-  /** Calls a second: the median of the rounds, the slowest and the fastest of them. */
+  /** Calls per second: the median of the rounds. */
   readonly perSecond: number;
+  /** The slowest round. */
   readonly least: number;
+  /** The fastest round. */
   readonly most: number;
-  /** Of the proxy without ledger, as many at once, measured right before: the median of the rounds. */
+  /** The rate as a share of the proxy without ledger: the median of the rounds. */
   readonly ofProxy: number;
   readonly p50: number;
   readonly p99: number;
 }
 
 export interface BenchResults {
-  /** The machine and what ran on it. */
+  /** The machine, and the versions of what ran on it. */
   readonly on: Readonly<Record<string, string | number>>;
   readonly rounds: number;
   readonly decisionMicros: number;
@@ -34,8 +36,8 @@ export async function buildResults(
   const rate = ({ samples }: CaseMeasurement) => median(samples.map((sample) => sample.perSecond));
   const resident: Record<string, number> = {};
   for (const { name, pids } of systems) {
-    const held = pids.length === 0 ? undefined : await readResidentMiB(pids);
-    if (held !== undefined) resident[name] = held;
+    const mib = pids.length === 0 ? undefined : await readResidentMiB(pids);
+    if (mib !== undefined) resident[name] = mib;
   }
   return {
     ...about,
@@ -56,20 +58,20 @@ export async function buildResults(
 }
 
 export function renderTable({ lines, rounds, decisionMicros, residentMiB: resident }: BenchResults): string {
-  const said: string[] = [];
+  const text: string[] = [];
   for (const atOnce of new Set(lines.map((line) => line.atOnce))) {
-    const title = `${atOnce === 1 ? 'one after the other' : `${atOnce} at once`}, median of ${rounds}`;
-    said.push('', renderRow(title, ['calls/s', 'spread', 'of proxy', 'p50 ms', 'p99 ms']));
+    const title = `${atOnce} in flight, median of ${rounds}`;
+    text.push('', renderRow(title, ['calls/s', 'spread', 'of proxy', 'p50 ms', 'p99 ms']));
     for (const line of lines.filter((one) => one.atOnce === atOnce)) {
       const { system, call, perSecond, least, most, ofProxy, p50, p99 } = line;
       const columns = [`${perSecond}`, `${least}–${most}`, ofProxy.toFixed(2), p50.toFixed(2), p99.toFixed(2)];
-      said.push(renderRow(call === 'replay' ? `${system}, replay` : system, columns));
+      text.push(renderRow(call === 'replay' ? `${system}, replay` : system, columns));
     }
   }
-  said.push('', `${'resident memory, without PostgreSQL'.padEnd(36)}      MiB`);
-  for (const [system, mib] of Object.entries(resident)) said.push(renderRow(system, [`${mib}`]));
-  said.push('', `one decision over 200 rules: ${decisionMicros} µs`);
-  return said.join('\n');
+  text.push('', `${'resident memory, without PostgreSQL'.padEnd(36)}      MiB`);
+  for (const [system, mib] of Object.entries(resident)) text.push(renderRow(system, [`${mib}`]));
+  text.push('', `One decision over 200 rules takes ${decisionMicros} µs.`);
+  return text.join('\n');
 }
 
 function renderRow(name: string, columns: readonly string[]): string {

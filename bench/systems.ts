@@ -8,26 +8,26 @@ import { startDbos, startRestate, startRestateService } from './peers.ts';
 import { startServerProcess } from './processes.ts';
 import { prepareTwoCommits } from './two-commits.ts';
 
-/** Something that is measured. */
+/** A system whose throughput is measured. */
 export interface MeasuredSystem {
   readonly name: string;
-  /** A first call each, under keys that begin with the run's name. */
+  /** Makes new calls, with keys that start with the name of the run. */
   first(run: string, total: number, atOnce: number): Promise<Sample>;
-  /** Calls that were answered before. */
+  /** Repeats calls that are already answered. */
   replay?(total: number, atOnce: number): Promise<Sample>;
-  /** The processes whose memory is told, without PostgreSQL; none if they are told elsewhere. */
+  /** The processes whose memory is reported, without PostgreSQL; empty if another system reports them. */
   readonly pids: readonly number[];
-  /** It is given a third of the calls, or one would wait for it all day: it is the rates that are compared. */
+  /** A slow system gets a third of the calls, to save time. Only rates are compared. */
   readonly isSlow: boolean;
 }
 
 interface SystemsBenchSetup {
-  /** Where the service behind is. */
+  /** The URL of the upstream. */
   readonly upstream: string;
   readonly database: BenchDatabaseServer;
   readonly home: string;
-  /** Takes down, in reverse order, what was put up. */
-  readonly closing: (() => Promise<unknown>)[];
+  /** Run in reverse order at the end. */
+  readonly cleanups: (() => Promise<unknown>)[];
 }
 
 type RequestSpecFactory = (run: string) => (i: number) => RequestSpec;
@@ -38,18 +38,18 @@ const NOTE = 'y'.repeat(900);
 const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: NOTE });
 const REPLAYED_CALLS = 500;
 
-export async function startOwnSystems({ upstream, database, closing }: SystemsBenchSetup): Promise<MeasuredSystem[]> {
+export async function startOwnSystems({ upstream, database, cleanups }: SystemsBenchSetup): Promise<MeasuredSystem[]> {
   const proxy = await startServerProcess('plain-proxy.mjs', { UPSTREAM: upstream });
-  closing.push(() => proxy.kill());
+  cleanups.push(() => proxy.kill());
   const mcp = await startMcpServer();
-  closing.push(() => mcp.kill());
-  const gateway = await makeBenchGateway(upstream, `${mcp.url}/mcp`, await database.make('oncegate_bench'));
-  closing.push(() => gateway.dispose());
+  cleanups.push(() => mcp.kill());
+  const gateway = await makeBenchGateway(upstream, `${mcp.url}/mcp`, await database.createDatabase('oncegate_bench'));
+  cleanups.push(() => gateway.dispose());
   await gateway.start();
   const plain = buildHttpCall(BENCH_AGENT_KEY, BODY);
-  const fromAgent = (name: string, shotOf: (total: number) => Promise<RequestSpecFactory>): MeasuredSystem => ({
+  const fromAgent = (name: string, requestsOf: (total: number) => Promise<RequestSpecFactory>): MeasuredSystem => ({
     name,
-    first: async (run, total, atOnce) => sendLoad(gateway.url, total, atOnce, (await shotOf(total))(run)),
+    first: async (run, total, atOnce) => sendLoad(gateway.url, total, atOnce, (await requestsOf(total))(run)),
     pids: [],
     isSlow: false,
   });
@@ -73,51 +73,52 @@ export async function startPeerSystems({
   upstream,
   database,
   home,
-  closing,
+  cleanups,
 }: SystemsBenchSetup): Promise<MeasuredSystem[]> {
   const charges = `${upstream}/charges`;
-  const shotOf =
+  const requestsOf =
     (path: string): RequestSpecFactory =>
     (run) =>
     (i) => ({ path, headers: { 'idempotency-key': `${run}-${i}` }, body: BODY });
   const systems: MeasuredSystem[] = [];
   for (const partitions of [undefined, 2]) {
     const service = await startRestateService(charges);
-    closing.push(() => service.kill());
+    cleanups.push(() => service.kill());
     const server = await startRestate(join(home, `restate-${partitions ?? 'default'}`), service.url, partitions);
-    closing.push(() => server.kill('SIGKILL'));
+    cleanups.push(() => server.kill('SIGKILL'));
     systems.push({
       name: partitions === undefined ? 'Restate' : `Restate, ${partitions} partitions`,
-      first: buildFirstRunner(server.url, shotOf('/bench/charge')),
-      replay: buildReplayRunner(server.url, shotOf('/bench/charge')),
+      first: buildFirstRunner(server.url, requestsOf('/bench/charge')),
+      replay: buildReplayRunner(server.url, requestsOf('/bench/charge')),
       pids: [server.pid, service.pid],
       isSlow: true,
     });
   }
-  const dbos = await startDbos(charges, await database.make('dbos_bench'));
-  closing.push(() => dbos.kill('SIGKILL'));
+  const dbos = await startDbos(charges, await database.createDatabase('dbos_bench'));
+  cleanups.push(() => dbos.kill('SIGKILL'));
   systems.push({
     name: 'DBOS',
-    first: buildFirstRunner(dbos.url, shotOf('/charge')),
-    replay: buildReplayRunner(dbos.url, shotOf('/charge')),
+    first: buildFirstRunner(dbos.url, requestsOf('/charge')),
+    replay: buildReplayRunner(dbos.url, requestsOf('/charge')),
     pids: [dbos.pid],
     isSlow: true,
   });
   const mcpProxy = await startMcpProxy();
-  closing.push(() => mcpProxy.kill());
+  cleanups.push(() => mcpProxy.kill());
   const first = buildFirstRunner(mcpProxy.url, buildMcpCall('/mcp', 'charge', NOTE));
   systems.push({ name: 'mcp-proxy', first, pids: [], isSlow: true });
-  const bare = await prepareTwoCommits(await database.make('two_commits'), home);
+  const bare = await prepareTwoCommits(await database.createDatabase('two_commits'), home);
   systems.push({ name: bare.name, first: (_run, total, atOnce) => bare.run(total, atOnce), pids: [], isSlow: false });
   return systems;
 }
 
-const buildFirstRunner = (url: string, shotOf: RequestSpecFactory) => (run: string, total: number, atOnce: number) =>
-  sendLoad(url, total, atOnce, shotOf(run));
+const buildFirstRunner =
+  (url: string, requestsOf: RequestSpecFactory) => (run: string, total: number, atOnce: number) =>
+    sendLoad(url, total, atOnce, requestsOf(run));
 
-/** A retry follows its call within seconds, so the calls that are repeated are made right before, and not timed. */
-const buildReplayRunner = (url: string, shotOf: RequestSpecFactory) => async (total: number, atOnce: number) => {
-  const shot = shotOf(randomUUID());
-  await sendLoad(url, REPLAYED_CALLS, 16, shot);
-  return sendLoad(url, total, atOnce, (i) => shot(i % REPLAYED_CALLS));
+/** Retries come within seconds, so the repeated calls are made right before, without being timed. */
+const buildReplayRunner = (url: string, requestsOf: RequestSpecFactory) => async (total: number, atOnce: number) => {
+  const buildRequest = requestsOf(randomUUID());
+  await sendLoad(url, REPLAYED_CALLS, 16, buildRequest);
+  return sendLoad(url, total, atOnce, (i) => buildRequest(i % REPLAYED_CALLS));
 };

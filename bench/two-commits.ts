@@ -5,7 +5,7 @@ import { promisify } from 'node:util';
 import pg from 'pg';
 import { type Sample, summarizeSample } from './load.ts';
 
-/** What is left when a call is nothing but its record: a claim and a settlement, each a commit of its own. */
+/** The lower bound of a call's cost: a claim and a settlement, one commit each, and nothing else. */
 export interface TwoCommits {
   readonly name: string;
   run(total: number, atOnce: number): Promise<Sample>;
@@ -57,7 +57,7 @@ async function runWithPgbench(databaseUrl: string, home: string, total: number, 
   return summarizeSample(times, Number(perSecond));
 }
 
-/** Where there is no pgbench: the same statements, a connection for each of those that run at once. */
+/** The same statements without pgbench, with one connection for each call in flight. */
 async function runWithPg(databaseUrl: string, total: number, atOnce: number): Promise<Sample> {
   const clients = Array.from({ length: atOnce }, () => new pg.Client({ connectionString: databaseUrl }));
   await Promise.all(clients.map((client) => client.connect()));
@@ -66,10 +66,10 @@ async function runWithPg(databaseUrl: string, total: number, atOnce: number): Pr
   const started = performance.now();
   const worker = async (client: pg.Client) => {
     while (next++ < total) {
-      const asked = performance.now();
+      const startedAt = performance.now();
       const claimed = await client.query({ name: 'claim', text: CLAIM, values: [PAYLOAD] });
       await client.query({ name: 'settle', text: SETTLE, values: [claimed.rows[0].id, PAYLOAD] });
-      times.push(performance.now() - asked);
+      times.push(performance.now() - startedAt);
     }
   };
   await Promise.all(clients.map(worker));

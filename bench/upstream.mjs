@@ -1,4 +1,4 @@
-// The service behind: answers 1 KB at once and remembers nothing, so that it costs as little as possible.
+// The upstream: answers 1 KB at once and stores nothing, so that it costs as little as possible.
 import { createServer } from 'node:http';
 
 const body = JSON.stringify({ id: 'ch_1', pad: 'x'.repeat(1000) });

@@ -26,7 +26,7 @@ const totalOf = (states) => Object.values(states).reduce((sum, count) => sum + c
 export function throughput(minutes) {
   const max = Math.max(1, ...minutes.map(totalOf));
   const step = WIDTH / minutes.length;
-  const bars = minutes.flatMap((states, place) => {
+  const bars = minutes.flatMap((states, position) => {
     let ground = HEIGHT;
     return LAYERS.flatMap(([tone, , names]) => {
       const count = sumOf(states, names);
@@ -34,7 +34,7 @@ export function throughput(minutes) {
       // A single call among thousands must stay visible.
       const height = Math.max(2, (count / max) * (HEIGHT - 4));
       ground -= height;
-      return [svg('rect', { class: tone, x: place * step + 1, y: ground, width: step - 2, height })];
+      return [svg('rect', { class: tone, x: position * step + 1, y: ground, width: step - 2, height })];
     });
   });
   const label = `Calls per minute over the last hour, at most ${max}`;

@@ -101,22 +101,22 @@ const isSameKind = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeN
 function morphChildren(old, drawn) {
   const keyed = new Map([...old.childNodes].flatMap((node) => (keyOf(node) === null ? [] : [[keyOf(node), node]])));
   /** @type {ChildNode | null} */
-  let place = old.firstChild;
+  let position = old.firstChild;
   for (const child of [...drawn.childNodes]) {
     const key = keyOf(child);
-    const found = key === null ? place : (keyed.get(key) ?? null);
+    const found = key === null ? position : (keyed.get(key) ?? null);
     if (found === null || !isSameKind(found, child)) {
-      old.insertBefore(child, place);
+      old.insertBefore(child, position);
       continue;
     }
-    if (found === place) place = found.nextSibling;
-    else old.insertBefore(found, place);
+    if (found === position) position = found.nextSibling;
+    else old.insertBefore(found, position);
     morph(found, child);
   }
-  while (place !== null) {
-    const next = place.nextSibling;
-    place.remove();
-    place = next;
+  while (position !== null) {
+    const next = position.nextSibling;
+    position.remove();
+    position = next;
   }
 }
 

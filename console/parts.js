@@ -141,7 +141,7 @@ export function row(key, cells, heads = []) {
   return h(
     'tr',
     { 'data-key': key },
-    cells.map((cell, place) => h('td', { 'data-head': heads[place] }, cell)),
+    cells.map((cell, position) => h('td', { 'data-head': heads[position] }, cell)),
   );
 }
 

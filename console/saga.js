@@ -73,12 +73,12 @@ function about(saga) {
   ]);
 }
 
-/** @param {Step} step @param {number} place */
-function stepRow({ txn, state, tool, undo, waived }, place) {
+/** @param {Step} step @param {number} position */
+function stepRow({ txn, state, tool, undo, waived }, position) {
   return row(
     txn,
     [
-      [`${place + 1} `, callLink(txn)],
+      [`${position + 1} `, callLink(txn)],
       badge(state),
       code(tool),
       [undoBadge(undo.state), waived === true && ' waived'],

@@ -18,7 +18,7 @@ export function drawSteps({ steps }) {
   const depth = computeDepths(steps, direct);
   /** @type {Map<number, number>} */
   const filled = new Map();
-  const places = new Map(
+  const positions = new Map(
     steps.map(({ txn }) => {
       const row = depth.get(txn) ?? 0;
       const column = filled.get(row) ?? 0;
@@ -29,9 +29,9 @@ export function drawSteps({ steps }) {
   const width = Math.max(1, ...filled.values()) * (BOX.width + BOX.gapX) - BOX.gapX + 2;
   const height = filled.size * (BOX.height + BOX.gapY) - BOX.gapY + 2;
   const edges = steps.flatMap(({ txn }) =>
-    (direct.get(txn) ?? []).map((below) => edge(places.get(below), places.get(txn))),
+    (direct.get(txn) ?? []).map((below) => edge(positions.get(below), positions.get(txn))),
   );
-  const boxes = steps.map((step, number) => box(step, number + 1, places.get(step.txn) ?? { x: 0, y: 0 }));
+  const boxes = steps.map((step, number) => box(step, number + 1, positions.get(step.txn) ?? { x: 0, y: 0 }));
   return h(
     'div',
     { class: 'scroll' },
@@ -84,7 +84,7 @@ function edge(from, to) {
   return svg('path', { class: 'edge', d: `M${x1} ${y1} C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}` });
 }
 
-/** @param {Step} step @param {number} number @param {{ x: number, y: number }} place */
+/** @param {Step} step @param {number} number @param {{ x: number, y: number }} position */
 function box({ txn, tool, state, undo }, number, { x, y }) {
   const undoing =
     undo.state === 'none'

@@ -15,11 +15,11 @@ export function timeline(call) {
   if (events.length === 0) return h('p', { class: 'dim' }, 'There is no timeline.');
   const from = Math.min(...events.map(({ at }) => Date.parse(at)));
   const to = Math.max(from + 1, ...events.map(({ at }) => Date.parse(at)));
-  const place = (/** @type {string} */ at) => EDGE + ((Date.parse(at) - from) / (to - from)) * (WIDTH - 2 * EDGE);
+  const position = (/** @type {string} */ at) => EDGE + ((Date.parse(at) - from) / (to - from)) * (WIDTH - 2 * EDGE);
   const dots = events.map((event) =>
     svg(
       'circle',
-      { class: toneOfEvent(event), cx: place(event.at), cy: 12, r: 5 },
+      { class: toneOfEvent(event), cx: position(event.at), cy: 12, r: 5 },
       svg('title', {}, `${event.what} ${clock(event.at)}`),
     ),
   );

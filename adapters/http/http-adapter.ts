@@ -61,7 +61,7 @@ export class HttpAdapter implements Adapter {
 
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (!this.isAt(request.base)) {
-      const detail = `the URL of ${this.#upstream.name} changed since the first attempt`;
+      const detail = `the address of ${this.#upstream.name} changed since the first attempt`;
       return Promise.resolve({ kind: 'not_sent', detail, refusedHere: true });
     }
     return options.freshConnection

@@ -89,7 +89,7 @@ export class McpAdapter implements Adapter {
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (!this.isAt(request.base)) {
-      const detail = `the URL of ${this.#upstream.name} changed since the first attempt`;
+      const detail = `the address of ${this.#upstream.name} changed since the first attempt`;
       return { kind: 'not_sent', detail, refusedHere: true };
     }
     const params = JSON.parse(request.body ?? '{}') as JsonObject;

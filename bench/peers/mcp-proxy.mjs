@@ -1,4 +1,4 @@
-// mcp-proxy as it comes, before the bench's MCP server over standard streams. Says where it listens, as all of ours do.
+// mcp-proxy with its defaults, in front of the MCP server of the benchmark over standard streams. Prints its port.
 import { spawn } from 'node:child_process';
 import { createRequire } from 'node:module';
 import { connect } from 'node:net';
@@ -25,10 +25,10 @@ child.once('exit', (code) => process.exit(code ?? 1));
 for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => child.kill('SIGKILL'));
 process.once('exit', () => child.kill('SIGKILL'));
 
-const isThere = () =>
+const isListening = () =>
   new Promise((resolve) => {
     const socket = connect(Number(PORT), '127.0.0.1', () => socket.end(() => resolve(true)));
     socket.once('error', () => setTimeout(() => resolve(false), 50));
   });
-while (!(await isThere()));
+while (!(await isListening()));
 console.log(`listening ${PORT}`);

@@ -1,4 +1,4 @@
-// The service that a Restate server calls: one ctx.run a call. The caller's key is kept by the server.
+// The service that a Restate server calls: one ctx.run per call. The server stores the caller's key.
 import './with-resolvers.mjs';
 import { createServer } from 'node:http2';
 import * as restate from '@restatedev/restate-sdk';
@@ -7,7 +7,7 @@ import { send } from './send.mjs';
 const bench = restate.service({
   name: 'bench',
   handlers: {
-    // The random numbers of an invocation are the same each time it is run again, which makes a key of them.
+    // ctx.rand is deterministic for an invocation, so a re-run gets the same key.
     charge: (ctx, args) => {
       const key = ctx.rand.uuidv4();
       return ctx.run('send', () => send(args, key));

@@ -1,4 +1,4 @@
-// What every peer's step does: pass the arguments on, with the key, over kept connections.
+// The step of every peer: sends the arguments with the key, over kept connections.
 import { Pool } from 'undici';
 
 const upstream = new URL(process.env.UPSTREAM);
@@ -12,6 +12,6 @@ export async function send(args, key) {
     body: JSON.stringify(args),
   });
   const answer = await body.json();
-  if (statusCode !== 200) throw new Error(`the service answered ${statusCode}`);
+  if (statusCode !== 200) throw new Error(`The upstream answered ${statusCode}.`);
   return answer;
 }

@@ -1,6 +1,6 @@
 import type { JsonObject } from '../domain/json.ts';
 import { textField } from './json-fields.ts';
-import type { Column, Output, StyledText } from './output.ts';
+import type { Output, StyledText, TableColumn } from './output.ts';
 import { formatDuration } from './quantities.ts';
 import { type ListQuery, readList } from './read-list.ts';
 import { type Invocation, type Option, UsageError, type Verb } from './verb.ts';
@@ -29,7 +29,7 @@ export interface ListSpec {
   readonly buildHint?: (query: ListQuery) => string | undefined;
 }
 
-export interface ListColumn extends Column {
+export interface ListColumn extends TableColumn {
   readonly cell: (item: JsonObject, view: ListView) => StyledText;
 }
 

@@ -6,7 +6,7 @@ const STYLES = { red: 31, green: 32, yellow: 33, bold: 1, dim: 2 } as const;
 export type Style = keyof typeof STYLES;
 export type StyledText = string | { readonly text: string; readonly style: Style | undefined };
 
-export interface Column {
+export interface TableColumn {
   readonly title: string;
   /** The column may be shortened to fit a terminal: set for names, never for a txn. */
   readonly canTruncate?: boolean;
@@ -59,7 +59,7 @@ export class Output {
     this.printLine(cells.map((cell) => escapeControls(pieceText(cell))).join('\t'));
   }
 
-  printTable(columns: readonly Column[], rows: readonly (readonly StyledText[])[]): void {
+  printTable(columns: readonly TableColumn[], rows: readonly (readonly StyledText[])[]): void {
     if (!this.isTerminal) {
       for (const row of rows) this.printRow(row);
       return;
@@ -156,7 +156,7 @@ export function wrapText(text: string, width: number): string[] {
 }
 
 function computeWidths(
-  columns: readonly Column[],
+  columns: readonly TableColumn[],
   rows: readonly (readonly StyledText[])[],
   maxWidth: number,
 ): number[] {

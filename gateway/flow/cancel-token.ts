@@ -1,51 +1,51 @@
-/** Somebody who may go away while an answer is made for them. Lighter than an AbortSignal: every request has one. */
+/** Tells waiting code to stop waiting. Lighter than an AbortSignal, because every request has one. */
 export class CancelToken {
-  #gone = false;
-  #whenGone: (() => void)[] = [];
+  #isCancelled = false;
+  readonly #listeners: (() => void)[] = [];
 
   get gone(): boolean {
-    return this.#gone;
+    return this.#isCancelled;
   }
 
-  /** They hung up: it ends the waiting for an answer, never the call. */
+  /** The caller hung up. Ends the waiting for an answer, never the call. */
   hangUp(): void {
-    this.#gone = true;
-    for (const told of this.#whenGone.splice(0)) told();
+    this.#isCancelled = true;
+    for (const listener of this.#listeners.splice(0)) listener();
   }
 
-  onGone(told: () => void): void {
-    if (this.#gone) told();
-    else this.#whenGone.push(told);
+  onGone(listener: () => void): void {
+    if (this.#isCancelled) listener();
+    else this.#listeners.push(listener);
   }
 
-  /** It need not be told any more. */
-  forget(told: () => void): void {
-    const at = this.#whenGone.indexOf(told);
-    if (at >= 0) this.#whenGone.splice(at, 1);
+  /** Removes a listener. */
+  forget(listener: () => void): void {
+    const index = this.#listeners.indexOf(listener);
+    if (index >= 0) this.#listeners.splice(index, 1);
   }
 }
 
-/** What is waited for, or nothing once the time is up or one of them has gone. */
+/** The value of the promise, or undefined once the time is up or a token is cancelled. */
 export function withTimeout<T>(
   promise: Promise<T>,
   ms: number,
-  caller?: CancelToken,
-  other?: CancelToken,
+  token?: CancelToken,
+  otherToken?: CancelToken,
 ): Promise<T | undefined> {
-  if (ms <= 0 || caller?.gone === true || other?.gone === true) return Promise.resolve(undefined);
+  if (ms <= 0 || token?.gone === true || otherToken?.gone === true) return Promise.resolve(undefined);
   return new Promise((resolve, reject) => {
     const end = () => {
       clearTimeout(timer);
-      caller?.forget(giveUp);
-      other?.forget(giveUp);
+      token?.forget(giveUp);
+      otherToken?.forget(giveUp);
     };
     const giveUp = () => {
       end();
       resolve(undefined);
     };
     const timer = setTimeout(giveUp, ms);
-    caller?.onGone(giveUp);
-    other?.onGone(giveUp);
+    token?.onGone(giveUp);
+    otherToken?.onGone(giveUp);
     promise.then(
       (value) => {
         end();
@@ -59,15 +59,15 @@ export function withTimeout<T>(
   });
 }
 
-/** Some time, or less if one of them goes away meanwhile. */
-export function sleepUnlessCancelled(ms: number, ...callers: readonly (CancelToken | undefined)[]): Promise<void> {
+/** Sleeps, but ends early when one of the tokens is cancelled. */
+export function sleepUnlessCancelled(ms: number, ...tokens: readonly (CancelToken | undefined)[]): Promise<void> {
   return new Promise((resolve) => {
     const end = () => {
       clearTimeout(timer);
-      for (const caller of callers) caller?.forget(end);
+      for (const token of tokens) token?.forget(end);
       resolve();
     };
     const timer = setTimeout(end, ms);
-    for (const caller of callers) caller?.onGone(end);
+    for (const token of tokens) token?.onGone(end);
   });
 }

@@ -19,8 +19,8 @@ export interface AppLogger {
 }
 
 /**
- * Named points of a call's way at which the fault tests kill the process. What a crash at each leaves is written where
- * it is reached.
+ * Named points in the life of a call at which the fault tests kill the process. The code that reaches a point says what
+ * a crash there leaves.
  */
 export const KILL_POINTS = [
   'claiming',
@@ -45,7 +45,7 @@ export const KILL_POINTS = [
 ] as const;
 export type KillPoint = (typeof KILL_POINTS)[number];
 
-/** Everything the use cases stand on. */
+/** The stores, adapters and settings that every use case shares. One per process. */
 export interface Context {
   readonly db: Database;
   readonly calls: CallStore;
@@ -55,19 +55,20 @@ export interface Context {
   readonly taints: TaintCache;
   readonly lease: Lease;
   readonly switches: ControlFlags;
-  /** Whether the log is still the one that was signed. */
+  /** Checks that the audit log still matches its signed checkpoints. */
   readonly logWatch: LogMonitor;
   readonly adapters: AdapterRegistry;
-  /** Those on disk, with the tools that MCP servers bring in. */
+  /** The policies on disk, merged with the tools imported from MCP servers. */
   readonly policies: () => Policies;
   readonly imports: McpImports;
-  /** Part of every txn id: two deployments never share one. */
+  /** Part of every txn, so that two deployments never share one. */
   readonly deployment: string;
-  /** Encrypts what a redacting tool's re-send needs, and stands behind digests of what is not stored; lives outside the database. */
+  /** Encrypts the payloads of redacting tools and keys the hashes of lock names. Kept outside the database. */
   readonly sealingKey: Buffer;
-  /** How many calls of one agent may wait for people at once. */
+  /** How many calls of one agent may wait for approval at once. */
   readonly mostPending: number;
   readonly log: AppLogger;
   readonly watch: Telemetry;
+  /** Marks a kill point. Does nothing unless a fault test asks for a crash there. */
   readonly reach: (point: KillPoint) => void;
 }

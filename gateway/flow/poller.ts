@@ -1,51 +1,54 @@
 import { LedgerError } from '../domain/errors.ts';
 import type { AppLogger } from './context.ts';
 
-/** Looks for work again and again, one look at a time, and at once when somebody says that there is some. */
+/** Polls for work at an interval, and at once when woken. Polls never overlap. */
 export class Poller {
-  readonly #what: string;
-  readonly #everyMs: number;
-  readonly #look: () => Promise<void>;
+  readonly #name: string;
+  readonly #intervalMs: number;
+  readonly #poll: () => Promise<void>;
   readonly #log: AppLogger;
   #timer: NodeJS.Timeout | undefined;
-  #looking: Promise<void> | undefined;
+  #polling: Promise<void> | undefined;
   #stopped = false;
 
-  constructor(what: string, everyMs: number, look: () => Promise<void>, log: AppLogger) {
-    this.#what = what;
-    this.#everyMs = everyMs;
-    this.#look = look;
+  constructor(name: string, intervalMs: number, poll: () => Promise<void>, log: AppLogger) {
+    this.#name = name;
+    this.#intervalMs = intervalMs;
+    this.#poll = poll;
     this.#log = log;
   }
 
-  get stopped(): boolean {
+  get isStopped(): boolean {
     return this.#stopped;
   }
 
   start(): void {
-    this.#timer = setInterval(() => this.wake(), this.#everyMs);
+    this.#timer = setInterval(() => this.wake(), this.#intervalMs);
     this.#timer.unref();
     this.wake();
   }
 
-  /** Looks now, unless a look is under way. */
+  /** Polls now, unless a poll is running. */
   wake(): void {
     if (this.#stopped) return;
-    this.#looking ??= this.#look()
-      .catch((error: unknown) => this.complain(error))
+    this.#polling ??= this.#poll()
+      .catch((error: unknown) => this.logRetry(error))
       .finally(() => {
-        this.#looking = undefined;
+        this.#polling = undefined;
       });
   }
 
-  complain(error: unknown): void {
+  logRetry(error: unknown): void {
     const level = error instanceof LedgerError ? 'warn' : 'error';
-    this.#log[level]({ err: error instanceof Error ? error.message : error }, `${this.#what} will try again`);
+    this.#log[level](
+      { err: error instanceof Error ? error.message : error },
+      `The poller of ${this.#name} failed and tries again.`,
+    );
   }
 
   async stop(): Promise<void> {
     this.#stopped = true;
     clearInterval(this.#timer);
-    await this.#looking;
+    await this.#polling;
   }
 }

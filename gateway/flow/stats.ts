@@ -5,39 +5,39 @@ import { type CallCount, countRecentCalls, countWaiting, listLiveProcesses } fro
 import type { Context } from './context.ts';
 import { listBreakers } from './controls/freezes-and-breakers.ts';
 
-/** So many of the newest calls are counted; beyond them the answer says that there are more. */
+/** Only this many of the newest calls are counted. Beyond that the answer says that there are more. */
 const MAX_CALLS = 10_000;
 const MAX_WAITING = 1_000;
 const MAX_PROCESSES = 100;
 const MAX_TOOLS = 50;
-/** However many people look, the ledger is asked this often. */
+/** The ledger is read at most this often, however many people ask. */
 const MAX_AGE_MS = 1_000;
 const MINUTES_PER_HOUR = 60;
 const MINUTES_PER_DAY = 1_440;
 
-/** How things stand, in one look that costs the same whatever the size of the ledger. */
+/** The numbers of the overview. Reading them costs the same whatever the size of the ledger. */
 export class Stats {
-  readonly #station: Context;
+  readonly #ctx: Context;
   #last: { readonly at: number; readonly view: Promise<JsonObject> } | undefined;
 
-  constructor(station: Context) {
-    this.#station = station;
+  constructor(ctx: Context) {
+    this.#ctx = ctx;
   }
 
   read(): Promise<JsonObject> {
     const at = performance.now();
     if (this.#last !== undefined && at - this.#last.at < MAX_AGE_MS) return this.#last.view;
-    const view = this.#look();
+    const view = this.#readView();
     this.#last = { at, view };
-    // One that failed is nobody else's answer.
+    // Do not cache a failed read.
     view.catch(() => {
       if (this.#last?.view === view) this.#last = undefined;
     });
     return view;
   }
 
-  async #look(): Promise<JsonObject> {
-    const { db, lease, logWatch, switches } = this.#station;
+  async #readView(): Promise<JsonObject> {
+    const { db, lease, logWatch, switches } = this.#ctx;
     const [tallies, backlog, waiting, processes, head] = await Promise.all([
       countRecentCalls(db, MAX_CALLS),
       readBacklog(db, MAX_WAITING),
@@ -61,7 +61,7 @@ export class Stats {
         rollingBack: toCappedCount(waiting.sagasRollingBack),
         parked: toCappedCount(waiting.sagasParked),
       },
-      breakers: listBreakers(this.#station).map((breaker) => ({ ...breaker })),
+      breakers: listBreakers(this.#ctx).map((breaker) => ({ ...breaker })),
       frozen: switches
         .list()
         .filter(({ scope }) => /^(?:all$|agent:|tool:)/.test(scope))
@@ -82,7 +82,7 @@ export class Stats {
   }
 }
 
-/** A number, and whether it is only where counting stopped. */
+/** A count, and whether counting stopped at the maximum. */
 function toCappedCount(count: number): JsonObject {
   return { count, more: count >= MAX_WAITING };
 }
@@ -91,10 +91,10 @@ export function summarizeCalls(tallies: readonly CallCount[]): JsonObject {
   const total = sumCalls(tallies);
   const isCut = total >= MAX_CALLS;
   const oldest = tallies.reduce((least, tally) => Math.min(least, tally.oldest.getTime()), Number.POSITIVE_INFINITY);
-  const reach = isCut ? (Date.now() - oldest) / 60_000 : MINUTES_PER_DAY;
+  const coveredMinutes = isCut ? (Date.now() - oldest) / 60_000 : MINUTES_PER_DAY;
   const within = (minutes: number) => {
     const calls = tallies.filter((tally) => tally.minutes < minutes || minutes === MINUTES_PER_DAY);
-    return { count: sumCalls(calls), more: reach < minutes, states: countByState(calls) };
+    return { count: sumCalls(calls), more: coveredMinutes < minutes, states: countByState(calls) };
   };
   return {
     counted: total,
@@ -102,9 +102,9 @@ export function summarizeCalls(tallies: readonly CallCount[]): JsonObject {
     minute: within(1),
     hour: within(MINUTES_PER_HOUR),
     day: within(MINUTES_PER_DAY),
-    // The oldest minute first, as one reads a chart.
-    perMinute: Array.from({ length: MINUTES_PER_HOUR }, (_, place) =>
-      countByState(tallies.filter((tally) => tally.minutes === MINUTES_PER_HOUR - 1 - place)),
+    // Oldest minute first, as a chart is read.
+    perMinute: Array.from({ length: MINUTES_PER_HOUR }, (_, index) =>
+      countByState(tallies.filter((tally) => tally.minutes === MINUTES_PER_HOUR - 1 - index)),
     ),
     tools: summarizeTools(tallies),
   };

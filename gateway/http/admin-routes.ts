@@ -1,23 +1,15 @@
 import type { FastifyInstance } from 'fastify';
-import { z } from 'zod';
 import { summarizeCall } from '../domain/calls/call.ts';
-import type { Json } from '../domain/json.ts';
 import { resolveDoubt } from '../flow/attempts/resolve.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { findCalls, listParticipants, readCall } from '../flow/calls/own-calls.ts';
 import { listHeldLocks } from '../flow/controls/locks.ts';
-import { reason } from './authority-routes.ts';
-import { formatCallPage, readFilter, readId, readLimit, readParam } from './call-routes.ts';
+import { formatCallPage } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
+import { verdictBody } from './schemas/call-schemas.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
-
-const verdictSchema = z.strictObject({
-  verdict: z.enum(['applied', 'not_applied', 'retry']),
-  result: z.custom<Json>((value) => value !== undefined).optional(),
-  reason,
-  senderIsDead: z.boolean().optional(),
-});
+import { readFilter, readId, readLimit, readParam } from './transport/query.ts';
 
 /** Calls and locks for people. The audit log names the person and the reason of every action. */
 export function adminRoutes(app: FastifyInstance, services: Services): void {
@@ -54,7 +46,7 @@ export function adminRoutes(app: FastifyInstance, services: Services): void {
   app.post('/admin/calls/:txn/resolve', async (request, reply) => {
     const person = identifyPerson(request, policies(), 'operator');
     const { txn } = request.params as { txn: string };
-    const { result, senderIsDead, ...verdict } = readBody(request, verdictSchema);
+    const { result, senderIsDead, ...verdict } = readBody(request, verdictBody);
     await readCall(services, txn, undefined);
     const call = await resolveDoubt(services, {
       ...verdict,

@@ -1,5 +1,4 @@
 import type { FastifyInstance } from 'fastify';
-import { z } from 'zod';
 import { formatEntryLine } from '../domain/audit/audit-export.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { acceptLog } from '../flow/audit/accept-log.ts';
@@ -12,12 +11,11 @@ import {
   requireNewestCheckpoint,
 } from '../flow/audit/read-log.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
-import { reason } from './authority-routes.ts';
-import { type Query, readParam } from './call-routes.ts';
+import { reasonBody } from './schemas/fields.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
+import { type Query, readParam } from './transport/query.ts';
 
-const acceptSchema = z.strictObject({ reason });
 /** Entries per page, to keep a page at a few megabytes. */
 const MAX_ENTRIES = 4_096;
 
@@ -68,7 +66,7 @@ export function auditRoutes(app: FastifyInstance, services: Services): void {
 
   app.post('/admin/audit/accept', async (request) => {
     const person = identifyPerson(request, policies(), 'admin');
-    const body = readBody(request, acceptSchema);
+    const body = readBody(request, reasonBody);
     return acceptLog(services, { person: person.name, reason: body.reason });
   });
 }

@@ -3,6 +3,7 @@ import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
 import type { Call, CallEvent, CallSummary, Hold } from '../domain/calls/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
+import type { UndoView } from './schemas/call-schemas.ts';
 
 /** Sends a problem document (RFC 9457). It says what to do and hides where in the gateway the error occurred. */
 export function sendProblem(reply: FastifyReply, error: GatewayError, instance: string): FastifyReply {
@@ -207,12 +208,12 @@ function problemView({ code, message: detail, extras }: GatewayError, isHidden: 
 export function undoView(
   call: Pick<Call, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
   full: boolean,
-): JsonObject {
+): UndoView {
   return {
     state: call.undoState,
     kind: call.undo?.kind ?? null,
     tool: call.undo?.tool ?? null,
-    ...(full ? { args: call.undoArgs === null ? null : (JSON.parse(call.undoArgs) as Json) } : {}),
+    ...(full ? { args: call.undoArgs === null ? null : (JSON.parse(call.undoArgs) as JsonObject) } : {}),
     txn: call.undoTxn,
     reason: call.undoReason,
   };

@@ -1,16 +1,10 @@
 import type { FastifyInstance } from 'fastify';
-import { z } from 'zod';
-import type { Json, JsonObject } from '../domain/json.ts';
+import type { Json } from '../domain/json.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import type { Pin } from '../flow/mcp/imports.ts';
-import { reason } from './authority-routes.ts';
+import { acceptPinBody, type PinJson } from './schemas/control-schemas.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
-
-const acceptSchema = z.strictObject({
-  reason,
-  digest: z.string().regex(/^[0-9a-f]{64}$/, 'must be the digest of the offered definition: 64 hex digits'),
-});
 
 /** Pins of imported tools: the pinned definition, and the offered one where it differs. */
 export function pinRoutes(app: FastifyInstance, { station: context }: Services): void {
@@ -22,12 +16,12 @@ export function pinRoutes(app: FastifyInstance, { station: context }: Services):
   app.post('/admin/pins/:upstream/:tool/accept', async (request) => {
     const person = identifyPerson(request, context.policies(), 'operator');
     const { upstream, tool } = request.params as { upstream: string; tool: string };
-    const { digest, reason: why } = readBody(request, acceptSchema);
+    const { digest, reason: why } = readBody(request, acceptPinBody);
     return pinView(await context.imports.acceptPin(upstream, tool, digest, person.name, why));
   });
 }
 
-function pinView(pin: Pin): JsonObject {
+function pinView(pin: Pin): PinJson {
   return {
     upstream: pin.upstream,
     tool: pin.tool,

@@ -1,7 +1,4 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify';
-import { z } from 'zod';
-import { DURATION_PATTERN, INVALID_DURATION, parseDurationMs } from '../domain/duration.ts';
-import { GatewayError } from '../domain/errors.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { findCalls } from '../flow/calls/own-calls.ts';
 import {
@@ -15,32 +12,25 @@ import {
   takeOverRun,
   viewRun,
 } from '../flow/controls/runs.ts';
-import { reason } from './authority-routes.ts';
-import { formatCallPage, type Query, readFilter, readLimit, readParam } from './call-routes.ts';
+import { formatCallPage } from './call-routes.ts';
 import { runLine, runText } from './run-view.ts';
-import { readIdParam, readKeyHeader, readPatience } from './saga-routes.ts';
+import { emptyBody, reasonBody } from './schemas/fields.ts';
+import { takeRunBody } from './schemas/run-schemas.ts';
 import { cancelTokenFor } from './tool-routes.ts';
-import { readBody, readJson } from './transport/bodies.ts';
-import { parseKey, readPathRunEpoch } from './transport/headers.ts';
+import { parseTtl, readBody, readJson } from './transport/bodies.ts';
+import { readKeyHeader, readPathRunEpoch } from './transport/headers.ts';
 import { identifyAgent, identifyPerson } from './transport/identify.ts';
+import {
+  type Query,
+  readChoice,
+  readFilter,
+  readIdParam,
+  readLimit,
+  readParam,
+  readPatience,
+} from './transport/query.ts';
 
 const MAX_CHECKPOINT_BYTES = 1_048_576;
-const MAX_TTL_S = 366 * 24 * 3600;
-
-const takeSchema = z.strictObject({
-  name: z
-    .string()
-    .trim()
-    .min(1)
-    .max(128)
-    .refine((text) => !text.includes('\0'), 'must not contain a NUL character'),
-  ttl: z
-    .union(
-      [z.string().regex(DURATION_PATTERN, INVALID_DURATION), z.int().min(1).max(MAX_TTL_S)],
-      'must be a duration such as 30s, 5m, 24h, or whole seconds',
-    )
-    .nullish(),
-});
 
 /** Runs, for their agents and for people. */
 export function runRoutes(app: FastifyInstance, services: Services): void {
@@ -50,8 +40,8 @@ export function runRoutes(app: FastifyInstance, services: Services): void {
   app.post('/v1/runs', async (request, reply) => {
     const cancelToken = cancelTokenFor(request, reply);
     const agent = identify(request);
-    const key = parseKey(readKeyHeader(request));
-    const { name, ttl } = readBody(request, takeSchema);
+    const key = readKeyHeader(request);
+    const { name, ttl } = readBody(request, takeRunBody);
     const patienceMs = readPatience(request);
     const taken = await takeOverRun(services, { agent, name, ttlMs: parseTtl(ttl), key }, patienceMs, cancelToken);
     if (taken.isRepeat) reply.header('idempotent-replayed', 'true');
@@ -97,13 +87,13 @@ export function runRoutes(app: FastifyInstance, services: Services): void {
 
   app.post('/v1/runs/:id/heartbeat', async (request) => {
     const agent = identify(request);
-    readBody(request, z.strictObject({}));
+    readBody(request, emptyBody);
     return runLine(await keepRunAlive(context, agent, readPathRunEpoch(request, readIdParam(request))), false);
   });
 
   app.post('/v1/runs/:id/finish', async (request) => {
     const agent = identify(request);
-    readBody(request, z.strictObject({}));
+    readBody(request, emptyBody);
     return runLine(await finishRun(context, agent, readPathRunEpoch(request, readIdParam(request))), false);
   });
 
@@ -122,24 +112,14 @@ export function runRoutes(app: FastifyInstance, services: Services): void {
 
   app.post('/admin/runs/:id/finish', async (request, reply) => {
     const person = identifyPerson(request, context.policies(), 'operator');
-    const body = readBody(request, finishSchema);
+    const body = readBody(request, reasonBody);
     const view = await finishRunAsOperator(context, readIdParam(request), { person: person.name, reason: body.reason });
     return reply.type('application/json').send(runText(view, view.run.epoch, true));
   });
 }
 
-const finishSchema = z.strictObject({ reason });
-
-function parseTtl(ttl: string | number | null | undefined): number | undefined {
-  const ttlMs = ttl == null ? undefined : typeof ttl === 'number' ? ttl * 1000 : parseDurationMs(ttl);
-  if (ttlMs === undefined || (ttlMs > 0 && ttlMs <= MAX_TTL_S * 1000)) return ttlMs;
-  throw new GatewayError('malformed', 'ttl must be more than 0 and at most 366 days.');
-}
-
 function readRunFilter(query: Query) {
-  const abandoned = readParam(query, 'abandoned');
-  if (abandoned !== undefined && abandoned !== 'true' && abandoned !== 'false')
-    throw new GatewayError('malformed', 'abandoned must be true or false.');
+  const abandoned = readChoice(query, 'abandoned', ['true', 'false']);
   return {
     abandoned: abandoned === undefined ? undefined : abandoned === 'true',
     cursor: readParam(query, 'cursor'),

@@ -1,10 +1,10 @@
 import type { Run } from '../domain/controls/run.ts';
-import type { JsonObject } from '../domain/json.ts';
 import type { RunView } from '../flow/controls/runs.ts';
+import type { RunLineView } from './schemas/run-schemas.ts';
 import { taintView } from './taint-view.ts';
 
 /** A run in a list. `full` adds the agent, for people. */
-export function runLine(run: Run, full: boolean): JsonObject {
+export function runLine(run: Run, full: boolean): RunLineView {
   return {
     run: run.id,
     name: run.name,

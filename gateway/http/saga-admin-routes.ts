@@ -1,36 +1,20 @@
 import type { FastifyInstance } from 'fastify';
-import { z } from 'zod';
 import { summarizeCall } from '../domain/calls/call.ts';
 import { GatewayError } from '../domain/errors.ts';
-import { isJsonObject, type JsonObject } from '../domain/json.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { readCall } from '../flow/calls/own-calls.ts';
 import { awaitUndo, closeParkedSaga, requestUndo, resumeRollback } from '../flow/sagas/manual-undo.ts';
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, findSagas, readSaga } from '../flow/sagas/sagas.ts';
-import { reason } from './authority-routes.ts';
-import { type Query, readParam } from './call-routes.ts';
 import { callView } from './encode.ts';
-import { readIdParam, readPatience, readSagaFilter, savepointName } from './saga-routes.ts';
+import { readSagaFilter } from './saga-routes.ts';
 import { planView, sagaLine, sagaView } from './saga-view.ts';
+import { reasonBody } from './schemas/fields.ts';
+import { adminRollbackBody, resumeBody, undoCallBody } from './schemas/saga-schemas.ts';
 import { cancelTokenFor } from './tool-routes.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
-
-const rollbackSchema = z
-  .strictObject({
-    to: savepointName.nullish(),
-    reason: reason.optional(),
-    dryRun: z.boolean().optional(),
-    digest: z
-      .string()
-      .regex(/^[0-9a-f]{64}$/, 'must be the digest of a plan: 64 hex digits')
-      .optional(),
-  })
-  .refine((body) => body.dryRun === true || body.reason !== undefined, { path: ['reason'], message: 'Required' });
-const resumeSchema = z.strictObject({ reason, waive: z.array(z.uuid()).max(1_000).optional() });
-const closeSchema = z.strictObject({ reason });
-const undoSchema = z.strictObject({ reason, args: z.custom<JsonObject>(isJsonObject, 'must be an object').optional() });
+import { type Query, readIdParam, readParam, readPatience } from './transport/query.ts';
 
 /** Sagas and undos, for people. */
 export function sagaAdminRoutes(app: FastifyInstance, services: Services): void {
@@ -55,7 +39,7 @@ export function sagaAdminRoutes(app: FastifyInstance, services: Services): void 
   app.post('/admin/sagas/:id/rollback', async (request, reply) => {
     const cancelToken = cancelTokenFor(request, reply);
     identifyPerson(request, policies(), 'viewer');
-    const body = readBody(request, rollbackSchema);
+    const body = readBody(request, adminRollbackBody);
     const id = readIdParam(request);
     const to = body.to ?? undefined;
     if (body.dryRun === true) {
@@ -74,7 +58,7 @@ export function sagaAdminRoutes(app: FastifyInstance, services: Services): void 
   app.post('/admin/sagas/:id/resume', async (request, reply) => {
     const cancelToken = cancelTokenFor(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
-    const body = readBody(request, resumeSchema);
+    const body = readBody(request, resumeBody);
     const id = readIdParam(request);
     await resumeRollback(services, id, body.waive ?? [], { person: person.name, reason: body.reason });
     const sagaWithSteps = await awaitRollback(services, id, undefined, readPatience(request), cancelToken);
@@ -83,7 +67,7 @@ export function sagaAdminRoutes(app: FastifyInstance, services: Services): void 
 
   app.post('/admin/sagas/:id/close', async (request) => {
     const person = identifyPerson(request, policies(), 'operator');
-    const body = readBody(request, closeSchema);
+    const body = readBody(request, reasonBody);
     return sagaView(
       await closeParkedSaga(services, readIdParam(request), { person: person.name, reason: body.reason }),
       true,
@@ -94,7 +78,7 @@ export function sagaAdminRoutes(app: FastifyInstance, services: Services): void 
     const cancelToken = cancelTokenFor(request, reply);
     const person = identifyPerson(request, policies(), 'operator');
     const { txn } = request.params as { txn: string };
-    const body = readBody(request, undoSchema);
+    const body = readBody(request, undoCallBody);
     await readCall(services, txn, undefined);
     await requestUndo(services, txn, body.args, { person: person.name, reason: body.reason });
     const call = await awaitUndo(services, txn, readPatience(request), cancelToken);

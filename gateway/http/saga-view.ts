@@ -1,15 +1,15 @@
-import type { JsonObject } from '../domain/json.ts';
 import { computePlanDigest } from '../domain/sagas/plan-digest.ts';
 import { buildRollbackPlan, type PlannedStep, planNextMoves, type Saga, type SagaStep } from '../domain/sagas/saga.ts';
 import type { SagaWithSteps } from '../flow/sagas/sagas.ts';
 import { undoView } from './encode.ts';
+import type { PlannedStepView, PlanView, SagaMembers, SagaStepView, SagaView } from './schemas/saga-schemas.ts';
 import { taintView } from './taint-view.ts';
 
 /** Above this many steps, "all earlier steps" lists only those that no other step depends on. Both lists mean the same order. */
 const MAX_LISTED_STEPS = 200;
 
 /** A saga with its steps. `full` adds the agent and the arguments of each undo, for people. */
-export function sagaView({ saga, steps }: SagaWithSteps, full: boolean): JsonObject {
+export function sagaView({ saga, steps }: SagaWithSteps, full: boolean): SagaView {
   const dependencies = listDependencies(steps);
   const hindrances = isRollbackUnfinished(saga) ? findHindrances(steps, saga.keep ?? 0) : new Map<string, string>();
   return {
@@ -19,7 +19,7 @@ export function sagaView({ saga, steps }: SagaWithSteps, full: boolean): JsonObj
   };
 }
 
-export function sagaLine(saga: Saga, full: boolean): JsonObject {
+export function sagaLine(saga: Saga, full: boolean): SagaMembers {
   return {
     saga: saga.id,
     name: saga.name,
@@ -53,7 +53,7 @@ function stepView(
   dependsOn: readonly string[],
   hindrance: string | undefined,
   full: boolean,
-): JsonObject {
+): SagaStepView {
   const reason = step.undoReason ?? hindrance ?? null;
   return {
     txn: step.txn,
@@ -84,7 +84,7 @@ function listDependencies(steps: readonly SagaStep[]): ReadonlyMap<string, reado
 }
 
 /** The plan of a rollback, in the order of execution. */
-export function planView({ saga, steps }: SagaWithSteps, keep: number, to: string | undefined): JsonObject {
+export function planView({ saga, steps }: SagaWithSteps, keep: number, to: string | undefined): PlanView {
   const planned = buildRollbackPlan(steps, keep);
   return {
     dryRun: true,
@@ -108,7 +108,7 @@ function hasEnded({ endedAt }: Saga): boolean {
   return endedAt !== null;
 }
 
-function plannedView({ step, does, wave, why, blockedBy }: PlannedStep): JsonObject {
+function plannedView({ step, does, wave, why, blockedBy }: PlannedStep): PlannedStepView {
   return {
     txn: step.txn,
     tool: step.tool,

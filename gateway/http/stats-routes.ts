@@ -1,7 +1,7 @@
 import type { FastifyInstance } from 'fastify';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { Stats } from '../flow/stats.ts';
-import type { PolicyControl } from './authority-routes.ts';
+import type { PolicyControl } from './control-routes.ts';
 import { identifyPerson } from './transport/identify.ts';
 
 /** Current numbers for operators. */

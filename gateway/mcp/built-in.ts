@@ -13,8 +13,11 @@ import { authorizeBuiltIn, BUILT_IN } from '../flow/mcp/built-in-tools.ts';
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, beginSaga, commitOwnSaga, readSaga } from '../flow/sagas/sagas.ts';
 import { callView } from '../http/encode.ts';
-import { parseTtl, sagaSchema, savepointName } from '../http/saga-routes.ts';
+
 import { sagaView } from '../http/saga-view.ts';
+import { shortName } from '../http/schemas/fields.ts';
+import { openSagaBody } from '../http/schemas/saga-schemas.ts';
+import { parseTtl } from '../http/transport/bodies.ts';
 import { formatZodIssues } from '../policy/zod-issues.ts';
 
 /** A request of an agent to run a built-in tool. */
@@ -65,7 +68,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
   defineTool(
     'oncegate.begin_saga',
     'Begin a saga: calls that can be undone together. Put the returned id into _meta["oncegate/saga"] of every call that belongs to it.',
-    sagaSchema,
+    openSagaBody,
     async ({ services, agent, key, runEpoch }, { name, ttl, onExpire }) => {
       const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
       return sagaView((await beginSaga(services.station, agent.name, input, key, runEpoch)).story, false);
@@ -81,7 +84,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
   defineTool(
     'oncegate.rollback_saga',
     'Undo all calls of a saga, or all calls after a savepoint. The rollback continues in the background; call again to see its progress.',
-    z.strictObject({ saga: id, to: savepointName.nullish(), reason: reasonText }),
+    z.strictObject({ saga: id, to: shortName.nullish(), reason: reasonText }),
     async ({ services, agent, patienceMs, cancelToken, runEpoch }, { saga, to, reason }) => {
       await readSaga(services.station, saga, agent.name);
       const rollback = { id: saga, to: to ?? undefined, reason, by: 'agent', again: false, fence: runEpoch };

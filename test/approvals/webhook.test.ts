@@ -177,7 +177,7 @@ it('a webhook is configured strictly', async () => {
   const hook = (text: string) => `approvals: { webhook: { ${text} } }\n`;
   expect(await faults(hook(`url: "https://h.example", secret: ${SECRET}`))).toBe('');
   expect(await faults(hook(`url: "http://h.example", secret: ${SECRET}`))).toMatch(/^oncegate\.yaml:1:\d+: .*https/);
-  expect(await faults(hook('url: "https://h.example", secret: short'))).toContain('shorter than 16');
+  expect(await faults(hook('url: "https://h.example", secret: short'))).toContain('at least 16 characters');
   expect(await faults(hook('url: "https://h.example", secret: "$' + '{env.NOPE}"'))).toContain('NOPE is not set');
   expect(await faults(hook('url: "https://h.example"'))).toContain('secret');
   await rm(dir, { recursive: true });

@@ -1,32 +1,18 @@
 import { randomBytes } from 'node:crypto';
 import { copyFile, readdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
-import { afterEach, beforeEach, describe, expect, inject, it, onTestFinished } from 'vitest';
+import { describe, expect, inject, it, onTestFinished } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
 import { NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import { runCli } from '../cli/terminal.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { ADMIN_KEY, type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
+import { ADMIN_KEY, type Gateway, type Reply } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
+import { createDatabaseForTest, makeReplicaForTest, startGatewayForTest, useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let n = 0;
 
-beforeEach(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-});
-afterEach(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ scope: 'test' });
 
 /** A call that is done, and sealed. */
 async function sealedCall(on: Gateway = gateway): Promise<void> {
@@ -46,7 +32,6 @@ async function backup(): Promise<string> {
   await admin.query('select pg_terminate_backend(pid) from pg_stat_activity where datname = $1', [of]);
   await admin.query(`create database ${name} template ${of}`);
   onTestFinished(async () => {
-    await gateway.kill();
     await admin.query(`drop database if exists ${name} with (force)`);
     await admin.end();
   });
@@ -63,13 +48,12 @@ async function query(url: string, text: string): Promise<Record<string, unknown>
 
 /** What `/readyz` says is wrong, once anything is. */
 async function trouble(on: Gateway = gateway): Promise<string> {
-  for (let left = 800; left > 0; left--) {
+  const read = async () => {
     if (!on.isAlive) throw new Error(on.output);
-    const ready = await on.request('GET', '/readyz').catch(() => undefined);
-    if (ready?.status === 503 && ready.body.troubles.length > 0) return ready.body.troubles.join('\n');
-    await sleep(25);
-  }
-  throw new Error(`it never was in trouble\n${on.output}`);
+    return on.request('GET', '/readyz').catch(() => undefined);
+  };
+  const isTroubled = (ready?: Reply) => ready?.status === 503 && ready.body.troubles.length > 0;
+  return (await pollUntil(read, isTroubled, { explain: () => on.output }))?.body.troubles.join('\n');
 }
 
 async function refusesEffects(on: Gateway = gateway): Promise<void> {
@@ -142,7 +126,9 @@ describe('a database that is not what it was', () => {
     gateway.launch({ DATABASE_URL: restored });
     await trouble();
     // Recovery came upon it, and put it off.
-    while ((await query(restored, 'select 1 from open_calls where due_at is not null')).length === 0) await sleep(25);
+    await pollUntil(
+      async () => (await query(restored, 'select 1 from open_calls where due_at is not null')).length > 0,
+    );
     expect(await upstream.requests(id)).toHaveLength(sent);
     expect((await accept()).code).toBe(0);
     const done = await gateway.call('world.keyed', { id }, { key: id, headers: { prefer: 'wait=20' } });
@@ -154,11 +140,7 @@ describe('a database that is not what it was', () => {
   it('that is another one, or empty, is noticed', async () => {
     await sealedCall();
     await gateway.stop();
-    const other = await createTestDatabase();
-    onTestFinished(async () => {
-      await gateway.kill();
-      await other.drop();
-    });
+    const other = await createDatabaseForTest();
     gateway.launch({ DATABASE_URL: other.url });
     expect(await trouble()).toContain('does not belong to this log and key');
     await refusesEffects();
@@ -198,8 +180,7 @@ describe('a database that is not what it was', () => {
 
   it('signed with another key is not gone on with', async () => {
     await sealedCall();
-    const stranger = await makeGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-    onTestFinished(() => stranger.dispose());
+    const { gateway: stranger } = await startGatewayForTest({ upstream, database, start: false });
     stranger.launch();
     expect(await trouble(stranger)).toContain('audit.key');
     await refusesEffects(stranger);
@@ -235,8 +216,7 @@ describe('anchors', () => {
 });
 
 it('replicas that share a directory never put an older checkpoint in the place of a newer', async () => {
-  const beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
-  onTestFinished(() => beside.dispose());
+  const beside = await makeReplicaForTest(gateway);
   await beside.start();
   const log = new NoteVerifier((await gateway.admin('GET', '/admin/audit/key')).body.trim());
   let newest = 0;

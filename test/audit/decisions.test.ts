@@ -1,14 +1,11 @@
 import { isDeepStrictEqual } from 'node:util';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { expect, it } from 'vitest';
 import { requestLegacy } from '../mcp/clients.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, type Reply, sha256Hex, startGateway, VIEWER_KEY } from '../support/gateway.ts';
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+import { AGENT_KEY, keysYaml, type Reply, sha256Hex, VIEWER_KEY } from '../support/gateway.ts';
+import { readAuditEntries } from '../support/ledger.ts';
+import { pollUntil } from '../support/poll.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const CAROL_KEY = 'test-carol-key';
 const NO_WAIT = { prefer: 'wait=0' };
@@ -29,40 +26,26 @@ tools:
     request: { method: POST, path: /none/mailed, body: "\${args}" }
 agents:
   mailer:
-    keys: ["sha256:${sha256Hex('test-mailer-key')}"]
+    ${keysYaml('test-mailer-key')}
     rules:
       - allow: world.mailed
         approve: { by: [finance], within: 1h }
       - allow: gone.put
 people:
-  carol: { keys: ["sha256:${sha256Hex(CAROL_KEY)}"], roles: [approver], groups: [security] }
-  frank: { keys: ["sha256:${sha256Hex('test-frank-key')}"], roles: [approver], groups: [finance] }
+  carol: { ${keysYaml(CAROL_KEY)}, roles: [approver], groups: [security] }
+  frank: { ${keysYaml('test-frank-key')}, roles: [approver], groups: [finance] }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const limited = '      - allow: oncegate.*\n      - allow: world.put\n        rate: 1/h\n      - allow: world.held\n';
-  gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('      - allow: world.held\n', limited), 'more.yaml': MORE },
-    databaseUrl: database.url,
-    config: 'retention: { payloads: 1s }\nlimits: { pendingApprovals: 1 }\n',
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { database, gateway } = useGateway({
+  policies: (url) => ({
+    ...buildFaultPolicies(url, { rules: ['{ allow: oncegate.* }', '{ allow: world.put, rate: 1/h }'] }),
+    'more.yaml': MORE,
+  }),
+  config: 'retention: { payloads: 1s }\nlimits: { pendingApprovals: 1 }\n',
 });
 
 /** What the log says, sealed or not, of this kind. */
-const said = async (what: string) => {
-  const rows = await database.query<{ entry: string }>('select entry from audit_entries where entry like $1', [
-    `%"what":"${what}"%`,
-  ]);
-  return rows.map(({ entry }) => JSON.parse(entry));
-};
+const said = (what: string) => readAuditEntries(database, what);
 
 it('a refusal by a limit has its leaf, as a denial has', async () => {
   expect((await gateway.call('world.put', { id: 'first' }, { key: 'first' })).status).toBe(200);
@@ -285,9 +268,9 @@ it.each([
 });
 
 it('payloads that expire leave a word about it', async () => {
-  for (let left = 400; (await said('payloads_expired')).length === 0; left--) {
-    if (left === 0) throw new Error('it never said so');
-    await new Promise((resolve) => setTimeout(resolve, 25));
-  }
-  expect((await said('payloads_expired'))[0]).toMatchObject({ calls: expect.any(Number), afterMs: 1_000 });
+  const [entry] = await pollUntil(
+    () => said('payloads_expired'),
+    (entries) => entries.length > 0,
+  );
+  expect(entry).toMatchObject({ calls: expect.any(Number), afterMs: 1_000 });
 });

@@ -1,31 +1,15 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { createDirectory, runCli } from '../cli/terminal.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  startGateway,
-  VIEWER_KEY,
-} from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { dumpTables } from '../support/ledger.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let beside: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const faults = buildFaultPolicies(upstream.url)['faults.yaml'] ?? '';
-  const more = `  hotel: { adapter: http, url: "${upstream.url}", allowPrivate: true }
+const MORE = `
 tools:
   world.sealed:
     upstream: world
@@ -43,40 +27,24 @@ tools:
     once: { by: key, header: Idempotency-Key }
     retry: { attempts: 5, base: 10ms, max: 20ms }
 `;
-  gateway = await startGateway({
-    policies: { 'faults.yaml': faults.replace('tools:\n', more) },
-    databaseUrl: database.url,
-  });
-  beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
-  await beside.start();
-});
-afterAll(async () => {
-  await beside?.dispose();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+
+const {
+  upstream,
+  database,
+  one: gateway,
+  two: beside,
+} = useReplicas({
+  policies: (url) => ({
+    ...buildFaultPolicies(url),
+    'more.yaml': `upstreams:\n  hotel: { adapter: http, url: "${url}", allowPrivate: true }\n${MORE}`,
+  }),
 });
 
 const cli = (...argv: string[]) => runCli(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY } });
 const erase = (body: object, key = ADMIN_KEY) =>
-  gateway.request('POST', '/admin/erase', {
-    key,
-    headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ reason: 'asked to be forgotten', ...body }),
-  });
+  gateway.post('/admin/erase', { reason: 'asked to be forgotten', ...body }, key);
 
-async function everything(): Promise<string> {
-  const tables = await database.query<{ name: string }>(
-    `select quote_ident(table_name) as name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'`,
-  );
-  const texts = await Promise.all(
-    tables.map(({ name }) => database.query<{ row: string }>(`select t::text as row from ${name} t`)),
-  );
-  return texts
-    .flat()
-    .map(({ row }) => row)
-    .join('\n');
-}
+const everything = () => dumpTables(database);
 
 it('a subject is forgotten by every table and every replica, and only that', async () => {
   const subject = 'ann@example.com';

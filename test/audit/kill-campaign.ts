@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
 import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
+import { createRandom } from '../support/random.ts';
 import { killSealers } from './kill-sealers.ts';
-import { createRandom } from './mutations.ts';
 
 /**
  * Kills what seals the log, again and again, and checks that the log is still one.

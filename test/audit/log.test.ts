@@ -6,32 +6,15 @@ import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import { verifyConsistency, verifyInclusion } from '../../gateway/domain/audit/merkle.ts';
 import { NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import { type CliResult, runCli } from '../cli/terminal.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, makeGateway, startGateway, VIEWER_KEY } from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let beside: Gateway;
+const { one: gateway, two: beside, database } = useReplicas();
 let scratch: string;
-
 beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
   scratch = await mkdtemp(join(tmpdir(), 'oncegate-audit-'));
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-  beside = await makeGateway({ policies: {}, databaseUrl: database.url, beside: gateway });
-  await beside.start();
 });
-afterAll(async () => {
-  await beside?.dispose();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  await rm(scratch, { recursive: true, force: true });
-});
+afterAll(() => rm(scratch, { recursive: true, force: true }));
 
 const ask = (path: string) => gateway.request('GET', path, { key: VIEWER_KEY });
 const cli = (...argv: string[]): Promise<CliResult> =>

@@ -1,12 +1,6 @@
 import { parseArgs } from 'node:util';
-import {
-  buildSignedExport,
-  createRandom,
-  findMissedDetection,
-  joinLines,
-  MUTATIONS,
-  verifyInChunks,
-} from './mutations.ts';
+import { createRandom } from '../support/random.ts';
+import { buildSignedExport, findMissedDetection, joinLines, MUTATIONS, verifyInChunks } from './mutations.ts';
 
 /**
  * Tampers with exports of the log in every way it knows, and checks that each is found out and the right entry named; and that

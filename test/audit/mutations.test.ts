@@ -6,14 +6,8 @@ import { Readable } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { ExportVerifier } from '../../gateway/domain/audit/audit-export.ts';
 import { createDirectory, runCli } from '../cli/terminal.ts';
-import {
-  buildSignedExport,
-  createRandom,
-  findMissedDetection,
-  joinLines,
-  MUTATIONS,
-  verifyInChunks,
-} from './mutations.ts';
+import { createRandom } from '../support/random.ts';
+import { buildSignedExport, findMissedDetection, joinLines, MUTATIONS, verifyInChunks } from './mutations.ts';
 
 describe('an export', () => {
   it('that was left alone is good, whatever checkpoint of it somebody kept', () => {

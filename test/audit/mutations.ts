@@ -194,14 +194,3 @@ export function findMissedDetection(kept: SignedExport, name: string, random: Ra
   if (entry !== null && upTo !== null && entry <= first && first <= upTo) return undefined;
   return `${name}: entry ${first} was the first bad one, ${JSON.stringify(fault)} was named`;
 }
-
-/** A small seeded generator (mulberry32), so that a finding can be repeated. */
-export function createRandom(seed: number): Random {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
-}

@@ -4,17 +4,16 @@ import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished } from 'vitest';
 import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
 import { hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import { Frontier, Proof, type StoredHash, StoredHashes } from '../../gateway/domain/audit/merkle.ts';
 import { NoteSigner, NoteVerifier } from '../../gateway/domain/audit/signed-note.ts';
 import { WitnessServer } from '../../gateway/witness-server.ts';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
+import type { Reply } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { createDatabaseForTest, useGateway } from '../support/use-gateway.ts';
 
 const newKey = () => generateKeyPairSync('ed25519').privateKey;
 
@@ -103,21 +102,7 @@ describe('a witness', () => {
 });
 
 describe('a gateway with a witness', () => {
-  let upstream: TestUpstream;
-  let database: TestDatabase;
-  let gateway: Gateway;
-  let n = 0;
-
-  beforeEach(async () => {
-    upstream = await startUpstream();
-    database = await createTestDatabase();
-    gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-  });
-  afterEach(async () => {
-    await gateway?.dispose();
-    await database?.drop();
-    await upstream?.stop();
-  });
+  const { upstream, database, gateway } = useGateway({ scope: 'test' });
 
   /** As somebody else would run it. Port 0 the first time, the same one ever after. */
   async function startWitness(port = 0): Promise<{ child: ChildProcess; url: string; key: string }> {
@@ -135,19 +120,16 @@ describe('a gateway with a witness', () => {
   let known = '';
 
   async function sealedCall(): Promise<number> {
-    n += 1;
-    const call = await gateway.call('world.keyed', { id: `w-${n}` }, { key: `w-${n}` });
+    const id = uniqueId('w');
+    const call = await gateway.call('world.keyed', { id }, { key: id });
     expect(call.status).toBe(200);
     return (await gateway.admin('GET', `/admin/audit/proof?leaf=${call.body.receipt.leaf}`)).body.size;
   }
 
   async function readyz(condition: (body: { troubles: string[]; warnings: string[] }) => boolean) {
-    for (let left = 800; left > 0; left--) {
-      const ready = await gateway.request('GET', '/readyz').catch(() => undefined);
-      if (ready !== undefined && condition(ready.body)) return ready.body;
-      await sleep(25);
-    }
-    throw new Error(`it never came to that\n${gateway.output}`);
+    const read = () => gateway.request('GET', '/readyz').catch(() => undefined);
+    const isRight = (ready?: Reply) => ready !== undefined && condition(ready.body);
+    return (await pollUntil(read, isRight, { explain: () => gateway.output }))?.body;
   }
 
   const cosignedSize = async (key: string): Promise<number> => {
@@ -162,10 +144,11 @@ describe('a gateway with a witness', () => {
     await writeFile(join(gateway.home, 'oncegate.yaml'), anchors);
     await gateway.start();
     const size = await sealedCall();
-    for (let left = 400; (await cosignedSize(key)) < size; left--) {
-      if (left === 0) throw new Error(`never cosigned\n${gateway.output}`);
-      await sleep(25);
-    }
+    await pollUntil(
+      () => cosignedSize(key),
+      (cosigned) => cosigned >= size,
+      { explain: () => gateway.output },
+    );
 
     child.kill('SIGTERM');
     expect(await once(child, 'exit')).toEqual([0, null]);
@@ -182,11 +165,7 @@ describe('a gateway with a witness', () => {
     // Somebody puts everything back that the gateway has, but not what the witness remembers.
     await gateway.stop();
     await rm(join(gateway.home, 'data', 'checkpoints'), { recursive: true });
-    const older = await createTestDatabase();
-    onTestFinished(async () => {
-      await gateway.kill();
-      await older.drop();
-    });
+    const older = await createDatabaseForTest();
     const [deployment] = await database.query<{ id: string }>('select id from deployment');
     await older.query('insert into deployment (id) values ($1)', [deployment?.id]);
     gateway.launch({ DATABASE_URL: older.url });

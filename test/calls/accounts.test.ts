@@ -6,13 +6,13 @@ import { useGateway } from '../support/use-gateway.ts';
 const OURS = 'account-ours-55aa';
 const THEIRS = 'account-theirs-77bb';
 
-let cuts = false;
-let asked: string[] = [];
+let shouldCutPosts = false;
+let received: string[] = [];
 
-/** A service of many accounts: it cuts the connection of every write while it is told to, and finds whatever it is asked for. */
+/** A service with many accounts. It cuts the connection of every POST while `shouldCutPosts` is true; every GET finds an order. */
 const service = useHttpServer((request, response) => {
-  asked.push(`${request.method} ${request.url}`);
-  if (cuts && request.method === 'POST') return void request.socket.destroy();
+  received.push(`${request.method} ${request.url}`);
+  if (shouldCutPosts && request.method === 'POST') return void request.socket.destroy();
   response.writeHead(200, { 'content-type': 'application/json' }).end('{"found":true}');
 });
 const RETRY = 'retry: { attempts: 100, base: 100ms, max: 200ms, within: 1h }';
@@ -39,47 +39,47 @@ ${testerYaml('[{ allow: bank.mail }, { allow: bank.*, approve: never }]')}`,
 });
 beforeEach(async () => {
   await gateway.restart();
-  cuts = false;
-  asked = [];
+  shouldCutPosts = false;
+  received = [];
 });
 
-const restartedFor = async (account: string) => {
+const restartWithAccount = async (account: string) => {
   await gateway.kill();
-  asked = [];
-  cuts = false;
+  received = [];
+  shouldCutPosts = false;
   await gateway.start({ ACCOUNT: account });
 };
-const quickly = { headers: { prefer: 'wait=0' } };
+const NO_WAIT = { headers: { prefer: 'wait=0' } };
 const isFinal = ({ state }: { state: string }) => state === 'succeeded' || state === 'failed';
 
-describe('a call whose account changed, where that is a variable of the path', () => {
+describe('a call whose account, a variable of the upstream URL, changed', () => {
   it.each(['bank.pay', 'bank.order'])(
-    'after %s was sent is neither sent to another nor looked for there',
+    'to %s that was sent is neither re-sent nor probed at the new account',
     async (tool) => {
-      cuts = true;
-      const { txn } = (await gateway.call(tool, {}, { key: tool, ...quickly })).body;
-      await expect.poll(() => asked.filter((line) => line.includes(`/accounts/${OURS}/`)).length).toBeGreaterThan(0);
-      await restartedFor(THEIRS);
-      // It was taken up there, and given back.
-      const told = async () => JSON.stringify((await gateway.admin('GET', `/admin/calls/${txn}`)).body);
-      await expect.poll(told, { timeout: 20_000 }).toContain('the URL of bank changed');
-      expect(asked).toEqual([]);
+      shouldCutPosts = true;
+      const { txn } = (await gateway.call(tool, {}, { key: tool, ...NO_WAIT })).body;
+      await expect.poll(() => received.filter((line) => line.includes(`/accounts/${OURS}/`)).length).toBeGreaterThan(0);
+      await restartWithAccount(THEIRS);
+      // The restarted gateway takes the call over and releases it.
+      const readCall = async () => JSON.stringify((await gateway.admin('GET', `/admin/calls/${txn}`)).body);
+      await expect.poll(readCall, { timeout: 20_000 }).toMatch(/the address of bank changed/);
+      expect(received).toEqual([]);
       expect(isFinal((await gateway.get(`/v1/calls/${txn}`)).body)).toBe(false);
-      await restartedFor(OURS);
+      await restartWithAccount(OURS);
       expect((await gateway.waitForCall(txn, isFinal)).state).toBe('succeeded');
-      expect(asked[0]).toContain(`/accounts/${OURS}/`);
+      expect(received[0]).toContain(`/accounts/${OURS}/`);
     },
   );
 
-  it('between hold and run is denied, and the account is told to nobody', async () => {
-    const { txn } = (await gateway.call('bank.mail', {}, { key: 'mail', ...quickly })).body;
+  it('that was held is denied, and no answer or row shows either account', async () => {
+    const { txn } = (await gateway.call('bank.mail', {}, { key: 'mail', ...NO_WAIT })).body;
     const { digest } = (await gateway.admin('GET', `/admin/approvals/${txn}`)).body;
-    await restartedFor(THEIRS);
+    await restartWithAccount(THEIRS);
     await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'ok', digest });
     await gateway.waitForCall(txn, isFinal);
     const { body } = await gateway.admin('GET', `/admin/calls/${txn}`);
     expect(body).toMatchObject({ state: 'failed', problem: { code: 'denied' } });
-    expect(asked).toEqual([]);
+    expect(received).toEqual([]);
     const rows = await database.query<{ row: string }>('select c::text as row from calls c');
     expect(JSON.stringify([body, rows])).not.toMatch(`${OURS}|${THEIRS}`);
   });

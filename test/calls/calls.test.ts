@@ -10,10 +10,10 @@ beforeEach(() => {
   id = uniqueId('case');
 });
 
-const count = async () => (await upstream.effects(id)).length;
+const countEffects = async () => (await upstream.effects(id)).length;
 
 describe('a call', () => {
-  it('succeeds, says so, and is replayed under its key', async () => {
+  it('succeeds, and is replayed under its key', async () => {
     const first = await gateway.call('world.keyed', { id }, { key: id });
     expect(first.status).toBe(200);
     expect(first.body).toMatchObject({
@@ -33,28 +33,28 @@ describe('a call', () => {
     expect(again.status).toBe(200);
     expect(again.headers.get('idempotent-replayed')).toBe('true');
     expect(again.body).toEqual({ ...first.body, replayed: true });
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
     const [sent] = await upstream.requests(id);
     expect(sent?.headers['idempotency-key']).toBe(first.body.txn);
   });
 
-  it('is refused under a used key with other arguments, and sends nothing', async () => {
+  it('is refused if its key was used with other arguments, and sends nothing', async () => {
     await gateway.call('world.keyed', { id }, { key: id });
     const other = await gateway.call('world.keyed', { id, n: 2 }, { key: id });
     expect(other.status).toBe(422);
     expect(other.body).toMatchObject({ code: 'key_reused', retry: 'new_key' });
     expect(other.headers.get('oncegate-txn')).toBe(other.body.txn);
     expect(other.headers.get('oncegate-state')).toBe('succeeded');
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('is replayed to the same bytes and to others that mean the same, and to nothing else', async () => {
+  it('is replayed for the same bytes and for equal arguments, and for nothing else', async () => {
     const body = JSON.stringify({ id, note: '\ufffd' });
     const first = await gateway.call('world.keyed', body, { key: id });
-    const told = { ...first.body, replayed: true };
-    expect((await gateway.call('world.keyed', body, { key: id })).body).toEqual(told);
-    expect((await gateway.call('world.keyed', ` {"note":"\ufffd","id":"${id}"}`, { key: id })).body).toEqual(told);
-    expect((await gateway.call('world__keyed', body, { key: `"${id}"` })).body).toEqual(told);
+    const replay = { ...first.body, replayed: true };
+    expect((await gateway.call('world.keyed', body, { key: id })).body).toEqual(replay);
+    expect((await gateway.call('world.keyed', ` {"note":"\ufffd","id":"${id}"}`, { key: id })).body).toEqual(replay);
+    expect((await gateway.call('world__keyed', body, { key: `"${id}"` })).body).toEqual(replay);
 
     expect((await gateway.call('world.keyed_field', body, { key: id })).body.code).toBe('key_reused');
     const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
@@ -62,14 +62,14 @@ describe('a call', () => {
     expect(step.body.code).toBe('key_reused');
     const headers = { authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json', 'idempotency-key': id };
     const notUtf8 = Buffer.concat([Buffer.from(`{"id":"${id}","note":"`), Buffer.of(0xff), Buffer.from('"}')]);
-    const torn = await fetch(`${gateway.url}/v1/tools/world.keyed`, { method: 'POST', headers, body: notUtf8 });
-    expect(torn.status).toBe(400);
+    const invalid = await fetch(`${gateway.url}/v1/tools/world.keyed`, { method: 'POST', headers, body: notUtf8 });
+    expect(invalid.status).toBe(400);
     const theirs = await gateway.call('world.keyed', body, { key: id, agentKey: OTHER_AGENT_KEY });
     expect(theirs.body).toMatchObject({ state: 'succeeded', replayed: false });
-    expect(await count()).toBe(2);
+    expect(await countEffects()).toBe(2);
   });
 
-  it('is another call under the same key of another agent', async () => {
+  it('does not share its key with a call of another agent', async () => {
     const mine = await gateway.call('world.keyed', { id }, { key: id });
     const theirs = await gateway.call('world.keyed', { id: `${id}-b` }, { key: id, agentKey: OTHER_AGENT_KEY });
     expect(theirs.status).toBe(200);
@@ -77,14 +77,14 @@ describe('a call', () => {
     expect((await gateway.get(`/v1/calls/${mine.body.txn}`, OTHER_AGENT_KEY)).status).toBe(404);
   });
 
-  it('carries its key in the body where the tool says so', async () => {
+  it('carries its key in the body if the tool says so', async () => {
     const answer = await gateway.call('world.keyed_field', { id }, { key: id });
     expect(answer.status).toBe(200);
     const [sent] = await upstream.requests(id);
     expect(JSON.parse(sent?.body ?? '')).toEqual({ id, meta: { key: answer.body.txn } });
   });
 
-  it('answers 502 when the tool refused, for ever, and nothing happened', async () => {
+  it('that the tool refused answers 502 on every repeat, and has no effect', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
     const first = await gateway.call('world.keyed', { id }, { key: id });
     expect(first.status).toBe(502);
@@ -93,13 +93,13 @@ describe('a call', () => {
     expect(again.status).toBe(502);
     expect(again.headers.get('idempotent-replayed')).toBe('true');
     expect(again.body).toEqual(first.body);
-    expect(await count()).toBe(0);
+    expect(await countEffects()).toBe(0);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 });
 
-describe('an answer that is lost', () => {
-  it('of a key tool is asked for again with the same bytes', async () => {
+describe('a call whose answer is lost', () => {
+  it('is sent again with the same bytes if the tool has once: key', async () => {
     await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
     const answer = await gateway.call('world.keyed', { id }, { key: id });
     expect(answer.status).toBe(200);
@@ -108,10 +108,10 @@ describe('an answer that is lost', () => {
     expect(requests).toHaveLength(2);
     expect(requests[0]?.headers).toEqual(requests[1]?.headers);
     expect(requests[0]?.bodySha256).toBe(requests[1]?.bodySha256);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('of a key tool stays in doubt when a later refusal proves nothing', async () => {
+  it('stays in doubt when a later refusal proves nothing', async () => {
     await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
     await upstream.plan({ match: { id }, do: [{ reply: 404 }], times: 'always' });
     const answer = await gateway.call('world.keyed', { id }, { key: id, headers: { prefer: 'wait=2' } });
@@ -119,27 +119,27 @@ describe('an answer that is lost', () => {
     expect(answer.body).toMatchObject({ code: 'in_doubt', retry: 'same_key' });
   });
 
-  it('of a put is put again', async () => {
+  it('is sent again if the tool has once: idempotent', async () => {
     await upstream.plan({ match: { id }, do: ['apply', { reply: 500 }] });
     const answer = await gateway.call('world.put', { id }, { key: id });
     expect(answer.status).toBe(200);
     expect(answer.body.attempts).toBe(2);
   });
 
-  it('of a probed tool is found by its probe, whose result is told', async () => {
+  it('answers with the result of the probe if the probe finds the effect', async () => {
     await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', 'drop'] });
     const answer = await gateway.call('world.probed', { id }, { key: id });
     expect(answer.status).toBe(200);
     expect(answer.body.result).toMatchObject({ found: true });
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('of a probed tool that did nothing is sent once more', async () => {
+  it('is sent once more if the probe finds no effect', async () => {
     await upstream.plan({ match: { id, method: 'POST' }, do: ['drop'] });
     const answer = await gateway.call('world.probed', { id }, { key: id });
     expect(answer.status).toBe(200);
     expect(answer.body.attempts).toBe(2);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
   it.each([
@@ -148,35 +148,40 @@ describe('an answer that is lost', () => {
     ['a redirect', [{ redirect: 'http://127.0.0.1:1/' }], 0],
     ['garbage', ['garbage'], 0],
     ['silence', ['hang'], 0],
-  ] as const)('of a none tool (%s) is in doubt until a person tells', async (_name, steps, effects) => {
-    await upstream.plan({ match: { id }, do: [...steps] });
-    const answer = await gateway.call('world.none', { id }, { key: id });
-    expect(answer.status).toBe(504);
-    const again = await gateway.call('world.none', { id }, { key: id });
-    expect(again.status).toBe(504);
-    expect(await upstream.requests(id)).toHaveLength(1);
-    expect(await count()).toBe(effects);
+  ] as const)(
+    'is in doubt until a person resolves it if the tool has once: none (%s)',
+    async (_name, steps, effects) => {
+      await upstream.plan({ match: { id }, do: [...steps] });
+      const answer = await gateway.call('world.none', { id }, { key: id });
+      expect(answer.status).toBe(504);
+      const again = await gateway.call('world.none', { id }, { key: id });
+      expect(again.status).toBe(504);
+      expect(await upstream.requests(id)).toHaveLength(1);
+      expect(await countEffects()).toBe(effects);
 
-    const { txn } = answer.body;
-    const verdict = effects === 1 ? 'applied' : 'not_applied';
-    const resolved = await gateway.admin('POST', `/admin/calls/${txn}/resolve`, {
-      verdict,
-      reason: 'looked',
-      ...(effects === 1 ? { result: { ok: 1 } } : {}),
-    });
-    expect(resolved.status).toBe(200);
-    expect(resolved.body.state).toBe(effects === 1 ? 'succeeded' : 'failed');
-    const told = await gateway.call('world.none', { id }, { key: id });
-    expect(told.status).toBe(effects === 1 ? 200 : 502);
-    if (effects === 1) expect(told.body.result).toEqual({ ok: 1 });
-    expect((await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'again' })).status).toBe(200);
-    const opposite = verdict === 'applied' ? 'not_applied' : 'applied';
-    expect(
-      (await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict: opposite, reason: 'no' })).status,
-    ).toBe(409);
-  });
+      const { txn } = answer.body;
+      const verdict = effects === 1 ? 'applied' : 'not_applied';
+      const resolved = await gateway.admin('POST', `/admin/calls/${txn}/resolve`, {
+        verdict,
+        reason: 'looked',
+        ...(effects === 1 ? { result: { ok: 1 } } : {}),
+      });
+      expect(resolved.status).toBe(200);
+      expect(resolved.body.state).toBe(effects === 1 ? 'succeeded' : 'failed');
+      const answerAfterVerdict = await gateway.call('world.none', { id }, { key: id });
+      expect(answerAfterVerdict.status).toBe(effects === 1 ? 200 : 502);
+      if (effects === 1) expect(answerAfterVerdict.body.result).toEqual({ ok: 1 });
+      expect((await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict, reason: 'again' })).status).toBe(
+        200,
+      );
+      const opposite = verdict === 'applied' ? 'not_applied' : 'applied';
+      expect(
+        (await gateway.admin('POST', `/admin/calls/${txn}/resolve`, { verdict: opposite, reason: 'no' })).status,
+      ).toBe(409);
+    },
+  );
 
-  it('of a none tool is sent again when a person says retry', async () => {
+  it('is sent again when a person resolves it with retry', async () => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     const answer = await gateway.call('world.none', { id }, { key: id });
     expect(answer.status).toBe(504);
@@ -185,13 +190,13 @@ describe('an answer that is lost', () => {
       reason: 'it is not there',
     });
     expect(retried.status).toBe(200);
-    const told = await gateway.call('world.none', { id }, { key: id });
-    expect(told.status).toBe(200);
+    const answerAfterVerdict = await gateway.call('world.none', { id }, { key: id });
+    expect(answerAfterVerdict.status).toBe(200);
     expect(await upstream.requests(id)).toHaveLength(2);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('with headers already there is a success without a body', async () => {
+  it('succeeds without a body if the status line and headers arrived', async () => {
     await upstream.plan({ match: { id }, do: ['apply', 'partial'] });
     const answer = await gateway.call('world.none', { id }, { key: id });
     expect(answer.status).toBe(200);
@@ -200,7 +205,7 @@ describe('an answer that is lost', () => {
 });
 
 describe('a read', () => {
-  it('is tried again after a 5xx and fails truthfully when it stays', async () => {
+  it('is sent again after a 5xx, and fails with the last status if every attempt fails', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 500 }] });
     expect((await gateway.call('world.read', { id })).status).toBe(200);
     await upstream.plan({ match: { id }, do: [{ reply: 503 }], times: 'always' });

@@ -7,7 +7,7 @@ import { useGateway } from '../support/use-gateway.ts';
 
 let id = '';
 
-const MORE = `
+const EXTRA_POLICIES = `
 tools:
   dry.secret:
     upstream: world
@@ -42,36 +42,38 @@ const { upstream, database, gateway } = useGateway({
     ...buildFaultPolicies(url, {
       rules: ['{ allow: dry.* }', '{ deny: dry.forbidden }', '{ allow: "ghost.*" }'],
     }),
-    'more.yaml': MORE,
+    'more.yaml': EXTRA_POLICIES,
   }),
 });
 beforeEach(() => {
   id = uniqueId('dry');
 });
 
-const traces = async () => ({
+const countTraces = async () => ({
   requests: (await upstream.requests()).length,
   rows: await database.query(
     'select (select count(*) from calls) as calls, (select count(*) from open_calls) as open, (select count(*) from repeats) as repeats, (select count(*) from audit_entries) as audit',
   ),
 });
 
-/** Whatever it says, it is 200 and leaves nothing behind. */
-async function dryly(work: () => Promise<Reply>): Promise<Reply> {
-  const before = await traces();
+/** Runs a dry-run request and checks that it answers 200 and changes neither the upstream nor the ledger. */
+async function expectNoTraces(work: () => Promise<Reply>): Promise<Reply> {
+  const before = await countTraces();
   const answer = await work();
   expect(answer.status).toBe(200);
   expect(answer.body.dryRun).toBe(true);
-  expect(await traces()).toEqual(before);
+  expect(await countTraces()).toEqual(before);
   return answer;
 }
 
-const dry = (tool: string, args: unknown, options: CallOptions = {}) =>
-  dryly(() => gateway.call(tool, args, { ...options, headers: { ...options.headers, 'oncegate-dry-run': '?1' } }));
+const dryRun = (tool: string, args: unknown, options: CallOptions = {}) =>
+  expectNoTraces(() =>
+    gateway.call(tool, args, { ...options, headers: { ...options.headers, 'oncegate-dry-run': '?1' } }),
+  );
 
 describe('a dry run', () => {
-  it('explains what would be sent and under which txn', async () => {
-    const answer = await dry('world.keyed', { id, n: 1 }, { key: id });
+  it('shows the request and the txn of the real call', async () => {
+    const answer = await dryRun('world.keyed', { id, n: 1 }, { key: id });
     expect(answer.body).toMatchObject({
       tool: 'world.keyed',
       decision: { allowed: true, reason: null },
@@ -98,11 +100,11 @@ describe('a dry run', () => {
     ['an unknown tool', 'ghost.walk', () => ({}), 404, 'unknown_tool'],
     ['bad JSON', 'world.keyed', (id) => `{"id":"${id}","id":1}`, 400, 'malformed'],
     ['no body', 'world.keyed', () => '', 400, 'malformed'],
-    ['a list', 'world.keyed', () => '[]', 400, 'malformed'],
-    ['arguments no request can be built of', 'world.put', () => ({ id: '..' }), 400, 'invalid_arguments'],
-    ['arguments no key can be read from', 'dry.business', () => ({}), 400, 'invalid_arguments'],
-  ])('of %s says what would be answered', async (_name, tool, args, status, code) => {
-    const answer = await dry(tool, args(id));
+    ['a list as its body', 'world.keyed', () => '[]', 400, 'malformed'],
+    ['arguments that no request can be built from', 'world.put', () => ({ id: '..' }), 400, 'invalid_arguments'],
+    ['arguments that no business key can be built from', 'dry.business', () => ({}), 400, 'invalid_arguments'],
+  ])('of a call with %s predicts the answer of the real call', async (_name, tool, args, status, code) => {
+    const answer = await dryRun(tool, args(id));
     expect(answer.body.wouldAnswer).toMatchObject({ status, code, sends: false });
     const real = await gateway.call(tool, args(id));
     expect([real.status, real.body.code]).toEqual([status, code]);
@@ -114,8 +116,8 @@ describe('a dry run', () => {
     ['prefer', 'wait=soon'],
     ['oncegate-saga', 'no saga'],
     ['oncegate-epoch', '-1'],
-  ])('of a malformed %s says that', async (name, value) => {
-    const answer = await dryly(() =>
+  ])('of a call with a malformed %s header predicts 400', async (name, value) => {
+    const answer = await expectNoTraces(() =>
       gateway.call('world.keyed', { id }, { headers: { [name]: value, 'oncegate-dry-run': '?1' } }),
     );
     expect(answer.body.wouldAnswer).toMatchObject({ status: 400, code: 'malformed', sends: false });
@@ -123,41 +125,41 @@ describe('a dry run', () => {
     expect(real.body).toMatchObject({ status: 400, code: 'malformed', detail: answer.body.detail });
   });
 
-  it('names every rule and why it did not match', async () => {
-    const answer = await dry('dry.forbidden', {});
+  it('lists every rule with the reason why it matched or not', async () => {
+    const answer = await dryRun('dry.forbidden', {});
     const tried = answer.body.decision.tried;
     expect(tried.length).toBeGreaterThanOrEqual(4);
     for (const rule of tried) expect(rule).toMatchObject({ matched: expect.any(Boolean), why: expect.any(String) });
     expect(answer.body.decision.rule).toBe(tried.find((rule: { verdict: string }) => rule.verdict === 'deny').rule);
   });
 
-  it('of a call that needs a person says held', async () => {
-    const answer = await dry('world.held', { id }, { key: id });
+  it('of a call that needs approval predicts held', async () => {
+    const answer = await dryRun('world.held', { id }, { key: id });
     expect(answer.body).toMatchObject({ hold: true, wouldAnswer: { status: 202, state: 'held', sends: false } });
   });
 
-  it('of a used key says what that is answered', async () => {
+  it('of a call with a used key predicts a replay, or key_reused for other arguments', async () => {
     await gateway.call('world.keyed', { id }, { key: id });
-    const same = await dry('world.keyed', { id }, { key: id });
+    const same = await dryRun('world.keyed', { id }, { key: id });
     expect(same.body.wouldAnswer).toEqual({ status: 200, replayed: true, sends: false });
-    const other = await dry('world.keyed', { id, n: 1 }, { key: id });
+    const other = await dryRun('world.keyed', { id, n: 1 }, { key: id });
     expect(other.body.wouldAnswer).toMatchObject({ status: 422, code: 'key_reused' });
   });
 
-  it('of a failed, held, withdrawn, running or doubtful call says so', async () => {
+  it('predicts the answer to a repeat of a failed, held, cancelled, running or in-doubt call', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
     await gateway.call('world.keyed', { id }, { key: `${id}-failed` });
-    const failed = await dry('world.keyed', { id }, { key: `${id}-failed` });
+    const failed = await dryRun('world.keyed', { id }, { key: `${id}-failed` });
     expect(failed.body.wouldAnswer).toMatchObject({ status: 502, code: 'tool_failed', replayed: true });
 
     const prefer = { prefer: 'wait=0' };
     const held = await gateway.call('world.held', { id }, { key: `${id}-held`, headers: prefer });
-    expect((await dry('world.held', { id }, { key: `${id}-held` })).body.wouldAnswer).toMatchObject({
+    expect((await dryRun('world.held', { id }, { key: `${id}-held` })).body.wouldAnswer).toMatchObject({
       status: 202,
       state: 'held',
     });
     await gateway.request('POST', `/v1/calls/${held.body.txn}/cancel`, { key: AGENT_KEY });
-    expect((await dry('world.held', { id }, { key: `${id}-held` })).body.wouldAnswer).toMatchObject({
+    expect((await dryRun('world.held', { id }, { key: `${id}-held` })).body.wouldAnswer).toMatchObject({
       status: 422,
       code: 'cancelled',
     });
@@ -165,56 +167,58 @@ describe('a dry run', () => {
     await upstream.plan({ match: { id }, do: [{ wait: id }, 'drop'] });
     const doubtful = gateway.call('world.none', { id }, { key: `${id}-doubt` });
     await upstream.awaitEvent(`received:${id}`, 2);
-    expect((await dry('world.none', { id }, { key: `${id}-doubt` })).body.wouldAnswer).toMatchObject({
+    expect((await dryRun('world.none', { id }, { key: `${id}-doubt` })).body.wouldAnswer).toMatchObject({
       status: 409,
       code: 'in_progress',
     });
     await upstream.release(id);
     expect((await doubtful).status).toBe(504);
-    expect((await dry('world.none', { id }, { key: `${id}-doubt` })).body.wouldAnswer).toMatchObject({
+    expect((await dryRun('world.none', { id }, { key: `${id}-doubt` })).body.wouldAnswer).toMatchObject({
       status: 504,
       code: 'in_doubt',
     });
   });
 
-  it('of an unkeyed repeat says replay, or held where the tool wants it', async () => {
+  it('of a repeat without a key predicts a replay', async () => {
     await gateway.call('world.keyed', { id });
-    expect((await dry('world.keyed', { id })).body).toMatchObject({
+    expect((await dryRun('world.keyed', { id })).body).toMatchObject({
       identifiedBy: 'repeat',
       wouldAnswer: { status: 200, replayed: true, sends: false },
     });
     expect((await gateway.call('dry.twice', { id })).status).toBe(502);
   });
 
-  it('shows no redacted value, and no fault that only redaction causes', async () => {
-    const secret = await dry('dry.secret', { id, card: '4111-secret' });
+  it('shows no redacted value, and reports no fault that only redaction causes', async () => {
+    const secret = await dryRun('dry.secret', { id, card: '4111-secret' });
     expect(JSON.stringify(secret.body)).not.toContain('4111-secret');
     expect(secret.body.request.body).toContain('[redacted]');
-    const computed = await dry('dry.computed', { cents: 1250 });
+    const computed = await dryRun('dry.computed', { cents: 1250 });
     expect(computed.body.wouldAnswer).toMatchObject({ status: 200, sends: true });
     expect(computed.body.request).toBeNull();
   });
 
-  it('goes through the proxy as well, also where no tool matches', async () => {
-    const through = (method: string, path: string, body?: unknown) =>
-      dryly(() =>
+  it('works through the proxy, even if no tool matches', async () => {
+    const dryRunViaProxy = (method: string, path: string, body?: unknown) =>
+      expectNoTraces(() =>
         gateway.request(method, `/v1/proxy/${path}`, {
           key: AGENT_KEY,
           headers: { 'content-type': 'application/json', 'oncegate-dry-run': '?1' },
           ...(body === undefined ? {} : { body: JSON.stringify(body) }),
         }),
       );
-    expect((await through('POST', 'world/keyed/charge', { id })).body.wouldAnswer).toMatchObject({ sends: true });
-    expect((await through('POST', 'world/nowhere', {})).body.wouldAnswer).toMatchObject({
+    expect((await dryRunViaProxy('POST', 'world/keyed/charge', { id })).body.wouldAnswer).toMatchObject({
+      sends: true,
+    });
+    expect((await dryRunViaProxy('POST', 'world/nowhere', {})).body.wouldAnswer).toMatchObject({
       status: 403,
       code: 'denied',
     });
-    expect((await through('PUT', 'world/idempotent/objects/a', { id: 'b' })).body.wouldAnswer).toMatchObject({
+    expect((await dryRunViaProxy('PUT', 'world/idempotent/objects/a', { id: 'b' })).body.wouldAnswer).toMatchObject({
       code: 'malformed',
     });
   });
 
-  it('needs a key like any call', async () => {
+  it('needs an agent key like any call', async () => {
     const refused = await gateway.call('world.keyed', { id }, { agentKey: 'x', headers: { 'oncegate-dry-run': '?1' } });
     expect(refused.status).toBe(401);
   });

@@ -5,7 +5,7 @@ import { useGateway } from '../support/use-gateway.ts';
 
 let id = '';
 
-const NOW = { prefer: 'wait=0' };
+const NO_WAIT = { prefer: 'wait=0' };
 
 const { upstream, database, gateway } = useGateway();
 beforeEach(() => {
@@ -13,10 +13,10 @@ beforeEach(() => {
 });
 
 const cancel = (txn: string, key = AGENT_KEY) => gateway.request('POST', `/v1/calls/${txn}/cancel`, { key });
-const hold = () => gateway.call('world.held', { id }, { key: id, headers: NOW });
+const hold = () => gateway.call('world.held', { id }, { key: id, headers: NO_WAIT });
 
 describe('GET /v1/calls/{txn}', () => {
-  it('tells how a call stands, what was asked and what came of it', async () => {
+  it('shows the state, the arguments and the result of a call', async () => {
     const made = await gateway.call('world.keyed', { id, n: 3 }, { key: id });
     const { status, body, headers } = await gateway.get(`/v1/calls/${made.body.txn}`);
     expect(status).toBe(200);
@@ -36,7 +36,7 @@ describe('GET /v1/calls/{txn}', () => {
     for (const hidden of ['agent', 'rule', 'policyVersion', 'timeline']) expect(body).not.toHaveProperty(hidden);
   });
 
-  it('of a failure tells the problem', async () => {
+  it('shows the problem of a failed call', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 422, body: { why: 'no' } }] });
     const made = await gateway.call('world.keyed', { id }, { key: id });
     const { body } = await gateway.get(`/v1/calls/${made.body.txn}`);
@@ -48,7 +48,7 @@ describe('GET /v1/calls/{txn}', () => {
   });
 
   it.each(['00000000-0000-8000-8000-000000000000', 'nonsense', '%00', "' or true --", '../../admin/calls'])(
-    'is 404 for what is no call of ours: %s',
+    'answers 404 for a txn that names no call: %s',
     async (txn) => {
       const missing = await gateway.get(`/v1/calls/${encodeURIComponent(decodeURIComponent(txn))}`);
       expect(missing.status).toBe(404);
@@ -56,32 +56,32 @@ describe('GET /v1/calls/{txn}', () => {
     },
   );
 
-  it('is 404 for another agent, exactly as if it did not exist', async () => {
+  it('gives another agent the same 404 as for a call that does not exist', async () => {
     const { txn } = (await hold()).body;
     const absent = txn.replace(/^......../, '00000000');
     for (const path of [`/v1/calls/${txn}`, `/v1/calls/${txn}?wait=1`]) {
       const theirs = await gateway.get(path, OTHER_AGENT_KEY);
-      const nobodys = await gateway.get(path.replace(txn, absent), OTHER_AGENT_KEY);
+      const missing = await gateway.get(path.replace(txn, absent), OTHER_AGENT_KEY);
       expect(theirs.status).toBe(404);
-      expect(JSON.stringify(theirs.body).replaceAll(txn, absent)).toBe(JSON.stringify(nobodys.body));
+      expect(JSON.stringify(theirs.body).replaceAll(txn, absent)).toBe(JSON.stringify(missing.body));
     }
     expect((await cancel(txn, OTHER_AGENT_KEY)).status).toBe(404);
     expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('held');
   });
 
-  it('waits as long as it is asked to, and no longer than it takes', async () => {
+  it('waits as long as ?wait says, or until the call is final', async () => {
     await upstream.plan({ match: { id }, do: [{ wait: id }, 'apply'] });
-    const { txn } = (await gateway.call('world.keyed', { id }, { key: id, headers: NOW })).body;
+    const { txn } = (await gateway.call('world.keyed', { id }, { key: id, headers: NO_WAIT })).body;
     expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('sending');
-    const from = performance.now();
+    const startedAt = performance.now();
     expect((await gateway.get(`/v1/calls/${txn}?wait=1`)).body.state).toBe('sending');
-    expect(performance.now() - from).toBeGreaterThan(950);
+    expect(performance.now() - startedAt).toBeGreaterThan(950);
     const waiting = gateway.get(`/v1/calls/${txn}?wait=50`);
     await upstream.release(id);
     expect((await waiting).body.state).toBe('succeeded');
   });
 
-  it('waits for a held call until it is withdrawn', async () => {
+  it('waits for a held call until it is cancelled', async () => {
     const { txn } = (await hold()).body;
     const waiting = gateway.get(`/v1/calls/${txn}?wait=50`);
     expect((await cancel(txn)).status).toBe(200);
@@ -90,7 +90,7 @@ describe('GET /v1/calls/{txn}', () => {
 });
 
 describe('GET /v1/calls', () => {
-  it('filters by tool and state, newest first, own calls only', async () => {
+  it('lists the calls of the agent, newest first, filtered by tool, state and time', async () => {
     await upstream.plan({ match: { id: `${id}-2` }, do: [{ reply: 422 }] });
     for (const i of [1, 2, 3]) await gateway.call('world.put', { id: `${id}-${i}` }, { key: `${id}-${i}` });
     await gateway.call('world.keyed', { id: `${id}-4` }, { key: `${id}-4`, agentKey: OTHER_AGENT_KEY });
@@ -106,7 +106,7 @@ describe('GET /v1/calls', () => {
     expect(await keys('tool=world.put&until=2100-01-01T00:00Z')).toContain(`${id}-3`);
   });
 
-  it('is paged without gaps or duplicates while calls come in', async () => {
+  it('pages without gaps or duplicates while new calls arrive', async () => {
     const make = (name: string) => gateway.call('world.delete', { id: name }, { key: name });
     const expected = Array.from({ length: 25 }, (_, i) => `${id}-p${i}`);
     await Promise.all(expected.map(make));
@@ -147,7 +147,7 @@ describe('GET /v1/calls', () => {
     expect(refused.body.code).toBe('malformed');
   });
 
-  it('ignores an agent that somebody names', async () => {
+  it('ignores an agent in the query', async () => {
     await gateway.call('world.keyed', { id }, { key: id, agentKey: OTHER_AGENT_KEY });
     const mine = (await gateway.get('/v1/calls?agent=other&limit=200')).body.items;
     expect(mine.some((item: { key: string }) => item.key === id)).toBe(false);
@@ -155,7 +155,7 @@ describe('GET /v1/calls', () => {
 });
 
 describe('a held call', () => {
-  it('is 202 with where to ask, again and again', async () => {
+  it('answers 202 with a Location, on the first request and on every repeat', async () => {
     const first = await hold();
     expect(first.status).toBe(202);
     expect(first.body).toMatchObject({ state: 'held', replayed: false, result: null, attempts: 0 });
@@ -170,12 +170,12 @@ describe('a held call', () => {
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('can be withdrawn, once and for all', async () => {
+  it('can be cancelled, and stays cancelled', async () => {
     const { txn } = (await hold()).body;
-    const withdrawn = await cancel(txn);
-    expect(withdrawn.status).toBe(200);
-    expect(withdrawn.body).toMatchObject({ txn, state: 'cancelled' });
-    expect((await cancel(txn)).body).toEqual(withdrawn.body);
+    const cancelled = await cancel(txn);
+    expect(cancelled.status).toBe(200);
+    expect(cancelled.body).toMatchObject({ txn, state: 'cancelled' });
+    expect((await cancel(txn)).body).toEqual(cancelled.body);
     const again = await hold();
     expect(again.status).toBe(422);
     expect(again.body).toMatchObject({ code: 'cancelled', retry: 'new_key', txn });
@@ -186,7 +186,7 @@ describe('a held call', () => {
     expect(row?.n).toBe('0');
   });
 
-  it('withdrawn by many at once has one audit entry', async () => {
+  it('that is cancelled by many requests at once has one audit entry', async () => {
     const { txn } = (await hold()).body;
     const answers = await Promise.all(Array.from({ length: 8 }, () => cancel(txn)));
     for (const answer of answers) expect(answer.status).toBe(200);
@@ -197,7 +197,7 @@ describe('a held call', () => {
     expect(entries).toHaveLength(1);
   });
 
-  it('expires when nobody answers in time', async () => {
+  it('expires if no person decides in time', async () => {
     const { txn } = (await hold()).body;
     await database.query('update open_calls set due_at = now() where txn = $1', [txn]);
     await gateway.waitForCall(txn, (call) => call.state === 'expired', 10_000);
@@ -208,7 +208,7 @@ describe('a held call', () => {
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('outlives a restart of the gateway', async () => {
+  it('stays held across a restart of the gateway', async () => {
     const { txn } = (await hold()).body;
     await gateway.kill();
     await gateway.start();
@@ -217,8 +217,8 @@ describe('a held call', () => {
   });
 });
 
-describe('a call that went ahead', () => {
-  it('cannot be withdrawn', async () => {
+describe('cancelling a call', () => {
+  it('is refused after the call succeeded', async () => {
     const done = await gateway.call('world.keyed', { id }, { key: id });
     const refused = await cancel(done.body.txn);
     expect(refused.status).toBe(409);
@@ -226,15 +226,15 @@ describe('a call that went ahead', () => {
     expect((await gateway.call('world.keyed', { id }, { key: id })).body).toEqual({ ...done.body, replayed: true });
   });
 
-  it('cannot be withdrawn while it is sent', async () => {
+  it('is refused while the call is being sent', async () => {
     await upstream.plan({ match: { id }, do: [{ wait: id }, 'apply'] });
-    const { txn } = (await gateway.call('world.keyed', { id }, { key: id, headers: NOW })).body;
+    const { txn } = (await gateway.call('world.keyed', { id }, { key: id, headers: NO_WAIT })).body;
     expect((await cancel(txn)).status).toBe(409);
     await upstream.release(id);
     expect((await gateway.get(`/v1/calls/${txn}?wait=20`)).body.state).toBe('succeeded');
   });
 
-  it.each(['', 'nonsense', '%00'])('is 404 where there is none: %j', async (txn) => {
+  it.each(['', 'nonsense', '%00'])('answers 404 for a txn that names no call: %j', async (txn) => {
     expect((await cancel(txn)).status).toBe(404);
   });
 });

@@ -6,35 +6,35 @@ import { type Reply, testerYaml } from '../support/gateway.ts';
 import { useHttpServer } from '../support/http-server.ts';
 import { useGateway } from '../support/use-gateway.ts';
 
-/** Each test has a value of its own that nobody may find anywhere afterwards. */
+/** Each test has its own secret value, which must not be found anywhere afterwards. */
 const MCP_TOKEN = 'SECRETmcptoken55';
 
-/** Echoes what it is sent: as a success, a refusal, bytes, or not at all. */
-function echo(request: IncomingMessage, response: ServerResponse): void {
+/** Echoes the request body. The path selects how: as a success, as a refusal, as bytes, in the content type, or by closing the socket. */
+function echoRequest(request: IncomingMessage, response: ServerResponse): void {
   let body = '';
   request.setEncoding('utf8').on('data', (chunk: string) => {
     body += chunk;
   });
   request.on('end', () => {
-    const way = request.url?.split('/')[1];
-    if (way === 'lost') return void request.socket.destroy();
-    if (way === 'bytes') return void response.end(Buffer.concat([Buffer.from([0xff, 0xfe]), Buffer.from(body)]));
-    const type = way === 'typed' ? `text/plain; x="${JSON.parse(body).card}"` : 'application/json';
+    const mode = request.url?.split('/')[1];
+    if (mode === 'lost') return void request.socket.destroy();
+    if (mode === 'bytes') return void response.end(Buffer.concat([Buffer.from([0xff, 0xfe]), Buffer.from(body)]));
+    const type = mode === 'typed' ? `text/plain; x="${JSON.parse(body).card}"` : 'application/json';
     const sent = JSON.stringify(JSON.parse(body).card ?? null);
     response
-      .writeHead(way === 'refuse' ? 422 : 200, { 'content-type': type })
+      .writeHead(mode === 'refuse' ? 422 : 200, { 'content-type': type })
       .end(`{"id":"r1","echo":${body},"card":${sent}}`);
   });
 }
 
 const policies = (url: string, mcp: string) => {
   let paths = 0;
-  const path = (way: string) => {
+  const path = (mode: string) => {
     paths += 1;
-    return `${way}/${paths}`;
+    return `${mode}/${paths}`;
   };
-  const tool = (way: string, more = '') =>
-    `{ upstream: w, input: { type: object }, request: { method: POST, path: ${path(way)} }, once: { by: idempotent }${more} }`;
+  const tool = (mode: string, more = '') =>
+    `{ upstream: w, input: { type: object }, request: { method: POST, path: ${path(mode)} }, once: { by: idempotent }${more} }`;
   const undo = (by: string, args: string) =>
     `, redact: [args.card], undo: { kind: compensable, tool: ${by}, args: ${args} }`;
   const find = `tool: world.find, args: { id: "\${args.ref}" }`;
@@ -73,10 +73,10 @@ tools:
 ${testerYaml('[{ allow: w.held, approve: { quorum: 1 } }, { allow: "*", approve: never }]')}`;
 };
 
-/** Everything that anybody was told. */
-const told: string[] = [];
+/** Every answer that an agent or a person received. */
+const answers: string[] = [];
 
-const upstream = useHttpServer(echo);
+const upstream = useHttpServer(echoRequest);
 const mcp = useMcpServer();
 const { database, gateway } = useGateway({
   upstream: 'none',
@@ -84,21 +84,23 @@ const { database, gateway } = useGateway({
   policies: () => policies(upstream.url, mcp.url),
 });
 
-const hear = (reply: Reply): Reply => {
-  told.push(JSON.stringify([reply.body, [...reply.headers]]));
+const record = (reply: Reply): Reply => {
+  answers.push(JSON.stringify([reply.body, [...reply.headers]]));
   return reply;
 };
 const call = async (tool: string, args: object, headers: Record<string, string> = {}) =>
-  hear(await gateway.call(tool, args, { key: `${tool}-${told.length}`, headers: { prefer: 'wait=5', ...headers } }));
+  record(
+    await gateway.call(tool, args, { key: `${tool}-${answers.length}`, headers: { prefer: 'wait=5', ...headers } }),
+  );
 
-/** Where a value can be found: in a column of the ledger, in what anybody was told, in the gateway's own words. */
-async function tracesOf(value: string): Promise<string[]> {
+/** Lists where a value appears: in columns of the ledger, in answers, and in the output of the gateway. */
+async function findTraces(value: string): Promise<string[]> {
   const tables = await database.query<{ name: string }>(
     `select tablename as name from pg_tables where schemaname = 'public'`,
   );
   const encoded = [value, Buffer.from(value).toString('hex'), Buffer.from(value).toString('base64').replace(/=+$/, '')];
-  const isIn = (text: string) => encoded.some((writing) => text.includes(writing));
-  const found: string[] = told.filter(isIn).map((text) => `told: ${text}`);
+  const isIn = (text: string) => encoded.some((encoding) => text.includes(encoding));
+  const found: string[] = answers.filter(isIn).map((text) => `answered: ${text}`);
   for (const { name } of tables) {
     const rows = await database.query<{ row: Record<string, unknown> }>(`select row_to_json(t) as row from ${name} t`);
     for (const { row } of rows)
@@ -109,78 +111,78 @@ async function tracesOf(value: string): Promise<string[]> {
   return found;
 }
 
-/** Has a call undone and hears what its agent and an operator are told of that. */
-async function undone(txn: string): Promise<Reply['body']> {
-  hear(await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'wrong' }));
+/** Undoes a call, and records the answers that its agent and an operator get about the undo. */
+async function undoCall(txn: string): Promise<Reply['body']> {
+  record(await gateway.admin('POST', `/admin/calls/${txn}/undo`, { reason: 'wrong' }));
   const { undo } = await gateway.waitForCall(txn, (now) => now.undo.state === 'done' || now.undo.state === 'failed');
-  hear(await gateway.get(`/v1/calls/${txn}`));
-  hear(await gateway.get(`/v1/calls/${undo.txn}`));
-  hear(await gateway.admin('GET', `/admin/calls/${txn}`));
-  return hear(await gateway.admin('GET', `/admin/calls/${undo.txn}`)).body;
+  record(await gateway.get(`/v1/calls/${txn}`));
+  record(await gateway.get(`/v1/calls/${undo.txn}`));
+  record(await gateway.admin('GET', `/admin/calls/${txn}`));
+  return record(await gateway.admin('GET', `/admin/calls/${undo.txn}`)).body;
 }
 
-describe('what a call redacts stays out of its undo', () => {
+describe('a value that a call redacts stays out of the record of its undo', () => {
   it.each([
-    ['that answers with it', 'w.charge', 'SECRETundo-echo'],
-    ['that is refused with it', 'w.failing', 'SECRETundo-refused'],
-    ['that redacts something else', 'w.both', 'SECRETundo-both'],
+    ['if the answer of the undo contains it', 'w.charge', 'SECRETundo-echo'],
+    ['if the refusal of the undo contains it', 'w.failing', 'SECRETundo-refused'],
+    ['if the undo redacts another value', 'w.both', 'SECRETundo-both'],
   ])('%s', async (_, tool, card) => {
     const { body } = await call(tool, { card });
-    expect((await undone(body.txn)).undoes).toBe(body.txn);
-    expect(await tracesOf(card)).toEqual([]);
+    expect((await undoCall(body.txn)).undoes).toBe(body.txn);
+    expect(await findTraces(card)).toEqual([]);
   });
 
-  it('that complains of it in its own words', async () => {
+  it('if the error message of the undo contains it', async () => {
     const card = 'SECRETundo-words';
     await mcp.plan({ match: { tool: 'mail' }, do: [{ isError: `no such card: ${card}` }], times: 5 });
     const { body } = await call('w.told', { card });
-    await undone(body.txn);
+    await undoCall(body.txn);
     await mcp.reset();
-    expect(await tracesOf(card)).toEqual([]);
+    expect(await findTraces(card)).toEqual([]);
   });
 
-  it('an agent is not told what its compensation was refused with', async () => {
+  it('and the agent does not see the body with which its compensation was refused', async () => {
     const { body } = await call('w.failing', { card: 'SECRETundo-hidden' });
-    const { txn } = await undone(body.txn);
+    const { txn } = await undoCall(body.txn);
     const { problem } = (await gateway.get(`/v1/calls/${txn}`)).body;
     expect(problem).toEqual({ code: 'tool_failed', detail: expect.any(String) });
     expect((await gateway.admin('GET', `/admin/calls/${txn}`)).body.problem.upstream.status).toBe(422);
   });
 });
 
-describe('the words of a server that is looked at for a call that redacts', () => {
-  const complain = (value: string) =>
+describe('the error message of a read that serves a redacting call', () => {
+  const planError = (value: string) =>
     mcp.plan({ match: { tool: 'find' }, do: [{ error: { code: -32603, message: `no such ${value}` } }], times: 10 });
 
-  it('are left out of what a probe could not tell', async () => {
+  it('is left out of the problem if a probe fails', async () => {
     const ref = 'SECRETlook-probe';
-    await complain(ref);
+    await planError(ref);
     const { body } = await call('w.probed', { ref });
     expect(body.code).toBe('in_doubt');
     await gateway.waitForCall(body.txn, ({ problem }) => /could not tell/.test(problem.detail));
-    hear(await gateway.admin('GET', `/admin/calls/${body.txn}`));
+    record(await gateway.admin('GET', `/admin/calls/${body.txn}`));
     await mcp.reset();
-    expect(await tracesOf(ref)).toEqual([]);
+    expect(await findTraces(ref)).toEqual([]);
   });
 
-  it('are left out of what could not be observed', async () => {
+  it('is left out of the problem if an observe fails', async () => {
     const ref = 'SECRETlook-observe';
-    await complain(ref);
+    await planError(ref);
     expect((await call('w.observed', { ref })).status).toBe(503);
     await mcp.reset();
-    expect(await tracesOf(ref)).toEqual([]);
+    expect(await findTraces(ref)).toEqual([]);
   });
 
-  it('are not in the log even if nothing is redacted: it cannot forget them', async () => {
+  it('is never in the audit log, because the log cannot forget it', async () => {
     const ref = 'STRANGERlook-observe';
-    await complain(ref);
+    await planError(ref);
     expect((await call('w.seen', { ref })).body.detail).toContain(ref);
     await mcp.reset();
-    expect((await tracesOf(ref)).filter((trace) => trace.startsWith('audit'))).toEqual([]);
+    expect((await findTraces(ref)).filter((trace) => trace.startsWith('audit'))).toEqual([]);
   });
 });
 
-it('a credential that an MCP server tells while a resource is read is scrubbed', async () => {
+it('a credential in a log message of an MCP server is scrubbed while a resource is read', async () => {
   const params = { level: 'warning', data: `my credential is ${MCP_TOKEN}` };
   const method = 'resources/read';
   await mcp.plan({ match: { method }, do: [{ say: { method: 'notifications/message', params } }], times: 2 });
@@ -191,88 +193,88 @@ it('a credential that an MCP server tells while a resource is read is scrubbed',
     'io.modelcontextprotocol/clientCapabilities': {},
     'io.modelcontextprotocol/logLevel': 'debug',
   };
-  const heard = await postMcp(gateway, JSON.stringify({ jsonrpc: '2.0', id: 1, method, params: { uri, _meta } }), {
+  const response = await postMcp(gateway, JSON.stringify({ jsonrpc: '2.0', id: 1, method, params: { uri, _meta } }), {
     headers: { 'mcp-protocol-version': '2026-07-28', 'mcp-method': method, 'mcp-name': uri },
   });
   await mcp.reset();
-  expect(heard.text).toContain('my credential is [redacted]');
-  expect(heard.text).not.toContain(MCP_TOKEN);
+  expect(response.text).toContain('my credential is [redacted]');
+  expect(response.text).not.toContain(MCP_TOKEN);
 });
 
 describe('an undo that the caller names', () => {
-  const named = (card: string) => ({
+  const undoHeader = (card: string) => ({
     'oncegate-undo': JSON.stringify({ tool: 'w.refund', args: { card, note: `of ${card}`, order: 'o-1' } }),
   });
 
-  it('does not show what its call redacts, and is called with it', async () => {
+  it('is sent with the redacted value, and does not show it', async () => {
     const card = 'SECRETown-undo';
-    const { body } = await call('w.charge', { card }, named(card));
-    const undo = await undone(body.txn);
+    const { body } = await call('w.charge', { card }, undoHeader(card));
+    const undo = await undoCall(body.txn);
     expect(undo).toMatchObject({
       state: 'succeeded',
       args: { card: '[redacted]', note: '[redacted]', order: 'o-1' },
       result: { card: '[redacted]' },
     });
-    expect(await tracesOf(card)).toEqual([]);
+    expect(await findTraces(card)).toEqual([]);
   });
 
-  it('does not show it to approvers, nor in a dry run', async () => {
+  it('shows the redacted value neither to approvers nor in a dry run', async () => {
     const card = 'SECRETown-held';
-    const { body } = await call('w.held', { card }, { ...named(card), prefer: 'wait=0' });
+    const { body } = await call('w.held', { card }, { ...undoHeader(card), prefer: 'wait=0' });
     expect(body.state).toBe('held');
-    const waiting = hear(await gateway.admin('GET', '/admin/approvals')).body.items;
+    const waiting = record(await gateway.admin('GET', '/admin/approvals')).body.items;
     expect(waiting[0].undo.args).toEqual({ card: '[redacted]', note: '[redacted]', order: 'o-1' });
-    hear(await call('w.held', { card }, { ...named(card), 'oncegate-dry-run': 'true' }));
-    expect(await tracesOf(card)).toEqual([]);
+    record(await call('w.held', { card }, { ...undoHeader(card), 'oncegate-dry-run': 'true' }));
+    expect(await findTraces(card)).toEqual([]);
   });
 });
 
-it('the result that a person gives is redacted as an answer is', async () => {
+it('a result that a person enters is redacted like an answer', async () => {
   const card = 'SECRETresolve-card';
   const { body } = await call('w.mail', { card });
   const result = { id: 1, token: 'SECRETresolve-token', echo: `it was ${card}` };
   const verdict = { verdict: 'applied', reason: 'seen', result };
-  hear(await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, verdict));
-  const { result: kept } = hear(await gateway.get(`/v1/calls/${body.txn}`)).body;
+  record(await gateway.admin('POST', `/admin/calls/${body.txn}/resolve`, verdict));
+  const { result: kept } = record(await gateway.get(`/v1/calls/${body.txn}`)).body;
   expect(kept).toEqual({ id: 1, token: '[redacted]', echo: 'it was [redacted]' });
-  expect([...(await tracesOf(result.token)), ...(await tracesOf(card))]).toEqual([]);
+  expect([...(await findTraces(result.token)), ...(await findTraces(card))]).toEqual([]);
 });
 
-describe('the arguments of an undo that are derived from what is redacted', () => {
-  it('are not shown, beside what is not', async () => {
+describe('arguments of an undo that are derived from a redacted value', () => {
+  it('are redacted, and the other arguments are shown', async () => {
     const card = 'secretderived-x';
     const { body } = await call('w.derived', { card, order: 'o-7' });
-    const undo = await undone(body.txn);
+    const undo = await undoCall(body.txn);
     expect(undo.args).toEqual({ card: '[redacted]', order: 'o-7', why: 'undone' });
     expect(undo.result.card).toBe('[redacted]');
-    expect(await tracesOf(card.toUpperCase())).toEqual([]);
+    expect(await findTraces(card.toUpperCase())).toEqual([]);
   });
 
-  it('are not shown by their names either, where an object is redacted', async () => {
+  it('do not show their names if a whole object is redacted', async () => {
     const { body } = await call('w.whole', { card: { sk_live_name: 'SECRETwhole' } });
-    const undo = await undone(body.txn);
+    const undo = await undoCall(body.txn);
     expect(undo).toMatchObject({ state: 'succeeded', args: '[redacted]' });
     expect((await gateway.admin('GET', `/admin/calls/${body.txn}`)).body.undo.args).toBe('[redacted]');
-    expect(await tracesOf('SECRETwhole')).toEqual([]);
+    expect(await findTraces('SECRETwhole')).toEqual([]);
   });
 
-  it('are not shown at all where they cannot be told apart', async () => {
+  it('hide all arguments if derived and plain values cannot be told apart', async () => {
     const { body } = await call('w.number', { card: '8812345', order: 'o-7' });
-    const undo = await undone(body.txn);
+    const undo = await undoCall(body.txn);
     expect(undo).toMatchObject({ state: 'succeeded', args: { pin: '[redacted]', order: '[redacted]' } });
-    expect(await tracesOf('8812345')).toEqual([]);
+    expect(await findTraces('8812345')).toEqual([]);
   });
 });
 
-describe('what a call redacts', () => {
-  it('is taken out of bytes that are no text, whatever its letters', async () => {
+describe('a value that a call redacts', () => {
+  it('is removed from a binary answer, even if it has non-ASCII letters', async () => {
     const { body } = await call('w.bytes', { card: 'geheimerschlüssel€' });
     const bytes = Buffer.from(body.result.base64, 'base64').toString('utf8');
     expect(bytes).toContain('{"card":"[redacted]"}');
   });
 
-  it('is taken out of the type of an answer', async () => {
+  it('is removed from the content type of an answer', async () => {
     await call('w.typed', { card: 'SECRETtyped' });
-    expect(await tracesOf('SECRETtyped')).toEqual([]);
+    expect(await findTraces('SECRETtyped')).toEqual([]);
   });
 });

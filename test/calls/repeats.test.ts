@@ -49,83 +49,83 @@ beforeEach(() => {
   id = uniqueId('repeat');
 });
 
-const count = async () => (await upstream.effects(id)).length;
+const countEffects = async () => (await upstream.effects(id)).length;
 
-const delivered = (txn: string) => async () =>
+const isDelivered = (txn: string) => async () =>
   (await database.query('select 1 from calls where txn = $1 and delivered_at is not null', [txn])).length === 1;
 
-/** Calls, and hangs up when the upstream has the request and before it answers. */
-async function abandoned(name: string, args: object): Promise<string> {
+/** Calls a tool and aborts the request after the upstream applied it and before it answers. Returns the txn of the succeeded call. */
+async function abandonCall(name: string, args: object): Promise<string> {
   await upstream.plan({ match: { id }, do: ['apply', { wait: id }] });
-  const gone = new AbortController();
-  const call = gateway.call(name, args, { signal: gone.signal }).catch(() => 'gone');
+  const client = new AbortController();
+  const call = gateway.call(name, args, { signal: client.signal }).catch(() => 'aborted');
   await upstream.awaitEvent(`applied:${id}`);
-  gone.abort();
-  expect(await call).toBe('gone');
+  client.abort();
+  expect(await call).toBe('aborted');
   await upstream.release(id);
-  const found = async () => (await gateway.get(`/v1/calls?tool=${name}&limit=1`)).body.items[0];
+  const findCall = async () => (await gateway.get(`/v1/calls?tool=${name}&limit=1`)).body.items[0];
   await pollUntil(
     async () =>
-      (await database.query("select 1 from calls where txn = $1 and state = 'succeeded'", [(await found()).txn]))
+      (await database.query("select 1 from calls where txn = $1 and state = 'succeeded'", [(await findCall()).txn]))
         .length === 1,
   );
-  return (await found()).txn;
+  return (await findCall()).txn;
 }
 
 describe('an identical call without a key', () => {
-  it('within the window is the same call, and says so', async () => {
+  it('is replayed within the window, and marked as a replay', async () => {
     const first = await gateway.call('world.default', { id, n: 1 });
     expect(first.body.replayed).toBe(false);
     const again = await gateway.call('world.default', { n: 1, id });
     expect(again.body).toEqual({ ...first.body, replayed: true });
     expect(again.headers.get('idempotent-replayed')).toBe('true');
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('with other arguments, of another agent or with a key is another call', async () => {
+  it('is a new call if it has other arguments, another agent or a key', async () => {
     const txns = new Set<string>();
     txns.add((await gateway.call('world.default', { id })).body.txn);
     txns.add((await gateway.call('world.default', { id, n: 1 })).body.txn);
     txns.add((await gateway.call('world.default', { id }, { agentKey: OTHER_AGENT_KEY })).body.txn);
     txns.add((await gateway.call('world.default', { id }, { key: id })).body.txn);
     expect(txns.size).toBe(4);
-    expect(await count()).toBe(4);
+    expect(await countEffects()).toBe(4);
   });
 
-  it('at the same moment has one effect and equal answers, of which one is unmarked', async () => {
+  it('that is made many times at once has one effect and equal answers, all but one marked as replays', async () => {
     const answers = await Promise.all(Array.from({ length: 12 }, () => gateway.call('world.default', { id })));
     expect(new Set(answers.map((answer) => answer.body.txn)).size).toBe(1);
     for (const answer of answers) expect(answer.status).toBe(200);
     expect(answers.filter((answer) => answer.body.replayed === false)).toHaveLength(1);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('after the window runs anew', async () => {
+  it('runs again after the window', async () => {
     const first = await gateway.call('world.short', { id });
-    await pollUntil(delivered(first.body.txn));
+    await pollUntil(isDelivered(first.body.txn));
     await sleep(5);
     const second = await gateway.call('world.short', { id });
     expect(second.body.replayed).toBe(false);
     expect(second.body.txn).not.toBe(first.body.txn);
-    expect(await count()).toBe(2);
+    expect(await countEffects()).toBe(2);
   });
 
-  it('however late is a replay while the first answer was never delivered, and then a new run', async () => {
-    const txn = await abandoned('world.short', { id });
+  it('is replayed after the window until the first answer is delivered, and then runs again', async () => {
+    const txn = await abandonCall('world.short', { id });
     await sleep(30);
-    expect(await delivered(txn)()).toBe(false);
+    expect(await isDelivered(txn)()).toBe(false);
     const replay = await gateway.call('world.short', { id });
     expect(replay.body).toMatchObject({ txn, replayed: true, state: 'succeeded' });
     expect(replay.headers.get('idempotent-replayed')).toBe('true');
-    expect(await count()).toBe(1);
-    await pollUntil(delivered(txn));
+    expect(await countEffects()).toBe(1);
+    await pollUntil(isDelivered(txn));
     await sleep(5);
     const fresh = await gateway.call('world.short', { id });
     expect(fresh.body.replayed).toBe(false);
-    expect(await count()).toBe(2);
+    expect(await countEffects()).toBe(2);
   });
 
-  it('joins the first while that is still under way', async () => {
+  it('joins the first call while that is still being sent', async () => {
     await upstream.plan({ match: { id }, do: ['apply', { wait: id }] });
     const first = gateway.call('world.short', { id });
     await upstream.awaitEvent(`applied:${id}`);
@@ -134,30 +134,30 @@ describe('an identical call without a key', () => {
     expect(soon.status).toBe(409);
     await upstream.release(id);
     expect((await second).body).toEqual({ ...(await first).body, replayed: true });
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('after asking for the outcome is delivered: then it is a new wish', async () => {
-    const txn = await abandoned('world.short', { id });
+  it('runs again after GET /v1/calls/{txn} delivered the outcome', async () => {
+    const txn = await abandonCall('world.short', { id });
     expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('succeeded');
-    await pollUntil(delivered(txn));
+    await pollUntil(isDelivered(txn));
     await sleep(5);
     expect((await gateway.call('world.short', { id })).body.replayed).toBe(false);
-    expect(await count()).toBe(2);
+    expect(await countEffects()).toBe(2);
   });
 
-  it('after a failure that was told runs again', async () => {
+  it('runs again after a failure was delivered', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 422 }] });
     const failed = await gateway.call('world.default', { id });
     expect(failed.status).toBe(502);
-    await pollUntil(delivered(failed.headers.get('oncegate-txn') ?? ''));
+    await pollUntil(isDelivered(failed.headers.get('oncegate-txn') ?? ''));
     const retried = await gateway.call('world.default', { id });
     expect(retried.status).toBe(200);
     expect(retried.body.replayed).toBe(false);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('while the first is in doubt is that doubt, not a second send', async () => {
+  it('answers in_doubt while the first call is in doubt, and sends nothing', async () => {
     await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
     const doubt = await gateway.call('world.short', { id });
     expect(doubt.status).toBe(504);
@@ -170,10 +170,10 @@ describe('an identical call without a key', () => {
 });
 
 describe('repeats: hold', () => {
-  it('holds the second for a person, whose repeat is the same held call', async () => {
+  it('holds the second call for a person; a third request is a repeat of the held call', async () => {
     const first = await gateway.call('world.hold', { id });
     expect(first.status).toBe(200);
-    await pollUntil(delivered(first.body.txn));
+    await pollUntil(isDelivered(first.body.txn));
     const prefer = { headers: { prefer: 'wait=0' } };
     const second = await gateway.call('world.hold', { id }, prefer);
     expect(second.status).toBe(202);
@@ -182,26 +182,26 @@ describe('repeats: hold', () => {
     const third = await gateway.call('world.hold', { id }, prefer);
     expect(third.status).toBe(202);
     expect(third.body.txn).toBe(second.body.txn);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
 
     await gateway.request('POST', `/v1/calls/${second.body.txn}/cancel`, { key: AGENT_KEY });
-    const told = await gateway.call('world.hold', { id }, prefer);
-    expect(told.status).toBe(422);
-    await pollUntil(delivered(second.body.txn));
+    const cancelled = await gateway.call('world.hold', { id }, prefer);
+    expect(cancelled.status).toBe(422);
+    await pollUntil(isDelivered(second.body.txn));
     const held = await gateway.call('world.hold', { id }, prefer);
     expect(held.status).toBe(202);
     expect(held.body.txn).not.toBe(second.body.txn);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 
-  it('of an answer that was never delivered replays it', async () => {
-    const txn = await abandoned('world.hold', { id });
+  it('replays an answer that was never delivered', async () => {
+    const txn = await abandonCall('world.hold', { id });
     expect((await gateway.call('world.hold', { id })).body).toMatchObject({ txn, replayed: true });
   });
 });
 
 describe('repeats: run', () => {
-  it('runs every time', async () => {
+  it('sends every call', async () => {
     const answers = [
       await gateway.call('world.run', { id }),
       await gateway.call('world.run', { id }),
@@ -209,18 +209,18 @@ describe('repeats: run', () => {
     ];
     for (const answer of answers) expect(answer.body.replayed).toBe(false);
     expect(new Set(answers.map((answer) => answer.body.txn)).size).toBe(4);
-    expect(await count()).toBe(4);
+    expect(await countEffects()).toBe(4);
   });
 
-  it('and still obeys a key', async () => {
+  it('replays a call with a key', async () => {
     await gateway.call('world.run', { id }, { key: id });
     expect((await gateway.call('world.run', { id }, { key: id })).body.replayed).toBe(true);
-    expect(await count()).toBe(1);
+    expect(await countEffects()).toBe(1);
   });
 });
 
 describe('a business key', () => {
-  it('tells calls apart where none is brought', async () => {
+  it('identifies a call that brings no key', async () => {
     const first = await gateway.call('world.business', { id, order: id });
     expect(first.status).toBe(200);
     expect((await gateway.call('world.business', { id, order: id })).body).toMatchObject({
@@ -232,17 +232,17 @@ describe('a business key', () => {
     expect(other.body.code).toBe('key_reused');
     expect((await gateway.call('world.business', { id, order: `${id}b` })).body.replayed).toBe(false);
     expect((await gateway.call('world.business', { id, order: id }, { key: `${id}c` })).body.replayed).toBe(false);
-    expect(await count()).toBe(3);
+    expect(await countEffects()).toBe(3);
   });
 
-  it('is not the same as a key of the same text', async () => {
+  it('differs from an idempotency key of the same text', async () => {
     const keyed = await gateway.call('world.default', { id }, { key: id });
     const business = await gateway.call('world.business', { id, order: id });
     expect(business.status).toBe(200);
     expect(business.body.txn).not.toBe(keyed.body.txn);
   });
 
-  it('that is empty or missing is none: the rule for repeats takes over', async () => {
+  it('that is empty or missing does not count; `repeats` identifies the call', async () => {
     const empty = await gateway.call('world.business', { id, order: '' });
     expect((await gateway.call('world.business', { id, order: '' })).body.txn).toBe(empty.body.txn);
     const missing = await gateway.call('world.business', { id });
@@ -250,7 +250,7 @@ describe('a business key', () => {
     expect((await gateway.call('world.business', { id })).body.txn).toBe(missing.body.txn);
   });
 
-  it('of any text works but one with a NUL, which no ledger can store', async () => {
+  it('may be any text without NUL, which PostgreSQL cannot store', async () => {
     const refused = await gateway.call('world.business', { id, order: `${id}\u0000` });
     expect(refused.status).toBe(400);
     expect(refused.body.code).toBe('invalid_arguments');
@@ -262,24 +262,24 @@ describe('a business key', () => {
   });
 });
 
-describe('what was done', () => {
-  const inForce = async () => (await gateway.request('GET', '/readyz')).body.policyVersion;
-  async function change(next: Record<string, string>): Promise<void> {
-    const before = await inForce();
-    // Put in place whole: a gateway that looks at a half-written file would for a moment obey half of it.
+describe('when policies change', () => {
+  const readVersion = async () => (await gateway.request('GET', '/readyz')).body.policyVersion;
+  async function changePolicies(next: Record<string, string>): Promise<void> {
+    const before = await readVersion();
+    // The rename is atomic. A gateway that read a half-written file would enforce half of the policies for a moment.
     for (const [name, text] of Object.entries(next)) {
       await writeFile(join(gateway.home, name), text);
       await rename(join(gateway.home, name), join(gateway.home, 'policies', name));
     }
-    await pollUntil(async () => (await inForce()) !== before);
+    await pollUntil(async () => (await readVersion()) !== before);
   }
 
-  it('is told again although policy now denies it, and nothing new is done', async () => {
+  it('a finished call that is now denied is replayed, and new calls are denied', async () => {
     const keyed = await gateway.call('world.default', { id }, { key: id });
     const unkeyed = await gateway.call('world.default', { id, n: 1 });
     const business = await gateway.call('world.business', { id, order: id });
     const held = await gateway.call('world.hold', { id }, { key: `${id}-h` });
-    await change(policies('- { deny: "world.*" }'));
+    await changePolicies(policies('- { deny: "world.*" }'));
     try {
       expect((await gateway.call('world.default', { id }, { key: id })).body).toEqual({
         ...keyed.body,
@@ -295,14 +295,14 @@ describe('what was done', () => {
       const other = await gateway.call('world.default', { id, n: 2 }, { key: id });
       expect(other.status).toBe(403);
       expect((await gateway.call('world.default', { id }, { key: `${id}-new` })).status).toBe(403);
-      expect(await count()).toBe(4);
+      expect(await countEffects()).toBe(4);
     } finally {
-      await change(policies());
+      await changePolicies(policies());
     }
     expect((await gateway.call('world.default', { id }, { key: `${id}-new` })).status).toBe(200);
   });
 
-  it('is told again although its schema or request changed, or the tool is gone', async () => {
+  it('a finished call is replayed although the schema, the request or the name of its tool changed', async () => {
     const keyed = await gateway.call('world.default', { id }, { key: id });
     const again = async () => (await gateway.call('world.default', { id }, { key: id })).body;
     for (const changed of [
@@ -310,39 +310,41 @@ describe('what was done', () => {
       TOOLS.replace('/keyed/charge, body: "${args}"', '/keyed/charge, body: "${args.n + 1}"'),
       TOOLS.replace('world.default:', 'world.renamed:'),
     ]) {
-      await change(policies(undefined, changed));
+      await changePolicies(policies(undefined, changed));
       expect(await again()).toEqual({ ...keyed.body, replayed: true });
     }
     const fresh = await gateway.call('world.default', { id }, { key: `${id}-new` });
     expect(fresh.body.code).toBe('unknown_tool');
-    await change(policies());
-    expect(await count()).toBe(1);
+    await changePolicies(policies());
+    expect(await countEffects()).toBe(1);
   });
 
-  it('binds no key when it was refused', async () => {
-    await change(policies('- { deny: "world.*" }'));
+  it('a denied call has not bound its key', async () => {
+    await changePolicies(policies('- { deny: "world.*" }'));
     expect((await gateway.call('world.default', { id }, { key: id })).status).toBe(403);
-    await change(policies());
+    await changePolicies(policies());
     expect((await gateway.call('world.default', { id, n: 5 }, { key: id })).status).toBe(200);
   });
 
-  it('half-way, when its tool and upstream vanish from the policies, is handed to a person and not left hanging', async () => {
+  it('a call that is being sent is handed to a person if its tool and upstream are removed', async () => {
     await upstream.plan({ match: { id }, do: ['apply', { event: id }, { wait: id }, 'drop'] });
     const call = gateway.call('world.default', { id }, { key: id, headers: { prefer: 'wait=0' } });
     await upstream.awaitEvent(id);
     const { txn } = (await call).body;
-    const gone = policies()['repeats.yaml'].replace(
+    const withoutWorld = policies()['repeats.yaml'].replace(
       / {2}world:.*\n/,
       '  elsewhere: { adapter: http, url: "http://127.0.0.1:9", allowPrivate: true }\n',
     );
-    await change({
-      'repeats.yaml': gone.replaceAll('upstream: world', 'upstream: elsewhere').replaceAll('world.', 'elsewhere.'),
+    await changePolicies({
+      'repeats.yaml': withoutWorld
+        .replaceAll('upstream: world', 'upstream: elsewhere')
+        .replaceAll('world.', 'elsewhere.'),
     });
     try {
       await upstream.release(id);
       await gateway.waitForCall(txn, (view) => /no longer declared.*A person must/.test(view.problem?.detail), 10_000);
     } finally {
-      await change(policies());
+      await changePolicies(policies());
     }
   });
 });

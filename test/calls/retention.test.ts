@@ -56,15 +56,15 @@ const env = { RETENTION_TOKEN: CREDENTIAL };
 describe('retention', () => {
   const { database, gateway } = useGateway({ upstream, policies, env, config: 'retention: { payloads: 1s }\n' });
 
-  const erased = (txn: string) => async () =>
+  const isErased = (txn: string) => async () =>
     (await database.query('select 1 from calls where txn = $1 and erased_at is not null', [txn])).length === 1;
 
-  it('forgets the payload and never executes the key anew', async () => {
+  it('erases the payload, and never executes the key again', async () => {
     const args = { id: 'old', note: 'payload-to-be-forgotten' };
     const first = await gateway.call('world.keyed', args, { key: 'old-key-text' });
     expect(first.status).toBe(200);
     expect((await gateway.call('world.keyed', args, { key: 'old-key-text' })).body.replayed).toBe(true);
-    await pollUntil(erased(first.body.txn));
+    await pollUntil(isErased(first.body.txn));
 
     for (let i = 0; i < 3; i++) {
       const gone = await gateway.call('world.keyed', args, { key: 'old-key-text' });
@@ -88,53 +88,53 @@ describe('retention', () => {
       expect(text).not.toContain(part);
   });
 
-  it('starts with the answer, not with the call: what is open or held is kept', async () => {
+  it('counts from the answer of a call, so open and held calls are kept', async () => {
     await upstream.plan({ match: { id: 'slow' }, do: ['apply', { wait: 'slow' }] });
     const prefer = { prefer: 'wait=0' };
     const slow = await gateway.call('world.keyed', { id: 'slow' }, { key: 'slow', headers: prefer });
     const held = await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: prefer });
     const marker = await gateway.call('world.keyed', { id: 'marker' }, { key: 'marker' });
-    await pollUntil(erased(marker.body.txn));
+    await pollUntil(isErased(marker.body.txn));
     expect((await gateway.call('world.held', { id: 'held' }, { key: 'held', headers: prefer })).status).toBe(202);
     await upstream.release('slow');
     const done = await gateway.get(`/v1/calls/${slow.body.txn}?wait=20`);
     expect(done.body).toMatchObject({ state: 'succeeded', args: { id: 'slow' } });
     expect((await gateway.call('world.keyed', { id: 'slow' }, { key: 'slow' })).body.replayed).toBe(true);
-    await pollUntil(erased(slow.body.txn));
+    await pollUntil(isErased(slow.body.txn));
     expect((await gateway.get(`/v1/calls/${held.body.txn}`)).body).toMatchObject({
       state: 'held',
       args: { id: 'held' },
     });
   });
 
-  it('forgets what people said about a call with it', async () => {
+  it('erases the reasons of votes together with their call', async () => {
     const prefer = { prefer: 'wait=0' };
     const { body } = await gateway.call('world.held', { id: 'voted' }, { key: 'voted', headers: prefer });
     const { digest } = (await gateway.admin('GET', `/admin/approvals/${body.txn}`)).body;
     const vote = { reason: 'because voter-words say so', digest };
     expect((await gateway.admin('POST', `/admin/approvals/${body.txn}/approve`, vote)).status).toBe(200);
-    await pollUntil(erased(body.txn));
+    await pollUntil(isErased(body.txn));
     expect(await database.query('select reason from votes where txn = $1', [body.txn])).toEqual([{ reason: '' }]);
   });
 
-  it('keeps what a step of an open saga is undone with, and forgets it once the saga is long over', async () => {
+  it('keeps the payload of a step while its saga is open, and erases it after the saga ended', async () => {
     const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY })).body;
     const step = { key: 'step', headers: { 'oncegate-saga': saga } };
     const { body } = await gateway.call('world.booked', { id: 'step' }, step);
-    // Two that come after it are swept: the sweep has passed the step, and would come back to it.
+    // Two later calls are erased first, so the sweep has passed the step twice.
     for (const id of ['after', 'long-after']) {
       const marker = await gateway.call('world.keyed', { id }, { key: id });
-      await pollUntil(erased(marker.body.txn));
+      await pollUntil(isErased(marker.body.txn));
     }
     expect((await gateway.get(`/v1/calls/${body.txn}`)).body).toMatchObject({ args: { id: 'step' }, erasedAt: null });
     const undone = await gateway.post(`/v1/sagas/${saga}/rollback?wait=20`, { reason: 'no more' });
     expect(undone.body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
     expect(await upstream.effects('un-step')).toHaveLength(1);
-    await pollUntil(erased(body.txn));
-    await pollUntil(erased(undone.body.steps[0].undo.txn));
+    await pollUntil(isErased(body.txn));
+    await pollUntil(isErased(undone.body.steps[0].undo.txn));
   });
 
-  it('drops tombstones only when the operator sets a limit', async () => {
+  it('deletes tombstones only if the operator sets a limit', async () => {
     const { database: limited, gateway: other } = await startGatewayForTest({
       upstream,
       policies,
@@ -146,15 +146,15 @@ describe('retention', () => {
       async () => (await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' })).status === 410,
     );
     await pollUntil(async () => (await limited.query('select 1 from calls')).length === 0);
-    const anew = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
-    expect(anew.status).toBe(200);
-    expect(anew.body).toMatchObject({ txn: first.body.txn, replayed: false });
+    const executed = await other.call('world.keyed', { id: 'dropped' }, { key: 'dropped' });
+    expect(executed.status).toBe(200);
+    expect(executed.body).toMatchObject({ txn: first.body.txn, replayed: false });
     const kept = await database.query('select 1 from calls where erased_at is not null');
     expect(kept.length).toBeGreaterThan(0);
   });
 });
 
-describe('what is redacted', () => {
+describe('a redacted value', () => {
   const { database, gateway } = useGateway({ upstream, policies, env: { ...env, LOG_LEVEL: 'trace' } });
 
   const args = (id: string) => ({
@@ -164,7 +164,7 @@ describe('what is redacted', () => {
     more: { secret: 'deep\nsecret', open: 'kept' },
   });
 
-  it('is in no table, no answer and no log, and yet is what is sent', async () => {
+  it('is sent in clear, and is in no table, no answer and no log', async () => {
     const answer = await gateway.call('world.redacted', args('clear'));
     expect(answer.status).toBe(200);
     const [effect] = (await upstream.effects()).filter((each) => each.target === `${CARD}-clear`);
@@ -190,7 +190,7 @@ describe('what is redacted', () => {
     expect(views[4].replayed).toBe(true);
   });
 
-  it('is sent whole again when the answer was lost', async () => {
+  it('is re-sent in clear after the answer was lost', async () => {
     await upstream.plan({ match: { id: 'lost' }, do: ['apply', 'drop'] });
     const answer = await gateway.call('world.redacted', args('lost'));
     expect(answer.status).toBe(200);
@@ -199,7 +199,7 @@ describe('what is redacted', () => {
     expect(sent.map((each) => JSON.parse(each.body ?? ''))).toEqual([args('lost'), args('lost')]);
   });
 
-  it('is sent whole again by the next process after a crash', async () => {
+  it('is re-sent in clear by the next process after a crash', async () => {
     await upstream.plan({ match: { id: 'crash' }, do: ['apply', { kill: gateway.pid }, 'drop'] });
     await gateway.call('world.redacted', args('crash')).catch(() => undefined);
     await gateway.waitForExit();
@@ -209,12 +209,12 @@ describe('what is redacted', () => {
     const [first, second] = await upstream.requests('crash');
     expect(second?.bodySha256).toBe(first?.bodySha256);
     expect(second?.url).toBe(first?.url);
-    const told = await gateway.call('world.redacted', args('crash'));
-    expect(told.status).toBe(200);
+    const recovered = await gateway.call('world.redacted', args('crash'));
+    expect(recovered.status).toBe(200);
     expect(await dumpTables(database)).not.toContain(CARD);
   });
 
-  it('binds as the real value does: another card is another request', async () => {
+  it('is part of the fingerprint: another card under the same key is key_reused', async () => {
     await gateway.call('world.redacted', args('bound'), { key: 'bound' });
     const other = await gateway.call('world.redacted', { ...args('bound'), card: 'another-card' }, { key: 'bound' });
     expect(other.body.code).toBe('key_reused');
@@ -222,7 +222,7 @@ describe('what is redacted', () => {
 });
 
 describe('a credential', () => {
-  it('that the upstream echoes is scrubbed, however JSON writes it', async () => {
+  it('that the upstream echoes is scrubbed, also where JSON escapes it', async () => {
     const { database, gateway } = await startGatewayForTest({ upstream, policies, env });
     const answer = await gateway.call('world.echo', { id: 'echoed', said: 'hello' });
     expect(answer.status).toBe(200);

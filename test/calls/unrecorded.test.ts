@@ -27,16 +27,16 @@ beforeEach(() => {
   id = uniqueId('read');
 });
 
-const recorded = async () => {
-  const [found] = await database.query<{ calls: string; leaves: string }>(
+const countRecorded = async () => {
+  const [counts] = await database.query<{ calls: string; leaves: string }>(
     `select (select count(*) from calls) as calls, (select count(*) from audit_queue) + (select count(*) from audit_log) as leaves`,
   );
-  return found;
+  return counts;
 };
 
 describe('a read whose contract says record: false', () => {
-  it('is carried out, and leaves nothing in the ledger', async () => {
-    const before = await recorded();
+  it('is sent, and leaves nothing in the ledger', async () => {
+    const before = await countRecorded();
     const { status, body, headers } = await gateway.call('world.read', { id });
     expect({ status, state: body.state, attempts: body.attempts, receipt: body.receipt }).toEqual({
       status: 200,
@@ -45,12 +45,12 @@ describe('a read whose contract says record: false', () => {
       receipt: null,
     });
     expect(headers.get('oncegate-txn')).toBe(body.txn);
-    expect(await recorded()).toEqual(before);
+    expect(await countRecorded()).toEqual(before);
     expect((await gateway.get(`/v1/calls/${body.txn}`)).status).toBe(404);
     expect(await upstream.requests()).toContainEqual(expect.objectContaining({ url: `/read/items/${id}` }));
   });
 
-  it('is tried again as any read is, and fails with what the tool said', async () => {
+  it('is retried like any read, and fails with tool_failed', async () => {
     await upstream.plan({ match: { path: `/read/items/${id}` }, do: [{ reply: 503 }] });
     const second = await gateway.call('world.read', { id });
     expect({ status: second.status, attempts: second.body.attempts }).toEqual({ status: 200, attempts: 2 });
@@ -59,10 +59,10 @@ describe('a read whose contract says record: false', () => {
     expect({ status: failed.status, code: failed.body.code }).toEqual({ status: 502, code: 'tool_failed' });
   });
 
-  it('is not waited for longer than the caller waits', async () => {
+  it('fails when the wait of the caller ends', async () => {
     await upstream.plan({ match: { path: `/read/items/${id}` }, do: [{ wait: id }] });
-    const asked = await gateway.call('world.read', { id }, { headers: { prefer: 'wait=0' } });
-    expect({ status: asked.status, code: asked.body.code, retry: asked.body.retry }).toEqual({
+    const late = await gateway.call('world.read', { id }, { headers: { prefer: 'wait=0' } });
+    expect({ status: late.status, code: late.body.code, retry: late.body.retry }).toEqual({
       status: 502,
       code: 'tool_failed',
       retry: 'after_delay',
@@ -70,23 +70,23 @@ describe('a read whose contract says record: false', () => {
     await upstream.release(id);
   });
 
-  it('is recorded all the same where a key promises the same answer again, or a limit counts it', async () => {
-    const before = Number((await recorded())?.calls);
+  it('is recorded if it has a key or if a limit counts it', async () => {
+    const before = Number((await countRecorded())?.calls);
     const first = await gateway.call('world.read', { id }, { key: id });
     const again = await gateway.call('world.read', { id }, { key: id });
     expect(again.body).toEqual({ ...first.body, replayed: true });
     expect(first.body.receipt).not.toBeNull();
     await gateway.call('world.read', { id }, { agentKey: OTHER_AGENT_KEY });
-    expect(Number((await recorded())?.calls)).toBe(before + 2);
+    expect(Number((await countRecorded())?.calls)).toBe(before + 2);
   });
 
-  it('is logged where it is denied', async () => {
-    const before = Number((await recorded())?.leaves);
+  it('is logged if it is denied', async () => {
+    const before = Number((await countRecorded())?.leaves);
     expect((await gateway.call('world.read', { id: 'secret' })).status).toBe(403);
-    expect(Number((await recorded())?.leaves)).toBe(before + 1);
+    expect(Number((await countRecorded())?.leaves)).toBe(before + 1);
   });
 
-  it('stops at the kill switch', async () => {
+  it('is refused while the agent is frozen', async () => {
     await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'test' });
     const frozen = await gateway.call('world.read', { id });
     expect({ status: frozen.status, code: frozen.body.code }).toEqual({ status: 503, code: 'frozen' });

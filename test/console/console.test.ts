@@ -1,34 +1,15 @@
 import { readFileSync } from 'node:fs';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
+import { afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
 import { APPROVER_KEY, buildConsolePolicies } from './console-policies.ts';
+import { useConsole } from './use-console.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
-});
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway, browser } = useConsole();
 beforeEach(() => {
-  n += 1;
-  id = `console-${n}`;
+  id = uniqueId('console');
 });
 afterEach(() => {
   expect(browser.complaints.splice(0)).toEqual([]);

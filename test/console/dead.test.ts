@@ -1,34 +1,14 @@
 import { once } from 'node:events';
 import { createServer, request } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { beforeEach, expect, it } from 'vitest';
+import { ADMIN_KEY } from '../support/gateway.ts';
+import { useConsole } from './use-console.ts';
 
 /** The console while the gateway is down, slow or silent. */
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
-});
+const { gateway, browser } = useConsole();
 beforeEach(() => browser.signIn(gateway.url, ADMIN_KEY));
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
 
 const pace = () => browser.page.locator('.pace');
 
@@ -75,6 +55,7 @@ it('waits for the end of an answer on a slow connection', async () => {
     const onward = request({ port: gateway.port, host: '127.0.0.1', method, path: url, headers }, (told) => {
       answer.writeHead(told.statusCode ?? 0, told.headers).flushHeaders();
       const isSlow = url?.startsWith('/admin/calls?') === true;
+      // Longer than the console waits for an answer to begin (15 s).
       setTimeout(() => told.pipe(answer), isSlow ? 16_000 : 0);
     });
     asked.pipe(onward.on('error', () => answer.destroy()));

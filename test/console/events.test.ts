@@ -1,47 +1,21 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  startGateway,
-  VIEWER_KEY,
-  writePolicies,
-} from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { startGatewayForTest, useReplicas } from '../support/use-gateway.ts';
 import { SseClient } from './sse.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-let n = 0;
 let id = '';
 const open: SseClient[] = [];
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas();
 afterEach(async () => {
   for (const listener of open.splice(0)) await listener.close();
 });
 beforeEach(() => {
-  n += 1;
-  id = `event-${n}`;
+  id = uniqueId('event');
 });
 
 async function listen(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<SseClient> {
@@ -69,18 +43,10 @@ describe('GET /admin/events', () => {
   });
 
   it('does not count against limits.inflight', async () => {
-    const own = await createTestDatabase();
-    const config = 'limits: { inflight: 4 }\n';
-    const narrow = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: own.url, config });
-    try {
-      const streams = await Promise.all(Array.from({ length: 5 }, () => listen(narrow)));
-      expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
-      expect((await narrow.call('world.keyed', { id }, { key: id })).status).toBe(200);
-    } finally {
-      for (const listener of open.splice(0)) await listener.close();
-      await narrow.dispose();
-      await own.drop();
-    }
+    const { gateway: narrow } = await startGatewayForTest({ upstream, config: 'limits: { inflight: 4 }\n' });
+    const streams = await Promise.all(Array.from({ length: 5 }, () => listen(narrow)));
+    expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
+    expect((await narrow.call('world.keyed', { id }, { key: id })).status).toBe(200);
   });
 
   it('frees the slots of queued streams whose connection is gone', async () => {

@@ -1,35 +1,18 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { beforeAll, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY } from '../support/gateway.ts';
 import { findLowContrast, READ_COLOURS } from './contrast.ts';
+import { useConsole } from './use-console.ts';
 
 const EVIL = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\${alert(1)}"><b>`;
 const LONG = 'w'.repeat(300);
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
 /** The address of every view, each with hostile text in it. */
 const views = new Map<string, string>();
 
+const { upstream, gateway, browser } = useConsole();
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
   await fillWithEvil();
   await browser.signIn(gateway.url, ADMIN_KEY);
-});
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 
 async function agent(path: string, body: object) {

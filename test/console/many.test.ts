@@ -1,35 +1,11 @@
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY } from '../support/gateway.ts';
+import { useConsole } from './use-console.ts';
 
 /** More calls, sagas and approvals than the console reads at once. */
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({
-      policies: buildConsolePolicies(upstream.url),
-      databaseUrl: database.url,
-      config: 'limits: { pendingApprovals: 1000 }\n',
-    }),
-    TestBrowser.start(),
-  ]);
-  await browser.signIn(gateway.url, ADMIN_KEY);
-});
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway, browser } = useConsole({ config: 'limits: { pendingApprovals: 1000 }\n' });
+beforeAll(() => browser.signIn(gateway.url, ADMIN_KEY));
 afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
 
 const main = () => browser.page.getByRole('main');

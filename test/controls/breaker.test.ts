@@ -34,52 +34,54 @@ const { upstream, gateway } = useGateway({ policies });
 beforeEach(async () => {
   id = uniqueId('case');
   await upstream.reset();
-  await set('close');
+  await setBreaker('close');
 });
 
 const call = (tool: string, name: string) => gateway.call(`world.${tool}`, { id: name }, { key: name });
-const set = (to: 'open' | 'close') => gateway.admin('POST', `/admin/breakers/world/${to}`, { reason: to });
-const view = async () => (await gateway.admin('GET', '/admin/breakers')).body.items[0];
-const sicken = async () => {
+const setBreaker = (to: 'open' | 'close') => gateway.admin('POST', `/admin/breakers/world/${to}`, { reason: to });
+const readBreaker = async () => (await gateway.admin('GET', '/admin/breakers')).body.items[0];
+const openByFailures = async () => {
   await upstream.plan({ match: { path: '/read/items/*' }, do: [{ reply: 500 }], times: 5 });
-  for (let i = 0; (await view()).state === 'closed' && i < 6; i += 1) await call('read', `${id}-sick-${i}`);
-  expect((await view()).state).toBe('open');
+  for (let i = 0; (await readBreaker()).state === 'closed' && i < 6; i += 1) await call('read', `${id}-sick-${i}`);
+  expect((await readBreaker()).state).toBe('open');
 };
 
-it('is not opened by what the agents do wrong', async () => {
+it('a breaker does not open because agents send bad requests', async () => {
   await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ reply: 422 }], times: 10 });
   await upstream.plan({ match: { path: '/read/items/*' }, do: [{ reply: 404 }], times: 10 });
   for (let i = 0; i < 10; i += 1) {
     expect((await call('pay', `${id}-${i}`)).status).toBe(502);
     expect((await call('read', `${id}-r${i}`)).status).toBe(502);
   }
-  expect(await view()).toMatchObject({ state: 'closed', by: 'auto' });
+  expect(await readBreaker()).toMatchObject({ state: 'closed', by: 'auto' });
 });
 
-it('opens and closes without a word about what is in flight; what is in doubt stays in doubt', async () => {
+it('a breaker that opens or closes changes neither calls in flight nor calls in doubt', async () => {
   await upstream.plan({ match: { id: `${id}-slow` }, do: [{ event: 'slow' }, { wait: 'go' }, 'apply'] });
   await upstream.plan({ match: { id: `${id}-lost` }, do: ['apply', 'drop'] });
   const slow = call('pay', `${id}-slow`);
   await upstream.awaitEvent('slow');
   expect((await call('mail', `${id}-lost`)).status).toBe(504);
-  await sicken();
+  await openByFailures();
   await upstream.release('go');
   expect((await slow).status).toBe(200);
   expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');
-  // Nothing is bound by what an open breaker refuses.
+  // A call that an open breaker refuses does not bind its key.
   const refused = await call('pay', `${id}-new`);
   expect(refused.body).toMatchObject({ status: 503, code: 'breaker_open', retry: 'after_delay' });
-  expect(refused.body.detail).toBe('world fails too often and is left alone for a while.');
+  expect(refused.body.detail).toBe(
+    'The circuit breaker of world is open because the upstream fails too often. Nothing was sent.',
+  );
   expect(await upstream.requests(`${id}-new`)).toEqual([]);
-  await set('close');
+  await setBreaker('close');
   expect((await call('mail', `${id}-lost`)).body.code).toBe('in_doubt');
   expect((await call('pay', `${id}-new`)).body).toMatchObject({ replayed: false, state: 'succeeded' });
   expect(await upstream.effects(`${id}-lost`)).toHaveLength(1);
 });
 
-it('half open tries once, and never with a write that cannot be repeated', async () => {
-  await sicken();
-  await expect.poll(() => view().then(({ state }) => state), { timeout: 5_000, interval: 20 }).toBe('half_open');
+it('a half-open breaker lets one call through, and never a write that cannot be repeated', async () => {
+  await openByFailures();
+  await expect.poll(() => readBreaker().then(({ state }) => state), { timeout: 5_000, interval: 20 }).toBe('half_open');
   const writes = await Promise.all([call('mail', `${id}-m`), call('order', `${id}-o`)]);
   expect(writes.map(({ status, body }) => [status, body.code])).toEqual(Array(2).fill([503, 'breaker_open']));
   await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ event: 'trial' }, { wait: 'go' }, 'apply'] });
@@ -90,47 +92,50 @@ it('half open tries once, and never with a write that cannot be repeated', async
   await upstream.release('go');
   expect((await trial).status).toBe(200);
   expect((await upstream.requests()).filter(({ route }) => route === 'POST /keyed/charge')).toHaveLength(1);
-  expect((await view()).state).toBe('closed');
+  expect((await readBreaker()).state).toBe('closed');
 });
 
-it('opened by hand is not closed by time or by a good answer', async () => {
+it('a breaker that a person opened is closed neither by time nor by a success', async () => {
   await upstream.plan({ match: { id: `${id}-slow` }, do: [{ event: 'slow' }, { wait: 'go' }, 'apply'] });
   const slow = call('pay', `${id}-slow`);
   await upstream.awaitEvent('slow');
-  expect((await set('open')).body).toMatchObject({ state: 'open', by: 'root' });
+  expect((await setBreaker('open')).body).toMatchObject({ state: 'open', by: 'root' });
   await upstream.release('go');
   expect((await slow).status).toBe(200);
-  // Its cooldown of one second passes: nothing tells when a breaker stays as it is.
+  // Sleeps longer than the cooldown of one second, because no event says that a breaker stays open.
   await sleep(1_300);
   const refused = await call('read', id);
   expect(refused.body).toMatchObject({ code: 'breaker_open', detail: 'root opened the breaker of world: open' });
   expect(refused.headers.get('retry-after')).toBe('5');
-  expect(await view()).toMatchObject({ state: 'open', by: 'root' });
+  expect(await readBreaker()).toMatchObject({ state: 'open', by: 'root' });
   await gateway.restart();
   expect((await call('read', id)).body.code).toBe('breaker_open');
-  expect((await set('close')).body).toMatchObject({ state: 'closed', by: 'auto' });
+  expect((await setBreaker('close')).body).toMatchObject({ state: 'closed', by: 'auto' });
   expect((await call('read', id)).status).toBe(200);
 });
 
-it.each(['mail', 'order', 'pay', 'read'])('no more than its concurrency is sent at once: %s', async (tool) => {
-  await upstream.plan({ match: {}, do: [{ delay: 40 }, 'apply'], times: 'always' });
-  let most = 0;
-  let done = false;
-  const watch = (async () => {
-    while (!done) {
-      most = Math.max(most, (await upstream.connections()).concurrent);
-      await sleep(5);
-    }
-  })();
-  const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => call(tool, `${id}-${i}`)));
-  done = true;
-  await watch;
-  expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([200]));
-  expect(most).toBeLessThanOrEqual(2);
-  expect(most).toBeGreaterThan(0);
-});
+it.each(['mail', 'order', 'pay', 'read'])(
+  'an upstream gets at most `concurrency` requests at once: %s',
+  async (tool) => {
+    await upstream.plan({ match: {}, do: [{ delay: 40 }, 'apply'], times: 'always' });
+    let maxConcurrent = 0;
+    let isDone = false;
+    const watch = (async () => {
+      while (!isDone) {
+        maxConcurrent = Math.max(maxConcurrent, (await upstream.connections()).concurrent);
+        await sleep(5);
+      }
+    })();
+    const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => call(tool, `${id}-${i}`)));
+    isDone = true;
+    await watch;
+    expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([200]));
+    expect(maxConcurrent).toBeLessThanOrEqual(2);
+    expect(maxConcurrent).toBeGreaterThan(0);
+  },
+);
 
-it('a full queue refuses at once and binds nothing', async () => {
+it('a full queue refuses calls at once and binds no key', async () => {
   await upstream.plan({ match: { path: '/none/mail' }, do: [{ delay: 30 }, 'apply'], times: 'always' });
   const ids = Array.from({ length: 60 }, (_, i) => `${id}-${i}`);
   const answers = await Promise.all(ids.map((name) => call('mail', name)));
@@ -138,7 +143,7 @@ it('a full queue refuses at once and binds nothing', async () => {
   expect(answers.filter(({ status }) => status === 200).length + refused.length).toBe(60);
   expect(refused.length).toBeGreaterThan(0);
   for (const name of refused) expect(await upstream.requests(name)).toEqual([]);
-  expect((await view()).state).toBe('closed');
+  expect((await readBreaker()).state).toBe('closed');
   const [again] = refused;
   expect((await call('mail', again ?? '')).body).toMatchObject({ replayed: false, state: 'succeeded' });
 });

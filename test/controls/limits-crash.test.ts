@@ -6,7 +6,7 @@ import { useReplicas } from '../support/use-gateway.ts';
 function policies(url: string): Record<string, string> {
   const input =
     'input: { type: object, properties: { id: { type: string }, amount: { type: number } }, required: [id] }';
-  const rule = (prefix: string, rest: string) =>
+  const buildRule = (prefix: string, rest: string) =>
     `      - { allow: world.pay, when: 'args.id.startsWith("${prefix}-")', ${rest} }`;
   return {
     'limits.yaml': `
@@ -23,15 +23,15 @@ agents:
   tester:
     ${keysYaml(AGENT_KEY)}
     rules:
-${rule('crash', 'rate: 20/h')}
-${rule('same', 'rate: 2/h')}
-${rule('second', 'rate: 3/s')}
-${rule('cents', 'budget: { sum: args.amount, max: 0.3, per: 1h }')}
-${rule('big', 'budget: { sum: args.amount, max: 9007199254740991, per: 1h }')}
-${rule('held', 'rate: 2/h, approve: { within: 1h }')}
-${rule('refund', 'rate: 1/h')}
-${rule('both', 'rate: 2/h, budget: { sum: args.amount, max: 10, per: 2s }')}
-${rule('flood', 'rate: 100/h')}
+${buildRule('crash', 'rate: 20/h')}
+${buildRule('same', 'rate: 2/h')}
+${buildRule('second', 'rate: 3/s')}
+${buildRule('cents', 'budget: { sum: args.amount, max: 0.3, per: 1h }')}
+${buildRule('big', 'budget: { sum: args.amount, max: 9007199254740991, per: 1h }')}
+${buildRule('held', 'rate: 2/h, approve: { within: 1h }')}
+${buildRule('refund', 'rate: 1/h')}
+${buildRule('both', 'rate: 2/h, budget: { sum: args.amount, max: 10, per: 2s }')}
+${buildRule('flood', 'rate: 100/h')}
   other:
     ${keysYaml(OTHER_AGENT_KEY)}
     rules: [{ allow: world.pay }]
@@ -48,10 +48,10 @@ beforeEach(async () => {
 
 const pay = (on: Gateway, id: string, amount?: number, headers = {}): Promise<Reply> =>
   on.call('world.pay', { id, ...(amount === undefined ? {} : { amount }) }, { key: id, headers });
-const effectsOf = async (prefix: string) =>
+const countEffects = async (prefix: string) =>
   (await upstream.effects()).filter((effect) => effect.id?.startsWith(prefix)).length;
 
-it('is exact when two replicas are hammered, one is killed in the middle, and everything is tried again', async () => {
+it('a rate is exact when two replicas are under load, one is killed, and every call is repeated', async () => {
   await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ delay: 60 }, 'apply'], times: 20 });
   const ids = Array.from({ length: 80 }, (_, i) => `crash-${i}`);
   const first = Promise.all(ids.map((id, i) => pay(i % 2 === 0 ? one : two, id).catch(() => undefined)));
@@ -62,48 +62,48 @@ it('is exact when two replicas are hammered, one is killed in the middle, and ev
   const again = await Promise.all(ids.map((id, i) => pay(i % 2 === 0 ? two : one, id)));
   expect(again.filter(({ status }) => status === 200)).toHaveLength(20);
   expect(new Set(again.map(({ status }) => status))).toEqual(new Set([200, 429]));
-  expect(await effectsOf('crash-')).toBe(20);
+  expect(await countEffects('crash-')).toBe(20);
 });
 
-it('costs one for simultaneous calls with one key, and nothing for replays', async () => {
+it('simultaneous calls with one key count once, and replays do not count', async () => {
   const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => pay(i % 2 === 0 ? one : two, 'same-a')));
   expect(new Set(burst.map(({ status }) => status))).toEqual(new Set([200]));
   expect((await pay(one, 'same-b')).status).toBe(200);
   expect((await pay(two, 'same-c')).status).toBe(429);
   for (const gateway of [one, two]) expect((await pay(gateway, 'same-a')).body.replayed).toBe(true);
-  expect(await effectsOf('same-')).toBe(2);
+  expect(await countEffects('same-')).toBe(2);
 });
 
-it('slides: in no window of a second more than three, and Retry-After is true', async () => {
-  // What is past its window is forgotten, so each is written down as it is counted.
+it('a rate of 3/s allows at most three calls in any second, and Retry-After is correct', async () => {
+  // The gateway deletes rows of `spends` that left the window, so a trigger copies each row.
   await database.query(`create table counted (at timestamptz, txn uuid);
-    create function write_down() returns trigger language plpgsql as $$
+    create function copy_spend() returns trigger language plpgsql as $$
       begin insert into counted values (new.at, new.txn); return null; end $$;
-    create trigger write_down after insert on spends for each row execute function write_down()`);
-  const until = performance.now() + 3_500;
+    create trigger copy_spend after insert on spends for each row execute function copy_spend()`);
+  const stopAt = performance.now() + 3_500;
   let i = 0;
-  const worker = async (gateway: Gateway) => {
-    while (performance.now() < until) {
+  const keepPaying = async (gateway: Gateway) => {
+    while (performance.now() < stopAt) {
       i += 1;
       const answer = await pay(gateway, `second-${i}`);
       if (answer.status === 429) expect(answer.headers.get('retry-after')).toBe('1');
       await sleep(15);
     }
   };
-  await Promise.all([worker(one), worker(two), worker(one)]);
+  await Promise.all([keepPaying(one), keepPaying(two), keepPaying(one)]);
   const spends = await database.query<{ at: number }>(
     `select extract(epoch from n.at)::float8 * 1000 as at from counted n join calls c on c.txn = n.txn
        where c.tool = 'world.pay' and c.args like '%"second-%' order by n.at`,
   );
-  await database.query('drop trigger write_down on spends');
+  await database.query('drop trigger copy_spend on spends');
   for (let k = 3; k < spends.length; k += 1)
     expect((spends[k]?.at ?? 0) - (spends[k - 3]?.at ?? 0)).toBeGreaterThanOrEqual(1_000);
   expect(spends.length).toBeGreaterThanOrEqual(9);
-  expect(await effectsOf('second-')).toBe(spends.length);
+  expect(await countEffects('second-')).toBe(spends.length);
   await expect.poll(async () => (await pay(two, 'second-last')).status, { timeout: 2_000 }).toBe(200);
 });
 
-it('adds up a budget as it is written, not as floats round it', async () => {
+it('a budget adds decimal amounts exactly, without rounding to floats', async () => {
   for (const id of ['a', 'b', 'c']) expect((await pay(one, `cents-${id}`, 0.1)).status).toBe(200);
   expect((await pay(two, 'cents-d', 1e-12)).body.code).toBe('over_budget');
   expect((await pay(two, 'cents-e', 0)).status).toBe(200);
@@ -113,7 +113,7 @@ it('adds up a budget as it is written, not as floats round it', async () => {
   expect((await pay(one, 'big-d', 1)).status).toBe(429);
 });
 
-it('counts what is held, also when it is withdrawn, and not again when it is asked for again', async () => {
+it('a held call counts once: repeats do not count again, and cancelling it gives nothing back', async () => {
   const held = await pay(one, 'held-a', undefined, { prefer: 'wait=0' });
   expect(held.status).toBe(202);
   expect((await pay(two, 'held-b', undefined, { prefer: 'wait=0' })).status).toBe(202);
@@ -125,7 +125,7 @@ it('counts what is held, also when it is withdrawn, and not again when it is ask
   expect(approvals).toHaveLength(1);
 });
 
-it('gives back what could not be sent', async () => {
+it('a call that could not be sent is not counted', async () => {
   await upstream.kill();
   expect((await pay(one, 'refund-a')).status).toBe(503);
   await upstream.restart();
@@ -133,7 +133,7 @@ it('gives back what could not be sent', async () => {
   expect((await pay(two, 'refund-a')).status).toBe(429);
 });
 
-it('of two limits names the one that lasts longer, and spends nothing of either', async () => {
+it('a refusal by two limits names the one with the longer wait, and spends from neither', async () => {
   expect((await pay(one, 'both-a', 5)).status).toBe(200);
   expect((await pay(one, 'both-b', 6)).body.code).toBe('over_budget');
   expect((await pay(one, 'both-c', 5)).status).toBe(200);
@@ -142,7 +142,7 @@ it('of two limits names the one that lasts longer, and spends nothing of either'
   expect(Number(refused.headers.get('retry-after'))).toBeGreaterThan(3_000);
 });
 
-it('does not starve other agents when one is hammered', async () => {
+it('an agent that floods its limit does not starve other agents', async () => {
   const flood = Promise.all(Array.from({ length: 300 }, (_, i) => pay(one, `flood-${i}`)));
   const statuses: number[] = [];
   for (let i = 0; i < 10; i += 1) {

@@ -1,13 +1,13 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 
-/** No two tools of one upstream may be the same request: each of these has an upstream of its own, at the same place. */
+/** Two tools of one upstream may not have the same request, so each tool has its own upstream at the same URL. */
 const UPSTREAM_NAMES = [
   ...['world', 'charge', 'look', 'sweep', 'survey', 'many', 'exact', 'free', 'secret'],
   ...['reserve', 'cancel', 'once', 'pin', 'pinned', 'approved'],
 ];
 
-/** Tools that lock, each in another way, against the effect-counting upstream. */
+/** Tools that cover every way to declare locks, against the effect-counting upstream. */
 export function buildLockPolicies(url: string, tuning: { timeout?: string } = {}): Record<string, string> {
   const input =
     'input: { type: object, properties: { id: { type: string }, card: { type: string }, cards: { type: array, items: { type: string } } }, required: [id] }';
@@ -52,7 +52,7 @@ ${keyed('pin', '[{ key: "card/${args.card}", for: run }]')}
 ${keyed('approved', '["card/${args.card}"]')}
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.approved
         approve: {}
@@ -61,7 +61,7 @@ agents:
       - allow: world.*
         approve: never
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.*
         approve: never

@@ -14,27 +14,31 @@ const { upstream, database, one, two } = useReplicas({ policies: buildLockPolici
 beforeEach(async () => {
   await one.ensureStarted();
   await upstream.reset();
-  // What a failed test left behind must not fail the next.
+  // Locks that a failed test left must not fail the next test.
   await expect.poll(() => database.query('select shown from locks'), { timeout: 10_000 }).toEqual([]);
   card = `c-${randomUUID()}`;
 });
 
-const NOW = { headers: { prefer: 'wait=0' } };
-const held = async () => (await one.admin('GET', '/admin/locks?limit=200')).body.items;
-const heldBy = async (txn: string) => (await one.admin('GET', `/admin/locks?holder=${txn}`)).body.items;
+const NO_WAIT = { headers: { prefer: 'wait=0' } };
+const readLocks = async () => (await one.admin('GET', '/admin/locks?limit=200')).body.items;
+const readLocksOf = async (txn: string) => (await one.admin('GET', `/admin/locks?holder=${txn}`)).body.items;
 
-/** A call that is on the wire, and holds its locks, until it is let go. */
-async function hanging(tool: string, args: object, options = {}): Promise<{ txn: string; letGo: () => Promise<void> }> {
+/** Starts a call that stays at the upstream, and holds its locks, until the test calls `finish`. */
+async function startHangingCall(
+  tool: string,
+  args: object,
+  options = {},
+): Promise<{ txn: string; finish: () => Promise<void> }> {
   const id = randomUUID();
   await upstream.plan({ match: { id }, do: [{ event: `at-${id}` }, { wait: id }, 'apply', { reply: 200 }] });
-  const asked = one.call(tool, { id, ...args }, options);
+  const call = one.call(tool, { id, ...args }, options);
   await upstream.awaitEvent(`at-${id}`);
   const [{ txn }] = (await one.admin('GET', `/admin/calls?tool=${tool}&limit=1`)).body.items;
   return {
     txn,
-    letGo: async () => {
+    finish: async () => {
       await upstream.release(id);
-      expect((await asked).status).toBe(200);
+      expect((await call).status).toBe(200);
     },
   };
 }
@@ -44,37 +48,37 @@ async function approve(txn: string): Promise<void> {
 }
 
 describe('an exclusive lock', () => {
-  it('keeps every other call away, of any agent and replica, until its own is over', async () => {
-    const holder = await hanging('world.charge', { card });
+  it('blocks the calls of every agent on every replica until its call is final', async () => {
+    const holder = await startHangingCall('world.charge', { card });
     for (const [gateway, agentKey] of [
       [one, undefined],
       [two, undefined],
       [two, OTHER_AGENT_KEY],
     ] as const) {
       const id = randomUUID();
-      const who = agentKey === undefined ? {} : { agentKey };
-      const refused = await gateway.call('world.charge', { id, card }, { key: id, ...who, ...NOW });
+      const agent = agentKey === undefined ? {} : { agentKey };
+      const refused = await gateway.call('world.charge', { id, card }, { key: id, ...agent, ...NO_WAIT });
       expect(refused.status).toBe(409);
       expect(refused.body).toMatchObject({ code: 'locked', retry: 'after_delay', resource: `card/${card}` });
       expect(refused.headers.get('retry-after')).toBe('1');
       expect(await upstream.requests(id)).toEqual([]);
     }
     expect((await two.call('world.charge', { id: 'x', card: `${card}-2` })).status).toBe(200);
-    await holder.letGo();
-    expect(await heldBy(holder.txn)).toEqual([]);
-    expect((await two.call('world.charge', { id: randomUUID(), card }, NOW)).status).not.toBe(409);
+    await holder.finish();
+    expect(await readLocksOf(holder.txn)).toEqual([]);
+    expect((await two.call('world.charge', { id: randomUUID(), card }, NO_WAIT)).status).not.toBe(409);
   });
 
-  it('that is refused binds no key', async () => {
-    const holder = await hanging('world.charge', { card });
+  it('refuses a call without binding its key', async () => {
+    const holder = await startHangingCall('world.charge', { card });
     const id = randomUUID();
-    expect((await one.call('world.charge', { id, card }, { key: id, ...NOW })).body.code).toBe('locked');
-    await holder.letGo();
+    expect((await one.call('world.charge', { id, card }, { key: id, ...NO_WAIT })).body.code).toBe('locked');
+    await holder.finish();
     expect((await one.call('world.free', { id: 'other' }, { key: id })).status).toBe(200);
   });
 
-  it('that is refused leaves one entry in the log, which does not tell what is locked', async () => {
-    const holder = await hanging('world.charge', { card });
+  it('logs each refusal once, without the name of the resource', async () => {
+    const holder = await startHangingCall('world.charge', { card });
     const refusals = async () =>
       database.query<{ entry: string }>(
         `select entry from audit_entries where entry like '%"what":"locked"%' and entry like $1`,
@@ -82,8 +86,8 @@ describe('an exclusive lock', () => {
       );
     for (const [k, agentKey] of [undefined, OTHER_AGENT_KEY].entries()) {
       const id = randomUUID();
-      const who = agentKey === undefined ? {} : { agentKey };
-      await two.call('world.charge', { id, card }, { key: id, ...who, ...NOW });
+      const agent = agentKey === undefined ? {} : { agentKey };
+      await two.call('world.charge', { id, card }, { key: id, ...agent, ...NO_WAIT });
       expect(await refusals()).toHaveLength(k + 1);
     }
     const entries = (await refusals()).map(({ entry }) => JSON.parse(entry));
@@ -92,36 +96,36 @@ describe('an exclusive lock', () => {
       { agent: 'other', tool: 'world.charge' },
     ]);
     expect(JSON.stringify(entries)).not.toContain(card);
-    await holder.letGo();
+    await holder.finish();
   });
 
-  it('is waited for as long as the caller has patience', async () => {
-    const holder = await hanging('world.charge', { card });
+  it('is awaited as long as the caller waits', async () => {
+    const holder = await startHangingCall('world.charge', { card });
     const id = randomUUID();
     const waiting = two.call('world.charge', { id, card }, { key: id });
     const refused = await one.call('world.charge', { id: `${id}-2`, card }, { headers: { prefer: 'wait=1' } });
     expect(refused.body.code).toBe('locked');
-    await holder.letGo();
+    await holder.finish();
     expect((await waiting).body).toMatchObject({ state: 'succeeded', replayed: false });
   });
 
-  it('is not in the way of a repeat of what was done', async () => {
+  it('does not block the repeat of a finished call', async () => {
     const id = randomUUID();
     const first = await one.call('world.charge', { id, card }, { key: id });
-    const holder = await hanging('world.charge', { card });
+    const holder = await startHangingCall('world.charge', { card });
     for (const gateway of [one, two]) {
-      const again = await gateway.call('world.charge', { id, card }, { key: id, ...NOW });
+      const again = await gateway.call('world.charge', { id, card }, { key: id, ...NO_WAIT });
       expect(again.body).toMatchObject({ txn: first.body.txn, replayed: true, state: 'succeeded' });
     }
-    await holder.letGo();
+    await holder.finish();
   });
 
-  it('is never held by two at once: calls on two replicas overlap nowhere', async () => {
+  it('is never held twice: calls on two replicas do not overlap', async () => {
     await upstream.plan({ match: { path: '/keyed/*' }, do: [{ delay: 5 }, 'apply', { reply: 200 }], times: 'always' });
-    const asked = Array.from({ length: 40 }, (_, k) =>
+    const calls = Array.from({ length: 40 }, (_, k) =>
       (k % 2 === 0 ? one : two).call('world.charge', { id: `${card}-${k}`, card }, { key: `${card}-${k}` }),
     );
-    const answers = await Promise.all(asked);
+    const answers = await Promise.all(calls);
     expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([200]));
     expect((await upstream.connections()).maxConcurrent).toBe(1);
     const requests = await upstream.requests();
@@ -132,8 +136,8 @@ describe('an exclusive lock', () => {
   });
 });
 
-describe('the token', () => {
-  it('goes with every attempt, the same one, and is shown in the call', async () => {
+describe('the lock token', () => {
+  it('is the same on every attempt, and is shown in the call', async () => {
     const id = randomUUID();
     await upstream.plan({ match: { id, nth: 1 }, do: ['apply', 'drop'] });
     const answer = await one.call('world.charge', { id, card }, { key: id });
@@ -146,7 +150,7 @@ describe('the token', () => {
     expect((await one.get(`/v1/calls/${answer.body.txn}`)).body.lockToken).toBe(Number(first));
   });
 
-  it('cannot be brought by the caller, and a tool without locks has none', async () => {
+  it('cannot be set by the caller, and is not sent for a tool without locks', async () => {
     const headers = { 'oncegate-lock-token': '999999' };
     const id = randomUUID();
     await one.call('world.free', { id }, { headers });
@@ -156,7 +160,7 @@ describe('the token', () => {
   });
 });
 
-describe('what conflicts with what', () => {
+describe('conflicts between locks', () => {
   it.each([
     ['world.charge', 'world.charge', true],
     ['world.charge', 'world.look', true],
@@ -172,13 +176,13 @@ describe('what conflicts with what', () => {
     ['world.survey', 'world.survey', false],
     ['world.survey', 'world.sweep', true],
     ['world.sweep', 'world.free', false],
-  ])('%s, and then %s: %s', async (first, second, conflicts) => {
-    const holder = await hanging(first, { card });
+  ])('%s, then %s: conflict %s', async (first, second, conflicts) => {
+    const holder = await startHangingCall(first, { card });
     const id = randomUUID();
     const answer = await two.call(second, { id, card }, { key: id, headers: { prefer: `wait=${conflicts ? 0 : 20}` } });
     expect(answer.body.code).toBe(conflicts ? 'locked' : undefined);
     if (!conflicts) expect(answer.status).toBe(200);
-    await holder.letGo();
+    await holder.finish();
   });
 
   it.each([
@@ -194,22 +198,22 @@ describe('what conflicts with what', () => {
     ['a/*', 'ab/c', false],
     ['a', 'a', true],
     ['a%2Fb', 'a/b', false],
-  ])('%s, and then %s: %s', async (first, second, conflicts) => {
-    const at = (name: string) => `${card}.${name}`.replace('.', '');
-    const holder = await hanging('world.exact', { cards: [at(first)] });
+  ])('%s, then %s: conflict %s', async (first, second, conflicts) => {
+    const resource = (name: string) => `${card}.${name}`.replace('.', '');
+    const holder = await startHangingCall('world.exact', { cards: [resource(first)] });
     const id = randomUUID();
     const options = { key: id, headers: { prefer: `wait=${conflicts ? 0 : 20}` } };
-    const answer = await two.call('world.exact', { id, cards: [at(second)] }, options);
+    const answer = await two.call('world.exact', { id, cards: [resource(second)] }, options);
     expect([answer.status, answer.body.code]).toEqual(conflicts ? [409, 'locked'] : [200, undefined]);
-    await holder.letGo();
+    await holder.finish();
   });
 
-  it('a value is one segment, whatever is in it: nobody locks all by calling a card *', async () => {
-    const holder = await hanging('world.charge', { card: '*' });
+  it('a value is always one segment: a card named * does not lock all cards', async () => {
+    const holder = await startHangingCall('world.charge', { card: '*' });
     expect((await two.call('world.charge', { id: 'a', card })).status).toBe(200);
     expect((await two.call('world.charge', { id: 'b', card: `*/${card}` })).status).toBe(200);
-    expect((await two.call('world.charge', { id: 'c', card: '*' }, NOW)).body.code).toBe('locked');
-    await holder.letGo();
+    expect((await two.call('world.charge', { id: 'c', card: '*' }, NO_WAIT)).body.code).toBe('locked');
+    await holder.finish();
   });
 
   it.each([
@@ -219,33 +223,34 @@ describe('what conflicts with what', () => {
     ['world.exact', { cards: ['a/*/b'] }, 'not its last segment'],
     ['world.exact', { cards: ['a\0b'] }, 'NUL'],
     ['world.exact', { cards: ['x'.repeat(1_025)] }, 'longer than'],
-  ])('%s with what cannot be named (%#) is not sent', async (tool, args, told) => {
+  ])('%s whose arguments give no valid lock name (%#) is refused', async (tool, args, detail) => {
     const id = randomUUID();
     const refused = await one.call(tool, { id, ...args }, { key: id });
     expect(refused.status).toBe(400);
     expect(refused.body.code).toBe('invalid_arguments');
-    expect(refused.body.detail).toContain(told);
+    expect(refused.body.detail).toContain(detail);
     expect(await upstream.requests(id)).toEqual([]);
   });
 });
 
-describe('many at once', () => {
-  it('are taken all or none', async () => {
+describe('many locks of one call', () => {
+  it('are taken together or not at all', async () => {
     const cards = Array.from({ length: 20 }, (_, k) => `${card}-${k}`);
-    const holder = await hanging('world.charge', { card: cards[13] });
-    const refused = await two.call('world.many', { id: randomUUID(), cards }, NOW);
+    const holder = await startHangingCall('world.charge', { card: cards[13] });
+    const refused = await two.call('world.many', { id: randomUUID(), cards }, NO_WAIT);
     expect(refused.body).toMatchObject({ code: 'locked', resource: `card/${cards[13]}` });
-    const ours = async () => (await held()).filter(({ resource }: { resource: string }) => resource.includes(card));
+    const ours = async () =>
+      (await readLocks()).filter(({ resource }: { resource: string }) => resource.includes(card));
     expect(await ours()).toHaveLength(1);
-    await holder.letGo();
-    const all = await hanging('world.many', { cards });
-    expect(await heldBy(all.txn)).toHaveLength(20);
-    expect((await two.call('world.charge', { id: 'z', card: cards[4] }, NOW)).body.code).toBe('locked');
-    await all.letGo();
+    await holder.finish();
+    const all = await startHangingCall('world.many', { cards });
+    expect(await readLocksOf(all.txn)).toHaveLength(20);
+    expect((await two.call('world.charge', { id: 'z', card: cards[4] }, NO_WAIT)).body.code).toBe('locked');
+    await all.finish();
     expect(await ours()).toEqual([]);
   });
 
-  it('in whatever order they are asked for, never wait for each other in a circle', async () => {
+  it('never deadlock, in whatever order calls name them', async () => {
     const cards = Array.from({ length: 30 }, (_, k) => `${card}-${k}`);
     const deadlocks = async () =>
       (
@@ -254,25 +259,25 @@ describe('many at once', () => {
         )
       )[0]?.n;
     const before = await deadlocks();
-    const asked = Array.from({ length: 30 }, (_, k) => {
+    const calls = Array.from({ length: 30 }, (_, k) => {
       const order = k % 2 === 0 ? cards : cards.toReversed();
       return (k % 3 === 0 ? one : two).call('world.many', { id: `${card}-${k}`, cards: order.slice(k % 7) });
     });
-    for (const answer of await Promise.all(asked)) expect(answer.status).toBe(200);
+    for (const answer of await Promise.all(calls)) expect(answer.status).toBe(200);
     expect(await deadlocks()).toBe(before);
   });
 
-  it('may be ten thousand, and not one more', async () => {
+  it('may number 10,000 at most', async () => {
     const cards = Array.from({ length: 10_000 }, (_, k) => `${card}-${k}`);
     const id = randomUUID();
     await upstream.plan({ match: { id }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
-    const asked = one.call('world.many', { id, cards });
+    const call = one.call('world.many', { id, cards });
     await upstream.awaitEvent('there');
     const [count] = await database.query<{ n: number }>('select count(*)::int as n from locks');
     expect(count?.n).toBe(10_000);
-    expect((await two.call('world.charge', { id: 'x', card: cards[9_999] }, NOW)).body.code).toBe('locked');
+    expect((await two.call('world.charge', { id: 'x', card: cards[9_999] }, NO_WAIT)).body.code).toBe('locked');
     await upstream.release('go');
-    expect((await asked).status).toBe(200);
+    expect((await call).status).toBe(200);
     expect(await database.query('select 1 from locks limit 1')).toEqual([]);
     const refused = await one.call('world.many', { id: 'more', cards: [...cards, 'one more'] });
     expect(refused.status).toBe(400);
@@ -281,31 +286,31 @@ describe('many at once', () => {
 });
 
 describe('a call in doubt', () => {
-  it('keeps its lock until a person answers', async () => {
+  it('keeps its lock until a person resolves it', async () => {
     const id = randomUUID();
     await upstream.plan({ match: { id }, do: ['apply', 'drop'] });
     const doubt = await one.call('world.mail', { id, card }, { key: id });
     expect(doubt.status).toBe(504);
-    expect(await heldBy(doubt.body.txn)).toMatchObject([
+    expect(await readLocksOf(doubt.body.txn)).toMatchObject([
       { resource: `card/${card}`, mode: 'exclusive', for: 'call', agent: 'tester', tool: 'world.mail' },
     ]);
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).body.code).toBe('locked');
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).body.code).toBe('locked');
     const verdict = { verdict: 'applied', reason: 'it is in the outbox' };
     expect((await one.admin('POST', `/admin/calls/${doubt.body.txn}/resolve`, verdict)).status).toBe(200);
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).status).not.toBe(409);
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).status).not.toBe(409);
   });
 
-  it('keeps it when its gateway is killed, and lets go of it when it was found out', async () => {
+  it('keeps its lock when its gateway is killed, until another replica settles it', async () => {
     const id = randomUUID();
     await upstream.plan({ match: { id, nth: 1 }, do: ['apply', { event: 'there' }, { wait: 'never' }] });
     await upstream.plan({ match: { id, nth: 2 }, do: [{ event: 'again' }, { wait: 'go' }] });
-    const asked = one.call('world.charge', { id, card }, { key: id }).catch(() => undefined);
+    const call = one.call('world.charge', { id, card }, { key: id }).catch(() => undefined);
     await upstream.awaitEvent('there');
     await one.kill();
-    await asked;
-    // The other replica has it now, and asks for the same once more.
+    await call;
+    // The other replica took the call over and sends it again.
     await upstream.awaitEvent('again');
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).body.code).toBe('locked');
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).body.code).toBe('locked');
     const [first, again] = (await upstream.requests(id)).map(({ headers }) => headers['oncegate-lock-token']);
     expect(again).toBe(first);
     const waiting = two.call('world.charge', { id: `${id}-2`, card }, { key: `${id}-2` });
@@ -318,19 +323,19 @@ describe('a call in doubt', () => {
 });
 
 describe('a call that waits for a person', () => {
-  it('locks nothing meanwhile; let go, it waits for its locks and then runs', async () => {
+  it('holds no locks; after approval it waits for its locks and then runs', async () => {
     const id = randomUUID();
-    const waiting = await one.call('world.approved', { id, card }, { key: id, ...NOW });
+    const waiting = await one.call('world.approved', { id, card }, { key: id, ...NO_WAIT });
     expect(waiting.status).toBe(202);
-    expect(await heldBy(waiting.body.txn)).toEqual([]);
-    const holder = await hanging('world.charge', { card });
+    expect(await readLocksOf(waiting.body.txn)).toEqual([]);
+    const holder = await startHangingCall('world.charge', { card });
     await approve(waiting.body.txn);
-    // It was looked at, and found the lock taken: it is due again and nobody's.
+    // A replica found the lock taken and released the call, which stays `ready`.
     await expect
       .poll(async () => (await one.admin('GET', `/admin/calls/${waiting.body.txn}`)).body.state)
       .toBe('ready');
     expect(await upstream.requests(id)).toEqual([]);
-    await holder.letGo();
+    await holder.finish();
     expect((await one.waitForCall(waiting.body.txn, ({ state }) => state === 'succeeded')).lockToken).toEqual(
       expect.any(Number),
     );
@@ -339,85 +344,85 @@ describe('a call that waits for a person', () => {
 });
 
 describe('a lock for a saga', () => {
-  it('is held until the saga is over, and is not in the way of its own steps', async () => {
+  it('is held until the saga ends, and does not block the steps of that saga', async () => {
     const saga = await TestSaga.open(one);
     await saga.runStep('world.reserve', { id: `${card}-1`, card } as { id: string });
-    expect(await heldBy(saga.id)).toMatchObject([{ for: 'saga', resource: `card/${card}` }]);
+    expect(await readLocksOf(saga.id)).toMatchObject([{ for: 'saga', resource: `card/${card}` }]);
     await saga.runStep('world.charge', { id: `${card}-2`, card } as { id: string });
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).body.code).toBe('locked');
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).body.code).toBe('locked');
     expect((await saga.postAction('commit')).status).toBe(200);
-    expect(await heldBy(saga.id)).toEqual([]);
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).status).not.toBe(409);
+    expect(await readLocksOf(saga.id)).toEqual([]);
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).status).not.toBe(409);
   });
 
-  it('is not in the way of the undoing, and is let go when all is undone', async () => {
+  it('does not block compensations of its saga, and is released when the rollback is done', async () => {
     const saga = await TestSaga.open(one);
     await saga.runStep('world.reserve', { id: `${card}-1`, card } as { id: string });
     const rolled = await saga.rollback();
     expect(rolled.body.state).toBe('rolled_back');
-    expect(await heldBy(saga.id)).toEqual([]);
+    expect(await readLocksOf(saga.id)).toEqual([]);
     expect(await upstream.effects(`undo-${card}-1`)).toHaveLength(1);
   });
 
-  it('an undo that finds its lock taken says so, waits, and goes on by itself', async () => {
+  it('makes an undo wait with a reason if another call holds it, and the undo continues by itself', async () => {
     const saga = await TestSaga.open(one);
     await saga.runStep('world.once', { id: `${card}-1`, card } as { id: string });
-    const holder = await hanging('world.charge', { card });
+    const holder = await startHangingCall('world.charge', { card });
     expect((await saga.rollback({}, '')).status).toBe(202);
     await expect
       .poll(async () => (await saga.read()).steps[0].undo.reason)
       .toContain(`the undo waits for card/${card}`);
     expect(await upstream.requests(`undo-${card}-1`)).toEqual([]);
-    await holder.letGo();
+    await holder.finish();
     expect((await saga.waitUntilSettled()).state).toBe('rolled_back');
     expect(await upstream.effects(`undo-${card}-1`)).toHaveLength(1);
   });
 });
 
 describe('a lock for a run', () => {
-  it('passes to whoever takes the run over, and is let go when it is finished', async () => {
+  it('passes to the next holder of the run, and is released when the run is finished', async () => {
     const name = `pin-${card}`;
     const first = await RunHolder.take(one, name);
     expect((await first.call('world.pin', { id: `${card}-1`, card })).status).toBe(200);
     const next = await RunHolder.take(two, name);
-    expect(await heldBy(next.took.run)).toMatchObject([{ for: 'run', resource: `card/${card}` }]);
-    expect((await two.call('world.charge', { id: 'x', card }, NOW)).body.code).toBe('locked');
+    expect(await readLocksOf(next.took.run)).toMatchObject([{ for: 'run', resource: `card/${card}` }]);
+    expect((await two.call('world.charge', { id: 'x', card }, NO_WAIT)).body.code).toBe('locked');
     expect((await next.call('world.charge', { id: `${card}-2`, card })).status).toBe(200);
     expect((await next.postAction('finish')).status).toBe(200);
-    expect(await heldBy(next.took.run)).toEqual([]);
-    expect((await two.call('world.charge', { id: 'y', card }, NOW)).status).not.toBe(409);
+    expect(await readLocksOf(next.took.run)).toEqual([]);
+    expect((await two.call('world.charge', { id: 'y', card }, NO_WAIT)).status).not.toBe(409);
   });
 });
 
-it('what was held for a person and outlives its run locks for itself only', async () => {
+it('a call that is approved after its run ended holds its lock only while it runs', async () => {
   const holder = await RunHolder.take(one, `late-${card}`);
-  const waiting = await holder.call('world.pinned', { id: card, card }, NOW);
+  const waiting = await holder.call('world.pinned', { id: card, card }, NO_WAIT);
   expect(waiting.status).toBe(202);
   expect((await holder.postAction('finish')).status).toBe(200);
   await approve(waiting.body.txn);
   await one.waitForCall(waiting.body.txn, ({ state }) => state === 'succeeded');
-  expect(await held()).toEqual([]);
+  expect(await readLocks()).toEqual([]);
 });
 
-it('a name that tells what a tool redacts is stored nowhere, and conflicts with the same name all the same', async () => {
-  const holder = await hanging('world.secret', { card });
+it('a lock name with a redacted value is not stored in clear, and still conflicts with the same name', async () => {
+  const holder = await startHangingCall('world.secret', { card });
   const [row] = await database.query<{ all: string }>('select locks::text as all from locks where holder = $1', [
     holder.txn,
   ]);
   expect(row?.all).not.toContain(card);
   expect(row?.all).toContain('card/%5Bredacted%5D');
-  const refused = await two.call('world.charge', { id: 'x', card }, NOW);
+  const refused = await two.call('world.charge', { id: 'x', card }, NO_WAIT);
   expect(refused.body.code).toBe('locked');
-  await holder.letGo();
+  await holder.finish();
 });
 
-it('a dry run tells what would be locked', async () => {
+it('a dry run shows the locks of a call', async () => {
   const dry = await one.call('world.reserve', { id: 'x', card }, { headers: { 'oncegate-dry-run': '?1' } });
   expect(dry.body.locks).toEqual([{ resource: `card/${card}`, mode: 'exclusive', for: 'saga' }]);
   expect(dry.body.wouldAnswer).toEqual({ status: 200, sends: true });
-  expect(await held()).toEqual([]);
-  const holder = await hanging('world.charge', { card });
-  const wouldBe = await one.call('world.reserve', { id: 'x', card }, { headers: { 'oncegate-dry-run': '?1' } });
-  expect(wouldBe.body.wouldAnswer).toMatchObject({ status: 409, code: 'locked', sends: false });
-  await holder.letGo();
+  expect(await readLocks()).toEqual([]);
+  const holder = await startHangingCall('world.charge', { card });
+  const blocked = await one.call('world.reserve', { id: 'x', card }, { headers: { 'oncegate-dry-run': '?1' } });
+  expect(blocked.body.wouldAnswer).toMatchObject({ status: 409, code: 'locked', sends: false });
+  await holder.finish();
 });

@@ -10,7 +10,7 @@ export interface TakenRunBody {
   readonly checkpoint: any;
 }
 
-/** A run as one of its holders uses it: in the epoch it was given, whatever became of the run since. */
+/** One holder of a run. It always uses the epoch that it was given, even after another holder took the run over. */
 export class RunHolder {
   readonly gateway: Gateway;
   readonly took: TakenRunBody;
@@ -23,12 +23,12 @@ export class RunHolder {
   }
 
   static async take(gateway: Gateway, name: string, query = '', agentKey: string = AGENT_KEY): Promise<RunHolder> {
-    const until = performance.now() + 30_000;
+    const deadline = performance.now() + 30_000;
     for (;;) {
       const reply = await takeRun(gateway, { name }, { query, agentKey });
       if (reply.status <= 201) return new RunHolder(gateway, reply.body, agentKey);
-      // In the bustle the ledger may be too slow for it: it is asked for again, as an agent would.
-      if (reply.status !== 503 || performance.now() > until)
+      // A ledger under load may answer 503. The holder then asks again, as an agent would.
+      if (reply.status !== 503 || performance.now() > deadline)
         throw new Error(`${reply.status} ${JSON.stringify(reply.body)}`);
       await sleep(100);
     }

@@ -15,11 +15,11 @@ beforeEach(async () => {
   name = `job-${randomUUID()}`;
 });
 
-const NO_ONE = '00000000-0000-8000-8000-000000000000';
-const WAIT_NOT = { prefer: 'wait=0' };
+const UNKNOWN_RUN = '00000000-0000-8000-8000-000000000000';
+const NO_WAIT = { prefer: 'wait=0' };
 
 describe('taking a run', () => {
-  it('gives the first epoch, then the next; the same name of another agent is another run', async () => {
+  it('gives epoch 1, then epoch 2; a run of another agent with the same name is another run', async () => {
     const first = await takeRun(gateway, { name });
     expect(first.status).toBe(201);
     expect(first.body).toMatchObject({ name, epoch: 1, drained: true, open: [], checkpoint: null });
@@ -31,20 +31,20 @@ describe('taking a run', () => {
     expect(others.body.epoch).toBe(1);
   });
 
-  it('again under the same key is the same epoch, and never takes back what another took since', async () => {
-    const asked = { key: `take-${name}` };
-    const first = await takeRun(gateway, { name }, asked);
-    const again = await takeRun(gateway, { name }, asked);
+  it('with the same idempotency key replays its epoch, and is fenced after another takeover', async () => {
+    const options = { key: `take-${name}` };
+    const first = await takeRun(gateway, { name }, options);
+    const again = await takeRun(gateway, { name }, options);
     expect(again.body).toMatchObject({ run: first.body.run, epoch: 1 });
     expect(again.headers.get('idempotent-replayed')).toBe('true');
     await RunHolder.take(gateway, name);
-    const late = await takeRun(gateway, { name }, asked);
+    const late = await takeRun(gateway, { name }, options);
     expect(late.status).toBe(409);
     expect(late.body).toMatchObject({ code: 'fenced', retry: 'never' });
     expect((await takeRun(gateway, { name }, { key: `other-${name}` })).body.epoch).toBe(3);
   });
 
-  it('by many at once gives each an epoch of its own, and one of them holds it', async () => {
+  it('many times at once gives each holder its own epoch, and only one is current', async () => {
     const taken = await Promise.all(Array.from({ length: 8 }, () => RunHolder.take(gateway, name)));
     expect(new Set(taken.map(({ took }) => took.epoch)).size).toBe(8);
     const tries = await Promise.all(taken.map((holder, k) => holder.call('world.keyed', { id: `${name}-${k}` })));
@@ -61,16 +61,16 @@ describe('taking a run', () => {
     [{ name: 'a', ttl: 0 }, 'ttl'],
     [{ name: 'a', ttl: '9999d' }, 'ttl'],
     [{ name: 'a', surplus: 1 }, 'surplus'],
-  ])('%j is malformed', async (body, told) => {
+  ])('is refused for the malformed body %j', async (body, detail) => {
     const refused = await takeRun(gateway, body);
     expect(refused.status).toBe(400);
     expect(refused.body).toMatchObject({ code: 'malformed' });
-    expect(refused.body.detail).toContain(told);
+    expect(refused.body.detail).toContain(detail);
   });
 });
 
 describe('a call in a run', () => {
-  it('is told with its run and epoch, and is in the history of the run', async () => {
+  it('shows its run and epoch, and is in the history of the run', async () => {
     const holder = await RunHolder.take(gateway, name);
     const { run } = holder.took;
     const answer = await holder.call('world.keyed', { id: name }, { key: name });
@@ -88,7 +88,7 @@ describe('a call in a run', () => {
     ['zero', 0, 'Epoch 0 is over'],
     ['invented', 3, 'There is no epoch 3 yet'],
     ['absurd', 999_999_999_999, 'There is no epoch'],
-  ])('with an %s epoch is fenced, binds no key and sends nothing', async (_, epoch, told) => {
+  ])('with an %s epoch is fenced, binds no key and sends nothing', async (_, epoch, detail) => {
     const first = await RunHolder.take(gateway, name);
     const current = await RunHolder.take(gateway, name);
     const headers = { 'oncegate-run': first.took.run, 'oncegate-epoch': String(epoch) };
@@ -96,7 +96,7 @@ describe('a call in a run', () => {
       const refused = await gateway.call(tool, { id: name }, { key: `${name}-${tool}`, headers });
       expect([tool, refused.status]).toEqual([tool, 409]);
       expect(refused.body).toMatchObject({ code: 'fenced', retry: 'never', epoch: 2 });
-      expect(refused.body.detail).toContain(told);
+      expect(refused.body.detail).toContain(detail);
     }
     const dry = await gateway.call('world.keyed', { id: name }, { headers: { ...headers, 'oncegate-dry-run': '?1' } });
     expect(dry.body.wouldAnswer).toMatchObject({ code: 'fenced' });
@@ -105,21 +105,21 @@ describe('a call in a run', () => {
   });
 
   it.each([
-    ['a run without an epoch', { 'oncegate-run': NO_ONE }],
+    ['a run without an epoch', { 'oncegate-run': UNKNOWN_RUN }],
     ['an epoch without a run', { 'oncegate-epoch': '1' }],
-    ['a run that is none', { 'oncegate-run': 'mine', 'oncegate-epoch': '1' }],
-    ['an epoch that is no number', { 'oncegate-run': NO_ONE, 'oncegate-epoch': '1.5' }],
-    ['a negative epoch', { 'oncegate-run': NO_ONE, 'oncegate-epoch': '-1' }],
+    ['a run that is not a UUID', { 'oncegate-run': 'mine', 'oncegate-epoch': '1' }],
+    ['an epoch that is not an integer', { 'oncegate-run': UNKNOWN_RUN, 'oncegate-epoch': '1.5' }],
+    ['a negative epoch', { 'oncegate-run': UNKNOWN_RUN, 'oncegate-epoch': '-1' }],
   ])('with %s is malformed', async (_, headers) => {
     const refused = await gateway.call('world.keyed', { id: name }, { headers: headers as Record<string, string> });
     expect(refused.status).toBe(400);
     expect(await upstream.requests(name)).toEqual([]);
   });
 
-  it('in a run that is not there, or another agent’s, finds none', async () => {
+  it('answers 404 if the run does not exist or belongs to another agent', async () => {
     const holder = await RunHolder.take(gateway, name);
     for (const [headers, agentKey] of [
-      [{ 'oncegate-run': NO_ONE, 'oncegate-epoch': '1' }, undefined],
+      [{ 'oncegate-run': UNKNOWN_RUN, 'oncegate-epoch': '1' }, undefined],
       [holder.headers, OTHER_AGENT_KEY],
     ] as const) {
       const options = agentKey === undefined ? { headers } : { headers, agentKey };
@@ -135,7 +135,7 @@ describe('a call in a run', () => {
     expect((await stranger.postAction('finish')).status).toBe(404);
   });
 
-  it('that was settled is told again in whatever epoch: a replay begins nothing', async () => {
+  it('that is final is replayed in any epoch, because a replay sends nothing', async () => {
     const zombie = await RunHolder.take(gateway, name);
     const first = await zombie.call('world.keyed', { id: name }, { key: name });
     const successor = await RunHolder.take(gateway, name);
@@ -147,7 +147,7 @@ describe('a call in a run', () => {
     expect(await upstream.effects(name)).toHaveLength(1);
   });
 
-  it('without a key is another wish than the same in no run, or in another', async () => {
+  it('without a key is not a repeat of an equal call in another run or in no run', async () => {
     const holder = await RunHolder.take(gateway, name);
     const other = await RunHolder.take(gateway, `${name}-2`);
     const txns = await Promise.all([
@@ -159,7 +159,7 @@ describe('a call in a run', () => {
     expect((await holder.call('world.put', { id: name })).body).toMatchObject({ txn: txns[0]?.body.txn });
   });
 
-  it('goes in one batch with calls of other runs, and a fenced neighbour is refused alone', async () => {
+  it('shares a batch with calls of other runs, and only fenced calls of the batch are refused', async () => {
     const old = await RunHolder.take(gateway, name);
     const current = await RunHolder.take(gateway, name);
     const other = await RunHolder.take(gateway, `${name}-2`);
@@ -179,10 +179,10 @@ describe('a call in a run', () => {
   });
 });
 
-describe('a take-over', () => {
-  it('withdraws what waits for a person, who can then approve it no more', async () => {
+describe('a takeover', () => {
+  it('cancels held calls, which can no longer be approved', async () => {
     const old = await RunHolder.take(gateway, name);
-    const held = await old.call('world.held', { id: name }, { key: name, headers: WAIT_NOT });
+    const held = await old.call('world.held', { id: name }, { key: name, headers: NO_WAIT });
     expect(held.status).toBe(202);
     const { digest } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items.find(
       (item: { txn: string }) => item.txn === held.body.txn,
@@ -197,7 +197,7 @@ describe('a take-over', () => {
     expect(await upstream.requests(name)).toEqual([]);
   });
 
-  it('is undrained while a call is on the wire, and drained when it was answered', async () => {
+  it('is not drained while a call is being sent, and is drained after the answer', async () => {
     const old = await RunHolder.take(gateway, name);
     await upstream.plan({ match: { id: name }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
     const pending = old.call('world.put', { id: name }, { key: name });
@@ -211,7 +211,7 @@ describe('a take-over', () => {
     expect((await waiting).body).toMatchObject({ drained: true, open: [] });
   });
 
-  it('may wait until it is drained', async () => {
+  it('with ?wait answers when it is drained', async () => {
     const old = await RunHolder.take(gateway, name);
     await upstream.plan({ match: { id: name }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
     const pending = old.call('world.keyed', { id: name }, { key: name });
@@ -223,13 +223,13 @@ describe('a take-over', () => {
     expect((await pending).status).toBe(200);
   });
 
-  it('ends a call between two attempts of which nothing was sent', async () => {
+  it('fails a call that is between two attempts and was never sent', async () => {
     const policies = buildFaultPolicies('http://127.0.0.1:9', {
       retry: '{ attempts: 50, base: 30s, max: 30s, within: 1h }',
     });
     const { database: store, gateway: lonely } = await startGatewayForTest({ upstream: 'none', policies });
     const old = await RunHolder.take(lonely, name);
-    await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT });
+    await old.call('world.keyed', { id: name }, { key: name, headers: NO_WAIT });
     const txns = async () => (await old.history()).body.items as { txn: string; state: string }[];
     const closed = () =>
       store.query(`select txn from calls where attempt = 1 and not attempt_open and state = 'sending'`);
@@ -237,15 +237,15 @@ describe('a take-over', () => {
     const next = await RunHolder.take(lonely, name);
     expect(next.took).toMatchObject({ drained: true });
     expect(await txns()).toMatchObject([{ state: 'failed', problem: { code: 'fenced' } }]);
-    expect((await old.call('world.keyed', { id: name }, { key: name, headers: WAIT_NOT })).body).toMatchObject({
+    expect((await old.call('world.keyed', { id: name }, { key: name, headers: NO_WAIT })).body).toMatchObject({
       code: 'fenced',
       state: 'failed',
     });
   });
 
-  it('stops the re-sends of an idempotent call, which stays in doubt until a person answers', async () => {
+  it('stops the re-sends of an idempotent call, which stays in doubt until a person resolves it', async () => {
     const old = await RunHolder.take(gateway, name);
-    // Dropped before it is applied, while the take-over happens: the second attempt would have found an answer.
+    // The first attempt is dropped unapplied during the takeover. A second attempt would have been answered.
     await upstream.plan({ match: { id: name, nth: 1 }, do: [{ event: 'there' }, { wait: 'go' }, 'drop'] });
     const pending = old.call('world.delete', { id: name }, { key: name });
     await upstream.awaitEvent('there');
@@ -263,7 +263,7 @@ describe('a take-over', () => {
     expect((await next.read()).body).toMatchObject({ drained: true, open: [] });
   });
 
-  it('lets a key call find out by the same key, and is undrained until it has', async () => {
+  it('lets a call with once: key re-send, and is not drained until that is answered', async () => {
     const old = await RunHolder.take(gateway, name);
     await upstream.plan({ match: { id: name, nth: 1 }, do: ['apply', { event: 'there' }, { wait: 'go' }, 'drop'] });
     const pending = old.call('world.keyed', { id: name }, { key: name });
@@ -276,7 +276,7 @@ describe('a take-over', () => {
     expect(await upstream.effects(name)).toHaveLength(1);
   });
 
-  it('does not send again what a probe finds not applied', async () => {
+  it('stops the re-send of a call that its probe finds not applied', async () => {
     const old = await RunHolder.take(gateway, name);
     await upstream.plan({
       match: { id: name, path: '/probed/orders', nth: 1 },
@@ -293,7 +293,7 @@ describe('a take-over', () => {
     expect(await upstream.effects(name)).toEqual([]);
   });
 
-  it('is not held up by a read', async () => {
+  it('does not wait for reads', async () => {
     const old = await RunHolder.take(gateway, name);
     await upstream.plan({ match: { id: name }, do: [{ event: 'there' }, { wait: 'go' }, { reply: 200 }] });
     const pending = old.call('world.read', { id: name });
@@ -306,7 +306,7 @@ describe('a take-over', () => {
 
 describe('a checkpoint', () => {
   it.each([[null], [0], ['text \u0000 and é'], [[1, { deep: [true] }]], [{ done: ['a', 'b'], next: 'c' }]])(
-    '%j is kept as it is, for whoever takes the run',
+    '%j is stored exactly, and given to the next holder',
     async (value) => {
       const holder = await RunHolder.take(gateway, name);
       expect((await holder.checkpoint(value)).status).toBe(200);
@@ -315,7 +315,7 @@ describe('a checkpoint', () => {
     },
   );
 
-  it('is written by the current holder only', async () => {
+  it('can be written only by the current holder', async () => {
     const old = await RunHolder.take(gateway, name);
     expect((await old.checkpoint({ by: 1 })).status).toBe(200);
     const next = await RunHolder.take(gateway, name);
@@ -330,11 +330,11 @@ describe('a checkpoint', () => {
     expect((await next.read()).body.checkpoint).toEqual({ by: 2 });
   });
 
-  it('may have a mebibyte and no more, and must be strict JSON', async () => {
+  it('may be 1 MiB at most, and must be strict JSON', async () => {
     const holder = await RunHolder.take(gateway, name);
-    const most = JSON.stringify('x'.repeat(1_048_576 - 2));
-    expect((await holder.checkpointText(most)).status).toBe(200);
-    expect((await holder.checkpointText(`${most} `)).status).toBe(413);
+    const largest = JSON.stringify('x'.repeat(1_048_576 - 2));
+    expect((await holder.checkpointText(largest)).status).toBe(200);
+    expect((await holder.checkpointText(`${largest} `)).status).toBe(413);
     for (const bad of ['', '{"a":1,"a":2}', '{', '1e999']) expect((await holder.checkpointText(bad)).status).toBe(400);
     expect((await holder.read()).body.checkpoint).toHaveLength(1_048_574);
   });
@@ -349,42 +349,42 @@ describe('a checkpoint', () => {
   });
 });
 
-describe('signs of life', () => {
-  const line = async (run: string) =>
+describe('abandoned runs', () => {
+  const readListed = async (run: string) =>
     (await gateway.admin('GET', '/admin/runs?limit=200')).body.items.find((item: { run: string }) => item.run === run);
 
-  it('a run without any for longer than its ttl is abandoned, until it is taken again', async () => {
+  it('a run without activity for its ttl is abandoned until it is taken again', async () => {
     const taken = await takeRun(gateway, { name, ttl: '1h' });
     const { run } = taken.body;
-    expect(await line(run)).toMatchObject({ abandoned: false, agent: 'tester', ttlSeconds: 3600 });
+    expect(await readListed(run)).toMatchObject({ abandoned: false, agent: 'tester', ttlSeconds: 3600 });
     await database.query(`update runs set taken_at = now() - interval '2 hours' where id = $1`, [run]);
-    expect(await line(run)).toMatchObject({ abandoned: true });
+    expect(await readListed(run)).toMatchObject({ abandoned: true });
     const listed = await gateway.get('/admin/runs?abandoned=true', VIEWER_KEY);
     expect(listed.body.items.map((item: { run: string }) => item.run)).toContain(run);
     const next = await RunHolder.take(gateway, name);
-    expect(await line(run)).toMatchObject({ abandoned: false, ttlSeconds: 3600 });
+    expect(await readListed(run)).toMatchObject({ abandoned: false, ttlSeconds: 3600 });
     expect(next.took.epoch).toBe(2);
   });
 
-  it.each(['a call', 'a checkpoint', 'a heartbeat'])('%s is one', async (what) => {
+  it.each(['a call', 'a checkpoint', 'a heartbeat'])('%s counts as activity', async (activity) => {
     await takeRun(gateway, { name, ttl: 3600 });
     const holder = await RunHolder.take(gateway, name);
     const { run } = holder.took;
     await database.query(`update runs set taken_at = now() - interval '2 hours' where id = $1`, [run]);
-    expect(await line(run)).toMatchObject({ abandoned: true });
-    if (what === 'a call') await holder.call('world.keyed', { id: name });
-    else if (what === 'a checkpoint') await holder.checkpoint({});
+    expect(await readListed(run)).toMatchObject({ abandoned: true });
+    if (activity === 'a call') await holder.call('world.keyed', { id: name });
+    else if (activity === 'a checkpoint') await holder.checkpoint({});
     else expect((await holder.postAction('heartbeat')).body).toMatchObject({ run, epoch: 2, abandoned: false });
-    expect(await line(run)).toMatchObject({ abandoned: false });
+    expect(await readListed(run)).toMatchObject({ abandoned: false });
   });
 
-  it('a heartbeat tells a forgotten holder that it is fenced', async () => {
+  it('a heartbeat of a replaced holder is fenced', async () => {
     const old = await RunHolder.take(gateway, name);
     await RunHolder.take(gateway, name);
     expect((await old.postAction('heartbeat')).body).toMatchObject({ status: 409, code: 'fenced' });
   });
 
-  it('a finished run is not missed, takes no more calls, and may be taken again', async () => {
+  it('a finished run is never abandoned, refuses calls, and can be taken again', async () => {
     const holder = await RunHolder.take(gateway, name);
     expect((await holder.postAction('finish')).body).toMatchObject({ abandoned: false, endedAt: expect.any(String) });
     expect((await holder.postAction('finish')).status).toBe(200);
@@ -396,9 +396,9 @@ describe('signs of life', () => {
   });
 });
 
-it('a person ends a run that nobody looks after: its holder is fenced, and what it had not sent is withdrawn', async () => {
+it('a person can finish an abandoned run: its holder is fenced, and its held calls are cancelled', async () => {
   const holder = await RunHolder.take(gateway, name);
-  const waiting = await holder.call('world.held', { id: name }, { key: name, headers: WAIT_NOT });
+  const waiting = await holder.call('world.held', { id: name }, { key: name, headers: NO_WAIT });
   const path = `/admin/runs/${holder.took.run}/finish`;
   expect((await gateway.admin('POST', path, {})).status).toBe(400);
   const ended = await gateway.admin('POST', path, { reason: 'its machine is gone' });
@@ -409,15 +409,15 @@ it('a person ends a run that nobody looks after: its holder is fenced, and what 
   expect((await RunHolder.take(gateway, name)).took.epoch).toBe(3);
 });
 
-it('a holder that was replaced neither opens, commits nor rolls back a saga', async () => {
+it('a replaced holder can neither open, change, commit nor roll back a saga', async () => {
   const old = await RunHolder.take(gateway, name);
-  const act = (holder: RunHolder, path: string, body: object, agentKey = holder.agentKey) =>
+  const postSaga = (holder: RunHolder, path: string, body: object, agentKey = holder.agentKey) =>
     gateway.request('POST', `/v1/sagas${path}`, {
       key: agentKey,
       body: JSON.stringify(body),
       headers: { ...holder.headers, 'content-type': 'application/json' },
     });
-  const opened = await act(old, '', {});
+  const opened = await postSaga(old, '', {});
   expect(opened.status).toBe(201);
   const { saga } = opened.body;
   expect((await old.call('world.keyed', { id: name }, { headers: { 'oncegate-saga': saga } })).status).toBe(200);
@@ -428,16 +428,16 @@ it('a holder that was replaced neither opens, commits nor rolls back a saga', as
     [`/${saga}/rollback`, { reason: 'a ghost says so' }],
     [`/${saga}/commit`, {}],
   ] as const) {
-    const refused = await act(old, path, body);
+    const refused = await postSaga(old, path, body);
     expect([path, refused.status, refused.body.code]).toEqual([path, 409, 'fenced']);
-    if (path === '') expect((await act(next, path, body, OTHER_AGENT_KEY)).status).toBe(404);
+    if (path === '') expect((await postSaga(next, path, body, OTHER_AGENT_KEY)).status).toBe(404);
   }
   expect((await gateway.get(`/v1/sagas/${saga}`)).body).toMatchObject({ state: 'open', savepoints: [] });
-  expect((await act(next, `/${saga}/savepoints`, { name: 's' })).status).toBe(201);
-  expect((await act(next, `/${saga}/commit`, {})).body.state).toBe('committed');
+  expect((await postSaga(next, `/${saga}/savepoints`, { name: 's' })).status).toBe(201);
+  expect((await postSaga(next, `/${saga}/commit`, {})).body.state).toBe('committed');
 });
 
-it('an agent sees its own runs, a page at a time', async () => {
+it('an agent lists its own runs in pages', async () => {
   const mine: string[] = [];
   for (let k = 0; k < 3; k += 1) mine.unshift((await RunHolder.take(gateway, `${name}-${k}`)).took.run);
   const first = (await gateway.get('/v1/runs?limit=2')).body;
@@ -449,7 +449,7 @@ it('an agent sees its own runs, a page at a time', async () => {
   ).not.toContain(mine[0]);
 });
 
-it('policies see the run of a call', async () => {
+it('policies can read the run of a call', async () => {
   const { gateway: strict } = await startGatewayForTest({
     upstream,
     policies: (url) => buildFaultPolicies(url, { rules: ['{ deny: world.keyed, when: run == null }'] }),

@@ -5,7 +5,7 @@ import { type CallOptions, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
 import { makeReplicaForTest, useReplicas } from '../support/use-gateway.ts';
 import { RunHolder, takeRun } from './run-holder.ts';
 
-/** Each test has an agent of its own: outside of runs an agent is tainted for ever. */
+/** Each test has its own agent, because the taint of an agent outside of runs is permanent. */
 const AGENTS = [
   'run',
   'loose',
@@ -65,11 +65,11 @@ ${AGENTS.map(
 
 const { upstream, database, one, two } = useReplicas({ policies });
 
-const read = (agentKey: string, options: CallOptions = {}) =>
+const readUntrusted = (agentKey: string, options: CallOptions = {}) =>
   one.call('world.mail', { id: 'm' }, { agentKey, ...options });
-const inRun = (run: RunHolder): CallOptions => ({ headers: run.headers });
+const withRun = (run: RunHolder): CallOptions => ({ headers: run.headers });
 
-/** Whether a call at this place counts as tainted, on the other replica. */
+/** Whether the other replica regards a call with these headers as tainted. */
 async function isTainted(agentKey: string, headers: Readonly<Record<string, string>> = {}): Promise<boolean> {
   const dry = { ...headers, 'oncegate-dry-run': '?1' };
   const { body } = await two.call('world.put', { id: randomUUID() }, { agentKey, headers: dry });
@@ -77,7 +77,7 @@ async function isTainted(agentKey: string, headers: Readonly<Record<string, stri
 }
 
 describe('a run', () => {
-  it('is tainted from the moment an untrusted call is claimed in it, and says by which; others are not', async () => {
+  it('is tainted as soon as an untrusted call is claimed in it, and names that call; other runs stay clean', async () => {
     const run = await RunHolder.take(one, 'reads', '', 'run');
     const other = await RunHolder.take(one, 'does not', '', 'run');
     await upstream.plan({ match: { path: '/read/items/slow' }, do: [{ event: 'asked' }, { wait: 'go' }] });
@@ -92,46 +92,46 @@ describe('a run', () => {
     expect(await isTainted('run', other.headers)).toBe(false);
     expect((await other.call('world.put', { id: 'x' })).status).toBe(200);
     expect((await other.read()).body.tainted).toBeNull();
-    // Whoever takes it over takes over what was read.
-    const heir = await RunHolder.take(two, 'reads', '', 'run');
-    expect(heir.took).toMatchObject({ epoch: 2, tainted: { txn } });
-    expect(await isTainted('run', heir.headers)).toBe(true);
+    // The next holder of the run inherits the taint.
+    const successor = await RunHolder.take(two, 'reads', '', 'run');
+    expect(successor.took).toMatchObject({ epoch: 2, tainted: { txn } });
+    expect(await isTainted('run', successor.headers)).toBe(true);
   });
 
-  it('does not become clean by leaving its header away, nor by a saga; a new one is', async () => {
-    await read('run', inRun(await RunHolder.take(one, 'leaves', '', 'run')));
+  it('taints its agent too, so neither omitting the run nor a new saga is clean, and only a new run is', async () => {
+    await readUntrusted('run', withRun(await RunHolder.take(one, 'leaves', '', 'run')));
     expect(await isTainted('run')).toBe(true);
     const saga = await TestSaga.open(one, {}, 'run');
     expect(await isTainted('run', { 'oncegate-saga': saga.id })).toBe(true);
     expect(await isTainted('run', (await RunHolder.take(one, 'new', '', 'run')).headers)).toBe(false);
   });
 
-  it('that is invented for a repeat is none: what the agent reads there taints the runs it has', async () => {
+  it('that does not exist counts as no run: an untrusted replay in it taints every open run of the agent', async () => {
     const reader = await RunHolder.take(one, 'reader', '', 'inventor');
-    await read('inventor', { ...inRun(reader), key: 'told-again' });
+    await readUntrusted('inventor', { ...withRun(reader), key: 'repeated' });
     const clean = await RunHolder.take(one, 'clean', '', 'inventor');
     expect(await isTainted('inventor', clean.headers)).toBe(false);
     const invented = { 'oncegate-run': randomUUID(), 'oncegate-epoch': '1' };
-    await read('inventor', { headers: invented, key: 'told-again' });
+    await readUntrusted('inventor', { headers: invented, key: 'repeated' });
     expect(await isTainted('inventor', clean.headers)).toBe(true);
   });
 
-  it('that is not finished is tainted by what its agent reads outside of runs', async () => {
+  it('that is open is tainted by untrusted calls that its agent makes outside of runs', async () => {
     const open = await RunHolder.take(one, 'open', '', 'loose');
     const finished = await RunHolder.take(one, 'finished', '', 'loose');
     await finished.postAction('finish');
     expect(await isTainted('loose', open.headers)).toBe(false);
-    const { txn } = (await read('loose')).body;
+    const { txn } = (await readUntrusted('loose')).body;
     expect((await open.read()).body.tainted).toMatchObject({ txn });
     expect((await finished.read()).body.tainted).toBeNull();
     const fresh = await RunHolder.take(one, 'fresh', '', 'loose');
     expect(await isTainted('loose', fresh.headers)).toBe(false);
-    // Known to be tainted already, the agent reads again: the run that is open by now hears of it too.
-    await read('loose');
+    // The agent is tainted already. Another read taints the run that was opened meanwhile, too.
+    await readUntrusted('loose');
     expect(await isTainted('loose', fresh.headers)).toBe(true);
   });
 
-  it('that is begun while the agent waits for such an answer is tainted before the answer is told', async () => {
+  it('that starts while the agent waits for an untrusted answer is tainted before the answer is sent', async () => {
     await upstream.plan({ match: { path: '/read/items/late' }, do: [{ event: 'begun' }, { wait: 'tell' }] });
     const reading = one.call('world.mail', { id: 'late' }, { agentKey: 'between' });
     await upstream.awaitEvent('begun');
@@ -143,11 +143,11 @@ describe('a run', () => {
   });
 });
 
-describe('a gateway that dies', () => {
+describe('a run whose gateway dies during an untrusted call', () => {
   it.each([
     ['claiming', false],
     ['claimed', true],
-  ])('at %s: the run is tainted %s, as the call is there or not', async (point, expected) => {
+  ])('at %s has tainted = %s, depending on whether the call was claimed', async (point, expected) => {
     const run = await RunHolder.take(one, `dies at ${point}`, '', 'dies');
     const third = await makeReplicaForTest(one);
     await third.start({ ONCEGATE_DIE_AT: point });
@@ -159,7 +159,7 @@ describe('a gateway that dies', () => {
 });
 
 describe('a saga', () => {
-  it('taints what is done in it in a clean run', async () => {
+  it('that is tainted taints its steps, even in a clean run', async () => {
     const saga = await TestSaga.open(one, {}, 'saga');
     const [reads, clean] = [await RunHolder.take(one, 'a', '', 'saga'), await RunHolder.take(one, 'b', '', 'saga')];
     const { txn } = (await saga.callStep('world.mail', { id: 'm' }, { headers: reads.headers })).body;
@@ -171,8 +171,8 @@ describe('a saga', () => {
   });
 });
 
-describe('a repeat', () => {
-  it('in another run taints that one, whoever remembers the answer', async () => {
+describe('a replay of an untrusted call', () => {
+  it('taints the run that it is in, on every replica', async () => {
     const first = await RunHolder.take(one, 'first', '', 'replay');
     expect((await first.call('world.mail', { id: 'm' }, { key: 'k' })).status).toBe(200);
     for (const gateway of [one, two]) {
@@ -183,49 +183,49 @@ describe('a repeat', () => {
     }
   });
 
-  it('that names the run of another agent leaves that alone', async () => {
+  it('does not taint the run of another agent that it names', async () => {
     const theirs = await RunHolder.take(one, 'theirs', '', 'victim');
-    await read('stranger', { key: 's' });
-    const named = await read('stranger', { key: 's', headers: theirs.headers });
+    await readUntrusted('stranger', { key: 's' });
+    const named = await readUntrusted('stranger', { key: 's', headers: theirs.headers });
     expect(named.body.replayed).toBe(true);
     expect((await theirs.read()).body.tainted).toBeNull();
   });
 });
 
-describe('what else', () => {
-  it('a tool that looks for its effect with an untrusted one is untrusted itself', async () => {
+describe('decisions by taint and history', () => {
+  it('a tool whose probe is untrusted is untrusted itself', async () => {
     await one.call('world.order', { id: 'o' }, { agentKey: 'looks', key: 'o' });
     expect(await isTainted('looks')).toBe(true);
   });
 
-  it('a held call is judged by what was so when it was asked, not by what came after', async () => {
+  it('a held call keeps the facts of its request, whatever the agent does later', async () => {
     const run = await RunHolder.take(one, 'asks', '', 'held');
-    const async = { ...run.headers, prefer: 'wait=0' };
-    const asked = await Promise.all(
-      ['h1', 'h2', 'h3'].map((id) => one.call('world.charge', { id }, { agentKey: 'held', key: id, headers: async })),
+    const headers = { ...run.headers, prefer: 'wait=0' };
+    const answers = await Promise.all(
+      ['h1', 'h2', 'h3'].map((id) => one.call('world.charge', { id }, { agentKey: 'held', key: id, headers })),
     );
-    // The third is one too many, although none of the others was sent.
-    expect(asked.map(({ status }) => status).sort()).toEqual([202, 202, 403]);
-    await read('held', inRun(run));
+    // The third call exceeds the count, because held calls count as well.
+    expect(answers.map(({ status }) => status).sort()).toEqual([202, 202, 403]);
+    await readUntrusted('held', withRun(run));
     for (const { txn, digest, facts } of (await one.admin('GET', '/admin/approvals?state=pending')).body.items) {
       expect(facts).toMatchObject({ tainted: false, history: { 'count("world.charge", "1h")': expect.any(Number) } });
       const decided = await one.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'fine', digest });
       expect(decided.status).toBe(200);
-      const told = await one.get(`/v1/calls/${txn}?wait=20`, 'held');
-      expect(told.body.state).toBe('succeeded');
+      const call = await one.get(`/v1/calls/${txn}?wait=20`, 'held');
+      expect(call.body.state).toBe('succeeded');
     }
   });
 
-  it('a dry run shows the facts, binds nothing and taints nothing', async () => {
+  it('a dry run shows the facts and taints nothing', async () => {
     const dry = { 'oncegate-dry-run': '?1' };
-    await read('dry', { headers: dry });
+    await readUntrusted('dry', { headers: dry });
     const { body } = await one.call('world.put', { id: 'x', n: 3 }, { agentKey: 'dry', headers: dry });
     expect(body).toMatchObject({ facts: { tainted: false, history: { 'sum("world.put", "n", "1h")': 0 } } });
     const explained = await one.admin('POST', '/admin/explain', { agent: 'dry', tool: 'world.put', args: { id: 'x' } });
     expect(explained.body.facts).toEqual(body.facts);
   });
 
-  it('a sum is exact under concurrency on two replicas, and a repeat costs nothing', async () => {
+  it('a sum is exact under concurrent calls on two replicas, and a repeat does not count', async () => {
     const run = await RunHolder.take(one, 'adds', '', 'cap');
     const put = (i: number) =>
       (i % 2 === 0 ? one : two).call(
@@ -242,7 +242,7 @@ describe('what else', () => {
     expect((await put(99)).body.facts.history).toEqual({ 'sum("world.put", "n", "1h")': 10 });
   });
 
-  it('what fails gives its place back', async () => {
+  it('a failed call does not count', async () => {
     const run = await RunHolder.take(one, 'fails', '', 'turns');
     await upstream.plan({ match: { id: 'bad' }, do: [{ reply: 422, body: {} }] });
     const put = (id: string, n: number) => run.call('world.put', { id, n }, { key: id });
@@ -252,7 +252,7 @@ describe('what else', () => {
     expect((await put('less', -1)).status).toBe(200);
   });
 
-  it('the log says who was tainted by which call', async () => {
+  it('the audit log names each tainted run, saga and agent with the call that tainted it', async () => {
     const rows = await database.query<{ entry: string }>(
       `select entry from audit_entries where entry like '%"what":"tainted"%'`,
     );

@@ -5,6 +5,7 @@ import { parseArgs } from 'node:util';
 import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { makeGateway } from '../support/gateway.ts';
+import { createRandom } from '../support/random.ts';
 import { type OnceKind, type PlannedCall, runCrashRound } from './crash-round.ts';
 import { startUpstream } from './upstream.ts';
 
@@ -89,15 +90,4 @@ function printProgress(): void {
   const bar = '#'.repeat(Math.round(share * 30)).padEnd(30, '.');
   const line = `[${bar}] ${killed}/${targetKills} killed in flight, ${rounds} deaths, ${violations.length} broken`;
   process.stdout.write(process.stdout.isTTY ? `\r${line}` : `${line}\n`);
-}
-
-/** A small seeded generator (mulberry32), so that a finding can be repeated. */
-function createRandom(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
 }

@@ -1,26 +1,11 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { type OnceKind, type PlannedCall, runCrashRound } from './crash-round.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await makeGateway({
-    policies: buildFaultPolicies(upstream.url, { timeout: '1s' }),
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, gateway } = useGateway({
+  start: false,
+  policies: (url) => buildFaultPolicies(url, { timeout: '1s' }),
 });
 
 const KINDS: readonly OnceKind[] = ['key', 'idempotent', 'probe', 'none', 'read'];

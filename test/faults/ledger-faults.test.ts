@@ -1,29 +1,7 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
-import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
+import { describe, expect, it } from 'vitest';
+import { useLinkedGateway } from './use-linked-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let link: TcpProxy;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const direct = new URL(database.url);
-  link = await startTcpProxy({ targetPort: Number(direct.port) });
-  direct.port = String(link.port);
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: direct.href });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await link?.close();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, link, gateway } = useLinkedGateway();
 
 /** Statements go over the wire as Bind messages that name their prepared statement; its first use carries Parse too. */
 const names = (statement: string) => (chunk: Buffer) => chunk.includes(`\0${statement}\0`);

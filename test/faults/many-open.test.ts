@@ -1,24 +1,8 @@
 import { createHash } from 'node:crypto';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
+import { expect, it } from 'vitest';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await makeGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ start: false });
 
 /** As a gateway leaves them that dies with many calls in flight. */
 async function orphan(n: number, kind: 'none' | 'key'): Promise<void> {

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-import { startUpstream, type TestUpstream, type UpstreamFaultStep } from './upstream.ts';
+import { testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import type { UpstreamFaultStep } from './upstream.ts';
 
 const SETTLES = 500;
 
@@ -38,30 +38,14 @@ ${tool('keyed', 'keyed', 'once: { by: key, header: Idempotency-Key, lifetime: 30
     effect: read
     input: { type: object, properties: { id: { type: string } }, required: [id] }
     request: { method: GET, path: "/idempotent/objects/\${args.id}" }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: world.*, approve: never }]
-${PEOPLE_YAML}`;
+${testerYaml('[{ allow: world.*, approve: never }]')}`;
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let id: string;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: { 'observe.yaml': policies(upstream.url) }, databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway({ policies });
 beforeEach(async () => {
-  if (!gateway.isAlive) await gateway.start();
+  await gateway.ensureStarted();
   await upstream.reset();
   id = randomUUID();
 });
@@ -115,8 +99,8 @@ describe('a write in doubt whose tool says when the world has settled', () => {
     await plan(['drop'], 'always');
     const { status, body } = await ask('world.keyed');
     expect([status, body.code]).toEqual([502, 'tool_failed']);
-    expect(body.detail).toMatch(/; not as asked, says a second look, after \d attempts?\.$/);
-    expect(body.detail).not.toMatch(/gone/);
+    expect(body.detail).toMatch(/; a second observation found no effect after \d attempts?\.$/);
+    expect(body.detail).not.toMatch(/the process that sent it ended/i);
     expect((await seenByPerson(body.txn)).evidence).toBe('probe');
     expect(await upstream.effects(id)).toEqual([]);
     expect((await upstream.requests(id)).at(-1)?.method).toBe('GET');
@@ -154,7 +138,7 @@ describe('a world that cannot be written down', () => {
     await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body }], times: 'always' });
     const { status, body: told } = await ask('world.set');
     expect([status, told.code]).toEqual([503, 'unavailable']);
-    expect(told.detail).toContain('cannot be kept');
+    expect(told.detail).toContain('cannot be stored');
     expect(await writes()).toEqual([]);
   });
 
@@ -182,7 +166,7 @@ describe('a write in doubt whose tool does not say so', () => {
       expect([status, body.code]).toEqual([504, 'in_doubt']);
       const [listed] = (await gateway.admin('GET', '/admin/calls?state=in_doubt')).body.items;
       expect(listed.txn).toBe(body.txn);
-      expect(listed.problem.detail).toContain(`the world is ${satisfied ? '' : 'not '}as asked`);
+      expect(listed.problem.detail).toContain(`${satisfied ? 'found' : 'did not find'} the requested state`);
       const { timeline } = await seenByPerson(body.txn);
       const observed = satisfied ? expect.stringContaining('"text":"wished"') : null;
       expect(timeline.at(-1)).toMatchObject({ what: 'in_doubt', satisfied, observed });

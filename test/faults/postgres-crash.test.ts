@@ -1,23 +1,12 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, type Reply, startGateway } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import type { Reply } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { checkInvariants, type ObservedCall } from './checker.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: TestUpstream;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url) });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway({ database: 'embedded' });
 
 const KINDS = { key: 'world.keyed', idempotent: 'world.put', probe: 'world.probed', none: 'world.none' } as const;
 

@@ -1,12 +1,6 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, startGateway } from '../support/gateway.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+import { useGateway } from '../support/use-gateway.ts';
 
 /** Tried once, at an upstream that settles at once: the probe is asked by who sent it. */
 const hasty = (url: string) => `
@@ -21,18 +15,8 @@ tools:
     retry: { attempts: 1, base: 1ms, max: 1ms, within: 1h }
 `;
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    policies: { ...buildFaultPolicies(upstream.url, { settles: '1500ms' }), 'hasty.yaml': hasty(upstream.url) },
-    databaseUrl: database.url,
-  });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, gateway } = useGateway({
+  policies: (url) => ({ ...buildFaultPolicies(url, { settles: '1500ms' }), 'hasty.yaml': hasty(url) }),
 });
 
 it('a probe that does not see the effect yet is not believed before the upstream settled', async () => {
@@ -76,7 +60,7 @@ it('a probe that says "not applied" to the end is what the call fails by, with w
   expect(answer.body).toMatchObject({
     status: 502,
     code: 'tool_failed',
-    detail: 'The upstream answered 500; not applied, says the probe, after 4 attempts.',
+    detail: 'The upstream answered 500; the probe found no effect after 4 attempts.',
   });
   await ended(id, answer.body.txn);
 });
@@ -87,7 +71,7 @@ it('an answer that is still known when the probe ends the call is told with it',
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
-    detail: 'The upstream answered 500; not applied, says the probe, after 1 attempt.',
+    detail: 'The upstream answered 500; the probe found no effect after 1 attempt.',
     upstream: { status: 500, body: { why: 'no' } },
   });
   await ended(id, answer.body.txn);
@@ -104,7 +88,7 @@ it('only of a sender that died it is said that it is gone', async () => {
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
-    detail: 'Its sender is gone; not applied, says the probe, after 1 attempt.',
+    detail: 'The process that sent it ended; the probe found no effect after 1 attempt.',
   });
   await ended(id, answer.body.txn);
 });

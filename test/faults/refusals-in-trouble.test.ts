@@ -1,37 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import pg from 'pg';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, startGateway } from '../support/gateway.ts';
-import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
+import { beforeAll, expect, it } from 'vitest';
+import { AGENT_KEY, OTHER_AGENT_KEY } from '../support/gateway.ts';
+import { useClient } from '../support/use-ledger.ts';
+import { useLinkedGateway } from './use-linked-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let link: TcpProxy;
-let gateway: Gateway;
-let inTheWay: pg.Client;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const direct = new URL(database.url);
-  link = await startTcpProxy({ targetPort: Number(direct.port) });
-  direct.port = String(link.port);
-  const config = 'database: { pool: 4 }\n';
-  gateway = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: direct.href, config });
-  inTheWay = new pg.Client({ connectionString: database.url });
-  await inTheWay.connect();
-  await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it floods' });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await link?.close();
-  await inTheWay?.end();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, link, gateway } = useLinkedGateway({ config: 'database: { pool: 4 }\n' });
+const inTheWay = useClient(database);
+beforeAll(() => gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it floods' }));
 
 /** What holds the ledger up, and how it ends. */
 const TROUBLES: Record<string, { begin: () => Promise<unknown>; end: () => Promise<unknown> }> = {

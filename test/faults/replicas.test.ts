@@ -1,29 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway, startGateway } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 import { checkInvariants } from './checker.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeEach(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = buildFaultPolicies(upstream.url, { timeout: '20s' });
-  one = await startGateway({ policies, databaseUrl: database.url });
-  two = await makeGateway({ policies, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterEach(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, one, two } = useReplicas({
+  scope: 'test',
+  policies: (url) => buildFaultPolicies(url, { timeout: '20s' }),
 });
 
 describe('two replicas', () => {
@@ -61,8 +45,13 @@ describe('two replicas', () => {
     await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'arrived' }, { wait: 'go' }] });
     const asked = one.call('world.none', { id: 'slow' }, { key: 'slow' });
     await upstream.awaitEvent('arrived');
-    // Longer than a lease, while its owner renews.
-    await sleep(7_000);
+    const [lease] = await database.query<{ until: string }>(
+      'select max(lease_until)::text as until from processes join open_calls on owner = id',
+    );
+    await pollUntil(async () => {
+      const [now] = await database.query<{ isOver: boolean }>('select now() > $1 as "isOver"', [lease?.until]);
+      return now?.isOver === true;
+    });
     const [row] = await database.query('select state, step, owner_deaths from calls');
     expect(row).toEqual({ state: 'sending', step: 0, owner_deaths: 0 });
     await upstream.release('go');

@@ -3,18 +3,15 @@ import { once } from 'node:events';
 import { appendFileSync, readFileSync } from 'node:fs';
 import http from 'node:http';
 import net from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startTcpProxy, type TcpProxy } from './tcp-proxy.ts';
-import { startUpstream, type TestUpstream } from './upstream.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { useUpstream } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
+import { startTcpProxy } from './tcp-proxy.ts';
 
 type Answer = { status: number; headers: http.IncomingHttpHeaders; text: string; json: Record<string, unknown> };
 type Options = { body?: unknown; headers?: Record<string, string>; port?: number; signal?: AbortSignal };
 
-let upstream: TestUpstream;
-beforeAll(async () => {
-  upstream = await startUpstream();
-});
-afterAll(() => upstream.stop());
+const upstream = useUpstream();
 beforeEach(() => upstream.reset());
 
 function send(method: string, path: string, { body, headers = {}, port = upstream.port, signal }: Options = {}) {
@@ -323,11 +320,10 @@ describe('robustness', () => {
 });
 
 describe('the TCP proxy', () => {
-  let proxy: TcpProxy;
-  beforeAll(async () => {
-    proxy = await startTcpProxy({ targetPort: upstream.port });
-  });
-  afterAll(() => proxy.close());
+  const proxy = useResource(
+    () => startTcpProxy({ targetPort: upstream.port }),
+    (started) => started.close(),
+  );
   beforeEach(() => proxy.pass());
   const through = (id: string) => mail(id, { port: proxy.port });
   const isMail = (chunk: Buffer) => chunk.includes('/none/mail');

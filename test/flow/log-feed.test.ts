@@ -11,28 +11,28 @@ import { Database, type Statement } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 
-/** The real ledger, which remembers what it was asked. */
+/** The real ledger, which records the names of its statements. */
 class CountingDatabase extends Database {
-  readonly asked: string[] = [];
+  readonly statements: string[] = [];
 
   override run<Row>(statement: Statement): Promise<readonly Row[]> {
-    this.asked.push(statement.name);
+    this.statements.push(statement.name);
     return super.run<Row>(statement);
   }
 }
 
 class Listener implements FeedSubscriber {
-  readonly heard: LogEvent[] = [];
+  readonly received: LogEvent[] = [];
   isWelcome = () => true;
   ready = async () => {};
 
   take(events: readonly LogEvent[]): void {
-    this.heard.push(...events);
+    this.received.push(...events);
   }
 
-  /** Resolves when the entry at this place was told. */
+  /** Resolves when the entry with this index was received. */
   async reaches(index: number): Promise<void> {
-    while (!this.heard.some(({ id }) => id === index)) await sleep(10);
+    while (!this.received.some(({ id }) => id === index)) await sleep(10);
   }
 }
 
@@ -56,85 +56,86 @@ afterAll(async () => {
   await database?.drop();
 });
 
-async function join(after?: number): Promise<Listener> {
+async function subscribe(after?: number): Promise<Listener> {
   const listener = new Listener();
   listeners.push(listener);
   await feed.subscribe(listener, after);
   return listener;
 }
 
-/** Logs and seals entries; the place of the last one. */
-async function happen(count = 1): Promise<number> {
+/** Logs and seals entries. Returns the index of the last one. */
+async function sealEntries(count = 1): Promise<number> {
   for (let i = 0; i < count; i += 1)
     await enqueueAuditEntry(db, buildAuditEntry('frozen', { scope: 'all', reason: 'secret' }));
   const sealed = await sealLeaves(db, async (_before, size) => `note ${size}\n`);
   return (sealed?.size ?? 0) - 1;
 }
 
-const looks = () => db.asked.filter((name) => name === 'read-log-head').length;
+const countPolls = () => db.statements.filter((name) => name === 'read-log-head').length;
 
-it('is read once for all who listen, and not at all for nobody', async () => {
-  const one = await join();
-  await one.reaches(await happen());
-  const alone = db.asked.length;
-  await one.reaches(await happen());
-  const cost = db.asked.length - alone;
-  const all = [one, ...(await Promise.all(Array.from({ length: 20 }, () => join())))];
-  const many = db.asked.length;
-  const place = await happen();
-  await Promise.all(all.map((each) => each.reaches(place)));
-  // A look more or less: it goes by the clock.
-  expect(db.asked.length - many).toBeLessThanOrEqual(cost + 3);
+it('the log is read once for all listeners, and not at all without listeners', async () => {
+  const one = await subscribe();
+  await one.reaches(await sealEntries());
+  const alone = db.statements.length;
+  await one.reaches(await sealEntries());
+  const cost = db.statements.length - alone;
+  const all = [one, ...(await Promise.all(Array.from({ length: 20 }, () => subscribe())))];
+  const many = db.statements.length;
+  const index = await sealEntries();
+  await Promise.all(all.map((each) => each.reaches(index)));
+  // The poller runs by the clock, so a few more statements are possible.
+  expect(db.statements.length - many).toBeLessThanOrEqual(cost + 3);
   for (const listener of listeners.splice(0)) feed.unsubscribe(listener);
-  const before = looks();
+  const before = countPolls();
+  // More than two poll intervals of 400 ms: no event says that nothing is read.
   await sleep(1_000);
-  expect(looks()).toBe(before);
+  expect(countPolls()).toBe(before);
 });
 
-it('tells whoever is ahead of this process nothing twice', async () => {
-  const here = await join();
-  await here.reaches(await happen());
-  const place = await happen(3);
-  // Heard of it on another replica, before this one looked.
-  const ahead = await join(place);
-  await here.reaches(place);
-  await ahead.reaches(await happen());
-  expect(ahead.heard.flatMap(({ id }) => id ?? [])).toEqual([place + 1]);
+it('a listener that is ahead of this process gets no entry twice', async () => {
+  const here = await subscribe();
+  await here.reaches(await sealEntries());
+  const index = await sealEntries(3);
+  // This listener got the entries from another replica, before this one polled.
+  const ahead = await subscribe(index);
+  await here.reaches(index);
+  await ahead.reaches(await sealEntries());
+  expect(ahead.received.flatMap(({ id }) => id ?? [])).toEqual([index + 1]);
 });
 
-it('leaves out what is too much, says so, and goes on from there', async () => {
-  const listener = await join();
-  const first = await happen();
+it('a listener that is too far behind gets a gap event and continues after it', async () => {
+  const listener = await subscribe();
+  const first = await sealEntries();
   await listener.reaches(first);
   await database.query(`insert into audit_queue (entry) select '{"what":"x"}' from generate_series(1, $1::int)`, [
     MAX_LAG_ENTRIES + 1,
   ]);
-  const place = await sealLeaves(db, async (_before, size) => `note ${size}\n`, MAX_LAG_ENTRIES + 1);
-  while (!listener.heard.some(({ name }) => name === 'gap')) await sleep(10);
-  expect(listener.heard.find(({ name }) => name === 'gap')?.data).toEqual({ from: first + 1, to: place?.size });
-  const next = await happen();
+  const sealed = await sealLeaves(db, async (_before, size) => `note ${size}\n`, MAX_LAG_ENTRIES + 1);
+  while (!listener.received.some(({ name }) => name === 'gap')) await sleep(10);
+  expect(listener.received.find(({ name }) => name === 'gap')?.data).toEqual({ from: first + 1, to: sealed?.size });
+  const next = await sealEntries();
   await listener.reaches(next);
-  expect(listener.heard.filter(({ id, name }) => id !== null && id > first && name !== 'gap')).toHaveLength(1);
+  expect(listener.received.filter(({ id, name }) => id !== null && id > first && name !== 'gap')).toHaveLength(1);
 });
 
-it('reads a few at a time of entries that are long', async () => {
-  const listener = await join();
-  await listener.reaches(await happen());
-  const tails = () => db.asked.filter((name) => name === 'read-log-tail').length;
+it('long entries are read in small batches', async () => {
+  const listener = await subscribe();
+  await listener.reaches(await sealEntries());
+  const tails = () => db.statements.filter((name) => name === 'read-log-tail').length;
   const before = tails();
   const pad = `repeat('x', 3 * 1024 * 1024)`;
   await database.query(
     `insert into audit_queue (entry) select '{"pad":"' || ${pad} || '","what":"x"}' from generate_series(1, 5)`,
   );
-  const place = (await sealLeaves(db, async (_before, size) => `note ${size}\n`))?.size ?? 0;
-  await listener.reaches(place - 1);
-  expect(listener.heard.flatMap(({ id }) => id ?? []).slice(-5)).toEqual([5, 4, 3, 2, 1].map((n) => place - n));
+  const size = (await sealLeaves(db, async (_before, entries) => `note ${entries}\n`))?.size ?? 0;
+  await listener.reaches(size - 1);
+  expect(listener.received.flatMap(({ id }) => id ?? []).slice(-5)).toEqual([5, 4, 3, 2, 1].map((n) => size - n));
   expect(tails() - before).toBe(3);
 });
 
-it('tells no more of an entry than names, ids and times', async () => {
-  const listener = await join();
-  await listener.reaches(await happen());
-  expect(JSON.stringify(listener.heard)).not.toContain('secret');
-  expect(Object.keys(listener.heard[0]?.data ?? {})).toEqual(['what', 'at', 'scope']);
+it('a listener gets only names, ids and times of an entry', async () => {
+  const listener = await subscribe();
+  await listener.reaches(await sealEntries());
+  expect(JSON.stringify(listener.received)).not.toContain('secret');
+  expect(Object.keys(listener.received[0]?.data ?? {})).toEqual(['what', 'at', 'scope']);
 });

@@ -17,11 +17,11 @@ const KEY = Buffer.alloc(32, 7);
 const redacting = (...paths: string[][]) => ({ redact: paths }) as unknown as Tool;
 const tool = redacting(['args', 'secret']);
 
-describe('an undo that the caller names', () => {
+describe('an undo of the caller', () => {
   const shown = (args: JsonObject, secret: Json) =>
     redactCallerUndoArgs({ tool: 'u', args }, undefined, tool, { secret });
 
-  it('shows no value that has a secret in it', () => {
+  it('hides every value that contains a secret', () => {
     const args = {
       a: 'abcdef',
       b: ['of abcdef', 'abc'],
@@ -44,15 +44,15 @@ describe('an undo that the caller names', () => {
     });
   });
 
-  it('costs one look at its values, however many secrets there are', () => {
+  it('is searched in one pass, however many secrets there are', () => {
     const secrets = Array.from({ length: 20_000 }, (_, i) => `leaf-${i * 7_919}`);
     const args = { a: Array.from({ length: 3_000 }, (_, i) => `some value of an undo ${i}`) };
     expect(measureCpuMs(() => void shown(args, secrets))).toBeLessThan(600);
   });
 });
 
-/** Half a character: nobody can send it, and anybody may answer with it. */
-const HALF = 'half \ud83d';
+/** A lone surrogate: an upstream may answer with it, but it cannot be sent as JSON. */
+const LONE_SURROGATE = 'half \ud83d';
 
 function undoFrom(by: Tool, template: Json, given: { args?: JsonObject; result?: Json }) {
   const { args = {}, result = null } = given;
@@ -62,35 +62,39 @@ function undoFrom(by: Tool, template: Json, given: { args?: JsonObject; result?:
   return { kept, call: { txn: 't-1', before: null, undoArgs: kept?.args ?? null, undoSealed: kept?.sealed ?? null } };
 }
 
-describe('half a character', () => {
-  it('in what a result has beside what its undo needs does not cost the undo', () => {
+describe('a lone surrogate', () => {
+  it('in a part of the result that the undo does not use does not prevent the undo', () => {
     const { kept, call } = undoFrom(
       redacting(['result', 'token']),
       { id: '${result.id}' },
-      { result: { id: 'r1', token: HALF } },
+      { result: { id: 'r1', token: LONE_SURROGATE } },
     );
     expect(kept).toMatchObject({ args: '{"id":"r1"}', reason: null });
     expect(decodeUndoArgs(KEY, call)).toEqual({ id: 'r1' });
-    expect(collectUndoSecrets(KEY, call)).toEqual([HALF]);
+    expect(collectUndoSecrets(KEY, call)).toEqual([LONE_SURROGATE]);
   });
 
-  it('in the arguments of the undo itself does: nobody could send them', () => {
-    const { kept } = undoFrom(redacting(['result', 'token']), { id: '${result.token}' }, { result: { token: HALF } });
+  it('in the arguments of the undo prevents it, because they cannot be sent', () => {
+    const { kept } = undoFrom(
+      redacting(['result', 'token']),
+      { id: '${result.token}' },
+      { result: { token: LONE_SURROGATE } },
+    );
     expect(kept).toMatchObject({ args: null, sealed: null, reason: expect.stringContaining('a lone surrogate') });
   });
 
-  it('in what was observed is kept where that is sealed', () => {
-    const before = { name: HALF };
+  it('in an encrypted observation is kept', () => {
+    const before = { name: LONE_SURROGATE };
     const { sealed: undoSealed } = encodeObservation(KEY, 't-1', before, true);
     expect(decodeObservation(KEY, { txn: 't-1', before: null, undoArgs: null, undoSealed })).toEqual(before);
   });
 
-  it('a number without end is not: it would be nothing', () => {
+  it('is kept, but an infinite number is refused, because JSON would turn it into null', () => {
     expect(() => encodeObservation(KEY, 't-1', JSON.parse('{"n":1e400}') as Json, true)).toThrow(NotCanonicalError);
   });
 });
 
-describe('an object that is redacted', () => {
+describe('a redacted object', () => {
   const tokens = { sk_live_x: true, pk_live_y: [{ z_live: 1 }] };
   const shownOf = (template: Json, args: JsonObject = { tokens, order: 'o-1' }) => {
     const { kept, call } = undoFrom(redacting(['args', 'tokens']), template, { args });
@@ -109,15 +113,15 @@ describe('an object that is redacted', () => {
       { t: '${args.tokens}', n: '${args.tokens.pk_live_y[0].z_live + 1.0}' },
       { t: '[redacted]', n: '[redacted]' },
     ],
-  ])('does not show the names of its members, used %s', (_, template, shown) => {
+  ])('hides the names of its members when it is used %s', (_, template, shown) => {
     expect(shownOf(template)).toEqual(shown);
   });
 
-  it('nor when one of them is the very word', () => {
+  it('hides them even if one of them is "[redacted]"', () => {
     expect(shownOf({ t: '${args.tokens}' }, { tokens: { '[redacted]': 1, sk_live: 2 } })).toEqual({ t: '[redacted]' });
   });
 
-  it('shows what is beside its members', () => {
+  it('shows the values next to it', () => {
     expect(shownOf({ a: { t: '${args.tokens}', why: 'undone', n: 3 } })).toEqual({
       a: { t: '[redacted]', why: 'undone', n: 3 },
     });

@@ -6,7 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { FRAMEWORKS_DIR as HOME, NODE_22, prepareFrameworks } from '../clients/install.ts';
-import { AGENT_KEY, makeGateway, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, makeGateway, PEOPLE_YAML } from '../support/gateway.ts';
 
 const USAGE = `npm run conformance -- --server URL
 
@@ -71,7 +71,7 @@ const gateway = await makeGateway({
 upstreams:
   everything: { adapter: mcp, url: "${values.server}", import: "*", expose: bare, allowPrivate: true }
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [{ allow: "*", approve: never }] }
 ${PEOPLE_YAML}`,
   },
   env: { ONCEGATE_DEMO: '0' },

@@ -1,42 +1,32 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { prepareFrameworks } from '../clients/install.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
 import { CountingMcpServer } from './executing-server.ts';
 import { ANSWER_FAULTS, FaultProxy } from './fault-proxy.ts';
 import { FrameworkProcess, MCP_FRAMEWORKS } from './mcp-frameworks.ts';
 
-let server: CountingMcpServer;
-let before: FaultProxy;
-let behind: FaultProxy;
-let database: TestDatabase;
-let gateway: Gateway;
-
 beforeAll(prepareFrameworks, 600_000);
-beforeAll(async () => {
-  server = await CountingMcpServer.start();
-  behind = await FaultProxy.start(() => server.port);
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    policies: {
-      'matrix.yaml': `
+const server = useResource(CountingMcpServer.start, (started) => started.stop());
+/** Between the gateway and the server. */
+const behind = useFaultProxy(() => server.port);
+const { gateway } = useGateway({
+  upstream: 'none',
+  policies: () => `
 upstreams:
   bank: { adapter: mcp, url: "http://127.0.0.1:${behind.port}/mcp", import: "*", allowPrivate: true, breaker: { minimum: 1000 } }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "bank.*", approve: never }] }
-${PEOPLE_YAML}`,
-    },
-    databaseUrl: database.url,
-  });
-  before = await FaultProxy.start(() => gateway.port);
+${testerYaml('[{ allow: "bank.*", approve: never }]')}`,
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await before?.stop();
-  await behind?.stop();
-  await server?.stop();
-  await database?.drop();
-});
+/** Between the framework and the gateway. */
+const before = useFaultProxy(() => gateway.port);
+
+function useFaultProxy(target: () => number): FaultProxy {
+  return useResource(
+    () => FaultProxy.start(target),
+    (proxy) => proxy.stop(),
+  );
+}
 
 describe.each(MCP_FRAMEWORKS)('%s', (framework) => {
   let client: FrameworkProcess;

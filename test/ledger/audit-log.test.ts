@@ -36,15 +36,15 @@ afterAll(async () => {
 const write = (entries: readonly string[]) =>
   database.query('insert into audit_queue (entry) select unnest($1::text[])', [entries]);
 
-/** The log as it stands, checked against a tree of its own. */
-async function checked(): Promise<string[]> {
+/** Reads the whole log and verifies it against a tree that is built anew. */
+async function readVerifiedLog(): Promise<string[]> {
   const note = (await readNewestCheckpoint(db)) ?? '';
   const { size, root } = log.verifyCheckpoint(note);
   const entries = await readEntries(db, 0, size + 1);
   expect(entries).toHaveLength(size);
   const frontier = new Frontier();
   for (const { index, leaf, entry, checkpoint } of entries) {
-    // Without `expect` for each of many: that would take longer than all the rest.
+    // No `expect` for each entry: it would take longer than everything else.
     if (index !== frontier.size || !leaf.equals(hashLeaf(entry))) throw new Error(`entry ${index} is bad: ${entry}`);
     frontier.append(leaf);
     if (checkpoint !== null)
@@ -55,7 +55,7 @@ async function checked(): Promise<string[]> {
 }
 
 describe('sealing leaves', () => {
-  it('gives each its place, once, under a checkpoint, whatever it is made of', async () => {
+  it('appends each leaf once, under a checkpoint, whatever its content', async () => {
     expect(await hasWaitingLeaves(db, 0)).toBe(false);
     expect(await sealLeaves(db, sign)).toBeUndefined();
     const odd = ['{"a":1}', '{"text":"\\u0000 ünïcödé \u{1f511} \\\\ \'"}', ''];
@@ -63,24 +63,24 @@ describe('sealing leaves', () => {
     expect(await hasWaitingLeaves(db, 0)).toBe(true);
     const sealed = await sealLeaves(db, sign);
     expect(sealed).toMatchObject({ size: 3, isFull: false });
-    expect(await checked()).toEqual(odd);
+    expect(await readVerifiedLog()).toEqual(odd);
     expect(await database.query('select 1 from audit_queue')).toEqual([]);
     expect(await hasWaitingLeaves(db, 0)).toBe(false);
     await write(['{"b":1}']);
-    // Just sealed: there is time, unless somebody hurries.
+    // The log was sealed just now, so waiting leaves are not due yet.
     expect(await hasWaitingLeaves(db, 60_000)).toBe(false);
     await database.query(`update audit_head set sealed_at = now() + interval '1 day'`);
     expect(await hasWaitingLeaves(db, 60_000)).toBe(true);
     await sealLeaves(db, sign);
   });
 
-  it('goes on in batches over several levels of the tree, and any entry is proved', async () => {
+  it('works in batches over several levels of the tree, and every entry has a proof', async () => {
     const before = log.verifyCheckpoint((await readNewestCheckpoint(db)) ?? '').size;
     const entries = Array.from({ length: 70_000 }, (_, i) => `{"n":${i}}`);
     await write(entries);
     while ((await sealLeaves(db, sign, 6_000))?.isFull);
     expect(await database.query('select distinct level from audit_nodes order by level')).toHaveLength(2);
-    expect((await checked()).slice(before)).toEqual(entries);
+    expect((await readVerifiedLog()).slice(before)).toEqual(entries);
     const { size, root } = log.verifyCheckpoint((await readNewestCheckpoint(db)) ?? '');
     for (const n of [0, 1, 255, 256, 65_535, 65_536, 69_999]) {
       const leaf = hashLeaf(`{"n":${n}}`);
@@ -92,33 +92,33 @@ describe('sealing leaves', () => {
     }
   });
 
-  it('is done by one at a time, and by each of them in turn', async () => {
-    const before = (await checked()).length;
+  it('is done by one process at a time, by each in turn', async () => {
+    const before = (await readVerifiedLog()).length;
     const rounds = Array.from({ length: 40 }, (_, round) => async () => {
       await write(Array.from({ length: 50 }, (_, i) => `{"at":"${round}/${i}"}`));
       await Promise.all([sealLeaves(db, sign, 37), sealLeaves(other, sign, 23), sealLeaves(db, sign, 11)]);
     });
     await Promise.all(rounds.map((round) => round()));
     while ((await sealLeaves(db, sign)) !== undefined);
-    const after = await checked();
+    const after = await readVerifiedLog();
     expect(after).toHaveLength(before + 2_000);
     expect(new Set(after).size).toBe(after.length);
   });
 
-  it('misses nothing that commits late, with an id from long ago', async () => {
-    const before = (await checked()).length;
+  it('misses no entry that commits late with an old id', async () => {
+    const before = (await readVerifiedLog()).length;
     await other.transaction(async (tx) => {
       await tx.run({ name: 'late', text: `insert into audit_queue (entry) values ('{"late":1}')`, values: [] });
       for (let round = 0; round < 4; round++) {
         await write([`{"early":${round}}`]);
         expect((await sealLeaves(db, sign))?.size).toBe(before + round + 1);
-        // As if a minute had passed: what is open is waited for all the same.
+        // As if a minute had passed: the open transaction is still waited for.
         await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
       }
     });
     expect(await hasWaitingLeaves(db, 0)).toBe(true);
     await sealLeaves(db, sign);
-    expect((await checked()).at(-1)).toBe('{"late":1}');
+    expect((await readVerifiedLog()).at(-1)).toBe('{"late":1}');
     await database.query(`update audit_head set settling_at = now() - interval '2 minutes'`);
     await write(['{"settles":1}']);
     await sealLeaves(db, sign);
@@ -126,16 +126,16 @@ describe('sealing leaves', () => {
     expect(head?.settled).toBe(true);
   });
 
-  it('that fails at the very end leaves everything as it was', async () => {
-    const before = (await checked()).length;
+  it('that fails at the end changes nothing', async () => {
+    const before = (await readVerifiedLog()).length;
     await write(['{"again":1}']);
     const broken: SignCheckpoint = async () => {
       throw new Error('no key');
     };
     await expect(sealLeaves(db, broken)).rejects.toThrow('no key');
-    expect(await checked()).toHaveLength(before);
+    expect(await readVerifiedLog()).toHaveLength(before);
     await sealLeaves(db, sign);
-    expect((await checked()).at(-1)).toBe('{"again":1}');
+    expect((await readVerifiedLog()).at(-1)).toBe('{"again":1}');
   });
 });
 
@@ -156,7 +156,7 @@ describe('the database', () => {
     await expect(database.query(statement)).rejects.toThrow('append-only');
   });
 
-  it('grants it to nobody, its owner included', async () => {
+  it('grants changes to nobody, not even to the owner', async () => {
     const rows = await database.query<{ may: boolean }>(
       `select bool_or(acl.privilege_type in ('UPDATE', 'DELETE', 'TRUNCATE')) as may
        from pg_class c cross join aclexplode(c.relacl) acl where c.relname in ('audit_log', 'audit_nodes', 'audit_checkpoints')`,

@@ -1,34 +1,19 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type CallUpdate, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
-import { Database } from '../../gateway/ledger/db.ts';
 import { endDeadProcessesOnHost, Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let calls: CallStore;
-let lease: Lease;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new CallStore(db);
-  lease = new Lease(db, () => {});
-  await lease.start();
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(8);
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 const intent = (changes: Partial<Intent> = {}) => buildIntent(lease.id, changes);
 
-function change(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
+function buildUpdate(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
   return {
     txn,
     fence: 1,
@@ -55,8 +40,8 @@ function change(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
   };
 }
 
-const succeeded = (txn: string, changes: Partial<CallUpdate> = {}) =>
-  change(txn, {
+const buildSuccess = (txn: string, changes: Partial<CallUpdate> = {}) =>
+  buildUpdate(txn, {
     state: 'succeeded',
     custody: 'close',
     outcome: 'answered',
@@ -66,7 +51,7 @@ const succeeded = (txn: string, changes: Partial<CallUpdate> = {}) =>
   });
 
 describe('a claim', () => {
-  it('is won by one of many, in one batch and across processes', async () => {
+  it('is won by one of several, within a batch and across processes', async () => {
     const one = intent();
     const elsewhere = new CallStore(db);
     const won = await Promise.all(
@@ -77,14 +62,14 @@ describe('a claim', () => {
     expect(rows).toHaveLength(1);
   });
 
-  it('writes its audit leaf in the same commit, and none when it is lost', async () => {
+  it('writes its audit entry in the same commit, and none if it is lost', async () => {
     const one = intent({ entry: '{"once":1}' });
     await calls.claim(one);
     await calls.claim({ ...one });
     expect(await database.query(`select * from audit_entries where entry = '{"once":1}'`)).toHaveLength(1);
   });
 
-  it('can be unbound while nothing was sent, and then be claimed anew', async () => {
+  it('can be released while nothing was sent, and then claimed again', async () => {
     const one = intent();
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
@@ -92,7 +77,7 @@ describe('a claim', () => {
     expect(await calls.claim(one)).toMatchObject({ kind: 'won' });
   });
 
-  it('of another owner cannot be unbound', async () => {
+  it('of another owner cannot be released', async () => {
     const one = intent();
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: randomUUID(), fence: 1 }, '{}')).toBe(false);
@@ -101,30 +86,30 @@ describe('a claim', () => {
 });
 
 describe('a settlement', () => {
-  it('closes the call once; a second one changes nothing', async () => {
+  it('closes the call once; a second settlement changes nothing', async () => {
     const one = intent();
     await calls.claim(one);
-    expect(await calls.update(succeeded(one.txn, { answer: '{"status":200}' }))).toBe(true);
-    expect(await calls.update(succeeded(one.txn, { answer: '{"status":201}', isEvidence: true }))).toBe(false);
+    expect(await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }))).toBe(true);
+    expect(await calls.update(buildSuccess(one.txn, { answer: '{"status":201}', isEvidence: true }))).toBe(false);
     const call = await calls.read(one.txn);
     expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
   });
 
-  it('with an old fence is refused, unless it is evidence', async () => {
+  it('with an old fence does not apply, unless it is evidence', async () => {
     const one = intent({ owner: randomUUID() });
     await calls.claim(one);
     const taken = await takeOverCalls(db, lease.id, () => '{}');
-    const mine = taken.find((call) => call.txn === one.txn);
-    expect(mine).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
-    expect(await calls.update(change(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
-    expect(await calls.update(succeeded(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
+    const own = taken.find((call) => call.txn === one.txn);
+    expect(own).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
+    expect(await calls.update(buildUpdate(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect(await calls.update(buildSuccess(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
   });
 
-  it('that comes late, after others were made, applies to nothing; one that was made already is not made again', async () => {
+  it('does not apply after later ones, and is not applied twice', async () => {
     const one = intent();
     await calls.claim(one);
-    const closed = change(one.txn, { step: 1, entry: '{"closed":1}' });
-    const opened = change(one.txn, { step: 2, attempt: 2, attemptOpen: true });
+    const closed = buildUpdate(one.txn, { step: 1, entry: '{"closed":1}' });
+    const opened = buildUpdate(one.txn, { step: 2, attempt: 2, attemptOpen: true });
     expect(await calls.update(closed)).toBe(true);
     expect(await calls.update(closed)).toBe(true);
     expect(await database.query(`select 1 from audit_entries where entry = '{"closed":1}'`)).toHaveLength(1);
@@ -133,12 +118,14 @@ describe('a settlement', () => {
     expect(await calls.read(one.txn)).toMatchObject({ attempt: 2, attemptOpen: true });
   });
 
-  it('by a person does not overtake an attempt that was opened since they looked', async () => {
+  it('by a person does not apply if an attempt was opened after they read the call', async () => {
     const one = intent();
     await calls.claim(one);
-    await calls.update(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1 }));
+    await calls.update(buildUpdate(one.txn, { step: 1, state: 'in_doubt', unresolved: 1 }));
     const seen = await calls.read(one.txn);
-    await calls.update(change(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }));
+    await calls.update(
+      buildUpdate(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }),
+    );
     if (seen === undefined) throw new Error('the call is gone');
     const verdict = {
       verdict: 'not_applied',
@@ -152,24 +139,24 @@ describe('a settlement', () => {
     expect(await calls.read(one.txn)).toMatchObject({ state: 'in_doubt', attemptOpen: true });
   });
 
-  it('is made for each of two changes of one call that wait together', async () => {
+  it('applies for each of two updates of one call in the same batch', async () => {
     const one = intent();
     await calls.claim(one);
     const both = await Promise.all([
-      calls.update(change(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
-      calls.update(succeeded(one.txn, { isEvidence: true })),
+      calls.update(buildUpdate(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
+      calls.update(buildSuccess(one.txn, { isEvidence: true })),
     ]);
     expect(both).toEqual([true, true]);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'succeeded' });
   });
 
-  it('that is illegal is refused by the database, and its neighbours are not', async () => {
+  it('that is illegal is rejected by the database alone; others of the batch apply', async () => {
     const [good, bad] = [intent(), intent()];
     await Promise.all([calls.claim(good), calls.claim(bad)]);
     const settled = await Promise.allSettled([
-      calls.update(succeeded(good.txn)),
+      calls.update(buildSuccess(good.txn)),
       calls.update(
-        change(bad.txn, {
+        buildUpdate(bad.txn, {
           state: 'failed',
           custody: 'close',
           unresolved: 1,
@@ -183,10 +170,10 @@ describe('a settlement', () => {
     expect(await calls.read(bad.txn)).toMatchObject({ state: 'sending' });
   });
 
-  it('of a final call may be erased but never changed', async () => {
+  it('is never changed, only erased', async () => {
     const one = intent();
     await calls.claim(one);
-    await calls.update(succeeded(one.txn, { answer: '{"status":200}' }));
+    await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }));
     const forbidden = [
       `state = 'in_doubt', settled_at = null`,
       `answer = '{}'`,
@@ -203,7 +190,7 @@ describe('a settlement', () => {
 });
 
 describe('taking over', () => {
-  it('leaves the calls of the living alone, however old', async () => {
+  it('skips calls of live processes, however old', async () => {
     const one = intent();
     await calls.claim(one);
     await database.query(`update open_calls set due_at = now() - interval '1 day' where txn = $1`, [one.txn]);
@@ -211,7 +198,7 @@ describe('taking over', () => {
     expect(taken.map((call) => call.txn)).not.toContain(one.txn);
   });
 
-  it('takes each call for one of several takers', async () => {
+  it('gives each call to one of several takers', async () => {
     const dead = randomUUID();
     const lost = Array.from({ length: 50 }, () => intent({ owner: dead }));
     await Promise.all(lost.map((one) => calls.claim(one)));
@@ -220,7 +207,7 @@ describe('taking over', () => {
     expect(taken.sort()).toEqual(lost.map((one) => one.txn).sort());
   });
 
-  it('of a call that waits for its time happens when it comes, without calling anybody dead', async () => {
+  it('takes a call without an owner when it is due, and counts no owner death', async () => {
     const one = intent({ state: 'held', owner: null, dueInMs: 0 });
     await calls.claim(one);
     const taken = await takeOverCalls(db, lease.id, () => '{}');
@@ -229,13 +216,13 @@ describe('taking over', () => {
 });
 
 describe('a lease', () => {
-  it('is the right to send under one name only', async () => {
+  it('is the right to send under one id only', async () => {
     expect(lease.holds(lease.id)).toBe(true);
     expect(lease.holds(randomUUID())).toBe(false);
     expect(lease.holds('')).toBe(false);
   });
 
-  it('that lapsed is taken anew under another name, and sends nothing more under the old', async () => {
+  it('that lapsed is replaced under another id, and the old id no longer sends', async () => {
     const own = new Lease(db, () => {});
     await own.start();
     const old = own.id;
@@ -245,7 +232,7 @@ describe('a lease', () => {
     await own.end();
   });
 
-  it('of a process of this host that is gone ends at once', async () => {
+  it('of a dead process of this host ends at once', async () => {
     const gone = randomUUID();
     await database.query(
       `insert into processes (id, host, pid, pid_started, lease_until) select $1, host, pid, '1', now() + interval '1 hour' from processes where id = $2`,
@@ -265,22 +252,24 @@ describe('a lease', () => {
   });
 });
 
-describe('changes of one call', () => {
-  it('whose number a late success took are not said to have been made', async () => {
+describe('updates of one call', () => {
+  it('whose step number a late success took are not reported as applied', async () => {
     const each = intent();
     await calls.claim(each);
-    expect(await calls.update(succeeded(each.txn, { isEvidence: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
+    expect(await calls.update(buildSuccess(each.txn, { isEvidence: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
       true,
     );
-    expect(await calls.update(change(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
+    expect(await calls.update(buildUpdate(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(
+      false,
+    );
     expect((await calls.read(each.txn))?.state).toBe('succeeded');
   });
 
-  it('of which the second is refused do not take the claims beside them along', async () => {
+  it('of which the second is rejected do not reject claims of the same batch', async () => {
     const [each, other] = [intent(), intent()];
     await calls.claim(each);
-    const impossible = change(each.txn, { step: 2, state: 'held', attempt: 1 });
-    const all = [calls.update(change(each.txn)), calls.update(impossible), calls.claim(other)];
+    const impossible = buildUpdate(each.txn, { step: 2, state: 'held', attempt: 1 });
+    const all = [calls.update(buildUpdate(each.txn)), calls.update(impossible), calls.claim(other)];
     const [first, second, claimed] = await Promise.allSettled(all);
     expect(first).toMatchObject({ status: 'fulfilled', value: true });
     expect(second?.status).toBe('rejected');

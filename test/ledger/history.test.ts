@@ -1,33 +1,17 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { History, type HistoryQuery } from '../../gateway/domain/calls/history.ts';
 import { canonicalize } from '../../gateway/domain/canonical.ts';
 import type { Json } from '../../gateway/domain/json.ts';
 import { releaseClaim } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type ClaimGuards, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { readHistory } from '../../gateway/ledger/calls/history.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let calls: CallStore;
-let lease: Lease;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new CallStore(db);
-  lease = new Lease(db, () => {});
-  await lease.start();
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(8);
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 const HOUR = 3_600_000;
 const count = (glob: string, windowMs = HOUR): HistoryQuery => ({ text: `count ${glob}`, glob, windowMs });
@@ -38,17 +22,17 @@ const sum = (glob: string, ...path: string[]): HistoryQuery => ({
   sum: path,
 });
 
-async function claimed(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
+async function claimCall(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
   const intent = buildIntent(lease.id, { agent, tool, args: canonicalize(args), ...changes });
   expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent.txn;
 }
 
-async function answer(agent: string, question: HistoryQuery, besides: string | null = null) {
-  return (await readHistory(db, { agent, queries: [question], exceptTxn: besides })).get(question.text);
+async function answer(agent: string, query: HistoryQuery, exceptTxn: string | null = null) {
+  return (await readHistory(db, { agent, queries: [query], exceptTxn })).get(query.text);
 }
 
-/** As only time could make it; the row itself refuses to be rewritten. */
+/** Settles a call directly: a settled row refuses later changes. */
 async function settle(txn: string, state: string): Promise<void> {
   const problem = state === 'succeeded' ? null : 'tool_failed';
   await database.query(
@@ -57,30 +41,30 @@ async function settle(txn: string, state: string): Promise<void> {
   );
 }
 
-describe('the past of an agent', () => {
-  it('has what may have had an effect: open, in doubt and done, and neither what failed nor what was given up', async () => {
+describe('the history of an agent', () => {
+  it('counts calls that may have had an effect (open, in doubt, done), not failed or released ones', async () => {
     const agent = randomUUID();
-    const [open, doubted, done, failed, given] = [
-      await claimed(agent, 'a.delete_x'),
-      await claimed(agent, 'a.delete_x'),
-      await claimed(agent, 'b.delete_y'),
-      await claimed(agent, 'a.delete_x'),
-      await claimed(agent, 'a.delete_x'),
+    const [open, inDoubt, done, failed, released] = [
+      await claimCall(agent, 'a.delete_x'),
+      await claimCall(agent, 'a.delete_x'),
+      await claimCall(agent, 'b.delete_y'),
+      await claimCall(agent, 'a.delete_x'),
+      await claimCall(agent, 'a.delete_x'),
     ];
     await database.query(`update calls set state = 'in_doubt', attempt_open = false, unresolved = 1 where txn = $1`, [
-      doubted,
+      inDoubt,
     ]);
     await settle(done, 'succeeded');
     await settle(failed, 'failed');
-    expect(await releaseClaim(db, { txn: given, owner: lease.id, fence: 1 }, '{}')).toBe(true);
+    expect(await releaseClaim(db, { txn: released, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     for (const state of ['rejected', 'expired', 'cancelled']) {
-      const held = await claimed(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
+      const held = await claimCall(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
       await database.query(`update calls set state = $2, settled_at = now(), problem = $2 where txn = $1`, [
         held,
         state,
       ]);
     }
-    const waiting = await claimed(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
+    const waiting = await claimCall(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
     expect(await answer(agent, count('*.delete_*'))).toBe(4);
     expect(await answer(agent, count('a.*'))).toBe(3);
     expect(await answer(agent, count('*.delete_*'), open)).toBe(3);
@@ -88,15 +72,15 @@ describe('the past of an agent', () => {
     expect(await answer(randomUUID(), count('*'))).toBe(0);
   });
 
-  it('takes _ for itself, as globs do', async () => {
+  it('treats _ in a glob as a literal character', async () => {
     const agent = randomUUID();
-    await claimed(agent, 'a.deleteXy');
+    await claimCall(agent, 'a.deleteXy');
     expect(await answer(agent, count('*.delete_*'))).toBe(0);
   });
 
-  it('has no compensations: those are the doing of whoever rolls back', async () => {
+  it('does not count compensations', async () => {
     const agent = randomUUID();
-    const txn = await claimed(
+    const txn = await claimCall(
       agent,
       'a.make',
       {},
@@ -104,35 +88,35 @@ describe('the past of an agent', () => {
     );
     await settle(txn, 'succeeded');
     await database.query(`update calls set undo_state = 'due' where txn = $1`, [txn]);
-    await claimed(agent, 'a.delete', {}, { undoes: { txn, tries: 0 }, identity: 'undo' });
+    await claimCall(agent, 'a.delete', {}, { undoes: { txn, tries: 0 }, identity: 'undo' });
     expect(await answer(agent, count('a.*'))).toBe(1);
   });
 
   it('ends with its window', async () => {
     const agent = randomUUID();
-    await claimed(agent, 'a.x');
+    await claimCall(agent, 'a.x');
     expect(await answer(agent, count('a.*', 60_000))).toBe(1);
-    // A window that is over by the time it is looked at.
+    // The window has passed when the history is read.
     await expect.poll(() => answer(agent, count('a.*', 1))).toBe(0);
   });
 
-  it('of a call that was claimed before is what was there then', async () => {
+  it('of a call that was claimed earlier ends at its claim', async () => {
     const agent = randomUUID();
-    await claimed(agent, 'a.x');
+    await claimCall(agent, 'a.x');
     const [{ at }] = (await database.query<{ at: Date }>(`select clock_timestamp() as at`)) as [{ at: Date }];
     await expect.poll(() => Date.now()).toBeGreaterThan(at.getTime());
-    await claimed(agent, 'a.x');
-    const questions = [count('a.*')];
-    expect((await readHistory(db, { agent, queries: questions, exceptTxn: null, asOf: at })).get('count a.*')).toBe(1);
+    await claimCall(agent, 'a.x');
+    const queries = [count('a.*')];
+    expect((await readHistory(db, { agent, queries, exceptTxn: null, asOf: at })).get('count a.*')).toBe(1);
   });
 });
 
 describe('a sum', () => {
-  it('is exact in decimals, and leaves out what is negative or not there', async () => {
+  it('is exact in decimals, and skips negative and missing amounts', async () => {
     const agent = randomUUID();
-    for (const amount of [0.1, 0.2, -5, null]) await claimed(agent, 'a.pay', { order: { total: amount } });
-    await claimed(agent, 'a.pay', {});
-    await claimed(agent, 'a.pay', { order: [] });
+    for (const amount of [0.1, 0.2, -5, null]) await claimCall(agent, 'a.pay', { order: { total: amount } });
+    await claimCall(agent, 'a.pay', {});
+    await claimCall(agent, 'a.pay', { order: [] });
     expect(await answer(agent, sum('a.*', 'order', 'total'))).toBe(0.3);
     expect(await answer(agent, count('a.*'))).toBe(6);
   });
@@ -144,66 +128,66 @@ describe('a sum', () => {
     ['a quote', { 'a"b': '"', amount: 5 }],
   ])('reads arguments with %s', async (_name, args) => {
     const agent = randomUUID();
-    await claimed(agent, 'a.pay', args);
+    await claimCall(agent, 'a.pay', args);
     expect(await answer(agent, sum('a.pay', 'amount'))).toBe(5);
   });
 
   it.each<[string, Json]>([
     ['a text', '5'],
     ['a list', [5]],
-    ['what is redacted', '[redacted]'],
+    ['redacted', '[redacted]'],
   ])('is unknown where the amount is %s', async (_name, amount) => {
     const agent = randomUUID();
-    await claimed(agent, 'a.pay', { amount: 1 });
-    await claimed(agent, 'a.pay', { amount });
+    await claimCall(agent, 'a.pay', { amount: 1 });
+    await claimCall(agent, 'a.pay', { amount });
     expect(await answer(agent, sum('a.pay', 'amount'))).toBe('unknown');
   });
 
-  it('is unknown where a payload is gone; a count is not', async () => {
+  it('is unknown if a payload was erased; a count is not', async () => {
     const agent = randomUUID();
-    const txn = await claimed(agent, 'a.pay', { amount: 1 });
+    const txn = await claimCall(agent, 'a.pay', { amount: 1 });
     await settle(txn, 'succeeded');
     await database.query(`update calls set args = null, erased_at = now() where txn = $1`, [txn]);
     expect(await answer(agent, sum('a.pay', 'amount'))).toBe('unknown');
     expect(await answer(agent, count('a.pay'))).toBe(1);
   });
 
-  it('answers several questions at once', async () => {
+  it('answers several queries at once', async () => {
     const agent = randomUUID();
-    await claimed(agent, 'a.pay', { amount: 2, fee: 1 });
-    const questions = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
-    const past = await readHistory(db, { agent, queries: questions, exceptTxn: null });
-    expect(past.toJson()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
+    await claimCall(agent, 'a.pay', { amount: 2, fee: 1 });
+    const queries = [sum('a.pay', 'amount'), count('b.*'), { ...sum('a.*', 'fee'), text: 'fees' }];
+    const history = await readHistory(db, { agent, queries, exceptTxn: null });
+    expect(history.toJson()).toEqual({ 'sum a.pay': 2, 'count b.*': 0, fees: 1 });
   });
 });
 
-describe('a claim under a rule that asks', () => {
-  const capped = (most: number): ClaimGuards => ({
+describe('a claim under a rule with history', () => {
+  const allowUpTo = (limit: number): ClaimGuards => ({
     charges: [],
     approval: undefined,
     locks: undefined,
-    history: { queries: [count('a.*')], isDecisionUnchanged: (past) => Number(past.get('count a.*')) < most },
+    history: { queries: [count('a.*')], isDecisionUnchanged: (history) => Number(history.get('count a.*')) < limit },
   });
 
-  it('of twenty at once on two replicas exactly seven go, and the others are told what there is now', async () => {
+  it('wins exactly seven of twenty times at once on two replicas; the others get the new history', async () => {
     const agent = randomUUID();
     const elsewhere = new CallStore(db);
     const outcomes = await Promise.all(
       Array.from({ length: 20 }, (_, i) =>
-        (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), capped(7)),
+        (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), allowUpTo(7)),
       ),
     );
     expect(outcomes.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
-    const overtaken = outcomes.filter((outcome) => outcome.kind === 'stale_decision');
-    expect(overtaken).toHaveLength(13);
-    for (const { history } of overtaken) expect(history.get('count a.*')).toBe(7);
+    const stale = outcomes.filter((outcome) => outcome.kind === 'stale_decision');
+    expect(stale).toHaveLength(13);
+    for (const { history } of stale) expect(history.get('count a.*')).toBe(7);
     expect(await answer(agent, count('a.*'))).toBe(7);
   });
 
-  it('that is refused leaves nothing behind', async () => {
+  it('that is refused writes nothing', async () => {
     const agent = randomUUID();
     const intent = buildIntent(lease.id, { agent, tool: 'a.x' });
-    expect(await calls.claim(intent, capped(0))).toEqual({ kind: 'stale_decision', history: expect.any(History) });
+    expect(await calls.claim(intent, allowUpTo(0))).toEqual({ kind: 'stale_decision', history: expect.any(History) });
     expect(await calls.read(intent.txn)).toBeUndefined();
   });
 });

@@ -1,15 +1,10 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { describe, expect, it } from 'vitest';
+import { useDatabase } from '../support/use-gateway.ts';
 
-let database: TestDatabase;
+const database = useDatabase();
 
-beforeAll(async () => {
-  database = await createTestDatabase();
-});
-afterAll(() => database?.drop());
-
-/** A call that is on its way, as SQL. */
+/** A valid call in state `sending`, as SQL values. */
 const SENDING: Readonly<Record<string, string>> = {
   agent: "'a'",
   tool: "'t'",
@@ -25,8 +20,8 @@ const SENDING: Readonly<Record<string, string>> = {
 
 const FAILED = { state: "'failed'", settled_at: 'now()', problem: "'tool_failed'", evidence: "'answer'" };
 
-/** By the name of the rule: what must be otherwise for it to be broken. */
-const BROKEN: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+/** For each constraint, the values that violate it. */
+const VIOLATIONS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   calls_state_check: { state: "'lost'" },
   calls_kind_check: { kind: "'sometimes'" },
   calls_identity_check: { identity: "'name'" },
@@ -57,19 +52,19 @@ describe('an impossible call', () => {
     );
   };
 
-  it('is not what the others are made from', async () => {
+  it('differs from a valid one, which is accepted', async () => {
     await expect(insert({})).resolves.toEqual([]);
   });
 
-  it.each(Object.entries(BROKEN))('is refused by %s', async (constraint, changes) => {
+  it.each(Object.entries(VIOLATIONS))('is refused by %s', async (constraint, changes) => {
     await expect(insert(changes)).rejects.toMatchObject({ code: '23514', constraint });
   });
 
-  it('is known for every rule that there is', async () => {
+  it('is tested for every constraint of the schema', async () => {
     const [found] = await database.query<{ source: string }>(
       `select prosrc as source from pg_proc where proname = 'refuse_impossible'`,
     );
     const rules = [...(found?.source ?? '').matchAll(/then '(\w+)'/g)].map(([, rule]) => rule);
-    expect(rules.sort()).toEqual(Object.keys(BROKEN).sort());
+    expect(rules.sort()).toEqual(Object.keys(VIOLATIONS).sort());
   });
 });

@@ -54,7 +54,7 @@ describe('migrations', () => {
 
   it('run once when replicas boot at the same time', async () => {
     const applied = await Promise.all(Array.from({ length: 5 }, () => migrateDatabase(url, 'migrations')));
-    // Each migration is a transaction of its own: two replicas may share them, but none is applied twice or left out.
+    // Each migration is its own transaction: replicas may share the work, but each migration is applied exactly once.
     const files = (await readdir('migrations')).filter((file) => file.endsWith('.sql')).sort();
     expect(applied.flat().sort()).toEqual(files);
     expect(await migrateDatabase(url, 'migrations')).toEqual([]);
@@ -66,7 +66,7 @@ describe('migrations', () => {
     await admin.query(`alter database ${name} reset ${setting}`);
   });
 
-  it('refuse a schema of a newer build, and one whose history was changed', async () => {
+  it('refuse a schema of a newer build, and one with changed migrations', async () => {
     const client = new pg.Client({ connectionString: url });
     await client.connect();
     await client.query(`insert into schema_migrations values (9999, '9999_future.sql', 'x')`);

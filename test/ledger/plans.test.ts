@@ -12,13 +12,13 @@ import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
 
 /**
- * A connection plans a statement once, often while the ledger is empty, and keeps the plan until PostgreSQL analyses the tables. A plan
- * that walks an empty table is a good one, and ruins a gateway a minute later.
+ * A connection plans a statement once, often while the ledger is empty, and keeps the plan until PostgreSQL analyses the tables. A
+ * plan that scans a table is good while the table is empty, and stalls the gateway a minute later.
  */
 
 const CALLS = 3_000;
-/** A few rows of each index, for each of a few calls. */
-const MOST_READ = 400;
+/** Room for a few rows of each index, for each of a few calls. */
+const MAX_ROWS_READ = 400;
 
 let database: TestDatabase;
 let db: Database;
@@ -34,11 +34,11 @@ beforeAll(async () => {
   neighbour = new Lease(leases, () => {});
   await lease.start();
   await neighbour.start();
-  // One connection, which keeps its plans and tells what it has read when it is asked to.
+  // One connection, which keeps its plans and reports its row counts on request.
   db = new Database(database.url, { max: 1, applicationName: 'test' });
   calls = new CallStore(db);
-  for (const [, way] of WAYS) await way();
-  await fill();
+  for (const [, run] of OPERATIONS) await run();
+  await fillLedger();
 });
 afterAll(async () => {
   await db?.close();
@@ -68,28 +68,31 @@ const settle = ({ txn, fence }: Intent) =>
     entry: '{}',
   });
 
-async function made(changes: Partial<Intent> = {}): Promise<Intent> {
+async function claimCall(changes: Partial<Intent> = {}): Promise<Intent> {
   const intent = buildIntent(lease.id, { kind: 'key', ...changes });
   expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent;
 }
 
-async function steps(): Promise<string> {
+async function settleSteps(): Promise<string> {
   const saga = randomUUID();
   await database.query('insert into sagas (id, agent, asked) values ($1, $2, $3)', [saga, 'a', Buffer.alloc(32)]);
-  for (const step of [await made({ saga }), await made({ saga })]) expect(await settle(step)).toBe(true);
+  for (const step of [await claimCall({ saga }), await claimCall({ saga })]) expect(await settle(step)).toBe(true);
   return saga;
 }
 
-const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = [
-  ['claims and settlements', async () => Promise.all([await made(), await made(), await made()].map(settle))],
-  ['a repeat of a claim', async () => expect(await calls.claim(await made())).toEqual({ kind: 'taken' })],
-  ['a reading', async () => calls.read((await made()).txn)],
-  ['steps of a saga', steps],
+const OPERATIONS: readonly (readonly [name: string, run: () => Promise<unknown>])[] = [
+  [
+    'claims and settlements',
+    async () => Promise.all([await claimCall(), await claimCall(), await claimCall()].map(settle)),
+  ],
+  ['a repeat of a claim', async () => expect(await calls.claim(await claimCall())).toEqual({ kind: 'taken' })],
+  ['a read', async () => calls.read((await claimCall()).txn)],
+  ['steps of a saga', settleSteps],
   [
     'the rollback of a saga',
     async () => {
-      const id = await steps();
+      const id = await settleSteps();
       await closeSagaForRollback(db, { id, to: undefined, reason: 'r', by: 'b', canResumeParked: false, entry: '{}' });
       const undos = new UndoStore(db);
       return [await undos.read(id), await undos.readOutline(id, 'saga')];
@@ -98,18 +101,21 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
   [
     'a compensation',
     async () => {
-      const done = await made();
+      const done = await claimCall();
       await settle(done);
       await database.query(`update calls set undo_state = 'due', undo_args = '{}' where txn = $1`, [done.txn]);
-      await made({ identity: 'undo', undoes: { txn: done.txn, tries: 0 } });
+      await claimCall({ identity: 'undo', undoes: { txn: done.txn, tries: 0 } });
     },
   ],
-  ['a release', async () => expect(await releaseClaim(db, await made(), '{}')).toBe(true)],
-  ['a look at who owns a call', async () => expect(await isOwnedBy(db, (await made()).txn, lease.id)).toBe(true)],
+  ['a release', async () => expect(await releaseClaim(db, await claimCall(), '{}')).toBe(true)],
+  [
+    'a check of the owner of a call',
+    async () => expect(await isOwnedBy(db, (await claimCall()).txn, lease.id)).toBe(true),
+  ],
   [
     'taking over',
     async () => {
-      const { txn } = await made({ owner: randomUUID() });
+      const { txn } = await claimCall({ owner: randomUUID() });
       expect((await takeOverCalls(db, lease.id, () => '{}')).map((call) => call.txn)).toContain(txn);
       expect(await takeOverCalls(db, lease.id, () => '{}')).toEqual([]);
     },
@@ -118,8 +124,8 @@ const WAYS: readonly (readonly [name: string, way: () => Promise<unknown>])[] = 
   ['handing over', async () => handOverCalls(db, lease.id)],
 ];
 
-/** Many calls, some of them open, in the hands of another gateway that lives. */
-async function fill(): Promise<void> {
+/** Many open calls of another live gateway. */
+async function fillLedger(): Promise<void> {
   await database.query(
     `with made as (
        insert into calls (txn, agent, tool, identity, fingerprint, kind, state, attempt, policy_version)
@@ -131,16 +137,16 @@ async function fill(): Promise<void> {
   );
 }
 
-async function readSoFar(): Promise<number> {
-  await db.run({ name: 'tell', text: 'select pg_stat_force_next_flush()', values: [] });
+async function countRowsRead(): Promise<number> {
+  await db.run({ name: 'flush-stats', text: 'select pg_stat_force_next_flush()', values: [] });
   const [row] = await database.query<{ read: string }>(
     `select (select sum(idx_tup_read) from pg_stat_user_indexes) + (select sum(seq_tup_read) from pg_stat_user_tables) as read`,
   );
   return Number(row?.read);
 }
 
-it.each(WAYS)('%s read as little in a full ledger as in the empty one they were planned in', async (_, way) => {
-  const before = await readSoFar();
-  await way();
-  expect((await readSoFar()) - before).toBeLessThan(MOST_READ);
+it.each(OPERATIONS)('%s: reads few rows in a full ledger with a plan from an empty one', async (_, run) => {
+  const before = await countRowsRead();
+  await run();
+  expect((await countRowsRead()) - before).toBeLessThan(MAX_ROWS_READ);
 });

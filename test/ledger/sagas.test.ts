@@ -1,33 +1,17 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
 import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
-import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/process-lease.ts';
+import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let lease: Lease;
-let calls: CallStore;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 4, applicationName: 'test' });
-  lease = new Lease(db, () => {});
-  await lease.start();
-  calls = new CallStore(db);
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger();
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 async function openSaga(agent = 'a'): Promise<string> {
   const id = randomUUID();
@@ -44,18 +28,18 @@ const settle = (txn: string) =>
   );
 
 describe('steps of a saga', () => {
-  it('of another agent are not let in by a neighbour in the same batch', async () => {
+  it('of another agent are refused, even in a batch with a valid step', async () => {
     const saga = await openSaga('a');
-    const [mine, strange] = [step(saga), step(saga, { agent: 'b' })];
-    expect(await Promise.all([calls.claim(mine), calls.claim(strange)])).toMatchObject([
+    const [own, foreign] = [step(saga), step(saga, { agent: 'b' })];
+    expect(await Promise.all([calls.claim(own), calls.claim(foreign)])).toMatchObject([
       { kind: 'won' },
       { kind: 'taken' },
     ]);
-    expect(await calls.read(strange.txn)).toBeUndefined();
+    expect(await calls.read(foreign.txn)).toBeUndefined();
     expect(await calls.claim(step(saga))).toMatchObject({ kind: 'won' });
   });
 
-  it('are numbered in the order in which they came', async () => {
+  it('get ordinals in order of arrival', async () => {
     const saga = await openSaga();
     const steps = Array.from({ length: 20 }, () => step(saga));
     await Promise.all(steps.map((each) => calls.claim(each)));
@@ -65,7 +49,7 @@ describe('steps of a saga', () => {
     expect(rows.map((row) => row.txn)).toEqual(steps.map((each) => each.txn));
   });
 
-  it('that have an answer with a NUL in it are still read', async () => {
+  it('are read even if an answer contains a NUL', async () => {
     const saga = await openSaga();
     const [done, undo] = [step(saga), step(saga, { saga: null })];
     for (const each of [done, undo]) {
@@ -84,7 +68,7 @@ describe('steps of a saga', () => {
     expect(steps[0]?.compensation?.detail).toBe('the upstream answered 422');
   });
 
-  it('are outlined without what their undos are called with, however long that is', async () => {
+  it('are outlined without the arguments of their undos', async () => {
     const saga = await openSaga();
     const [due, unknown] = [step(saga), step(saga)];
     for (const each of [due, unknown]) {
@@ -106,7 +90,7 @@ describe('steps of a saga', () => {
 });
 
 describe('the end of a rollback', () => {
-  it('that was read before another one began is not the end of that one', async () => {
+  it('does not end a second rollback that began after the steps were read', async () => {
     const saga = await openSaga();
     const late = step(saga);
     await calls.claim(late);
@@ -118,19 +102,19 @@ describe('the end of a rollback', () => {
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);
   });
 
-  it('does not take away work that was asked for meanwhile', async () => {
+  it('keeps an undo task that was added meanwhile', async () => {
     const id = randomUUID();
     await db.transaction((tx) => addUndoTask(tx, id, 'call'));
-    expect((await claimUndoTasks(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    expect((await claimUndoTasks(db, 100, 60_000)).map((task) => task.id)).toContain(id);
     await db.transaction((tx) => addUndoTask(tx, id, 'call'));
     await removeUndoTask(db, id);
-    expect((await claimUndoTasks(db, 100, 60_000)).map((work) => work.id)).toContain(id);
+    expect((await claimUndoTasks(db, 100, 60_000)).map((task) => task.id)).toContain(id);
     await removeUndoTask(db, id);
     expect(await database.query('select id from undo_work where id = $1', [id])).toEqual([]);
   });
 });
 
-describe('what an undo is called with', () => {
+describe('the arguments of an undo', () => {
   const tool = (redact: string[][]) => ({ redact }) as unknown as Tool;
   const key = Buffer.alloc(32, 3);
   const scope = {
@@ -143,9 +127,9 @@ describe('what an undo is called with', () => {
   };
 
   it.each([
-    ['the tool redacts', tool([['args', 'card']]), tool([])],
-    ['the undo redacts', tool([]), tool([['args', 'card']])],
-  ])('is sealed where %s', (_, forward, undo) => {
+    ['the tool redacts them', tool([['args', 'card']]), tool([])],
+    ['the undo redacts them', tool([]), tool([['args', 'card']])],
+  ])('are sealed if %s', (_, forward, undo) => {
     const kept = encodeUndoArguments(key, forward, undo, scope, { charge: 'ch_1', card: '4111-secret' });
     expect(kept.args).toBe('{"card":"[redacted]","charge":"ch_1"}');
     const call = { txn: scope.txn, before: null, undoArgs: kept.args, undoSealed: kept.sealed };

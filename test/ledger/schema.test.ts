@@ -3,10 +3,7 @@ import pg from 'pg';
 import { expect, inject, it } from 'vitest';
 import { createTestDatabase } from '../support/database.ts';
 
-/**
- * What the migrations add up to, for whoever wants to read the schema and not its history. Written anew by
- * `npx vitest run test/ledger/schema.test.ts -u`.
- */
+/** The schema after all migrations, for readers. `npx vitest run test/ledger/schema.test.ts -u` writes it again. */
 const SCHEMA = 'docs/schema.sql';
 
 const HEADER = `-- The schema of the ledger, after all migrations. Made from a migrated database, and held to it by
@@ -15,7 +12,7 @@ const HEADER = `-- The schema of the ledger, after all migrations. Made from a m
 
 type Query = <Row extends pg.QueryResultRow>(text: string, values?: unknown[]) => Promise<Row[]>;
 
-/** Every statement that makes the schema, in an order in which they can be run. */
+/** All statements that create the schema, in an order in which they can run. */
 async function dump(query: Query): Promise<string> {
   const texts = async (text: string) => (await query<{ text: string }>(text)).map((row) => row.text);
   const ours = (oid: string) => `${oid} = 'public'::regnamespace`;
@@ -28,7 +25,7 @@ async function dump(query: Query): Promise<string> {
       string_agg(format('%s %s', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod)), E',\\n  ' order by a.attnum)) as text
     from pg_class t join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
     where ${ours('t.relnamespace')} and t.relkind = 'c' group by t.relname order by t.relname`);
-  // Constraints but foreign keys and indexes stand with their table; the rules of a table are functions, so these come first.
+  // Tables use functions in their constraints, so functions come first. Foreign keys and indexes follow the tables.
   const functions = await texts(`select pg_get_functiondef(p.oid) as text from pg_proc p
     where ${ours('p.pronamespace')} order by p.proname, pg_get_function_identity_arguments(p.oid)`);
   const tables = await texts(`select format(E'create%s table %I (\\n  %s\\n)%s',
@@ -71,7 +68,7 @@ async function dump(query: Query): Promise<string> {
   return all.flatMap((statements) => statements.map((text) => `${text.trimEnd()};\n`)).join('\n');
 }
 
-it('is what docs/schema.sql says, which makes the same from nothing', async () => {
+it('equals docs/schema.sql, which creates the same schema in an empty database', async () => {
   const migrated = await createTestDatabase();
   const schema = await dump(migrated.query).finally(() => migrated.drop());
   await expect(`${HEADER}\n${schema}`).toMatchFileSnapshot(`../../${SCHEMA}`);

@@ -1,10 +1,7 @@
 import { readdir, readFile } from 'node:fs/promises';
 import { expect, it } from 'vitest';
 
-/**
- * A statement's name stands for its text on each connection: the second text under one name is an error, but only on a
- * connection that saw the first.
- */
+/** A connection prepares the first text of a name. A second text under that name fails, but only on connections that saw the first. */
 it('no two statements share a name', async () => {
   const texts = new Map<string, Set<string>>();
   const files = (await readdir('gateway/ledger', { recursive: true })).filter((file) => file.endsWith('.ts'));

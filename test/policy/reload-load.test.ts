@@ -1,8 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML, writePolicies } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const RELOADS = 1_000;
 const WORKERS = 2;
@@ -19,7 +18,7 @@ tools:
   world.b: { upstream: world, ${input}, request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }, once: { by: idempotent } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { deny: world.${allowed === 'a' ? 'b' : 'a'} }
       - { allow: world.* }
@@ -27,20 +26,7 @@ ${PEOPLE_YAML}`,
   };
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: policies(upstream.url, 'a'), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ policies: (url) => policies(url, 'a') });
 
 it(`judges every call under exactly one version while ${RELOADS} reloads go on`, async () => {
   const versions = new Map<string, 'a' | 'b'>();

@@ -1,38 +1,18 @@
 import pg from 'pg';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream, type UpstreamFaultStep } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  type Gateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-  writePolicies,
-} from '../support/gateway.ts';
+import { describe, expect, it } from 'vitest';
+import type { UpstreamFaultStep } from '../faults/upstream.ts';
+import { OTHER_AGENT_KEY, type Reply, sha256Hex, writePolicies } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { TestSaga } from './saga.ts';
 import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
 const RULES = `
       - { allow: world.charge, when: 'args.id.startsWith("limited-")', rate: 2/h }
       - { allow: world.refund, when: 'args.id.startsWith("limited-")', rate: 1/h }`;
-const policies = () => buildSagaPolicies(upstream.url, { rules: RULES });
+const policies = (url: string) => buildSagaPolicies(url, { rules: RULES });
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: policies(), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ policies });
 
 const REFUND = 'POST /keyed/refund';
 const CHARGE = { forward: 'POST /keyed/charge', undo: REFUND };
@@ -326,7 +306,7 @@ describe('a rollback runs whatever became of its agent', () => {
       await writePolicies(gateway, { 'sagas.yaml': text });
       expect((await gateway.admin('POST', '/admin/policies/reload', { reason: 'test' })).status).toBe(200);
     };
-    const text = policies()['sagas.yaml'];
+    const text = policies(upstream.url)['sagas.yaml'];
     const without = text.replace(
       new RegExp(
         `  other:\\n    keys: \\["sha256:${sha256Hex(OTHER_AGENT_KEY)}"\\]\\n    rules:\\n      - allow: world.charge\\n`,

@@ -1,6 +1,6 @@
-import { setTimeout as sleep } from 'node:timers/promises';
 import type { TestUpstream, UpstreamEffect } from '../faults/upstream.ts';
 import type { Gateway } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
 import { TestSaga } from './saga.ts';
 import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 
@@ -67,11 +67,9 @@ async function executeSteps(saga: TestSaga, name: string, count: number): Promis
 }
 
 async function waitUntilRolledBack(gateway: Gateway): Promise<void> {
-  const until = performance.now() + 300_000;
-  for (;;) {
-    const page = await gateway.admin('GET', '/admin/sagas?state=rolling_back&limit=1');
-    if (page.status === 200 && page.body.items.length === 0) return;
-    if (performance.now() > until) throw new Error(`some sagas did not come to rest\n${gateway.output}`);
-    await sleep(50);
-  }
+  await pollUntil(
+    () => gateway.admin('GET', '/admin/sagas?state=rolling_back&limit=1'),
+    ({ status, body }) => status === 200 && body.items.length === 0,
+    { withinMs: 300_000, explain: () => `Some sagas did not come to rest.\n${gateway.output}` },
+  );
 }

@@ -1,34 +1,16 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream, type UpstreamFaultStep } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, makeGateway, type Reply, startGateway } from '../support/gateway.ts';
-import { postJson, TestSaga } from './saga.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
+import type { UpstreamFaultStep } from '../faults/upstream.ts';
+import { AGENT_KEY, type Gateway, type Reply } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
+import { TestSaga } from './saga.ts';
 import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({
-    policies: buildSagaPolicies(upstream.url, { timeout: '20s' }),
-    databaseUrl: database.url,
-  });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, one, two, replicas } = useReplicas({
+  policies: (url) => buildSagaPolicies(url, { timeout: '20s' }),
 });
 beforeEach(async () => {
-  for (const gateway of [one, two]) if (!gateway.isAlive) await gateway.start();
+  for (const replica of replicas) await replica.ensureStarted();
   await upstream.reset();
 });
 
@@ -64,7 +46,7 @@ async function expectUndone(on: Gateway, { saga, steps }: Taken): Promise<void> 
 }
 
 const rollBackOn = (gateway: Gateway, { id }: TestSaga) =>
-  postJson(gateway, `/v1/sagas/${id}/rollback`, { reason: 'both say so' }, AGENT_KEY);
+  gateway.post(`/v1/sagas/${id}/rollback`, { reason: 'both say so' }, AGENT_KEY);
 
 describe('two replicas', () => {
   it.each<[string, UpstreamFaultStep[]]>([

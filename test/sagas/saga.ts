@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { AGENT_KEY, type Gateway, type Reply } from '../support/gateway.ts';
+import { pollUntil } from '../support/poll.ts';
 
 /** A saga as an agent uses it. */
 export class TestSaga {
@@ -14,7 +15,7 @@ export class TestSaga {
   }
 
   static async open(gateway: Gateway, body: object = {}, agentKey: string = AGENT_KEY): Promise<TestSaga> {
-    const reply = await postJson(gateway, '/v1/sagas', body, agentKey);
+    const reply = await gateway.post('/v1/sagas', body, agentKey);
     if (reply.status !== 201) throw new Error(`${reply.status} ${JSON.stringify(reply.body)}`);
     return new TestSaga(gateway, reply.body.saga, agentKey);
   }
@@ -50,7 +51,7 @@ export class TestSaga {
   }
 
   postAction(verb: string, body: object = {}, query = ''): Promise<Reply> {
-    return postJson(this.gateway, `/v1/sagas/${this.id}/${verb}${query}`, body, this.agentKey);
+    return this.gateway.post(`/v1/sagas/${this.id}/${verb}${query}`, body, this.agentKey);
   }
 
   admin(verb: string, body: object, query = ''): Promise<Reply> {
@@ -63,21 +64,8 @@ export class TestSaga {
 
   /** The saga once its rollback is over, however it ended; the gateway may die meanwhile. */
   async waitUntilSettled(withinMs = 30_000): Promise<Reply['body']> {
-    const until = performance.now() + withinMs;
-    let last: Reply['body'];
-    while (performance.now() < until) {
-      last = (await this.read().catch(() => undefined)) ?? last;
-      if (last !== undefined && last.state !== 'rolling_back' && last.state !== 'open') return last;
-      await sleep(30);
-    }
-    throw new Error(`saga ${this.id} did not come to rest: ${JSON.stringify(last)}\n${this.gateway.output}`);
+    const read = () => this.read().catch(() => undefined);
+    const isSettled = (saga: Reply['body']) => saga !== undefined && !['rolling_back', 'open'].includes(saga.state);
+    return pollUntil(read, isSettled, { withinMs, explain: () => `Saga ${this.id}.\n${this.gateway.output}` });
   }
-}
-
-export function postJson(gateway: Gateway, path: string, body: object, key: string = AGENT_KEY, headers: object = {}) {
-  return gateway.request('POST', path, {
-    body: JSON.stringify(body),
-    key,
-    headers: { 'content-type': 'application/json', ...headers },
-  });
 }

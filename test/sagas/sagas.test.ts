@@ -1,25 +1,10 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, makeGateway, OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
-import { postJson, TestSaga } from './saga.ts';
+import { describe, expect, it } from 'vitest';
+import { OTHER_AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { TestSaga } from './saga.ts';
 import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await makeGateway({ policies: buildSagaPolicies(upstream.url), databaseUrl: database.url });
-  await gateway.start();
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ policies: buildSagaPolicies });
 
 const effects = async (id: string) => (await upstream.effects(id)).map((effect) => effect.route);
 
@@ -82,22 +67,20 @@ describe('a rollback', () => {
 describe('opening a saga', () => {
   it('under a key is one saga, however often', async () => {
     const key = { 'idempotency-key': 'open-1' };
-    const first = await postJson(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
-    const again = await postJson(gateway, '/v1/sagas', { name: 'x' }, undefined, key);
+    const first = await gateway.post('/v1/sagas', { name: 'x' }, undefined, key);
+    const again = await gateway.post('/v1/sagas', { name: 'x' }, undefined, key);
     expect([first.status, again.status]).toEqual([201, 201]);
     expect(again.body).toEqual(first.body);
     expect(again.headers.get('idempotent-replayed')).toBe('true');
-    const other = await postJson(gateway, '/v1/sagas', { name: 'y' }, undefined, key);
+    const other = await gateway.post('/v1/sagas', { name: 'y' }, undefined, key);
     expect([other.status, other.body.code]).toEqual([422, 'key_reused']);
-    const stranger = await postJson(gateway, '/v1/sagas', { name: 'x' }, OTHER_AGENT_KEY, key);
+    const stranger = await gateway.post('/v1/sagas', { name: 'x' }, OTHER_AGENT_KEY, key);
     expect(stranger.body.saga).not.toBe(first.body.saga);
   });
 
   it('at once and together under a key is still one', async () => {
     const replies = await Promise.all(
-      Array.from({ length: 20 }, () =>
-        postJson(gateway, '/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' }),
-      ),
+      Array.from({ length: 20 }, () => gateway.post('/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' })),
     );
     expect(new Set(replies.map((reply) => reply.body.saga)).size).toBe(1);
     expect(replies.filter((reply) => reply.headers.get('idempotent-replayed') === null)).toHaveLength(1);
@@ -114,7 +97,7 @@ describe('opening a saga', () => {
     [{ name: '' }, /^name: "" is too short: at least 1$/],
     [[], /^The body must be a JSON object\.$/],
   ])('refuses %j', async (body, why) => {
-    const reply = await postJson(gateway, '/v1/sagas', body);
+    const reply = await gateway.post('/v1/sagas', body);
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
     expect(reply.body.detail).toMatch(why);
   });
@@ -125,7 +108,7 @@ describe('opening a saga', () => {
     expect((await gateway.get(path, OTHER_AGENT_KEY)).status).toBe(404);
     for (const verb of ['commit', 'rollback', 'savepoints']) {
       const body = verb === 'commit' ? {} : verb === 'rollback' ? { reason: 'mine' } : { name: 's' };
-      expect((await postJson(gateway, `${path}/${verb}`, body, OTHER_AGENT_KEY)).status, verb).toBe(404);
+      expect((await gateway.post(`${path}/${verb}`, body, OTHER_AGENT_KEY)).status, verb).toBe(404);
     }
     const step = await gateway.call(
       'world.charge',
@@ -484,8 +467,7 @@ describe('people', () => {
 
   it('need the right role, and a reason', async () => {
     const saga = await TestSaga.open(gateway);
-    const asViewer = (verb: string, body: object) =>
-      postJson(gateway, `/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
+    const asViewer = (verb: string, body: object) => gateway.post(`/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
     expect((await asViewer('rollback', { dryRun: true })).status).toBe(200);
     for (const verb of ['rollback', 'resume', 'close'])
       expect((await asViewer(verb, { reason: 'r' })).status, verb).toBe(403);

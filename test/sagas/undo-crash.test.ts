@@ -1,23 +1,8 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { useGateway } from '../support/use-gateway.ts';
 import { buildSagaPolicies } from './saga-policies.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await makeGateway({ policies: buildSagaPolicies(upstream.url), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway } = useGateway({ policies: buildSagaPolicies, start: false });
 
 it.each(['undoing', 'claimed:2', 'sending:2', 'answered:2', 'settled:2', 'marked'])(
   'a call that a person undoes is undone once although the gateway dies at %s',

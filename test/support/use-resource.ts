@@ -26,7 +26,10 @@ export function useResource<T extends object>(
     if (resource !== undefined) await stop(resource);
   });
   return forwardTo(() => {
-    if (current === undefined) throw new Error('This resource has not started. Use it in a test or in a hook.');
+    if (current === undefined)
+      throw new Error(
+        'This resource is not running. It starts with the hooks before a test and stops with those after it.',
+      );
     return current;
   });
 }

@@ -2,13 +2,8 @@ import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { ApprovalSpec, Person, Role, Tool } from '../../domain/policy.ts';
-import {
-  type Approval,
-  type ApprovalState,
-  castVote,
-  listApprovals,
-  readApproval,
-} from '../../ledger/approvals/approvals.ts';
+import { type Approval, type ApprovalState, listApprovals, readApproval } from '../../ledger/approvals/approvals.ts';
+import { castVote } from '../../ledger/approvals/cast-vote.ts';
 import { isCursor } from '../../ledger/calls/list-calls.ts';
 import { decideCall } from '../../policy/decide.ts';
 import { readDecisionFacts } from '../calls/decision-facts.ts';
@@ -175,7 +170,7 @@ async function findPolicyBlocker(
   if (tool === undefined) return `the tool ${toolName} is no longer in the policies`;
   if (tool.disabled !== undefined) return `${toolName} is disabled: ${tool.disabled}`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
-  if (exact !== undefined && hasTargetMoved(ctx, tool, exact, shown)) return `the URL of ${tool.upstream} changed`;
+  if (exact !== undefined && hasTargetMoved(ctx, tool, exact, shown)) return `the address of ${tool.upstream} changed`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
   const origin = { saga: shown.saga ?? null, run: shown.run ?? null };
@@ -199,7 +194,7 @@ async function findPolicyBlocker(
 }
 
 /**
- * Whether the upstream has another URL than the approver saw. The policy version does not cover values from the environment.
+ * Whether the upstream has another address than the approver saw. The policy version does not cover values from the environment.
  * The shown URL does not cover credentials, and a credential in a URL may select an account.
  */
 function hasTargetMoved(ctx: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {

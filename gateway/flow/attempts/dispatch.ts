@@ -16,16 +16,16 @@ import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { acquireMissingLocks, type LockBlocker, withLockToken } from '../controls/locks.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
-import { type Job, readAttemptFacts } from './job.ts';
+import { type Job, toCallProgress } from './job.ts';
 import { observeBeforeSend, observeInDoubt, truncateForPerson } from './observe.ts';
 import { runProbe } from './probe.ts';
 import { buildCallEvent, type DispatchResult, describeOutcome, Recorder } from './record.ts';
 import { settleAnswer, settleDenied, settleFailure, settleSatisfied } from './settle.ts';
 
 /**
- * Carries open calls, each as far as it gets: the one way to an upstream for fresh, approved, recovered and compensating
- * calls alike. Sending happens between two transactions; a crash there leaves `sending` or `in_doubt` with an open
- * attempt, which means unknown and is found by recovery.
+ * Runs the attempts of open calls. Fresh, approved, recovered and compensating calls all reach an upstream only through
+ * here. Sending happens between two transactions. A crash there leaves `sending` or `in_doubt` with an open attempt: its
+ * outcome is unknown, and recovery takes the call over.
  */
 export class Dispatch {
   readonly #ctx: Context;
@@ -33,27 +33,30 @@ export class Dispatch {
   readonly #recorder: Recorder;
   readonly #shutdownToken = new CancelToken();
 
-  constructor(station: Context) {
-    this.#ctx = station;
-    this.#recorder = new Recorder(station);
+  constructor(ctx: Context) {
+    this.#ctx = ctx;
+    this.#recorder = new Recorder(ctx);
   }
 
-  /** Starts to carry a call that this process holds. Never rejects. */
+  /** Starts the attempts of a call that this process owns. The promise never rejects. */
   start(job: Job): Promise<DispatchResult> {
-    const ending = this.#runToEnd(job, job.stint ?? this.#startRootSpan(job));
-    this.#inFlight.set(job.txn, { job, ending });
-    return ending;
+    const result = this.#runToEnd(job, job.span ?? this.#startRootSpan(job));
+    this.#inFlight.set(job.txn, { job, result });
+    return result;
   }
 
-  async #runToEnd(job: Job, watched: Span): Promise<DispatchResult> {
+  async #runToEnd(job: Job, span: Span): Promise<DispatchResult> {
     try {
-      return await this.#runAttempts(job, watched);
+      return await this.#runAttempts(job, span);
     } catch (error) {
-      this.#ctx.log.error({ err: error, txn: job.txn }, 'a call could not be carried on');
+      this.#ctx.log.error(
+        { err: error, txn: job.txn },
+        'An internal error interrupted a call. It is parked or handed back.',
+      );
       return await this.#parkOrDrop(job);
     } finally {
-      if (job.stint === undefined) watched.end({ txn: job.txn, state: job.state });
-      // Not if the call came back to this process meanwhile and another job carries it.
+      if (job.span === undefined) span.end({ txn: job.txn, state: job.state });
+      // Keep the entry if this process took the call again meanwhile, under another job.
       if (this.#inFlight.get(job.txn)?.job === job) this.#inFlight.delete(job.txn);
     }
   }
@@ -62,8 +65,8 @@ export class Dispatch {
     try {
       return await this.#parkAfterInternalError(job);
     } catch (error) {
-      this.#ctx.log.error({ err: error, txn: job.txn }, 'a call was dropped; it is found when this process ends');
-      return { as: 'elsewhere' };
+      this.#ctx.log.error({ err: error, txn: job.txn }, 'A call could not be parked. Recovery releases it later.');
+      return { kind: 'elsewhere' };
     }
   }
 
@@ -71,22 +74,22 @@ export class Dispatch {
     return this.#inFlight.get(txn);
   }
 
-  /** Resolves when fewer than `most` calls are carried, or the process is about to end. */
-  async awaitCapacity(most: number): Promise<void> {
-    while (this.#inFlight.size >= most && !this.#shutdownToken.gone) await Promise.race(this.#listResults());
+  /** Resolves when fewer than `limit` calls are in flight, or the process is shutting down. */
+  async awaitCapacity(limit: number): Promise<void> {
+    while (this.#inFlight.size >= limit && !this.#shutdownToken.gone) await Promise.race(this.#listResults());
   }
 
-  /** Gone when this process is about to end. */
+  /** Cancelled when this process begins to shut down. */
   get shutdownToken(): CancelToken {
     return this.#shutdownToken;
   }
 
-  /** Whatever waits for its next attempt is handed back at once. */
+  /** Calls that wait for their next attempt are handed back at once. */
   beginShutdown(): void {
     this.#shutdownToken.hangUp();
   }
 
-  /** Waits for what is on the wire. */
+  /** Begins the shutdown and waits for attempts on the wire. */
   async drain(deadlineMs: number): Promise<void> {
     this.beginShutdown();
     const all = Promise.all(this.#listResults());
@@ -94,10 +97,10 @@ export class Dispatch {
   }
 
   #listResults(): Promise<DispatchResult>[] {
-    return Array.from(this.#inFlight.values(), ({ ending }) => ending);
+    return Array.from(this.#inFlight.values(), ({ result }) => result);
   }
 
-  /** A call without a caller continues what is written in its request. */
+  /** A recovered or compensating call has no caller's span. It continues the trace context of its stored request. */
   #startRootSpan(job: Job): Span {
     const name = job.undoOf === null ? 'recover' : 'undo';
     return this.#ctx.watch.begin(
@@ -107,75 +110,76 @@ export class Dispatch {
     );
   }
 
-  async #runAttempts(job: Job, stint: Span): Promise<DispatchResult> {
-    let step: NextAction = job.attemptOpen
+  async #runAttempts(job: Job, span: Span): Promise<DispatchResult> {
+    let action: NextAction = job.attemptOpen
       ? { do: 'send', afterMs: 0 }
-      : decideNextAction(readAttemptFacts(job), job.tool, job.woken);
+      : decideNextAction(toCallProgress(job), job.tool, job.isDue);
     let last: Outcome | undefined;
-    let blind = 0;
+    let failedObservations = 0;
     for (;;) {
-      switch (step.do) {
+      switch (action.do) {
         case 'send': {
-          if (step.afterMs > 0 && !(await this.#sleepUnlessShutdown(step.afterMs)))
+          if (action.afterMs > 0 && !(await this.#sleepUnlessShutdown(action.afterMs)))
             return this.#recorder.releaseOwnership(job);
           if (canBeRecalled(job) && (await this.#checkRecalled(job))) {
-            step = decideNextAction(readAttemptFacts(job), job.tool, true);
+            action = decideNextAction(toCallProgress(job), job.tool, true);
             break;
           }
-          const approved = job.approved && job.unresolved === 0 ? await this.#checkApproval(job) : NO_APPROVAL_NEEDED;
-          if (approved.why !== undefined) return settleDenied(this.#recorder, job, approved.why);
+          const approval = job.isApproved && job.unresolved === 0 ? await this.#checkApproval(job) : NO_APPROVAL_NEEDED;
+          if (approval.kind === 'blocked') return settleDenied(this.#recorder, job, approval.why);
           if (!job.attemptOpen) {
-            const bar = await this.#recorder.retryUntilWritten(job, () => acquireMissingLocks(this.#ctx, job));
-            if (bar !== undefined) return this.#handleLockBlocker(job, bar);
+            const blocker = await this.#recorder.retryUntilWritten(job, () => acquireMissingLocks(this.#ctx, job));
+            if (blocker !== undefined) return this.#handleLockBlocker(job, blocker);
           }
           if (job.tool.observe !== undefined && job.attempt === 0) {
             const observed = await observeBeforeSend(this.#ctx, job);
             this.#ctx.reach('observed');
-            if (observed.satisfied === true) return settleSatisfied(this.#recorder, job, observed.answer);
-            if (observed.satisfied === undefined) {
-              blind += 1;
-              last = { kind: 'not_sent', detail: `what it would change could not be observed: ${observed.detail}` };
-              step = afterFailedObservation(job, blind);
+            if (observed.kind === 'failed') {
+              failedObservations += 1;
+              last = {
+                kind: 'not_sent',
+                detail: `the state before the call could not be observed: ${observed.detail}`,
+              };
+              action = decideAfterFailedObservation(job, failedObservations);
               break;
             }
+            if (observed.satisfied) return settleSatisfied(this.#recorder, job, observed.answer);
           }
-          if (!job.attemptOpen && !(await this.#openAttempt(job))) return { as: 'elsewhere' };
-          last = await this.#send(job, approved.under, stint);
+          if (!job.attemptOpen && !(await this.#openAttempt(job))) return { kind: 'elsewhere' };
+          last = await this.#send(job, approval.policyVersion, span);
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#handleAbandonedSend(job, last);
           this.#ctx.reach('answered');
           const conclusion = concludeAttempt(job.kind, last, job.unresolved);
-          if (conclusion.state !== 'open') return await this.#settleAnswer(job, conclusion.state, last, stint);
+          if (conclusion.state !== 'open') return await this.#settleAnswer(job, conclusion.state, last, span);
           closeAttempt(job, conclusion.unknown);
-          step = decideNextAction(readAttemptFacts(job), job.tool, false);
-          if (step.do === 'send' && !(await this.#recorder.recordProgress(job, buildAttemptEvent(job, last))))
-            return { as: 'elsewhere' };
+          action = decideNextAction(toCallProgress(job), job.tool, false);
+          if (action.do === 'send' && !(await this.#recorder.recordProgress(job, buildAttemptEvent(job, last))))
+            return { kind: 'elsewhere' };
           break;
         }
         case 'probe': {
           const probed = await runProbe(this.#ctx, job);
           this.#ctx.reach('probed');
-          if (probed.applied === true)
+          if (probed.kind === 'applied')
             return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
-          if (probed.applied === undefined) {
-            step = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
+          if (probed.kind === 'failed') {
+            action = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
             break;
           }
           markDisproved(job, 'probe');
-          if (
-            !(await this.#recorder.recordProgress(job, buildCallEvent('probe_not_applied', { attempt: job.attempt })))
-          )
-            return { as: 'elsewhere' };
-          step = decideNextAction(readAttemptFacts(job), job.tool, true);
+          const event = buildCallEvent('probe_not_applied', { attempt: job.attempt });
+          if (!(await this.#recorder.recordProgress(job, event))) return { kind: 'elsewhere' };
+          action = decideNextAction(toCallProgress(job), job.tool, true);
           break;
         }
         case 'observe': {
-          const seen = await this.#reobserve(job);
-          if (!('do' in seen)) return seen;
-          step = seen;
+          const reobserved = await this.#reobserve(job);
+          if (reobserved.kind === 'done') return reobserved.result;
+          action = reobserved.action;
           break;
         }
         case 'doubt':
-          return this.#recorder.park(job, step.wakeMs, step.why, last);
+          return this.#recorder.park(job, action.wakeMs, action.why, last);
         case 'release':
           return this.#recorder.release(job, last);
         case 'fail':
@@ -189,7 +193,7 @@ export class Dispatch {
     return !this.#shutdownToken.gone;
   }
 
-  /** T1 of a further attempt: its number is durable before its first byte. A crash after it leaves an unknown attempt. */
+  /** Writes a further attempt (T1) before its first byte leaves. A crash afterwards leaves an unknown attempt. */
   async #openAttempt(job: Job): Promise<boolean> {
     job.attempt += 1;
     job.attemptOpen = true;
@@ -199,34 +203,34 @@ export class Dispatch {
   }
 
   /**
-   * Nothing of an approved call has left so far: before each attempt it is made sure that what was approved is still what
-   * would run. The policies it was asked under must then stand until the first byte.
+   * Checks before each attempt that an approved call, of which nothing was sent yet, is still what was approved. The
+   * policies of this check must stay in force until the first byte leaves.
    */
-  async #checkApproval(job: Job): Promise<{ why?: string; under?: string }> {
-    const under = this.#ctx.policies().version;
-    const asked = { txn: job.txn, agent: job.agent, tool: job.tool.name };
-    const why = await this.#recorder.retryUntilWritten(job, () => findApprovalBlocker(this.#ctx, asked, job));
-    return why === undefined ? { under } : { why };
+  async #checkApproval(job: Job): Promise<ApprovalCheck> {
+    const policyVersion = this.#ctx.policies().version;
+    const call = { txn: job.txn, agent: job.agent, tool: job.tool.name };
+    const why = await this.#recorder.retryUntilWritten(job, () => findApprovalBlocker(this.#ctx, call, job));
+    return why === undefined ? { kind: 'valid', policyVersion } : { kind: 'blocked', why };
   }
 
-  async #send(job: Job, under: string | undefined, stint: Span): Promise<Outcome> {
-    const sending = this.#ctx.watch.begin('send', toSpanSubject(job), stint);
+  async #send(job: Job, policyVersion: string | undefined, span: Span): Promise<Outcome> {
+    const sendSpan = this.#ctx.watch.begin('send', toSpanSubject(job), span);
     const { switches, adapters, policies, reach } = this.#ctx;
     const outcome = await adapters.getAdapter(job.tool).send(job.tool, withLockToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
-      listener: job.follower,
+      listener: job.progressListener,
       discreet: job.secrets.length > 0,
       maySend: () => {
         reach('sending');
-        if (under !== undefined && policies().version !== under) return false;
-        // The time for a re-send may have run out while it queued and connected.
-        if (job.unknownSince !== null && readAttemptFacts(job).msToResend <= 0) return false;
+        if (policyVersion !== undefined && policies().version !== policyVersion) return false;
+        // The lifetime of the key may have ended while the request queued and connected.
+        if (job.unknownSince !== null && toCallProgress(job).msToResend <= 0) return false;
         if (job.unresolved === 0 && switches.isRecalled(job.txn)) return false;
         return switches.canSend(job.owner) && findSendBlock(this.#ctx, job) === undefined;
       },
     });
-    sending.end({ outcome: outcome.kind, attempt: job.attempt });
+    sendSpan.end({ outcome: outcome.kind, attempt: job.attempt });
     if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
       job.undoArguments = prepareUndoArguments(this.#ctx, job, () => parseResult(outcome.answer));
     if (!('answer' in outcome) || outcome.answer === undefined) return outcome;
@@ -234,63 +238,66 @@ export class Dispatch {
     return answer === outcome.answer ? outcome : { ...outcome, answer };
   }
 
-  async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, stint: Span): Promise<DispatchResult> {
-    const settling = this.#ctx.watch.begin('settle', toSpanSubject(job), stint);
+  async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, span: Span): Promise<DispatchResult> {
+    const settleSpan = this.#ctx.watch.begin('settle', toSpanSubject(job), span);
     try {
       return await settleAnswer(this.#recorder, job, state, outcome);
     } finally {
-      settling.end();
+      settleSpan.end();
     }
   }
 
-  /** It cannot be sent because of what it must lock: not now, or not at all. */
-  async #handleLockBlocker(job: Job, bar: LockBlocker): Promise<DispatchResult> {
-    switch (bar.kind) {
+  /** Ends or postpones a call that cannot get its locks. */
+  async #handleLockBlocker(job: Job, blocker: LockBlocker): Promise<DispatchResult> {
+    switch (blocker.kind) {
       case 'call_lost':
-        return { as: 'elsewhere' };
+        return { kind: 'elsewhere' };
       case 'invalid_locks':
-        if (job.unresolved > 0) return this.#recorder.park(job, null, bar.why, undefined);
-        return settleDenied(this.#recorder, job, bar.why);
+        if (job.unresolved > 0) return this.#recorder.park(job, null, blocker.why, undefined);
+        return settleDenied(this.#recorder, job, blocker.why);
       case 'lock_conflict': {
         const { db } = this.#ctx;
         await this.#recorder.retryUntilWritten(job, () => postponeCall(db, job.txn, job.owner, LOCKED_RECHECK_MS));
-        return { as: 'elsewhere' };
+        return { kind: 'elsewhere' };
       }
     }
   }
 
   /**
-   * Nothing but a look is left to end a doubt. What it proves is for the tool to say; where it says nothing, or nothing can be
-   * seen, a person is told. A crash in here leaves a call in doubt, and somebody looks again.
+   * Observes again, because only an observation can end this doubt. It is proof only if the tool declares `settles`.
+   * Otherwise, or if nothing can be observed, a person decides. A crash in here leaves a call in doubt, which is observed
+   * again.
    */
-  async #reobserve(job: Job): Promise<NextAction | DispatchResult> {
-    const seen = await observeInDoubt(this.#ctx, job);
+  async #reobserve(job: Job): Promise<ReobserveResult> {
+    const observed = await observeInDoubt(this.#ctx, job);
     this.#ctx.reach('probed');
     const isProof = job.tool.observe?.settlesMs !== undefined;
-    if (seen.satisfied === undefined) {
-      const inTime = readAttemptFacts(job).msInRound <= job.tool.retry.withinMs;
-      const wakeMs = isProof && inTime ? job.tool.retry.maxMs : null;
-      return { do: 'doubt', wakeMs, why: `what it would have changed could not be observed: ${seen.detail}` };
+    if (observed.kind === 'failed') {
+      const isInTime = toCallProgress(job).msInRound <= job.tool.retry.withinMs;
+      const wakeMs = isProof && isInTime ? job.tool.retry.maxMs : null;
+      const why = `its effect could not be observed: ${observed.detail}`;
+      return { kind: 'next', action: { do: 'doubt', wakeMs, why } };
     }
     if (!isProof) {
       job.undoArguments = null;
-      const why = `looked at again, the world is ${seen.satisfied ? '' : 'not '}as asked, which proves nothing by itself`;
-      const shown = { satisfied: seen.satisfied, observed: truncateForPerson(seen.answer) };
-      return this.#recorder.park(job, null, why, undefined, shown);
+      const finding = observed.satisfied ? 'found the requested state' : 'did not find the requested state';
+      const why = `a second observation ${finding}, which proves nothing by itself`;
+      const shown = { satisfied: observed.satisfied, observed: truncateForPerson(observed.answer) };
+      return { kind: 'done', result: await this.#recorder.park(job, null, why, undefined, shown) };
     }
-    if (seen.satisfied) {
-      const end = { outcome: 'observed', evidence: 'probe', seenOnly: true } as const;
-      return this.#recorder.settle(job, 'succeeded', seen.answer, end);
+    if (observed.satisfied) {
+      const settlement = { outcome: 'observed', evidence: 'probe', isObservationOnly: true } as const;
+      return { kind: 'done', result: await this.#recorder.settle(job, 'succeeded', observed.answer, settlement) };
     }
-    markDisproved(job, 'look');
-    const finding = buildCallEvent('observed_not_satisfied', { attempt: job.attempt });
-    if (!(await this.#recorder.recordProgress(job, finding))) return { as: 'elsewhere' };
-    return decideNextAction(readAttemptFacts(job), job.tool, true);
+    markDisproved(job, 'observation');
+    const event = buildCallEvent('observed_not_satisfied', { attempt: job.attempt });
+    if (!(await this.#recorder.recordProgress(job, event))) return { kind: 'done', result: { kind: 'elsewhere' } };
+    return { kind: 'next', action: decideNextAction(toCallProgress(job), job.tool, true) };
   }
 
   /**
-   * A step that was on the wire when its saga was rolled back, and was not sent after all, learns it here; and so does a call
-   * whose run was taken over. The ledger would refuse its next attempt in any case.
+   * Reads whether the saga of a call is rolled back or its run was taken over since the last attempt. The ledger would
+   * refuse the next attempt in any case.
    */
   async #checkRecalled(job: Job): Promise<boolean> {
     const call = await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn));
@@ -300,79 +307,88 @@ export class Dispatch {
   }
 
   /**
-   * A fault of ours in the middle of a call, or its upstream vanished from the policies. While this process lives nobody
-   * else looks at its calls, so it must not keep this one: what was open is unknown, and recovery looks again later.
+   * Gives up a call after an internal error, or after its upstream vanished from the policies. Other processes ignore a call
+   * while its owner lives, so this process must not keep it. An open attempt is unknown, and recovery tries again later.
    */
   #parkAfterInternalError(job: Job): Promise<DispatchResult> {
-    const why = 'the gateway itself failed while it carried this call';
+    const why = 'an internal error of the gateway interrupted this call';
     if (job.kind === 'read') return settleFailure(this.#recorder, job, { kind: 'ambiguous', detail: why });
     if (job.attempt === 0) return this.#recorder.releaseOwnership(job, INTERNAL_ERROR_RECHECK_MS);
     closeAttempt(job, job.attemptOpen);
     return this.#recorder.park(job, job.tool.retry.maxMs, why, undefined);
   }
 
-  /** It was about to leave when it was frozen, or this process lost its right to send. Nothing did leave. */
+  /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
   async #handleAbandonedSend(job: Job, last: Outcome): Promise<DispatchResult> {
     closeAttempt(job, false);
     if (job.unresolved === 0 && this.#ctx.switches.isRecalled(job.txn)) {
-      // The ledger knows whether this claim is meant, or an earlier one of the same txn that was given up.
+      // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
       job.recalled =
         (await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn)))?.recalled === true;
       return job.recalled
         ? settleFailure(this.#recorder, job, last)
         : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
     }
-    const frozen = findSendBlock(this.#ctx, job);
-    if (frozen === undefined) return this.#recorder.releaseOwnership(job);
-    const why: Outcome = { ...last, kind: 'not_sent', detail: frozen.detail };
-    return job.unresolved === 0 && !readAttemptFacts(job).bound && job.unknownSince === null
-      ? this.#recorder.release(job, why, frozen.code)
+    const block = findSendBlock(this.#ctx, job);
+    if (block === undefined) return this.#recorder.releaseOwnership(job);
+    const blocked: Outcome = { ...last, kind: 'not_sent', detail: block.detail };
+    return job.unresolved === 0 && !toCallProgress(job).bound && job.unknownSince === null
+      ? this.#recorder.release(job, blocked, block.code)
       : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
   }
 }
 
-/** A call in the hands of this process, and the promise of how it lets go of it. */
+/** A call that this process works on, and the promise of its result. */
 export interface InFlightCall {
   readonly job: Job;
-  readonly ending: Promise<DispatchResult>;
+  readonly result: Promise<DispatchResult>;
 }
 
-const NO_APPROVAL_NEEDED: { readonly why?: string; readonly under?: string } = {};
+type ApprovalCheck =
+  | { readonly kind: 'valid'; readonly policyVersion: string | undefined }
+  | { readonly kind: 'blocked'; readonly why: string };
 
-/** A read has nothing that a key must be bound to; where its upstream could not be reached, the same one may ask again. */
+// One shared object: most sends need no approval.
+const NO_APPROVAL_NEEDED: ApprovalCheck = { kind: 'valid', policyVersion: undefined };
+
+type ReobserveResult =
+  | { readonly kind: 'next'; readonly action: NextAction }
+  | { readonly kind: 'done'; readonly result: DispatchResult };
+
+/** Whether a read was never sent. Its key is released, because a read has no effect that a key must protect. */
 function isUnsentRead(job: Job, last: Outcome | undefined): boolean {
-  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !readAttemptFacts(job).bound;
+  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !toCallProgress(job).bound;
 }
 
-/** Whether the ledger must be asked if a call was recalled: only a step, or a call of a run, between two attempts. */
+/** Whether a call may have been recalled since its last attempt: only a step, or a call of a run, between two attempts. */
 function canBeRecalled(job: Job): boolean {
   if ((job.saga === null && job.run === null) || job.undoOf !== null) return false;
   if (job.attempt === 0 || job.attemptOpen) return false;
   return job.unresolved === 0 || (job.kind === 'idempotent' && job.run !== null);
 }
 
-/** A call that was let go, and finds locked what it needs, is looked at again this much later. */
+/** How soon an approved or delayed call that found a lock taken is tried again. */
 const LOCKED_RECHECK_MS = 300;
-/** What failed by a fault of ours will most likely fail again. */
+/** How soon a call is tried again after an internal error, which will most likely occur again. */
 const INTERNAL_ERROR_RECHECK_MS = 5_000;
-/** How often a call that may not be sent because it is frozen is looked at again. */
+/** How soon a frozen call is tried again. */
 const FROZEN_RECHECK_MS = 1_000;
 
-/** Without having seen what it would change, nothing is sent: it is tried again a few times, then given up. */
-function afterFailedObservation(job: Job, times: number): NextAction {
+/** Nothing is sent without an observation. The observation is retried a few times before the call is given up. */
+function decideAfterFailedObservation(job: Job, times: number): NextAction {
   if (times < job.tool.retry.attempts) return { do: 'send', afterMs: computeBackoffMs(job.tool.retry, times) };
-  return readAttemptFacts(job).bound ? { do: 'fail' } : { do: 'release' };
+  return toCallProgress(job).bound ? { do: 'fail' } : { do: 'release' };
 }
 
-function closeAttempt(job: Job, unknown: boolean): void {
+function closeAttempt(job: Job, isUnknown: boolean): void {
   job.attemptOpen = false;
-  if (!unknown) return;
+  if (!isUnknown) return;
   job.unresolved += 1;
   job.unknownSince = performance.now();
 }
 
-/** Nothing came of what was sent so far. */
-function markDisproved(job: Job, by: 'probe' | 'look'): void {
+/** Evidence shows that no attempt so far had an effect. */
+function markDisproved(job: Job, by: 'probe' | 'observation'): void {
   job.unresolved = 0;
   job.disprovedBy = by;
 }

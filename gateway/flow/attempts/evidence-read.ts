@@ -8,50 +8,58 @@ import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import type { Job } from './job.ts';
 import { describeOutcome } from './record.ts';
 
-/** What a read told about the world, or why it told nothing: one reason is that there is nothing to see. */
+/** The result of a read that looks for the effect of a call. `absent`: the upstream answered that there is nothing. */
 export type EvidenceRead =
-  | { readonly look: Tool; readonly args: Json; readonly answer: UpstreamAnswer }
-  | { readonly detail: string; readonly isAbsent: boolean };
+  | { readonly kind: 'read'; readonly tool: Tool; readonly args: Json; readonly answer: UpstreamAnswer }
+  | { readonly kind: 'absent'; readonly detail: string }
+  | FailedRead;
 
-/** Looks at the upstream with a read, on behalf of a call in hand. */
+/** The read proves nothing, for the reason in `detail`. */
+export interface FailedRead {
+  readonly kind: 'failed';
+  readonly detail: string;
+}
+
+/** Reads from the upstream with the tool that a probe or an observation names. */
 export async function readEvidence(
-  station: Context,
+  ctx: Context,
   job: Job,
-  name: string,
-  argsOf: () => Json,
+  toolName: string,
+  buildArgs: () => Json,
 ): Promise<EvidenceRead> {
-  const look = station.policies().tools.get(name);
-  if (look === undefined) return buildFailedReading(`${name} no longer exists`);
-  if (look.disabled !== undefined) return buildFailedReading(`${name} is disabled: ${look.disabled}`);
+  const tool = ctx.policies().tools.get(toolName);
+  if (tool === undefined) return buildFailedRead(`the tool ${toolName} is no longer declared`);
+  if (tool.disabled !== undefined) return buildFailedRead(`${toolName} is disabled: ${tool.disabled}`);
   try {
-    const args = argsOf();
-    if (!isJsonObject(args)) return buildFailedReading(`the arguments of ${name} are no object`);
-    const adapter = station.adapters.getAdapter(look);
-    const { switches } = station;
+    const args = buildArgs();
+    if (!isJsonObject(args)) return buildFailedRead(`the arguments of ${toolName} are not an object`);
+    const adapter = ctx.adapters.getAdapter(tool);
+    const { switches } = ctx;
     const maySend = () =>
       switches.canSend(job.owner) &&
-      findSendBlock(station, job) === undefined &&
-      switches.get(`tool:${name}`) === undefined;
-    if (look.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
-      return buildFailedReading(`the URL of ${look.upstream} changed since the call was sent`);
-    const request = adapter.prepare(look, { args, agent: job.agent }, job.txn);
-    // It is asked about what the call redacts, whatever the look itself does.
+      findSendBlock(ctx, job) === undefined &&
+      switches.get(`tool:${toolName}`) === undefined;
+    if (tool.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
+      return buildFailedRead(`the address of ${tool.upstream} changed since this call was sent`);
+    const request = adapter.prepare(tool, { args, agent: job.agent }, job.txn);
+    // The arguments of the read may contain values that the call redacts, whatever the read tool itself redacts.
     const discreet = job.tool.redact.length > 0 || job.secrets.length > 0;
-    const options = { timeoutMs: look.timeoutMs, freshConnection: false, discreet, maySend };
-    const outcome = await adapter.send(look, request, options);
-    if (outcome.kind === 'ok' && outcome.wantsInput === true) return buildFailedReading(`${name} only asked for more`);
-    if (outcome.kind === 'ok') return { look, args, answer: outcome.answer };
+    const options = { timeoutMs: tool.timeoutMs, freshConnection: false, discreet, maySend };
+    const outcome = await adapter.send(tool, request, options);
+    if (outcome.kind === 'ok' && outcome.wantsInput === true)
+      return buildFailedRead(`${toolName} asked for more input instead of answering`);
+    if (outcome.kind === 'ok') return { kind: 'read', tool, args, answer: outcome.answer };
     const isAbsent = outcome.kind === 'refused' && (outcome.answer.status === 404 || outcome.answer.status === 410);
-    return { detail: describeOutcome(outcome), isAbsent };
+    return { kind: isAbsent ? 'absent' : 'failed', detail: describeOutcome(outcome) };
   } catch (error) {
-    // Nor can it look with a request that these arguments do not make.
-    const isOfTheirs =
+    // No request can be built from these arguments.
+    const isArgumentError =
       error instanceof ExpressionError || error instanceof NotCanonicalError || error instanceof GatewayError;
-    if (isOfTheirs) return buildFailedReading(error.message);
+    if (isArgumentError) return buildFailedRead(error.message);
     throw error;
   }
 }
 
-function buildFailedReading(detail: string): EvidenceRead {
-  return { detail, isAbsent: false };
+function buildFailedRead(detail: string): FailedRead {
+  return { kind: 'failed', detail };
 }

@@ -11,8 +11,8 @@ import type { Payload, SecretValues } from '../calls/payload.ts';
 import { CancelToken } from '../cancel-token.ts';
 
 /**
- * An open call in the hands of this process: what the ledger said when it was claimed or taken over, and what happened
- * since. Only the holder of the fence changes these, so they are the truth until an `advance` says otherwise.
+ * An open call that this process owns: its state in the ledger when it was claimed or taken over, and the changes since.
+ * Only the holder of the fence changes the row, so this copy is correct until an update fails.
  */
 export interface Job {
   readonly txn: string;
@@ -23,11 +23,11 @@ export interface Job {
   readonly tool: Tool;
   readonly owner: string;
   readonly fence: number;
-  /** The number of the last change that was made. */
+  /** The number of the last update. */
   step: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
-  /** What must be told nobody though its own tool redacts nothing of it: what it undoes does. */
+  /** For a compensation: the values that the undone call redacts. */
   readonly secrets: SecretValues;
   state: CallState;
   attempt: number;
@@ -36,44 +36,45 @@ export interface Job {
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly keyLifetimeMs: number | null;
-  /** Moments on this process's monotonic clock, set from ages that PostgreSQL measured. */
+  /** Times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
-  /** It was held, and a person or the end of its delay let it go: before anything leaves it is made sure that this still holds. */
-  readonly approved: boolean;
+  /** The call was held and then approved, or its delay ended. The approval is checked again until something was sent. */
+  readonly isApproved: boolean;
   readonly saga: string | null;
-  /** Of a compensation: the call it undoes. It runs whatever became of its agent. */
+  /** For a compensation: the undone call. A compensation runs even if its agent is frozen or gone. */
   readonly undoOf: string | null;
-  /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
+  /** The saga is rolled back or the run taken over: nothing is sent, except to end a doubt. */
   recalled: boolean;
-  /** Of the locks it holds; null while it holds none. */
+  /** The token of its locks; null while it holds none. */
   lockToken: number | null;
-  /** Its run was taken over meanwhile. */
+  /** The run was taken over. */
   fenced: boolean;
   readonly run: string | null;
-  /** How it is undone, and what of that is known so far. */
+  /** The undo of the call. The next two are what is known of its arguments so far. */
   readonly undo: StoredUndo | null;
   before: Json | undefined;
   undoArguments: UndoArguments | null;
-  /** What the newest attempt was told, as far as the ledger knew it when this process took the call; undefined: nothing. */
-  readonly told: string | undefined;
-  /** What found that nothing came of the attempts whose outcome was unknown. */
-  disprovedBy: 'probe' | 'look' | undefined;
-  /** False for a read whose contract says so: it is carried like any call, and leaves no trace in the ledger. */
-  readonly recorded: boolean;
-  /** Its time had come: the next step may be taken at once. */
-  readonly woken: boolean;
-  /** The MCP client that waits for it, if one does. */
-  readonly follower: ProgressListener | undefined;
-  /** The call that its caller watches; nobody does when it is recovered or compensates. */
-  readonly stint: Span | undefined;
-  /** Gone when the ledger cannot be told where the call stands: its caller is owed an answer all the same. */
-  readonly ledger: CancelToken;
+  /** The result of the newest attempt, as an earlier owner recorded it; undefined if nobody did. */
+  readonly lastAttemptDetail: string | undefined;
+  /** The evidence that disproved the unknown attempts. */
+  disprovedBy: 'probe' | 'observation' | undefined;
+  /** False for an unrecorded read: it is sent like any call, but writes nothing to the ledger. */
+  readonly isRecorded: boolean;
+  /** Its due time has passed, so the next action needs no wait. */
+  readonly isDue: boolean;
+  /** The listener of the waiting MCP client, if there is one. */
+  readonly progressListener: ProgressListener | undefined;
+  /** The span of the caller's request. Recovered and compensating calls have none. */
+  readonly span: Span | undefined;
+  /** Cancelled when a ledger write fails, so that the caller gets an answer although the call stays open. */
+  readonly ledgerFailure: CancelToken;
 }
 
 export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json | undefined, owner: string): Job {
-  const moment = (at: Date | null) => (at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime()));
+  const toMonotonic = (at: Date | null) =>
+    at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime());
   return {
     txn: call.txn,
     agent: call.agent,
@@ -94,10 +95,10 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     roundFrom: call.roundFrom,
     ownerDeaths: call.ownerDeaths,
     keyLifetimeMs: call.keyLifetimeMs,
-    roundAt: moment(call.roundAt) ?? performance.now(),
-    firstSentAt: moment(call.firstSentAt),
-    unknownSince: moment(call.unknownSince),
-    approved: call.events.some(({ what }) => what === 'approved' || what === 'unopposed'),
+    roundAt: toMonotonic(call.roundAt) ?? performance.now(),
+    firstSentAt: toMonotonic(call.firstSentAt),
+    unknownSince: toMonotonic(call.unknownSince),
+    isApproved: call.events.some(({ what }) => what === 'approved' || what === 'unopposed'),
     saga: call.saga,
     undoOf: call.undoOf,
     recalled: call.recalled,
@@ -107,28 +108,28 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     undo: call.undo,
     before,
     undoArguments: null,
-    told: lastRecordedDetail(call),
+    lastAttemptDetail: lastRecordedDetail(call),
     disprovedBy: recordedDisproof(call),
-    recorded: true,
-    woken: true,
-    follower: undefined,
-    stint: undefined,
-    ledger: new CancelToken(),
+    isRecorded: true,
+    isDue: true,
+    progressListener: undefined,
+    span: undefined,
+    ledgerFailure: new CancelToken(),
   };
 }
 
-/** Who was told something and let go of the call wrote it down; who died with its attempt open could not. */
+/** The result of the newest attempt in the call's events. An owner that died during an attempt recorded none. */
 function lastRecordedDetail({ events, attempt }: Call): string | undefined {
-  const ofIt = events.filter((happened) => happened['attempt'] === attempt);
-  const told = ofIt.map((happened) => happened['told'] ?? (happened.what === 'attempt_ended' && happened['detail']));
-  const newest = told.findLast((words) => typeof words === 'string');
-  return newest ?? (ofIt.some(({ what }) => what === 'taken_over') ? 'its sender is gone' : undefined);
+  const ofAttempt = events.filter((event) => event['attempt'] === attempt);
+  const details = ofAttempt.map((event) => event['told'] ?? (event.what === 'attempt_ended' && event['detail']));
+  const newest = details.findLast((detail) => typeof detail === 'string');
+  return newest ?? (ofAttempt.some(({ what }) => what === 'taken_over') ? 'the process that sent it ended' : undefined);
 }
 
 const DISPROOF_BY_EVENT = new Map<string, Job['disprovedBy']>([
   ['probe_not_applied', 'probe'],
-  ['observed_not_satisfied', 'look'],
-  // A person who says "retry" vouches for what was unknown until then.
+  ['observed_not_satisfied', 'observation'],
+  // The verdict "retry" replaces earlier evidence about the unknown attempts.
   ['verdict', undefined],
 ]);
 
@@ -137,7 +138,7 @@ function recordedDisproof({ events }: Call): Job['disprovedBy'] {
   return finding && DISPROOF_BY_EVENT.get(finding.what);
 }
 
-/** As much of an intent as its job is made of. */
+/** The part of an intent that its job is built from. */
 type JobIntent = Pick<
   Intent,
   | 'txn'
@@ -154,7 +155,7 @@ type JobIntent = Pick<
   | 'undo'
 >;
 
-/** A claim that was just won, as it stands in the ledger. */
+/** The job of a claim that was just written. */
 export function createJob(
   intent: JobIntent,
   tool: Tool,
@@ -162,10 +163,10 @@ export function createJob(
   payload: Payload,
   {
     lockToken,
-    recorded = true,
-    follower,
-    stint,
-  }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'recorded' | 'follower' | 'stint'>>,
+    isRecorded = true,
+    progressListener,
+    span,
+  }: Pick<Job, 'lockToken'> & Partial<Pick<Job, 'isRecorded' | 'progressListener' | 'span'>>,
 ): Job {
   const isSending = intent.state === 'sending';
   return {
@@ -191,7 +192,7 @@ export function createJob(
     roundAt: performance.now(),
     firstSentAt: isSending ? performance.now() : null,
     unknownSince: null,
-    approved: false,
+    isApproved: false,
     saga: intent.saga,
     undoOf: intent.undoes?.txn ?? null,
     recalled: false,
@@ -201,30 +202,30 @@ export function createJob(
     undo: intent.undo,
     before: undefined,
     undoArguments: null,
-    told: undefined,
+    lastAttemptDetail: undefined,
     disprovedBy: undefined,
-    recorded,
-    woken: false,
-    follower,
-    stint,
-    ledger: new CancelToken(),
+    isRecorded,
+    isDue: false,
+    progressListener,
+    span,
+    ledgerFailure: new CancelToken(),
   };
 }
 
-/** A re-send must not only start but arrive while the upstream still knows the key. */
-const LIFETIME_MARGIN = { share: 0.1, mostMs: 60_000 };
+/** A re-send must arrive, not only start, within the lifetime of the key. */
+const LIFETIME_MARGIN = { share: 0.1, maxMs: 60_000 };
 
-export function readAttemptFacts(job: Job): CallProgress {
+export function toCallProgress(job: Job): CallProgress {
   const now = performance.now();
   const lifetime = job.keyLifetimeMs ?? Number.POSITIVE_INFINITY;
-  const margin = Math.min(lifetime * LIFETIME_MARGIN.share, LIFETIME_MARGIN.mostMs);
+  const margin = Math.min(lifetime * LIFETIME_MARGIN.share, LIFETIME_MARGIN.maxMs);
   return {
     kind: job.kind,
     attempt: job.attempt,
     roundFrom: job.roundFrom,
     unresolved: job.unresolved,
     ownerDeaths: job.ownerDeaths,
-    bound: job.approved || job.undoOf !== null,
+    bound: job.isApproved || job.undoOf !== null,
     recalled: job.recalled,
     fenced: job.fenced,
     isSaid: job.state === 'in_doubt',

@@ -6,73 +6,72 @@ import { sanitize } from '../../domain/sanitize.ts';
 import { parseResult, redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { encodeObservation, prepareUndoArguments } from '../sagas/undo.ts';
-import { readEvidence } from './evidence-read.ts';
+import { type FailedRead, readEvidence } from './evidence-read.ts';
 import type { Job } from './job.ts';
 
-/** What the world is like: as asked, or not; or it could not be seen. */
-export type Observation =
-  | { readonly satisfied: boolean; readonly answer: UpstreamAnswer }
-  | { readonly satisfied: undefined; readonly detail: string };
+/** Whether the upstream is in the requested state; `failed` when it could not be observed. */
+export type Observation = ObservedState | FailedRead;
 
 interface ObservedState {
+  readonly kind: 'observed';
   readonly satisfied: boolean;
-  /** As it may be stored and told. */
+  /** The redacted answer, which may be stored and returned. */
   readonly answer: UpstreamAnswer;
-  /** As it is. */
-  readonly world: Json;
+  /** The observed state without redaction. */
+  readonly state: Json;
   readonly isSecret: boolean;
 }
 
 const ABSENT_ANSWER: UpstreamAnswer = { status: 200, contentType: 'application/json', body: null, encoding: 'utf8' };
 
-/** Looks before the first attempt. What is seen is kept with the call: its undo may have to put it back. */
-export async function observeBeforeSend(station: Context, job: Job): Promise<Observation> {
-  const seen = await readObservedState(station, job);
-  if (typeof seen === 'string') return { satisfied: undefined, detail: seen };
+/** Observes before the first attempt. The observed state is kept with the call, because the undo may restore it. */
+export async function observeBeforeSend(ctx: Context, job: Job): Promise<Observation> {
+  const observed = await readObservedState(ctx, job);
+  if (observed.kind === 'failed') return observed;
   try {
-    job.undoArguments = encodeObservation(station.sealingKey, job.txn, seen.world, seen.isSecret);
+    job.undoArguments = encodeObservation(ctx.sealingKey, job.txn, observed.state, observed.isSecret);
   } catch (error) {
-    // What cannot be kept exactly could not be put back.
+    // A state that cannot be stored exactly could not be restored.
     if (error instanceof NotCanonicalError)
-      return { satisfied: undefined, detail: `it cannot be kept: ${error.message}` };
+      return { kind: 'failed', detail: `the observed state cannot be stored: ${error.message}` };
     throw error;
   }
-  job.before = seen.world;
-  return seen;
+  job.before = observed.state;
+  return observed;
 }
 
-/** Looks again, at a call in doubt. What was seen before it was sent stays: its undo puts that back. */
-export async function observeInDoubt(station: Context, job: Job): Promise<Observation> {
-  const seen = await readObservedState(station, job);
-  if (typeof seen === 'string') return { satisfied: undefined, detail: seen };
-  if (seen.satisfied) job.undoArguments = prepareUndoArguments(station, job, () => seen.world);
-  return seen;
+/** Observes again when a call is in doubt. Keeps the state from before the first attempt, which the undo restores. */
+export async function observeInDoubt(ctx: Context, job: Job): Promise<Observation> {
+  const observed = await readObservedState(ctx, job);
+  if (observed.kind === 'observed' && observed.satisfied)
+    job.undoArguments = prepareUndoArguments(ctx, job, () => observed.state);
+  return observed;
 }
 
-/** What is there now, or why it cannot be told. */
-async function readObservedState(station: Context, job: Job): Promise<ObservedState | string> {
-  const wish = job.tool.observe;
-  if (wish === undefined) return 'the tool no longer observes anything';
-  const looked = await readEvidence(station, job, wish.tool, () => wish.args({ args: job.args, agent: job.agent }));
-  // Not there is an observation too: it is then null.
-  if ('detail' in looked && !looked.isAbsent) return looked.detail;
+async function readObservedState(ctx: Context, job: Job): Promise<Observation> {
+  const spec = job.tool.observe;
+  if (spec === undefined) return { kind: 'failed', detail: 'the tool no longer declares an observation' };
+  const read = await readEvidence(ctx, job, spec.tool, () => spec.args({ args: job.args, agent: job.agent }));
+  if (read.kind === 'failed') return read;
   try {
-    const world = 'detail' in looked ? null : parseResult(looked.answer);
-    const satisfied = wish.satisfied({ args: job.args, observed: world });
-    const isSecret = job.tool.redact.length > 0 || ('look' in looked && looked.look.redact.length > 0);
-    if ('detail' in looked) return { satisfied, answer: ABSENT_ANSWER, world, isSecret };
-    const shown = redactAnswer(looked.look, looked.answer, looked.args as JsonObject);
-    return { satisfied, answer: redactAnswer(job.tool, shown, job.args, job.secrets), world, isSecret };
+    // Absence is an observation too: the state is null.
+    const state = read.kind === 'absent' ? null : parseResult(read.answer);
+    const satisfied = spec.satisfied({ args: job.args, observed: state });
+    const isSecret = job.tool.redact.length > 0 || (read.kind === 'read' && read.tool.redact.length > 0);
+    if (read.kind === 'absent') return { kind: 'observed', satisfied, answer: ABSENT_ANSWER, state, isSecret };
+    const shown = redactAnswer(read.tool, read.answer, read.args as JsonObject);
+    const answer = redactAnswer(job.tool, shown, job.args, job.secrets);
+    return { kind: 'observed', satisfied, answer, state, isSecret };
   } catch (error) {
-    if (error instanceof ExpressionError) return error.message;
+    if (error instanceof ExpressionError) return { kind: 'failed', detail: error.message };
     throw error;
   }
 }
 
-/** More than this of what was seen is not kept for people. */
+/** How much of an observed state is kept for people. */
 const MAX_SHOWN_CHARS = 2_000;
 
-/** What was seen of the world, for whoever has to resolve a doubt. */
+/** The observed state for the person who resolves a doubt. */
 export function truncateForPerson({ body }: UpstreamAnswer): string | null {
   if (body === null || body.length <= MAX_SHOWN_CHARS) return body;
   return `${sanitize(body, MAX_SHOWN_CHARS)}…`;

@@ -4,28 +4,29 @@ import { ExpressionError } from '../../domain/policy.ts';
 import { parseResult, redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
-import { readEvidence } from './evidence-read.ts';
+import { type FailedRead, readEvidence } from './evidence-read.ts';
 import type { Job } from './job.ts';
 
-/** What a look at the upstream told: it happened, it did not, or it could not be told. */
+/** Whether the call had its effect, as its probe tells; `failed` when the probe could not tell. */
 export type ProbeResult =
-  | { readonly applied: boolean; readonly answer: UpstreamAnswer }
-  | { readonly applied: undefined; readonly detail: string };
+  | { readonly kind: 'applied'; readonly answer: UpstreamAnswer }
+  | { readonly kind: 'not_applied' }
+  | FailedRead;
 
-/** Asks the upstream whether the call happened, with the read that the tool names for it. */
-export async function runProbe(station: Context, job: Job): Promise<ProbeResult> {
+/** Asks the upstream whether the call had its effect, with the read that the tool names as its probe. */
+export async function runProbe(ctx: Context, job: Job): Promise<ProbeResult> {
   const once = job.tool.once;
-  if (once.by !== 'probe') return { applied: undefined, detail: 'the tool no longer has a probe' };
-  const looked = await readEvidence(station, job, once.tool, () => once.args({ args: job.args, agent: job.agent }));
-  if ('detail' in looked) return { applied: undefined, detail: looked.detail };
+  if (once.by !== 'probe') return { kind: 'failed', detail: 'the tool no longer declares a probe' };
+  const read = await readEvidence(ctx, job, once.tool, () => once.args({ args: job.args, agent: job.agent }));
+  if (read.kind !== 'read') return { kind: 'failed', detail: read.detail };
   try {
-    const result = parseResult(looked.answer);
-    const applied = once.applied({ args: job.args, result });
-    if (applied) job.undoArguments = prepareUndoArguments(station, job, () => result);
-    const seen = redactAnswer(looked.look, looked.answer, looked.args as JsonObject);
-    return { applied, answer: redactAnswer(job.tool, seen, job.args, job.secrets) };
+    const result = parseResult(read.answer);
+    if (!once.applied({ args: job.args, result })) return { kind: 'not_applied' };
+    job.undoArguments = prepareUndoArguments(ctx, job, () => result);
+    const shown = redactAnswer(read.tool, read.answer, read.args as JsonObject);
+    return { kind: 'applied', answer: redactAnswer(job.tool, shown, job.args, job.secrets) };
   } catch (error) {
-    if (error instanceof ExpressionError) return { applied: undefined, detail: error.message };
+    if (error instanceof ExpressionError) return { kind: 'failed', detail: error.message };
     throw error;
   }
 }

@@ -11,50 +11,50 @@ import type { CallUpdate } from '../../ledger/calls/calls.ts';
 import type { Context } from '../context.ts';
 import type { Job } from './job.ts';
 
-/** How this process let go of a call. */
+/** How dispatch ended its work on a call. */
 export type DispatchResult =
-  /** Final, or in doubt and parked. */
-  | { readonly as: 'told'; readonly face: CallSummary }
-  /** Nothing was sent and the key is free again. */
-  | { readonly as: 'released'; readonly code: ErrorCode; readonly detail: string }
-  /** Another process has it now, or the ledger must be asked. */
-  | { readonly as: 'elsewhere' };
+  /** The call is final, or parked in doubt. */
+  | { readonly kind: 'reported'; readonly call: CallSummary }
+  /** Nothing was sent, and the key can be used again. */
+  | { readonly kind: 'released'; readonly code: ErrorCode; readonly detail: string }
+  /** Another process owns the call now, or only the ledger knows its state. */
+  | { readonly kind: 'elsewhere' };
 
-/** What stands behind the end of a call. */
+/** Why a call ends, and the evidence for it. */
 export interface Settlement {
   readonly outcome: string;
   readonly evidence: Evidence;
   readonly problem?: ErrorCode;
   readonly detail?: string;
-  /** It proves nothing about the world but what was seen of it: whoever holds the call by now knows better. */
-  readonly seenOnly?: boolean;
+  /** The only evidence is an observation. It does not overrule another process that owns the call by now. */
+  readonly isObservationOnly?: boolean;
 }
 
-/** What a job and a call just read have in common; the latter's `unknownSince` is in the ledger already. */
+/** The fields that a job and a stored call share. A number in `unknownSince` is on the monotonic clock; a Date is in the ledger already. */
 type OwnedCallState = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
   readonly unknownSince: number | Date | null;
 };
 
-/** Writes where the calls stand that this process carries. What it cannot write it tries again for as long as it lives. */
+/** Writes the state of the calls that this process owns. Retries failed writes for as long as the process lives. */
 export class Recorder {
   readonly #ctx: Context;
 
-  constructor(station: Context) {
-    this.#ctx = station;
+  constructor(ctx: Context) {
+    this.#ctx = ctx;
   }
 
   /**
-   * T2. Told to nobody before it committed; tried again for as long as this process lives. A crash before it leaves an
-   * unknown attempt although the answer was here: recovery finds out again.
+   * Settles a call (T2). Callers hear the result only after the commit. A crash before the commit leaves an unknown
+   * attempt, although the answer arrived: recovery looks for evidence again.
    */
   async settle(
     job: Job,
     state: 'succeeded' | 'failed',
     answer: UpstreamAnswer | undefined,
-    end: Settlement,
+    settlement: Settlement,
   ): Promise<DispatchResult> {
-    const { outcome, evidence, problem = null } = end;
-    const detail = end.detail === undefined ? null : sanitize(end.detail);
+    const { outcome, evidence, problem = null } = settlement;
+    const detail = settlement.detail === undefined ? null : sanitize(settlement.detail);
     const entry = buildAuditEntry(state === 'succeeded' ? 'call_succeeded' : 'call_failed', {
       txn: job.txn,
       agent: job.agent,
@@ -64,121 +64,130 @@ export class Recorder {
       evidence,
       answer: answer?.body == null ? undefined : sha256Hex(answer.body),
     });
-    const leaf = job.recorded ? hashLeaf(entry) : null;
-    const asOf = this.#ctx.finals.asOf();
-    const settled = await this.#update(job, buildClosingUpdate(job, state, answer, end, { detail, leaf, entry }));
+    const leaf = job.isRecorded ? hashLeaf(entry) : null;
+    const version = this.#ctx.finals.readVersion();
+    const update = buildClosingUpdate(job, state, answer, settlement, { detail, leaf, entry });
+    const isSettled = await this.#update(job, update);
     this.#ctx.reach('settled');
-    if (!settled) return this.#recordContradiction(job, state);
-    const face = toCallSummary(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
-    this.#ctx.finals.keep(face, job.fingerprint, 0, asOf);
-    return { as: 'told', face };
+    if (!isSettled) return this.#recordContradiction(job, state);
+    const call = toCallSummary(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
+    this.#ctx.finals.add(call, job.fingerprint, 0, version);
+    return { kind: 'reported', call };
   }
 
-  /** The call is final already. If it says otherwise, somebody was wrong and must see it. */
-  async #recordContradiction(job: Job, learned: CallState): Promise<DispatchResult> {
+  /** The call is final already, or another process owns it. A different final state is a contradiction that people must see. */
+  async #recordContradiction(job: Job, state: CallState): Promise<DispatchResult> {
     const call = await this.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn));
-    if (call !== undefined && call.settledAt !== null && call.state !== learned) {
-      const text = `recorded as ${call.state}, but attempt ${job.attempt} ${learned}`;
+    if (call !== undefined && call.settledAt !== null && call.state !== state) {
+      const text = `recorded as ${call.state}, but attempt ${job.attempt} ${state}`;
       const entry = buildAuditEntry('contradiction', { ...toAuditSubject(job), detail: text });
       await this.retryUntilWritten(job, () => recordContradiction(this.#ctx.db, job.txn, text, entry));
-      this.#ctx.log.error({ txn: job.txn, tool: job.tool.name, agent: job.agent }, `contradiction: ${text}`);
+      this.#ctx.log.error({ txn: job.txn, tool: job.tool.name, agent: job.agent }, `Contradiction: ${text}.`);
     }
-    return { as: 'elsewhere' };
+    return { kind: 'elsewhere' };
   }
 
-  /** Writes where the call stands between attempts. False: it is final or in other hands. */
-  async recordProgress(job: Job, happened: CallEvent | null): Promise<boolean> {
+  /** Writes the state of a call between attempts. Returns false if the call is final or another process owns it. */
+  async recordProgress(job: Job, event: CallEvent | null): Promise<boolean> {
     const entry = buildAuditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
       ...toAuditSubject(job),
       unresolved: job.unresolved,
     });
-    // What was observed is kept with the first attempt, before its first byte leaves.
+    // The observed state is stored with the opened attempt, before its first byte leaves.
     const undo = job.attemptOpen ? job.undoArguments : null;
-    return this.#update(job, { ...buildBaseUpdate(job), event: happened, undo, entry });
+    return this.#update(job, { ...buildBaseUpdate(job), event, undo, entry });
   }
 
   /**
-   * Says `in_doubt`, with what was seen of the world if somebody looked, and lets go. A crash before it leaves a call of a dead
-   * owner, which recovery parks again.
+   * Writes `in_doubt`, with the observed state if there is one, and gives up the ownership. A crash before the commit leaves
+   * a call of a dead owner, which recovery parks again.
    */
   async park(
     job: Job,
     wakeMs: number | null,
     why: string,
     last: Outcome | undefined,
-    seen: JsonObject = {},
+    observed: JsonObject = {},
   ): Promise<DispatchResult> {
     this.#ctx.reach('parking');
-    const heard = last === undefined ? {} : { told: describeOutcome(last) };
+    // `lastRecordedDetail` reads `told` from the stored event.
+    const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
     const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
     const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(job), unresolved: job.unresolved });
-    const change: CallUpdate = {
+    const update: CallUpdate = {
       ...buildBaseUpdate(job),
       state: 'in_doubt',
       custody: 'park',
       dueInMs: wakeMs,
       detail,
-      event: buildCallEvent('in_doubt', { attempt: job.attempt, ...heard, why, ...seen }),
+      event: buildCallEvent('in_doubt', { attempt: job.attempt, ...lastAnswer, why, ...observed }),
       entry,
     };
-    const parked = await this.#update(job, change);
+    const isParked = await this.#update(job, update);
     this.#ctx.reach('parked');
-    if (!parked) return { as: 'elsewhere' };
-    const told = { answer: null, outcome: null, problem: null, detail, leaf: null };
-    return { as: 'told', face: toCallSummary(job, 'in_doubt', told, wakeMs !== null) };
+    if (!isParked) return { kind: 'elsewhere' };
+    const reported = { answer: null, outcome: null, problem: null, detail, leaf: null };
+    return { kind: 'reported', call: toCallSummary(job, 'in_doubt', reported, wakeMs !== null) };
   }
 
+  /** Deletes the claim of a call that was never sent, so that its key can be used again. */
   async release(job: Job, last: Outcome | undefined, code: ErrorCode = 'unavailable'): Promise<DispatchResult> {
-    const heldBack = last?.kind === 'not_sent' && last.heldBack === true;
-    const problem = heldBack ? 'breaker_open' : code;
-    // Not the detail: it may be in the words of a stranger, and what is in the log stays there.
+    const isHeldBack = last?.kind === 'not_sent' && last.heldBack === true;
+    const problem = isHeldBack ? 'breaker_open' : code;
+    // Leave out the detail: it may contain text of the upstream, and the audit log is permanent.
     const entry = buildAuditEntry('call_released', { ...toAuditSubject(job), problem });
-    const gone = !job.recorded || (await this.retryUntilWritten(job, () => releaseClaim(this.#ctx.db, job, entry)));
-    return gone ? { as: 'released', code: problem, detail: describeLastAttempt(job, last) } : { as: 'elsewhere' };
+    const isReleased =
+      !job.isRecorded || (await this.retryUntilWritten(job, () => releaseClaim(this.#ctx.db, job, entry)));
+    return isReleased
+      ? { kind: 'released', code: problem, detail: describeLastAttempt(job, last) }
+      : { kind: 'elsewhere' };
   }
 
-  /** The process is ending, or lost its right to send: the next attempt is somebody else's. */
+  /** Hands the call back, because this process is shutting down or may not send. Any process makes the next attempt. */
   async releaseOwnership(job: Job, dueInMs = 0): Promise<DispatchResult> {
     const entry = buildAuditEntry('call_handed_back', toAuditSubject(job));
     await this.#update(job, { ...buildBaseUpdate(job), custody: 'park', dueInMs, entry });
-    return { as: 'elsewhere' };
+    return { kind: 'elsewhere' };
   }
 
-  /** One change, made once however often it has to be tried: its number tells a repeat from the next. */
-  async #update(job: Job, change: CallUpdate): Promise<boolean> {
-    const moved = !job.recorded || (await this.retryUntilWritten(job, () => this.#ctx.calls.update(change)));
-    job.step = change.step;
-    return moved;
+  /** Applies an update once, however often it is tried: its `step` number tells a retry from the next update. */
+  async #update(job: Job, update: CallUpdate): Promise<boolean> {
+    const isApplied = !job.isRecorded || (await this.retryUntilWritten(job, () => this.#ctx.calls.update(update)));
+    job.step = update.step;
+    return isApplied;
   }
 
-  /** A ledger write that is not given up while this process lives, unless it can never be. */
+  /** Retries a ledger operation for as long as this process lives, unless the error is permanent. */
   async retryUntilWritten<T>(job: Job, write: () => Promise<T>): Promise<T> {
     for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
       try {
         return await write();
       } catch (error) {
         if (!(error instanceof LedgerError) || error.isPermanent) throw error;
-        job.ledger.hangUp();
-        this.#ctx.log.warn({ txn: job.txn, err: error.message }, 'the ledger cannot be written; trying again');
+        job.ledgerFailure.hangUp();
+        this.#ctx.log.warn(
+          { txn: job.txn, err: error.message },
+          'The ledger cannot be written. The write is tried again.',
+        );
         await sleep(delay);
       }
     }
   }
 }
 
-/** The change that ends a call. Written out, though it is much of `unchanged`: every call makes one. */
+/** The update that ends a call. One literal instead of a spread of `buildBaseUpdate`, because every call makes one. */
 function buildClosingUpdate(
   job: Job,
   state: 'succeeded' | 'failed',
   answer: UpstreamAnswer | undefined,
-  end: Settlement,
+  settlement: Settlement,
   { detail, leaf, entry }: Pick<CallUpdate, 'detail' | 'leaf' | 'entry'>,
 ): CallUpdate {
   return {
     txn: job.txn,
     fence: job.fence,
     step: job.step + 1,
-    isEvidence: state === 'succeeded' && end.seenOnly !== true,
+    isEvidence: state === 'succeeded' && settlement.isObservationOnly !== true,
     state,
     attempt: job.attempt,
     attemptOpen: false,
@@ -186,11 +195,11 @@ function buildClosingUpdate(
     unknownSinceMs: msSinceUnknown(job),
     custody: 'close',
     dueInMs: null,
-    outcome: end.outcome,
-    problem: end.problem ?? null,
+    outcome: settlement.outcome,
+    problem: settlement.problem ?? null,
     detail,
     answer: answer === undefined ? null : JSON.stringify(answer),
-    evidence: end.evidence,
+    evidence: settlement.evidence,
     resolvedBy: null,
     leaf,
     event: null,
@@ -199,7 +208,7 @@ function buildClosingUpdate(
   };
 }
 
-/** A change that changes nothing yet: everything as the holder of the fence knows it. */
+/** An update that changes nothing yet. Callers override the fields that change. */
 export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'> {
   return {
     txn: call.txn,
@@ -231,8 +240,8 @@ function msSinceUnknown({ unknownSince }: OwnedCallState): number | null {
 
 type ReportedFields = Pick<CallSummary, 'answer' | 'outcome' | 'problem' | 'detail' | 'leaf'>;
 
-/** A call as it is told when this process lets go of it: member by member as `face` makes them of one that was read. */
-function toCallSummary(job: Job, state: CallState, told: ReportedFields, pursued: boolean): CallSummary {
+/** The summary of a call that this process ended. Has the members of `summarizeCall` in the same order, for one V8 shape. */
+function toCallSummary(job: Job, state: CallState, reported: ReportedFields, pursued: boolean): CallSummary {
   return {
     txn: job.txn,
     agent: job.agent,
@@ -241,11 +250,11 @@ function toCallSummary(job: Job, state: CallState, told: ReportedFields, pursued
     attempt: job.attempt,
     saga: job.saga,
     state,
-    answer: told.answer,
-    outcome: told.outcome,
-    problem: told.problem,
-    detail: told.detail,
-    leaf: told.leaf,
+    answer: reported.answer,
+    outcome: reported.outcome,
+    problem: reported.problem,
+    detail: reported.detail,
+    leaf: reported.leaf,
     pursued,
     hold: null,
   };
@@ -256,20 +265,22 @@ function toAuditSubject(job: Job): JsonObject {
 }
 
 export function buildCallEvent(what: string, detail: JsonObject): CallEvent {
-  const said = Object.entries(detail).map(([name, value]) => [
+  const members = Object.entries(detail).map(([name, value]) => [
     name,
     typeof value === 'string' ? sanitize(value) : value,
   ]);
-  return { ...Object.fromEntries(said), what, at: new Date().toISOString() };
+  return { ...Object.fromEntries(members), what, at: new Date().toISOString() };
 }
 
-/** What the newest attempt told this process, or who had the call before it; or why there was none. */
+/** The result of the newest attempt, of this process or recorded by an earlier owner; else why there was none. */
 export function describeLastAttempt(job: Job, last: Outcome | undefined): string {
   if (last !== undefined) return describeOutcome(last);
-  return job.told ?? (job.attempt === 0 ? 'it could not be sent in time' : 'it could not be sent again in time');
+  return (
+    job.lastAttemptDetail ?? (job.attempt === 0 ? 'it could not be sent in time' : 'it could not be sent again in time')
+  );
 }
 
-/** What an attempt told, in words. */
+/** The outcome of an attempt in words. */
 export function describeOutcome(outcome: Outcome): string {
   if ('detail' in outcome) return sanitize(outcome.detail);
   return `the upstream answered ${outcome.answer.status}`;

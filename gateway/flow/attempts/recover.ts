@@ -17,16 +17,16 @@ import { resumeJob } from './job.ts';
 import { buildBaseUpdate } from './record.ts';
 
 const POLL_INTERVAL_MS = 400;
-/** A call that is due but frozen is looked at again this much later. */
+/** How soon a due but frozen call is tried again. */
 const FROZEN_RECHECK_MS = 1_000;
-/** How often this process looks for calls in its name that it does not carry. */
+/** How often this process looks for calls that it owns but that are not in flight. */
 const ORPHAN_CHECK_MS = 3_000;
-/** More than this is not taken at once: other replicas help, and an upstream that just came back is not flooded. */
+/** No more calls are taken over at once, so that other replicas help and a returning upstream is not flooded. */
 const MAX_IN_FLIGHT = 512;
 
 /**
- * The worker that picks up what others left: calls of dead owners, calls whose time has come. It has no way of its own to
- * an upstream; it finds out what is known and lets `dispatch` carry the call on. A crash in here: somebody does it again.
+ * Takes over the calls of dead owners and the calls that are due. Recovery has no way of its own to an upstream: it reads
+ * what is known and hands the call to `Dispatch`. After a crash in here, another process takes the calls over.
  */
 export class Recovery {
   readonly #ctx: Context;
@@ -36,18 +36,18 @@ export class Recovery {
   #orphans: ReadonlySet<string> = new Set();
   #nextOrphanCheckAt = 0;
 
-  constructor(station: Context, dispatch: Dispatch, claims: Claims) {
-    this.#ctx = station;
+  constructor(ctx: Context, dispatch: Dispatch, claims: Claims) {
+    this.#ctx = ctx;
     this.#dispatch = dispatch;
     this.#claims = claims;
-    this.#poller = new Poller('recovery', POLL_INTERVAL_MS, () => this.#poll(), station.log);
+    this.#poller = new Poller('recovery', POLL_INTERVAL_MS, () => this.#poll(), ctx.log);
   }
 
   start(): void {
     this.#poller.start();
   }
 
-  /** Looks now, unless a look is under way. */
+  /** Polls now, unless a poll is running. */
   wake(): void {
     this.#poller.wake();
   }
@@ -62,16 +62,19 @@ export class Recovery {
     await this.#releaseOrphans();
     for (;;) {
       const owner = this.#ctx.lease.id;
-      if (this.#poller.stopped || !this.#ctx.switches.canSend(owner)) return;
+      if (this.#poller.isStopped || !this.#ctx.switches.canSend(owner)) return;
       const calls = await takeOverCalls(this.#ctx.db, owner, (txn) =>
         buildAuditEntry('call_taken_over', { txn, owner }),
       );
       if (calls.length === 0) return;
       this.#ctx.reach('taken');
       for (const call of calls) {
-        // If this fails the call is still ours in the ledger, and is found again as a stray.
+        // If this fails, the ledger still has this process as the owner. `#releaseOrphans` releases the call.
         this.#resume(call, owner).catch((error: unknown) => {
-          this.#ctx.log.warn({ txn: call.txn, err: String(error) }, 'recovery could not go on with a call');
+          this.#ctx.log.warn(
+            { txn: call.txn, err: String(error) },
+            'Recovery could not resume a call. It is taken over again later.',
+          );
         });
       }
       await this.#dispatch.awaitCapacity(MAX_IN_FLIGHT);
@@ -79,9 +82,9 @@ export class Recovery {
   }
 
   /**
-   * Calls in this process's name that it does not carry: a write failed after they were taken over, or a late commit
-   * brought them. Nobody else looks at them while this process lives, so those that are seen twice are given to whoever
-   * looks next; an attempt that is open is then closed as unknown.
+   * Releases calls that this process owns but that are not in flight: a write failed after the takeover, or a claim
+   * committed late. Other processes ignore them while this one lives. A call that is found twice is released for the next
+   * takeover, which closes an open attempt as unknown.
    */
   async #releaseOrphans(): Promise<void> {
     if (performance.now() < this.#nextOrphanCheckAt) return;
@@ -91,8 +94,8 @@ export class Recovery {
     const idle = (await listOwnedCalls(db, owner)).filter(
       (txn) => this.#dispatch.inFlight(txn) === undefined && !this.#claims.isClaimPending(txn),
     );
-    for (const txn of idle.filter((stray) => this.#orphans.has(stray))) {
-      log.warn({ txn }, 'a call was in the name of this process, which did not carry it; it is looked at again');
+    for (const txn of idle.filter((candidate) => this.#orphans.has(candidate))) {
+      log.warn({ txn }, 'This process owned a call that was not in flight. The call is released for recovery.');
       await orphanCall(db, txn, owner);
     }
     this.#orphans = new Set(idle);
@@ -105,7 +108,7 @@ export class Recovery {
       await endHeldCall(db, call.txn, 'expired', 'nobody answered in time', entry);
       return;
     }
-    // What is delayed stays so while it is frozen, and can still be stopped.
+    // A frozen call stays delayed, so that it can still be stopped.
     if (findSendBlock(this.#ctx, { ...call, tool: { name: call.tool } }) !== undefined)
       return postponeCall(db, call.txn, owner, FROZEN_RECHECK_MS);
     if (call.state === 'held') {
@@ -120,7 +123,7 @@ export class Recovery {
     void this.#dispatch.start(resumeJob(call, tool, payload, decodeObservation(sealingKey, call), owner));
   }
 
-  /** It cannot be carried on; if nothing was sent it ends here, else only a person can tell. */
+  /** The call cannot continue. It fails if nothing was sent; otherwise a person must resolve it. */
   #parkOrFail(call: Call, why: string): Promise<void> {
     if (call.attempt === 0) return this.#fail(call, 'unavailable', why);
     return this.#update(call, {
@@ -148,8 +151,8 @@ export class Recovery {
 
   async #update(
     call: Call,
-    change: Partial<CallUpdate> & Pick<CallUpdate, 'state' | 'custody' | 'entry'>,
+    update: Partial<CallUpdate> & Pick<CallUpdate, 'state' | 'custody' | 'entry'>,
   ): Promise<void> {
-    await this.#ctx.calls.update({ ...buildBaseUpdate({ ...call, attemptOpen: false }), ...change });
+    await this.#ctx.calls.update({ ...buildBaseUpdate({ ...call, attemptOpen: false }), ...update });
   }
 }

@@ -2,9 +2,9 @@ import type { Outcome, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import type { Job } from './job.ts';
 import { type DispatchResult, describeLastAttempt, type Recorder } from './record.ts';
 
-/** How a call ends, by what is known of its last attempt. Each is one settlement, T2; what a crash leaves is told there. */
+// The ways in which a call ends, by the outcome of its last attempt. Each is one `Recorder.settle` (T2).
 
-/** What was sent was answered, and the answer leaves no doubt. */
+/** The upstream answered, and the answer is conclusive. */
 export function settleAnswer(
   recorder: Recorder,
   job: Job,
@@ -15,7 +15,7 @@ export function settleAnswer(
   if (state === 'failed')
     return recorder.settle(job, 'failed', answer, { outcome: 'refused', evidence: 'answer', problem: 'tool_failed' });
   if (outcome.kind === 'ok' && outcome.wantsInput === true) {
-    // The tool has done nothing yet but ask: there is nothing to undo.
+    // The tool only asked for input, so there is nothing to undo.
     job.undoArguments = null;
     return recorder.settle(job, 'succeeded', answer, { outcome: 'input_required', evidence: 'answer' });
   }
@@ -26,20 +26,20 @@ export function settleAnswer(
   return recorder.settle(job, 'succeeded', answer, { outcome: 'body_unavailable', evidence, detail });
 }
 
-/** The world is as asked already: nothing is sent, and there is nothing to undo. */
+/** The requested state exists already: nothing is sent, and there is nothing to undo. */
 export function settleSatisfied(recorder: Recorder, job: Job, answer: UpstreamAnswer): Promise<DispatchResult> {
   job.undoArguments = null;
-  const end = { outcome: 'already_satisfied', evidence: 'probe', seenOnly: true } as const;
-  return recorder.settle(job, 'succeeded', answer, end);
+  const settlement = { outcome: 'already_satisfied', evidence: 'probe', isObservationOnly: true } as const;
+  return recorder.settle(job, 'succeeded', answer, settlement);
 }
 
-/** Nothing of it was sent, and nothing may be. */
+/** Nothing was sent, and nothing may be sent. */
 export function settleDenied(recorder: Recorder, job: Job, detail: string): Promise<DispatchResult> {
-  const end = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
-  return recorder.settle(job, 'failed', undefined, end);
+  const settlement = { outcome: 'no_effect', evidence: 'gateway', problem: 'denied', detail } as const;
+  return recorder.settle(job, 'failed', undefined, settlement);
 }
 
-/** Known not to have happened, and no attempt left. */
+/** The call had no effect, and no attempt is left. */
 export function settleFailure(recorder: Recorder, job: Job, last: Outcome | undefined): Promise<DispatchResult> {
   const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
   job.unresolved = 0;
@@ -60,10 +60,15 @@ function describeFailure(job: Job, last: Outcome | undefined) {
   } as const;
 }
 
-/** A finding stands by itself where nobody knows what the attempt was told. */
+/** Names the evidence, after the result of the last attempt if that is known. */
 function describeDisproof(job: Job, by: keyof typeof DISPROOF_TEXTS, last: Outcome | undefined): string {
-  const found = `${DISPROOF_TEXTS[by]}, after ${job.attempt === 1 ? '1 attempt' : `${job.attempt} attempts`}`;
-  return last === undefined && job.told === undefined ? found : `${describeLastAttempt(job, last)}; ${found}`;
+  const finding = `${DISPROOF_TEXTS[by]} after ${job.attempt === 1 ? '1 attempt' : `${job.attempt} attempts`}`;
+  return last === undefined && job.lastAttemptDetail === undefined
+    ? finding
+    : `${describeLastAttempt(job, last)}; ${finding}`;
 }
 
-const DISPROOF_TEXTS = { probe: 'not applied, says the probe', look: 'not as asked, says a second look' } as const;
+const DISPROOF_TEXTS = {
+  probe: 'the probe found no effect',
+  observation: 'a second observation found no effect',
+} as const;

@@ -52,7 +52,7 @@ export class Sequencer {
   async stop(): Promise<void> {
     await this.#poller.stop();
     if (this.#logMonitor.findFault() === undefined)
-      await this.seal(0).catch((error: unknown) => this.#poller.complain(error));
+      await this.seal(0).catch((error: unknown) => this.#poller.logRetry(error));
   }
 
   async #poll(): Promise<void> {
@@ -63,7 +63,7 @@ export class Sequencer {
     await this.#logMonitor.verify();
     this.#ctx.reach('anchored');
     // Not awaited, because a slow witness must not delay the log.
-    this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.complain(error));
+    this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.logRetry(error));
   }
 
   /**
@@ -79,7 +79,7 @@ export class Sequencer {
       if (sealed === undefined) break;
       hasSealed = true;
       // A stopping replica leaves a long backlog to the other replicas.
-      if (!sealed.isFull || this.#poller.stopped) break;
+      if (!sealed.isFull || this.#poller.isStopped) break;
     }
     if (this.#failure !== undefined) await this.#clearFailureIfSealed();
     return hasSealed;

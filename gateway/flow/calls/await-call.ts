@@ -6,23 +6,23 @@ import { type CancelToken, sleepUnlessCancelled, withTimeout } from '../cancel-t
 import type { Context } from '../context.ts';
 import { ReleasedError } from './refusal.ts';
 
-/** Another replica's call is looked at this often, rarer the longer it takes. */
-const POLL_DELAY = { firstMs: 25, mostMs: 500 };
+/** How often a call of another replica is read. The interval grows up to `maxMs`. */
+const POLL_DELAY = { firstMs: 25, maxMs: 500 };
 
-/** A ledger that stumbles for no longer than this is not worth telling a caller about, who is owed an answer in two seconds. */
+/** Ledger failures shorter than this stay hidden from callers. A caller gets an answer within two seconds of the failure. */
 const LEDGER_GRACE_MS = 400;
 
-/** Whether there is nothing more to wait for: final, waiting for a person, or unknown to all but a person. */
+/** Whether waiting longer is useless: the call is final, or in doubt until a person resolves it. */
 function isWaitOver(call: CallSummary): boolean {
   return isFinalState(call.state) || (call.state === 'in_doubt' && !call.pursued);
 }
 
 /**
- * Waits until a call comes to rest or the patience ends, and tells how it stands then. Undefined: there is no such call
- * (any more): its claim was released. The caller's going away ends the waiting and nothing else.
+ * Waits until a call is final or in doubt, or until `patienceMs` has passed, and returns its state then. Returns undefined
+ * if the call does not exist, because its claim was released. A caller that hangs up ends the waiting and nothing else.
  */
 export async function awaitCall(
-  station: Context,
+  ctx: Context,
   dispatch: Dispatch,
   txn: string,
   patienceMs: number,
@@ -30,39 +30,40 @@ export async function awaitCall(
   fingerprint?: Buffer,
 ): Promise<CallSummary | undefined> {
   const until = performance.now() + patienceMs;
-  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
-    const here = dispatch.inFlight(txn);
-    if (here !== undefined) {
-      const { ending: coming, job } = here;
-      let ending = await withTimeout(coming, until - performance.now(), caller, job.ledger);
-      if (ending === undefined && job.ledger.gone && performance.now() < until && caller?.gone !== true) {
-        ending = await withTimeout(coming, LEDGER_GRACE_MS, caller);
-        if (ending === undefined) throw buildUnrecordedError(txn, job.state);
+  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.maxMs)) {
+    const local = dispatch.inFlight(txn);
+    if (local !== undefined) {
+      const { job } = local;
+      let result = await withTimeout(local.result, until - performance.now(), caller, job.ledgerFailure);
+      if (result === undefined && job.ledgerFailure.gone && performance.now() < until && caller?.gone !== true) {
+        result = await withTimeout(local.result, LEDGER_GRACE_MS, caller);
+        if (result === undefined) throw buildUnrecordedError(txn, job.state);
       }
-      if (ending?.as === 'told' && isWaitOver(ending.face)) return ending.face;
-      if (ending?.as === 'released') throw buildReleasedError(txn, ending.code, ending.detail);
+      if (result?.kind === 'reported' && isWaitOver(result.call)) return result.call;
+      if (result?.kind === 'released') throw buildReleasedError(txn, result.code, result.detail);
     }
-    const call = await station.calls.read(txn);
-    // Given up; and perhaps the txn is another request's by now.
+    const call = await ctx.calls.read(txn);
+    // The claim was released. Another request may have claimed the txn since.
     if (call === undefined || fingerprint?.equals(call.fingerprint) === false) return undefined;
-    const now = summarizeCall(call);
+    const summary = summarizeCall(call);
     const left = until - performance.now();
-    if (isWaitOver(now) || left <= 0 || caller?.gone === true || dispatch.shutdownToken.gone) return now;
+    if (isWaitOver(summary) || left <= 0 || caller?.gone === true || dispatch.shutdownToken.gone) return summary;
     await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
   }
 }
 
 export function buildReleasedError(txn: string, code: ErrorCode, detail: string): ReleasedError {
-  const why = `Nothing was sent: ${detail}. The key is free to be used again.`;
-  return new ReleasedError(code, why, { txn, retryAfterSeconds: 1 });
+  const text = `Nothing was sent: ${detail}. The key can be used again.`;
+  return new ReleasedError(code, text, { txn, retryAfterSeconds: 1 });
 }
 
 /**
- * The outcome may be known here, but nobody is told what the ledger does not know. Nor that nothing was sent: it may have been, and
- * whoever believed that it was not would ask for it under another key (docs/adr/0045-unavailable-means-nothing-was-sent.md).
+ * This process may know the outcome, but callers never hear an outcome that the ledger has not recorded. The error is not
+ * `unavailable` either: the call may have been sent, and a caller that believed otherwise would repeat it under another key
+ * (docs/adr/0045-unavailable-means-nothing-was-sent.md).
  */
 export function buildUnrecordedError(txn: string, state?: CallState): GatewayError {
   const detail =
-    'What became of it cannot be recorded or read just now. Ask again with the same key: it is not executed anew.';
+    'The outcome of this call cannot be recorded or read now. Ask again with the same key: the call is not executed twice.';
   return new GatewayError('in_doubt', detail, { txn, ...(state === undefined ? {} : { state }), retryAfterSeconds: 1 });
 }

@@ -22,14 +22,14 @@ import { buildLimitExceededError } from './limits.ts';
 import { encodePayload } from './payload.ts';
 import { buildLockedRefusal, buildOverLimitRefusal, refuseUnlessLeaseHeld } from './refuse.ts';
 
-/** A call that passed judgement: who asks for what, under which contract and rule. */
+/** A call that the policies allow, with everything that its claim needs. */
 export interface AdmittedCall {
-  readonly asked: ToolCall;
+  readonly toolCall: ToolCall;
   readonly tool: Tool;
   readonly policies: Policies;
   readonly rule: Rule;
   readonly hold: ApprovalSpec | undefined;
-  /** How long it is held at most: for people, or because its rule delays it. Undefined: it is sent now. */
+  /** How long the call is held at most, for approval or for the delay of its rule. Undefined: it is sent now. */
   readonly heldMs: number | undefined;
   readonly votes: readonly Vote[];
   readonly args: string;
@@ -37,30 +37,30 @@ export interface AdmittedCall {
   readonly identified: IdentifiedCall;
   readonly request: PreparedRequest;
   readonly guards: ClaimGuards | undefined;
-  readonly stint: Span;
+  readonly span: Span;
 }
 
 /**
- * T1. A crash before it leaves nothing; a crash after it leaves a call in `sending` whose owner is gone, which means
- * unknown although nothing may have left.
+ * Writes the intent (T1) and starts the send. A crash before the commit leaves nothing. A crash after it leaves a
+ * `sending` call without an owner: its outcome is unknown, although perhaps nothing was sent.
  */
 export async function claimCall(
-  { station, dispatch, claims }: Services,
+  { station: ctx, dispatch, claims }: Services,
   admitted: AdmittedCall,
 ): Promise<ClaimWon | ClaimTaken | StaleDecision> {
-  const { asked, tool, identified } = admitted;
+  const { toolCall, tool, identified } = admitted;
   const { txn } = identified;
   if (dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
-  const owner = station.lease.id;
-  const payload = { args: asked.args, request: admitted.request };
+  const owner = ctx.lease.id;
+  const payload = { args: toolCall.args, request: admitted.request };
   const held = admitted.heldMs !== undefined;
   const kind = tool.effect === 'read' ? 'read' : tool.once.by;
   const keyLifetimeMs = tool.once.by === 'key' ? tool.once.lifetimeMs : null;
   const state = held ? 'held' : tool.observe === undefined ? 'sending' : 'ready';
-  const stored = encodePayload(station.sealingKey, txn, tool, payload, admitted.args);
+  const stored = encodePayload(ctx.sealingKey, txn, tool, payload, admitted.args);
   const intent: Intent = {
     txn,
-    agent: asked.agent.name,
+    agent: toolCall.agent.name,
     tool: tool.name,
     key: identified.key,
     identity: identified.identity,
@@ -76,45 +76,46 @@ export async function claimCall(
     args: stored.args,
     request: stored.request,
     sealed: stored.sealed,
-    saga: asked.saga ?? null,
-    dependsOn: asked.dependsOn ?? null,
-    run: asked.fence?.run ?? null,
-    epoch: asked.fence?.epoch ?? null,
-    undo: tool.effect === 'read' ? null : buildStoredUndo(station, txn, tool, asked),
+    saga: toolCall.saga ?? null,
+    dependsOn: toolCall.dependsOn ?? null,
+    run: toolCall.fence?.run ?? null,
+    epoch: toolCall.fence?.epoch ?? null,
+    undo: tool.effect === 'read' ? null : buildStoredUndo(ctx, txn, tool, toolCall),
     undoes: null,
     entry: buildAuditEntry(held ? 'call_held' : 'call_claimed', {
       txn,
-      agent: asked.agent.name,
+      agent: toolCall.agent.name,
       tool: tool.name,
       fingerprint: admitted.fingerprint.toString('hex'),
       policy: admitted.policies.version,
       rule: admitted.rule.id,
-      saga: asked.saga,
-      run: asked.fence?.run,
-      epoch: asked.fence?.epoch,
+      saga: toolCall.saga,
+      run: toolCall.fence?.run,
+      epoch: toolCall.fence?.epoch,
       votes: admitted.votes.length === 0 ? undefined : renderVotes(admitted.votes),
     }),
   };
-  refuseUnlessLeaseHeld(station, owner);
-  station.reach('claiming');
-  if (identified.announce !== undefined) await identified.announce();
+  refuseUnlessLeaseHeld(ctx, owner);
+  ctx.reach('claiming');
+  if (identified.recordGeneration !== undefined) await identified.recordGeneration();
   const attempt = () => {
-    // Asked again each time: while something was locked, this process may have lost its name.
-    refuseUnlessLeaseHeld(station, owner);
+    // Checked before each try: this process may lose its lease while it waits for a lock.
+    refuseUnlessLeaseHeld(ctx, owner);
     return claims.claim(intent, admitted.guards, (lockToken) => {
       if (held) return;
-      station.reach('claimed');
-      const { follower } = asked;
-      void dispatch.start(createJob(intent, tool, owner, payload, { lockToken, follower, stint: admitted.stint }));
+      ctx.reach('claimed');
+      const { follower: progressListener } = toolCall;
+      const options = { lockToken, progressListener, span: admitted.span };
+      void dispatch.start(createJob(intent, tool, owner, payload, options));
     });
   };
   const claimed =
     admitted.guards?.locks === undefined
       ? await attempt()
-      : await retryWhileLocked(attempt, asked.patienceMs, asked.caller, dispatch.shutdownToken);
+      : await retryWhileLocked(attempt, toolCall.patienceMs, toolCall.caller, dispatch.shutdownToken);
   switch (claimed.kind) {
     case 'won':
-      if (admitted.guards?.exposure !== undefined) station.taints.add(admitted.guards.exposure.scopes);
+      if (admitted.guards?.exposure !== undefined) ctx.taints.add(admitted.guards.exposure.scopes);
       return claimed;
     case 'taken':
     case 'stale_decision':

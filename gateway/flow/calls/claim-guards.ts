@@ -13,13 +13,13 @@ import { buildHistoryGuard, describeDecisionFacts } from './decision-facts.ts';
 import type { ToolCall } from './execute-call.ts';
 import { computeSpends, hasLimits } from './limits.ts';
 
-/** A call that passed judgement, as far as it tells what else must hold. */
+/** The part of an allowed call that its claim guards depend on. */
 interface GuardedCall {
-  readonly asked: ToolCall;
+  readonly toolCall: ToolCall;
   readonly tool: Tool;
   readonly policies: Policies;
   readonly rule: Rule;
-  /** What was decided, and what about. */
+  /** The decision, and the input that it was made from. */
   readonly decision: PolicyDecision;
   readonly scope: DecisionInput;
   readonly hold: ApprovalSpec | undefined;
@@ -29,52 +29,49 @@ interface GuardedCall {
 }
 
 /**
- * What else must hold in the transaction of the claim, given what the voters of its rule said; undefined for most calls, which
- * then share theirs with others.
+ * Builds the conditions that the claim checks in its transaction. Returns undefined for most calls, which can then share
+ * a transaction with others.
  */
-export function buildClaimGuards(
-  station: Context,
-  guarded: GuardedCall,
-  votes: readonly Vote[],
-): ClaimGuards | undefined {
-  const { asked, tool, policies, rule, scope, decision, hold, identified } = guarded;
+export function buildClaimGuards(ctx: Context, guarded: GuardedCall, votes: readonly Vote[]): ClaimGuards | undefined {
+  const { toolCall, tool, policies, rule, scope, decision, hold, identified } = guarded;
   const { txn, alias } = identified;
-  const { args } = asked;
-  const agent = asked.agent.name;
-  const saga = asked.saga ?? null;
-  const run = asked.fence?.run ?? null;
+  const { args } = toolCall;
+  const agent = toolCall.agent.name;
+  const saga = toolCall.saga ?? null;
+  const run = toolCall.fence?.run ?? null;
   const spends = hasLimits(rule)
     ? computeSpends(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() })
     : [];
-  // Made for a held call too: what cannot be locked is refused now, not after a person was asked.
-  const order = tool.locks.length === 0 ? undefined : buildLockRequest(station, tool, { txn, agent, args, saga, run });
+  // Built for a held call too, so that invalid locks are refused now and not after a person approved.
+  const lockRequest =
+    tool.locks.length === 0 ? undefined : buildLockRequest(ctx, tool, { txn, agent, args, saga, run });
   const isHeld = hold !== undefined || rule.delayMs !== undefined;
-  // But it locks nothing while it waits: it takes its locks when it is let go.
-  const locks = isHeld ? undefined : order;
+  // A held call locks nothing while it waits. Dispatch takes its locks before the first send.
+  const locks = isHeld ? undefined : lockRequest;
   const history =
     scope.history === undefined
       ? undefined
-      : buildHistoryGuard({ policies, agent: asked.agent, tool: tool.name, scope, decision });
+      : buildHistoryGuard({ policies, agent: toolCall.agent, tool: tool.name, scope, decision });
   const exposure = isUntrusted(policies, tool)
-    ? findExposure(station, { agent, saga, run }, { txn, tool: tool.name })
+    ? findExposure(ctx, { agent, saga, run }, { txn, tool: tool.name })
     : undefined;
   const isPlain = spends.length === 0 && !isHeld && locks === undefined && alias === undefined && votes.length === 0;
   if (isPlain && history === undefined && exposure === undefined) return undefined;
-  const approval = isHeld ? buildApprovalRequest(station, guarded, votes) : undefined;
+  const approval = isHeld ? buildApprovalRequest(ctx, guarded, votes) : undefined;
   const events = votes.length === 0 ? {} : { events: buildVoteEvents(votes) };
   return { charges: spends, locks, alias, approval, history, exposure, ...events };
 }
 
-/** What a person, a voter or nobody is shown before it is sent. */
+/** The call as a person or a voter is shown it. */
 export function describeForApproval(guarded: GuardedCall, votes: readonly Vote[]) {
-  const { asked, tool, rule, policies, request, fingerprint, scope } = guarded;
-  const { args, undo, saga, fence, continuation } = asked;
-  const told = { fingerprint, rule: rule.id, ...describeDecisionFacts(scope), votes };
-  const call = { agent: asked.agent.name, args, undo, saga, run: fence?.run, continuation, ...told };
+  const { toolCall, tool, rule, policies, request, fingerprint, scope } = guarded;
+  const { args, undo, saga, fence, continuation } = toolCall;
+  const decided = { fingerprint, rule: rule.id, ...describeDecisionFacts(scope), votes };
+  const call = { agent: toolCall.agent.name, args, undo, saga, run: fence?.run, continuation, ...decided };
   return buildShownRequest(call, tool, request, policies);
 }
 
-/** People decide first, and the delay begins when they have; without them it begins now, under today's policies. */
+/** A delay begins after the approval. Without an approval it begins now, under the current policies. */
 function buildApprovalRequest({ mostPending }: Context, guarded: GuardedCall, votes: readonly Vote[]): ApprovalRequest {
   const { rule, policies, hold } = guarded;
   const { delayMs = null } = rule;

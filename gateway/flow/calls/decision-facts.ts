@@ -8,13 +8,13 @@ import { type DecisionInput, decideCall, isSameDecision } from '../../policy/dec
 import { findRequiredFacts } from '../../policy/expressions/required-facts.ts';
 import type { Context } from '../context.ts';
 
-/** What the rules about a tool ask beside the call itself; empty for most. */
+/** Facts beyond the call itself that the rules of a tool use. Empty for most tools. */
 export interface DecisionFacts {
   readonly history?: History | undefined;
   readonly tainted?: boolean | undefined;
 }
 
-/** Where a call is made; of one that was claimed before also which it is, and when that was. */
+/** The saga and run of a call. For a call that was claimed before, also its txn and the time of the claim. */
 interface FactsOrigin {
   readonly saga: string | null;
   readonly run: string | null;
@@ -23,33 +23,33 @@ interface FactsOrigin {
 }
 
 /**
- * Reads what the rules ask, before they are asked: nothing at all unless one that covers the tool does. For `tainted` that is
- * enough. Whatever an agent asks for because of a stranger's words it asks after it was told them, which is after the taint
- * was committed. What `history` counted may be overtaken by another call of the same agent; see `historyGuard`.
+ * Reads the facts that the rules of a tool use, before the decision; no query unless a rule needs one. For `tainted` this
+ * read is enough: an agent can act on untrusted text only after it received it, and the taint is committed before that.
+ * Another call of the same agent may change `history` meanwhile; `buildHistoryGuard` checks it again in the claim.
  */
 export function readDecisionFacts(
-  station: Context,
+  ctx: Context,
   agent: Agent,
   tool: string,
-  place: FactsOrigin,
+  origin: FactsOrigin,
 ): DecisionFacts | Promise<DecisionFacts> {
-  const asks = findRequiredFacts(agent, tool);
-  return asks === undefined ? NO_POLICY_FACTS : queryPolicyFacts(station, agent, asks, place);
+  const inputs = findRequiredFacts(agent, tool);
+  return inputs === undefined ? NO_FACTS : queryDecisionFacts(ctx, agent, inputs, origin);
 }
 
-const NO_POLICY_FACTS: DecisionFacts = {};
+const NO_FACTS: DecisionFacts = {};
 
-async function queryPolicyFacts(
+async function queryDecisionFacts(
   { db, pasts }: Context,
   agent: Agent,
-  asks: RuleInputs,
-  place: FactsOrigin,
+  inputs: RuleInputs,
+  origin: FactsOrigin,
 ): Promise<DecisionFacts> {
-  const { saga, run, txn, asOf } = place;
-  const looking = { agent: agent.name, queries: asks.history, exceptTxn: txn ?? null, asOf };
+  const { saga, run, txn, asOf } = origin;
+  const query = { agent: agent.name, queries: inputs.history, exceptTxn: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([
-    asks.history.length === 0 ? undefined : pasts.read(looking),
-    asks.taint ? isTainted(db, listTaintSources({ agent: agent.name, saga, run }), asOf) : undefined,
+    inputs.history.length === 0 ? undefined : pasts.read(query),
+    inputs.taint ? isTainted(db, listTaintSources({ agent: agent.name, saga, run }), asOf) : undefined,
   ]);
   return {
     ...(history === undefined ? {} : { history }),
@@ -57,7 +57,7 @@ async function queryPolicyFacts(
   };
 }
 
-/** As decisions, their log and their explanations show them. */
+/** The facts as answers, the audit log and explanations show them. */
 export function describeDecisionFacts({ history, tainted }: DecisionFacts): { readonly facts?: JsonObject } {
   if (history === undefined && tainted === undefined) return {};
   return {
@@ -68,7 +68,7 @@ export function describeDecisionFacts({ history, tainted }: DecisionFacts): { re
   };
 }
 
-/** Who was allowed what, and what was known then. */
+/** An allowed call, with the input of the decision. */
 interface DecidedCall {
   readonly policies: Policies;
   readonly agent: Agent;
@@ -77,7 +77,7 @@ interface DecidedCall {
   readonly decision: PolicyDecision;
 }
 
-/** The claim counts anew, and is good only while the rules come to the same decision. */
+/** The claim reads the history again, and succeeds only if the rules come to the same decision. */
 export function buildHistoryGuard({ policies, agent, tool, scope, decision }: DecidedCall): ClaimGuards['history'] {
   if (scope.history === undefined) return undefined;
   const questions = findRequiredFacts(agent, tool)?.history ?? [];

@@ -1,6 +1,6 @@
 import type { Call } from '../../domain/calls/call.ts';
 import { pathsUnder, redact } from '../../domain/calls/redact.ts';
-import { computeFingerprint as fingerprintOf } from '../../domain/calls/txn-id.ts';
+import { computeFingerprint } from '../../domain/calls/txn-id.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import { ERRORS, type ErrorCode, GatewayError } from '../../domain/errors.ts';
 import type { Json, JsonObject } from '../../domain/json.ts';
@@ -22,35 +22,34 @@ import { findArgumentRefusal, findKeyReuse, refuseInvalidUndo } from './refuse.t
 import { findEarlierCall } from './repeat-call.ts';
 import { isAliasTaken, isParticipant, resolveAlias } from './shared-keys.ts';
 
-/** Of what would be locked. */
 const MAX_LOCKS_SHOWN = 100;
 
 type AllowedDecision = Extract<PolicyDecision, { allowed: true }>;
 
 /**
- * Decides and explains everything that the call would meet, sends nothing and binds nothing. What is wrong before there is
- * a call to decide about (`ask` throws) is told in the same way.
+ * Decides and explains what would happen to a call. Sends nothing and binds nothing. Faults of the request itself, which
+ * `buildToolCall` throws, are explained in the same way.
  */
-export async function dryRun(station: Context, ask: () => ToolCall): Promise<JsonObject> {
+export async function dryRun(ctx: Context, buildToolCall: () => ToolCall): Promise<JsonObject> {
   try {
-    return await explainCall(station, ask());
+    return await explainCall(ctx, buildToolCall());
   } catch (error) {
     if (!(error instanceof GatewayError)) throw error;
     return { dryRun: true, detail: error.message, ...error.extras.members, wouldAnswer: renderRefusal(error.code) };
   }
 }
 
-async function explainCall(station: Context, asked: ToolCall): Promise<JsonObject> {
-  const policies = station.policies();
-  const place = { saga: asked.saga ?? null, run: asked.fence?.run ?? null };
-  const facts = await readDecisionFacts(station, asked.agent, asked.tool, place);
-  const scope = { args: asked.args, ...place, now: Date.now(), ...facts };
-  const { decision, tried } = explainDecision(policies, asked.agent, asked.tool, scope);
-  const tool = policies.tools.get(asked.tool);
-  const fingerprint = fingerprintOf(asked.tool, canonicalize(asked.args));
+async function explainCall(ctx: Context, toolCall: ToolCall): Promise<JsonObject> {
+  const policies = ctx.policies();
+  const origin = { saga: toolCall.saga ?? null, run: toolCall.fence?.run ?? null };
+  const facts = await readDecisionFacts(ctx, toolCall.agent, toolCall.tool, origin);
+  const scope = { args: toolCall.args, ...origin, now: Date.now(), ...facts };
+  const { decision, tried } = explainDecision(policies, toolCall.agent, toolCall.tool, scope);
+  const tool = policies.tools.get(toolCall.tool);
+  const fingerprint = computeFingerprint(toolCall.tool, canonicalize(toolCall.args));
   const explained: JsonObject = {
     dryRun: true,
-    tool: asked.tool,
+    tool: toolCall.tool,
     policyVersion: policies.version,
     decision: {
       allowed: decision.allowed,
@@ -60,51 +59,51 @@ async function explainCall(station: Context, asked: ToolCall): Promise<JsonObjec
     },
     ...describeDecisionFacts(facts),
   };
-  const refused = async (code: ErrorCode, why: JsonObject): Promise<JsonObject> => {
-    const earlier = await findEarlierCall(station, asked, tool, fingerprint);
+  const explainRefusal = async (code: ErrorCode, why: JsonObject): Promise<JsonObject> => {
+    const earlier = await findEarlierCall(ctx, toolCall, tool, fingerprint);
     return {
       ...explained,
       ...why,
       wouldAnswer: earlier === undefined ? renderRefusal(code) : renderRepeatAnswer(earlier),
     };
   };
-  const isCovered = tool !== undefined && canAllowTool(asked.agent, tool);
-  const unfit = isCovered ? findArgumentRefusal(tool, asked.args) : undefined;
-  if (unfit !== undefined) return refused(unfit.code, unfit.extras.members ?? { detail: unfit.message });
-  if (!decision.allowed) return refused(decision.code, {});
+  const hasRule = tool !== undefined && canAllowTool(toolCall.agent, tool);
+  const refusal = hasRule ? findArgumentRefusal(tool, toolCall.args) : undefined;
+  if (refusal !== undefined) return explainRefusal(refusal.code, refusal.extras.members ?? { detail: refusal.message });
+  if (!decision.allowed) return explainRefusal(decision.code, {});
   try {
     return {
       ...explained,
-      ...(await planCall(station, asked, decision, fingerprint)),
+      ...(await planCall(ctx, toolCall, decision, fingerprint)),
     };
   } catch (error) {
     if (!(error instanceof GatewayError)) throw error;
-    return refused(error.code, { detail: error.message });
+    return explainRefusal(error.code, { detail: error.message });
   }
 }
 
 async function planCall(
-  station: Context,
-  asked: ToolCall,
+  ctx: Context,
+  toolCall: ToolCall,
   { tool, rule, hold, poll }: AllowedDecision,
   fingerprint: Buffer,
 ): Promise<JsonObject> {
-  await refuseInvalidUndo(station, station.policies(), asked);
-  const identified = await identifyCall(station, asked, tool, fingerprint);
-  const found = await station.calls.read(identified.txn);
-  const meant = found ?? (identified.identity === 'key' ? await resolveAlias(station, identified.txn) : undefined);
-  // Whoever only tries learns nothing of what others did.
-  const earlier = meant !== undefined && (await isParticipant(station, meant, asked.agent.name)) ? meant : undefined;
-  const held = hold !== undefined || identified.holdAsRepeat === true || rule.delayMs !== undefined;
-  const limits = await readLimitUsage(station, asked, rule);
-  const order = buildLockRequest(station, tool, { ...toLockingCall(asked), txn: identified.txn });
+  await refuseInvalidUndo(ctx, ctx.policies(), toolCall);
+  const identified = await identifyCall(ctx, toolCall, tool, fingerprint);
+  const direct = await ctx.calls.read(identified.txn);
+  const found = direct ?? (identified.identity === 'key' ? await resolveAlias(ctx, identified.txn) : undefined);
+  // A dry run reveals nothing about the calls of other agents.
+  const earlier = found !== undefined && (await isParticipant(ctx, found, toolCall.agent.name)) ? found : undefined;
+  const isHeld = hold !== undefined || identified.holdAsRepeat === true || rule.delayMs !== undefined;
+  const limits = await readLimitUsage(ctx, toolCall, rule);
+  const lockRequest = buildLockRequest(ctx, tool, { ...toLockingCall(toolCall), txn: identified.txn });
   const plan: JsonObject = {
     txn: identified.txn,
     identifiedBy: identified.identity,
     effect: tool.effect,
     once: tool.effect === 'read' ? null : tool.once.by,
-    undo: previewUndo(tool, asked, station.policies()) as JsonObject,
-    hold: held,
+    undo: previewUndo(tool, toolCall, ctx.policies()) as JsonObject,
+    hold: isHeld,
     ...(rule.delayMs === undefined ? {} : { delaySeconds: rule.delayMs / 1000 }),
     ...(poll === undefined ? {} : { voters: renderVoters(poll) }),
     limits: limits.map(({ spend, used }) => ({
@@ -114,34 +113,34 @@ async function planCall(
       used,
       costs: spend.amount,
     })),
-    locks: renderLocks(order),
-    request: previewRequest(station, asked, tool, identified.txn),
+    locks: renderLocks(lockRequest),
+    request: previewRequest(ctx, toolCall, tool, identified.txn),
   };
   const { alias, txn } = identified;
-  if (alias !== undefined && (await isAliasTaken(station, alias, txn)))
+  if (alias !== undefined && (await isAliasTaken(ctx, alias, txn)))
     return { ...plan, wouldAnswer: renderRefusal('key_reused') };
   if (earlier === undefined) {
-    if (asked.fence !== undefined) await refuseStaleEpoch(station, asked.fence, asked.agent.name);
-    if (asked.saga !== undefined) await refuseClosedSaga(station, asked.saga, asked.agent.name);
-    await refuseForeignDependencies(station, asked);
+    if (toolCall.fence !== undefined) await refuseStaleEpoch(ctx, toolCall.fence, toolCall.agent.name);
+    if (toolCall.saga !== undefined) await refuseClosedSaga(ctx, toolCall.saga, toolCall.agent.name);
+    await refuseForeignDependencies(ctx, toolCall);
     const code =
-      findDisabledCode(station, asked.agent.name, tool, held) ??
+      findDisabledCode(ctx, toolCall.agent.name, tool, isHeld) ??
       (poll !== undefined && !canReachQuorum(poll) ? 'denied' : undefined) ??
       limits.find(({ fits }) => !fits)?.code ??
-      (await findLockConflictCode(station, held ? undefined : order));
+      (await findLockConflictCode(ctx, isHeld ? undefined : lockRequest));
     if (code !== undefined) return { ...plan, earlier: null, wouldAnswer: renderRefusal(code) };
     return {
       ...plan,
       earlier: null,
-      wouldAnswer: held ? { status: 202, state: 'held', sends: false } : { status: 200, sends: true },
+      wouldAnswer: isHeld ? { status: 202, state: 'held', sends: false } : { status: 200, sends: true },
     };
   }
-  if (findKeyReuse(earlier, earlier.fingerprint, asked, fingerprint) !== undefined)
+  if (findKeyReuse(earlier, earlier.fingerprint, toolCall, fingerprint) !== undefined)
     return { ...plan, wouldAnswer: renderRefusal('key_reused') };
   return { ...plan, earlier: { state: earlier.state }, wouldAnswer: renderRepeatAnswer(earlier) };
 }
 
-/** What the voters' expressions say now. Nobody is asked: the verdict of a webhook is null, and the answer supposes its approval. */
+/** The votes of expressions as they are now. A webhook is not called: its verdict is null, and the plan assumes that it approves. */
 function renderVoters({ quorum, votes, open }: VoterPoll): JsonObject {
   return {
     quorum,
@@ -156,44 +155,47 @@ function toLockingCall({ agent, args, saga, fence }: ToolCall) {
   return { agent: agent.name, args, saga: saga ?? null, run: fence?.run ?? null };
 }
 
-function renderLocks(order: LockRequest | undefined): Json {
-  const wishes = order?.locks.slice(0, MAX_LOCKS_SHOWN) ?? [];
-  return wishes.map(({ displayName: shown, mode, for: scope }) => ({ resource: shown, mode, for: scope }));
+function renderLocks(lockRequest: LockRequest | undefined): Json {
+  const locks = lockRequest?.locks.slice(0, MAX_LOCKS_SHOWN) ?? [];
+  return locks.map(({ displayName, mode, for: scope }) => ({ resource: displayName, mode, for: scope }));
 }
 
-/** As things stand: whoever holds it may let go while a caller waits. */
-async function findLockConflictCode({ db }: Context, order: LockRequest | undefined): Promise<ErrorCode | undefined> {
-  if (order === undefined) return undefined;
-  return (await findConflict(db, order)) === undefined ? undefined : 'locked';
+/** Reads the locks of this moment. The holder may release them while a real caller waits. */
+async function findLockConflictCode(
+  { db }: Context,
+  lockRequest: LockRequest | undefined,
+): Promise<ErrorCode | undefined> {
+  if (lockRequest === undefined) return undefined;
+  return (await findConflict(db, lockRequest)) === undefined ? undefined : 'locked';
 }
 
-function findDisabledCode(station: Context, agent: string, tool: Tool, held: boolean): ErrorCode | undefined {
-  if (station.switches.findFreeze(agent, tool.name) !== undefined) return 'frozen';
+function findDisabledCode(ctx: Context, agent: string, tool: Tool, isHeld: boolean): ErrorCode | undefined {
+  if (ctx.switches.findFreeze(agent, tool.name) !== undefined) return 'frozen';
   if (tool.disabled !== undefined) return 'unavailable';
-  if (tool.effect !== 'read' && station.logWatch.findFault() !== undefined) return 'unavailable';
-  return !held && station.adapters.getAdapter(tool).getCooldownMs(tool) > 0 ? 'breaker_open' : undefined;
+  if (tool.effect !== 'read' && ctx.logWatch.findFault() !== undefined) return 'unavailable';
+  return !isHeld && ctx.adapters.getAdapter(tool).getCooldownMs(tool) > 0 ? 'breaker_open' : undefined;
 }
 
-/** What is used of the rule's limits now, and whether this call would fit; counted when it is really made. */
-async function readLimitUsage(station: Context, asked: ToolCall, rule: Rule) {
+/** The current usage of the rule's limits, and whether this call would fit. A dry run counts nothing. */
+async function readLimitUsage(ctx: Context, toolCall: ToolCall, rule: Rule) {
   const scope = {
-    args: asked.args,
-    agent: asked.agent.name,
-    tool: asked.tool,
-    saga: asked.saga ?? null,
-    run: asked.fence?.run ?? null,
+    args: toolCall.args,
+    agent: toolCall.agent.name,
+    tool: toolCall.tool,
+    saga: toolCall.saga ?? null,
+    run: toolCall.fence?.run ?? null,
     now: Date.now(),
   };
   return Promise.all(
     computeSpends(rule, scope).map(async (spend) => {
-      const used = await readCurrentUsage(station.db, spend);
+      const used = await readCurrentUsage(ctx.db, spend);
       const code: ErrorCode = spend.kind === 'rate' ? 'rate_limited' : 'over_budget';
       return { spend, used, fits: used + spend.amount <= spend.max, code };
     }),
   );
 }
 
-/** What a repeat of this call is answered; of one still under way, if it stays so while the caller waits. */
+/** The answer to a repeat of this call. For an open call: if it stays open while the caller waits. */
 function renderRepeatAnswer(call: Call): JsonObject {
   if (call.erasedAt !== null) return renderRefusal('key_expired');
   if (call.problem !== null) return { ...renderRefusal(call.problem), replayed: true };
@@ -202,15 +204,15 @@ function renderRepeatAnswer(call: Call): JsonObject {
   return { ...renderRefusal(call.state === 'in_doubt' ? 'in_doubt' : 'in_progress'), replayed: true };
 }
 
-/** What would be sent, without what the tool redacts. The real arguments are tried first: their faults are the caller's. */
-function previewRequest(station: Context, asked: ToolCall, tool: Tool, txn: string): Json {
-  const adapter = station.adapters.getAdapter(tool);
-  const agent = asked.agent.name;
-  let request = adapter.prepare(tool, { args: asked.args, agent }, txn);
+/** The request that would be sent, redacted. The real arguments are tried first, so that their faults reach the caller. */
+function previewRequest(ctx: Context, toolCall: ToolCall, tool: Tool, txn: string): Json {
+  const adapter = ctx.adapters.getAdapter(tool);
+  const agent = toolCall.agent.name;
+  let request = adapter.prepare(tool, { args: toolCall.args, agent }, txn);
   const paths = pathsUnder('args', tool.redact);
   if (paths.length > 0) {
     try {
-      request = adapter.prepare(tool, { args: redact(asked.args, paths) as JsonObject, agent }, txn);
+      request = adapter.prepare(tool, { args: redact(toolCall.args, paths) as JsonObject, agent }, txn);
     } catch (error) {
       if (error instanceof GatewayError) return null;
       throw error;

@@ -1,6 +1,6 @@
 import type { Continuation, McpClientProfile, ProgressListener, RequestInput } from '../../domain/attempts/adapter.ts';
 import type { CallSummary } from '../../domain/calls/call.ts';
-import { computeFingerprint as fingerprintOf } from '../../domain/calls/txn-id.ts';
+import { computeFingerprint } from '../../domain/calls/txn-id.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import type { RunEpoch } from '../../domain/controls/run.ts';
 import { GatewayError } from '../../domain/errors.ts';
@@ -45,10 +45,10 @@ import {
 } from './repeat-call.ts';
 import { canSkipLedger, executeUnrecordedRead } from './unrecorded-reads.ts';
 
-/** A decision that what the agent does beside it changes this often is given up. */
+/** How often a call is decided before it is refused because concurrent calls keep changing the decision. */
 const MAX_DECISIONS = 5;
 
-/** The station with what moves calls along it. */
+/** The context, and the workers that move calls forward. */
 export interface Services {
   readonly station: Context;
   readonly dispatch: Dispatch;
@@ -63,57 +63,60 @@ export interface ToolCall {
   readonly tool: string;
   readonly args: JsonObject;
   readonly key: string | undefined;
-  /** The saga it is to be a step of, and which of its steps it rests on (absent: all earlier ones). */
+  /** The saga of which this call is a step, and the steps that it depends on (absent: all earlier ones). */
   readonly saga?: string | undefined;
   readonly dependsOn?: readonly string[] | undefined;
-  /** The run it is made in, and the epoch that the agent holds. */
+  /** The run of the call, and the epoch that the agent holds. */
   readonly fence?: RunEpoch | undefined;
-  /** An undo that is known only now. */
+  /** An undo that the caller gives, instead of the tool's own. */
   readonly undo?: CallerUndo | undefined;
-  /** What an earlier answer of an MCP tool asked for: another request, though the arguments are the same. */
+  /** The caller's reply to a question of an MCP tool. It makes another request of the same arguments. */
   readonly continuation?: Continuation | undefined;
-  /** An MCP client that hears what happens while the call runs. Of a repeat only the first one's does. */
+  /** Gets the progress messages of an MCP call. Only the listener of the first request is used, not those of repeats. */
   readonly follower?: ProgressListener | undefined;
-  /** What the caller's own work is part of. */
+  /** The trace context of the caller. */
   readonly trace?: TraceContext | undefined;
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
-  /** The caller hung up. Ends the waiting, never the call. */
+  /** Cancelled when the caller hangs up. Ends the waiting, never the call. */
   readonly caller?: CancelToken | undefined;
-  /** What `args` was read from, a character a byte, where that is all that was read. */
+  /** The request body, one character per byte, if `args` was parsed from it alone. */
   readonly body?: string | undefined;
 }
 
 export interface ToolAnswer {
   readonly call: CallSummary;
-  /** This caller did not start the call. */
+  /** Another request started the call. */
   readonly repeat: boolean;
 }
 
-/** A call from its request to its answer, watched. */
-export async function executeCall(flow: Services, asked: ToolCall): Promise<ToolAnswer> {
-  const { agent, tool } = asked;
-  const known = flow.station.policies().tools.has(tool) ? tool : 'unknown';
-  const stint = flow.station.watch.begin('call', { tool: known, agent: agent.name }, asked.trace ?? {});
+/** Executes a call from its request to its answer, in one span. */
+export async function executeCall(services: Services, toolCall: ToolCall): Promise<ToolAnswer> {
+  const { agent, tool } = toolCall;
+  const known = services.station.policies().tools.has(tool) ? tool : 'unknown';
+  const span = services.station.watch.begin('call', { tool: known, agent: agent.name }, toolCall.trace ?? {});
   try {
-    const args = canonicalize(asked.args);
-    const meant = { args, fingerprint: fingerprintOf(tool, args, serializeContinuation(asked.continuation)) };
-    const answer = await logIfRefused(flow.station, { agent: agent.name, tool }, () =>
-      decideAndClaim(flow, asked, meant, stint),
+    const args = canonicalize(toolCall.args);
+    const canonical = {
+      args,
+      fingerprint: computeFingerprint(tool, args, serializeContinuation(toolCall.continuation)),
+    };
+    const answer = await logIfRefused(services.station, { agent: agent.name, tool }, () =>
+      decideAndClaim(services, toolCall, canonical, span),
     );
-    const exposing = taintIfUntrusted(flow.station, asked, answer);
-    if (exposing !== undefined) await inDoubtIfUnrecorded(answer.call.txn, answer.call.state, exposing);
-    cacheKey(flow.station, asked, meant.fingerprint, answer.call);
-    stint.end(toSpanResult(answer));
+    const tainting = taintIfUntrusted(services.station, toolCall, answer);
+    if (tainting !== undefined) await inDoubtIfUnrecorded(answer.call.txn, answer.call.state, tainting);
+    cacheKey(services.station, toolCall, canonical.fingerprint, answer.call);
+    span.end(toSpanResult(answer));
     return answer;
   } catch (error) {
-    markErasureDelivered(flow, asked, error);
-    stint.end({ code: error instanceof GatewayError ? error.code : 'internal' });
+    markErasureDelivered(services, toolCall, error);
+    span.end({ code: error instanceof GatewayError ? error.code : 'internal' });
     throw error;
   }
 }
 
-/** How a call ended, as it is watched. */
+/** The result that the span of a call records. */
 export function toSpanResult({ call, repeat: replayed }: ToolAnswer): SpanResult {
   const { txn, state, attempt: attempts, problem } = call;
   return problem === null ? { txn, state, attempts, replayed } : { txn, state, attempts, replayed, code: problem };
@@ -123,77 +126,77 @@ function sagaAndRun({ saga, fence }: ToolCall): { readonly saga: string | null; 
   return { saga: saga ?? null, run: fence?.run ?? null };
 }
 
-/** What is asked for: the canonical text of its arguments, and what tells it from any other wish. */
+/** The canonical arguments of a request, and its fingerprint. */
 interface CanonicalRequest {
   readonly args: string;
   readonly fingerprint: Buffer;
 }
 
-/** The way of a call: decide, identify, claim, send, settle, reply. `overtaken` is what the last claim found out, and how often. */
+/** Decides, identifies and claims a call, and waits for its result. `previous` is set when a claim found its decision stale. */
 async function decideAndClaim(
-  flow: Services,
-  asked: ToolCall,
-  meant: CanonicalRequest,
-  stint: Span,
-  overtaken?: { readonly facts: DecisionFacts; readonly times: number; readonly version: string },
+  services: Services,
+  toolCall: ToolCall,
+  canonical: CanonicalRequest,
+  span: Span,
+  previous?: { readonly facts: DecisionFacts; readonly times: number; readonly version: string },
 ): Promise<ToolAnswer> {
-  const { station } = flow;
-  const began = performance.now();
-  const policies = station.policies();
-  if (overtaken !== undefined && overtaken.version !== policies.version) throw buildPoliciesChangedError();
-  const { args, fingerprint } = meant;
-  // What was done is told before anything is judged: whatever the rules say today, it does not become undone.
-  const done = findCachedByKey(station, asked);
-  if (done?.fingerprint.equals(fingerprint) === true) return replayCached(done, asked, fingerprint);
-  const about = { tool: policies.tools.has(asked.tool) ? asked.tool : 'unknown', agent: asked.agent.name };
-  const deciding = station.watch.begin('decide', about, stint);
-  const place = sagaAndRun(asked);
-  const known = overtaken?.facts ?? readDecisionFacts(station, asked.agent, asked.tool, place);
-  const facts = known instanceof Promise ? await known : known;
-  const { saga, run } = place;
+  const { station: ctx } = services;
+  const startedAt = performance.now();
+  const policies = ctx.policies();
+  if (previous !== undefined && previous.version !== policies.version) throw buildPoliciesChangedError();
+  const { args, fingerprint } = canonical;
+  // A finished call is replayed before the decision, because the current rules cannot undo it.
+  const cached = findCachedByKey(ctx, toolCall);
+  if (cached?.fingerprint.equals(fingerprint) === true) return replayCached(cached, toolCall, fingerprint);
+  const subject = { tool: policies.tools.has(toolCall.tool) ? toolCall.tool : 'unknown', agent: toolCall.agent.name };
+  const decideSpan = ctx.watch.begin('decide', subject, span);
+  const origin = sagaAndRun(toolCall);
+  const reading = previous?.facts ?? readDecisionFacts(ctx, toolCall.agent, toolCall.tool, origin);
+  const facts = reading instanceof Promise ? await reading : reading;
+  const { saga, run } = origin;
   const { history, tainted } = facts;
-  const scope: DecisionInput = { args: asked.args, saga, run, now: Date.now(), history, tainted };
-  const decision = decideCall(policies, asked.agent, asked.tool, scope);
-  const tool = policies.tools.get(asked.tool);
-  const refusal = findRefusal(decision, tool, asked, facts);
+  const scope: DecisionInput = { args: toolCall.args, saga, run, now: Date.now(), history, tainted };
+  const decision = decideCall(policies, toolCall.agent, toolCall.tool, scope);
+  const tool = policies.tools.get(toolCall.tool);
+  const refusal = findRefusal(decision, tool, toolCall, facts);
   const { allowed } = decision;
-  deciding.end(decision.rule === undefined ? { allowed } : { allowed, rule: decision.rule.id });
+  decideSpan.end(decision.rule === undefined ? { allowed } : { allowed, rule: decision.rule.id });
   if (refusal !== undefined || tool === undefined || !decision.allowed) {
-    return refuseUnlessRepeat(flow, asked, { tool, fingerprint, policies, refusal, facts, stint });
+    return refuseUnlessRepeat(services, toolCall, { tool, fingerprint, policies, refusal, facts, span });
   }
 
   let admitted: AdmittedCall;
   try {
-    const agent = asked.agent.name;
-    if (asked.undo !== undefined) await refuseInvalidUndo(station, policies, asked);
-    const identifying = identifyCall(station, asked, tool, fingerprint);
+    const agent = toolCall.agent.name;
+    if (toolCall.undo !== undefined) await refuseInvalidUndo(ctx, policies, toolCall);
+    const identifying = identifyCall(ctx, toolCall, tool, fingerprint);
     const identified = identifying instanceof Promise ? await identifying : identifying;
-    const final = station.finals.get(identified.txn);
-    if (final !== undefined) return replayCached(final, asked, fingerprint);
+    const cachedByTxn = ctx.finals.get(identified.txn);
+    if (cachedByTxn !== undefined) return replayCached(cachedByTxn, toolCall, fingerprint);
     if (identified.identity === 'shared') {
-      const earlier = await findEarlierCallByKey(station, asked, identified.txn, fingerprint);
-      if (earlier !== undefined) return answerRepeat(flow, earlier.txn, fingerprint, asked, stint);
+      const earlier = await findEarlierCallByKey(ctx, toolCall, identified.txn, fingerprint);
+      if (earlier !== undefined) return answerRepeat(services, earlier.txn, fingerprint, toolCall, span);
     }
-    const request = station.adapters.getAdapter(tool).prepare(tool, toRequestInput(asked, args, stint), identified.txn);
+    const request = ctx.adapters.getAdapter(tool).prepare(tool, toRequestInput(toolCall, args, span), identified.txn);
     const { rule, poll } = decision;
     const hold = decision.hold ?? (identified.holdAsRepeat === true ? DEFAULT_APPROVAL : undefined);
     const heldMs = hold?.withinMs ?? rule.delayMs;
-    refuseIfDisabled(station, agent, tool, heldMs !== undefined);
-    const judged = { asked, tool, policies, rule, decision, scope, hold, fingerprint, request, identified };
+    refuseIfDisabled(ctx, agent, tool, heldMs !== undefined);
+    const guarded = { toolCall, tool, policies, rule, decision, scope, hold, fingerprint, request, identified };
     let votes = NO_VOTES;
     if (poll !== undefined) {
-      const shown = () => describeForApproval(judged, NO_VOTES);
+      const shown = () => describeForApproval(guarded, NO_VOTES);
       const cast = await collectRuleVotes(
-        station,
+        ctx,
         { txn: identified.txn, tool, rule, poll, policies, shown },
-        { agent, stint },
+        { agent, stint: span },
       );
-      if (cast === undefined) return answerRepeat(flow, identified.txn, fingerprint, asked, stint);
+      if (cast === undefined) return answerRepeat(services, identified.txn, fingerprint, toolCall, span);
       votes = cast;
     }
-    const guards = buildClaimGuards(station, judged, votes);
+    const guards = buildClaimGuards(ctx, guarded, votes);
     admitted = {
-      asked,
+      toolCall,
       tool,
       policies,
       rule,
@@ -205,40 +208,40 @@ async function decideAndClaim(
       identified,
       request,
       guards,
-      stint,
+      span,
     };
   } catch (error) {
-    // No key or no request can be made of these arguments under today's contract, or the tool is switched off; what was
-    // done before is told all the same.
+    // The current contract cannot build a key or request from these arguments, or sends are disabled. An earlier call with
+    // the same key is still answered.
     if (!(error instanceof GatewayError)) throw error;
-    return refuseUnlessRepeat(flow, asked, { tool, fingerprint, policies, refusal: error, facts, stint });
+    return refuseUnlessRepeat(services, toolCall, { tool, fingerprint, policies, refusal: error, facts, span });
   }
-  if (canSkipLedger(admitted)) return { call: await executeUnrecordedRead(flow, admitted), repeat: false };
+  if (canSkipLedger(admitted)) return { call: await executeUnrecordedRead(services, admitted), repeat: false };
   const { txn } = admitted.identified;
-  if (asked.dependsOn !== undefined) await refuseForeignDependencies(station, asked);
-  const claiming = station.watch.begin('claim', about, stint);
+  if (toolCall.dependsOn !== undefined) await refuseForeignDependencies(ctx, toolCall);
+  const claimSpan = ctx.watch.begin('claim', subject, span);
   let claimed: ClaimWon | ClaimTaken | StaleDecision;
   try {
-    claimed = await claimCall(flow, admitted);
+    claimed = await claimCall(services, admitted);
   } finally {
-    claiming.end();
+    claimSpan.end();
   }
-  // Whoever waited for a lock has that much less patience left.
-  const patienceMs = Math.max(0, asked.patienceMs - (performance.now() - began));
+  // Subtract the time already spent, which is long if the claim waited for locks.
+  const patienceMs = Math.max(0, toolCall.patienceMs - (performance.now() - startedAt));
   switch (claimed.kind) {
     case 'won': {
-      // Nobody waits for a delay that is longer than their patience.
-      const isFar = admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
-      const { agent, caller } = asked;
-      const asker = { tool: asked.tool, agent, caller, patienceMs: isFar ? 0 : patienceMs };
-      return await awaitResult(flow, { txn, fingerprint }, asker, false, stint);
+      // Answer at once if the delay outlasts the caller's wait.
+      const outlastsWait = admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
+      const { agent, caller } = toolCall;
+      const waiter = { tool: toolCall.tool, agent, caller, patienceMs: outlastsWait ? 0 : patienceMs };
+      return await awaitResult(services, { txn, fingerprint }, waiter, false, span);
     }
     case 'taken':
-      return answerRepeat(flow, txn, fingerprint, { ...asked, patienceMs }, stint);
+      return answerRepeat(services, txn, fingerprint, { ...toolCall, patienceMs }, span);
     case 'stale_decision': {
-      const times = (overtaken?.times ?? 0) + 1;
+      const times = (previous?.times ?? 0) + 1;
       if (times >= MAX_DECISIONS) throw buildUndecidedError(txn);
-      return decideAndClaim(flow, { ...asked, patienceMs }, meant, stint, {
+      return decideAndClaim(services, { ...toolCall, patienceMs }, canonical, span, {
         facts: { ...facts, history: claimed.history },
         times,
         version: policies.version,
@@ -247,24 +250,24 @@ async function decideAndClaim(
   }
 }
 
-/** A refusal binds nothing. But what was done before under the same key is still told: it does not become undone. */
+/** Refuses a call and binds nothing, but answers an earlier call with the same key: a refusal cannot undo it. */
 async function refuseUnlessRepeat(
-  flow: Services,
-  asked: ToolCall,
-  why: {
+  services: Services,
+  toolCall: ToolCall,
+  refused: {
     readonly tool: Tool | undefined;
     readonly fingerprint: Buffer;
     readonly policies: Policies;
     readonly refusal: GatewayError | undefined;
     readonly facts: DecisionFacts;
-    readonly stint: Span;
+    readonly span: Span;
   },
 ): Promise<ToolAnswer> {
-  const { station } = flow;
-  const { tool, fingerprint, policies, refusal, facts, stint } = why;
-  const earlier = await findEarlierCall(station, asked, tool, fingerprint);
-  if (earlier !== undefined) return answerRepeat(flow, earlier.txn, fingerprint, asked, stint);
-  const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${asked.tool}.`);
+  const { station: ctx } = services;
+  const { tool, fingerprint, policies, refusal, facts, span } = refused;
+  const earlier = await findEarlierCall(ctx, toolCall, tool, fingerprint);
+  if (earlier !== undefined) return answerRepeat(services, earlier.txn, fingerprint, toolCall, span);
+  const error = refusal ?? new GatewayError('unknown_tool', `There is no tool ${toolCall.tool}.`);
   if (!isLoggedRefusal(error)) throw error;
   throw new Refusal(error, {
     policy: policies.version,
@@ -279,11 +282,11 @@ function toRequestInput(
   canonicalArgs: string,
   { trace }: Span,
 ): RequestInput {
-  const manner = follower === undefined ? undefined : toClientProfile(follower);
-  return { args, canonicalArgs, agent: agent.name, manner, trace, continuation };
+  const clientProfile = follower === undefined ? undefined : toClientProfile(follower);
+  return { args, canonicalArgs, agent: agent.name, manner: clientProfile, trace, continuation };
 }
 
-/** What of the MCP client that asks shows in the request. */
+/** The part of the MCP client that the request depends on. */
 function toClientProfile({ era, capabilities, meta }: ProgressListener): McpClientProfile {
   return { era, capabilities, meta };
 }

@@ -17,16 +17,16 @@ export interface IdentifiedCall {
   readonly txn: string;
   readonly identity: Call['identity'];
   readonly key: string | null;
-  /** Of a shared wish: the key that came with it, which must stand for no other call. */
+  /** For a shared call: the txn of the caller's own key, which must not belong to another call. */
   readonly alias?: string;
-  /** To be done once the call is sure to be claimed, before it is: notes the generation of an unkeyed wish. */
-  readonly announce?: () => Promise<void>;
-  /** An identical call was answered a moment ago and the tool asks for a person before it runs again. */
+  /** Records the generation of a call without a key. Run this right before the claim. */
+  readonly recordGeneration?: () => Promise<void>;
+  /** An identical call was answered recently, and the tool wants an approval before it runs again. */
   readonly holdAsRepeat?: boolean;
 }
 
-/** As much of a request as tells which call it is. */
-interface IdentifiableRequest {
+/** The part of a tool call that its txn depends on. */
+interface IdentifiableCall {
   readonly agent: { readonly name: string };
   readonly args: JsonObject;
   readonly key: string | undefined;
@@ -36,72 +36,71 @@ interface IdentifiableRequest {
 }
 
 /**
- * Which transaction this call is. In this order: the tool's key if it is shared, the key that the call brings, the tool's
- * key otherwise, and for a write without any the rule for repeats: an identical wish whose answer was never delivered, or
- * was delivered a moment ago, is the same call. Two replicas that decide the same thing at once arrive at the same txn, and
- * the claim decides between them.
+ * Derives the txn of a call. The first of these that exists counts: the tool's shared key, the caller's key, the tool's
+ * business key. A write without any key follows `repeats`: an identical request is the same call if the answer was never
+ * delivered, or was delivered recently. Two replicas derive the same txn, and the claim decides between them.
  */
 export function identifyCall(
-  station: Context,
-  asked: IdentifiableRequest,
+  ctx: Context,
+  toolCall: IdentifiableCall,
   tool: Tool,
   fingerprint: Buffer,
 ): IdentifiedCall | Promise<IdentifiedCall> {
-  const { args, key } = asked;
-  const agent = asked.agent.name;
-  const txnOf = (identity: CallIdentity) => deriveTxnId(station.deployment, agent, identity);
+  const { args, key } = toolCall;
+  const agent = toolCall.agent.name;
+  const deriveTxn = (identity: CallIdentity) => deriveTxnId(ctx.deployment, agent, identity);
   const isShared = tool.key?.scope === 'shared';
-  if (key !== undefined && !isShared) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  const seen = { args, agent, saga: asked.saga ?? null, run: asked.fence?.run ?? null };
-  const round = serializeContinuation(asked.continuation);
-  const wish = evaluateBusinessKey(tool, seen);
-  // What a tool asked back for, and now gets, is another request of the same wish.
-  const business = wish === undefined || round === '' ? wish : `${wish}\n${round}`;
-  if (business !== undefined && isShared) {
-    const shared = { txn: deriveSharedTxnId(station.deployment, tool.name, business), identity: 'shared' } as const;
-    const alias = key === undefined ? {} : { alias: deriveKeyAlias(station, agent, key) };
-    return { ...shared, ...alias, key: redactBusinessKey(tool, seen, wish ?? '') };
+  if (key !== undefined && !isShared) return { txn: deriveTxn({ by: 'key', key }), identity: 'key', key };
+  const scope = { args, agent, saga: toolCall.saga ?? null, run: toolCall.fence?.run ?? null };
+  const continuation = serializeContinuation(toolCall.continuation);
+  const businessKey = evaluateBusinessKey(tool, scope);
+  // An answer to a question of an MCP tool is another call, although its business key is the same.
+  const fullKey = businessKey === undefined || continuation === '' ? businessKey : `${businessKey}\n${continuation}`;
+  if (fullKey !== undefined && isShared) {
+    const shared = { txn: deriveSharedTxnId(ctx.deployment, tool.name, fullKey), identity: 'shared' } as const;
+    const alias = key === undefined ? {} : { alias: deriveKeyAlias(ctx, agent, key) };
+    return { ...shared, ...alias, key: redactBusinessKey(tool, scope, businessKey ?? '') };
   }
-  if (key !== undefined) return { txn: txnOf({ by: 'key', key }), identity: 'key', key };
-  if (business !== undefined) {
-    const shown = redactBusinessKey(tool, seen, wish ?? '');
-    return { txn: txnOf({ by: 'business', tool: tool.name, key: business }), identity: 'business', key: shown };
+  if (key !== undefined) return { txn: deriveTxn({ by: 'key', key }), identity: 'key', key };
+  if (fullKey !== undefined) {
+    const shown = redactBusinessKey(tool, scope, businessKey ?? '');
+    return { txn: deriveTxn({ by: 'business', tool: tool.name, key: fullKey }), identity: 'business', key: shown };
   }
   if (tool.effect === 'read' || tool.repeats.policy === 'run') {
-    return { txn: txnOf({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
+    return { txn: deriveTxn({ by: 'random', nonce: randomUUID() }), identity: 'random', key: null };
   }
-  return identifyRepeat(station, seen, tool, fingerprint);
+  return identifyRepeat(ctx, scope, tool, fingerprint);
 }
 
 async function identifyRepeat(
-  station: Context,
-  seen: BusinessKeyScope,
+  ctx: Context,
+  scope: BusinessKeyScope,
   tool: Tool,
   fingerprint: Buffer,
 ): Promise<IdentifiedCall> {
-  const { agent, saga, run } = seen;
-  const slot = deriveRepeatSlot(station.deployment, agent, fingerprint, saga, run);
-  const newest = await findNewestRepeat(station.db, slot);
+  const { agent, saga, run } = scope;
+  const slot = deriveRepeatSlot(ctx.deployment, agent, fingerprint, saga, run);
+  const newest = await findNewestRepeat(ctx.db, slot);
   const generation = newest === undefined ? 0 : isSameRequest(newest, tool) ? newest.generation : newest.generation + 1;
-  const txn = deriveTxnId(station.deployment, agent, { by: 'repeat', fingerprint, saga, run, generation });
-  const recent = generation > 0 && newest !== undefined && isWithinWindow(newest.msSinceDelivered, tool);
+  const txn = deriveTxnId(ctx.deployment, agent, { by: 'repeat', fingerprint, saga, run, generation });
+  const isRecent = generation > 0 && newest !== undefined && isWithinWindow(newest.msSinceDelivered, tool);
   return {
     txn,
     identity: 'repeat',
     key: null,
-    holdAsRepeat: tool.repeats.policy === 'hold' && recent,
+    holdAsRepeat: tool.repeats.policy === 'hold' && isRecent,
     ...(newest?.generation === generation
       ? {}
-      : { announce: () => recordGeneration(station.db, slot, generation, txn) }),
+      : { recordGeneration: () => recordGeneration(ctx.db, slot, generation, txn) }),
   };
 }
 
 function isSameRequest(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
   if (call === undefined || !isFinalState(call.state)) return true;
-  // Also when the answer is erased by now: whoever lost it and comes back still means that call, and hears that it is gone.
+  // An undelivered answer, even an erased one, still belongs to a caller that retries. That caller hears that it is gone.
   if (msSinceDelivered === null) return true;
-  // Nothing happened and the caller knows it: asking again is a new wish, not a repeat to be protected from.
+  // The call had no effect and the caller knows that, so an identical request is a new call.
   if (call.state !== 'succeeded') return false;
   return tool.repeats.policy === 'replay' && isWithinWindow(msSinceDelivered, tool);
 }
@@ -110,14 +109,14 @@ function isWithinWindow(msSinceDelivered: number | null, tool: Tool): boolean {
   return msSinceDelivered !== null && msSinceDelivered <= tool.repeats.windowMs;
 }
 
-/** What else makes it another request, as canonical text; nothing for most. */
+/** The continuation as canonical text, which makes a request different from others; empty for most requests. */
 export function serializeContinuation(continuation: Continuation | undefined): string {
   if (continuation === undefined) return '';
   const { inputResponses = null, requestState = null } = continuation;
   return canonicalize({ inputResponses, requestState });
 }
 
-/** What a business key is made from. */
+/** The variables of a business key's template. */
 interface BusinessKeyScope {
   readonly args: JsonObject;
   readonly agent: string;
@@ -125,18 +124,19 @@ interface BusinessKeyScope {
   readonly run: string | null;
 }
 
-/** The business key as it may be stored: not when it tells what the tool redacts. */
-function redactBusinessKey(tool: Tool, seen: BusinessKeyScope, key: string): string {
+/** The business key as it may be stored: redacted if it depends on redacted arguments. */
+function redactBusinessKey(tool: Tool, scope: BusinessKeyScope, key: string): string {
   const paths = pathsUnder('args', tool.redact);
   if (paths.length === 0) return key;
-  return evaluateBusinessKey(tool, { ...seen, args: redact(seen.args, paths) as JsonObject }) === key ? key : REDACTED;
+  const redacted = evaluateBusinessKey(tool, { ...scope, args: redact(scope.args, paths) as JsonObject });
+  return redacted === key ? key : REDACTED;
 }
 
-/** A key that cannot be read from these arguments (an optional one is absent) is no key: the rule for repeats applies. */
-function evaluateBusinessKey(tool: Tool, seen: BusinessKeyScope): string | undefined {
+/** Returns undefined if the key cannot be built, for example because an optional argument is absent. Then `repeats` applies. */
+function evaluateBusinessKey(tool: Tool, scope: BusinessKeyScope): string | undefined {
   if (tool.key === undefined) return undefined;
   try {
-    const value = tool.key.of(seen);
+    const value = tool.key.of(scope);
     if (value === null || value === '') return undefined;
     const text = typeof value === 'string' ? value : canonicalize(value);
     if (!text.includes('\0')) return text;
@@ -144,5 +144,8 @@ function evaluateBusinessKey(tool: Tool, seen: BusinessKeyScope): string | undef
     if (error instanceof ExpressionError) return undefined;
     throw error;
   }
-  throw new GatewayError('invalid_arguments', `The key of ${tool.name} holds a NUL character, which cannot be stored.`);
+  throw new GatewayError(
+    'invalid_arguments',
+    `The business key of ${tool.name} contains a NUL character, which cannot be stored.`,
+  );
 }

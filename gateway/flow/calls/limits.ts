@@ -2,12 +2,11 @@ import { GatewayError } from '../../domain/errors.ts';
 import { ExpressionError, type ExpressionScope, type Rule } from '../../domain/policy.ts';
 import type { LimitCharge, LimitExceeded } from '../../ledger/calls/limits.ts';
 
-/** Whether a rule counts what it allows. */
 export function hasLimits({ rate, budget }: Rule): boolean {
   return rate !== undefined || budget !== undefined;
 }
 
-/** What a call uses up of its rule's limits. A budget that cannot be computed denies. */
+/** What a call consumes of the limits of its rule. If the amount of a budget cannot be computed, the call is denied. */
 export function computeSpends(rule: Rule, scope: ExpressionScope): LimitCharge[] {
   const spends: LimitCharge[] = [];
   if (rule.rate !== undefined) {
@@ -36,10 +35,10 @@ function computeAmount(rule: Rule, sum: () => unknown): number {
   try {
     const amount = sum();
     if (typeof amount === 'number' && Number.isFinite(amount)) return Math.max(0, amount);
-    throw new ExpressionError('it is not a number');
+    throw new ExpressionError('the amount is not a number');
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
-    throw new GatewayError('denied', `${rule.id} cannot tell what this costs: ${error.message}`, {
+    throw new GatewayError('denied', `The budget of ${rule.id} cannot be computed: ${error.message}`, {
       members: { rule: rule.id },
     });
   }
@@ -49,11 +48,14 @@ export function buildLimitExceededError({ charge: spend, used, waitMs }: LimitEx
   const after = waitMs === null ? {} : { retryAfterSeconds: Math.max(1, Math.ceil(waitMs / 1000)) };
   const window = `${spend.max} in ${spend.perMs / 1000} s`;
   if (spend.kind === 'rate')
-    return new GatewayError('rate_limited', `${rule} allows ${window}; all are used.`, { ...after, members: { rule } });
+    return new GatewayError('rate_limited', `${rule} allows ${window}, and the limit is used up.`, {
+      ...after,
+      members: { rule },
+    });
   const detail =
     waitMs === null
-      ? `${rule} allows ${window}; ${spend.amount} alone is more than that and will never fit.`
-      : `${rule} allows ${window}; ${used} is used, and ${spend.amount} more does not fit.`;
+      ? `${rule} allows ${window}. This call needs ${spend.amount}, so it can never fit.`
+      : `${rule} allows ${window}. ${used} is used, and this call needs ${spend.amount} more.`;
   return new GatewayError('over_budget', detail, {
     ...after,
     ...(waitMs === null ? { retry: 'never' as const } : {}),

@@ -14,52 +14,53 @@ export { buildCursorAt as cursorAt, type CallFilter, type CallPage };
 
 const TXN_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
-/** A call, to its own agent, to one that joined it, or to a person, who names none. To others it is as if it did not exist. */
+/** Reads a call for its agent, for an agent that joined it, or for a person (`agent` undefined). Others get `not_found`. */
 export async function readCall(
-  flow: Services,
+  services: Services,
   txn: string,
   agent: string | undefined,
   patienceMs = 0,
   caller?: CancelToken,
 ): Promise<Call> {
-  const call = TXN_PATTERN.test(txn) ? await flow.station.calls.read(txn) : undefined;
+  const call = TXN_PATTERN.test(txn) ? await services.station.calls.read(txn) : undefined;
   if (call === undefined) throw buildCallNotFoundError(txn);
-  if (agent !== undefined && !(await isParticipant(flow.station, call, agent))) throw buildCallNotFoundError(txn);
-  const seen = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
-  if (patienceMs === 0 || call.settledAt !== null) return seen(call);
-  const waiting = awaitCall(flow.station, flow.dispatch, txn, patienceMs, caller, call.fingerprint);
-  await (agent === undefined || call.agent === agent ? waiting : hideFreezeDetails(txn, waiting));
-  const now = await flow.station.calls.read(txn);
-  // Given up meanwhile, and perhaps somebody else's by now.
-  if (now === undefined || !now.fingerprint.equals(call.fingerprint)) return seen(call);
-  return seen(now);
+  if (agent !== undefined && !(await isParticipant(services.station, call, agent))) throw buildCallNotFoundError(txn);
+  const isOwn = agent === undefined || call.agent === agent;
+  const toView = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
+  if (patienceMs === 0 || call.settledAt !== null) return toView(call);
+  const waiting = awaitCall(services.station, services.dispatch, txn, patienceMs, caller, call.fingerprint);
+  await (isOwn ? waiting : hideFreezeDetails(txn, waiting));
+  const now = await services.station.calls.read(txn);
+  // The claim was released meanwhile. Another request may have claimed the txn since.
+  if (now === undefined || !now.fingerprint.equals(call.fingerprint)) return toView(call);
+  return toView(now);
 }
 
-/** Who joined a call: for people. */
-export async function listParticipants({ station }: Services, call: Call): Promise<readonly JoinedAgent[]> {
-  return call.identity === 'shared' ? listJoinedAgents(station.db, call.txn) : [];
+/** The agents that joined a shared call. For people only. */
+export async function listParticipants({ station: ctx }: Services, call: Call): Promise<readonly JoinedAgent[]> {
+  return call.identity === 'shared' ? listJoinedAgents(ctx.db, call.txn) : [];
 }
 
-export async function findCalls(flow: Services, filter: CallFilter): Promise<CallPage> {
+export async function findCalls(services: Services, filter: CallFilter): Promise<CallPage> {
   if (filter.cursor !== undefined && !isCursor(filter.cursor)) {
     throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
   }
-  return listCalls(flow.station.db, filter);
+  return listCalls(services.station.db, filter);
 }
 
-/** Withdraws a call that is still held. Again is fine; of a call that went ahead it is refused. */
-export async function cancelCall(flow: Services, txn: string, agent: string): Promise<CallSummary> {
-  const call = await readCall(flow, txn, agent);
+/** Withdraws a held call. Repeating it is fine. Fails with `conflict` if the call was sent or has another end. */
+export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallSummary> {
+  const call = await readCall(services, txn, agent);
   if (call.agent !== agent)
-    throw new GatewayError('conflict', 'Another agent asked for this call first: only that one can withdraw it.', {
+    throw new GatewayError('conflict', 'Another agent made this call first. Only that agent can withdraw it.', {
       txn,
       state: call.state,
     });
   if (call.state === 'held') {
     const entry = buildAuditEntry('call_cancelled', { txn, agent, tool: call.tool });
-    await endHeldCall(flow.station.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);
+    await endHeldCall(services.station.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);
   }
-  const now = await readCall(flow, txn, agent);
+  const now = await readCall(services, txn, agent);
   if (now.state !== 'cancelled') {
     throw new GatewayError('conflict', `Only a held call can be withdrawn; this one is ${now.state}.`, {
       txn,
@@ -69,11 +70,11 @@ export async function cancelCall(flow: Services, txn: string, agent: string): Pr
   return summarizeCall(now);
 }
 
-/** The answer was handed to the caller's connection. Only calls without a key need to know. */
-export function markDelivered(flow: Services, call: Pick<CallSummary, 'txn' | 'identity'>): void {
+/** Records that the answer was written to the caller's connection. Only calls without a key need this. */
+export function markDelivered(services: Services, call: Pick<CallSummary, 'txn' | 'identity'>): void {
   if (call.identity !== 'repeat') return;
-  recordDelivery(flow.station.db, call.txn).catch(() => {
-    // Not noted means not delivered: an identical call will be told the answer again, which is the safe side.
+  recordDelivery(services.station.db, call.txn).catch(() => {
+    // Without the record the answer counts as not delivered, so an identical call is answered with a replay. That is safe.
   });
 }
 

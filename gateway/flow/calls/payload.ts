@@ -16,7 +16,7 @@ import type { Tool } from '../../domain/policy.ts';
 export interface Payload {
   readonly args: JsonObject;
   readonly request: PreparedRequest;
-  /** Of a compensation: what the call that it undoes redacts. It is taken out of the answer. */
+  /** For a compensation: the values that the undone call redacts. They are removed from the answer. */
   readonly secrets?: SecretValues;
 }
 
@@ -28,7 +28,7 @@ interface StoredPayload {
   readonly sealed: Buffer | null;
 }
 
-/** What of arguments and request goes into the ledger: in clear, or redacted with the whole of it sealed beside. */
+/** Encodes arguments and request for the ledger: in clear, or redacted, with the full payload encrypted beside them. */
 export function encodePayload(
   key: Buffer,
   txn: string,
@@ -38,8 +38,9 @@ export function encodePayload(
 ): StoredPayload {
   if (tool.redact.length === 0) {
     const { base, method, path, headers, body, manner } = payload.request;
-    const known = body === canonicalArgs ? true : body;
-    return { args: canonicalArgs, request: { base, method, path, headers, body: known, manner }, sealed: null };
+    // `true` stands for a body that equals the arguments, which are stored anyway.
+    const storedBody = body === canonicalArgs ? true : body;
+    return { args: canonicalArgs, request: { base, method, path, headers, body: storedBody, manner }, sealed: null };
   }
   return {
     args: canonicalize(redact(payload.args, pathsUnder('args', tool.redact))),
@@ -48,13 +49,13 @@ export function encodePayload(
   };
 }
 
-/** The payload of a stored call, or why there is none to send again. */
+/** Decodes the payload of a stored call. Returns a string, the reason, when it cannot be sent again. */
 export function decodePayload(key: Buffer, call: Call): Payload | string {
   if (call.sealed !== null) {
     try {
       return JSON.parse(decrypt(key, call.txn, call.sealed)) as Payload;
     } catch {
-      return 'its sealed request does not open with the key of this gateway';
+      return 'its stored request cannot be decrypted with the key of this gateway';
     }
   }
   if (call.request === null || call.args === null) return 'its request is no longer stored';
@@ -63,8 +64,8 @@ export function decodePayload(key: Buffer, call: Call): Payload | string {
 }
 
 /**
- * An answer as it may be kept and told: what the tool redacts of its result, and what the upstream echoes of redacted
- * arguments, is gone for the first caller too.
+ * Removes redacted values from an answer: the redacted parts of the result, and redacted arguments that the upstream
+ * echoes. The first caller gets the redacted answer too.
  */
 export function redactAnswer(
   tool: Tool,
@@ -73,32 +74,35 @@ export function redactAnswer(
   secrets: SecretValues = [],
 ): UpstreamAnswer {
   if ((tool.redact.length === 0 && secrets.length === 0) || answer.body === null) return answer;
-  const silent = redactEchoes(answer, [...collectLeavesAt(args, pathsUnder('args', tool.redact)), ...secrets]);
+  const clean = redactEchoes(answer, [...collectLeavesAt(args, pathsUnder('args', tool.redact)), ...secrets]);
   const paths = pathsUnder('result', tool.redact);
-  if (paths.length === 0) return silent;
-  const parsed = parseJsonBody(silent);
-  if (parsed === undefined) return { ...silent, body: null };
+  if (paths.length === 0) return clean;
+  const parsed = parseJsonBody(clean);
+  if (parsed === undefined) return { ...clean, body: null };
   try {
-    return { ...silent, body: JSON.stringify(redact(parsed, paths)) };
+    return { ...clean, body: JSON.stringify(redact(parsed, paths)) };
   } catch (error) {
-    // Nested so deeply that it cannot be written again: what cannot be redacted is not kept.
-    if (error instanceof RangeError) return { ...silent, body: null };
+    // Nested too deeply to serialize. A body that cannot be redacted is dropped.
+    if (error instanceof RangeError) return { ...clean, body: null };
     throw error;
   }
 }
 
-/** Shorter ones stand in too many places by chance: a text is then only taken out where it is a whole JSON string. */
+/** Shorter texts occur by chance in too many places, so they are removed only where they are a whole JSON string. */
 export const MIN_ECHO_CHARS = 4;
 
-/** One pass for all texts and one for all numbers, however many: everybody else waits. What cannot be looked through is not kept. */
+/**
+ * Removes echoed secrets in one pass for texts and one for numbers, however many there are, because the event loop waits.
+ * A body that cannot be searched in time is dropped.
+ */
 function redactEchoes(answer: UpstreamAnswer, values: SecretValues): UpstreamAnswer {
   if (answer.body === null || values.length === 0) return answer;
   const texts = values.filter((value) => typeof value === 'string');
   const long = texts.filter((text) => text.length >= MIN_ECHO_CHARS);
-  const clean = buildSecretScrubber(long);
-  const contentType = answer.contentType === null ? null : (clean(answer.contentType) ?? null);
+  const scrub = buildSecretScrubber(long);
+  const contentType = answer.contentType === null ? null : (scrub(answer.contentType) ?? null);
   if (answer.encoding === 'base64') {
-    // Its letters may be in UTF-8 although the whole is not.
+    // A body that is not valid UTF-8 may still contain secrets encoded in UTF-8.
     const bytes = buildSecretScrubber([...long.map(toLatin1), ...long])(
       Buffer.from(answer.body, 'base64').toString('latin1'),
     );
@@ -108,7 +112,7 @@ function redactEchoes(answer: UpstreamAnswer, values: SecretValues): UpstreamAns
       body: bytes === undefined ? null : Buffer.from(bytes, 'latin1').toString('base64'),
     };
   }
-  const body = clean(answer.body);
+  const body = scrub(answer.body);
   if (body === undefined) return { ...answer, contentType, body: null };
   const short = new Set(texts.filter((text) => text.length < MIN_ECHO_CHARS));
   const numbers = new Set(values.filter((value) => typeof value === 'number').map(String));
@@ -119,30 +123,30 @@ const SHORT_STRING_PATTERN = /(?<=")(?:[^"\\]|\\(?:u[\da-fA-F]{4}|[^u])){1,3}(?=
 
 function redactShortStrings(body: string, secrets: ReadonlySet<string>): string {
   if (secrets.size === 0) return body;
-  return body.replace(SHORT_STRING_PATTERN, (written) =>
-    secrets.has(unescapeJsonString(written)) ? REDACTED : written,
+  return body.replace(SHORT_STRING_PATTERN, (literal) =>
+    secrets.has(unescapeJsonString(literal)) ? REDACTED : literal,
   );
 }
 
-function unescapeJsonString(written: string): string {
-  if (!written.includes('\\')) return written;
+function unescapeJsonString(literal: string): string {
+  if (!literal.includes('\\')) return literal;
   try {
-    return JSON.parse(`"${written}"`) as string;
+    return JSON.parse(`"${literal}"`) as string;
   } catch {
-    return written;
+    return literal;
   }
 }
 
 const NUMBER_PATTERN = /(?<![\w.+-])-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])/g;
 
-/** In whatever way JSON may write them. */
+/** Finds a number in any spelling that JSON allows, such as 1e3 for 1000. */
 function redactNumbers(body: string, secrets: ReadonlySet<string>): string {
   const long = new Set([...secrets].filter((digits) => digits.length >= MIN_ECHO_CHARS));
   if (long.size === 0) return body;
-  return body.replace(NUMBER_PATTERN, (written) => (long.has(String(Number(written))) ? 'null' : written));
+  return body.replace(NUMBER_PATTERN, (literal) => (long.has(String(Number(literal))) ? 'null' : literal));
 }
 
-/** The result an expression sees: JSON if it is JSON, else the text. */
+/** The `result` of expressions: the parsed body if it is JSON, else the text. */
 export function parseResult(answer: UpstreamAnswer): Json {
   if (answer.body === null) return null;
   return parseJsonBody(answer) ?? answer.body;

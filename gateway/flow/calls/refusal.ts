@@ -3,7 +3,7 @@ import { type ErrorCode, type ErrorExtras, GatewayError } from '../../domain/err
 import { enqueueAuditEntry } from '../../ledger/audit/audit-queue.ts';
 import type { Context } from '../context.ts';
 
-/** Decisions against a call that leave no call behind: only the log knows of them. By what each is called there. */
+/** The audit event of each refusal. A refused call leaves no row, so the audit log is its only record. */
 const AUDIT_EVENT_BY_CODE: Partial<Readonly<Record<ErrorCode, string>>> = {
   denied: 'denied',
   unknown_tool: 'unknown_tool',
@@ -11,7 +11,7 @@ const AUDIT_EVENT_BY_CODE: Partial<Readonly<Record<ErrorCode, string>>> = {
   locked: 'locked',
   rate_limited: 'rate_limited',
   over_budget: 'over_budget',
-  // The names of these are taken: by a switch that was thrown, a breaker that opened, a saga that was closed.
+  // These codes are already the names of other audit events, such as a freeze by a person.
   frozen: 'refused',
   breaker_open: 'refused',
   saga_closed: 'refused',
@@ -20,43 +20,43 @@ const AUDIT_EVENT_BY_CODE: Partial<Readonly<Record<ErrorCode, string>>> = {
   forbidden: 'refused',
 };
 
-/** A refusal of which the log says something else than its detail, or that it would not know for one by its code. */
+/** A refusal whose audit entry differs from its detail, or whose code alone is not logged. */
 export class Refusal extends GatewayError {
-  readonly noted: AuditFields;
+  readonly auditFields: AuditFields;
 
   constructor(
     { code, message, extras }: { code: ErrorCode; message: string; extras?: ErrorExtras },
-    noted: AuditFields,
+    auditFields: AuditFields,
   ) {
     super(code, message, extras);
-    this.noted = noted;
+    this.auditFields = auditFields;
   }
 }
 
-/** Not sent, though it was claimed. That it was released is in the log already. */
+/** The call was claimed and released without a send. The release is in the audit log already. */
 export class ReleasedError extends GatewayError {}
 
-/** Work that may be refused, and then is so in the log too. What cannot be logged is not told as if it were. */
-export async function logIfRefused<T>(station: Context, about: AuditFields, work: () => Promise<T>): Promise<T> {
+/** Runs work and logs its refusal. If the refusal cannot be logged, the caller gets the ledger error instead. */
+export async function logIfRefused<T>(ctx: Context, subject: AuditFields, work: () => Promise<T>): Promise<T> {
   try {
     return await work();
   } catch (error) {
-    await logRefusal(station, about, error);
+    await logRefusal(ctx, subject, error);
     throw error;
   }
 }
 
-/** Whether an error is a decision against a call, and no fault of its words or of the gateway. */
+/** Whether an error is a decision against a call, and not a malformed request or a failure of the gateway. */
 export function isLoggedRefusal(error: GatewayError): boolean {
   return error instanceof Refusal || AUDIT_EVENT_BY_CODE[error.code] !== undefined;
 }
 
-/** Puts it into the log that a call was refused. Any other error is no decision, and leaves nothing. */
-export async function logRefusal(station: Context, about: AuditFields, error: unknown): Promise<void> {
+/** Logs a refusal. Ignores any other error. */
+export async function logRefusal(ctx: Context, subject: AuditFields, error: unknown): Promise<void> {
   if (!(error instanceof GatewayError) || error instanceof ReleasedError || !isLoggedRefusal(error)) return;
   const { code, message, extras } = error;
-  const what = AUDIT_EVENT_BY_CODE[code] ?? 'refused';
-  const noted = error instanceof Refusal ? error.noted : { reason: message };
-  const fields = { txn: extras.txn, ...about, policy: station.policies().version, ...noted };
-  await enqueueAuditEntry(station.db, buildAuditEntry(what, what === code ? fields : { ...fields, code }));
+  const event = AUDIT_EVENT_BY_CODE[code] ?? 'refused';
+  const reasons = error instanceof Refusal ? error.auditFields : { reason: message };
+  const fields = { txn: extras.txn, ...subject, policy: ctx.policies().version, ...reasons };
+  await enqueueAuditEntry(ctx.db, buildAuditEntry(event, event === code ? fields : { ...fields, code }));
 }

@@ -11,66 +11,65 @@ import { type DecisionFacts, describeDecisionFacts, readDecisionFacts } from './
 import type { ToolCall } from './execute-call.ts';
 import { Refusal } from './refusal.ts';
 
-/** Why a call is not carried out, station by station. Nothing is sent, and no key is bound. */
+// The refusals of a call before its claim, in the order in which they are checked. Nothing is sent, and no key is bound.
 
-/** By policy, or because the arguments do not fit; undefined when there is nothing to refuse. */
+/** The refusal by policy or by the input schema; undefined when the call is allowed. */
 export function findRefusal(
   decision: PolicyDecision,
   tool: Tool | undefined,
-  asked: ToolCall,
+  toolCall: ToolCall,
   facts: DecisionFacts,
 ): GatewayError | undefined {
-  // Whoever may call the tool at all learns first what is wrong with the arguments: a rule cannot judge what is missing. Nobody
-  // else has them checked, which may take a while.
-  const isNear = tool !== undefined && (decision.allowed || canAllowTool(asked.agent, tool));
-  const unfit = isNear ? findArgumentRefusal(tool, asked.args) : undefined;
-  if (unfit !== undefined || decision.allowed) return unfit;
+  // An agent with a rule for the tool gets argument faults first, because a rule cannot judge missing arguments. Other agents
+  // get no argument check, because it may be slow.
+  const hasRule = tool !== undefined && (decision.allowed || canAllowTool(toolCall.agent, tool));
+  const refusal = hasRule ? findArgumentRefusal(tool, toolCall.args) : undefined;
+  if (refusal !== undefined || decision.allowed) return refusal;
   const rule = decision.rule === undefined ? {} : { rule: decision.rule.id };
   return new GatewayError(decision.code, decision.reason, { members: { ...rule, ...describeDecisionFacts(facts) } });
 }
 
-/** Because they do not fit the tool, or nobody can say in time whether they do; undefined when they fit. */
-export function findArgumentRefusal(tool: Tool, args: JsonObject, about = ''): GatewayError | undefined {
+/** The refusal of arguments that break the input schema, or whose check takes too long; undefined when they are valid. */
+export function findArgumentRefusal(tool: Tool, args: JsonObject, prefix = ''): GatewayError | undefined {
   const faults = tool.faults(args);
   if ('restsForMs' in faults) {
-    const detail = `${about}It takes too long to tell whether these arguments fit ${tool.name}, so nothing was sent.`;
+    const detail = `${prefix}Checking these arguments against the input schema of ${tool.name} takes too long, so nothing was sent.`;
     return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.restsForMs / 1000) });
   }
   if (faults.length === 0) return undefined;
-  return new GatewayError('invalid_arguments', `${about}${faults.join('; ')}`, { members: { faults: [...faults] } });
+  return new GatewayError('invalid_arguments', `${prefix}${faults.join('; ')}`, { members: { faults: [...faults] } });
 }
 
-/** An undo that the agent names is judged as if the agent called it now: it may run without being asked again. */
-export async function refuseInvalidUndo(station: Context, policies: Policies, asked: ToolCall): Promise<void> {
-  const { agent, tool, undo, saga, fence } = asked;
+/** Judges the caller's undo as if the agent called it now, because it may run later without another decision. */
+export async function refuseInvalidUndo(ctx: Context, policies: Policies, toolCall: ToolCall): Promise<void> {
+  const { agent, tool, undo, saga, fence } = toolCall;
   if (undo === undefined) return;
-  const place = { saga: saga ?? null, run: fence?.run ?? null };
-  const facts = await readDecisionFacts(station, agent, undo.tool, place);
-  const call = { args: undo.args, ...place, now: Date.now(), ...facts };
-  const decision = decideCall(policies, agent, undo.tool, call);
+  const origin = { saga: saga ?? null, run: fence?.run ?? null };
+  const facts = await readDecisionFacts(ctx, agent, undo.tool, origin);
+  const input = { args: undo.args, ...origin, now: Date.now(), ...facts };
+  const decision = decideCall(policies, agent, undo.tool, input);
   const declared = policies.tools.get(undo.tool);
-  const isCovered = declared !== undefined && canAllowTool(agent, declared);
-  const unfit = isCovered ? findArgumentRefusal(declared, undo.args, 'Oncegate-Undo: ') : undefined;
-  if (unfit !== undefined) throw unfit;
+  const hasRule = declared !== undefined && canAllowTool(agent, declared);
+  const refusal = hasRule ? findArgumentRefusal(declared, undo.args, 'Oncegate-Undo: ') : undefined;
+  if (refusal !== undefined) throw refusal;
   if (!decision.allowed)
     throw new GatewayError('denied', `Oncegate-Undo: ${decision.reason}`, {
       ...(decision.rule === undefined ? {} : { members: { rule: decision.rule.id } }),
     });
   if (decision.tool.effect === 'read')
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read: it undoes nothing.`);
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${undo.tool} is a read, so it cannot undo anything.`);
   if (policies.tools.get(tool)?.effect === 'read')
-    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read: there is nothing to undo.`);
-  if (decision.hold !== undefined || hasVotersOrDelay(decision.rule))
-    throw new GatewayError(
-      'denied',
-      `Oncegate-Undo: ${decision.rule.id} lets ${undo.tool} run only when ${decision.hold === undefined ? 'its voters or its delay let' : 'a person approves'} it, so it cannot be promised.`,
-      { members: { rule: decision.rule.id } },
-    );
+    throw new GatewayError('invalid_arguments', `Oncegate-Undo: ${tool} is a read, so there is nothing to undo.`);
+  if (decision.hold !== undefined || hasVotersOrDelay(decision.rule)) {
+    const condition = decision.hold === undefined ? 'after its voters or its delay' : 'after an approval';
+    const detail = `Oncegate-Undo: ${decision.rule.id} runs ${undo.tool} only ${condition}, so it cannot be promised as an undo.`;
+    throw new GatewayError('denied', detail, { members: { rule: decision.rule.id } });
+  }
 }
 
-/** Switched off by people or sick: nothing is sent, and the key is not bound. A held call is not sent now anyway. */
-export function refuseIfDisabled(station: Context, agent: string, tool: Tool, held: boolean): void {
-  const frozen = station.switches.findFreeze(agent, tool.name);
+/** Refuses while a freeze, a disabled tool, a faulty audit log or an open breaker forbids sends. A held call ignores the breaker. */
+export function refuseIfDisabled(ctx: Context, agent: string, tool: Tool, isHeld: boolean): void {
+  const frozen = ctx.switches.findFreeze(agent, tool.name);
   if (frozen !== undefined) {
     throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
   }
@@ -80,29 +79,31 @@ export function refuseIfDisabled(station: Context, agent: string, tool: Tool, he
     });
     throw new Refusal(disabled, { reason: disabled.message });
   }
-  const doubt = tool.effect === 'read' ? undefined : station.logWatch.findFault();
-  if (doubt !== undefined) throw new GatewayError('unavailable', doubt, { retryAfterSeconds: 5 });
-  const waitMs = held ? 0 : station.adapters.getAdapter(tool).getCooldownMs(tool);
-  if (waitMs > 0) throw buildBreakerOpenError(station, tool.upstream, waitMs);
+  const logFault = tool.effect === 'read' ? undefined : ctx.logWatch.findFault();
+  if (logFault !== undefined) throw new GatewayError('unavailable', logFault, { retryAfterSeconds: 5 });
+  const waitMs = isHeld ? 0 : ctx.adapters.getAdapter(tool).getCooldownMs(tool);
+  if (waitMs > 0) throw buildBreakerOpenError(ctx, tool.upstream, waitMs);
 }
 
-/** One opened by hand is not closed by time, whatever its upstream does: nobody knows how long it stays so. */
+/** A breaker opened by hand stays open until a person closes it, so its `Retry-After` is only a guess. */
 function buildBreakerOpenError({ switches }: Context, upstream: string, waitMs: number): GatewayError {
-  const hand = switches.get(`breaker:${upstream}`);
-  if (hand === undefined) {
-    const detail = `${upstream} fails too often and is left alone for a while.`;
+  const manual = switches.get(`breaker:${upstream}`);
+  if (manual === undefined) {
+    const detail = `The circuit breaker of ${upstream} is open because the upstream fails too often. Nothing was sent.`;
     return new GatewayError('breaker_open', detail, { retryAfterSeconds: Math.ceil(waitMs / 1000) });
   }
-  const detail = `${hand.by} opened the breaker of ${upstream}: ${hand.reason}`;
+  const detail = `${manual.by} opened the breaker of ${upstream}: ${manual.reason}`;
   return new GatewayError('breaker_open', detail, { retryAfterSeconds: 5 });
 }
 
-/** A process that has lost its lease must not even claim. */
+/** A process without a lease must not claim. */
 export function refuseUnlessLeaseHeld({ switches }: Context, owner: string): void {
-  if (!switches.canSend(owner)) throw new GatewayError('unavailable', 'The gateway has lost touch with its ledger.');
+  if (switches.canSend(owner)) return;
+  const detail = 'This replica has lost its lease in the ledger, so nothing was sent. Ask again with the same key.';
+  throw new GatewayError('unavailable', detail);
 }
 
-/** Under which rule a call was admitted that is refused after all. */
+/** The rule and policies that allowed a call which its claim then refused. */
 interface AdmittingRule {
   readonly policies: Policies;
   readonly rule: Rule;
@@ -112,57 +113,64 @@ export function buildOverLimitRefusal({ policies, rule }: AdmittingRule, refusal
   return new Refusal(refusal, { policy: policies.version, rule: rule.id, reason: refusal.message });
 }
 
-/** The agent that was decided about is one of the older policies. */
+/** The decision used an agent of older policies. */
 export function buildPoliciesChangedError(): GatewayError {
-  const detail = 'The policies changed while this was decided, so nothing was sent. Ask again with the same key.';
+  const detail = 'The policies changed during the decision, so nothing was sent. Ask again with the same key.';
   return new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });
 }
 
-/** Two rules that take turns: what each allows makes the other one decide. */
+/** Concurrent calls of the agent kept changing the history, and with it the rule that decides. */
 export function buildUndecidedError(txn: string): GatewayError {
-  const detail = 'What the agent does at the same time changes what its rules say, again and again; nothing was sent.';
+  const detail =
+    'Concurrent calls of this agent keep changing the decision of its rules, so nothing was sent. Ask again with the same key.';
   return new GatewayError('unavailable', detail, { txn, retryAfterSeconds: 1 });
 }
 
-/** What it needs is held. The log is for ever, so it has only what the name of that hashes to. */
+/** Another call holds a lock that this call needs. The audit log is permanent, so it gets only a hash of the name. */
 export function buildLockedRefusal({ policies, rule }: AdmittingRule, by: LockConflict): Refusal {
   return new Refusal(buildLockedError(by), { policy: policies.version, rule: rule.id, resource: sha256Hex(by.wanted) });
 }
 
-/** As much of a call as tells whether it is the one that is asked for. */
+/** The part of an earlier call that decides whether a request repeats it. */
 type EarlierCall = Pick<CallSummary, 'txn' | 'agent' | 'tool' | 'identity' | 'saga' | 'state'>;
 
-/** A key that was used for something else before. */
-export function refuseKeyReuse(call: EarlierCall, first: Buffer, asked: ToolCall, fingerprint: Buffer): void {
-  const why = findKeyReuse(call, first, asked, fingerprint);
+/** Refuses a key that belongs to another request. */
+export function refuseKeyReuse(
+  call: EarlierCall,
+  callFingerprint: Buffer,
+  toolCall: ToolCall,
+  fingerprint: Buffer,
+): void {
+  const why = findKeyReuse(call, callFingerprint, toolCall, fingerprint);
   if (why === undefined) return;
-  // No other key makes another call of a shared wish.
+  // A new idempotency key does not help: the shared key comes from the arguments.
   const retry = call.identity === 'shared' ? ({ retry: 'never' } as const) : {};
-  const state = call.agent === asked.agent.name ? { state: call.state } : {};
+  const state = call.agent === toolCall.agent.name ? { state: call.state } : {};
   throw new GatewayError('key_reused', why, { txn: call.txn, ...state, ...retry });
 }
 
-/** Why a call that is there is not the one that is asked for; undefined when it is. */
+/** Why a request does not repeat an earlier call with the same key; undefined when it does. */
 export function findKeyReuse(
   call: EarlierCall,
-  first: Buffer,
-  asked: ToolCall,
+  callFingerprint: Buffer,
+  toolCall: ToolCall,
   fingerprint: Buffer,
 ): string | undefined {
-  if (!first.equals(fingerprint)) {
+  if (!callFingerprint.equals(fingerprint)) {
     if (call.identity !== 'shared')
       return `This key belongs to another call of ${call.tool}. Use a new key for a new call.`;
-    return `The key that these arguments give belongs to a call of ${call.tool} with other arguments.`;
+    return `The business key of these arguments belongs to a call of ${call.tool} with other arguments.`;
   }
-  if (call.agent !== asked.agent.name) return findJoinConflict(asked);
-  if (asked.saga === undefined || call.saga === asked.saga) return undefined;
+  if (call.agent !== toolCall.agent.name) return findJoinConflict(toolCall);
+  if (toolCall.saga === undefined || call.saga === toolCall.saga) return undefined;
   const where = call.saga === null ? 'no saga' : `saga ${call.saga}`;
-  return `This key belongs to a call of ${where}: it cannot be a step of this one.`;
+  return `This key belongs to a call of ${where}, so it cannot be a step of saga ${toolCall.saga}. Use a new key.`;
 }
 
-/** Whoever joins a call can promise nothing about undoing it: that is for whoever asked first. */
+/** An agent that joins a call cannot undo it. Only the agent that made the call first can. */
 function findJoinConflict({ saga, undo }: ToolCall): string | undefined {
   if (saga === undefined && undo === undefined) return undefined;
-  const what = saga === undefined ? 'its undo is not yours to say' : 'it cannot be a step of your saga';
-  return `Another agent asked for this first, so ${what}. Ask without it to be told how it went.`;
+  if (saga !== undefined)
+    return 'Another agent made this call first, so it cannot be a step of your saga. Ask again without a saga.';
+  return 'Another agent made this call first, so you cannot choose its undo. Ask again without an undo.';
 }

@@ -15,26 +15,25 @@ import type { CachedAnswer } from './replay-cache.ts';
 import { deriveKeyAlias, isParticipant, joinSharedCall, redactForJoiner, resolveAlias } from './shared-keys.ts';
 
 /**
- * The same request made before, by this agent or joined by it. Without a tool, because it is no longer declared, only a key
- * still finds it.
+ * Finds an earlier call of the same request that this agent made or joined. If the tool is no longer declared (undefined),
+ * only an idempotency key finds it.
  */
 export async function findEarlierCall(
-  station: Context,
-  asked: ToolCall,
+  ctx: Context,
+  toolCall: ToolCall,
   tool: Tool | undefined,
   fingerprint: Buffer,
 ): Promise<Call | undefined> {
-  const agent = asked.agent.name;
-  if (tool === undefined && asked.key === undefined) return undefined;
+  const agent = toolCall.agent.name;
+  if (tool === undefined && toolCall.key === undefined) return undefined;
   try {
     const txn =
       tool === undefined
-        ? deriveKeyAlias(station, agent, asked.key ?? '')
-        : (await identifyCall(station, asked, tool, fingerprint)).txn;
-    const call =
-      (await station.calls.read(txn)) ?? (asked.key === undefined ? undefined : await resolveAlias(station, txn));
+        ? deriveKeyAlias(ctx, agent, toolCall.key ?? '')
+        : (await identifyCall(ctx, toolCall, tool, fingerprint)).txn;
+    const call = (await ctx.calls.read(txn)) ?? (toolCall.key === undefined ? undefined : await resolveAlias(ctx, txn));
     if (call === undefined || !call.fingerprint.equals(fingerprint)) return undefined;
-    return (await isParticipant(station, call, agent)) ? call : undefined;
+    return (await isParticipant(ctx, call, agent)) ? call : undefined;
   } catch (error) {
     if (error instanceof GatewayError) return undefined;
     throw error;
@@ -42,20 +41,20 @@ export async function findEarlierCall(
 }
 
 /**
- * A call that was there before: another request, an answer to replay, or one to wait for. It may have been sent: where the ledger
- * cannot be read, that is what is told, and not that nothing was.
+ * Answers a request whose txn exists already: refuses another request with the same key, replays a final answer, or waits.
+ * If the ledger cannot be read, the answer is `in_doubt`, because the call may have been sent.
  */
 export function answerRepeat(
-  flow: Services,
+  services: Services,
   txn: string,
   fingerprint: Buffer,
-  asked: ToolCall,
-  stint: Span,
+  toolCall: ToolCall,
+  span: Span,
 ): Promise<ToolAnswer> {
-  return inDoubtIfUnrecorded(txn, undefined, readAndAnswerRepeat(flow, txn, fingerprint, asked, stint));
+  return inDoubtIfUnrecorded(txn, undefined, readAndAnswerRepeat(services, txn, fingerprint, toolCall, span));
 }
 
-/** What fails because the ledger does, told of a call that may have been sent. */
+/** Turns a ledger failure into `in_doubt`, for a call that may have been sent. */
 export function inDoubtIfUnrecorded<T>(txn: string, state: CallState | undefined, work: Promise<T>): Promise<T> {
   return work.catch((error: unknown) => {
     throw error instanceof LedgerError ? buildUnrecordedError(txn, state) : error;
@@ -63,111 +62,112 @@ export function inDoubtIfUnrecorded<T>(txn: string, state: CallState | undefined
 }
 
 async function readAndAnswerRepeat(
-  flow: Services,
+  services: Services,
   txn: string,
   fingerprint: Buffer,
-  asked: ToolCall,
-  stint: Span,
+  toolCall: ToolCall,
+  span: Span,
 ): Promise<ToolAnswer> {
-  const asOf = flow.station.finals.asOf();
-  const call = (await flow.station.calls.read(txn)) ?? (await resolveAlias(flow.station, txn));
-  if (call === undefined && asked.fence !== undefined)
-    await refuseStaleEpoch(flow.station, asked.fence, asked.agent.name);
-  if (call === undefined && asked.saga !== undefined)
-    await refuseClosedSaga(flow.station, asked.saga, asked.agent.name);
+  const version = services.station.finals.readVersion();
+  const call = (await services.station.calls.read(txn)) ?? (await resolveAlias(services.station, txn));
+  if (call === undefined && toolCall.fence !== undefined)
+    await refuseStaleEpoch(services.station, toolCall.fence, toolCall.agent.name);
+  if (call === undefined && toolCall.saga !== undefined)
+    await refuseClosedSaga(services.station, toolCall.saga, toolCall.agent.name);
   if (call === undefined)
-    throw buildReleasedError(txn, 'unavailable', 'the earlier call was given up before it was sent');
-  refuseKeyReuse(call, call.fingerprint, asked, fingerprint);
+    throw buildReleasedError(txn, 'unavailable', 'the earlier call was released before it was sent');
+  refuseKeyReuse(call, call.fingerprint, toolCall, fingerprint);
   if (call.erasedAt !== null) throw new AnswerErasedError(call);
-  await joinSharedCall(flow.station, call, asked);
-  if (call.agent !== asked.agent.name) return redactForJoiner(call.txn, awaitResult(flow, call, asked, true, stint));
+  await joinSharedCall(services.station, call, toolCall);
+  if (call.agent !== toolCall.agent.name)
+    return redactForJoiner(call.txn, awaitResult(services, call, toolCall, true, span));
   if (isFinalState(call.state) && call.settledAt !== null) {
-    const told = summarizeCall(call);
-    flow.station.finals.keep(told, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), asOf);
-    return { call: told, repeat: true };
+    const summary = summarizeCall(call);
+    services.station.finals.add(summary, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), version);
+    return { call: summary, repeat: true };
   }
-  return awaitResult(flow, call, asked, true, stint);
+  return awaitResult(services, call, toolCall, true, span);
 }
 
-/** What was answered is erased: nobody is told it any more. */
+/** The answer of the call was erased after its retention. */
 class AnswerErasedError extends GatewayError {
   readonly call: Pick<Call, 'txn' | 'identity' | 'state'>;
 
   constructor(call: Pick<Call, 'txn' | 'identity' | 'state'>) {
     const text =
       call.identity === 'repeat'
-        ? 'This very call was made before and what was answered is past its retention. It is not made anew: for that, bring a key.'
-        : 'This key is past its retention: what was answered is gone, and it is never executed anew.';
+        ? 'An identical call was made before, and its answer is past its retention. To execute it again, use an idempotency key.'
+        : 'This key is past its retention: its answer is erased, and the call is never executed again. Use a new key.';
     super('key_expired', text, { txn: call.txn, state: call.state });
     this.call = call;
   }
 }
 
 /**
- * Whoever hears that an answer is gone has heard all there is to hear: without a key the same wish is a new one after that,
- * as after any answer, or its agent would be kept from it for ever. Said once that is in the log, to one who still listens.
+ * Counts `key_expired` as the delivered answer of a call without a key. An identical request is then a new call, as after
+ * any answer; otherwise the agent could never make it again. Runs after the refusal is logged. Skipped if the caller hung up.
  */
-export function markErasureDelivered(flow: Services, { caller }: ToolCall, error: unknown): void {
-  if (error instanceof AnswerErasedError && caller?.gone !== true) markDelivered(flow, error.call);
+export function markErasureDelivered(services: Services, { caller }: ToolCall, error: unknown): void {
+  if (error instanceof AnswerErasedError && caller?.gone !== true) markDelivered(services, error.call);
 }
 
 /**
- * The same request that was made under the same key when the tool's key was another one, or not shared: it is still the one
- * that the key stands for.
+ * Finds the same request under the caller's key, from a time when the tool had another business key or none that is
+ * shared. The caller's key still identifies that call.
  */
 export async function findEarlierCallByKey(
-  station: Context,
+  ctx: Context,
   { agent, key }: ToolCall,
   txn: string,
   fingerprint: Buffer,
 ): Promise<Call | undefined> {
   if (key === undefined) return undefined;
-  const alias = deriveKeyAlias(station, agent.name, key);
-  const call = (await station.calls.read(alias)) ?? (await resolveAlias(station, alias));
+  const alias = deriveKeyAlias(ctx, agent.name, key);
+  const call = (await ctx.calls.read(alias)) ?? (await resolveAlias(ctx, alias));
   if (call === undefined || call.txn === txn || !call.fingerprint.equals(fingerprint)) return undefined;
-  return (await isParticipant(station, call, agent.name)) ? call : undefined;
+  return (await isParticipant(ctx, call, agent.name)) ? call : undefined;
 }
 
-/** What this process answered a moment ago to the key that comes with the request. */
-export function findCachedByKey(station: Context, { agent, key }: ToolCall): CachedAnswer | undefined {
-  return key === undefined ? undefined : station.finals.underKey(agent.name, key);
+/** Finds the cached answer for the caller's key. */
+export function findCachedByKey(ctx: Context, { agent, key }: ToolCall): CachedAnswer | undefined {
+  return key === undefined ? undefined : ctx.finals.getByKey(agent.name, key);
 }
 
-/** What was answered is remembered under the key that came with the request, and by what it was asked with. */
-export function cacheKey(station: Context, asked: ToolCall, fingerprint: Buffer, { txn, identity }: CallSummary): void {
-  const { agent, key } = asked;
+/** Makes a cached answer findable by the caller's key and by the request body. */
+export function cacheKey(ctx: Context, toolCall: ToolCall, fingerprint: Buffer, { txn, identity }: CallSummary): void {
+  const { agent, key } = toolCall;
   if (key === undefined || identity !== 'key') return;
-  const redacts = station.policies().tools.get(asked.tool)?.redact.length !== 0;
-  station.finals.noteKey(txn, fingerprint, { agent: agent.name, key, body: redacts ? undefined : asked.body });
+  const isRedacting = ctx.policies().tools.get(toolCall.tool)?.redact.length !== 0;
+  ctx.finals.addKey(txn, fingerprint, { agent: agent.name, key, body: isRedacting ? undefined : toolCall.body });
 }
 
-/** Answered a moment ago by this process: told again without asking the ledger. */
+/** Replays a cached answer without reading the ledger. */
 export function replayCached(
-  { face: call, fingerprint: first }: CachedAnswer,
-  asked: ToolCall,
+  { call, fingerprint: callFingerprint }: CachedAnswer,
+  toolCall: ToolCall,
   fingerprint: Buffer,
 ): ToolAnswer {
-  refuseKeyReuse(call, first, asked, fingerprint);
+  refuseKeyReuse(call, callFingerprint, toolCall, fingerprint);
   return { call, repeat: true };
 }
 
-/** Waits for a call, for as long as its caller does. */
+/** Waits for a call for as long as its caller waits. */
 export async function awaitResult(
-  { station, dispatch }: Services,
+  { station: ctx, dispatch }: Services,
   { txn, fingerprint }: { readonly txn: string; readonly fingerprint: Buffer },
-  asked: Pick<ToolCall, 'tool' | 'agent' | 'patienceMs' | 'caller'>,
+  toolCall: Pick<ToolCall, 'tool' | 'agent' | 'patienceMs' | 'caller'>,
   isRepeat: boolean,
-  stint: Span,
+  span: Span,
 ): Promise<ToolAnswer> {
-  const about = { tool: asked.tool, agent: asked.agent.name, txn };
-  const waiting = isRepeat ? station.watch.begin('wait', about, stint) : undefined;
-  const { patienceMs, caller } = asked;
+  const subject = { tool: toolCall.tool, agent: toolCall.agent.name, txn };
+  const waitSpan = isRepeat ? ctx.watch.begin('wait', subject, span) : undefined;
+  const { patienceMs, caller } = toolCall;
   try {
-    const waited = awaitCall(station, dispatch, txn, patienceMs, caller, fingerprint);
-    const call = await inDoubtIfUnrecorded(txn, undefined, waited);
-    if (call === undefined) throw buildReleasedError(txn, 'unavailable', 'it was given up before it was sent');
+    const waiting = awaitCall(ctx, dispatch, txn, patienceMs, caller, fingerprint);
+    const call = await inDoubtIfUnrecorded(txn, undefined, waiting);
+    if (call === undefined) throw buildReleasedError(txn, 'unavailable', 'the call was released before it was sent');
     return { call, repeat: isRepeat };
   } finally {
-    waiting?.end();
+    waitSpan?.end();
   }
 }

@@ -1,13 +1,13 @@
 import type { CallSummary } from '../../domain/calls/call.ts';
 
 export interface CachedAnswer {
-  readonly face: CallSummary;
+  readonly call: CallSummary;
   readonly fingerprint: Buffer;
 }
 
 interface CacheEntry extends CachedAnswer {
-  readonly until: number;
-  /** What asked for it, as it came. */
+  readonly expiresAt: number;
+  /** The request body that got this answer, byte for byte. */
   body: string | undefined;
 }
 
@@ -17,104 +17,105 @@ interface KeyedRequest {
   readonly body: string | undefined;
 }
 
+/** The state of the cache at a moment, to be compared with a later one. */
 interface CacheVersion {
-  readonly dropped: number;
+  readonly generation: number;
   readonly at: number;
 }
 
-/** A retry comes within seconds, or much later. */
+/** Retries come within seconds or much later, so a minute is enough. */
 const MAX_AGE_MS = 60_000;
-/** What a row costs beyond its answer and its body. */
+/** The memory of an entry beyond its answer and its body. */
 const ENTRY_OVERHEAD_BYTES = 2_000;
 
 /**
- * Final answers of a moment ago, so that a retry is told without asking the ledger: a final answer never changes. It may
- * expire, though: nothing is kept longer than its payload is. And everything is dropped whenever a switch changes, which is
- * how an erasure before its time reaches every process.
+ * Recent final answers, so that a retry needs no ledger read. This is safe because a final answer never changes. Answers
+ * expire with the retention of their payload. A change of any control flag clears the cache, which is how an early erasure
+ * reaches every process.
  */
 export class ReplayCache {
-  readonly #mostBytes: number;
+  readonly #maxBytes: number;
   readonly #payloadsMs: number;
-  /** By txn; and by agent and key, once somebody was told one that has a key. */
+  /** By txn, and also by agent and key once a request with a key got the answer. */
   #young = new Map<string, CacheEntry>();
-  /** What was kept before the young ones: it goes all at once when they are half of what may be, or have their time behind them. */
+  /** The previous generation, dropped as a whole when the young one is half of the maximum size or too old. */
   #old = new Map<string, CacheEntry>();
-  /** Of the young. */
+  /** The size of the young generation. */
   #bytes = 0;
   #youngSince = performance.now();
-  /** How often everything was dropped. */
-  #dropped = 0;
+  /** How often the cache was cleared. */
+  #generation = 0;
 
-  /** `payloadsMs` is how long payloads are kept at all. */
-  constructor(payloadsMs: number, mostBytes = 16 * 1024 * 1024) {
+  /** `payloadsMs` is the retention of payloads. */
+  constructor(payloadsMs: number, maxBytes = 16 * 1024 * 1024) {
     this.#payloadsMs = payloadsMs;
-    this.#mostBytes = mostBytes;
+    this.#maxBytes = maxBytes;
   }
 
   get(txn: string): CachedAnswer | undefined {
     return this.#find(txn);
   }
 
-  underKey(agent: string, key: string): CachedAnswer | undefined {
+  getByKey(agent: string, key: string): CachedAnswer | undefined {
     return this.#find(toKeyEntryName(agent, key));
   }
 
-  /** Only if the very same bytes asked for it: then nothing of them need be read to know what is asked for. */
-  askedWith(body: string, agent: string, key: string, tool: string): CachedAnswer | undefined {
-    const kept = this.#find(toKeyEntryName(agent, key));
-    return kept !== undefined && kept.body === body && kept.face.tool === tool ? kept : undefined;
+  /** Finds an answer only for a byte-identical body, so that the body need not be parsed. */
+  getByBody(body: string, agent: string, key: string, tool: string): CachedAnswer | undefined {
+    const entry = this.#find(toKeyEntryName(agent, key));
+    return entry !== undefined && entry.body === body && entry.call.tool === tool ? entry : undefined;
   }
 
   #find(name: string): CacheEntry | undefined {
-    const kept = this.#young.get(name) ?? this.#old.get(name);
-    if (kept === undefined || kept.until > performance.now()) return kept;
+    const entry = this.#young.get(name) ?? this.#old.get(name);
+    if (entry === undefined || entry.expiresAt > performance.now()) return entry;
     this.#young.delete(name);
     this.#old.delete(name);
     return undefined;
   }
 
   /**
-   * To be taken before the ledger is asked: what was read before everything was dropped must not come back after, and how old
-   * an answer is counts from then.
+   * Take this before reading the ledger and pass it to `add`. An answer read before the cache was cleared must not enter it
+   * afterwards, and the age of an answer counts from this moment.
    */
-  asOf(): CacheVersion {
-    return { dropped: this.#dropped, at: performance.now() };
+  readVersion(): CacheVersion {
+    return { generation: this.#generation, at: performance.now() };
   }
 
   /**
-   * `ageMs`: how long ago it was settled. Not kept are calls without a key, which depend on what was delivered, and shared
-   * ones, which are joined before they are told.
+   * Adds an answer that was settled `ageMs` ago. Skips calls without a key, because their repeats depend on delivery, and
+   * shared calls, because a repeat must join them first.
    */
-  keep(face: CallSummary, fingerprint: Buffer, ageMs: number, asOf: CacheVersion = this.asOf()): void {
-    if (asOf.dropped !== this.#dropped || (face.identity !== 'key' && face.identity !== 'business')) return;
+  add(call: CallSummary, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
+    if (version.generation !== this.#generation || (call.identity !== 'key' && call.identity !== 'business')) return;
     const now = performance.now();
-    const until = Math.min(now + MAX_AGE_MS, asOf.at + this.#payloadsMs - ageMs);
-    if (until <= now || this.#find(face.txn) !== undefined) return;
-    const bytes = ENTRY_OVERHEAD_BYTES + 2 * (face.answer?.body?.length ?? 0);
-    if (bytes > this.#mostBytes / 16) return;
-    if (this.#bytes + bytes > this.#mostBytes / 2 || now - this.#youngSince > MAX_AGE_MS) this.#age();
-    this.#young.set(face.txn, { face, fingerprint, until, body: undefined });
+    const expiresAt = Math.min(now + MAX_AGE_MS, version.at + this.#payloadsMs - ageMs);
+    if (expiresAt <= now || this.#find(call.txn) !== undefined) return;
+    const bytes = ENTRY_OVERHEAD_BYTES + 2 * (call.answer?.body?.length ?? 0);
+    if (bytes > this.#maxBytes / 16) return;
+    if (this.#bytes + bytes > this.#maxBytes / 2 || now - this.#youngSince > MAX_AGE_MS) this.#startGeneration();
+    this.#young.set(call.txn, { call, fingerprint, expiresAt, body: undefined });
     this.#bytes += bytes;
   }
 
-  /** Under which key it was asked for, and with which body, if that may be kept too. Nothing, if it is another's by now. */
-  noteKey(txn: string, fingerprint: Buffer, { agent, key, body }: KeyedRequest): void {
-    const kept = this.#young.get(txn);
-    if (kept === undefined || kept.body !== undefined || !kept.fingerprint.equals(fingerprint)) return;
-    this.#young.set(toKeyEntryName(agent, key), kept);
-    // Many may be kept before the first of them is told: then there is no room for their bodies any more.
-    if (body === undefined || this.#bytes + body.length > this.#mostBytes / 2) return;
-    kept.body = body;
+  /** Makes an answer findable by key, and by body if the body may be kept. Ignored if the answer is of another request. */
+  addKey(txn: string, fingerprint: Buffer, { agent, key, body }: KeyedRequest): void {
+    const entry = this.#young.get(txn);
+    if (entry === undefined || entry.body !== undefined || !entry.fingerprint.equals(fingerprint)) return;
+    this.#young.set(toKeyEntryName(agent, key), entry);
+    // Many answers may be added before the first one gets its key. Then there may be no room left for bodies.
+    if (body === undefined || this.#bytes + body.length > this.#maxBytes / 2) return;
+    entry.body = body;
     this.#bytes += body.length;
   }
 
   clear(): void {
-    this.#dropped += 1;
-    this.#age();
+    this.#generation += 1;
+    this.#startGeneration();
     this.#old = new Map();
   }
 
-  #age(): void {
+  #startGeneration(): void {
     this.#old = this.#young;
     this.#young = new Map();
     this.#bytes = 0;
@@ -122,7 +123,7 @@ export class ReplayCache {
   }
 }
 
-/** Agents have no spaces in their names, and a txn has none at all: no two calls share a name. */
+/** The name of an entry by key. The space keeps names apart: agent names and txns contain none. */
 function toKeyEntryName(agent: string, key: string): string {
   return `${agent} ${key}`;
 }

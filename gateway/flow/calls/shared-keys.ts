@@ -9,73 +9,71 @@ import { findExposure, isUntrusted } from '../controls/taint.ts';
 import { buildReleasedError } from './await-call.ts';
 import type { ToolAnswer, ToolCall } from './execute-call.ts';
 
-/**
- * Calls of a tool whose key is shared: the same wish of several agents is one call. Whoever asks first is its agent: its rules,
- * limits, saga, run and locks count. Whoever asks later joins: nothing is sent for them, and they are told how it went.
- */
+// Calls of a tool with a shared key: equal requests of several agents are one call. The agent that asks first owns the
+// call: its rules, limits, saga, run and locks count. Later agents join: nothing is sent for them, and they get the result.
 
-/** Whether an agent may hear of a call at all. */
+/** Whether an agent owns or has joined a call. Other agents must not learn that it exists. */
 export async function isParticipant({ db }: Context, call: Call, agent: string): Promise<boolean> {
   if (call.agent === agent) return true;
   return call.identity === 'shared' && (await hasJoined(db, call.txn, agent));
 }
 
 /**
- * Notes that an agent, which its own rules allow this, asks for a call that is there. A crash after it leaves an agent that
- * may ask how the call went.
+ * Records that an agent, allowed by its own rules, joins a call. A crash afterwards leaves an agent that may read the
+ * call.
  */
-export async function joinSharedCall(station: Context, call: Call, asked: ToolCall): Promise<void> {
+export async function joinSharedCall(ctx: Context, call: Call, toolCall: ToolCall): Promise<void> {
   if (call.identity !== 'shared') return;
   const { txn, tool } = call;
-  const agent = asked.agent.name;
-  const alias = asked.key === undefined ? undefined : deriveKeyAlias(station, agent, asked.key);
+  const agent = toolCall.agent.name;
+  const alias = toolCall.key === undefined ? undefined : deriveKeyAlias(ctx, agent, toolCall.key);
   if (call.agent === agent && alias === undefined) return;
-  // Its rules were asked about the run that it names: that one must be its own.
-  if (call.agent !== agent && asked.fence !== undefined) await refuseStaleEpoch(station, asked.fence, agent);
-  const policies = station.policies();
+  // The decision used the run of this request, so the agent must hold that run.
+  if (call.agent !== agent && toolCall.fence !== undefined) await refuseStaleEpoch(ctx, toolCall.fence, agent);
+  const policies = ctx.policies();
   const declared = policies.tools.get(tool);
-  const place = { agent, saga: null, run: asked.fence?.run ?? null };
+  const recipient = { agent, saga: null, run: toolCall.fence?.run ?? null };
   const exposure =
-    declared !== undefined && isUntrusted(policies, declared) ? findExposure(station, place, { txn, tool }) : undefined;
-  await joinCall(station.db, {
+    declared !== undefined && isUntrusted(policies, declared) ? findExposure(ctx, recipient, { txn, tool }) : undefined;
+  await joinCall(ctx.db, {
     txn,
     agent,
     alias,
     exposure,
     entry: buildAuditEntry('call_joined', { txn, agent, tool }),
   });
-  station.taints.add(exposure?.scopes ?? []);
+  ctx.taints.add(exposure?.scopes ?? []);
 }
 
-/** What a caller's own key would identify, did the tool's key not do it. */
+/** The txn that the caller's own key would give if the tool had no shared key. */
 export function deriveKeyAlias({ deployment }: Pick<Context, 'deployment'>, agent: string, key: string): string {
   return deriveTxnId(deployment, agent, { by: 'key', key });
 }
 
-/** The call that a key stands for because it once came with a shared wish. */
+/** Finds the shared call that a caller's own key was bound to. */
 export async function resolveAlias({ db, calls }: Context, alias: string): Promise<Call | undefined> {
   const txn = await findAliasedTxn(db, alias);
   return txn === undefined ? undefined : calls.read(txn);
 }
 
-/** Whether a key that came with a shared wish belongs to another call already. */
+/** Whether a caller's own key is already bound to another call than the shared one. */
 export async function isAliasTaken({ db, calls }: Context, alias: string, txn: string): Promise<boolean> {
-  const meant = await findAliasedTxn(db, alias);
-  return meant === undefined ? (await calls.read(alias)) !== undefined : meant !== txn;
+  const boundTxn = await findAliasedTxn(db, alias);
+  return boundTxn === undefined ? (await calls.read(alias)) !== undefined : boundTxn !== txn;
 }
 
-/** The answer as it is told to one who joined: without what is the first one's affair. */
+/** The answer for an agent that joined, without the private details of the first agent. */
 export async function redactForJoiner(txn: string, answer: Promise<ToolAnswer>): Promise<ToolAnswer> {
   const { call, repeat } = await hideFreezeDetails(txn, answer);
   return { call: hidePrivateProblem(call), repeat };
 }
 
-/** Who froze whom is the first one's affair too. */
+/** Hides from an agent that joined who froze the first agent. */
 export async function hideFreezeDetails<T>(txn: string, waiting: Promise<T>): Promise<T> {
   try {
     return await waiting;
   } catch (error) {
     if (!(error instanceof GatewayError) || error.code !== 'frozen') throw error;
-    throw buildReleasedError(txn, 'unavailable', 'whoever asked for it first may not send now');
+    throw buildReleasedError(txn, 'unavailable', 'the agent that made this call first may not send now');
   }
 }

@@ -12,36 +12,36 @@ import type { Services, ToolCall } from './execute-call.ts';
 import type { IdentifiedCall } from './identify-call.ts';
 import { refuseUnlessLeaseHeld } from './refuse.ts';
 
-/** A call that passed judgement, as far as it is carried without the ledger. */
+/** The part of an allowed read that is needed to send it without a claim. */
 interface UnrecordedRead {
-  readonly asked: ToolCall;
+  readonly toolCall: ToolCall;
   readonly tool: Tool;
   readonly identified: IdentifiedCall;
   readonly fingerprint: Buffer;
   readonly request: PreparedRequest;
   readonly guards: ClaimGuards | undefined;
-  readonly stint: Span;
+  readonly span: Span;
 }
 
 /**
- * Whether a read passes without the ledger: its contract says so, and nothing about this call needs one. A key promises the same
- * answer again; a saga and a run want to know their calls; limits and approvals are counted where the claim is.
+ * Whether a read is sent without a record in the ledger: its contract says so, and nothing about this call needs a record.
+ * A key promises the same answer again, a saga and a run list their calls, and the claim checks limits and approvals.
  */
-export function canSkipLedger({ tool, guards, identified, asked }: UnrecordedRead): boolean {
-  const isLoose = asked.saga === undefined && asked.fence === undefined;
-  return tool.unrecorded === true && guards === undefined && identified.identity === 'random' && isLoose;
+export function canSkipLedger({ tool, guards, identified, toolCall }: UnrecordedRead): boolean {
+  const isStandalone = toolCall.saga === undefined && toolCall.fence === undefined;
+  return tool.unrecorded === true && guards === undefined && identified.identity === 'random' && isStandalone;
 }
 
-/** Carried as any call is, with its retries, breaker and kill switch. A crash here leaves nothing, and nothing happened. */
+/** Sends a read like any call, with retries, circuit breaker and freezes. A crash here leaves nothing, and a read has no effect. */
 export async function executeUnrecordedRead(
-  { station, dispatch }: Services,
+  { station: ctx, dispatch }: Services,
   read: UnrecordedRead,
 ): Promise<CallSummary> {
-  const { asked, tool, identified, fingerprint, request, stint } = read;
+  const { toolCall, tool, identified, fingerprint, request, span } = read;
   const { txn, identity } = identified;
-  const owner = station.lease.id;
-  refuseUnlessLeaseHeld(station, owner);
-  const claim = { txn, identity, fingerprint, agent: asked.agent.name, kind: 'read', state: 'sending' } as const;
+  const owner = ctx.lease.id;
+  refuseUnlessLeaseHeld(ctx, owner);
+  const claim = { txn, identity, fingerprint, agent: toolCall.agent.name, kind: 'read', state: 'sending' } as const;
   const job = createJob(
     {
       ...claim,
@@ -54,15 +54,19 @@ export async function executeUnrecordedRead(
     },
     tool,
     owner,
-    { args: asked.args, request },
-    { lockToken: null, recorded: false, follower: asked.follower, stint },
+    { args: toolCall.args, request },
+    { lockToken: null, isRecorded: false, progressListener: toolCall.follower, span },
   );
-  const ending = await withTimeout(dispatch.start(job), asked.patienceMs, asked.caller);
-  if (ending?.as === 'told') return ending.face;
-  // It was never claimed, so the log has nothing of it.
-  if (ending?.as === 'released')
-    throw new GatewayError(ending.code, `Nothing was sent: ${ending.detail}.`, { txn, retryAfterSeconds: 1 });
-  if (ending?.as === 'elsewhere') throw buildReleasedError(txn, 'unavailable', 'this process is about to end');
-  const detail = `${tool.name} did not answer in the time that you wait. It is a read: ask again, or wait longer (Prefer: wait=N).`;
+  const result = await withTimeout(dispatch.start(job), toolCall.patienceMs, toolCall.caller);
+  switch (result?.kind) {
+    case 'reported':
+      return result.call;
+    case 'released':
+      // Not a ReleasedError, whose release is in the audit log: this call was never claimed.
+      throw new GatewayError(result.code, `Nothing was sent: ${result.detail}.`, { txn, retryAfterSeconds: 1 });
+    case 'elsewhere':
+      throw buildReleasedError(txn, 'unavailable', 'this replica is shutting down');
+  }
+  const detail = `${tool.name} did not answer within your wait time. It is a read: ask again, or wait longer (Prefer: wait=N).`;
   throw new GatewayError('tool_failed', detail, { txn, retry: 'after_delay' });
 }

@@ -9,24 +9,20 @@ import type { Context } from '../context.ts';
 
 export { BUILT_IN_TOOL_EFFECTS as BUILT_IN };
 
-/** Judged by the agent's rules like any tool, and its denial logged like any denial. */
+/** Judges a built-in tool by the agent's rules, and logs a denial, as for any tool. */
 export async function authorizeBuiltIn(
-  station: Context,
+  ctx: Context,
   agent: Agent,
   tool: string,
   args: JsonObject,
   run: string | null,
 ): Promise<void> {
-  const place = { saga: null, run };
-  const facts = await readDecisionFacts(station, agent, tool, place);
-  const decision = decideBuiltIn(agent, tool, { args, ...place, now: Date.now(), ...facts });
+  const origin = { saga: null, run };
+  const facts = await readDecisionFacts(ctx, agent, tool, origin);
+  const decision = decideBuiltIn(agent, tool, { args, ...origin, now: Date.now(), ...facts });
   if (decision.allowed) return;
   const { reason, rule } = decision;
   const denied = new GatewayError('denied', reason, rule === undefined ? {} : { members: { rule: rule.id } });
-  await logRefusal(
-    station,
-    { agent: agent.name, tool },
-    new Refusal(denied, { reason, ...describeDecisionFacts(facts) }),
-  );
+  await logRefusal(ctx, { agent: agent.name, tool }, new Refusal(denied, { reason, ...describeDecisionFacts(facts) }));
   throw denied;
 }

@@ -20,16 +20,18 @@ import { ChangeNotifier } from './change-notifier.ts';
 
 export type { Pin };
 
-/** How often a server is asked for its tools, and the pins are read that other replicas and people may have changed. */
+/** How often the tools of a server are listed. */
 const LIST_INTERVAL_MS = 30_000;
 const RELIST_DELAY_MS = 200;
 const LIST_RETRY_MS = 2_000;
+/** How often the pins are read, which other replicas and people may change. */
 const PIN_POLL_MS = 2_000;
-/** A start does not wait longer than this for servers that are slow to list their tools. */
+/** How long the start of the gateway waits for servers that list their tools slowly. */
 const MAX_START_WAIT_MS = 3_000;
 const MAX_DEFINITION_CHARS = 262_144;
-const MAX_REPORTED = 1_000;
-/** Of one server: more than models can be shown anyway, and every tool that was ever offered keeps a row. */
+/** How many different warnings are remembered, so that each is logged once. */
+const MAX_REMEMBERED_WARNINGS = 1_000;
+/** More than any model can use. Every tool that was ever offered keeps a row in the ledger. */
 const MAX_TOOLS_PER_SERVER = 2_000;
 
 interface ImportDependencies {
@@ -39,29 +41,30 @@ interface ImportDependencies {
 }
 
 /**
- * The tools that MCP servers bring in. Each is pinned as it is first seen; one of which its server later says something else
- * stays as it was pinned, and disabled, until a person accepts the change. The pins are in the ledger: every replica has
- * the same, and a server that is down at the start still has its tools.
+ * The tools imported from MCP servers. Each is pinned as it is first seen. A tool whose definition changes keeps its pinned
+ * definition and is disabled until a person accepts the change. The pins are in the ledger, so every replica has the same
+ * ones, and a server that is down at the start still has its tools.
  */
 export class McpImports {
   readonly #deps: ImportDependencies;
   #base: Policies;
   #merged: Policies;
   #pins: readonly Pin[] = [];
-  /** The names each server listed last; none yet when it could not be asked since this process began. */
+  /** The tool names that each server listed last. No entry until the first successful listing of this process. */
   readonly #listed = new Map<string, ReadonlySet<string>>();
-  readonly #listing = new Map<string, { again: boolean; done: Promise<void> }>();
+  readonly #listing = new Map<string, { shouldRepeat: boolean; done: Promise<void> }>();
   readonly #capabilities = new Map<string, JsonObject>();
   readonly #notifier = new ChangeNotifier();
   readonly #definitions = new Map<string, ListedMcpTool>();
   readonly #warned = new Set<string>();
-  #lastVersion = '';
+  /** The version of the pins and the listed names at the last merge. */
+  #lastState = '';
   readonly #timers: NodeJS.Timeout[] = [];
   readonly #retries = new Map<string, NodeJS.Timeout>();
   #stopped = false;
 
-  constructor(station: ImportDependencies, base: Policies) {
-    this.#deps = station;
+  constructor(dependencies: ImportDependencies, base: Policies) {
+    this.#deps = dependencies;
     this.#base = base;
     this.#merged = base;
   }
@@ -74,14 +77,14 @@ export class McpImports {
     return this.#pins;
   }
 
-  /** What a server said it can do, once it was reached. */
+  /** The capabilities that a server declared; undefined until it was reached. */
   capabilities(upstream: string): JsonObject | undefined {
     return this.#capabilities.get(upstream);
   }
 
-  /** Told when what servers offer has changed: by the MCP notification about it. */
-  onChange(told: (method: string, params: JsonObject) => void): void {
-    this.#notifier.subscribe(told);
+  /** Calls the listener with an MCP notification when the tools, resources or prompts of a server change. */
+  onChange(listener: (method: string, params: JsonObject) => void): void {
+    this.#notifier.subscribe(listener);
   }
 
   async start(): Promise<void> {
@@ -96,7 +99,7 @@ export class McpImports {
     for (const timer of this.#timers) timer.unref();
   }
 
-  /** The policies changed; the adapters know already. */
+  /** Replaces the policies on disk. The adapters have them already. */
   replaceBase(base: Policies): void {
     this.#base = base;
     this.#mergePolicies();
@@ -104,16 +107,20 @@ export class McpImports {
     void this.#listAll();
   }
 
-  /** A person takes what is offered now, if it is what they saw. */
+  /** Accepts the offered definition for a person, if its digest is the one that the person saw. */
   async acceptPin(upstream: string, tool: string, digest: string, person: string, reason: string): Promise<Pin> {
-    const which = { upstream, tool };
-    const entry = buildAuditEntry('pin_accepted', { ...which, digest, person, reason });
-    const accepted = await acceptOffer(this.#deps.db, which, Buffer.from(digest, 'hex'), person, entry);
+    const offer = { upstream, tool };
+    const entry = buildAuditEntry('pin_accepted', { ...offer, digest, person, reason });
+    const accepted = await acceptOffer(this.#deps.db, offer, Buffer.from(digest, 'hex'), person, entry);
     await this.#refreshPins();
     const pin = this.#pins.find((each) => each.upstream === upstream && each.tool === tool);
-    if (pin === undefined) throw new GatewayError('not_found', `${upstream} has no tool ${tool.slice(0, 128)}.`);
+    if (pin === undefined)
+      throw new GatewayError('not_found', `The upstream ${upstream} has no tool ${tool.slice(0, 128)}.`);
     if (!accepted && pin.digest.toString('hex') !== digest)
-      throw new GatewayError('conflict', `What ${upstream} says of ${tool} is not what you saw: look again.`);
+      throw new GatewayError(
+        'conflict',
+        `The definition that ${upstream} offers for ${tool} is not the one with this digest. Review it again.`,
+      );
     return pin;
   }
 
@@ -132,27 +139,27 @@ export class McpImports {
     await Promise.all(this.#listImportingUpstreams().map((upstream) => this.#listTools(upstream)));
   }
 
-  /** One listing of a server at a time: whatever is heard meanwhile leads to one more, a moment later. */
+  /** Lists the tools of a server. Requests during a listing lead to one more listing right after it. */
   #listTools(upstream: Upstream): Promise<void> {
     const { name } = upstream;
     const running = this.#listing.get(name);
     if (running !== undefined) {
-      running.again = true;
+      running.shouldRepeat = true;
       return running.done;
     }
     clearTimeout(this.#retries.get(name));
-    const listing = { again: false, done: Promise.resolve() };
+    const listing = { shouldRepeat: false, done: Promise.resolve() };
     this.#listing.set(name, listing);
     listing.done = this.#fetchTools(upstream).then(async (isListed) => {
-      if (listing.again) await sleep(RELIST_DELAY_MS, undefined, { ref: false });
+      if (listing.shouldRepeat) await sleep(RELIST_DELAY_MS, undefined, { ref: false });
       this.#listing.delete(name);
-      if (listing.again) await this.#listTools(upstream);
+      if (listing.shouldRepeat) await this.#listTools(upstream);
       else if (!isListed) this.#scheduleRetry(name);
     });
     return listing.done;
   }
 
-  /** One at a time for each server, however many ways lead here. */
+  /** Keeps at most one retry timer per server. */
   #scheduleRetry(name: string): void {
     clearTimeout(this.#retries.get(name));
     const timer = setTimeout(() => this.#listToolsByName(name), LIST_RETRY_MS);
@@ -184,25 +191,30 @@ export class McpImports {
       this.#warnOnce(
         `${upstream.name} ${String(error)}`,
         { upstream: upstream.name, err: String(error) },
-        'an MCP server could not be asked for its tools',
+        'The tools of an MCP server could not be listed. The listing is tried again.',
       );
       return false;
     }
   }
 
-  /** Of two tools with one name nobody could say which is called: the first counts, as it does for the server itself. */
+  /** Keeps the first of two tools with the same name, as the server itself does. */
   #dedupeOffers(upstream: string, offers: readonly PinOffer[]): PinOffer[] {
     const byName = new Map<string, PinOffer>();
     for (const offer of offers) {
       if (!byName.has(offer.tool)) byName.set(offer.tool, offer);
-      else this.#warnOnce(`${upstream} ${offer.tool} twice`, { upstream, tool: offer.tool }, 'a tool is listed twice');
+      else
+        this.#warnOnce(
+          `${upstream} ${offer.tool} twice`,
+          { upstream, tool: offer.tool },
+          'An MCP server lists a tool twice. The first one is imported.',
+        );
     }
     const offered = [...byName.values()];
     if (offered.length > MAX_TOOLS_PER_SERVER)
       this.#warnOnce(
         `${upstream} too many`,
         { upstream, tools: offered.length },
-        `only the first ${MAX_TOOLS_PER_SERVER} are taken in`,
+        `An MCP server lists too many tools. The first ${MAX_TOOLS_PER_SERVER} are imported.`,
       );
     return offered.slice(0, MAX_TOOLS_PER_SERVER);
   }
@@ -225,40 +237,40 @@ export class McpImports {
       this.#warnOnce(
         `${upstream} ${name}`,
         { upstream, tool: name },
-        'a tool is described at too great a length or depth, or with characters that are none, and is not taken in',
+        'The definition of a tool is too long, too deep or has invalid characters. The tool is not imported.',
       );
       return [];
     }
     const digest = createHash('sha256').update(text).digest();
-    const what = { upstream, tool: name, digest: digest.toString('hex') };
+    const fields = { upstream, tool: name, digest: digest.toString('hex') };
     return [
       {
         tool: name,
         digest,
         definition: text,
-        pinnedEntry: buildAuditEntry('tool_pinned', what),
-        changedEntry: buildAuditEntry('tool_changed', what),
+        pinnedEntry: buildAuditEntry('tool_pinned', fields),
+        changedEntry: buildAuditEntry('tool_changed', fields),
       },
     ];
   }
 
   async #refreshPins(): Promise<void> {
     const version = await readPinsVersion(this.#deps.db);
-    const seen = JSON.stringify([version, [...this.#listed].map(([name, tools]) => [name, [...tools].sort()])]);
-    if (seen === this.#lastVersion) return;
+    const state = JSON.stringify([version, [...this.#listed].map(([name, tools]) => [name, [...tools].sort()])]);
+    if (state === this.#lastState) return;
     this.#pins = await readPins(this.#deps.db);
-    this.#lastVersion = seen;
+    this.#lastState = state;
     this.#mergePolicies();
   }
 
-  /** Only when something is different: whoever holds the old policies compares by identity. */
+  /** Replaces the merged policies only when a tool changed, because other code compares them by identity. */
   #mergePolicies(): void {
     let merged = this.#base;
     for (const { name } of this.#listImportingUpstreams()) {
       const { policies, skipped } = importMcpTools(merged, name, this.#listPinnedTools(name));
       merged = policies;
       for (const { name: tool, why } of skipped)
-        this.#warnOnce(`${tool} ${why}`, { tool, why }, 'a tool of an MCP server is not taken in');
+        this.#warnOnce(`${tool} ${why}`, { tool, why }, 'A tool of an MCP server is not imported.');
     }
     if (hasSameTools(merged, this.#merged)) return;
     this.#merged = merged;
@@ -272,54 +284,54 @@ export class McpImports {
       .map((pin) => {
         const offer = this.#parseDefinition(pin);
         if (pin.offered === null) return offer;
-        const disabled = `${upstream} now says something else of it than what was pinned; a person must accept the change (oncegate pins)`;
+        const disabled = `${upstream} changed its definition since it was pinned; a person must accept the change (oncegate pins)`;
         this.#warnOnce(
           `${pin.upstream} ${pin.tool} ${pin.offeredDigest?.toString('hex')}`,
           { upstream, tool: pin.tool },
-          `tool disabled: ${disabled}`,
+          `A tool is disabled: ${disabled}.`,
         );
         return { ...offer, disabled };
       });
   }
 
-  /** The same object for the same definition: what was compiled for it is found again. */
+  /** Returns the same object for the same definition, so that its compiled schema is reused. */
   #parseDefinition({ digest, definition }: Pin): ListedMcpTool {
     const id = digest.toString('hex');
-    const known = this.#definitions.get(id);
-    if (known !== undefined) return known;
+    const cached = this.#definitions.get(id);
+    if (cached !== undefined) return cached;
     const parsed = JSON.parse(definition) as unknown as ListedMcpTool;
     if (this.#definitions.size >= 2 * this.#pins.length) this.#definitions.clear();
     this.#definitions.set(id, parsed);
     return parsed;
   }
 
-  /** Hears of changes at once where the server can say so; elsewhere it is asked from time to time. */
+  /** Subscribes to the change notifications of a server. Servers without them are listed at an interval. */
   #subscribe({ name }: Upstream): void {
     const server = this.#deps.adapters.findMcpAdapter(name);
     if (server === undefined) return;
     server.onChangeNotification((method, params) => {
-      // Clients hear of tools when ours have changed: whoever asked sooner would be shown the old ones.
+      // Clients are notified of changed tools after the merge. Earlier they would still get the old list.
       if (method === 'notifications/tools/list_changed') this.#listToolsByName(name);
       else this.#notifier.notify(method, params);
     });
     void server.subscribeToLists();
   }
 
-  #warnOnce(once: string, fields: object, message: string): void {
-    if (this.#warned.has(once)) return;
-    if (this.#warned.size >= MAX_REPORTED) this.#warned.clear();
-    this.#warned.add(once);
+  #warnOnce(id: string, fields: object, message: string): void {
+    if (this.#warned.has(id)) return;
+    if (this.#warned.size >= MAX_REMEMBERED_WARNINGS) this.#warned.clear();
+    this.#warned.add(id);
     this.#deps.log.warn(fields, message);
   }
 }
 
-/** What a server says of a tool as it is compared and stored; undefined if it cannot be. */
+/** The canonical text of a tool's definition, for digest and ledger; undefined if there is none. */
 function serializeDefinition(definition: JsonObject): string | undefined {
   try {
     const text = canonicalize(definition);
     return text.length > MAX_DEFINITION_CHARS || text.includes('\\u0000') ? undefined : text;
   } catch {
-    // Nested too deeply to be walked, or half of a surrogate pair.
+    // The definition is nested too deeply, or contains a lone surrogate.
     return undefined;
   }
 }

@@ -11,36 +11,36 @@ import { taintRecipient } from '../controls/taint.ts';
 
 type McpReadKind = 'resources' | 'prompts';
 
-/** Errors by which servers say that they have no such thing: the next one may. */
+/** The codes with which servers say that they lack an item. Another server may have it. */
 const NOT_FOUND_CODES = new Set([-32601, -32602, -32002]);
-/** One that cannot be asked, or is not well, must not hide what the others have. */
+/** The code of a server that is unreachable or faulty. Other servers are still tried. */
 const INTERNAL_ERROR_CODE = -32603;
 
 /**
- * What MCP servers offer beside tools: resources and prompts, to read only. Whether an agent may is asked of its rules under
- * the names `<upstream>.resources` and `<upstream>.prompts`; each reading is a decision, and is logged as one.
+ * Reads the resources and prompts of MCP servers. The agent's rules name them `<upstream>.resources` and
+ * `<upstream>.prompts`. Each read is a decision and is logged as one.
  */
 export class McpReader {
   readonly #ctx: Context;
   readonly #agent: Agent;
   readonly #progressListener: ProgressListener;
 
-  constructor(station: Context, agent: Agent, follower: ProgressListener) {
-    this.#ctx = station;
+  constructor(ctx: Context, agent: Agent, progressListener: ProgressListener) {
+    this.#ctx = ctx;
     this.#agent = agent;
-    this.#progressListener = follower;
+    this.#progressListener = progressListener;
   }
 
-  /** The union of what the servers can do that this agent may read from. */
+  /** The union of the capabilities of the servers that this agent may read from. */
   capabilities(): JsonObject {
-    const found: Record<string, JsonObject> = {};
+    const capabilities: Record<string, JsonObject> = {};
     for (const kind of ['resources', 'prompts'] as const) {
       const [first] = this.#listSources(kind);
       if (first !== undefined)
-        found[kind] = { listChanged: true, ...(kind === 'resources' ? { subscribe: true } : {}) };
+        capabilities[kind] = { listChanged: true, ...(kind === 'resources' ? { subscribe: true } : {}) };
     }
-    // Servers differ in what they say of these from revision to revision; asking one that lacks them does no harm.
-    return Object.keys(found).length === 0 ? {} : { ...found, completions: {} };
+    // Revisions of MCP declare completions differently. A request to a server without them does no harm.
+    return Object.keys(capabilities).length === 0 ? {} : { ...capabilities, completions: {} };
   }
 
   async list(kind: McpReadKind, method: string, member: string): Promise<JsonObject> {
@@ -59,45 +59,45 @@ export class McpReader {
     return { [member]: lists.flat() };
   }
 
-  /** Asked of one server after the other, until one has it. */
+  /** Tries one server after the other until one has the resource. */
   async readResource(params: JsonObject): Promise<JsonObject> {
     return this.#requestFirst('resources', this.#listSources('resources'), 'resources/read', () => params, params);
   }
 
-  /** Hears of changes of a resource from every server that has it and whose resources this agent may read. False: from none. */
+  /** Subscribes to a resource at every server that has it and that this agent may read from. Returns false if there is none. */
   async subscribeResource(uri: string): Promise<boolean> {
-    let isWatched = false;
+    let isSubscribed = false;
     for (const upstream of this.#listSources('resources')) {
       if (!(await this.#authorize(upstream, 'resources', { uri }))) continue;
       try {
         await this.#getServer(upstream).subscribeToResource(uri);
-        isWatched = true;
+        isSubscribed = true;
       } catch (error) {
         if (!canTryNextServer(error)) throw error;
       }
     }
-    return isWatched;
+    return isSubscribed;
   }
 
   async getPrompt(params: JsonObject): Promise<JsonObject> {
     const sources = this.#listSources('prompts').filter(
       (upstream) => toServerName(upstream, params['name']) !== undefined,
     );
-    const local = (upstream: Upstream) => ({ ...params, name: toServerName(upstream, params['name']) ?? '' });
-    return this.#requestFirst('prompts', sources, 'prompts/get', local, params);
+    const paramsFor = (upstream: Upstream) => ({ ...params, name: toServerName(upstream, params['name']) ?? '' });
+    return this.#requestFirst('prompts', sources, 'prompts/get', paramsFor, params);
   }
 
   async complete(params: JsonObject): Promise<JsonObject> {
     const ref = isJsonObject(params['ref']) ? params['ref'] : {};
     const kind = ref['type'] === 'ref/prompt' ? 'prompts' : 'resources';
-    const named = (upstream: Upstream) => {
+    const paramsFor = (upstream: Upstream) => {
       if (kind === 'resources') return params;
       return { ...params, ref: { ...ref, name: toServerName(upstream, ref['name']) ?? '' } };
     };
     const sources = this.#listSources(kind).filter(
       (upstream) => kind === 'resources' || toServerName(upstream, ref['name']) !== undefined,
     );
-    return this.#requestFirst(kind, sources, 'completion/complete', named, params);
+    return this.#requestFirst(kind, sources, 'completion/complete', paramsFor, params);
   }
 
   async #requestFirst(
@@ -105,52 +105,52 @@ export class McpReader {
     sources: readonly Upstream[],
     method: string,
     paramsFor: (upstream: Upstream) => JsonObject,
-    asked: JsonObject,
+    params: JsonObject,
   ): Promise<JsonObject> {
-    let absent: McpError | undefined;
-    let trouble: McpError | undefined;
+    let notFound: McpError | undefined;
+    let internalError: McpError | undefined;
     for (const upstream of sources) {
-      if (!(await this.#authorize(upstream, kind, asked))) continue;
+      if (!(await this.#authorize(upstream, kind, params))) continue;
       try {
         const answer = await this.#getServer(upstream).request(method, paramsFor(upstream), this.#progressListener);
         await this.#taint(upstream, kind);
         return answer;
       } catch (error) {
         if (!canTryNextServer(error)) throw error;
-        if (error.code === INTERNAL_ERROR_CODE) trouble ??= error;
-        else absent ??= error;
+        if (error.code === INTERNAL_ERROR_CODE) internalError ??= error;
+        else notFound ??= error;
       }
     }
-    // Whoever could not be asked may have it.
-    const why = trouble ?? absent;
-    if (why !== undefined) throw why;
-    const { uri } = asked;
-    const what = kind === 'prompts' ? 'prompt' : 'resource';
-    throw new McpError(-32602, `There is no such ${what}.`, uri === undefined ? undefined : { uri });
+    // A faulty server comes first, because it may have the item.
+    const error = internalError ?? notFound;
+    if (error !== undefined) throw error;
+    const { uri } = params;
+    const noun = kind === 'prompts' ? 'prompt' : 'resource';
+    throw new McpError(-32602, `There is no such ${noun}.`, uri === undefined ? undefined : { uri });
   }
 
   async #authorize(upstream: Upstream, kind: McpReadKind, args: JsonObject): Promise<boolean> {
     const tool = `${upstream.name}.${kind}`;
-    // Nothing checks the run that a reading names, so it counts as outside of runs.
-    const place = { saga: null, run: null };
-    const facts = await readDecisionFacts(this.#ctx, this.#agent, tool, place);
-    const { allowed, reason } = decideMcpRead(this.#agent, tool, { args, ...place, now: Date.now(), ...facts });
+    // The run of a read is not checked, so it counts as outside of runs.
+    const origin = { saga: null, run: null };
+    const facts = await readDecisionFacts(this.#ctx, this.#agent, tool, origin);
+    const { allowed, reason } = decideMcpRead(this.#agent, tool, { args, ...origin, now: Date.now(), ...facts });
     const version = this.#ctx.policies().version;
-    const said = { agent: this.#agent.name, tool, policy: version, ...describeDecisionFacts(facts) };
+    const fields = { agent: this.#agent.name, tool, policy: version, ...describeDecisionFacts(facts) };
     const of = args['uri'] ?? args['name'] ?? null;
-    const isKeptBack = allowed && !this.#canAsk(upstream, kind);
-    const why = isKeptBack ? { reason: `${tool} is frozen, or its breaker is open` } : allowed ? {} : { reason };
-    const what = isKeptBack ? 'read_kept_back' : allowed ? 'read_allowed' : 'denied';
-    await enqueueAuditEntry(this.#ctx.db, buildAuditEntry(what, { ...said, of, ...why }));
-    // Asked again after the log was written: a freeze may have come meanwhile.
+    const isBlocked = allowed && !this.#canAsk(upstream, kind);
+    const why = isBlocked ? { reason: `${tool} is frozen, or its breaker is open` } : allowed ? {} : { reason };
+    const event = isBlocked ? 'read_kept_back' : allowed ? 'read_allowed' : 'denied';
+    await enqueueAuditEntry(this.#ctx.db, buildAuditEntry(event, { ...fields, of, ...why }));
+    // Checked again after the log write, because a freeze may have come meanwhile.
     return allowed && this.#canAsk(upstream, kind);
   }
 
-  /** What is read of an untrusted server is a stranger's, as the answers of its tools are. */
+  /** Taints the agent that reads from an untrusted server, as the answers of its tools do. */
   async #taint({ name, untrusted }: Upstream, kind: McpReadKind): Promise<void> {
     if (untrusted !== true) return;
-    const place = { agent: this.#agent.name, saga: null, run: null };
-    await taintRecipient(this.#ctx, place, { txn: null, tool: `${name}.${kind}` });
+    const recipient = { agent: this.#agent.name, saga: null, run: null };
+    await taintRecipient(this.#ctx, recipient, { txn: null, tool: `${name}.${kind}` });
   }
 
   #canAsk({ name }: Upstream, kind: McpReadKind): boolean {
@@ -168,12 +168,12 @@ export class McpReader {
 
   #getServer({ name }: Upstream) {
     const server = this.#ctx.adapters.findMcpAdapter(name);
-    if (server === undefined) throw new McpError(-32603, `${name} is gone`);
+    if (server === undefined) throw new McpError(INTERNAL_ERROR_CODE, `The upstream ${name} is no longer declared.`);
     return server;
   }
 }
 
-/** The next server may have what this one has not, or cannot give now. */
+/** Whether the next server may have the item that this one lacks or cannot give now. */
 function canTryNextServer(error: unknown): error is McpError {
   return error instanceof McpError && (NOT_FOUND_CODES.has(error.code) || error.code === INTERNAL_ERROR_CODE);
 }

@@ -72,7 +72,7 @@ export class RollbackWorker {
   /** Runs a task now, because its saga or call changed. */
   wake(task: UndoTask): void {
     if (this.#running.has(task.id)) this.#wokenWhileRunning.add(task.id);
-    else if (!this.#poller.stopped) this.#startTask(task);
+    else if (!this.#poller.isStopped) this.#startTask(task);
   }
 
   async #poll(): Promise<void> {
@@ -80,7 +80,7 @@ export class RollbackWorker {
       this.#nextPruneAt = performance.now() + PRUNE_INTERVAL_MS;
       await this.#pruneRecalls();
     }
-    while (!this.#poller.stopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
+    while (!this.#poller.isStopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
       const { switches, lease, db } = this.#ctx;
       if (!switches.canSend(lease.id)) return;
       const tasks = await claimUndoTasks(db, MAX_CONCURRENT_ROLLBACKS - this.#running.size, TASK_LEASE_MS);
@@ -91,7 +91,7 @@ export class RollbackWorker {
 
   #startTask(task: UndoTask): void {
     const done = this.#runTask(task)
-      .catch((error: unknown) => this.#poller.complain(error))
+      .catch((error: unknown) => this.#poller.logRetry(error))
       .finally(() => {
         this.#running.delete(task.id);
         if (this.#wokenWhileRunning.has(task.id)) this.wake(task);

@@ -1,9 +1,11 @@
 import type { FastifyRequest } from 'fastify';
 import type { z } from 'zod';
+import { parseDurationMs } from '../../domain/duration.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { parseStrictJson, StrictJsonError } from '../../domain/strict-json.ts';
 import { formatZodIssues } from '../../policy/zod-issues.ts';
+import { MAX_TTL_S } from '../schemas/fields.ts';
 
 /** Reads the arguments of a call. Strict parsing guarantees that policies judge exactly what the upstream receives. */
 export function readArguments(request: FastifyRequest): JsonObject {
@@ -49,4 +51,12 @@ function parseStrictBody(body: Buffer) {
     if (error instanceof StrictJsonError) throw new GatewayError('malformed', error.message);
     throw error;
   }
+}
+
+/** A `ttl` in milliseconds. The schema limits seconds but cannot limit durations such as 400d. */
+export function parseTtl(ttl: string | number | null | undefined): number | undefined {
+  if (ttl == null) return undefined;
+  const ms = typeof ttl === 'number' ? ttl * 1000 : parseDurationMs(ttl);
+  if (ms <= MAX_TTL_S * 1000) return ms;
+  throw new GatewayError('malformed', 'ttl must be at most 366 days.');
 }

@@ -32,7 +32,7 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),
     runEpoch: parseRunEpoch(readRunHeaders(request)),
-    key: parseKey(header(request, 'idempotency-key')),
+    key: readKeyHeader(request),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: isDryRun(request),
   };
@@ -137,6 +137,10 @@ export function parseUndo(text: string | undefined): CallerUndo | undefined {
   if (parsed.success) return parsed.data;
   const faults = formatZodIssues(value, undoSchema, parsed.error.issues).join('; ');
   throw malformed(`Oncegate-Undo must be {"tool": …, "args": …}: ${faults}`);
+}
+
+export function readKeyHeader(request: FastifyRequest): string | undefined {
+  return parseKey(header(request, 'idempotency-key'));
 }
 
 /** 1 to 255 visible ASCII characters, bare or as a quoted string. */

@@ -109,20 +109,20 @@ async function lockHead(tx: Tx): Promise<HeadRow | undefined> {
  * twice. PostgreSQL hashes the leaves, so their texts need not travel.
  */
 async function appendLeaves(tx: Tx, size: number, settledId: string, limit: number) {
-  const [placed] = await tx.run<{ leaves: Buffer | null; last_id: string | null }>({
-    name: 'place-leaves',
+  const [appended] = await tx.run<{ leaves: Buffer | null; last_id: string | null }>({
+    name: 'append-leaves',
     text: `with taken as (
         delete from audit_queue where ctid = any (array(select ctid from audit_queue where id > $2 order by id limit $3))
         returning id, entry
-      ), placed as (
+      ), appended as (
         insert into audit_log (index, leaf, entry)
         select $1::bigint + row_number() over (order by id) - 1, sha256('\\x00'::bytea || convert_to(entry, 'UTF8')), entry from taken
         returning index, leaf
       )
-      select (select string_agg(leaf, ''::bytea order by index) from placed) as leaves, (select max(id) from taken) as last_id`,
+      select (select string_agg(leaf, ''::bytea order by index) from appended) as leaves, (select max(id) from taken) as last_id`,
     values: [size, settledId, limit],
   });
-  return { leaves: splitHashes(placed?.leaves ?? null), lastId: placed?.last_id ?? '0' };
+  return { leaves: splitHashes(appended?.leaves ?? null), lastId: appended?.last_id ?? '0' };
 }
 
 /** The hashes arrive as one value: reading one row for each would take as long as the rest of sealing. */

@@ -82,7 +82,7 @@ const ADMIT_UNDOS = `begun as (
 
 /**
  * Applies updates to open calls. An update applies only with the current fence and the next step number, so a former owner and a
- * late retry change nothing. Evidence applies under any fence, because it is true whoever owns the call, but never to a settled
+ * late retry change nothing. Evidence applies under any fence, because it is true under any owner, but never to a settled
  * call. Row locks serialize two updates of one call; the second re-checks the conditions. The open call and the audit entry
  * change in the same statement, so a crash leaves all or nothing.
  */

@@ -114,7 +114,7 @@ export interface CallUpdate {
   readonly fence: number;
   /** The number of this update. It applies only after its predecessor; a repeat of an applied update reports success. */
   readonly step: number;
-  /** An answer of the upstream or of a probe. It is true whoever owns the call, so it applies under any fence. */
+  /** An answer of the upstream or of a probe. It is true under any owner, so it applies under any fence. */
   readonly isEvidence: boolean;
   readonly state: CallState;
   readonly attempt: number;
@@ -313,7 +313,7 @@ function readCallRows(db: Queryable, txns: readonly string[]): Promise<readonly 
   });
 }
 
-/** Adds events to a call that this transaction has just inserted, so nobody else can change it. */
+/** Adds events to a call that this transaction has just inserted, so no other transaction can change it. */
 async function appendEvents(tx: Tx, txn: string, events: readonly CallEvent[]): Promise<void> {
   await tx.run({
     name: 'append-events',

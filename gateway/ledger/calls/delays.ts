@@ -1,4 +1,4 @@
-import type { NewApprovalVote } from '../approvals/approvals.ts';
+import type { NewApprovalVote } from '../approvals/cast-vote.ts';
 import type { Queryable, Tx } from '../db.ts';
 
 /**

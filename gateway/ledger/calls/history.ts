@@ -27,7 +27,7 @@ const READABLE_ARGS = `case when strpos(c.args, '\\u0000') = 0 then c.args
  */
 export async function readHistory(
   db: Queryable,
-  { agent, queries: questions, exceptTxn: besides, asOf }: HistoryRequest,
+  { agent, queries, exceptTxn, asOf }: HistoryRequest,
 ): Promise<History> {
   const rows = await db.run<{ place: number; calls: number; total: number | null; unknown: boolean }>({
     name: 'read-history',
@@ -49,19 +49,19 @@ export async function readHistory(
       ) p`,
     values: [
       agent,
-      questions.map(({ glob }) => glob.replaceAll('_', '\\_').replaceAll('*', '%')),
-      questions.map(({ windowMs }) => windowMs),
-      questions.map(({ sum }) => (sum === undefined ? null : `{${sum.map((part) => `"${part}"`).join(',')}}`)),
-      besides,
+      queries.map(({ glob }) => glob.replaceAll('_', '\\_').replaceAll('*', '%')),
+      queries.map(({ windowMs }) => windowMs),
+      queries.map(({ sum }) => (sum === undefined ? null : `{${sum.map((part) => `"${part}"`).join(',')}}`)),
+      exceptTxn,
       asOf ?? null,
     ],
   });
   return new History(
     rows.flatMap(({ place, calls, total, unknown }) => {
-      const question = questions[place - 1];
-      if (question === undefined) return [];
-      const answer = question.sum === undefined ? calls : unknown ? 'unknown' : (total ?? 0);
-      return [[question.text, answer] as const];
+      const query = queries[place - 1];
+      if (query === undefined) return [];
+      const answer = query.sum === undefined ? calls : unknown ? 'unknown' : (total ?? 0);
+      return [[query.text, answer] as const];
     }),
   );
 }

@@ -151,7 +151,7 @@ function listGates(resource: string): string[] {
 
 /**
  * Locks the gates until the commit, in order of name, and creates missing ones first. Two conflicting names share a gate, so
- * between the check for conflicts and the commit nobody else can take a conflicting lock.
+ * between the check for conflicts and the commit no other call can take a conflicting lock.
  */
 async function lockGates(tx: Tx, gates: readonly string[]): Promise<void> {
   const lock = {

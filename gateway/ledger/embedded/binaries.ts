@@ -4,7 +4,7 @@ import { access, chmod, chown, constants, mkdir, open, readFile, rename, rm, sta
 import { createRequire } from 'node:module';
 import { basename, dirname, join, relative } from 'node:path';
 
-/** The embedded PostgreSQL cannot be had. The message says what is wrong and what to do about it. */
+/** The embedded PostgreSQL cannot be used. The message says what is wrong and what to do. */
 export class EmbeddedError extends Error {
   override readonly name = 'EmbeddedError';
 }
@@ -17,22 +17,22 @@ export interface Binaries {
   readonly initdb: string;
   readonly postgres: string;
   readonly major: number;
-  /** All that the children see. Nothing of ours is handed on: the gateway's environment holds upstream credentials. */
+  /** The whole environment of the child processes. The gateway's own environment holds upstream credentials, so none of it is passed on. */
   readonly env: NodeJS.ProcessEnv;
 }
 
-/** As whom `initdb` and `postgres` run. PostgreSQL refuses to be root. */
+/** The user that runs `initdb` and `postgres`. PostgreSQL refuses to run as root. */
 export interface ServerUser {
   readonly name: string;
-  /** Set when files must be given to another user, who then is the one to run them. */
+  /** Set when another user must own the files and run the commands. */
   readonly owner?: { readonly uid: number; readonly gid: number };
-  /** Put before the command. */
+  /** Words before the command, such as `unshare`. */
   readonly prefix: readonly string[];
 }
 
-/** A cluster and all that is needed to run it. */
+/** A PostgreSQL cluster and everything that is needed to run it. */
 export interface Cluster {
-  /** The cluster's directory, by its real path. */
+  /** The directory of the cluster, without symlinks. */
   readonly directory: string;
   readonly logFile: string;
   readonly binaries: Binaries;
@@ -44,8 +44,8 @@ export interface Cluster {
 const CALLING_USER: ServerUser = { name: 'the calling user', prefix: [] };
 
 /**
- * The caller under another id, for PostgreSQL's eyes only: the files stay the caller's. `unshare` execs, so the pid is the
- * server's. The id must be one that has a name, or `initdb` refuses it.
+ * The calling user with another uid inside a user namespace. Only PostgreSQL sees that uid; the files still belong to the caller.
+ * `unshare` execs, so the pid is that of the server. The uid needs a name in /etc/passwd, or `initdb` refuses it.
  */
 async function buildNamespaceUser(): Promise<ServerUser> {
   const named = (await readPasswd()).filter(({ uid, gid }) => uid > 0 && gid > 0);
@@ -68,7 +68,7 @@ export async function findBinaries(dataDir: string): Promise<Binaries> {
     initdb,
     postgres,
     major: Number.parseInt(described.version, 10),
-    // LC_ALL also keeps the messages in English, which the start reads.
+    // LC_ALL also keeps the log messages in English: the start code matches them.
     env: {
       PATH: process.env['PATH'] ?? '/usr/bin:/bin',
       LC_ALL: 'C',
@@ -107,9 +107,8 @@ async function makeExecutable(file: string): Promise<void> {
 }
 
 /**
- * npm packages carry no symlinks; an install script that npm may not run restores them. Does its work when it did not,
- * beside the libraries, or under the data directory when node_modules is not ours to write.
- * Returns where the loader must look besides.
+ * Restores the symlinks of the libraries. npm packages carry none, and npm may skip the install script that creates them. Writes
+ * them beside the libraries, or into the data directory if node_modules is read-only. Returns extra paths for the loader.
  */
 async function repairLibraries(root: string, dataDir: string): Promise<string[]> {
   const listed = await readFile(join(root, 'native', 'pg-symlinks.json'), 'utf8').catch(() => '[]');
@@ -117,31 +116,31 @@ async function repairLibraries(root: string, dataDir: string): Promise<string[]>
     file: join(root, link.source),
     link: join(root, link.target),
   }));
-  const whole = await Promise.all(links.map(({ link }) => stat(link).then(Boolean, () => false)));
-  if (!whole.includes(false)) return [];
+  const exist = await Promise.all(links.map(({ link }) => stat(link).then(Boolean, () => false)));
+  if (!exist.includes(false)) return [];
   try {
     for (const { file, link } of links) await replaceSymlink(relative(dirname(link), file), link);
     return [];
   } catch {
-    const aside = join(dataDir, 'postgres-lib');
-    await mkdir(aside, { recursive: true });
-    await chmod(aside, 0o755);
-    for (const { file, link } of links) await replaceSymlink(file, join(aside, basename(link)));
-    return [aside, join(root, 'native', 'lib')];
+    const fallback = join(dataDir, 'postgres-lib');
+    await mkdir(fallback, { recursive: true });
+    await chmod(fallback, 0o755);
+    for (const { file, link } of links) await replaceSymlink(file, join(fallback, basename(link)));
+    return [fallback, join(root, 'native', 'lib')];
   }
 }
 
-/** By rename, so that of two starts at once neither sees the link missing or half made. */
+/** Replaces a link by rename, so that a concurrent start never sees it missing. */
 async function replaceSymlink(to: string, at: string): Promise<void> {
-  const fresh = `${at}.${randomBytes(6).toString('hex')}`;
-  await symlink(to, fresh);
-  await rename(fresh, at).catch(async (error) => {
-    await rm(fresh, { force: true });
+  const temporary = `${at}.${randomBytes(6).toString('hex')}`;
+  await symlink(to, temporary);
+  await rename(temporary, at).catch(async (error) => {
+    await rm(temporary, { force: true });
     throw error;
   });
 }
 
-/** Who runs a data directory that exists: its owner, or, for root's own, root under another id. */
+/** The user that runs an existing cluster: its owner, or, if root owns it, root under another uid. */
 export async function findClusterUser(directory: string): Promise<ServerUser> {
   const { uid, gid } = await stat(directory);
   const me = process.getuid?.();
@@ -155,23 +154,24 @@ export async function findClusterUser(directory: string): Promise<ServerUser> {
 }
 
 /**
- * Who is to make and own a new data directory: root needs another user or another id, a caller without a name in the system's
- * list of users (containers) another id. Each is tried for real in `scratch`, an empty directory left to the one that works.
+ * Chooses the user that creates and owns a new cluster. Root needs another user or another uid. A caller without a name in
+ * /etc/passwd, as in containers, needs another uid. Tries each candidate in `scratch`, an empty directory that the chosen one
+ * then owns.
  */
 export async function chooseServerUser(binaries: Binaries, scratch: string): Promise<ServerUser> {
   const isRoot = process.getuid?.() === 0;
   const failures: string[] = [];
-  for (const runner of [
+  for (const user of [
     ...(isRoot ? await listUnprivilegedUsers(scratch) : [CALLING_USER]),
     await buildNamespaceUser(),
   ]) {
     try {
-      if (isRoot) await chown(scratch, runner.owner?.uid ?? 0, runner.owner?.gid ?? 0);
-      await runCommand(runner, binaries, binaries.initdb, ['--show', '-D', scratch]);
-      await runCommand(runner, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
-      return runner;
+      if (isRoot) await chown(scratch, user.owner?.uid ?? 0, user.owner?.gid ?? 0);
+      await runAsServerUser(user, binaries, binaries.initdb, ['--show', '-D', scratch]);
+      await runAsServerUser(user, binaries, '/bin/sh', ['-c', ': > "$0/probe" && rm "$0/probe"', scratch]);
+      return user;
     } catch (error) {
-      failures.push(`as ${runner.name}: ${(error as Error).message}`);
+      failures.push(`as ${user.name}: ${(error as Error).message}`);
     }
   }
   throw new EmbeddedError(
@@ -181,12 +181,12 @@ export async function chooseServerUser(binaries: Binaries, scratch: string): Pro
   );
 }
 
-/** The owner of the place first: in somebody's home nobody else may enter. */
+/** The owner of the directory comes first: nobody else may enter a home directory. */
 async function listUnprivilegedUsers(scratch: string): Promise<ServerUser[]> {
-  const places = await Promise.all([stat(dirname(scratch)), stat(dirname(dirname(scratch)))]);
-  const users = places.map(({ uid, gid }) => ({ name: `the owner of the directory (uid ${uid})`, uid, gid }));
-  const known = await readPasswd();
-  const named = known.find(({ name }) => name === 'postgres') ?? known.find(({ name }) => name === 'nobody');
+  const directories = await Promise.all([stat(dirname(scratch)), stat(dirname(dirname(scratch)))]);
+  const users = directories.map(({ uid, gid }) => ({ name: `the owner of the directory (uid ${uid})`, uid, gid }));
+  const accounts = await readPasswd();
+  const named = accounts.find(({ name }) => name === 'postgres') ?? accounts.find(({ name }) => name === 'nobody');
   users.push(named ?? { name: 'uid 65534', uid: 65534, gid: 65534 });
   return users
     .filter(({ uid }, i) => uid > 0 && users.findIndex((other) => other.uid === uid) === i)
@@ -203,44 +203,47 @@ async function describeUser(uid: number): Promise<string> {
   return name ? `user ${name} (uid ${uid})` : `uid ${uid}`;
 }
 
-/** What `spawn` is to be given. The caller's working directory may be closed to the runner, hence `/`. */
-function buildCommand(runner: ServerUser, binaries: Binaries, file: string, args: readonly string[]) {
-  const [program = file, ...rest] = [...runner.prefix, file, ...args];
-  return { program, args: rest, options: { cwd: '/', env: binaries.env, ...runner.owner } };
+/** The arguments for `spawn`. The working directory is `/`, because the user may not be allowed to enter the caller's. */
+function buildCommand(user: ServerUser, binaries: Binaries, file: string, args: readonly string[]) {
+  const [program = file, ...rest] = [...user.prefix, file, ...args];
+  return { program, args: rest, options: { cwd: '/', env: binaries.env, ...user.owner } };
 }
 
-/** Runs a command to its end; what it said is the error when that end is bad. */
-export function runCommand(
-  runner: ServerUser,
+/** Runs a command to its end. If it fails, its stderr is the message of the error. */
+export function runAsServerUser(
+  user: ServerUser,
   binaries: Binaries,
   file: string,
   args: readonly string[],
 ): Promise<void> {
-  const command = buildCommand(runner, binaries, file, args);
+  const command = buildCommand(user, binaries, file, args);
   return new Promise((resolve, reject) => {
     const child = spawn(command.program, command.args, { ...command.options, stdio: ['ignore', 'ignore', 'pipe'] });
-    let said = '';
+    let stderr = '';
     child.stderr.setEncoding('utf8').on('data', (text: string) => {
-      said = (said + text).slice(-2000);
+      stderr = (stderr + text).slice(-2000);
     });
     child.on('error', (error) => reject(new Error(`cannot run ${command.program}: ${error.message}`)));
     child.on('close', (code, signal) => {
       if (code === 0) resolve();
-      else reject(new Error(said.trim() || `${basename(file)} ended with ${signal ?? `code ${code}`}`));
+      else reject(new Error(stderr.trim() || `${basename(file)} ended with ${signal ?? `code ${code}`}`));
     });
   });
 }
 
 export interface PostgresProcess {
   readonly process: ChildProcess;
-  /** How it ended, once it has. */
+  /** The exit code or signal; undefined while it runs. */
   ended: string | undefined;
-  /** What it wrote to the log. */
+  /** The last lines that this process wrote to the log. */
   readLog(): Promise<string>;
 }
 
-/** In its own session, so that Ctrl-C reaches the gateway alone, and writing to the log itself, so that it outlives us. */
-export async function spawnServer(home: Cluster, port: number): Promise<PostgresProcess> {
+/**
+ * Starts PostgreSQL in a session of its own, so that Ctrl-C reaches only the gateway. The server writes to the log file itself, so
+ * that it can outlive the gateway.
+ */
+export async function spawnServer(cluster: Cluster, port: number): Promise<PostgresProcess> {
   const settings = {
     listen_addresses: '127.0.0.1',
     unix_socket_directories: '',
@@ -255,23 +258,23 @@ export async function spawnServer(home: Cluster, port: number): Promise<Postgres
     log_timezone: 'UTC',
     timezone: 'UTC',
   };
-  const configured = Object.entries(settings).flatMap(([key, value]) => ['-c', `${key}=${value}`]);
-  const args = ['-D', home.directory, '-p', `${port}`, ...configured];
-  const command = buildCommand(home.user, home.binaries, home.binaries.postgres, args);
-  const log = await open(home.logFile, 'a', 0o600);
+  const settingArgs = Object.entries(settings).flatMap(([key, value]) => ['-c', `${key}=${value}`]);
+  const args = ['-D', cluster.directory, '-p', `${port}`, ...settingArgs];
+  const command = buildCommand(cluster.user, cluster.binaries, cluster.binaries.postgres, args);
+  const log = await open(cluster.logFile, 'a', 0o600);
   try {
     const start = (await log.stat()).size;
-    if (home.user.owner) await log.chown(home.user.owner.uid, home.user.owner.gid);
+    if (cluster.user.owner) await log.chown(cluster.user.owner.uid, cluster.user.owner.gid);
     const server = spawn(command.program, command.args, {
       ...command.options,
       detached: true,
       stdio: ['ignore', log.fd, log.fd],
     });
-    const said = async () => (server.pid ? readLogSince(home.logFile, start, server.pid) : '');
-    const child: PostgresProcess = { process: server, ended: undefined, readLog: said };
+    const readLog = async () => (server.pid ? readLogSince(cluster.logFile, start, server.pid) : '');
+    const child: PostgresProcess = { process: server, ended: undefined, readLog };
     server.unref();
     server.on('error', (error) => {
-      child.ended ??= `${command.program} cannot be run as ${home.user.name}: ${error.message}`;
+      child.ended ??= `${command.program} cannot be run as ${cluster.user.name}: ${error.message}`;
     });
     server.on('exit', (code, by) => {
       child.ended ??= by ?? `code ${code}`;
@@ -282,7 +285,7 @@ export async function spawnServer(home: Cluster, port: number): Promise<Postgres
   }
 }
 
-/** The last lines of one process; of all when none bears its pid (the loader and `unshare` do not sign theirs). */
+/** The last lines of one process; all lines if none carries its pid, as with lines of the loader or `unshare`. */
 async function readLogSince(path: string, start: number, pid: number): Promise<string> {
   const file = await open(path);
   try {

@@ -10,24 +10,24 @@ import {
   EmbeddedError,
   findBinaries,
   findClusterUser,
-  runCommand,
+  runAsServerUser,
   USE_OWN_SERVER_HINT,
 } from './binaries.ts';
 import { joinOrStartServer, joinServer, leaveServer, shutDownServer } from './server.ts';
 
 export { EmbeddedError };
 
-/** A real PostgreSQL under the data directory, for those who bring none: one server, shared by every gateway there. */
+/** A PostgreSQL server under the data directory, for gateways without DATABASE_URL. All gateways of the directory share it. */
 export interface EmbeddedPostgres {
   readonly url: string;
-  /** Whether this process started the server or joined one that was already running. */
+  /** True: the server was already running. False: this process started it. */
   readonly joined: boolean;
-  /** Leaves the server; the last to leave stops it and waits until it is gone. */
+  /** Leaves the server. The last gateway to leave stops it and waits until it has ended. */
   stop(): Promise<void>;
 }
 
 interface EmbeddedOptions {
-  /** Absolute. The cluster is in `postgres/` below it, its password in `postgres/oncegate.password`. */
+  /** An absolute path. The cluster is in `postgres/` below it, with its password in `postgres/oncegate.password`. */
   readonly dataDir: string;
   readonly log: (message: string) => void;
 }
@@ -39,11 +39,11 @@ export async function startEmbeddedPostgres({ dataDir, log }: EmbeddedOptions): 
     const binaries = await findBinaries(dataDir);
     const directory = join(dataDir, 'postgres');
     if (!(await hasUsableCluster(directory, binaries.major))) {
-      log(`making a new PostgreSQL ${binaries.major} cluster in ${directory}`);
+      log(`creating a PostgreSQL ${binaries.major} cluster in ${directory}`);
       await makeCluster(dataDir, directory, binaries);
-      await hasUsableCluster(directory, binaries.major); // of two first starts the other may have put its own there
+      await hasUsableCluster(directory, binaries.major); // A concurrent first start may have put its own cluster there.
     }
-    const home: Cluster = {
+    const cluster: Cluster = {
       directory: await realpath(directory),
       logFile: join(dataDir, 'postgres.log'),
       binaries,
@@ -51,69 +51,69 @@ export async function startEmbeddedPostgres({ dataDir, log }: EmbeddedOptions): 
       password: (await readFile(join(directory, PASSWORD_FILE), 'utf8')).trim(),
       log,
     };
-    return await attachToServer(home);
+    return await attachToServer(cluster);
   } catch (error) {
     throw toEmbeddedError(error, dataDir);
   }
 }
 
-/** Holds on to the server until `stop`, and brings it back when it dies under us. */
-async function attachToServer(home: Cluster): Promise<EmbeddedPostgres> {
+/** Keeps the server until `stop`, and restarts it if it dies meanwhile. */
+async function attachToServer(cluster: Cluster): Promise<EmbeddedPostgres> {
   const name = `${process.pid}-${randomBytes(4).toString('hex')}`;
-  const { log } = home;
+  const { log } = cluster;
   const closing = new AbortController();
-  let server = await joinOrStartServer(home, name);
-  let reviving: Promise<void> | undefined;
+  let server = await joinOrStartServer(cluster, name);
+  let restarting: Promise<void> | undefined;
   const { port, started } = server;
   log(
-    `${started ? 'started' : 'joined'} PostgreSQL on 127.0.0.1:${port} (pid ${server.pid}, run by ${home.user.name})`,
+    `${started ? 'started' : 'joined'} PostgreSQL on 127.0.0.1:${port} (pid ${server.pid}, run by ${cluster.user.name})`,
   );
 
-  const watch = () => {
+  const restartOnLoss = () => {
     server.presence.once('end', () => {
-      if (!closing.signal.aborted) reviving = revive();
+      if (!closing.signal.aborted) restarting = restart();
     });
   };
-  const revive = async (): Promise<void> => {
-    log('lost the embedded PostgreSQL, bringing it back');
+  const restart = async (): Promise<void> => {
+    log('the embedded PostgreSQL has stopped unexpectedly, restarting it');
     while (!closing.signal.aborted) {
       try {
-        server = await joinOrStartServer(home, name, port, closing.signal);
-        watch();
+        server = await joinOrStartServer(cluster, name, port, closing.signal);
+        restartOnLoss();
         const moved = server.port === port ? '' : `, but on port ${server.port}: restart this gateway`;
         log(`the embedded PostgreSQL is back (pid ${server.pid})${moved}`);
         return;
       } catch (error) {
         if (closing.signal.aborted) return;
-        log(`the embedded PostgreSQL does not come back, trying on: ${(error as Error).message}`);
+        log(`the embedded PostgreSQL cannot be restarted, trying again: ${(error as Error).message}`);
         await delay(2_000, undefined, { signal: closing.signal }).catch(() => {});
       }
     }
   };
   const close = async (): Promise<void> => {
     closing.abort();
-    await reviving;
-    for (const until = Date.now() + 5_000; ; await delay(50)) {
+    await restarting;
+    for (const deadline = Date.now() + 5_000; ; await delay(50)) {
       try {
-        log(`PostgreSQL ${await leaveServer(home, server)}`);
+        log(`PostgreSQL ${await leaveServer(cluster, server)}`);
         return;
       } catch (error) {
         if (error instanceof EmbeddedError) throw error;
       }
-      // The keeper was lost: somebody has stopped or killed the server meanwhile. It must not be counted as another's.
+      // The presence connection was lost, because the server was stopped. End it, so that it is not counted as another gateway.
       await Promise.race([server.presence.end().catch(() => {}), delay(1_000)]);
-      const again = await joinServer(home, name).catch(() => 'absent' as const);
-      if (again === 'absent') return;
-      if (again !== 'unreachable') server = { ...again, started };
-      else if (Date.now() > until) return server.started ? shutDownServer(home, server.pid) : undefined;
+      const session = await joinServer(cluster, name).catch(() => 'absent' as const);
+      if (session === 'absent') return;
+      if (session !== 'unreachable') server = { ...session, started };
+      else if (Date.now() > deadline) return server.started ? shutDownServer(cluster, server.pid) : undefined;
     }
   };
 
-  watch();
+  restartOnLoss();
   let closed: Promise<void> | undefined;
   return {
-    // sslmode: the environment may ask for TLS (PGSSLMODE), which this server has not.
-    url: `postgres://oncegate:${home.password}@127.0.0.1:${port}/oncegate?sslmode=disable`,
+    // sslmode: the environment (PGSSLMODE) may ask for TLS, which this server does not offer.
+    url: `postgres://oncegate:${cluster.password}@127.0.0.1:${port}/oncegate?sslmode=disable`,
     joined: !started,
     stop: () => {
       closed ??= close();
@@ -124,16 +124,16 @@ async function attachToServer(home: Cluster): Promise<EmbeddedPostgres> {
 
 const PASSWORD_FILE = 'oncegate.password';
 
-/** Root opens it for passing through (not for listing): the user who will run PostgreSQL must get to the cluster in it. */
+/** Root makes the directory passable for others, without listing: the user that runs PostgreSQL must reach the cluster in it. */
 async function makeDataDir(dataDir: string): Promise<void> {
   const made = await mkdir(dataDir, { recursive: true }).catch((error: NodeJS.ErrnoException) => {
     if (error.code !== 'ENOENT') throw error;
-    return mkdir(dataDir).then(() => dataDir); // Node calls a read-only file system ENOENT when asked to recurse
+    return mkdir(dataDir).then(() => dataDir); // With `recursive`, Node reports a read-only file system as ENOENT.
   });
   if (made) await chmod(dataDir, process.getuid?.() === 0 ? 0o711 : 0o700);
 }
 
-/** Whether there is a cluster; refuses one that is not ours to run. */
+/** Whether a cluster exists. Throws if this process cannot run it. */
 async function hasUsableCluster(directory: string, major: number): Promise<boolean> {
   const found = await stat(directory).catch((error: NodeJS.ErrnoException) => {
     if (error.code === 'ENOENT') return undefined;
@@ -154,15 +154,15 @@ async function hasUsableCluster(directory: string, major: number): Promise<boole
   if (version !== `${major}`) {
     throw new EmbeddedError(
       `${directory} was made by PostgreSQL ${version} and this is PostgreSQL ${major}: run the version of Oncegate that made it, ` +
-        `carry the data over with pg_dump, choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}.`,
+        `move the data with pg_dump, choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}.`,
     );
   }
   return true;
 }
 
 /**
- * Made aside and renamed into place whole, password and all: a crash leaves only a directory that the next start sweeps away,
- * and of two first starts one comes too late and takes the other's.
+ * Creates the cluster in a scratch directory, with its password, and renames it into place. A crash leaves only a scratch
+ * directory, which the next start removes. Of two concurrent first starts, the second rename fails and uses the first cluster.
  */
 async function makeCluster(dataDir: string, directory: string, binaries: Binaries): Promise<void> {
   const scratch = join(dataDir, `postgres.new-${process.pid}-${randomBytes(6).toString('hex')}`);
@@ -170,12 +170,12 @@ async function makeCluster(dataDir: string, directory: string, binaries: Binarie
   clustersInProgress.add(scratch);
   try {
     await mkdir(scratch, { mode: 0o700 });
-    const runner = await chooseServerUser(binaries, scratch);
+    const user = await chooseServerUser(binaries, scratch);
     await writeFile(password, `${randomBytes(24).toString('hex')}\n`, { mode: 0o600, flush: true });
     const file = await open(password);
-    if (runner.owner) await file.chown(runner.owner.uid, runner.owner.gid);
+    if (user.owner) await file.chown(user.owner.uid, user.owner.gid);
     await file.close();
-    await runCommand(runner, binaries, binaries.initdb, [
+    await runAsServerUser(user, binaries, binaries.initdb, [
       ...['-D', data, '--username=oncegate', `--pwfile=${password}`, '--auth=scram-sha-256'],
       ...['--encoding=UTF8', '--locale=C'],
     ]);
@@ -196,18 +196,21 @@ async function syncDirectory(path: string): Promise<void> {
   await directory.sync().finally(() => directory.close());
 }
 
-/** What this process is making just now; anything else under its pid was left by an earlier owner of that pid. */
+/** Scratch directories of this process. Any other one with its pid was left by an earlier process with the same pid. */
 const clustersInProgress = new Set<string>();
 
-/** Clears away clusters whose maker died over them. The hour is for makers whose pid has been given to another. */
+const ABANDONED_AFTER_MS = 3_600_000;
+
+/** Removes scratch directories of dead processes. After an hour it removes them anyway, because the pid may have been reused. */
 async function removeAbandonedClusters(dataDir: string): Promise<void> {
   for (const entry of await readdir(dataDir)) {
-    const maker = Number(/^postgres\.new-(\d+)-/.exec(entry)?.[1]);
+    const creatorPid = Number(/^postgres\.new-(\d+)-/.exec(entry)?.[1]);
     const path = join(dataDir, entry);
-    if (!maker || clustersInProgress.has(path)) continue;
-    const made = await stat(path).catch(() => undefined);
-    const abandoned = maker === process.pid || !isAlive(maker) || Date.now() - (made?.mtimeMs ?? 0) > 3_600_000;
-    if (abandoned) await rm(path, { recursive: true, force: true }).catch(() => {});
+    if (!creatorPid || clustersInProgress.has(path)) continue;
+    const stats = await stat(path).catch(() => undefined);
+    const isAbandoned =
+      creatorPid === process.pid || !isAlive(creatorPid) || Date.now() - (stats?.mtimeMs ?? 0) > ABANDONED_AFTER_MS;
+    if (isAbandoned) await rm(path, { recursive: true, force: true }).catch(() => {});
   }
 }
 
@@ -223,13 +226,16 @@ function toEmbeddedError(error: unknown, dataDir: string): EmbeddedError {
   if (error instanceof EmbeddedError) return error;
   const { code = '', message, path = dataDir } = error as NodeJS.ErrnoException;
   const advice = `choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}`;
-  const say = (what: string) => new EmbeddedError(`${what} ${advice}.`, { cause: error });
+  const buildError = (problem: string) => new EmbeddedError(`${problem} ${advice}.`, { cause: error });
   if (/^(ENOSPC|EDQUOT)$/.test(code) || DISK_FULL_PATTERN.test(message)) {
-    return say(`There is no room for the embedded PostgreSQL in ${dataDir}, the disk is full: make room,`);
+    return buildError(`There is no room for the embedded PostgreSQL in ${dataDir}, the disk is full: make room,`);
   }
-  if (/^(EEXIST|ENOTDIR)$/.test(code)) return say(`${path} cannot be a directory, a file is in the way: move it,`);
+  if (/^(EEXIST|ENOTDIR)$/.test(code))
+    return buildError(`${path} cannot be a directory, a file is in the way: move it,`);
   if (/^(EACCES|EPERM|EROFS)$/.test(code)) {
-    return say(`${path} cannot be used by this user (uid ${process.getuid?.()}, ${code}): change its owner or mode,`);
+    return buildError(
+      `${path} cannot be used by this user (uid ${process.getuid?.()}, ${code}): change its owner or mode,`,
+    );
   }
-  return say(`The embedded PostgreSQL cannot be set up in ${dataDir} (${message}): mend that,`);
+  return buildError(`The embedded PostgreSQL cannot be set up in ${dataDir} (${message}): fix that,`);
 }

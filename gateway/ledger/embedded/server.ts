@@ -14,18 +14,20 @@ import {
 } from './binaries.ts';
 
 /*
- * One server per data directory, shared by every gateway that uses it. Nobody owns it: each gateway looks at
- * `postmaster.pid` and does what it finds there.
+ * One server per data directory, shared by every gateway that uses the directory. No gateway owns the server: each reads
+ * `postmaster.pid` and acts on its state.
  *
- *   no live server          -> start one (PostgreSQL's own lock file lets one of two win), look again
- *   starting or stopping    -> look again
- *   ready                   -> hold a keeper connection and pass the gate: in
+ *   no live server          -> start one (PostgreSQL's own lock file lets one of two win), read again
+ *   starting or stopping    -> read again
+ *   ready                   -> open a presence connection and pass the gate: joined
  *
- * A keeper is a connection named oncegate-embedded-…; while it lives its gateway counts as a user. The gate is an advisory
- * lock. Who leaves takes it, counts the other keepers and, being the last, shuts the server down without giving it back;
- * who comes passes it after connecting. So a newcomer is either counted, or cut off at the gate and starts over.
+ * A presence connection is named oncegate-embedded-…; while it exists, its gateway counts as a user of the server. The gate is an
+ * advisory lock. A leaving gateway takes the gate and counts the other presence connections. If there are none, it stops the
+ * server while it holds the gate. A joining gateway passes the gate after connecting. So a newcomer is either counted, or loses
+ * its connection at the gate and starts over.
  */
 
+/** The membership of this gateway among the users of the server. */
 export interface ServerSession {
   readonly presence: pg.Client;
   readonly port: number;
@@ -36,117 +38,120 @@ export interface ServerSession {
 const PRESENCE_NAME_PREFIX = 'oncegate-embedded-';
 const GATE_ADVISORY_LOCK = '1868784485, 1';
 const POLL_MS = 25;
-/** Backends that outlive a killed postmaster hold its shared memory until they notice. */
+/** Backends that outlive a killed postmaster hold its shared memory until they notice its death. */
 const MAX_CONTENTION_MS = 10_000;
-/** Crash recovery replays at most a few checkpoints; longer means that something is wrong. */
+/** Crash recovery replays at most a few checkpoints, so a longer start means a fault. */
 const START_TIMEOUT_MS = 120_000;
 
 const CONTENDED_PATTERN = /lock file "postmaster\.pid" (already exists|is empty)|pre-existing shared memory block/;
 const PORT_TAKEN_PATTERN = /could not create any TCP\/IP sockets/;
 
-/** Joins the server of this data directory, or starts it. With `port`, only there: the URL has already been given out. */
+/** Joins the server of this data directory, or starts it. With `port`, starts it only there: clients already use that URL. */
 export async function joinOrStartServer(
-  home: Cluster,
+  cluster: Cluster,
   name: string,
   port?: number,
   signal?: AbortSignal,
 ): Promise<ServerSession> {
-  const began = Date.now();
+  const startedAt = Date.now();
   let child: PostgresProcess | undefined;
   let contendedSince: number | undefined;
-  let portTaken = false;
-  let told = false;
+  let isPortTaken = false;
+  let isWaitLogged = false;
   for (;;) {
-    // What has been started is seen through: given up half-way it would be left running with nobody to stop it.
+    // Once a server is spawned, the loop runs to its end: an abandoned server would keep running, and no gateway would stop it.
     if (!child) signal?.throwIfAborted();
-    const lock = await readPostmasterPid(home);
-    if (lock && identifyPid(lock.pid, home) === 'server') {
-      const keeper = await openPresenceClient(home, lock, name);
-      if (keeper) return { presence: keeper, port: lock.port, pid: lock.pid, started: child?.process.pid === lock.pid };
+    const lock = await readPostmasterPid(cluster);
+    if (lock && identifyPid(lock.pid, cluster) === 'server') {
+      const presence = await openPresenceClient(cluster, lock, name);
+      if (presence) return { presence, port: lock.port, pid: lock.pid, started: child?.process.pid === lock.pid };
     } else if (!child) {
-      if (lock) await invalidateStaleLock(home);
-      // The port of a server that was killed is the one its other users still try.
-      const last = portTaken ? undefined : lock?.port;
-      child = await spawnServer(home, port ?? (last || (await findFreePort())));
+      if (lock) await invalidateStaleLock(cluster);
+      // Reuses the port of a killed server, because its other gateways still connect to it.
+      const last = isPortTaken ? undefined : lock?.port;
+      child = await spawnServer(cluster, port ?? (last || (await findFreePort())));
     } else if (child.ended) {
-      const said = await child.readLog();
-      portTaken = PORT_TAKEN_PATTERN.test(said);
-      const contended = CONTENDED_PATTERN.test(said);
-      if (contended) contendedSince ??= Date.now();
-      const tooLong = Date.now() - (contendedSince ?? Date.now()) > MAX_CONTENTION_MS;
-      // Code 0: another gateway joined it, left as the last, and so stopped it before we were in.
-      if (tooLong || !(portTaken || contended || child.ended === 'code 0')) {
-        throw buildStartError(home, `${said}\n(ended with ${child.ended})`);
+      const log = await child.readLog();
+      isPortTaken = PORT_TAKEN_PATTERN.test(log);
+      const isContended = CONTENDED_PATTERN.test(log);
+      if (isContended) contendedSince ??= Date.now();
+      const isTooLong = Date.now() - (contendedSince ?? Date.now()) > MAX_CONTENTION_MS;
+      // Code 0: another gateway joined the server and, as the last to leave, stopped it before this one had joined.
+      if (isTooLong || !(isPortTaken || isContended || child.ended === 'code 0')) {
+        throw buildStartError(cluster, `${log}\n(ended with ${child.ended})`);
       }
-      if (contended || port) await delay(200);
+      if (isContended || port) await delay(200);
       child = undefined;
     }
-    if (!told && Date.now() - began > 3_000) {
-      home.log('waiting for PostgreSQL (after a crash it repairs itself first)');
-      told = true;
+    if (!isWaitLogged && Date.now() - startedAt > 3_000) {
+      cluster.log('waiting for PostgreSQL (after a crash, it recovers first)');
+      isWaitLogged = true;
     }
-    if (Date.now() - began > START_TIMEOUT_MS) {
+    if (Date.now() - startedAt > START_TIMEOUT_MS) {
       child?.process.kill('SIGINT');
-      throw buildStartError(home, `(it runs and does not answer after ${START_TIMEOUT_MS / 1000} s)`);
+      throw buildStartError(cluster, `(it runs but does not answer after ${START_TIMEOUT_MS / 1000} s)`);
     }
     await delay(POLL_MS);
   }
 }
 
-/** Joins the server if there is one that answers now; starts none. */
-export async function joinServer(home: Cluster, name: string): Promise<ServerSession | 'absent' | 'unreachable'> {
-  const lock = await readPostmasterPid(home);
-  if (!lock || identifyPid(lock.pid, home) !== 'server') return 'absent';
-  const keeper = await openPresenceClient(home, lock, name);
-  return keeper ? { presence: keeper, port: lock.port, pid: lock.pid, started: false } : 'unreachable';
+/** Joins the server if it runs and answers. Does not start one. */
+export async function joinServer(cluster: Cluster, name: string): Promise<ServerSession | 'absent' | 'unreachable'> {
+  const lock = await readPostmasterPid(cluster);
+  if (!lock || identifyPid(lock.pid, cluster) !== 'server') return 'absent';
+  const presence = await openPresenceClient(cluster, lock, name);
+  return presence ? { presence, port: lock.port, pid: lock.pid, started: false } : 'unreachable';
 }
 
-function buildStartError(home: Cluster, said: string): EmbeddedError {
-  const full = DISK_FULL_PATTERN.test(said);
+function buildStartError(cluster: Cluster, log: string): EmbeddedError {
+  const isDiskFull = DISK_FULL_PATTERN.test(log);
   return new EmbeddedError(
-    `PostgreSQL does not start in ${home.directory}${full ? ': the disk is full' : ''}. It says:\n${said}\n` +
-      `The whole log is in ${home.logFile}. Mend that, choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}.`,
+    `PostgreSQL does not start in ${cluster.directory}${isDiskFull ? ': the disk is full' : ''}. It says:\n${log}\n` +
+      `The whole log is in ${cluster.logFile}. Fix the cause, choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}.`,
   );
 }
 
-/** Leaves the server; the last to leave shuts it down. */
+/** Leaves the server. The last gateway to leave stops it. */
 export async function leaveServer(
-  home: Cluster,
-  { presence: keeper, pid }: ServerSession,
+  cluster: Cluster,
+  { presence, pid }: ServerSession,
 ): Promise<'stopped' | 'left running'> {
-  await keeper.query(`select pg_advisory_lock(${GATE_ADVISORY_LOCK})`);
-  const { rows } = await keeper.query<{ others: number }>(
+  await presence.query(`select pg_advisory_lock(${GATE_ADVISORY_LOCK})`);
+  const { rows } = await presence.query<{ others: number }>(
     `select count(*)::int as others from pg_stat_activity
       where datname = current_database() and backend_type = 'client backend'
         and starts_with(application_name, $1) and pid <> pg_backend_pid()`,
     [PRESENCE_NAME_PREFIX],
   );
   if (rows[0]?.others !== 0) {
-    // A session gives its locks back before it vanishes from the list, and the next to leave would still count it.
-    await keeper.query(`set application_name = 'oncegate-left'`);
-    await keeper.end();
+    // A closing session releases its locks before it leaves pg_stat_activity. Renamed, the next gateway to leave does not count it.
+    await presence.query(`set application_name = 'oncegate-left'`);
+    await presence.end();
     return 'left running';
   }
-  await shutDownServer(home, pid);
-  void keeper.end().catch(() => {});
+  await shutDownServer(cluster, pid);
+  void presence.end().catch(() => {});
   return 'stopped';
 }
 
-/** Fast shutdown: connections are cut, a checkpoint is written. One that takes too long is left to the next start. */
-export async function shutDownServer(home: Cluster, pid: number): Promise<void> {
-  const began = Date.now();
-  for (let sent: string | undefined; identifyPid(pid, home) === 'server'; await delay(10)) {
-    const waited = Date.now() - began;
-    if (waited > 30_000) throw new EmbeddedError(`PostgreSQL (pid ${pid}) does not stop: see ${home.logFile}.`);
-    const due = waited > 20_000 ? 'SIGQUIT' : 'SIGINT';
+/**
+ * Stops the server with a fast shutdown, which closes connections and writes a checkpoint. After 20 s it stops without a
+ * checkpoint; the next start then recovers.
+ */
+export async function shutDownServer(cluster: Cluster, pid: number): Promise<void> {
+  const startedAt = Date.now();
+  for (let sent: string | undefined; identifyPid(pid, cluster) === 'server'; await delay(10)) {
+    const waited = Date.now() - startedAt;
+    if (waited > 30_000) throw new EmbeddedError(`PostgreSQL (pid ${pid}) does not stop: see ${cluster.logFile}.`);
+    const wanted = waited > 20_000 ? 'SIGQUIT' : 'SIGINT';
     try {
-      if (sent !== due) process.kill(pid, due);
+      if (sent !== wanted) process.kill(pid, wanted);
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code !== 'ESRCH') {
         throw new EmbeddedError(`PostgreSQL (pid ${pid}) cannot be stopped: ${(error as Error).message}.`);
       }
     }
-    sent = due;
+    sent = wanted;
   }
 }
 
@@ -157,51 +162,53 @@ interface PostmasterPid {
 }
 
 /** The fields of `postmaster.pid` that matter here: line 1 pid, line 4 port, line 8 status. */
-async function readPostmasterPid(home: Cluster): Promise<PostmasterPid | undefined> {
-  const text = await readFile(join(home.directory, 'postmaster.pid'), 'utf8').catch((error: NodeJS.ErrnoException) => {
-    if (error.code === 'ENOENT') return '';
-    throw error;
-  });
+async function readPostmasterPid(cluster: Cluster): Promise<PostmasterPid | undefined> {
+  const text = await readFile(join(cluster.directory, 'postmaster.pid'), 'utf8').catch(
+    (error: NodeJS.ErrnoException) => {
+      if (error.code === 'ENOENT') return '';
+      throw error;
+    },
+  );
   const lines = text.split('\n');
   const pid = Number.parseInt(lines[0] ?? '', 10);
   if (!(pid > 0)) return undefined;
   return { pid, port: Number.parseInt(lines[3] ?? '', 10) || 0, ready: lines[7]?.trim() === 'ready' };
 }
 
-/** Who has this pid now. After a restart of the machine or container it is often somebody else's, or a thread's. */
-function identifyPid(pid: number, home: Cluster): 'server' | 'stranger' | 'nobody' {
+/** What runs under this pid now. After a restart of the machine or container it is often another process or a thread. */
+function identifyPid(pid: number, cluster: Cluster): 'server' | 'other' | 'none' {
   try {
     process.kill(pid, 0);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ESRCH') return 'nobody';
+    if ((error as NodeJS.ErrnoException).code === 'ESRCH') return 'none';
   }
   if (process.platform !== 'linux') return 'server';
   try {
     const status = readFileSync(`/proc/${pid}/stat`, 'utf8');
-    // `pid (command) state …`; dead ones stay in state Z where the container's first process does not collect them.
-    if (!/^\d+ \(postgres\) [^ZX]/.test(status)) return 'stranger';
+    // The format is `pid (command) state …`. Dead processes stay in state Z if the first process of a container does not collect them.
+    if (!/^\d+ \(postgres\) [^ZX]/.test(status)) return 'other';
   } catch {
-    return 'nobody';
+    return 'none';
   }
   try {
-    const [its, ours] = [statSync(`/proc/${pid}/cwd`), statSync(home.directory)];
-    return its.dev === ours.dev && its.ino === ours.ino ? 'server' : 'stranger';
+    const [cwd, directory] = [statSync(`/proc/${pid}/cwd`), statSync(cluster.directory)];
+    return cwd.dev === directory.dev && cwd.ino === directory.ino ? 'server' : 'other';
   } catch {
-    return 'server'; // not ours to look at: its answer, or its silence, will tell
+    return 'server'; // This user may not read its working directory; connecting to it will show.
   }
 }
 
 /**
- * PostgreSQL takes any process of its user under the pid in a left-over lock file for a running server, and would refuse for
- * ever. Writes a pid there that cannot exist and leaves the rest of its checks to it. Through one file handle: should
- * another start have replaced the file meanwhile, only the dead one is written.
+ * Makes a stale lock file harmless. PostgreSQL takes any process of its user with the pid in the file for a running server, and
+ * would refuse to start for ever. This writes a pid that cannot exist, and PostgreSQL does the rest of its checks. It uses one
+ * file handle: if another start has replaced the file meanwhile, only the old file is changed.
  */
-async function invalidateStaleLock(home: Cluster): Promise<void> {
+async function invalidateStaleLock(cluster: Cluster): Promise<void> {
   let file: FileHandle | undefined;
   try {
-    file = await open(join(home.directory, 'postmaster.pid'), 'r+');
+    file = await open(join(cluster.directory, 'postmaster.pid'), 'r+');
     const [first = '', ...rest] = (await file.readFile('utf8')).split('\n');
-    if (identifyPid(Number.parseInt(first, 10), home) !== 'stranger') return;
+    if (identifyPid(Number.parseInt(first, 10), cluster) !== 'other') return;
     const text = ['2147483646', ...rest].join('\n');
     await file.write(text, 0);
     await file.truncate(Buffer.byteLength(text));
@@ -222,26 +229,26 @@ function findFreePort(): Promise<number> {
   });
 }
 
-/** Undefined when the server is not to be had just now: still starting, already stopping, or gone while we spoke. */
+/** Opens the presence connection and passes the gate. Undefined if the server is starting, stopping, or has just ended. */
 async function openPresenceClient(
-  home: Cluster,
+  cluster: Cluster,
   { port, ready }: PostmasterPid,
   name: string,
 ): Promise<pg.Client | undefined> {
   if (!ready || !port) return undefined;
-  const keeper = buildClient(home, port, 'oncegate', `${PRESENCE_NAME_PREFIX}${name}`);
+  const presence = buildClient(cluster, port, 'oncegate', `${PRESENCE_NAME_PREFIX}${name}`);
   try {
-    await keeper.connect();
-    await keeper.query(`select pg_advisory_lock_shared(${GATE_ADVISORY_LOCK})`);
-    await keeper.query(`select pg_advisory_unlock_shared(${GATE_ADVISORY_LOCK})`);
-    return keeper;
+    await presence.connect();
+    await presence.query(`select pg_advisory_lock_shared(${GATE_ADVISORY_LOCK})`);
+    await presence.query(`select pg_advisory_unlock_shared(${GATE_ADVISORY_LOCK})`);
+    return presence;
   } catch (error) {
-    void keeper.end().catch(() => {});
+    void presence.end().catch(() => {});
     const { code = '' } = error as { code?: string };
-    if (code === '3D000') await createDatabase(home, port);
+    if (code === '3D000') await createDatabase(cluster, port);
     if (code.startsWith('28')) {
       throw new EmbeddedError(
-        `The server running on ${home.directory} (127.0.0.1:${port}) does not accept the password kept there ` +
+        `The server running on ${cluster.directory} (127.0.0.1:${port}) does not accept the password kept there ` +
           `(${(error as Error).message}): stop it and put the password back, choose another ONCEGATE_DATA_DIR, or ${USE_OWN_SERVER_HINT}.`,
       );
     }
@@ -249,33 +256,33 @@ async function openPresenceClient(
   }
 }
 
-/** Whether this made it, another did, or the server went away, is seen at the next look. */
-async function createDatabase(home: Cluster, port: number): Promise<void> {
-  const client = buildClient(home, port, 'postgres', 'oncegate-setup');
+/** Creates the database of the gateway. Ignores most errors: the next attempt to connect shows whether the database exists. */
+async function createDatabase(cluster: Cluster, port: number): Promise<void> {
+  const client = buildClient(cluster, port, 'postgres', 'oncegate-setup');
   try {
     await client.connect();
     await client.query('create database oncegate template template0');
   } catch (error) {
     const { code = '' } = error as { code?: string };
-    if (code.startsWith('53')) throw buildStartError(home, (error as Error).message);
+    if (code.startsWith('53')) throw buildStartError(cluster, (error as Error).message);
   } finally {
     void client.end().catch(() => {});
   }
 }
 
-function buildClient(home: Cluster, port: number, database: string, name: string): pg.Client {
+function buildClient(cluster: Cluster, port: number, database: string, name: string): pg.Client {
   const client = new pg.Client({
     host: '127.0.0.1',
     port,
     user: 'oncegate',
-    password: home.password,
+    password: cluster.password,
     database,
     ssl: false,
     application_name: name,
     connectionTimeoutMillis: 5_000,
     statement_timeout: 15_000,
   });
-  // A killed server must not kill the gateway; losses are told by 'end'.
+  // A killed server must not end the gateway. The event 'end' reports the loss.
   client.on('error', () => {});
   return client;
 }

@@ -17,8 +17,8 @@ export async function addUndoTask(tx: Tx, id: string, of: UndoTask['of'], inMs =
 }
 
 /**
- * Removes a finished task. The worker that took the task moved its time ahead. If the task is due again, somebody asked for more
- * meanwhile, and the condition keeps it.
+ * Removes a finished task. The worker that took the task moved its time ahead. If the task is due again, a later request made
+ * it so, and the condition keeps it.
  */
 export async function removeUndoTask(db: Queryable, id: string): Promise<void> {
   await db.run({
@@ -42,7 +42,7 @@ export function claimUndoTasks(db: Queryable, limit: number, claimMs: number): P
   });
 }
 
-/** Reschedules a task, unless somebody made it due meanwhile. */
+/** Reschedules a task, unless a later request made it due meanwhile. */
 export async function postponeUndoTask(db: Queryable, id: string, inMs: number): Promise<void> {
   await db.run({
     name: 'postpone-undo-task',

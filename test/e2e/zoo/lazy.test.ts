@@ -1,57 +1,31 @@
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { exportJWK, exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
+import { afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { RunHolder } from '../../controls/run-holder.ts';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
-import { postJson, TestSaga } from '../../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import {
-  AGENT_KEY,
-  type CallOptions,
-  type Gateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-} from '../../support/gateway.ts';
+import { TestSaga } from '../../sagas/saga.ts';
+import { AGENT_KEY, type CallOptions, OTHER_AGENT_KEY, type Reply, sha256Hex } from '../../support/gateway.ts';
+import { type IssuerKey, useIssuer } from '../../support/issuer.ts';
 import { sendRaw } from '../../support/raw.ts';
+import { uniqueId } from '../../support/unique-id.ts';
+import { useGateway } from '../../support/use-gateway.ts';
 import { buildUncooperativePolicies } from './lazy-policies.ts';
 
-let upstream: TestUpstream;
-let issuer: Server;
-let database: TestDatabase;
-let gateway: Gateway;
-let n = 0;
 let id = '';
 
 const MANY = 10_000;
-const pair = await generateKeyPair('RS256', { extractable: true });
 
+const issuer = useIssuer();
+let pair: IssuerKey;
 beforeAll(async () => {
-  issuer = createServer(async (request, response) => {
-    const url = urlOf(issuer);
-    const keys = [{ ...(await exportJWK(pair.publicKey)), kid: 'k', alg: 'RS256' }];
-    response.end(JSON.stringify(request.url === '/keys' ? { keys } : { issuer: url, jwks_uri: `${url}/keys` }));
-  });
-  await new Promise<void>((done) => issuer.listen(0, '127.0.0.1', done));
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  const files = { 'lazy.yaml': buildUncooperativePolicies(upstream.url, urlOf(issuer)) };
-  gateway = await startGateway({ policies: files, databaseUrl: database.url });
+  pair = await issuer.addKey('k');
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  issuer?.close();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => buildUncooperativePolicies(url, issuer.url),
 });
 beforeEach(async () => {
-  n += 1;
-  id = `lazy-${n}`;
+  id = uniqueId('lazy');
   await upstream.reset();
 });
 
-const urlOf = (server: Server) => `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
 const charge = (options: CallOptions = {}, args: object = {}) =>
   gateway.call('world.charge', { id, card: 'c', ...args }, options);
 const locked = async () => (await database.query<{ n: number }>('select count(*)::int as n from locks'))[0]?.n;
@@ -207,7 +181,7 @@ describe('the forger', () => {
 
   it('signs its own tokens', async () => {
     const now = Math.floor(Date.now() / 1000);
-    const claims = { sub: 'biller', iss: urlOf(issuer), aud: 'gate', exp: now + 300 };
+    const claims = { sub: 'biller', iss: issuer.url, aud: 'gate', exp: now + 300 };
     const sign = (more: object, alg: string, key: Parameters<SignJWT['sign']>[0]) =>
       new SignJWT({ ...claims, ...more }).setProtectedHeader({ alg, kid: 'k' }).sign(key);
     const stranger = await generateKeyPair('RS256');
@@ -258,7 +232,7 @@ describe('the impostor', () => {
       ['rollback', { reason: 'mine' }],
       ['savepoints', { name: 'x' }],
     ] as const)
-      refused(await postJson(gateway, `/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
+      refused(await gateway.post(`/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
     refused(await gateway.get(`/v1/sagas/${theirs.id}`));
     expect(await theirs.read()).toMatchObject({ state: 'open', steps: [] });
     expect(await upstream.requests()).toEqual([]);
@@ -267,7 +241,7 @@ describe('the impostor', () => {
   it('asks for another agent’s call, under its key or its txn', async () => {
     const theirs = await charge({ agentKey: OTHER_AGENT_KEY, key: 'shared' });
     refused(await gateway.get(`/v1/calls/${theirs.body.txn}`));
-    refused(await postJson(gateway, `/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
+    refused(await gateway.post(`/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
     const own = await charge({ ...mine, key: 'shared' });
     expect(own.body).toMatchObject({ replayed: false, state: 'succeeded' });
     expect(own.body.txn).not.toBe(theirs.body.txn);
@@ -277,7 +251,7 @@ describe('the impostor', () => {
   it('plays the operator', async () => {
     for (const path of ['locks', 'calls', 'agents', 'policies', 'approvals'])
       expect((await gateway.get(`/admin/${path}`)).body.code, path).toBe('forbidden');
-    expect((await postJson(gateway, '/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
+    expect((await gateway.post('/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);
     expect((await charge()).status).toBe(200);
   });
 });

@@ -5,28 +5,28 @@ import type { BenchDatabaseServer } from './database.ts';
 import { startDbos, startRestate, startRestateService } from './peers.ts';
 import type { ServerProcess } from './processes.ts';
 
-/** How the service behind helps: not at all, by honouring an idempotency key, or by telling what it has done. */
+/** What the upstream offers: nothing, an idempotency key, or a read that shows earlier effects. */
 export type UpstreamSupport = 'none' | 'key' | 'probe';
 
-/** One of those that promise to do a thing once, before a service that counts how often it was done. */
+/** A system that promises one effect per call, in front of an upstream that counts effects. */
 export interface ComparedSystem {
   readonly name: string;
-  readonly help: UpstreamSupport;
-  /** Starts the process that makes the call, again after it was killed. */
+  readonly support: UpstreamSupport;
+  /** Starts the process that makes the call; also restarts it after a kill. */
   start(): Promise<RunningProcess>;
   readonly request: { readonly url: string; readonly headers: Readonly<Record<string, string>> };
 }
 
 export interface RunningProcess {
   readonly pid: number;
-  /** Resolves when the process has ended, however. */
-  gone(): Promise<unknown>;
+  /** Resolves when the process has ended, for any reason. */
+  waitForExit(): Promise<unknown>;
 }
 
 export interface EffectsBenchSetup {
   readonly database: BenchDatabaseServer;
   readonly home: string;
-  readonly closing: (() => Promise<unknown>)[];
+  readonly cleanups: (() => Promise<unknown>)[];
 }
 
 const ROUTE_BY_SUPPORT: Readonly<Record<UpstreamSupport, string>> = {
@@ -41,72 +41,72 @@ const TOOL_BY_SUPPORT: Readonly<Record<UpstreamSupport, string>> = {
 };
 
 export async function prepareOncegate(
-  help: UpstreamSupport,
+  support: UpstreamSupport,
   upstream: string,
-  { database, closing }: EffectsBenchSetup,
+  { database, cleanups }: EffectsBenchSetup,
 ): Promise<ComparedSystem> {
   const gateway = await makeGateway({
     policies: buildFaultPolicies(upstream),
-    databaseUrl: await database.make(`oncegate_${help}`),
+    databaseUrl: await database.createDatabase(`oncegate_${support}`),
     env: { ONCEGATE_DEMO: '0' },
   });
-  closing.push(() => gateway.dispose());
+  cleanups.push(() => gateway.dispose());
   return {
     name: 'Oncegate',
-    help,
+    support,
     start: async () => {
       await gateway.start();
-      return { pid: gateway.pid, gone: () => gateway.waitForExit() };
+      return { pid: gateway.pid, waitForExit: () => gateway.waitForExit() };
     },
     request: {
-      url: `${gateway.url}/v1/tools/${TOOL_BY_SUPPORT[help]}`,
+      url: `${gateway.url}/v1/tools/${TOOL_BY_SUPPORT[support]}`,
       headers: { authorization: `Bearer ${AGENT_KEY}`, prefer: 'wait=20' },
     },
   };
 }
 
-/** The process that makes the call is the service; the server, which remembers, lives on. */
+/** The killed process is the Restate service, which makes the call. The Restate server, which stores the state, stays. */
 export async function prepareRestate(
-  help: UpstreamSupport,
+  support: UpstreamSupport,
   upstream: string,
-  { home, closing }: EffectsBenchSetup,
+  { home, cleanups }: EffectsBenchSetup,
 ): Promise<ComparedSystem> {
   const port = await findFreePort();
   const start = makeRestartable(
-    () => startRestateService(upstream + ROUTE_BY_SUPPORT[help], { PORT: String(port) }),
-    closing,
+    () => startRestateService(upstream + ROUTE_BY_SUPPORT[support], { PORT: String(port) }),
+    cleanups,
   );
-  const introduced = await start();
-  const server = await startRestate(join(home, `restate-${help}`), `http://127.0.0.1:${port}`);
-  closing.push(() => server.kill('SIGKILL'));
-  await introduced.kill();
-  return { name: 'Restate', help, start, request: { url: `${server.url}/bench/charge`, headers: {} } };
+  const registered = await start();
+  const server = await startRestate(join(home, `restate-${support}`), `http://127.0.0.1:${port}`);
+  cleanups.push(() => server.kill('SIGKILL'));
+  await registered.kill();
+  return { name: 'Restate', support, start, request: { url: `${server.url}/bench/charge`, headers: {} } };
 }
 
 export async function prepareDbos(
-  help: UpstreamSupport,
+  support: UpstreamSupport,
   upstream: string,
-  place: EffectsBenchSetup,
-  retries: boolean,
+  setup: EffectsBenchSetup,
+  hasRetries: boolean,
 ): Promise<ComparedSystem> {
   const port = await findFreePort();
-  const url = await place.database.make(`dbos_${help}_${retries ? 'retries' : 'default'}`);
-  const env = { PORT: String(port), RETRY_STEPS: retries ? '1' : '0' };
+  const url = await setup.database.createDatabase(`dbos_${support}_${hasRetries ? 'retries' : 'default'}`);
+  const env = { PORT: String(port), RETRY_STEPS: hasRetries ? '1' : '0' };
   return {
-    name: retries ? 'DBOS, step with retries' : 'DBOS',
-    help,
-    start: makeRestartable(() => startDbos(upstream + ROUTE_BY_SUPPORT[help], url, env), place.closing),
+    name: hasRetries ? 'DBOS, step with retries' : 'DBOS',
+    support,
+    start: makeRestartable(() => startDbos(upstream + ROUTE_BY_SUPPORT[support], url, env), setup.cleanups),
     request: { url: `http://127.0.0.1:${port}/charge`, headers: {} },
   };
 }
 
-/** One process after the other, of which the last is ended with the rest. */
+/** Starts one process after the other; the clean-up kills the last one. */
 function makeRestartable(
   start: () => Promise<ServerProcess>,
-  closing: EffectsBenchSetup['closing'],
+  cleanups: EffectsBenchSetup['cleanups'],
 ): () => Promise<ServerProcess> {
   let last: ServerProcess | undefined;
-  closing.push(async () => last?.kill('SIGKILL'));
+  cleanups.push(async () => last?.kill('SIGKILL'));
   return async () => {
     last = await start();
     return last;

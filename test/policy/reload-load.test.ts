@@ -6,7 +6,7 @@ import { useGateway } from '../support/use-gateway.ts';
 const RELOADS = 1_000;
 const WORKERS = 2;
 
-/** Under A the agent may call `world.a` and not `world.b`, under B the other way round; each knows the other's rule id. */
+/** Policies under which the agent may call only `world.a`, or only `world.b`. */
 function policies(url: string, allowed: 'a' | 'b'): Record<string, string> {
   const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
   return {
@@ -28,7 +28,7 @@ ${PEOPLE_YAML}`,
 
 const { upstream, database, gateway } = useGateway({ policies: (url) => policies(url, 'a') });
 
-it(`judges every call under exactly one version while ${RELOADS} reloads go on`, async () => {
+it(`decides every call under exactly one version during ${RELOADS} reloads`, async () => {
   const versions = new Map<string, 'a' | 'b'>();
   let reloading = true;
   let sent = 0;
@@ -41,7 +41,7 @@ it(`judges every call under exactly one version while ${RELOADS} reloads go on`,
       expect([200, 403]).toContain(answer.status);
       if (answer.status === 200) sent += 1;
       else denied += 1;
-      // The reloads are what is tested: they get the larger part of the processor.
+      // Leaves most of the processor to the reloads, which this test is about.
       await sleep(5);
     }
   };

@@ -181,7 +181,7 @@ async function findPolicyBlocker(
     asOf: approval.requestedAt,
   });
   const decision = decideCall(policies, agent, toolName, { args, ...origin, now: Date.now(), ...facts });
-  if (!decision.allowed) return decision.reason;
+  if (!decision.allowed) return `the policies deny the call now ("${decision.reason}")`;
   // An approval of people does not replace the votes, and votes count only for the policies under which they were cast.
   const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
   if (decision.rule.voters !== undefined && !isVotedOn)

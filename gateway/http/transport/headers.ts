@@ -135,7 +135,7 @@ export function parseUndo(text: string | undefined): CallerUndo | undefined {
   }
   const parsed = undoSchema.safeParse(value);
   if (parsed.success) return parsed.data;
-  const faults = formatZodIssues(value, undoSchema, parsed.error.issues).join('; ');
+  const faults = formatZodIssues(value, undoSchema, parsed.error.issues).join(' ');
   throw malformed(`Oncegate-Undo must be {"tool": …, "args": …}: ${faults}`);
 }
 

@@ -10,10 +10,10 @@ afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
 
 const main = () => browser.page.getByRole('main');
 const SOON = { timeout: 10_000 };
-const wait = { headers: { prefer: 'wait=0' } };
+const NO_WAIT = { headers: { prefer: 'wait=0' } };
 
 async function hold(name: string): Promise<string> {
-  const held = await gateway.call('world.mail', { id: name }, { key: name, ...wait });
+  const held = await gateway.call('world.mail', { id: name }, { key: name, ...NO_WAIT });
   expect(held.status).toBe(202);
   return held.body.txn;
 }
@@ -28,7 +28,7 @@ async function charge(name: string, count: number): Promise<void> {
 describe('calls under traffic', () => {
   const rows = () => main().locator('table[aria-label=Calls] tbody tr');
 
-  it('keep their rows while new ones arrive, and none is missing when the new ones are shown', async () => {
+  it('keep their rows while new calls arrive, and a button shows all new calls', async () => {
     await charge('before', 55);
     await browser.openView('#/calls');
     await expect.poll(() => rows().count(), SOON).toBe(50);
@@ -46,7 +46,7 @@ describe('calls under traffic', () => {
     expect(await rows().first().getAttribute('data-key')).not.toBe(first);
   });
 
-  it('are read again, however far down they are', async () => {
+  it('are updated on older pages too', async () => {
     const old = await hold('old');
     await charge('over', 52);
     await browser.openView('#/');
@@ -60,7 +60,7 @@ describe('calls under traffic', () => {
   });
 });
 
-it('sagas are read again, however far down they are', async () => {
+it('sagas are updated on older pages too', async () => {
   const open = async (name: string) => {
     const headers = { 'content-type': 'application/json' };
     const body = JSON.stringify({ name });
@@ -81,7 +81,7 @@ it('sagas are read again, however far down they are', async () => {
 });
 
 describe('an approval with many newer ones', () => {
-  it('is still pending, and can be decided in the list and at its address', async () => {
+  it('stays pending, and can be decided in the list and on its own page', async () => {
     const first = await hold('first');
     await browser.openView('#/approvals');
     const card = main().locator(`article[data-key="${first}"]`);
@@ -105,7 +105,7 @@ describe('an approval with many newer ones', () => {
   });
 });
 
-it('doubts beyond the counted open calls are shown', async () => {
+it('calls in doubt are shown even if too many calls are open to count them', async () => {
   // Vacuum first, so that the inserted rows are the first of the table and of its index.
   await database.query('vacuum full open_calls');
   await database.query(
@@ -116,15 +116,15 @@ it('doubts beyond the counted open calls are shown', async () => {
      )
      insert into open_calls (txn, due_at) select txn, now() + interval '1 day' from made`,
   );
-  const lose = async (id: string) => {
+  const loseAnswer = async (id: string) => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     expect((await gateway.call('world.note', { id }, { key: id })).status).toBe(504);
   };
-  for (const id of ['lost-1', 'lost-2', 'lost-3']) await lose(id);
+  for (const id of ['lost-1', 'lost-2', 'lost-3']) await loseAnswer(id);
   await browser.openView('#/');
   await expect.poll(() => main().locator('.need').filter({ hasText: 'In doubt' }).count(), SOON).toBe(3);
   const { open } = (await gateway.admin('GET', '/admin/stats')).body;
   expect(open).toMatchObject({ inDoubt: 0, more: true });
-  for (const id of ['lost-4', 'lost-5']) await lose(id);
+  for (const id of ['lost-4', 'lost-5']) await loseAnswer(id);
   await main().locator('.need').filter({ hasText: '1+ more' }).filter({ hasText: 'in doubt' }).waitFor();
 });

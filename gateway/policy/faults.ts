@@ -133,10 +133,10 @@ export function didYouMean(word: string, candidates: Iterable<string>): string {
 export function findClosestName(word: string, candidates: Iterable<string>): string | undefined {
   if (word.length > 128) return undefined;
   let best: string | undefined;
-  let least = word.length < 2 ? 1 : Math.max(1, Math.floor(word.length / 3)) + 1;
+  let bestDistance = word.length < 2 ? 1 : Math.max(1, Math.floor(word.length / 3)) + 1;
   for (const candidate of candidates) {
     const distance = candidate.toLowerCase() === word.toLowerCase() ? 0 : levenshtein(word, candidate);
-    if (distance < least) [best, least] = [candidate, distance];
+    if (distance < bestDistance) [best, bestDistance] = [candidate, distance];
   }
   return best;
 }

@@ -62,7 +62,11 @@ function runPolicyTest(policies: Policies, test: PolicyTest): PolicyTestResult {
   }
   const args = (test.args ?? {}) as JsonObject;
   const earlierCalls = (test.history ?? []).map(
-    ({ tool, args: given, ago }): HistoryCall => ({ tool, args: (given ?? {}) as Json, agoMs: parseDurationMs(ago) }),
+    ({ tool, args: callArgs, ago }): HistoryCall => ({
+      tool,
+      args: (callArgs ?? {}) as Json,
+      agoMs: parseDurationMs(ago),
+    }),
   );
   const decision = decideCall(policies, agent, test.tool, {
     args,

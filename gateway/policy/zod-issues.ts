@@ -182,7 +182,7 @@ const FORMAT_NAMES: Readonly<Record<string, string>> = {
   uuid: 'a UUID',
 };
 
-/** A value as a message shows it: at most 60 characters. Text that no number or boolean looks like goes without quotes. */
+/** A value as a message shows it: at most 60 characters. A plain word has no quotes; text that looks like a number or boolean has. */
 export function formatShortValue(value: unknown): string {
   if (Array.isArray(value)) return 'a list';
   if (typeof value === 'object' && value !== null) return 'a map';

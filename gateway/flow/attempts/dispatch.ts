@@ -163,7 +163,11 @@ export class Dispatch {
           if (probed.kind === 'applied')
             return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
           if (probed.kind === 'failed') {
-            action = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
+            action = {
+              do: 'doubt',
+              wakeMs: job.tool.retry.maxMs,
+              why: `the probe gave no clear answer: ${probed.detail}`,
+            };
             break;
           }
           markDisproved(job, 'probe');

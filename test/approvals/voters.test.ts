@@ -132,7 +132,7 @@ describe('voters', () => {
         ],
       },
     });
-    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not: reviewer.');
+    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not approved by: reviewer.');
     expect(JSON.stringify(reply.body)).not.toMatch(/127\.0\.0\.1|I say/);
     const denials = (await readEntries('I say deny')).filter(({ what }) => what === 'denied');
     expect(denials.at(-1)).toMatchObject({
@@ -215,7 +215,7 @@ describe('an answer that is not a valid approval of this call does not count as 
     [
       'no digest',
       (request, response) => voter.sendVote(response, buildApproval(request, { digest: undefined })),
-      /something else/,
+      /does not repeat the digest/,
     ],
     [
       'the unknown vote "yes"',
@@ -251,7 +251,7 @@ describe('an answer that is not a valid approval of this call does not count as 
       (_, response) => {
         response.destroy();
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['no answer', () => {}, /no answer within 1000 ms/],
     [
@@ -266,7 +266,7 @@ describe('an answer that is not a valid approval of this call does not count as 
       (_, response) => {
         response.writeHead(200).end('x'.repeat(100_000));
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['abstain', (request, response) => voter.sendVote(response, buildApproval(request, { vote: 'abstain' })), /fine/],
   ])('%s', async (_, manner, why) => {
@@ -454,7 +454,7 @@ it('a rule has at most 32 open requests to its voters, so that an agent cannot f
   await expect(ask(33)).rejects.toMatchObject({
     code: 'denied',
     votes: expect.arrayContaining([
-      { voter: 'reviewer', verdict: 'abstain', reason: '32 questions of this rule are open already' },
+      { voter: 'reviewer', verdict: 'abstain', reason: 'the voter already has 32 open requests of this rule' },
     ]),
   });
   expect(voter.findRequestsAbout(id)).toHaveLength(32);

@@ -113,7 +113,7 @@ export interface ObserveSpec {
   /** CEL over `observed` and `args`. */
   readonly satisfied: Expression<boolean>;
   /**
-   * How long after an unknown attempt a read shows its effect, and no later effect can follow. An observation after that time
+   * The time after which an unknown attempt has had its effect, visible to a read, or never will. An observation after that time
    * ends a doubt. Absent: an observation proves nothing, and is only shown to the person who resolves the doubt.
    */
   readonly settlesMs?: number;
@@ -143,7 +143,7 @@ export type ArgumentFaults = readonly string[] | ValidationTimeout;
 
 /** The check took too long, which says nothing about the arguments. */
 export interface ValidationTimeout {
-  /** The schema is not used again for this long. */
+  /** How long the schema is not used again. The caller may retry after this time. */
   readonly restsForMs: number;
   /** The check was skipped, because an earlier one timed out. */
   readonly isResting: boolean;
@@ -241,7 +241,7 @@ export interface VoterPoll {
 export interface Rule {
   /** The name in every decision: `billing-bot rule 1 (policies/billing.yaml:12)`. */
   readonly id: string;
-  /** The name of its limits. Stable across reloads while its position among the rules with this pattern is. */
+  /** The name of its limits. It survives a reload if the rule keeps its position among the rules with the same pattern. */
   readonly bucket: string;
   readonly verdict: 'allow' | 'deny';
   readonly pattern: string;

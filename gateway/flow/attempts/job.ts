@@ -23,7 +23,7 @@ export interface Job {
   readonly tool: Tool;
   readonly owner: string;
   readonly fence: number;
-  /** The number of the last update. */
+  /** The number of the last update of the row. Not a step of a saga. */
   step: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
@@ -36,7 +36,7 @@ export interface Job {
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly keyLifetimeMs: number | null;
-  /** Times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
+  /** This and the next two are times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
@@ -52,9 +52,10 @@ export interface Job {
   /** The run was taken over. */
   fenced: boolean;
   readonly run: string | null;
-  /** The undo of the call. The next two are what is known of its arguments so far. */
   readonly undo: StoredUndo | null;
+  /** The observed state before the first attempt; undefined if there was no observation. */
   before: Json | undefined;
+  /** The undo data that the next update stores; null if there is none. */
   undoArguments: UndoArguments | null;
   /** The result of the newest attempt, as an earlier owner recorded it; undefined if nobody did. */
   readonly lastAttemptDetail: string | undefined;
@@ -129,7 +130,7 @@ function lastRecordedDetail({ events, attempt }: Call): string | undefined {
 const DISPROOF_BY_EVENT = new Map<string, Job['disprovedBy']>([
   ['probe_not_applied', 'probe'],
   ['observed_not_satisfied', 'observation'],
-  // The verdict "retry" replaces earlier evidence about the unknown attempts.
+  // A person's verdict "retry" starts again: earlier evidence about the unknown attempts no longer counts.
   ['verdict', undefined],
 ]);
 

@@ -30,7 +30,7 @@ export interface Settlement {
   readonly isObservationOnly?: boolean;
 }
 
-/** The fields that a job and a stored call share. A number in `unknownSince` is on the monotonic clock; a Date is in the ledger already. */
+/** The fields that a job and a stored call share. A job has `unknownSince` on the monotonic clock; a stored call has a Date. */
 type OwnedCallState = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
   readonly unknownSince: number | Date | null;
 };
@@ -44,8 +44,8 @@ export class Recorder {
   }
 
   /**
-   * Settles a call (T2). Callers hear the result only after the commit. A crash before the commit leaves an unknown
-   * attempt, although the answer arrived: recovery looks for evidence again.
+   * Settles a call. Callers get the result only after the commit. A crash before the commit leaves an unknown attempt,
+   * although the answer arrived: recovery looks for evidence again.
    */
   async settle(
     job: Job,
@@ -158,16 +158,16 @@ export class Recorder {
   }
 
   /** Retries a ledger operation for as long as this process lives, unless the error is permanent. */
-  async retryUntilWritten<T>(job: Job, write: () => Promise<T>): Promise<T> {
+  async retryUntilWritten<T>(job: Job, operation: () => Promise<T>): Promise<T> {
     for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
       try {
-        return await write();
+        return await operation();
       } catch (error) {
         if (!(error instanceof LedgerError) || error.isPermanent) throw error;
         job.ledgerFailure.cancel();
         this.#ctx.log.warn(
           { txn: job.txn, err: error.message },
-          'The ledger cannot be written. The write is tried again.',
+          'A ledger operation failed. It is tried again.',
         );
         await sleep(delay);
       }
@@ -175,7 +175,7 @@ export class Recorder {
   }
 }
 
-/** The update that ends a call. One literal instead of a spread of `buildBaseUpdate`, because every call makes one. */
+/** The update that ends a call. One literal is faster than a spread of `buildBaseUpdate`, and every call needs this update. */
 function buildClosingUpdate(
   job: Job,
   state: 'succeeded' | 'failed',

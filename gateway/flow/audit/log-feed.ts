@@ -124,7 +124,7 @@ export class LogFeed {
     return new Map(listBreakers(this.#ctx).map(({ upstream, state }) => [upstream, state]));
   }
 
-  /** Events of breakers that this replica opened or closed. No log records those; the log records breakers that people set. */
+  /** Events of breakers that this replica opened or closed by itself. The log records only breakers that people opened or closed. */
   #diffBreakers(): LogEvent[] {
     const before = this.#breakers;
     this.#breakers = this.#readBreakerStates();

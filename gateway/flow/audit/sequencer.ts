@@ -16,7 +16,7 @@ const POLL_INTERVAL_MS = 400;
 const MIN_SEAL_INTERVAL_MS = 800;
 /** How often a witness that contradicts the log is asked again. Its operator may have repaired it. */
 const WITNESS_RETRY_MS = 5_000;
-/** A shorter failure causes no warning, because a restart of the ledger causes one too. */
+/** A failure shorter than this causes no warning, because every restart of PostgreSQL causes a short failure. */
 const WARN_AFTER_MS = 10_000;
 
 /**
@@ -85,7 +85,7 @@ export class Sequencer {
     return hasSealed;
   }
 
-  /** Clears the failure when another replica sealed the leaves. The interval is 0, because only then false means none wait. */
+  /** Clears the failure when another replica sealed the leaves. With interval 0, `hasWaitingLeaves` is false only if no leaf waits. */
   async #clearFailureIfSealed(): Promise<void> {
     if (!(await hasWaitingLeaves(this.#ctx.db, 0))) this.#failure = undefined;
   }

@@ -71,7 +71,10 @@ export function describeForApproval(guarded: GuardedCall, votes: readonly Vote[]
   return buildShownRequest(call, tool, request, policies);
 }
 
-/** A delay begins after the approval. Without an approval it begins now, under the current policies. */
+/**
+ * Builds the approval row of a held call. If people must approve, the delay of the rule begins after their approval. Otherwise
+ * the call waits only for its delay (`withinMs`), and `releaseDigest` binds the release to the current policies.
+ */
 function buildApprovalRequest(
   { maxPendingApprovals }: Context,
   guarded: GuardedCall,

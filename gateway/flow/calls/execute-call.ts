@@ -70,7 +70,7 @@ export interface ToolCall {
   readonly runEpoch?: RunEpoch | undefined;
   /** An undo that the caller gives, instead of the tool's own. */
   readonly undo?: CallerUndo | undefined;
-  /** The caller's reply to a question of an MCP tool. It makes another request of the same arguments. */
+  /** The caller's reply to a question of an MCP tool. It is part of the fingerprint: the same arguments are then another request. */
   readonly continuation?: Continuation | undefined;
   /** Gets the progress messages of an MCP call. Only the listener of the first request is used, not those of repeats. */
   readonly progressListener?: ProgressListener | undefined;

@@ -48,7 +48,7 @@ export async function findCalls(services: Services, filter: CallFilter): Promise
   return listCalls(services.ctx.db, filter);
 }
 
-/** Withdraws a held call. Repeating it is fine. Fails with `conflict` if the call was sent or has another end. */
+/** Withdraws a held call. Repeating the request is safe. Fails with `conflict` if the call was sent or ended otherwise. */
 export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallSummary> {
   const call = await readCall(services, txn, agent);
   if (call.agent !== agent)

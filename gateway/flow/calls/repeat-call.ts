@@ -104,16 +104,16 @@ class AnswerErasedError extends GatewayError {
 }
 
 /**
- * Counts `key_expired` as the delivered answer of a call without a key. An identical request is then a new call, as after
- * any answer; otherwise the agent could never make it again. Runs after the refusal is logged. Skipped if the caller hung up.
+ * Records that the answer `key_expired` was delivered for a call without a key. The next identical request is then a new call;
+ * without this record it would get `key_expired` for ever. Runs after the refusal is logged. Does nothing if the caller hung up.
  */
 export function markErasureDelivered(services: Services, { cancelToken }: ToolCall, error: unknown): void {
   if (error instanceof AnswerErasedError && cancelToken?.isCancelled !== true) markDelivered(services, error.call);
 }
 
 /**
- * Finds the same request under the caller's key, from a time when the tool had another business key or none that is
- * shared. The caller's key still identifies that call.
+ * Finds an earlier call of the same request under the caller's own key. Such a call exists if the tool had another shared key,
+ * or none, when it was made.
  */
 export async function findEarlierCallByKey(
   ctx: Context,

@@ -17,7 +17,7 @@ interface KeyedRequest {
   readonly body: string | undefined;
 }
 
-/** The state of the cache at a moment, to be compared with a later one. */
+/** How often the cache had been cleared at a time. `add` compares it with the current count. */
 interface CacheVersion {
   readonly generation: number;
   readonly at: number;
@@ -38,7 +38,7 @@ export class ReplayCache {
   readonly #payloadsMs: number;
   /** By txn, and also by agent and key once a request with a key got the answer. */
   #young = new Map<string, CacheEntry>();
-  /** The previous generation, dropped as a whole when the young one is half of the maximum size or too old. */
+  /** The entries of the previous generation. All of them are dropped when the young generation reaches half of `#maxBytes` or is too old. */
   #old = new Map<string, CacheEntry>();
   /** The size of the young generation. */
   #bytes = 0;

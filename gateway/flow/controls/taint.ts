@@ -48,8 +48,8 @@ export function findExposure(
 }
 
 /**
- * Taints an agent before it receives an untrusted answer that it did not claim: a replay, or an MCP resource. Also taints again
- * an agent that claimed outside a run, because a run that it began while it waited continues with this answer.
+ * Taints an agent before it receives untrusted content that no claim of its own has tainted it for: a replay, or an MCP resource.
+ * An agent that claimed outside a run is tainted again here, because it may have begun a run while it waited for the answer.
  */
 export async function taintRecipient(
   ctx: Context,

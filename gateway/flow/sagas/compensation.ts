@@ -58,7 +58,7 @@ export async function prepareCompensation(
     const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
     return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
-    // These errors concern this step only. Rethrowing one would end the round for every other step too.
+    // These errors concern this step only. Throwing one would stop the moves of all other steps.
     const isStepError =
       error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonicalError;
     if (isStepError) return error.message;

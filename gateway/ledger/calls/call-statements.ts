@@ -96,7 +96,7 @@ const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
     first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    -- A late success settles the call while the new owner's attempt is on the wire. That attempt may still arrive unnoticed.
+    -- A late success of a former owner settles the call while an attempt of the new owner is open. That attempt may still have an effect.
     unknown_since = case when i.evident and c.attempt_open and c.fence <> i.fence then now()
       else coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since) end,
     outcome = i.outcome,
@@ -128,8 +128,8 @@ const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
 )`;
 
 /**
- * The updates that are in force: those applied now, and those that an earlier, repeated statement applied. If a late success took
- * the step number of an update, the call is settled with another leaf, and the update is not in force.
+ * The updates that hold: those that this statement applied, and those that an earlier try of the same statement applied. A late
+ * success may have used the number of an update. The call is then settled with another leaf, and the update does not hold.
  */
 const UPDATES_IN_FORCE = `select txn from updated
 union all

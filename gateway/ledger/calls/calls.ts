@@ -23,7 +23,7 @@ import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
 
-/** Few large batches; items that arrive meanwhile wait for the next one. See docs/adr/0008-group-commit.md. */
+/** At most two batches are in flight, so that batches grow large. Further items wait for the next batch (docs/adr/0008-group-commit.md). */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 /** Claims under the same limit wait for the same row lock. They wait in this queue, so they do not occupy connections. */
 const LIMIT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
@@ -62,7 +62,7 @@ export interface Intent {
   readonly run: string | null;
   readonly epoch: number | null;
   readonly undo: StoredUndo | null;
-  /** For a compensation: the call to undo. Its undo must be due after this many tries. */
+  /** For a compensation: the call to undo. The claim wins only while that undo is due and has had exactly this many tries. */
   readonly undoes: { readonly txn: string; readonly tries: number } | null;
   readonly entry: string;
 }
@@ -80,7 +80,7 @@ export interface ClaimGuards {
     | undefined;
   /** The scopes that this call taints. */
   readonly exposure?: TaintExposure | undefined;
-  /** Events before the claim, for the timeline of the call. */
+  /** Votes that were cast before the claim, as events for the timeline of the call. */
   readonly events?: readonly CallEvent[];
 }
 
@@ -112,7 +112,7 @@ export const CLAIM_TAKEN: ClaimTaken = { kind: 'taken' };
 export interface CallUpdate {
   readonly txn: string;
   readonly fence: number;
-  /** The number of this update. It applies only after its predecessor; a repeat of an applied update reports success. */
+  /** The number of this update of the row. An update applies only after its predecessor; a repeat of an applied one reports success. */
   readonly step: number;
   /** An answer of the upstream or of a probe. It is true under any owner, so it applies under any fence. */
   readonly isEvidence: boolean;
@@ -220,7 +220,7 @@ export class CallStore {
       // Before the transaction, because this takes a connection of its own.
       await this.#loadRowTypeOids();
       return await this.#db.transaction(async (tx) => {
-        // First: a concurrent claim of the same txn waits here, and a lost claim is not charged to any limit.
+        // Claim first: a concurrent claim of the same txn waits here, and a claim that loses is charged to no limit.
         const [won] = await this.#claimAll([intent], tx);
         if (won?.kind !== 'won') return CLAIM_TAKEN;
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);

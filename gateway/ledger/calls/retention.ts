@@ -49,8 +49,8 @@ async function lockSweepAndListCalls(tx: Tx, payloadsMs: number): Promise<readon
 }
 
 /**
- * Erases those calls, and calls of `sweep_later`, whose time has come. A call is kept while it is open, while its undo is due or
- * running, or while its saga may still roll back. A settled call never reopens, and `erased_at is null` lets one replica erase it.
+ * Erases the payloads of `txns` and of calls in `sweep_later` whose retention is over. Skips a call that is open, whose undo is
+ * due or running, or whose saga may still roll back. A settled call never reopens; `erased_at is null` lets one replica erase it.
  */
 async function eraseRipeCalls(tx: Tx, payloadsMs: number, txns: readonly string[]): Promise<number> {
   const [swept] = await tx.run<{ erased: number }>({

@@ -144,14 +144,14 @@ export type ArgumentFaults = readonly string[] | ValidationTimeout;
 /** The check took too long, which says nothing about the arguments. */
 export interface ValidationTimeout {
   /** How long the schema is not used again. The caller may retry after this time. */
-  readonly restsForMs: number;
+  readonly retryAfterMs: number;
   /** The check was skipped, because an earlier one timed out. */
-  readonly isResting: boolean;
+  readonly wasSkipped: boolean;
 }
 
 /** Counts a timeout as a fault, for callers that cannot retry. */
 export function listFaults(faults: ArgumentFaults): readonly string[] {
-  return 'restsForMs' in faults ? ['the check of the arguments against the schema takes too long'] : faults;
+  return 'retryAfterMs' in faults ? ['the check of the arguments against the schema takes too long'] : faults;
 }
 
 export interface Tool {
@@ -250,7 +250,7 @@ export interface Rule {
   readonly effect?: 'read' | 'write';
   readonly when?: Expression<boolean>;
   /** The history and taint that its conditions read; absent if none. */
-  readonly asks?: RuleInputs;
+  readonly requiredFacts?: RuleInputs;
   readonly rate?: Rate;
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */

@@ -19,7 +19,7 @@ export interface Statement {
   readonly name: string;
   readonly text: string;
   readonly values: readonly unknown[];
-  /** The statement gets its whole timeout, however long it waited for a connection. For statements without a waiting caller, such as a lease renewal. */
+  /** The wait for a connection does not shorten the timeout. For statements without a waiting caller, such as a lease renewal. */
   readonly hasFullTimeout?: boolean;
 }
 

@@ -80,7 +80,14 @@ async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> 
       });
       await calls.claim(intent);
       const entry = buildAuditEntry('call_succeeded', { ...about, answer: randomBytes(32).toString('hex') });
-      const standing = { ...intent, step: 0, state: 'sending', attempt: 1, attemptOpen: true, unresolved: 0 } as const;
+      const standing = {
+        ...intent,
+        updateNumber: 0,
+        state: 'sending',
+        attempt: 1,
+        attemptOpen: true,
+        unresolved: 0,
+      } as const;
       await calls.update({
         ...buildBaseUpdate({ ...standing, unknownSince: null }),
         ...{ state: 'succeeded', custody: 'close', outcome: 'answered', evidence: 'answer', attemptOpen: false },

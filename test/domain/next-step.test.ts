@@ -30,10 +30,10 @@ const observing = (settlesMs?: number): NonNullable<Tool['observe']> => ({
 });
 
 const facts = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallProgress => ({
-  bound: false,
+  shouldFailIfUnsent: false,
   recalled: false,
   fenced: false,
-  isSaid: true,
+  isDoubtRecorded: true,
   wasObserved: false,
   attempt: 1,
   roundFrom: 0,
@@ -186,7 +186,7 @@ describe('a tool that can look at what it would change', () => {
     [
       'none, settled, not yet said: say it first',
       'doubt',
-      watched({ kind: 'none', isSaid: false, ...settled }, SETTLES),
+      watched({ kind: 'none', isDoubtRecorded: false, ...settled }, SETTLES),
     ],
     ['none, settles at once: look', 'observe', watched({ kind: 'none' }, 0)],
     ['none, says nothing about settling: look, to tell a person', 'observe', watched({ kind: 'none' })],
@@ -209,7 +209,7 @@ describe('a tool that can look at what it would change', () => {
 
   it('waits exactly until the upstream has settled, and says the doubt before it looks', () => {
     expect(watched({ kind: 'none', msSinceUnknown: 1_000 }, SETTLES)).toMatchObject({ wakeMs: SETTLES - 1_000 });
-    expect(watched({ kind: 'none', isSaid: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
+    expect(watched({ kind: 'none', isDoubtRecorded: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
     expect(watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: null });
   });
 
@@ -237,10 +237,10 @@ const anyFacts = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.
       roundFrom: fc.nat({ max: 30 }),
       unresolved: fc.nat({ max: 30 }),
       ownerDeaths: fc.nat({ max: 8 }),
-      bound: fc.boolean(),
+      shouldFailIfUnsent: fc.boolean(),
       recalled: fc.boolean(),
       fenced: fc.boolean(),
-      isSaid: fc.boolean(),
+      isDoubtRecorded: fc.boolean(),
       wasObserved: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
@@ -320,7 +320,7 @@ describe('whatever the facts', () => {
         // A look takes the place of a person's, and of nothing else.
         if (!(plain.do === 'doubt' && plain.wakeMs === null)) expect(next).toEqual(plain);
         if (next.do !== 'observe') return;
-        expect(given).toMatchObject({ wasObserved: true, isSaid: true });
+        expect(given).toMatchObject({ wasObserved: true, isDoubtRecorded: true });
         expect(given.unresolved).toBeGreaterThan(0);
         expect(given.msSinceUnknown).toBeGreaterThanOrEqual(settlesMs ?? 0);
         expect(['key', 'idempotent', 'none']).toContain(given.kind);
@@ -357,7 +357,7 @@ describe('whatever the facts', () => {
     always(undefined, (given, next) => {
       if (given.ownerDeaths > MAX_OWNER_DEATHS)
         expect(next).toMatchObject(
-          given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: given.bound ? 'fail' : 'release' },
+          given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: given.shouldFailIfUnsent ? 'fail' : 'release' },
         );
     });
   });

@@ -91,7 +91,7 @@ export interface RequestInput {
   readonly canonicalArgs?: string | undefined;
   readonly agent: string;
   /** The profile of the calling MCP client, if there is one. */
-  readonly manner?: McpClientProfile | undefined;
+  readonly clientProfile?: McpClientProfile | undefined;
   /** The trace that the upstream continues. */
   readonly trace?: TraceContext | undefined;
   /** The input that an earlier answer of the tool asked for. */

@@ -42,13 +42,13 @@ export interface CallProgress {
   readonly unresolved: number;
   readonly ownerDeaths: number;
   /** An approved call or a compensation. If nothing could be sent, the call fails, and its key is not released. */
-  readonly bound: boolean;
+  readonly shouldFailIfUnsent: boolean;
   /** The saga is being rolled back or the run was taken over: only requests that resolve an unknown attempt are sent. */
   readonly recalled: boolean;
   /** The run was taken over: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
   /** The ledger already shows the call as `in_doubt`. */
-  readonly isSaid: boolean;
+  readonly isDoubtRecorded: boolean;
   /** The target was observed before the first attempt, and was not yet as requested. */
   readonly wasObserved: boolean;
   /** Whether the outcome of any attempt was ever unknown. */
@@ -83,8 +83,8 @@ export function decideNextAction(
   isWoken: boolean,
 ): NextAction {
   const action = decideByKind(progress, tool, isWoken);
-  const isForPerson = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
-  return isForPerson && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
+  const isPersonNeeded = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
+  return isPersonNeeded && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
 }
 
 /**
@@ -94,7 +94,7 @@ export function decideNextAction(
 function observeBeforeDoubt(progress: CallProgress, observe: Tool['observe'], doubt: NextAction): NextAction {
   if (observe === undefined || !progress.wasObserved) return doubt;
   const leftMs = (observe.settlesMs ?? 0) - progress.msSinceUnknown;
-  if (progress.isSaid && leftMs <= 0) return { do: 'observe' };
+  if (progress.isDoubtRecorded && leftMs <= 0) return { do: 'observe' };
   return {
     do: 'doubt',
     wakeMs: Math.max(leftMs, 1),
@@ -111,14 +111,16 @@ function decideByKind(progress: CallProgress, tool: Pick<Tool, 'retry' | 'once'>
   if (progress.ownerDeaths > MAX_OWNER_DEATHS) {
     const why = `the gateway died ${progress.ownerDeaths} times while it owned this call`;
     if (progress.attempt > 0) return { do: 'doubt', wakeMs: null, why };
-    return progress.bound ? { do: 'fail' } : { do: 'release' };
+    return progress.shouldFailIfUnsent ? { do: 'fail' } : { do: 'release' };
   }
   if (progress.unresolved === 0) {
     // A key that was sent once must not be sent after its lifetime, although the earlier attempt had no effect.
     const isTooLate = progress.kind === 'key' && progress.wasUnknown && progress.msToResend <= backoffMs;
     if (progress.recalled || isTooLate) return { do: 'fail' };
     if (!isExhausted) return { do: 'send', afterMs: isWoken ? 0 : backoffMs };
-    return progress.wasUnknown || progress.bound || progress.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+    return progress.wasUnknown || progress.shouldFailIfUnsent || progress.kind === 'read'
+      ? { do: 'fail' }
+      : { do: 'release' };
   }
   switch (progress.kind) {
     case 'read':

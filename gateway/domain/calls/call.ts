@@ -37,8 +37,8 @@ export interface Call {
   readonly state: CallState;
   /** Grows with every change of owner. A write with an older fence changes nothing. */
   readonly fence: number;
-  /** Counts the updates of the row. A late update with an older number changes nothing. Not a step of a saga. */
-  readonly step: number;
+  /** Counts the updates of the row. A late update with an older number changes nothing. */
+  readonly updateNumber: number;
   readonly attempt: number;
   /** The outcome of the newest attempt is not recorded: it is in flight, or its sender died. */
   readonly attemptOpen: boolean;

@@ -44,7 +44,7 @@ export function deriveSharedTxnId(deployment: string, tool: string, key: string)
   return hashToUuid(['oncegate.shared-txn.1', deployment, tool, key]);
 }
 
-/** The id of the row that stores the generation of identical calls without a key. Requests that may be repeats of each other share it. */
+/** The id of the row that stores the generation of identical calls without a key. Requests that may be repeats share the row. */
 export function deriveRepeatSlot(
   deployment: string,
   agent: string,

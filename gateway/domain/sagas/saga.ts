@@ -182,7 +182,7 @@ type StepStatus =
 export function planNextMoves(
   steps: readonly SagaStep[],
   keep: number,
-  timingFor: (step: SagaStep) => UndoTiming,
+  getTiming: (step: SagaStep) => UndoTiming,
 ): NextMoves {
   const moves: UndoMove[] = [];
   const waits: number[] = [];
@@ -195,7 +195,7 @@ export function planNextMoves(
 
   for (const step of sortLatestFirst(steps, keep)) {
     const blocker = commonBlocker ?? blockers.get(step.txn);
-    const { status, mark } = evaluateStep(step, timingFor(step));
+    const { status, mark } = evaluateStep(step, getTiming(step));
     if (mark !== undefined) moves.push(mark);
     if (status.as === 'stuck') stuck.push({ step, why: status.why });
     if (status.as === 'wait') waits.push(status.ms);
@@ -262,7 +262,7 @@ function evaluateStep(step: SagaStep, timing: UndoTiming): StepEvaluation {
   }
 }
 
-/** Evaluates an open step. The step may still succeed and then needs an undo, so the rollback waits, unless only a person can end its doubt. */
+/** Evaluates an open step. It may still succeed and need an undo, so the rollback waits, unless only a person can end its doubt. */
 function evaluateOpenStep({ state, pursued }: SagaStep): StepStatus {
   if (state !== 'in_doubt' || pursued) return { as: 'wait', ms: RECHECK_MS };
   return { as: 'stuck', why: 'the call may or may not have happened: a person must resolve it first' };
@@ -286,10 +286,10 @@ function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
   if (compensation.state === 'succeeded') return { status: { as: 'clear' }, mark: mark('done', null) };
   if (!why.startsWith(IN_DOUBT_PREFIX)) return stuck;
   const continueAs = (to: UndoState): StepEvaluation => ({ status: { as: 'wait', ms: 0 }, mark: mark(to, null) });
-  const wasForPerson = why.startsWith(NEEDS_PERSON_PREFIX);
-  if (isFinalState(compensation.state)) return continueAs(wasForPerson ? 'due' : 'running');
+  const wasPersonNeeded = why.startsWith(NEEDS_PERSON_PREFIX);
+  if (isFinalState(compensation.state)) return continueAs(wasPersonNeeded ? 'due' : 'running');
   // The doubt is still open, but the gateway now pursues it and a person was needed before, or the reverse: update the reason.
-  if (compensation.pursued === wasForPerson) return continueAs('running');
+  if (compensation.pursued === wasPersonNeeded) return continueAs('running');
   return stuck;
 }
 

@@ -70,7 +70,7 @@ export class Dispatch {
     }
   }
 
-  inFlight(txn: string): InFlightCall | undefined {
+  findInFlight(txn: string): InFlightCall | undefined {
     return this.#inFlight.get(txn);
   }
 
@@ -335,7 +335,7 @@ export class Dispatch {
     const block = findSendBlock(this.#ctx, job);
     if (block === undefined) return this.#recorder.releaseOwnership(job);
     const blocked: Outcome = { ...last, kind: 'not_sent', detail: block.detail };
-    return job.unresolved === 0 && !toCallProgress(job).bound && job.unknownSince === null
+    return job.unresolved === 0 && !toCallProgress(job).shouldFailIfUnsent && job.unknownSince === null
       ? this.#recorder.release(job, blocked, block.code)
       : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
   }
@@ -360,7 +360,7 @@ type ReobserveResult =
 
 /** Whether a read was never sent. Its key is released, because a read has no effect that a key must protect. */
 function isUnsentRead(job: Job, last: Outcome | undefined): boolean {
-  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !toCallProgress(job).bound;
+  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !toCallProgress(job).shouldFailIfUnsent;
 }
 
 /** Whether a call may have been recalled since its last attempt. Only a call of a saga or run, between two attempts, can be. */
@@ -380,7 +380,7 @@ const FROZEN_RECHECK_MS = 1_000;
 /** Nothing is sent without an observation. The observation is retried a few times before the call is given up. */
 function decideAfterFailedObservation(job: Job, times: number): NextAction {
   if (times < job.tool.retry.attempts) return { do: 'send', afterMs: computeBackoffMs(job.tool.retry, times) };
-  return toCallProgress(job).bound ? { do: 'fail' } : { do: 'release' };
+  return toCallProgress(job).shouldFailIfUnsent ? { do: 'fail' } : { do: 'release' };
 }
 
 function closeAttempt(job: Job, isUnknown: boolean): void {

@@ -23,8 +23,8 @@ export interface Job {
   readonly tool: Tool;
   readonly owner: string;
   readonly fence: number;
-  /** The number of the last update of the row. Not a step of a saga. */
-  step: number;
+  /** The number of the last update of the row. */
+  updateNumber: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
   /** For a compensation: the values that the undone call redacts. */
@@ -85,7 +85,7 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     tool,
     owner,
     fence: call.fence,
-    step: call.step,
+    updateNumber: call.updateNumber,
     args: payload.args,
     request: payload.request,
     secrets: payload.secrets ?? [],
@@ -109,8 +109,8 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     undo: call.undo,
     before,
     undoArguments: null,
-    lastAttemptDetail: lastRecordedDetail(call),
-    disprovedBy: recordedDisproof(call),
+    lastAttemptDetail: findLastRecordedDetail(call),
+    disprovedBy: findRecordedDisproof(call),
     isRecorded: true,
     isDue: true,
     progressListener: undefined,
@@ -120,7 +120,7 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
 }
 
 /** The result of the newest attempt in the call's events. An owner that died during an attempt recorded none. */
-function lastRecordedDetail({ events, attempt }: Call): string | undefined {
+function findLastRecordedDetail({ events, attempt }: Call): string | undefined {
   const ofAttempt = events.filter((event) => event['attempt'] === attempt);
   const details = ofAttempt.map((event) => event['told'] ?? (event.what === 'attempt_ended' && event['detail']));
   const newest = details.findLast((detail) => typeof detail === 'string');
@@ -134,7 +134,7 @@ const DISPROOF_BY_EVENT = new Map<string, Job['disprovedBy']>([
   ['verdict', undefined],
 ]);
 
-function recordedDisproof({ events }: Call): Job['disprovedBy'] {
+function findRecordedDisproof({ events }: Call): Job['disprovedBy'] {
   const finding = events.findLast(({ what }) => DISPROOF_BY_EVENT.has(what));
   return finding && DISPROOF_BY_EVENT.get(finding.what);
 }
@@ -179,7 +179,7 @@ export function createJob(
     tool,
     owner,
     fence: intent.fence,
-    step: 0,
+    updateNumber: 0,
     args: payload.args,
     request: payload.request,
     secrets: payload.secrets ?? [],
@@ -226,10 +226,10 @@ export function toCallProgress(job: Job): CallProgress {
     roundFrom: job.roundFrom,
     unresolved: job.unresolved,
     ownerDeaths: job.ownerDeaths,
-    bound: job.isApproved || job.undoOf !== null,
+    shouldFailIfUnsent: job.isApproved || job.undoOf !== null,
     recalled: job.recalled,
     fenced: job.fenced,
-    isSaid: job.state === 'in_doubt',
+    isDoubtRecorded: job.state === 'in_doubt',
     wasObserved: job.before !== undefined,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,

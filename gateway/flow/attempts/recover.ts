@@ -92,7 +92,7 @@ export class Recovery {
     const { db, lease, log } = this.#ctx;
     const owner = lease.id;
     const idle = (await listOwnedCalls(db, owner)).filter(
-      (txn) => this.#dispatch.inFlight(txn) === undefined && !this.#claims.isClaimPending(txn),
+      (txn) => this.#dispatch.findInFlight(txn) === undefined && !this.#claims.isClaimPending(txn),
     );
     for (const txn of idle.filter((candidate) => this.#orphans.has(candidate))) {
       log.warn({ txn }, 'This process owned a call that was not in flight. The call is released for recovery.');

@@ -31,7 +31,7 @@ export async function awaitCall(
 ): Promise<CallSummary | undefined> {
   const until = performance.now() + patienceMs;
   for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.maxMs)) {
-    const local = dispatch.inFlight(txn);
+    const local = dispatch.findInFlight(txn);
     if (local !== undefined) {
       const { job } = local;
       let result = await withTimeout(local.result, until - performance.now(), cancelToken, job.ledgerFailure);

@@ -50,7 +50,7 @@ export async function claimCall(
 ): Promise<ClaimWon | ClaimTaken | StaleDecision> {
   const { toolCall, tool, identified } = admitted;
   const { txn } = identified;
-  if (dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
+  if (dispatch.findInFlight(txn) !== undefined) return CLAIM_TAKEN;
   const owner = ctx.lease.id;
   const payload = { args: toolCall.args, request: admitted.request };
   const held = admitted.heldMs !== undefined;

@@ -47,7 +47,7 @@ export class Claims {
       if (!(await other)) throw buildLedgerUnwritableError(txn);
     }
     if (this.#unconfirmed.get(txn)?.wasLookedUp === false) throw buildLedgerUnwritableError(txn);
-    if (this.#dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
+    if (this.#dispatch.findInFlight(txn) !== undefined) return CLAIM_TAKEN;
     let resolveClaiming = (_: boolean) => {};
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (resolveClaiming = resolve)));
     let isWritable = true;
@@ -84,9 +84,9 @@ export class Claims {
   /** Releases the claims whose commit was unknown and that the ledger has. Cheap when there are none. */
   async releaseUnconfirmed(): Promise<void> {
     for (const [txn, claim] of this.#unconfirmed) {
-      if (this.#claiming.has(txn) || this.#dispatch.inFlight(txn) !== undefined) continue;
+      if (this.#claiming.has(txn) || this.#dispatch.findInFlight(txn) !== undefined) continue;
       if (await isOwnedBy(this.#ctx.db, txn, claim.owner)) {
-        if (this.#claiming.has(txn) || this.#dispatch.inFlight(txn) !== undefined) continue;
+        if (this.#claiming.has(txn) || this.#dispatch.findInFlight(txn) !== undefined) continue;
         const entry = buildAuditEntry('call_released', { txn, detail: 'the claim could not be confirmed in time' });
         await releaseClaim(this.#ctx.db, claim, entry);
         this.#unconfirmed.delete(txn);

@@ -10,7 +10,7 @@ import { awaitCall } from './await-call.ts';
 import type { Services } from './execute-call.ts';
 import { hideFreezeDetails, isParticipant } from './shared-keys.ts';
 
-export { buildCursorAt as cursorAt, type CallFilter, type CallPage };
+export { buildCursorAt, type CallFilter, type CallPage };
 
 const TXN_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 

@@ -32,9 +32,9 @@ export function findRefusal(
 /** The refusal of arguments that break the input schema, or whose check takes too long; undefined when they are valid. */
 export function findArgumentRefusal(tool: Tool, args: JsonObject, prefix = ''): GatewayError | undefined {
   const faults = tool.faults(args);
-  if ('restsForMs' in faults) {
+  if ('retryAfterMs' in faults) {
     const detail = `${prefix}Checking these arguments against the input schema of ${tool.name} takes too long, so nothing was sent.`;
-    return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.restsForMs / 1000) });
+    return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.retryAfterMs / 1000) });
   }
   if (faults.length === 0) return undefined;
   return new GatewayError('invalid_arguments', `${prefix}${faults.join('; ')}`, { members: { faults: [...faults] } });

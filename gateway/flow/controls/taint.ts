@@ -40,11 +40,11 @@ export function findExposure(
 ): TaintExposure | undefined {
   const scopes = listTaintTargets(origin).filter((scope) => !taintCache.has(scope));
   // A call outside a run also taints the open runs of its agent, and only the ledger knows which runs are open.
-  const loose = origin.run === null;
-  if (scopes.length === 0 && !loose) return undefined;
+  const isOutsideRuns = origin.run === null;
+  if (scopes.length === 0 && !isOutsideRuns) return undefined;
   const { agent } = origin;
-  const entryOf = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
-  return { agent, scopes, isOutsideRuns: loose, txn, tool, buildEntry: entryOf };
+  const buildEntry = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
+  return { agent, scopes, isOutsideRuns: isOutsideRuns, txn, tool, buildEntry: buildEntry };
 }
 
 /**

@@ -40,8 +40,8 @@ export async function beginSaga(
   agent: string,
   request: SagaRequest,
   key: string | undefined,
-  fence?: RunEpoch,
-): Promise<{ readonly story: SagaWithSteps; readonly isRepeat: boolean }> {
+  runEpoch?: RunEpoch,
+): Promise<{ readonly sagaWithSteps: SagaWithSteps; readonly isRepeat: boolean }> {
   const id = deriveSagaId(ctx.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
   const { name = null, ttlMs = null, onExpire = 'rollback' } = request;
   const requestDigest = createHash('sha256')
@@ -50,14 +50,14 @@ export async function beginSaga(
   const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs, onExpire });
   const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs, onExpire, entry };
   const opened = await logIfRefused(ctx, { agent, saga: id }, async () => {
-    const existing = await openSaga(ctx.db, saga, fence);
+    const existing = await openSaga(ctx.db, saga, runEpoch);
     if (existing.isSameRequest) return existing;
     throw new GatewayError(
       'key_reused',
       'This Idempotency-Key already opened a saga with another name, ttl or onExpire. Use a new key.',
     );
   });
-  return { story: await readSaga(ctx, id, agent), isRepeat: !opened.created };
+  return { sagaWithSteps: await readSaga(ctx, id, agent), isRepeat: !opened.created };
 }
 
 /** Reads a saga. With `agent`, the saga of another agent is not found; a person passes undefined. */
@@ -73,17 +73,22 @@ export async function findSagas(ctx: Context, filter: SagaFilter) {
   return listSagas(ctx.db, filter);
 }
 
-export async function commitOwnSaga(ctx: Context, id: string, agent: string, fence?: RunEpoch): Promise<SagaWithSteps> {
+export async function commitOwnSaga(
+  ctx: Context,
+  id: string,
+  agent: string,
+  runEpoch?: RunEpoch,
+): Promise<SagaWithSteps> {
   await readSaga(ctx, id, agent);
   const about = { saga: id, agent };
-  await logIfRefused(ctx, about, () => commitSaga(ctx.db, id, fence, buildAuditEntry('saga_committed', about)));
+  await logIfRefused(ctx, about, () => commitSaga(ctx.db, id, runEpoch, buildAuditEntry('saga_committed', about)));
   return readSaga(ctx, id, agent);
 }
 
-export async function createSavepoint(ctx: Context, id: string, agent: string, name: string, fence?: RunEpoch) {
+export async function createSavepoint(ctx: Context, id: string, agent: string, name: string, runEpoch?: RunEpoch) {
   await readSaga(ctx, id, agent);
   const entry = buildAuditEntry('savepoint', { saga: id, agent, name });
-  const made = await logIfRefused(ctx, { saga: id, agent }, () => addSavepoint(ctx.db, id, name, fence, entry));
+  const made = await logIfRefused(ctx, { saga: id, agent }, () => addSavepoint(ctx.db, id, name, runEpoch, entry));
   return { ...made, name };
 }
 

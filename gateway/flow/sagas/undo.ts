@@ -95,7 +95,7 @@ export function buildUndoArguments(
   }
 }
 
-/** Encodes a caller's undo, whose arguments the intent already stores. Encrypted arguments are encrypted anew, with the secrets beside them. */
+/** Encodes a caller's undo, whose arguments the intent stores. Encrypted arguments are encrypted anew, together with the secrets. */
 function encodeCallerUndo(
   key: Buffer,
   txn: string,

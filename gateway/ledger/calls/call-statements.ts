@@ -49,7 +49,7 @@ const ADMIT_ALL = `admitted as (select i.*, null::int as ordinal from intents i 
  * is `for update`, not `for share`: new shared locks could overtake a waiting takeover for ever. The `count(*) >= 0` conditions
  * are always true; they make PostgreSQL take the locks first.
  */
-const ADMIT_BOUND = `locked_runs as materialized (
+const ADMIT_IN_RUN_OR_SAGA = `locked_runs as materialized (
   select r.id, r.agent, r.epoch from runs r where r.id in (select run from intents) and r.ended_at is null order by r.id for update
 ), eligible as (
   select i.* from intents i
@@ -153,7 +153,7 @@ const buildClaimStatement = (name: string, admit: string) => ({
 /** Claims calls without run, saga or undone step. */
 export const CLAIM_CALLS = buildClaimStatement('claim', ADMIT_ALL);
 /** Claims calls of a run, and steps of a saga. */
-export const CLAIM_BOUND = buildClaimStatement('claim-bound', ADMIT_BOUND);
+export const CLAIM_IN_RUN_OR_SAGA = buildClaimStatement('claim-bound', ADMIT_IN_RUN_OR_SAGA);
 /** Claims compensations. */
 export const CLAIM_UNDOS = buildClaimStatement('claim-undos', ADMIT_UNDOS);
 /** Updates open calls. */

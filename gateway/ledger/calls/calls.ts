@@ -12,8 +12,8 @@ import { GroupCommit } from '../group-commit.ts';
 import { CALL_COLUMNS, CALLS_WITH_OWNER, type CallRow, toCall } from './call-row.ts';
 import {
   CLAIM_AND_UPDATE,
-  CLAIM_BOUND,
   CLAIM_CALLS,
+  CLAIM_IN_RUN_OR_SAGA,
   CLAIM_UNDOS,
   UPDATE_CALLS,
   type WriteResult,
@@ -23,7 +23,7 @@ import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
 
-/** At most two batches are in flight, so that batches grow large. Further items wait for the next batch (docs/adr/0008-group-commit.md). */
+/** Two batches in flight, so that batches grow large; further items wait. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 /** Claims under the same limit wait for the same row lock. They wait in this queue, so they do not occupy connections. */
 const LIMIT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
@@ -113,7 +113,7 @@ export interface CallUpdate {
   readonly txn: string;
   readonly fence: number;
   /** The number of this update of the row. An update applies only after its predecessor; a repeat of an applied one reports success. */
-  readonly step: number;
+  readonly updateNumber: number;
   /** An answer of the upstream or of a probe. It is true under any owner, so it applies under any fence. */
   readonly isEvidence: boolean;
   readonly state: CallState;
@@ -157,7 +157,7 @@ export class CallStore {
   readonly #db: Database;
   /** A claim yields a `ClaimResult`, an update a boolean. */
   readonly #writes: GroupCommit<LedgerWrite, ClaimResult | boolean>;
-  readonly #boundClaims: GroupCommit<Intent, ClaimResult>;
+  readonly #runOrSagaClaims: GroupCommit<Intent, ClaimResult>;
   readonly #undoClaims: GroupCommit<Intent, ClaimResult>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** Queues of guarded claims by limit, agent or tool. Policies name finitely many, so the map stays small. */
@@ -167,7 +167,7 @@ export class CallStore {
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
-    this.#boundClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#runOrSagaClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undoClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#reads = new GroupCommit({ ...BATCH, shouldFailTogether: true, run: (txns) => this.#readAll(txns) });
   }
@@ -180,7 +180,7 @@ export class CallStore {
   claim(intent: Intent, guards?: ClaimGuards): Promise<ClaimResult> {
     if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
     if (intent.undoes !== null) return this.#undoClaims.submit(intent);
-    if (isBoundToRunOrSaga(intent)) return this.#boundClaims.submit(intent);
+    if (isBoundToRunOrSaga(intent)) return this.#runOrSagaClaims.submit(intent);
     return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
   }
 
@@ -253,7 +253,7 @@ export class CallStore {
       sample?.undoes != null
         ? CLAIM_UNDOS
         : sample !== undefined && isBoundToRunOrSaga(sample)
-          ? CLAIM_BOUND
+          ? CLAIM_IN_RUN_OR_SAGA
           : CLAIM_CALLS;
     const claims = new Map<string, Intent>();
     for (const intent of intents) addIfAbsent(claims, intent);

@@ -1,4 +1,4 @@
-import { computeBackoffMs } from '../attempts/next-step.ts';
+import { computeBackoffMs } from '../attempts/next-action.ts';
 import type { Call } from '../calls/call.ts';
 import { isFinalState } from '../calls/call-state.ts';
 import type { Taint } from '../controls/taint.ts';

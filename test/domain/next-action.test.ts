@@ -8,7 +8,7 @@ import {
   decideNextAction,
   MAX_OWNER_DEATHS,
   type NextAction,
-} from '../../gateway/domain/attempts/next-step.ts';
+} from '../../gateway/domain/attempts/next-action.ts';
 import type { CallKind } from '../../gateway/domain/calls/call.ts';
 import type { RetryPolicy, Tool } from '../../gateway/domain/policy.ts';
 
@@ -33,7 +33,7 @@ const facts = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallPr
   bound: false,
   recalled: false,
   fenced: false,
-  isSaid: true,
+  isRecordedInDoubt: true,
   wasObserved: false,
   attempt: 1,
   roundFrom: 0,
@@ -186,7 +186,7 @@ describe('a tool that can look at what it would change', () => {
     [
       'none, settled, not yet said: say it first',
       'doubt',
-      watched({ kind: 'none', isSaid: false, ...settled }, SETTLES),
+      watched({ kind: 'none', isRecordedInDoubt: false, ...settled }, SETTLES),
     ],
     ['none, settles at once: look', 'observe', watched({ kind: 'none' }, 0)],
     ['none, says nothing about settling: look, to tell a person', 'observe', watched({ kind: 'none' })],
@@ -209,7 +209,7 @@ describe('a tool that can look at what it would change', () => {
 
   it('waits exactly until the upstream has settled, and says the doubt before it looks', () => {
     expect(watched({ kind: 'none', msSinceUnknown: 1_000 }, SETTLES)).toMatchObject({ wakeMs: SETTLES - 1_000 });
-    expect(watched({ kind: 'none', isSaid: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
+    expect(watched({ kind: 'none', isRecordedInDoubt: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
     expect(watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: null });
   });
 

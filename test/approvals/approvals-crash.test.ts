@@ -310,7 +310,10 @@ describe('a race', () => {
     const held = await Promise.all(
       Array.from({ length: rounds }, (_, i) => hold(tool, { id: `${id}-${i}` }, `${id}-${i}`)),
     );
-    const shown = await Promise.all(held.map(({ body }) => readApproval(body.txn)));
+    // On a busy machine an approval may expire before it is read; a vote on it is then refused like any late vote.
+    const shown = await Promise.all(
+      held.map(async ({ body }) => (await readApproval(body.txn)) ?? (await readApproval(body.txn, 'expired'))),
+    );
     await Promise.all(
       held.map(async ({ body: { txn } }, i) => {
         if (waitMs > 0) await sleep(Math.max(0, waitMs - (performance.now() - heldAt) + (i - rounds / 2) * 12));

@@ -1,4 +1,4 @@
-# Two stages: the compiler and its tools stay behind.
+# Two stages, so that the image has no compiler and no development packages.
 FROM node:22-bookworm-slim AS build
 WORKDIR /app
 COPY package.json package-lock.json .npmrc tsconfig.json tsconfig.build.json ./
@@ -13,7 +13,7 @@ FROM node:22-bookworm-slim
 ENV NODE_ENV=production
 WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
-# No embedded PostgreSQL in the image: production brings its own through DATABASE_URL.
+# The image has no embedded PostgreSQL: set DATABASE_URL.
 RUN npm ci --omit=dev --omit=optional --ignore-scripts && npm cache clean --force
 COPY --from=build /app/dist dist
 COPY bin bin

@@ -3,24 +3,24 @@
 // Exit code 0: none can be reached, as it should be. 1: at least one can be reached. 2: wrong usage.
 import { connect } from 'node:net';
 
-const places = process.argv.slice(2).map((text) => /^\[?([^\]]+?)\]?:(\d+)$/.exec(text));
-if (places.length === 0 || places.includes(null)) {
+const addresses = process.argv.slice(2).map((text) => /^\[?([^\]]+?)\]?:(\d+)$/.exec(text));
+if (addresses.length === 0 || addresses.includes(null)) {
   process.stderr.write('usage: node --input-type=module - HOST:PORT… < check-egress.mjs\n');
   process.exit(2);
 }
 
-const reach = ([, host, port]) =>
+const tryConnect = ([, host, port]) =>
   new Promise((resolve) => {
     const socket = connect({ host, port: Number(port), timeout: 5_000 });
-    const end = (isOpen, why) => {
-      process.stdout.write(`${host}:${port} ${isOpen ? 'OPEN' : `closed (${why})`}\n`);
+    const finish = (isOpen, reason) => {
+      process.stdout.write(`${host}:${port} ${isOpen ? 'OPEN' : `closed (${reason})`}\n`);
       socket.destroy();
       resolve(isOpen);
     };
-    socket.once('connect', () => end(true));
-    socket.once('timeout', () => end(false, 'no answer'));
-    socket.once('error', (error) => end(false, error.code));
+    socket.once('connect', () => finish(true));
+    socket.once('timeout', () => finish(false, 'no answer'));
+    socket.once('error', (error) => finish(false, error.code));
   });
 
-const reached = await Promise.all(places.map(reach));
+const reached = await Promise.all(addresses.map(tryConnect));
 process.exitCode = reached.includes(true) ? 1 : 0;

@@ -29,7 +29,7 @@ import { closeUnusedConnections } from './http/transport/unused-connections.ts';
 import { mcpRoutes, resourceMetadataRoutes } from './mcp/routes.ts';
 
 export interface AppOptions {
-  readonly flow: Services;
+  readonly services: Services;
   readonly health: Health;
   readonly control: PolicyControl;
   readonly tokens: TokenCheck;
@@ -38,13 +38,13 @@ export interface AppOptions {
   readonly log: Logger;
   readonly version: string;
   readonly bodyBytes: number;
-  /** More calls at once than this are turned away before any work is done. */
-  readonly inflight: number;
+  /** Further concurrent requests are refused before any work is done. */
+  readonly maxInflight: number;
   readonly doorLimits: DoorLimits;
   readonly demo: { readonly stateFile: string; readonly token: string } | undefined;
 }
 
-/** The HTTP application: plugins and routes in the order in which they are written here. */
+/** Builds the HTTP application. Plugins and routes are registered in the order of this file. */
 export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
   const unreadable = new ClientErrorResponder();
   const app = Fastify({
@@ -55,29 +55,29 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     routerOptions: { maxParamLength: 512, ignoreTrailingSlash: false },
-    // A path that the router itself cannot read: a broken escape, a segment that is too long.
+    // The router itself refuses a path with a broken escape or a segment that is too long.
     frameworkErrors: (error, request, reply) =>
       sendProblem(reply as FastifyReply, new GatewayError('malformed', error.message), request.url),
     clientErrorHandler: (error, socket) => unreadable.answer(error, socket),
   });
 
   app.setErrorHandler((error: FastifyError, request, reply) => {
-    // Fastify hangs up on whoever sends a body it will not take. Nothing is wrong with the connection: what is left of the body
-    // flows away, and the next request may come.
+    // Fastify closes the connection after it refuses a body. drainBody discards the rest of the body, so keep it open.
     if (reply.raw.shouldKeepAlive) reply.removeHeader('connection');
-    const told = request.is404 ? nothingThere(request) : (asGatewayError(error) ?? protocolError(error));
-    if (told === undefined) options.log.error({ err: error, route: request.routeOptions.url }, 'unexpected failure');
-    // The ledger is there and refused a statement: that is a fault of ours, which no retry mends.
+    const known = request.is404 ? buildNotFoundError(request) : (asGatewayError(error) ?? toProtocolError(error));
+    if (known === undefined)
+      options.log.error({ err: error, route: request.routeOptions.url }, 'A request failed unexpectedly.');
+    // PostgreSQL refused a statement, which is a bug here: no retry helps.
     if (error instanceof LedgerError && error.isRejected)
-      options.log.error({ err: error.message, route: request.routeOptions.url }, 'the ledger refused a statement');
+      options.log.error({ err: error.message, route: request.routeOptions.url }, 'PostgreSQL refused a statement.');
     return sendProblem(
       reply,
-      told ?? new GatewayError('internal', 'Something failed that should not have. Ask again with the same key.'),
+      known ?? new GatewayError('internal', 'The gateway failed unexpectedly. Try again with the same key.'),
       request.url,
     );
   });
-  app.setNotFoundHandler((request, reply) => sendProblem(reply, nothingThere(request), request.url));
-  // What is sent to where nothing is, anybody can send: none of it is read. Each scope that takes bodies says how.
+  app.setNotFoundHandler((request, reply) => sendProblem(reply, buildNotFoundError(request), request.url));
+  // Do not parse the body of an unknown route. Each scope that takes bodies adds its own parser.
   app.removeAllContentTypeParsers();
 
   unreadable.watch(app.server);
@@ -94,38 +94,38 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
 
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
   gatherBodies(app);
-  const { policies } = options.flow.station;
-  const inflight = new Inflight(options.inflight, () => policies().agents.size);
+  const { policies } = options.services.station;
+  const inflight = new Inflight(options.maxInflight, () => policies().agents.size);
   inflight.limitTotal(app);
   await frontDoor(app, policies, options.tokens, options.doorLimits);
   inflight.limitPerAgent(app);
-  // A connection that is kept alive would keep a process that is about to end waiting for it.
+  // During shutdown, close connections: an open one would delay the end of the process.
   app.addHook('onSend', (_request, reply, _payload, done) => {
-    if (options.flow.dispatch.shutdownToken.gone) reply.header('connection', 'close');
+    if (options.services.dispatch.shutdownToken.gone) reply.header('connection', 'close');
     done();
   });
-  publicRoutes(app, options.flow, options.health, options.metrics, options.version);
-  toolRoutes(app, options.flow);
-  callRoutes(app, options.flow);
-  sagaRoutes(app, options.flow);
-  runRoutes(app, options.flow);
-  proxyRoutes(app, options.flow);
-  mcpRoutes(app, options.flow, options.version);
-  resourceMetadataRoutes(app, options.flow);
-  adminRoutes(app, options.flow);
-  sagaAdminRoutes(app, options.flow);
-  approvalRoutes(app, options.flow);
-  controlRoutes(app, options.flow, options.control);
-  pinRoutes(app, options.flow);
-  auditRoutes(app, options.flow);
-  eraseRoutes(app, options.flow);
-  statsRoutes(app, options.flow, options.control, options.version);
-  eventRoutes(app, options.flow);
+  publicRoutes(app, options.services, options.health, options.metrics, options.version);
+  toolRoutes(app, options.services);
+  callRoutes(app, options.services);
+  sagaRoutes(app, options.services);
+  runRoutes(app, options.services);
+  proxyRoutes(app, options.services);
+  mcpRoutes(app, options.services, options.version);
+  resourceMetadataRoutes(app, options.services);
+  adminRoutes(app, options.services);
+  sagaAdminRoutes(app, options.services);
+  approvalRoutes(app, options.services);
+  controlRoutes(app, options.services, options.control);
+  pinRoutes(app, options.services);
+  auditRoutes(app, options.services);
+  eraseRoutes(app, options.services);
+  statsRoutes(app, options.services, options.control, options.version);
+  eventRoutes(app, options.services);
 }
 
-function nothingThere({ method, url }: FastifyRequest): GatewayError {
+function buildNotFoundError({ method, url }: FastifyRequest): GatewayError {
   const path = url.split('?')[0] ?? url;
-  // As curl asks when it is given no body.
+  // curl sends GET when it is given no body.
   const hint = /^\/v1\/tools\/[^/]+$/.test(path) ? ' Call a tool with POST /v1/tools/{tool}.' : '';
   return new GatewayError('not_found', `There is no ${method} ${path}.${hint}`);
 }
@@ -135,7 +135,7 @@ const PROTOCOL_ERRORS: Readonly<Record<string, readonly [ErrorCode, string]>> = 
   FST_ERR_CTP_EMPTY_TYPE: ['unsupported_media', 'Send the body as content-type: application/json.'],
 };
 
-function protocolError(error: FastifyError): GatewayError | undefined {
+function toProtocolError(error: FastifyError): GatewayError | undefined {
   const known = PROTOCOL_ERRORS[error.code];
   if (known !== undefined) return new GatewayError(...known);
   if (error.statusCode !== undefined && error.statusCode >= 400 && error.statusCode < 500)

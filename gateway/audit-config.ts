@@ -4,9 +4,9 @@ import { z } from 'zod';
 import { NoteError, NoteSigner, NoteVerifier } from './domain/audit/signed-note.ts';
 import type { Diagnostics, SourceFile } from './policy/faults.ts';
 
-/** The tamper-evident log: what signs it, and who keeps its newest checkpoint beside the data directory. */
+/** The key of the audit log, and where its newest checkpoint is kept besides the data directory. */
 export interface AuditConfig {
-  /** The file with the signing key; absent: one in the data directory. */
+  /** The file with the signing key; undefined: the one in the data directory. */
   readonly key: string | undefined;
   readonly directories: readonly string[];
   readonly witnesses: readonly { readonly url: string; readonly key: string; readonly allowPrivate: boolean }[];
@@ -27,24 +27,24 @@ export const auditSchema = z.strictObject({
 });
 
 type Anchor = z.infer<typeof anchorSchema>;
-type Place = ReadonlyArray<string | number>;
+type YamlPath = ReadonlyArray<string | number>;
 
-export async function auditOf(
+export async function parseAuditConfig(
   audit: z.infer<typeof auditSchema> | undefined,
   cwd: string,
   source: SourceFile,
   report: Diagnostics,
 ): Promise<AuditConfig> {
   if (audit === undefined) return NO_AUDIT_CONFIG;
-  const fault = (path: Place, message: string) => report.addError({ source, path: ['audit', ...path] }, message);
+  const fault = (path: YamlPath, message: string) => report.addError({ source, path: ['audit', ...path] }, message);
   const key = audit.key === undefined ? undefined : resolve(cwd, audit.key);
   if (key !== undefined) {
-    const wrong = await faultOfKey(key);
-    if (wrong !== undefined) fault(['key'], wrong);
+    const keyFault = await findKeyFault(key);
+    if (keyFault !== undefined) fault(['key'], keyFault);
   }
   const anchors = audit.anchors ?? [];
   for (const [i, anchor] of anchors.entries())
-    for (const [path, message] of faultsOf(anchor)) fault(['anchors', i, ...path], message);
+    for (const [path, message] of findAnchorFaults(anchor)) fault(['anchors', i, ...path], message);
   return {
     key,
     directories: anchors.flatMap(({ directory }) => (directory === undefined ? [] : [resolve(cwd, directory)])),
@@ -54,37 +54,36 @@ export async function auditOf(
   };
 }
 
-/** Nothing of what the file holds is shown. */
-async function faultOfKey(file: string): Promise<string | undefined> {
+/** The message never contains any content of the file. */
+async function findKeyFault(file: string): Promise<string | undefined> {
   try {
     NoteSigner.fromPem('any', await readFile(file, 'utf8'));
     return undefined;
   } catch (error) {
     if (error instanceof NoteError)
-      return `the file is no good: ${error.message}; make one with openssl genpkey -algorithm ed25519, or leave this out to have one made`;
+      return `the file holds no usable key: ${error.message}; create one with openssl genpkey -algorithm ed25519, or remove this line to have one created`;
     return `the file cannot be read: ${(error as NodeJS.ErrnoException).code}`;
   }
 }
 
-function* faultsOf({ directory, witness, key, allowPrivate }: Anchor): Generator<[Place, string]> {
+function* findAnchorFaults({ directory, witness, key, allowPrivate }: Anchor): Generator<[YamlPath, string]> {
   if ((directory === undefined) === (witness === undefined)) {
     yield [[], 'is neither { directory: … } nor { witness: …, key: … }'];
     return;
   }
   if (witness === undefined) {
-    if (key !== undefined) yield [['key'], 'goes with a witness, not with a directory'];
-    if (allowPrivate !== undefined) yield [['allowPrivate'], 'goes with a witness, not with a directory'];
+    if (key !== undefined) yield [['key'], 'is for a witness, not for a directory'];
+    if (allowPrivate !== undefined) yield [['allowPrivate'], 'is for a witness, not for a directory'];
     return;
   }
   const protocol = URL.canParse(witness) ? new URL(witness).protocol : '';
   if (protocol !== 'https:' && !(protocol === 'http:' && allowPrivate === true))
     yield [['witness'], 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)'];
-  if (key === undefined)
-    yield [[], 'has no key: the public key of the witness, which says what its cosignatures are worth'];
-  else if (!isVerifier(key)) yield [['key'], 'is not a public key such as witness.example+1a2b3c4d+BA…'];
+  if (key === undefined) yield [[], 'has no key: add the public key of the witness, which verifies its cosignatures'];
+  else if (!isPublicKey(key)) yield [['key'], 'is not a public key such as witness.example+1a2b3c4d+BA…'];
 }
 
-function isVerifier(key: string): boolean {
+function isPublicKey(key: string): boolean {
   try {
     return new NoteVerifier(key) !== undefined;
   } catch {

@@ -9,7 +9,7 @@ interface BannerFacts {
 }
 
 /** The text that `npm start` prints: addresses, the demo keys, and three commands to paste. */
-export function banner(facts: BannerFacts, keys: DemoKeys | undefined): string {
+export function formatBanner(facts: BannerFacts, keys: DemoKeys | undefined): string {
   const host = facts.host === '0.0.0.0' || facts.host === '::' ? '127.0.0.1' : facts.host;
   const url = `http://${host.includes(':') ? `[${host}]` : host}:${facts.port}`;
   const lines = [

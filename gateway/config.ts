@@ -3,7 +3,7 @@ import { access, readFile } from 'node:fs/promises';
 import { availableParallelism } from 'node:os';
 import { resolve } from 'node:path';
 import { z } from 'zod';
-import { type AuditConfig, auditOf, auditSchema, NO_AUDIT_CONFIG } from './audit-config.ts';
+import { type AuditConfig, auditSchema, NO_AUDIT_CONFIG, parseAuditConfig } from './audit-config.ts';
 import { parseDurationMs } from './domain/duration.ts';
 import type { Rate } from './domain/policy.ts';
 import { Diagnostics, formatDiagnostic, type SourceFile } from './policy/faults.ts';
@@ -15,10 +15,10 @@ import { reportZodIssues } from './policy/zod-issues.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
 import { type TelemetryConfig, telemetryOf, telemetrySchema } from './telemetry/telemetry-config.ts';
 
-/** The process: where it listens, where its ledger and policies are. The only reader of the environment. */
+/** The configuration of the process. Only this module reads the environment. */
 export interface Config {
   readonly listen: { readonly host: string; readonly port: number };
-  /** Without a url the embedded PostgreSQL is started. */
+  /** Without a url the gateway starts its embedded PostgreSQL. */
   readonly database: { readonly url?: string; readonly pool: number };
   readonly policiesDir: string;
   readonly dataDir: string;
@@ -27,11 +27,11 @@ export interface Config {
     readonly bodyBytes: number;
     readonly inflight: number;
     readonly pendingApprovals: number;
-    /** At this process's front door, against floods. */
+    /** Rates of HTTP requests that this process accepts. */
     readonly perAgent: Rate;
     readonly perAddress: Rate;
   };
-  /** Where people are told that a call waits for them. */
+  /** Receives notices about approvals. */
   readonly webhook: Webhook | undefined;
   readonly telemetry: TelemetryConfig;
   readonly audit: AuditConfig;
@@ -39,16 +39,16 @@ export interface Config {
   /** How many processes share the port. */
   readonly workers: number;
   readonly logLevel: string;
-  /** 32 bytes that encrypt what redacting tools store; absent: kept in the data directory. */
+  /** 32 bytes that encrypt the payloads of redacting tools; undefined: the key in the data directory. */
   readonly encryptionKey: Buffer | undefined;
-  /** `point` or `point:n`: for the fault tests, die at a named point of a call's way. */
+  /** `point` or `point:n`: the kill point at which the process dies, for the fault tests. */
   readonly dieAt: string | undefined;
   readonly env: NodeJS.ProcessEnv;
 }
 
 export interface Webhook {
   readonly url: string;
-  /** Signs what is sent. Never stored, logged or shown. */
+  /** Signs the notices. Never stored, logged or shown. */
   readonly secret: string;
   readonly allowPrivate: boolean;
 }
@@ -63,9 +63,9 @@ export class ConfigError extends Error {
   }
 }
 
-const duration = z.string().regex(/^\d+(ms|s|m|h|d)$/, 'is not a duration such as 500ms, 10s, 5m, 24h or 30d');
+const durationSchema = z.string().regex(/^\d+(ms|s|m|h|d)$/, 'is not a duration such as 500ms, 10s, 5m, 24h or 30d');
 
-const fileSchema = z.strictObject({
+const configFileSchema = z.strictObject({
   listen: z
     .strictObject({ host: z.string().min(1).optional(), port: z.int().min(0).max(65_535).optional() })
     .optional(),
@@ -73,7 +73,10 @@ const fileSchema = z.strictObject({
   policies: z.string().min(1).optional(),
   dataDir: z.string().min(1).optional(),
   retention: z
-    .strictObject({ payloads: duration.optional(), keys: z.union([z.literal('forever'), duration]).optional() })
+    .strictObject({
+      payloads: durationSchema.optional(),
+      keys: z.union([z.literal('forever'), durationSchema]).optional(),
+    })
     .optional(),
   limits: z
     .strictObject({
@@ -95,30 +98,30 @@ const fileSchema = z.strictObject({
   audit: auditSchema.optional(),
 });
 
-type ConfigFile = z.infer<typeof fileSchema>;
+type ConfigFile = z.infer<typeof configFileSchema>;
 
-const LEAST_SECRET = 16;
-const LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'];
+const MIN_SECRET_LENGTH = 16;
+const LOG_LEVELS = ['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'];
 
 export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<Config> {
   const faults: string[] = [];
   const { file, webhook, audit } = await readConfigFile(env, cwd, faults);
-  const port = portOf(env, file, faults);
+  const port = readPort(env, file, faults);
   const host = env['HOST'] || file.listen?.host || '127.0.0.1';
   const url = env['DATABASE_URL'] || file.database?.url;
   if (url !== undefined && !/^postgres(ql)?:\/\//.test(url)) {
     faults.push('DATABASE_URL: is not a PostgreSQL address such as postgres://user:password@host:5432/oncegate');
   }
   const logLevel = env['LOG_LEVEL'] || 'info';
-  if (!LEVELS.includes(logLevel)) faults.push(`LOG_LEVEL: "${logLevel}" is not one of ${LEVELS.join(', ')}`);
-  const encryptionKey = encryptionKeyOf(env, faults);
+  if (!LOG_LEVELS.includes(logLevel)) faults.push(`LOG_LEVEL: "${logLevel}" is not one of ${LOG_LEVELS.join(', ')}`);
+  const encryptionKey = readEncryptionKey(env, faults);
   if (!/^([1-9]\d?)?$/.test(env['ONCEGATE_WORKERS'] ?? ''))
     faults.push(`ONCEGATE_WORKERS: "${env['ONCEGATE_WORKERS']}" is not a number of processes from 1 to 99`);
   const demo = env['ONCEGATE_DEMO'] !== '0';
   const policies = env['ONCEGATE_POLICIES'] || file.policies || 'policies';
   if (faults.length > 0) {
-    const filledIn = { ...env, ...demoEnv({ host, port }, undefined, env) };
-    throw new ConfigError([...faults, ...(await faultsBelow(resolve(cwd, policies), filledIn))]);
+    const filledIn = { ...env, ...buildDemoEnv({ host, port }, undefined, env) };
+    throw new ConfigError([...faults, ...(await findPolicyFaults(resolve(cwd, policies), filledIn))]);
   }
 
   const dataDir = resolve(cwd, env['ONCEGATE_DATA_DIR'] || file.dataDir || '.oncegate');
@@ -143,43 +146,42 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
     telemetry: telemetryOf(env, file.telemetry),
     audit,
     demo,
-    workers: workersOf(env, { demo, embedded: url === undefined }),
+    workers: readWorkerCount(env, { demo, embedded: url === undefined }),
     logLevel,
     encryptionKey,
     dieAt: env['ONCEGATE_DIE_AT'] || undefined,
-    env: { ...env, ...demoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined, env) },
+    env: { ...env, ...buildDemoEnv({ host, port }, demo ? await readDemoKeys(dataDir) : undefined, env) },
   };
 }
 
-/** What is wrong with the policies too, told with the rest. That they are elsewhere may be what the file was to say. */
-async function faultsBelow(dir: string, env: NodeJS.ProcessEnv): Promise<string[]> {
-  const isThere = await access(dir).then(
+/** Reports policy faults together with configuration faults. A missing directory is ignored: the bad file may name it. */
+async function findPolicyFaults(dir: string, env: NodeJS.ProcessEnv): Promise<string[]> {
+  const exists = await access(dir).then(
     () => true,
     () => false,
   );
-  const loaded = isThere ? await loadPolicies({ dir, env }) : undefined;
+  const loaded = exists ? await loadPolicies({ dir, env }) : undefined;
   return loaded?.ok === false ? loaded.faults.map(formatDiagnostic) : [];
 }
 
 /**
- * One process for each core; where PostgreSQL runs beside us it gets one of them. The demo is for looking at: one process
- * is easier to follow.
+ * One process per core, less one for an embedded PostgreSQL. The demo runs in one process, which is easier to follow.
  */
-function workersOf(env: NodeJS.ProcessEnv, { demo, embedded }: { demo: boolean; embedded: boolean }): number {
+function readWorkerCount(env: NodeJS.ProcessEnv, { demo, embedded }: { demo: boolean; embedded: boolean }): number {
   const text = env['ONCEGATE_WORKERS'];
   if (text !== undefined && text !== '') return Number(text);
   if (demo) return 1;
   return Math.max(1, availableParallelism() - (embedded ? 1 : 0));
 }
 
-/** What `${env.…}` of the demo policies sees. Without keys the demo agent exists, and nobody can be it. */
-export function demoEnv(
+/** The variables of the demo policies. Without keys the demo agent gets a random key that nobody knows. */
+export function buildDemoEnv(
   listen: Config['listen'],
   keys: DemoKeys | undefined,
   env: NodeJS.ProcessEnv,
 ): NodeJS.ProcessEnv {
   const host = listen.host === '0.0.0.0' || listen.host === '::' ? '127.0.0.1' : listen.host;
-  const hashed = (key: string | undefined) =>
+  const hashKey = (key: string | undefined) =>
     createHash('sha256')
       .update(key ?? randomBytes(32))
       .digest('hex');
@@ -187,51 +189,51 @@ export function demoEnv(
     ONCEGATE_DEMO_URL:
       env['ONCEGATE_DEMO_URL'] ?? `http://${host.includes(':') ? `[${host}]` : host}:${listen.port}/demo`,
     ONCEGATE_DEMO_TOKEN: keys?.token ?? 'no-demo-here',
-    ONCEGATE_DEMO_AGENT_SHA256: hashed(keys?.agentKey),
-    ONCEGATE_DEMO_ADMIN_SHA256: hashed(keys?.adminKey),
+    ONCEGATE_DEMO_AGENT_SHA256: hashKey(keys?.agentKey),
+    ONCEGATE_DEMO_ADMIN_SHA256: hashKey(keys?.adminKey),
   };
 }
 
-interface Read {
+interface LoadedConfigFile {
   readonly file: ConfigFile;
   readonly webhook: Webhook | undefined;
   readonly audit: AuditConfig;
 }
 
-async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<Read> {
-  const nothing: Read = { file: {}, webhook: undefined, audit: NO_AUDIT_CONFIG };
-  const named = env['ONCEGATE_CONFIG'];
-  const file = named || 'oncegate.yaml';
+async function readConfigFile(env: NodeJS.ProcessEnv, cwd: string, faults: string[]): Promise<LoadedConfigFile> {
+  const empty: LoadedConfigFile = { file: {}, webhook: undefined, audit: NO_AUDIT_CONFIG };
+  const configured = env['ONCEGATE_CONFIG'];
+  const file = configured || 'oncegate.yaml';
   let bytes: Buffer;
   try {
     bytes = await readFile(resolve(cwd, file));
   } catch (error) {
-    if (named)
+    if (configured)
       faults.push(`${file}:1:1: cannot be read: ${(error as NodeJS.ErrnoException).code}; correct ONCEGATE_CONFIG`);
-    return nothing;
+    return empty;
   }
   const parsed = parsePolicyFile({ name: file, file, bytes });
   if ('faults' in parsed) {
     faults.push(...parsed.faults.map(formatDiagnostic));
-    return nothing;
+    return empty;
   }
   const value = parsed.source.value ?? {};
-  const checked = fileSchema.safeParse(value);
+  const checked = configFileSchema.safeParse(value);
   const report = new Diagnostics();
   if (checked.success) {
-    const webhook = webhookOf(checked.data, env, parsed.source, report);
-    const audit = await auditOf(checked.data.audit, cwd, parsed.source, report);
+    const webhook = parseWebhook(checked.data, env, parsed.source, report);
+    const audit = await parseAuditConfig(checked.data.audit, cwd, parsed.source, report);
     faults.push(...report.faults.map(formatDiagnostic));
     return { file: checked.data, webhook, audit };
   }
-  reportZodIssues(report, { source: parsed.source, path: [] }, value, fileSchema, checked.error.issues);
+  reportZodIssues(report, { source: parsed.source, path: [] }, value, configFileSchema, checked.error.issues);
   faults.push(...report.faults.map(formatDiagnostic));
   const { policies } = value as { policies?: unknown };
-  return typeof policies === 'string' ? { ...nothing, file: { policies } } : nothing;
+  return typeof policies === 'string' ? { ...empty, file: { policies } } : empty;
 }
 
-/** Messages show no part of what the environment or a file filled in. */
-function webhookOf(
+/** The messages never contain a secret that the environment or a file filled in. */
+function parseWebhook(
   { approvals }: ConfigFile,
   env: NodeJS.ProcessEnv,
   source: SourceFile,
@@ -249,12 +251,15 @@ function webhookOf(
   const protocol = URL.canParse(url) ? new URL(url).protocol : '';
   if (protocol !== 'https:' && !(protocol === 'http:' && allowPrivate))
     report.addError(at('url'), 'is not a URL with https:// (or http:// to a private address, with allowPrivate: true)');
-  if (secret.length < LEAST_SECRET)
-    report.addError(at('secret'), `is shorter than ${LEAST_SECRET} characters: whoever guesses it can forge notices`);
+  if (secret.length < MIN_SECRET_LENGTH)
+    report.addError(
+      at('secret'),
+      `must be at least ${MIN_SECRET_LENGTH} characters long, so that nobody can guess it and forge notices`,
+    );
   return { url, secret, allowPrivate };
 }
 
-function portOf(env: NodeJS.ProcessEnv, file: ConfigFile, faults: string[]): number {
+function readPort(env: NodeJS.ProcessEnv, file: ConfigFile, faults: string[]): number {
   const text = env['PORT'];
   if (text === undefined || text === '') return file.listen?.port ?? 8080;
   const port = Number(text);
@@ -263,7 +268,7 @@ function portOf(env: NodeJS.ProcessEnv, file: ConfigFile, faults: string[]): num
   return 0;
 }
 
-function encryptionKeyOf(env: NodeJS.ProcessEnv, faults: string[]): Buffer | undefined {
+function readEncryptionKey(env: NodeJS.ProcessEnv, faults: string[]): Buffer | undefined {
   const text = env['ONCEGATE_ENCRYPTION_KEY'];
   if (text === undefined || text === '') return undefined;
   if (!/^[0-9a-fA-F]{64}$/.test(text)) faults.push('ONCEGATE_ENCRYPTION_KEY: is not 64 hex digits (32 bytes)');

@@ -27,7 +27,7 @@ import { Database } from './ledger/db.ts';
 import { ensureDeploymentId } from './ledger/deployment.ts';
 import { deleteEndedProcesses, Lease } from './ledger/process-lease.ts';
 import { UndoStore } from './ledger/sagas/undos.ts';
-import type { PolicyStore } from './policy-keeper.ts';
+import type { PolicyStore } from './policy-store.ts';
 
 export interface EngineOptions {
   readonly config: Pick<Config, 'database' | 'retention' | 'limits' | 'webhook' | 'dieAt' | 'dataDir' | 'audit'>;
@@ -37,30 +37,30 @@ export interface EngineOptions {
   /** The key that signs the log, as PEM. */
   readonly auditKey: string;
   readonly log: Logger;
-  readonly watch: Telemetry;
-  /** Told of each commit of claims and outcomes: how many, and how many wait. */
+  readonly telemetry: Telemetry;
+  /** Called after each group commit, with its size and the number of waiting writes. */
   readonly onBatch: (size: number, waiting: number) => void;
 }
 
-/** Ledger, adapters and flow, wired: everything of a gateway but its front doors. */
+/** Ledger, adapters and use cases, wired together: the gateway without HTTP. */
 export class Engine {
-  readonly flow: Services;
+  readonly services: Services;
   readonly #recovery: Recovery;
   readonly #rollbacks: RollbackWorker;
   readonly #sequencer: Sequencer;
-  readonly #station: Context;
+  readonly #context: Context;
   readonly #sweeper: NodeJS.Timeout;
 
-  private constructor(station: Context, key: NoteSigner, sweeper: NodeJS.Timeout) {
-    this.#station = station;
+  private constructor(context: Context, key: NoteSigner, sweeper: NodeJS.Timeout) {
+    this.#context = context;
     this.#sweeper = sweeper;
-    const dispatch = new Dispatch(station);
-    const claims = new Claims(station, dispatch);
-    this.#recovery = new Recovery(station, dispatch, claims);
-    this.#rollbacks = new RollbackWorker(station, dispatch, claims);
-    this.#sequencer = new Sequencer(station, key, station.logWatch);
-    this.flow = {
-      station,
+    const dispatch = new Dispatch(context);
+    const claims = new Claims(context, dispatch);
+    this.#recovery = new Recovery(context, dispatch, claims);
+    this.#rollbacks = new RollbackWorker(context, dispatch, claims);
+    this.#sequencer = new Sequencer(context, key, context.logWatch);
+    this.services = {
+      station: context,
       dispatch,
       claims,
       recovery: this.#recovery,
@@ -70,19 +70,22 @@ export class Engine {
   }
 
   static async start(options: EngineOptions): Promise<Engine> {
-    const { config, url, policies, sealingKey, auditKey, log, watch, onBatch } = options;
+    const { config, url, policies, sealingKey, auditKey, log, telemetry, onBatch } = options;
     const db = new Database(url, { max: config.database.pool, applicationName: 'oncegate' });
     try {
-      const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'the lease could not be renewed'));
+      const lease = new Lease(db, (error) => log.warn({ err: String(error) }, 'The lease could not be renewed.'));
       await lease.start();
-      const switches = new ControlFlags(db, lease, (error) =>
-        log.warn({ err: String(error) }, 'the switches could not be read'),
+      const controlFlags = new ControlFlags(db, lease, (error) =>
+        log.warn({ err: String(error) }, 'The control flags could not be read.'),
       );
-      const adapters = new AdapterRegistry((upstream) => switches.get(`breaker:${upstream}`) !== undefined, sealingKey);
-      switches.onBreakerClosed((upstream) => adapters.resetBreaker(upstream));
-      const finals = new ReplayCache(config.retention.payloadsMs);
-      switches.onChange(() => finals.clear());
-      await switches.start();
+      const adapters = new AdapterRegistry(
+        (upstream) => controlFlags.get(`breaker:${upstream}`) !== undefined,
+        sealingKey,
+      );
+      controlFlags.onBreakerClosed((upstream) => adapters.resetBreaker(upstream));
+      const replayCache = new ReplayCache(config.retention.payloadsMs);
+      controlFlags.onChange(() => replayCache.clear());
+      await controlFlags.start();
       adapters.applyPolicies(policies.current);
       const imports = new McpImports({ db, adapters, log }, policies.current);
       policies.onChange((changed) => {
@@ -92,16 +95,16 @@ export class Engine {
       await imports.start();
       const deployment = await ensureDeploymentId(db);
       const key = NoteSigner.fromPem(`oncegate/${deployment}`, auditKey);
-      const station: Context = {
+      const context: Context = {
         db,
         calls: new CallStore(db, onBatch),
         undos: new UndoStore(db),
-        finals,
+        finals: replayCache,
         pasts: new HistoryReader(db),
         taints: new TaintCache(),
         lease,
-        switches,
-        logWatch: new LogMonitor({ db, lease, key, ...anchorsOf(config), log }),
+        switches: controlFlags,
+        logWatch: new LogMonitor({ db, lease, key, ...buildAnchors(config), log }),
         adapters,
         policies: () => imports.current,
         imports,
@@ -109,13 +112,13 @@ export class Engine {
         sealingKey,
         mostPending: config.limits.pendingApprovals,
         log,
-        watch,
-        reach: deathAt(config.dieAt),
+        watch: telemetry,
+        reach: buildKillPoint(config.dieAt),
       };
-      // Before anything could be sent: whether this is the database it was.
-      await station.logWatch.verify();
-      await station.logWatch.requestCosignatures();
-      return new Engine(station, key, sweep(db, config, log));
+      // Check before the first send that the database was not replaced or rolled back.
+      await context.logWatch.verify();
+      await context.logWatch.requestCosignatures();
+      return new Engine(context, key, startRetentionSweep(db, config, log));
     } catch (error) {
       await db.close();
       throw error;
@@ -128,17 +131,17 @@ export class Engine {
     this.#sequencer.start();
   }
 
-  warnings(): string[] {
-    return [...this.#station.logWatch.warnings(), ...this.#sequencer.warnings()];
+  listWarnings(): string[] {
+    return [...this.#context.logWatch.warnings(), ...this.#sequencer.warnings()];
   }
 
-  async troubles(): Promise<string[]> {
-    const { db, lease, switches, logWatch } = this.#station;
+  async findTroubles(): Promise<string[]> {
+    const { db, lease, switches, logWatch } = this.#context;
     try {
       await db.run({ name: 'ping', text: 'select 1', values: [] });
       const doubt = logWatch.findFault();
       return [
-        ...(switches.canSend(lease.id) ? [] : ['the lease on the ledger is being taken anew']),
+        ...(switches.canSend(lease.id) ? [] : ['this process has no lease on the ledger, and is taking a new one']),
         ...(doubt === undefined ? [] : [doubt]),
       ];
     } catch (error) {
@@ -146,35 +149,35 @@ export class Engine {
     }
   }
 
-  /** The end is near: nobody waits any longer for what this process will not finish. */
-  letGo(): void {
-    this.flow.dispatch.beginShutdown();
+  /** Answers waiting callers whose calls this process will not finish. */
+  beginShutdown(): void {
+    this.services.dispatch.beginShutdown();
   }
 
-  /** In-flight calls are settled; what waits for its next attempt is handed to others; then everything is let go. */
+  /** Settles calls in flight, hands waiting calls to other replicas, and closes everything. */
   async stop(drainMs: number): Promise<void> {
-    const { db, lease, adapters, log } = this.#station;
+    const { db, lease, adapters, log } = this.#context;
     clearInterval(this.#sweeper);
-    this.#station.imports.stop();
+    this.#context.imports.stop();
     await this.#recovery.stop();
     await this.#rollbacks.stop();
-    await this.flow.dispatch.drain(drainMs);
-    // To the last byte: what is frozen while this process drains is not sent by it either.
-    await this.#station.switches.stop();
+    await this.services.dispatch.drain(drainMs);
+    // Control flags stop after the drain, because a freeze must also hold for calls that drain.
+    await this.#context.switches.stop();
     await this.#sequencer.stop();
     try {
       await handOverCalls(db, lease.id);
       await lease.end();
     } catch (error) {
-      log.warn({ err: String(error) }, 'the ledger could not be told of the end; others wait for the lease');
+      log.warn({ err: String(error) }, 'The lease could not be ended; other replicas take over when it lapses.');
     }
     await adapters.close();
     await db.close();
   }
 }
 
-/** Checkpoints are always kept in the data directory; the operator may name further places, which others keep. */
-function anchorsOf({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
+/** Checkpoints are always kept in the data directory, and wherever the configuration says. */
+function buildAnchors({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
   const directories = [join(dataDir, 'checkpoints'), ...audit.directories];
   return {
     files: directories.map((directory) => new CheckpointFiles(directory)),
@@ -182,16 +185,16 @@ function anchorsOf({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
   };
 }
 
-function sweep(
+function startRetentionSweep(
   db: Database,
   { retention, webhook }: Pick<Config, 'retention' | 'webhook'>,
   log: Logger,
 ): NodeJS.Timeout {
   const everyMs = Math.min(60_000, Math.max(250, retention.payloadsMs / 4));
-  let running = false;
+  let isRunning = false;
   const timer = setInterval(async () => {
-    if (running) return;
-    running = true;
+    if (isRunning) return;
+    isRunning = true;
     try {
       while ((await eraseExpiredPayloads(db, retention.payloadsMs)) >= 500);
       await eraseRunCheckpoints(db, retention.payloadsMs);
@@ -199,17 +202,17 @@ function sweep(
       while ((await deleteOldNotices(db, retention.payloadsMs, webhook === undefined)) >= 500);
       await deleteEndedProcesses(db);
     } catch (error) {
-      log.warn({ err: String(error) }, 'the retention sweep will try again');
+      log.warn({ err: String(error) }, 'The retention sweep failed and will run again.');
     } finally {
-      running = false;
+      isRunning = false;
     }
   }, everyMs);
   timer.unref();
   return timer;
 }
 
-/** `sending:2` kills this process the second time a call reaches that point. Only the fault tests ask for it. */
-function deathAt(dieAt: string | undefined): (point: KillPoint) => void {
+/** `sending:2` kills this process when a call reaches that kill point for the second time. For the fault tests. */
+function buildKillPoint(dieAt: string | undefined): (point: KillPoint) => void {
   if (dieAt === undefined) return () => {};
   const [name, nth = '1'] = dieAt.split(':');
   if (!(KILL_POINTS as readonly string[]).includes(name ?? ''))

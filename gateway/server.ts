@@ -7,39 +7,39 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import pino from 'pino';
 import { buildApp } from './app.ts';
-import { banner } from './banner.ts';
-import { type Config, ConfigError, demoEnv, readConfig } from './config.ts';
-import { readConsole } from './console-files.ts';
+import { ApprovalNotifier } from './approval-notifier.ts';
+import { formatBanner } from './banner.ts';
+import { buildDemoEnv, type Config, ConfigError, readConfig } from './config.ts';
+import { readConsoleFiles } from './console-files.ts';
 import { buildAuditEntry } from './domain/audit/audit.ts';
 import { Engine } from './engine.ts';
 import { enqueueAuditEntry } from './ledger/audit/audit-queue.ts';
 import { readBacklog } from './ledger/audit/backlog.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbeddedPostgres } from './ledger/embedded/embedded-postgres.ts';
 import { DatabaseUnreachableError, migrateDatabase, SchemaError } from './ledger/migrate.ts';
-import { ApprovalNotifier } from './messenger.ts';
-import { PolicyStore } from './policy-keeper.ts';
-import { auditKey, type DemoKeys, demoKeys, sealingKey } from './secret-files.ts';
+import { PolicyStore } from './policy-store.ts';
+import { type DemoKeys, loadAuditKey, loadDemoKeys, loadSealingKey } from './secret-files.ts';
 import { CallLog } from './telemetry/call-log.ts';
 import { Metrics } from './telemetry/metrics.ts';
 import { TelemetryRecorder } from './telemetry/telemetry.ts';
 import { startTracing } from './telemetry/tracing.ts';
-import { Tokens } from './tokens.ts';
-import { answerForAll, metricsOfAll } from './worker-metrics.ts';
-import { demoBeside, WorkerFailed, Workers } from './workers.ts';
+import { TokenVerifier } from './token-verifier.ts';
+import { buildClusterMetrics, serveClusterMetrics } from './worker-metrics.ts';
+import { startDemoServer, WorkerFailedError, WorkerPool } from './workers.ts';
 
-/** A gauge that stands at this says that there is very much; counting on would take the ledger's time when it has least. */
-const MOST_SOUNDED = 20_000;
+/** The gauges of the backlog stop counting here, because counting more would load a busy database. */
+const MAX_COUNTED_BACKLOG = 20_000;
 
 const ROOT = new URL('../../', import.meta.url).pathname;
-const DRAIN_MS = 25_000;
-/** Most boots are over by then; one that waits for a lock, or for a database that is silent, may never be. */
-const BOOT_MS = 5_000;
-const JOURNAL_MS = 2_000;
-/** A collector that is silent must not keep a gateway from ending. */
-const TRACING_MS = 2_000;
-const MOST_FAULTS = 20;
+const MAX_DRAIN_MS = 25_000;
+/** Most boots are faster; one that waits for a lock or a silent database may never end. */
+const MAX_BOOT_MS = 5_000;
+const AUDIT_WRITE_TIMEOUT_MS = 2_000;
+/** A silent collector must not delay the end of the gateway. */
+const TRACING_STOP_TIMEOUT_MS = 2_000;
+const MAX_LOGGED_FAULTS = 20;
 
-/** The process: everything is started here in order, and stopped in the opposite one. */
+/** Starts every part of the process in order; they are stopped in reverse order. */
 export async function runGateway(): Promise<void> {
   try {
     await start();
@@ -51,73 +51,73 @@ export async function runGateway(): Promise<void> {
 
 async function start(): Promise<void> {
   const config = await withFreePort(await readConfig(process.env, process.cwd()));
-  if (config.workers > 1 && cluster.isPrimary) await supervise(config);
+  if (config.workers > 1 && cluster.isPrimary) await runSupervisor(config);
   else await serve(config);
 }
 
-/** Several processes behind one port: what there must be one of is started here, then they are. */
-async function supervise(config: Config): Promise<void> {
+/** Starts the parts that must exist once, then the worker processes, which share one port. */
+async function runSupervisor(config: Config): Promise<void> {
   const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
   const stops: (() => Promise<void>)[] = [];
-  const stop = stopper(stops, log);
-  const boot = endOnSignal(stop);
+  const stop = buildStop(stops, log);
+  const boot = stopOnSignal(stop);
   try {
-    const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
-    // Read here for their faults, which are then told once.
-    const env = { ...config.env, ...demoEnv(config.listen, keys, config.env) };
+    const keys = config.demo ? await loadDemoKeys(config.dataDir) : undefined;
+    // Load the policies here, so that their faults are printed once.
+    const env = { ...config.env, ...buildDemoEnv(config.listen, keys, config.env) };
     await (await PolicyStore.start(config.policiesDir, env, log)).close();
-    const url = await database(config, stops);
+    const url = await startDatabase(config, stops);
     await migrateDatabase(url, join(ROOT, 'migrations'));
-    const beside = keys === undefined ? undefined : await demoBeside(demoOptions(config, keys));
-    if (beside !== undefined) stops.push(beside.stop);
-    const workers = new Workers({
+    const demo = keys === undefined ? undefined : await startDemoServer(buildDemoOptions(config, keys));
+    if (demo !== undefined) stops.push(demo.stop);
+    const workers = new WorkerPool({
       count: config.workers,
       env: {
         DATABASE_URL: url,
         PORT: String(config.listen.port),
-        ...(beside === undefined ? {} : { ONCEGATE_DEMO_URL: beside.url }),
+        ...(demo === undefined ? {} : { ONCEGATE_DEMO_URL: demo.url }),
       },
       log,
     });
     stops.push(() => workers.stop());
-    answerForAll();
+    serveClusterMetrics();
     await workers.start();
     process.on('SIGHUP', () => workers.signal('SIGHUP'));
-    announce(config, keys, keys !== undefined);
+    printBanner(config, keys, keys !== undefined);
   } catch (error) {
     await stop();
-    // Asked to end while it started: that is no failure.
+    // A signal during the boot is no failure.
     if (!boot.isEnding()) throw error;
   } finally {
-    boot.isOver();
+    boot.bootEnded();
   }
 }
 
 /**
- * Ends the process when it is asked to, once it has booted, because what is half started is not stopped cleanly; or a while later,
- * because a boot may hang. Whoever presses Ctrl-C signals the whole group, and npm passes its own on, so the same is asked for twice.
- * What comes after the first changes nothing; the default would kill what is draining, and leave PostgreSQL behind. `isOver` is to be
- * called when it has booted, or failed to.
+ * Ends the process on SIGTERM or SIGINT. Waits for the end of the boot, because a half started process does not stop
+ * cleanly, but not for longer than MAX_BOOT_MS. Ctrl-C reaches the whole process group, and npm forwards its signal too,
+ * so later signals are ignored: their default would kill a draining process and leave PostgreSQL running. Call
+ * `bootEnded` when the boot has succeeded or failed.
  */
-function endOnSignal(end: () => Promise<void>): { isOver: () => void; isEnding: () => boolean } {
-  let isOver = () => {};
+function stopOnSignal(stop: () => Promise<void>): { bootEnded: () => void; isEnding: () => boolean } {
+  let bootEnded = () => {};
   const boot = new Promise<void>((resolve) => {
-    isOver = resolve;
+    bootEnded = resolve;
   });
   let isEnding = false;
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.on(signal, () => {
       if (isEnding) return;
       isEnding = true;
-      void within(BOOT_MS, boot)
-        .then(end)
+      void waitAtMost(MAX_BOOT_MS, boot)
+        .then(stop)
         .then(() => process.exit(0));
     });
   }
-  return { isOver, isEnding: () => isEnding };
+  return { bootEnded, isEnding: () => isEnding };
 }
 
-function demoOptions(config: Config, keys: DemoKeys) {
+function buildDemoOptions(config: Config, keys: DemoKeys) {
   return { stateFile: join(config.dataDir, 'demo-services.jsonl'), token: keys.token };
 }
 
@@ -125,91 +125,94 @@ async function serve(config: Config): Promise<void> {
   const { version } = JSON.parse(await readFile(join(ROOT, 'package.json'), 'utf8')) as { version: string };
   const log = pino({ level: config.logLevel }, pino.destination({ fd: 1, sync: false }));
   const stops: (() => Promise<void>)[] = [];
-  const stop = stopper(stops, log);
-  let letGo = () => {};
-  let endBy = Number.POSITIVE_INFINITY;
-  const timeLeft = () => Math.max(0, Math.min(DRAIN_MS, endBy - performance.now()));
+  const stop = buildStop(stops, log);
+  let beginShutdown = () => {};
+  let stopBy = Number.POSITIVE_INFINITY;
+  const timeLeft = () => Math.max(0, Math.min(MAX_DRAIN_MS, stopBy - performance.now()));
   let reload = () => {};
-  const boot = endOnSignal(() => {
-    endBy = performance.now() + DRAIN_MS;
-    letGo();
+  const boot = stopOnSignal(() => {
+    stopBy = performance.now() + MAX_DRAIN_MS;
+    beginShutdown();
     return stop();
   });
 
   try {
-    const keys = config.demo ? await demoKeys(config.dataDir) : undefined;
+    const keys = config.demo ? await loadDemoKeys(config.dataDir) : undefined;
     const policies = await PolicyStore.start(
       config.policiesDir,
-      { ...config.env, ...demoEnv(config.listen, keys, config.env) },
+      { ...config.env, ...buildDemoEnv(config.listen, keys, config.env) },
       log,
     );
     stops.push(() => policies.close());
     reload = () => void policies.reload('SIGHUP');
 
-    const url = await database(config, stops);
+    const url = await startDatabase(config, stops);
     await migrateDatabase(url, join(ROOT, 'migrations'));
     const metrics = new Metrics();
     const tracing = await startTracing(config.telemetry, version);
-    if (tracing !== undefined) stops.push(() => within(TRACING_MS, tracing.stop()));
+    if (tracing !== undefined) stops.push(() => waitAtMost(TRACING_STOP_TIMEOUT_MS, tracing.stop()));
     const engine = await Engine.start({
-      watch: new TelemetryRecorder(metrics, tracing, log),
+      telemetry: new TelemetryRecorder(metrics, tracing, log),
       onBatch: (size, waiting) => metrics.batch(size, waiting),
       config,
       url,
       policies,
-      sealingKey: config.encryptionKey ?? (await sealingKey(config.dataDir)),
-      auditKey: await auditKey(config.dataDir, config.audit.key),
+      sealingKey: config.encryptionKey ?? (await loadSealingKey(config.dataDir)),
+      auditKey: await loadAuditKey(config.dataDir, config.audit.key),
       log,
     });
     stops.push(() => engine.stop(timeLeft()));
 
-    const { db, adapters } = engine.flow.station;
-    metrics.sound({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MOST_SOUNDED) });
-    const journal = await keepRecords(engine, policies, metrics, version, log, stops);
+    const { db, adapters } = engine.services.station;
+    metrics.sound({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MAX_COUNTED_BACKLOG) });
+    const auditRecords = await startAuditRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
-      const messenger = new ApprovalNotifier(engine.flow.station.db, config.webhook, log);
-      stops.push(() => messenger.stop());
+      const notifier = new ApprovalNotifier(engine.services.station.db, config.webhook, log);
+      stops.push(() => notifier.stop());
     }
 
     const app = await buildApp({
-      flow: engine.flow,
-      console: await readConsole(join(ROOT, 'console')),
+      services: engine.services,
+      console: await readConsoleFiles(join(ROOT, 'console')),
       control: {
         faults: () => policies.faults,
         reload: async (askedBy) => {
           const faults = await policies.reload(askedBy);
-          // Whoever asked is answered when it is in the log, or when the ledger is plainly not there.
-          await within(JOURNAL_MS, journal.written());
+          // Answer when the reload is in the audit log, or when the ledger does not take it in time.
+          await waitAtMost(AUDIT_WRITE_TIMEOUT_MS, auditRecords.written());
           return faults;
         },
       },
-      tokens: new Tokens(),
-      metrics: metricsOfAll(metrics),
-      health: { troubles: () => engine.troubles(), warnings: () => [...policies.warnings(), ...engine.warnings()] },
+      tokens: new TokenVerifier(),
+      metrics: buildClusterMetrics(metrics),
+      health: {
+        troubles: () => engine.findTroubles(),
+        warnings: () => [...policies.warnings(), ...engine.listWarnings()],
+      },
       log,
       version,
       bodyBytes: config.limits.bodyBytes,
-      inflight: config.limits.inflight,
+      maxInflight: config.limits.inflight,
       doorLimits: config.limits,
-      demo: keys === undefined || cluster.isWorker ? undefined : demoOptions(config, keys),
+      demo: keys === undefined || cluster.isWorker ? undefined : buildDemoOptions(config, keys),
     });
     await app.listen({ ...config.listen, backlog: 1024 });
-    stops.push(() => within(timeLeft(), app.close()));
-    letGo = () => engine.letGo();
+    stops.push(() => waitAtMost(timeLeft(), app.close()));
+    beginShutdown = () => engine.beginShutdown();
     engine.recover();
-    if (cluster.isPrimary) announce(config, keys, policies.has('demo'));
+    if (cluster.isPrimary) printBanner(config, keys, policies.has('demo'));
     process.on('SIGHUP', () => reload());
   } catch (error) {
     await stop();
-    // Asked to end while it started: that is no failure.
+    // A signal during the boot is no failure.
     if (!boot.isEnding()) throw error;
   } finally {
-    boot.isOver();
+    boot.bootEnded();
   }
 }
 
-/** Boots and policies are counted and logged; a gateway that cannot log that it booted does not start. */
-async function keepRecords(
+/** Records boots and policy loads in the audit log and the metrics. A gateway that cannot record its boot does not start. */
+async function startAuditRecords(
   engine: Engine,
   policies: PolicyStore,
   metrics: Metrics,
@@ -217,9 +220,9 @@ async function keepRecords(
   log: pino.Logger,
   stops: (() => Promise<void>)[],
 ): Promise<CallLog> {
-  const { db, lease } = engine.flow.station;
-  const journal = new CallLog(db, log);
-  stops.push(() => journal.stop());
+  const { db, lease } = engine.services.station;
+  const auditRecords = new CallLog(db, log);
+  stops.push(() => auditRecords.stop());
   await enqueueAuditEntry(
     db,
     buildAuditEntry('booted', {
@@ -229,21 +232,21 @@ async function keepRecords(
       policyVersion: policies.current.version,
     }),
   );
-  policies.onReading(({ version, faults, askedBy }) => {
-    const refused = faults.length > 0;
-    metrics.policies(version, refused);
-    journal.write(refused ? 'policies_refused' : 'policies_loaded', {
+  policies.onLoad(({ version, faults, askedBy }) => {
+    const isRefused = faults.length > 0;
+    metrics.policies(version, isRefused);
+    auditRecords.write(isRefused ? 'policies_refused' : 'policies_loaded', {
       process: lease.id,
       policyVersion: version,
       askedBy,
-      ...(refused ? { faults: faults.slice(0, MOST_FAULTS) } : {}),
+      ...(isRefused ? { faults: faults.slice(0, MAX_LOGGED_FAULTS) } : {}),
     });
   });
   metrics.policies(policies.current.version, policies.warnings().length > 0);
-  return journal;
+  return auditRecords;
 }
 
-/** Port 0 means any: chosen before the policies are read, because the demo's own URL stands in them. */
+/** Chooses a port for port 0 before the policies are loaded, because the demo policies contain the URL. */
 async function withFreePort(config: Config): Promise<Config> {
   if (config.listen.port !== 0) return config;
   const finder = createServer().listen(0, config.listen.host);
@@ -254,17 +257,17 @@ async function withFreePort(config: Config): Promise<Config> {
   return { ...config, listen: { ...config.listen, port } };
 }
 
-async function within(ms: number, work: PromiseLike<unknown>): Promise<void> {
+async function waitAtMost(ms: number, work: PromiseLike<unknown>): Promise<void> {
   await Promise.race([work, sleep(ms, undefined, { ref: false })]);
 }
 
-async function database(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
+async function startDatabase(config: Config, stops: (() => Promise<void>)[]): Promise<string> {
   if (config.database.url !== undefined) return config.database.url;
   const starting: Promise<EmbeddedPostgres> = startEmbeddedPostgres({
     dataDir: config.dataDir,
     log: (message) => process.stderr.write(`${message}\n`),
   });
-  // Also while it starts: a server that comes up after we are gone would stay.
+  // Registered before the start has finished, because a server that starts later would stay behind.
   stops.push(() =>
     starting.then(
       (embedded) => embedded.stop(),
@@ -274,41 +277,48 @@ async function database(config: Config, stops: (() => Promise<void>)[]): Promise
   return (await starting).url;
 }
 
-/** Stops in reverse order, once; a part that fails to stop does not keep the others from it. */
-function stopper(stops: (() => Promise<void>)[], log: pino.Logger): () => Promise<void> {
+/** Stops all parts in reverse order, once. A part that fails to stop does not keep the others running. */
+function buildStop(stops: (() => Promise<void>)[], log: pino.Logger): () => Promise<void> {
   let stopping: Promise<void> | undefined;
   return () => {
     stopping ??= (async () => {
       for (const part of stops.reverse()) {
-        await part().catch((error: unknown) => log.error({ err: error }, 'a part did not stop cleanly'));
+        await part().catch((error: unknown) =>
+          log.error({ err: error }, 'A part of the gateway did not stop cleanly.'),
+        );
       }
     })();
     return stopping;
   };
 }
 
-function announce(config: Config, keys: DemoKeys | undefined, demoPolicies: boolean): void {
-  const shown = {
+function printBanner(config: Config, keys: DemoKeys | undefined, hasDemoPolicies: boolean): void {
+  const facts = {
     ...config.listen,
     policiesDir: config.policiesDir,
     dataDir: config.dataDir,
     isExternalDatabase: config.database.url !== undefined,
   };
-  process.stdout.write(`${banner(shown, demoPolicies ? keys : undefined)}\n`);
+  process.stdout.write(`${formatBanner(facts, hasDemoPolicies ? keys : undefined)}\n`);
 }
 
 function explainFailure(error: unknown): string {
-  if (error instanceof WorkerFailed) return 'oncegate did not start: a worker ended before it was ready, see above';
+  if (error instanceof WorkerFailedError)
+    return 'oncegate did not start: a worker process ended during its start, for the reason above';
   if (error instanceof ConfigError)
-    return [...error.faults, '', `oncegate did not start: ${error.faults.length} fault(s) above`].join('\n');
+    return [
+      ...error.faults,
+      '',
+      `oncegate did not start: correct the ${error.faults.length === 1 ? 'fault' : `${error.faults.length} faults`} above`,
+    ].join('\n');
   if (error instanceof EmbeddedError || error instanceof SchemaError) return `oncegate did not start: ${error.message}`;
   if (error instanceof DatabaseUnreachableError)
     return `oncegate did not start: the database of DATABASE_URL cannot be used: ${error.message}`;
   const { code, port, address } = error as NodeJS.ErrnoException & { port?: number; address?: string };
   if (code === 'EADDRINUSE') {
-    return `oncegate did not start: port ${port} of ${address} is taken. Stop what listens there (another gateway?), or choose another: PORT=8081 npm start`;
+    return `oncegate did not start: port ${port} of ${address} is taken. Stop the program that listens there, or choose another port: PORT=8081 npm start`;
   }
   if (code === 'EACCES' && port !== undefined)
-    return `oncegate did not start: port ${port} needs rights that this user lacks; choose one above 1023 with PORT=…`;
+    return `oncegate did not start: port ${port} is not allowed for this user; choose a port above 1023 with PORT=…`;
   return `oncegate did not start: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}`;
 }

@@ -3,39 +3,39 @@ import { randomUUID } from 'node:crypto';
 import { AggregatorRegistry } from 'prom-client';
 import type { MetricsPage } from './http/public-routes.ts';
 
-/** Between a worker that is asked for metrics and the process that can ask all of them. */
-interface Asked {
+/** Sent by a worker to its parent process, which collects the metrics of all workers. */
+interface MetricsRequest {
   readonly oncegate: 'metrics';
   readonly id: string;
 }
-type Answered = Asked & { readonly text: string };
+type MetricsReply = MetricsRequest & { readonly text: string };
 
-const PATIENCE_MS = 5_000;
+const REPLY_TIMEOUT_MS = 5_000;
 
-/** In the process that started the workers: whichever of them is asked for metrics is told those of all. */
-export function answerForAll(): void {
+/** Runs in the parent process, so that any worker serves the metrics of all workers. */
+export function serveClusterMetrics(): void {
   const all = new AggregatorRegistry();
-  cluster.on('message', (worker, message: Asked) => {
+  cluster.on('message', (worker, message: MetricsRequest) => {
     if (message?.oncegate !== 'metrics') return;
     all.clusterMetrics().then(
       (text) => {
-        // It may have died while the others were asked.
-        if (worker.isConnected()) worker.send({ ...message, text } satisfies Answered, () => {});
+        // The worker may have died meanwhile.
+        if (worker.isConnected()) worker.send({ ...message, text } satisfies MetricsReply, () => {});
       },
       () => {
-        // One of them did not answer in time; the worker that asked then tells its own.
+        // A worker did not answer in time; the requesting worker then serves its own metrics.
       },
     );
   });
 }
 
-/** In a worker: everybody's metrics where the others can be reached, its own otherwise. */
-export function metricsOfAll(own: MetricsPage): MetricsPage {
+/** Runs in a worker: the metrics of all workers, or only its own if the parent process does not answer. */
+export function buildClusterMetrics(own: MetricsPage): MetricsPage {
   if (!cluster.isWorker) return own;
-  // Answers the process above when that collects.
+  // The registry answers the parent process when it collects.
   new AggregatorRegistry();
   const waiting = new Map<string, (text: string) => void>();
-  process.on('message', (message: Answered) => {
+  process.on('message', (message: MetricsReply) => {
     if (message?.oncegate === 'metrics') waiting.get(message.id)?.(message.text);
   });
   return {
@@ -48,9 +48,9 @@ export function metricsOfAll(own: MetricsPage): MetricsPage {
           waiting.delete(id);
           Promise.resolve(text).then(resolve, reject);
         };
-        const timer = setTimeout(() => end(own.text()), PATIENCE_MS);
+        const timer = setTimeout(() => end(own.text()), REPLY_TIMEOUT_MS);
         waiting.set(id, end);
-        process.send?.({ oncegate: 'metrics', id } satisfies Asked);
+        process.send?.({ oncegate: 'metrics', id } satisfies MetricsRequest);
       }),
   };
 }

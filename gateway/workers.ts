@@ -5,21 +5,21 @@ import Fastify from 'fastify';
 import type { Logger } from 'pino';
 import { registerDemoServices } from '../demo/services.ts';
 
-/** A worker that died is replaced after this long: one that dies at once must not eat the machine. */
-const REPLACE_MS = 500;
+/** A dead worker is replaced after this delay, so that one that always dies at once does not use all CPU time. */
+const RESTART_DELAY_MS = 500;
 
 export interface WorkersOptions {
   readonly count: number;
-  /** What each of them finds in its environment, beyond ours. */
+  /** Added to the environment of each worker. */
   readonly env: Readonly<Record<string, string>>;
   readonly log: Logger;
 }
 
 /**
- * Worker processes behind one port. Each is a whole gateway with a lease of its own, as a replica on another machine would
- * be; this process only starts them, replaces the dead, and owns what there must be one of. If it dies, they end at once.
+ * Worker processes that share one port. Each is a complete replica with its own lease. This process starts them,
+ * replaces dead ones, and owns what must exist once. If it dies, the workers end at once.
  */
-export class Workers {
+export class WorkerPool {
   readonly #options: WorkersOptions;
   #stopping = false;
 
@@ -27,22 +27,22 @@ export class Workers {
     this.#options = options;
   }
 
-  /** Resolves when all of them listen. Rejects when one ends before that: it has said why. */
+  /** Resolves when all workers listen. Rejects if one ends before; that worker has printed why. */
   async start(): Promise<void> {
-    await Promise.all(Array.from({ length: this.#options.count }, () => listening(this.#fork())));
+    await Promise.all(Array.from({ length: this.#options.count }, () => waitUntilListening(this.#fork())));
     cluster.on('exit', (worker, code, signal) => this.#replace(worker, code, signal));
   }
 
   signal(signal: NodeJS.Signals): void {
-    for (const worker of living()) worker.process.kill(signal);
+    for (const worker of listLiveWorkers()) worker.process.kill(signal);
   }
 
-  /** They drain what they carry; resolves when the last one is gone. */
+  /** The workers drain their calls; resolves when the last one has ended. */
   async stop(): Promise<void> {
     this.#stopping = true;
-    const gone = living().map((worker) => once(worker, 'exit'));
+    const exits = listLiveWorkers().map((worker) => once(worker, 'exit'));
     this.signal('SIGTERM');
-    await Promise.all(gone);
+    await Promise.all(exits);
   }
 
   #fork(): Worker {
@@ -51,29 +51,29 @@ export class Workers {
 
   #replace(worker: Worker, code: number, signal: string): void {
     if (this.#stopping) return;
-    this.#options.log.error({ pid: worker.process.pid, code, signal }, 'a worker ended; it is replaced');
-    void sleep(REPLACE_MS).then(() => {
+    this.#options.log.error({ pid: worker.process.pid, code, signal }, 'A worker process ended and is replaced.');
+    void sleep(RESTART_DELAY_MS).then(() => {
       if (!this.#stopping) this.#fork();
     });
   }
 }
 
-function living(): Worker[] {
+function listLiveWorkers(): Worker[] {
   return Object.values(cluster.workers ?? {}).filter((worker) => worker !== undefined && !worker.isDead()) as Worker[];
 }
 
-async function listening(worker: Worker): Promise<void> {
+async function waitUntilListening(worker: Worker): Promise<void> {
   const ended = new Promise<never>((_, reject) => {
-    worker.once('exit', () => reject(new WorkerFailed()));
+    worker.once('exit', () => reject(new WorkerFailedError()));
   });
   await Promise.race([once(worker, 'listening'), ended]);
 }
 
-/** A worker did not come up. What was wrong stands above, in its own words. */
-export class WorkerFailed extends Error {}
+/** A worker failed to start. It has already printed the reason. */
+export class WorkerFailedError extends Error {}
 
-/** The demo's services have a state of their own, so there is one of them, at an address that only the workers are told. */
-export async function demoBeside(demo: { readonly stateFile: string; readonly token: string }) {
+/** Starts the demo services once for all workers, because they have state. Only the workers know the address. */
+export async function startDemoServer(demo: { readonly stateFile: string; readonly token: string }) {
   const app = Fastify({ logger: false, forceCloseConnections: true });
   await app.register((scope) => registerDemoServices(scope, demo), { prefix: '/demo' });
   const address = await app.listen({ host: '127.0.0.1', port: 0 });

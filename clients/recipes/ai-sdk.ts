@@ -1,7 +1,7 @@
 import { aiSdkTools, OncegateClient } from '@oncegate/client';
 import { generateText, isStepCount, jsonSchema, type LanguageModel } from 'ai';
 
-const oncegate = new OncegateClient(); // of ONCEGATE_URL, with ONCEGATE_KEY
+const oncegate = new OncegateClient(); // uses ONCEGATE_URL and ONCEGATE_KEY
 
 export async function answer(model: LanguageModel, prompt: string): Promise<string> {
   const tools = await aiSdkTools(oncegate, { jsonSchema });

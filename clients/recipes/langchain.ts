@@ -3,7 +3,7 @@ import { tool } from '@langchain/core/tools';
 import { langChainTools, OncegateClient } from '@oncegate/client';
 import { createAgent } from 'langchain';
 
-const oncegate = new OncegateClient(); // of ONCEGATE_URL, with ONCEGATE_KEY
+const oncegate = new OncegateClient(); // uses ONCEGATE_URL and ONCEGATE_KEY
 
 export async function answer(model: string | BaseChatModel, prompt: string): Promise<string> {
   const tools = await langChainTools(oncegate, { tool });

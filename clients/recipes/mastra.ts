@@ -3,7 +3,7 @@ import type { MastraModelConfig } from '@mastra/core/llm';
 import { createTool } from '@mastra/core/tools';
 import { mastraTools, OncegateClient } from '@oncegate/client';
 
-const oncegate = new OncegateClient(); // of ONCEGATE_URL, with ONCEGATE_KEY
+const oncegate = new OncegateClient(); // uses ONCEGATE_URL and ONCEGATE_KEY
 
 export async function answer(model: MastraModelConfig, prompt: string): Promise<string> {
   const tools = await mastraTools(oncegate, { createTool });

@@ -1,7 +1,7 @@
 import { OncegateClient, openAiAgentsTools } from '@oncegate/client';
 import { Agent, type Model, run, tool } from '@openai/agents';
 
-const oncegate = new OncegateClient(); // of ONCEGATE_URL, with ONCEGATE_KEY
+const oncegate = new OncegateClient(); // uses ONCEGATE_URL and ONCEGATE_KEY
 
 export async function answer(model: string | Model, prompt: string): Promise<string> {
   const tools = await openAiAgentsTools(oncegate, { tool });

@@ -1,13 +1,13 @@
 import type { CallOutcome, Problem } from './outcome.ts';
 
 export interface OncegateOptions {
-  /** Where the gateway is (default `ONCEGATE_URL`, else `http://127.0.0.1:8080`). */
+  /** The URL of the gateway (default `ONCEGATE_URL`, else `http://127.0.0.1:8080`). */
   readonly url?: string;
   /** The agent's bearer key (default `ONCEGATE_KEY`). */
   readonly key?: string;
-  /** How often a call is asked for, at most, with the same key (default 5). */
+  /** How many requests one call may make, all with the same key (default 5). */
   readonly attempts?: number;
-  /** For how long, in milliseconds, before the model is told that it is not finished (default 60 000). */
+  /** For how many milliseconds a call may take before it is reported as not finished (default 60 000). */
   readonly patience?: number;
   readonly fetch?: typeof fetch;
 }
@@ -21,7 +21,7 @@ export interface ToolDescription {
 }
 
 export interface CallOptions {
-  /** The idempotency key: one for each wish, the same on every retry. */
+  /** The idempotency key: a new one for each call, the same one for every retry. */
   readonly key: string;
   readonly signal?: AbortSignal | undefined;
 }
@@ -31,11 +31,11 @@ type GatewayResponse = { readonly response: Response; readonly body: Record<stri
 const MAX_WAIT_SECONDS = 55;
 const BASE_BACKOFF_MS = 200;
 
-/** Not everything that runs JavaScript has one. */
+/** Empty in runtimes without `process.env`. */
 const environment: Readonly<Record<string, string | undefined>> =
   (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env ?? {};
 
-/** A gateway, as one agent sees it. */
+/** Calls the tools of a gateway with the key of one agent. */
 export class OncegateClient {
   readonly #url: string;
   readonly #key: string;
@@ -45,7 +45,7 @@ export class OncegateClient {
 
   constructor(options: OncegateOptions = {}) {
     const key = options.key ?? environment['ONCEGATE_KEY'];
-    if (!key) throw new Error("There is no key: set ONCEGATE_KEY, or give the agent's key as `key`.");
+    if (!key) throw new Error("The agent's key is missing. Set ONCEGATE_KEY, or pass `key`.");
     this.#url = (options.url ?? environment['ONCEGATE_URL'] ?? 'http://127.0.0.1:8080').replace(/\/+$/, '');
     this.#key = key;
     this.#attempts = options.attempts ?? 5;
@@ -53,17 +53,17 @@ export class OncegateClient {
     this.#fetch = options.fetch ?? fetch;
   }
 
-  /** What this agent may call. */
+  /** The tools that this agent may call. */
   async tools(): Promise<ToolDescription[]> {
     const { response, body } = await this.#request('GET', '/v1/tools');
     if (!response.ok)
-      throw new Error(`The gateway does not tell its tools: ${response.status} ${String(body['detail'] ?? '')}`);
+      throw new Error(`The gateway did not list its tools: ${response.status} ${String(body['detail'] ?? '')}`);
     return body['tools'] as ToolDescription[];
   }
 
   /**
-   * Calls a tool. Whatever is lost or not ready yet is asked for again under the same key, never under another: the
-   * gateway then answers for the call that was made, and makes none.
+   * Calls a tool. Retries lost and unfinished requests with the same key, so the gateway answers for the first call and
+   * makes no second one.
    */
   async call(tool: string, args: unknown, { key, signal }: CallOptions): Promise<CallOutcome> {
     const deadline = Date.now() + this.#timeoutMs;
@@ -94,7 +94,7 @@ export class OncegateClient {
       });
     } catch (error) {
       signal?.throwIfAborted();
-      // A TypeError is how fetch says that the network failed; a SyntaxError, that the answer was cut off.
+      // fetch throws a TypeError if the network fails; a SyntaxError means that the answer was cut off.
       if (error instanceof TypeError || error instanceof SyntaxError) return undefined;
       throw error;
     }
@@ -114,13 +114,13 @@ export class OncegateClient {
 }
 
 /**
- * What is known after one more answer. A lost connection unsays nothing that was heard, and a refusal of this request
- * says nothing of an earlier one that may have arrived: only an answer for the key itself does, which asks for a new one.
+ * Combines the known outcome with the newest one. A lost connection disproves nothing. A refusal of this request says
+ * nothing about an earlier request that may have arrived, unless it asks for a new key: then it is about the call itself.
  */
-function mergeOutcome(known: CallOutcome | undefined, heard: CallOutcome | undefined, key: string): CallOutcome {
-  const nothingSent = known === undefined || known.kind === 'refused';
-  if (heard === undefined) return nothingSent ? { kind: 'unknown', key } : known;
-  if (nothingSent || heard.kind !== 'refused' || heard.problem.retry === 'new_key') return heard;
+function mergeOutcome(known: CallOutcome | undefined, newest: CallOutcome | undefined, key: string): CallOutcome {
+  const isNothingSent = known === undefined || known.kind === 'refused';
+  if (newest === undefined) return isNothingSent ? { kind: 'unknown', key } : known;
+  if (isNothingSent || newest.kind !== 'refused' || newest.problem.retry === 'new_key') return newest;
   return known;
 }
 
@@ -134,36 +134,36 @@ function toOutcome({ response, body }: GatewayResponse, key: string): CallOutcom
     return { kind: 'pending', txn, state, ...(kind === 'delay' && { leavesAt: String(until) }) };
   }
   const problem = toProblem(response, body);
-  // The key is so old that its answer is gone: it was used, so something may well have happened.
+  // The answer for this key was deleted by retention, so the call may have had its effect.
   if (problem.code === 'key_expired') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };
   if (problem.code === 'in_progress') return { kind: 'pending', txn, state: 'sending' };
-  // Asked for again with the same key means: this call exists, and how it ended is not known here.
+  // `same_key` means that the call exists, and that its outcome is not known yet.
   if (problem.retry === 'same_key') return { kind: 'unknown', ...(txn !== '' && { txn }), problem, key };
   return { kind: 'refused', problem };
 }
 
-/** Something between us and the gateway may answer in its stead: then nothing is known. */
+/** An answer without a code comes from a proxy before the gateway; it says nothing about the call. */
 function toProblem(response: Response, body: Record<string, unknown>): Problem {
   if (typeof body['code'] === 'string') return body as unknown as Problem;
   const detail = 'The answer did not come from the gateway.';
   return { code: 'unknown', title: `HTTP ${response.status}`, detail, status: response.status, retry: 'same_key' };
 }
 
-/** How long to wait before asking again; undefined when that would not help. */
+/** How long to wait before the next request; undefined if a retry does not help. */
 function computeRetryDelayMs(answer: GatewayResponse | undefined, attempt: number): number | undefined {
   const backoff = BASE_BACKOFF_MS * 2 ** (attempt - 1) * (0.5 + Math.random() / 2);
   if (answer === undefined) return backoff;
   const { response, body } = answer;
-  const pending = response.status === 202;
-  const helps =
+  const isPending = response.status === 202;
+  const canRetry =
     body['retry'] === 'same_key' || body['retry'] === 'after_delay' || (response.status >= 500 && !body['code']);
-  // A doubt is told at once: to find out may take a person.
-  if (!pending && (!helps || isInDoubt(body))) return undefined;
+  // Report a doubt at once: ending it may take a person.
+  if (!isPending && (!canRetry || isInDoubt(body))) return undefined;
   const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
   return Number.isFinite(seconds) ? Math.max(seconds * 1000, backoff) : backoff;
 }
 
-/** Not where only the ledger fails for a moment, in the middle of a call: that is soon over. */
+/** False if the ledger failed in the middle of a call (another `state`), because that ends soon. */
 function isInDoubt({ code, state }: Record<string, unknown>): boolean {
   return code === 'in_doubt' && state === 'in_doubt';
 }

@@ -4,19 +4,19 @@ import { explainOutcome, OncegateError } from './outcome.ts';
 
 export interface ToolsOptions {
   /**
-   * What names this run of the agent, and is the same when it comes back after a crash: a thread or job id. It becomes
-   * part of every key. Needed where call ids are not unique (see `callKey`) and an agent resumes its runs.
+   * The name of this run of the agent, such as a thread or job id. Part of every key, so it must stay the same when the
+   * agent resumes after a crash. Needed if call ids are not unique (see `callKey`).
    */
   readonly run?: string;
-  /** What does not succeed is told to the model in words (default), or thrown as an `OncegateError`. */
+  /** `tell` (default) describes a failure to the model; `throw` throws an `OncegateError`. */
   readonly errors?: 'tell' | 'throw';
 }
 
-/** One call: the framework's id of it, its arguments, and a result that a model can read. */
+/** Makes one call, with the call id of the framework. Returns a result that a model can read. */
 type ToolCaller = (callId: string | undefined, args: unknown, signal?: AbortSignal) => Promise<unknown>;
 
 interface AdaptedTool {
-  /** As model vendors want it: `billing.charge` is `billing__charge`. */
+  /** `billing__charge` for `billing.charge`, because model vendors refuse dots. */
   readonly name: string;
   readonly description: string;
   readonly input: Record<string, unknown>;
@@ -24,13 +24,13 @@ interface AdaptedTool {
 }
 
 async function loadTools(client: OncegateClient, options: ToolsOptions): Promise<AdaptedTool[]> {
-  const made = crypto.randomUUID();
+  const generated = crypto.randomUUID();
   const tools = await client.tools();
   return tools.map((tool) => ({
     name: tool.name.replaceAll('.', '__'),
     description: tool.description,
     input: tool.input,
-    call: buildToolCaller(client, tool, options, made),
+    call: buildToolCaller(client, tool, options, generated),
   }));
 }
 
@@ -38,11 +38,11 @@ function buildToolCaller(
   client: OncegateClient,
   tool: ToolDescription,
   options: ToolsOptions,
-  made: string,
+  generated: string,
 ): ToolCaller {
   return async (callId, args, signal) => {
-    // A call outside of any run has no id: nobody can repeat it, and nobody will.
-    const key = await callKey(callId ?? crypto.randomUUID(), { given: options.run, made });
+    // Without a call id there is nothing to repeat the call by, so a random key is safe.
+    const key = await callKey(callId ?? crypto.randomUUID(), { given: options.run, generated });
     const outcome = await client.call(tool.name, args, { key, signal });
     if (outcome.kind === 'done') return outcome.result;
     if (options.errors === 'throw') throw new OncegateError(outcome);
@@ -50,7 +50,7 @@ function buildToolCaller(
   };
 }
 
-/** For frameworks whose results are text. */
+/** Some frameworks take only text as a result. */
 function toText(result: unknown): string {
   return typeof result === 'string' ? result : JSON.stringify(result);
 }
@@ -90,7 +90,7 @@ export async function openAiAgentsTools<Tool>(
       parameters: { properties: {}, required: [], additionalProperties: true, ...input },
       execute: async (args: unknown, _context: unknown, details?: Details) =>
         toText(await call(details?.toolCall?.callId, args, details?.signal)),
-      // Without this the framework would turn what is thrown into words of its own.
+      // Otherwise the framework would replace the error by its own text.
       ...(options.errors === 'throw' && { errorFunction: null }),
     } as never),
   );

@@ -7,7 +7,7 @@ const ENVIRONMENT = [
   ['ONCEGATE_KEY', 'bearer key of a person'],
 ] as const;
 
-/** A verb whose syntax is longer gets a line of its own in the overview. */
+/** A verb whose syntax is longer gets a separate line in the overview. */
 const MAX_SYNTAX_WIDTH = 16;
 const HELP_WIDTH = 80;
 

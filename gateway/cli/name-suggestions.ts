@@ -1,13 +1,14 @@
 const MAX_LISTED_NAMES = 10;
 
-/** `; did you mean "x"?`, or nothing. Imports `didYouMean` only when needed, so that other commands start faster. */
+/** `; did you mean "x"?`, or nothing. Imports `findClosestName` only when needed, so that other commands start faster. */
 export async function suggestNearest(word: string, candidates: Iterable<string>): Promise<string> {
   const all = [...candidates];
-  // didYouMean counts two swapped letters as two mistakes, so the most common typo is checked first.
+  // findClosestName counts two swapped letters as two mistakes, so the most common typo is checked first.
   const swapped = all.find((candidate) => isTransposition(word, candidate));
   if (swapped !== undefined) return `; did you mean ${JSON.stringify(swapped)}?`;
-  const { didYouMean } = await import('../policy/faults.ts');
-  return didYouMean(word, all);
+  const { findClosestName } = await import('../policy/faults.ts');
+  const closest = findClosestName(word, all);
+  return closest === undefined ? '' : `; did you mean ${JSON.stringify(closest)}?`;
 }
 
 /** Like `suggestNearest`; if no name is near, lists the first names. */

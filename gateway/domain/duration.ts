@@ -3,8 +3,8 @@ const UNIT_MS = { ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 } as c
 /** `500ms`, `10s`, `5m`, `24h`, `30d`. */
 export const DURATION_PATTERN = /^[1-9]\d{0,8}(?:ms|s|m|h|d)$/;
 
-/** Goes on after what was written instead of one. */
-export const INVALID_DURATION = 'is not a duration: write 500ms, 10s, 5m, 24h or 30d';
+/** The rest of a sentence that begins with the name of the value. */
+export const INVALID_DURATION = 'must be a duration such as 500ms, 10s, 5m, 24h or 30d';
 
 export function parseDurationMs(text: string): number {
   const [, digits, unit] = /^(\d+)(ms|s|m|h|d)$/.exec(text) ?? [];

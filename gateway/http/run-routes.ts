@@ -18,7 +18,7 @@ import { emptyBody, reasonBody } from './schemas/fields.ts';
 import { takeRunBody } from './schemas/run-schemas.ts';
 import { cancelTokenFor } from './tool-routes.ts';
 import { parseTtl, readBody, readJson } from './transport/bodies.ts';
-import { readKey, readPathRunEpoch } from './transport/headers.ts';
+import { readKeyHeader, readPathRunEpoch } from './transport/headers.ts';
 import { identifyAgent, identifyPerson } from './transport/identify.ts';
 import {
   type Query,
@@ -40,7 +40,7 @@ export function runRoutes(app: FastifyInstance, services: Services): void {
   app.post('/v1/runs', async (request, reply) => {
     const cancelToken = cancelTokenFor(request, reply);
     const agent = identify(request);
-    const key = readKey(request);
+    const key = readKeyHeader(request);
     const { name, ttl } = readBody(request, takeRunBody);
     const patienceMs = readPatience(request);
     const taken = await takeOverRun(services, { agent, name, ttlMs: parseTtl(ttl), key }, patienceMs, cancelToken);

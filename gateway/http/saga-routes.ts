@@ -9,7 +9,7 @@ import { emptyBody } from './schemas/fields.ts';
 import { openSagaBody, rollbackBody, savepointBody } from './schemas/saga-schemas.ts';
 import { cancelTokenFor } from './tool-routes.ts';
 import { parseTtl, readBody } from './transport/bodies.ts';
-import { readKey, readRunEpoch } from './transport/headers.ts';
+import { readKeyHeader, readRunEpoch } from './transport/headers.ts';
 import { identifyAgent } from './transport/identify.ts';
 import { type Query, readChoice, readIdParam, readLimit, readParam, readPatience } from './transport/query.ts';
 
@@ -27,7 +27,7 @@ export function sagaRoutes(app: FastifyInstance, services: Services): void {
 
   app.post('/v1/sagas', async (request, reply) => {
     const agent = identify(request);
-    const key = readKey(request);
+    const key = readKeyHeader(request);
     const { name, ttl, onExpire } = readBody(request, openSagaBody);
     const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
     const { story: sagaWithSteps, isRepeat } = await beginSaga(

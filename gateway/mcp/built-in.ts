@@ -55,7 +55,7 @@ function parseArguments<T>(name: string, schema: z.ZodType<T>, args: JsonObject)
   const parsed = schema.safeParse(args);
   if (parsed.success) return parsed.data;
   const faults = formatZodIssues(args, schema, parsed.error.issues);
-  throw new GatewayError('invalid_arguments', `${name}: ${faults.join('; ')}`, { members: { faults } });
+  throw new GatewayError('invalid_arguments', `${name}: ${faults.join(' ')}`, { members: { faults } });
 }
 
 const id = z

@@ -1,4 +1,4 @@
-/** The gateway's own tools, which an agent may be allowed. */
+/** The gateway's own tools. Rules allow and deny them like any other tool. */
 export const BUILT_IN_TOOL_EFFECTS: Readonly<Record<string, 'read' | 'write'>> = {
   'oncegate.begin_saga': 'write',
   'oncegate.commit_saga': 'write',

@@ -16,11 +16,11 @@ import { evaluateVoters } from './evaluate-voters.ts';
 import { withSharedBudget } from './expressions/expression-cost.ts';
 
 /**
- * May this agent call this tool with these arguments? Pure, and closed by default:
+ * Decides whether an agent may call a tool with these arguments. Pure, and denies by default:
  *
- *   1. any matching deny wins (one whose condition cannot be evaluated matches);
- *   2. else the first matching allow decides (one whose condition cannot be evaluated denies);
- *   3. else nothing allows it.
+ *   1. any matching deny wins; a deny whose condition cannot be evaluated matches;
+ *   2. else the first matching allow decides; an allow whose condition cannot be evaluated denies;
+ *   3. else the call is denied.
  */
 export interface DecisionInput {
   readonly args: JsonObject;
@@ -28,12 +28,12 @@ export interface DecisionInput {
   readonly run: string | null;
   /** Unix milliseconds. */
   readonly now: number;
-  /** What `asksOf` says must be known. A rule that asks for what is missing here cannot tell, and so denies. */
+  /** The answers that `findRequiredFacts` lists. A rule whose answer is missing cannot be evaluated, so it denies. */
   readonly history?: History | undefined;
   readonly tainted?: boolean | undefined;
 }
 
-/** One rule that was looked at. */
+/** One rule and how it applies to the call. `why` is a whole sentence. */
 export interface RuleTrace {
   readonly rule: Rule;
   readonly matched: boolean;
@@ -42,7 +42,7 @@ export interface RuleTrace {
 
 export interface Explanation {
   readonly decision: PolicyDecision;
-  /** Every rule of the agent in written order. */
+  /** Every rule of the agent, in the order of the file. */
   readonly tried: readonly RuleTrace[];
 }
 
@@ -50,7 +50,7 @@ export type BuiltInDecision =
   | { readonly allowed: true; readonly rule: Rule }
   | { readonly allowed: false; readonly reason: string; readonly rule: Rule | undefined };
 
-/** The hold of a write that nothing makes repeatable, when its rule does not say otherwise. */
+/** The approval for a write with `once: none` whose rule has no `approve`. */
 export const DEFAULT_APPROVAL: ApprovalSpec = Object.freeze({ by: Object.freeze([]), quorum: 1, withinMs: 3_600_000 });
 
 interface CandidateRules {
@@ -61,13 +61,13 @@ interface CandidateRules {
 type RuleMatch = { readonly matched: boolean; readonly error?: string };
 type RuleEvaluator = (rule: Rule, scope: ExpressionScope) => RuleMatch;
 
-/** A rule that cannot be evaluated any more, because those before it cost all there was, denies like any that cannot. */
+/** All rules share one cost budget. A rule beyond the budget cannot be evaluated, so it denies. */
 export function decideCall(policies: Policies, agent: Agent, toolName: string, call: DecisionInput): PolicyDecision {
   return withSharedBudget(() => decideWith(evaluateCondition, policies, agent, toolName, call));
 }
 
 function decideWith(
-  by: RuleEvaluator,
+  evaluate: RuleEvaluator,
   policies: Policies,
   agent: Agent,
   toolName: string,
@@ -76,12 +76,12 @@ function decideWith(
   const tool = policies.tools.get(toolName);
   const candidates = tool === undefined ? findCandidates(agent, toolName) : findCandidatesCached(agent, toolName);
   const scope = buildExpressionScope(agent, toolName, call);
-  const verdict = decideByRulesWith(by, agent, toolName, tool?.effect, candidates, scope);
+  const verdict = decideByRulesWith(evaluate, agent, toolName, tool?.effect, candidates, scope);
   if (tool === undefined) {
-    // Only whoever a rule lets near the name may learn that nothing has it.
-    const covered = candidates.allows.length > 0 && !(verdict.rule?.verdict === 'deny');
-    const reason = covered ? `there is no tool ${JSON.stringify(toolName)}` : verdict.reason;
-    return covered
+    // Only an agent with an allow rule for the name learns that the tool does not exist.
+    const isCovered = candidates.allows.length > 0 && verdict.rule?.verdict !== 'deny';
+    const reason = isCovered ? `There is no tool ${JSON.stringify(toolName)}.` : verdict.reason;
+    return isCovered
       ? { allowed: false, code: 'unknown_tool', reason, rule: candidates.allows[0] }
       : { allowed: false, code: 'denied', reason, rule: verdict.rule };
   }
@@ -96,7 +96,7 @@ function decideWith(
   };
 }
 
-/** Whether two decisions about the same call come to the same. Every member counts, whatever they are. */
+/** Whether two decisions about the same call are equal in every property. */
 export function isSameDecision(one: PolicyDecision, other: PolicyDecision): boolean {
   const members = Object.entries(one);
   return (
@@ -105,7 +105,7 @@ export function isSameDecision(one: PolicyDecision, other: PolicyDecision): bool
   );
 }
 
-/** The gateway's own tools have no contract and no upstream, only a rule that allows them or none. */
+/** Decides about one of the gateway's own tools, which have no contract and no upstream. */
 export function decideBuiltIn(agent: Agent, toolName: string, call: DecisionInput): BuiltInDecision {
   const scope = buildExpressionScope(agent, toolName, call);
   const verdict = decideByRules(
@@ -117,13 +117,12 @@ export function decideBuiltIn(agent: Agent, toolName: string, call: DecisionInpu
   );
   if (!verdict.allowed) return { allowed: false, reason: verdict.reason, rule: verdict.rule };
   const { rule } = verdict;
-  // It is no call that could be voted on or wait; a rule that wants that does not allow it.
-  return hasVotersOrDelay(rule)
-    ? { allowed: false, reason: `${rule.id} has voters or a delay: ${toolName} needs a rule without`, rule }
-    : { allowed: true, rule };
+  // A built-in tool is not a call in the ledger, so it cannot be voted on or delayed.
+  const reason = `${rule.id} has voters or a delay, which ${toolName} does not support. Allow it by a rule without them.`;
+  return hasVotersOrDelay(rule) ? { allowed: false, reason, rule } : { allowed: true, rule };
 }
 
-/** What an MCP server offers beside tools has no contract either, and is only ever read. */
+/** Decides about a resource or prompt of an MCP server, which has no contract and is only read. */
 export function decideMcpRead(agent: Agent, name: string, call: DecisionInput): { allowed: boolean; reason: string } {
   const verdict = decideByRules(
     agent,
@@ -134,21 +133,22 @@ export function decideMcpRead(agent: Agent, name: string, call: DecisionInput): 
   );
   if (!verdict.allowed) return { allowed: false, reason: verdict.reason };
   const { rule } = verdict;
-  // Such a reading is no call: it cannot be held or counted, so a rule that wants that does not allow it.
-  const isBound =
+  // Reading a resource or prompt is not a call in the ledger, so it cannot be held or counted.
+  const isRestricted =
     rule.rate !== undefined || rule.budget !== undefined || typeof rule.approve === 'object' || hasVotersOrDelay(rule);
   return {
-    allowed: !isBound,
-    reason: isBound ? `${rule.id} holds or counts what it allows; ${name} is only read` : '',
+    allowed: !isRestricted,
+    reason: isRestricted
+      ? `${rule.id} has a limit, an approval, voters or a delay, which ${name} does not support. Allow it by a rule without them.`
+      : '',
   };
 }
 
-/** Whether a rule wants voters, or time, before what it allows is done. */
 export function hasVotersOrDelay({ voters, delayMs }: Rule): boolean {
   return voters !== undefined || delayMs !== undefined;
 }
 
-/** Whether some rule could allow the tool for some arguments: what a list of tools shows. */
+/** Whether the rules could allow the tool for some arguments. Lists of tools show exactly these tools. */
 export function canAllowTool(
   agent: Agent,
   tool: { readonly name: string; readonly effect: 'read' | 'write' },
@@ -159,32 +159,33 @@ export function canAllowTool(
 }
 
 /**
- * What the decision found of a rule is what is told of it. Those that it did not come to are evaluated for the telling, on a purse
- * of their own.
+ * Explains a decision rule by rule. A rule that the decision evaluated is shown as evaluated there. The other rules are evaluated
+ * here, on a cost budget of their own.
  */
 export function explainDecision(policies: Policies, agent: Agent, toolName: string, call: DecisionInput): Explanation {
   const tool = policies.tools.get(toolName);
   const scope = buildExpressionScope(agent, toolName, call);
   const effect = tool?.effect ?? BUILT_IN_TOOL_EFFECTS[toolName];
-  const found = new Map<Rule, RuleMatch>();
-  const noting: RuleEvaluator = (rule, of) => {
-    const match = evaluateCondition(rule, of);
-    found.set(rule, match);
+  const matches = new Map<Rule, RuleMatch>();
+  const evaluateAndRecord: RuleEvaluator = (rule, ruleScope) => {
+    const match = evaluateCondition(rule, ruleScope);
+    matches.set(rule, match);
     return match;
   };
-  const decision = withSharedBudget(() => decideWith(noting, policies, agent, toolName, call));
-  const attempt = (rule: Rule): RuleTrace => {
-    if (!rule.covers(toolName)) return { rule, matched: false, why: `${rule.pattern} does not cover ${toolName}` };
-    if (rule.effect !== undefined && effect !== undefined && rule.effect !== effect) {
-      return { rule, matched: false, why: `it is for ${rule.effect}s, and ${toolName} is a ${effect}` };
-    }
-    const { matched, error } = found.get(rule) ?? evaluateCondition(rule, scope);
-    if (error !== undefined) return { rule, matched, why: `its condition cannot be evaluated: ${error}` };
-    if (!matched) return { rule, matched, why: 'its condition is false' };
-    const decided = decision.rule === rule;
-    return { rule, matched, why: decided ? 'it matches, and decides' : 'it matches, but another rule decides' };
+  const decision = withSharedBudget(() => decideWith(evaluateAndRecord, policies, agent, toolName, call));
+  const explainRule = (rule: Rule): RuleTrace => {
+    if (!rule.covers(toolName))
+      return { rule, matched: false, why: `The pattern ${rule.pattern} does not cover ${toolName}.` };
+    if (rule.effect !== undefined && effect !== undefined && rule.effect !== effect)
+      return { rule, matched: false, why: `The rule is for ${rule.effect}s, and ${toolName} is a ${effect}.` };
+    const { matched, error } = matches.get(rule) ?? evaluateCondition(rule, scope);
+    if (error !== undefined) return { rule, matched, why: `The condition cannot be evaluated: ${error}.` };
+    if (!matched) return { rule, matched, why: 'The condition is false.' };
+    const why =
+      decision.rule === rule ? 'The rule matches and decides.' : 'The rule matches, but another rule decides.';
+    return { rule, matched, why };
   };
-  return { decision, tried: withSharedBudget(() => agent.rules.map(attempt)) };
+  return { decision, tried: withSharedBudget(() => agent.rules.map(explainRule)) };
 }
 
 type RuleDecision =
@@ -199,58 +200,56 @@ type RuleDecisionArgs = readonly [
   scope: ExpressionScope,
 ];
 
-function decideByRules(...judged: RuleDecisionArgs): RuleDecision {
-  return withSharedBudget(() => decideByRulesWith(evaluateCondition, ...judged));
+function decideByRules(...args: RuleDecisionArgs): RuleDecision {
+  return withSharedBudget(() => decideByRulesWith(evaluateCondition, ...args));
 }
 
 function decideByRulesWith(
-  by: RuleEvaluator,
+  evaluate: RuleEvaluator,
   ...[agent, toolName, effect, { denies, allows }, scope]: RuleDecisionArgs
 ): RuleDecision {
   for (const rule of denies) {
     if (!matchesEffect(rule, effect)) continue;
-    const { matched, error } = by(rule, scope);
+    const { matched, error } = evaluate(rule, scope);
     if (!matched) continue;
-    const why = error === undefined ? '' : `: its condition cannot be evaluated (${error}), so it counts`;
-    return { allowed: false, rule, reason: `denied by ${rule.id}${why}` };
+    const why = error === undefined ? '' : ` Its condition cannot be evaluated (${error}), so the deny applies.`;
+    return { allowed: false, rule, reason: `Denied by ${rule.id}.${why}` };
   }
   for (const rule of allows) {
     if (!matchesEffect(rule, effect)) continue;
-    const { matched, error } = by(rule, scope);
+    const { matched, error } = evaluate(rule, scope);
     if (error !== undefined) {
-      return { allowed: false, rule, reason: `${rule.id} cannot tell whether it allows this: ${error}` };
+      const reason = `Denied, because the condition of ${rule.id} cannot be evaluated: ${error}.`;
+      return { allowed: false, rule, reason };
     }
     if (matched) return { allowed: true, rule, reason: '' };
   }
   return { allowed: false, rule: undefined, reason: explainNoMatch(agent, toolName, effect, allows) };
 }
 
-/** Only what a rule's condition judged has to do with the arguments; a rule for the other effect judged nothing. */
+/** Blames the arguments only if a condition read them; a rule for the other effect was never evaluated. */
 function explainNoMatch(
   agent: Agent,
   toolName: string,
   effect: Tool['effect'] | undefined,
   allows: readonly Rule[],
 ): string {
-  const none = `no rule of ${agent.name} allows ${toolName}`;
+  const none = `No rule of ${agent.name} allows ${toolName}`;
   const tried = allows.filter((rule) => matchesEffect(rule, effect));
   const others = allows.filter((rule) => !tried.includes(rule));
-  const why = [
-    ...(tried.length === 0 ? [] : [`tried ${formatRuleIds(tried)}`]),
-    ...(others.length === 0
-      ? []
-      : [
-          `${formatRuleIds(others)} ${others.length === 1 ? 'is' : 'are'} for ${others[0]?.effect}s, and this is a ${effect}`,
-        ]),
-  ];
-  return [tried.length === 0 ? none : `${none} with these arguments`, ...why].join('; ');
+  const sentences = [tried.length === 0 ? `${none}.` : `${none} with these arguments; tried ${formatRuleIds(tried)}.`];
+  if (others.length > 0) {
+    const verb = others.length === 1 ? 'is' : 'are';
+    sentences.push(`${formatRuleIds(others)} ${verb} for ${others[0]?.effect}s, and ${toolName} is a ${effect}.`);
+  }
+  return sentences.join(' ');
 }
 
 function formatRuleIds(rules: readonly Rule[]): string {
   return rules.map((rule) => rule.id).join(', ');
 }
 
-/** Of an unknown tool nobody knows the effect: a rule for reads may be meant. */
+/** The effect of an unknown tool is undefined, and any rule may be meant for it. */
 function matchesEffect(rule: Rule, effect: Tool['effect'] | undefined): boolean {
   return rule.effect === undefined || effect === undefined || rule.effect === effect;
 }
@@ -271,13 +270,16 @@ function describeError(error: unknown): string {
   return error instanceof ExpressionError ? error.message : 'unexpected error';
 }
 
-/** A rule's approval, asked for when its condition says so or cannot say; and always for a write that nothing repeats. */
+/**
+ * The approval that a call needs. A condition that cannot be evaluated requires it. A write with `once: none` always needs one,
+ * unless the rule says `approve: never`.
+ */
 function findRequiredApproval(tool: Tool, rule: Rule, scope: ExpressionScope): ApprovalSpec | undefined {
   const { approve } = rule;
   if (approve === 'never') return undefined;
-  const unrepeatable = tool.effect === 'write' && tool.once.by === 'none';
-  if (approve === undefined) return unrepeatable ? DEFAULT_APPROVAL : undefined;
-  if (unrepeatable || approve.when === undefined) return approve;
+  const isUnrepeatable = tool.effect === 'write' && tool.once.by === 'none';
+  if (approve === undefined) return isUnrepeatable ? DEFAULT_APPROVAL : undefined;
+  if (isUnrepeatable || approve.when === undefined) return approve;
   try {
     return approve.when(scope) ? approve : undefined;
   } catch {
@@ -294,7 +296,7 @@ function buildExpressionScope(agent: Agent, tool: string, call: DecisionInput): 
 
 const candidatesByAgent = new WeakMap<Agent, Map<string, CandidateRules>>();
 
-/** For tools that exist only: a name that an agent invents must not fill memory. */
+/** Only for tools that exist, because names that an agent invents would fill the memory. */
 function findCandidatesCached(agent: Agent, toolName: string): CandidateRules {
   let byTool = candidatesByAgent.get(agent);
   if (byTool === undefined) {

@@ -1,12 +1,5 @@
 import type { z } from 'zod';
-import {
-  type Diagnostics,
-  didYouMean,
-  formatList,
-  resolvePosition,
-  type SourceFile,
-  type SourceLocation,
-} from './faults.ts';
+import { type Diagnostics, formatList, resolvePosition, type SourceFile, type SourceLocation } from './faults.ts';
 import {
   type AgentDeclaration,
   agentSchema,
@@ -19,14 +12,16 @@ import {
   type UpstreamDeclaration,
   upstreamSchema,
 } from './policy-file-schema.ts';
-import { formatShortValue, reportZodIssues } from './zod-issues.ts';
+import { describeUnknownKey, formatShortValue, reportZodIssues } from './zod-issues.ts';
 
-/** Something a policy file declares. `value` is absent when it cannot be read for faults; its name is known all the same. */
+const ENTRY_NOUNS = { upstreams: 'upstream', tools: 'tool', agents: 'agent', people: 'person' } as const;
+
+/** An entry of a policy file. `value` is undefined when its faults leave nothing usable; the name still counts as declared. */
 export interface DeclaredEntry<T> {
   readonly name: string;
-  readonly place: SourceLocation;
+  readonly location: SourceLocation;
   readonly value: T | undefined;
-  /** Nobody wrote it here: it comes from an OpenAPI document as it is. */
+  /** The entry comes from an OpenAPI document; no policy file declares it. */
   readonly imported?: boolean;
 }
 
@@ -37,33 +32,29 @@ export interface Declarations {
   readonly people: ReadonlyMap<string, DeclaredEntry<PersonDeclaration>>;
 }
 
-/** Everything the files declare, each entry checked against the schema by itself, names unique over all files. */
-export function collectDeclarations(sources: readonly SourceFile[], report: Diagnostics): Declarations {
+/** Collects the entries of all files. Each entry is checked against its schema; names are unique over all files. */
+export function collectDeclarations(sources: readonly SourceFile[], diagnostics: Diagnostics): Declarations {
   const known = Object.keys(policyFileSchema.shape);
-  const good = sources.filter((source) => {
+  const usable = sources.filter((source) => {
     if (source.value === null || source.value === undefined) return false;
     if (typeof source.value !== 'object' || Array.isArray(source.value)) {
-      report.addError(
+      diagnostics.addError(
         { source, path: [] },
-        `${formatShortValue(source.value)} is not a policy file: write ${formatList(known)}`,
+        `A policy file must be a map with the keys ${formatList(known)} (got ${formatShortValue(source.value)}).`,
       );
       return false;
     }
     for (const key of Object.keys(source.value)) {
       if (known.includes(key)) continue;
-      const place = { source, path: [key], key: true };
-      report.addError(
-        place,
-        `${JSON.stringify(key)} is not a key here (known: ${formatList(known)})${didYouMean(key, known)}`,
-      );
+      diagnostics.addError({ source, path: [key], key: true }, describeUnknownKey(key, key, known));
     }
     return true;
   });
   return {
-    upstreams: collectSection(good, 'upstreams', upstreamSchema, report),
-    tools: collectSection(good, 'tools', toolSchema, report),
-    agents: collectSection(good, 'agents', agentSchema, report),
-    people: collectSection(good, 'people', personSchema, report),
+    upstreams: collectSection(usable, 'upstreams', upstreamSchema, diagnostics),
+    tools: collectSection(usable, 'tools', toolSchema, diagnostics),
+    agents: collectSection(usable, 'agents', agentSchema, diagnostics),
+    people: collectSection(usable, 'people', personSchema, diagnostics),
   };
 }
 
@@ -71,47 +62,47 @@ function collectSection<T>(
   sources: readonly SourceFile[],
   key: keyof typeof nameSchemas,
   schema: z.ZodType<T>,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): ReadonlyMap<string, DeclaredEntry<T>> {
   const declared = new Map<string, DeclaredEntry<T>>();
   for (const source of sources) {
     const entries = (source.value as Record<string, unknown>)[key];
     if (entries === undefined || entries === null) continue;
     if (typeof entries !== 'object' || Array.isArray(entries)) {
-      report.addError({ source, path: [key] }, `${formatShortValue(entries)} is not a map`);
+      diagnostics.addError({ source, path: [key] }, `${key} must be a map (got ${formatShortValue(entries)}).`);
       continue;
     }
     for (const [name, value] of Object.entries(entries)) {
-      const place: SourceLocation = { source, path: [key, name] };
-      checkName(name, key, place, report);
-      const before = declared.get(name);
-      if (before !== undefined) {
-        const first = resolvePosition({ ...before.place, key: true });
-        report.addError(
-          { ...place, key: true },
-          `${JSON.stringify(name)} is already defined at ${first.file}:${first.line}:${first.column}`,
+      const location: SourceLocation = { source, path: [key, name] };
+      checkName(name, key, location, diagnostics);
+      const earlier = declared.get(name);
+      if (earlier !== undefined) {
+        const first = resolvePosition({ ...earlier.location, key: true });
+        diagnostics.addError(
+          { ...location, key: true },
+          `The ${ENTRY_NOUNS[key]} ${JSON.stringify(name)} is already defined at ${first.file}:${first.line}:${first.column}. Rename or remove one of them.`,
         );
         continue;
       }
       const parsed = schema.safeParse(value);
-      if (!parsed.success) reportZodIssues(report, place, value, schema, parsed.error.issues);
-      declared.set(name, { name, place, value: parsed.success ? parsed.data : dropInvalidParts(schema, value) });
+      if (!parsed.success) reportZodIssues(diagnostics, location, value, schema, parsed.error.issues);
+      declared.set(name, { name, location, value: parsed.success ? parsed.data : dropInvalidParts(schema, value) });
     }
   }
   return declared;
 }
 
 /**
- * What is left of a declaration without what has faults, all of which are told: the rest of it is looked at all the same. The
- * smallest part is left out without which it can be read. Where a key was misspelled that is what it stands in, or it would be
- * told as missing too.
+ * Removes the parts of a declaration that have faults, so that the rest can still be checked. Every fault is reported already.
+ * Removes the smallest part without which the declaration fits its schema. A map with a misspelled key is removed whole:
+ * without the key, the correctly spelled one would be reported as missing too.
  */
 function dropInvalidParts<T>(schema: z.ZodType<T>, value: unknown): T | undefined {
   let rest = value;
-  for (let rounds = 0; rounds < MAX_ROUNDS && rest !== undefined; rounds++) {
+  for (let round = 0; round < MAX_ROUNDS && rest !== undefined; round++) {
     const parsed = schema.safeParse(rest);
     if (parsed.success) return parsed.data;
-    // The last first: what is left out of a list moves up what follows.
+    // From last to first, because removing an item of a list shifts the items after it.
     for (const issue of parsed.error.issues.toReversed()) {
       const isOnTop = issue.code === 'unrecognized_keys' && issue.path.length === 0;
       for (const path of isOnTop ? issue.keys.map((key) => [key]) : [issue.path]) rest = omitPath(rest, path);
@@ -122,7 +113,7 @@ function dropInvalidParts<T>(schema: z.ZodType<T>, value: unknown): T | undefine
 
 const MAX_ROUNDS = 8;
 
-/** Without what stands at a path; where nothing does, without what should hold it. */
+/** Removes the value at a path. Where there is none, removes the map or list that should hold it. */
 function omitPath(value: unknown, path: readonly PropertyKey[]): unknown {
   const [head, ...tail] = path;
   if (head === undefined || typeof value !== 'object' || value === null || !(head in value)) return undefined;
@@ -133,10 +124,19 @@ function omitPath(value: unknown, path: readonly PropertyKey[]): unknown {
   return member === undefined ? rest : { ...rest, [head]: member };
 }
 
-function checkName(name: string, key: keyof typeof nameSchemas, place: SourceLocation, report: Diagnostics): void {
+function checkName(
+  name: string,
+  key: keyof typeof nameSchemas,
+  location: SourceLocation,
+  diagnostics: Diagnostics,
+): void {
   const parsed = nameSchemas[key].safeParse(name);
   if (parsed.success) return;
   const issue = parsed.error.issues[0];
-  const why = issue?.code === 'too_big' ? `is longer than ${issue.maximum} characters` : issue?.message;
-  report.addError({ ...place, key: true }, `${formatShortValue(name)} ${why ?? 'is not a name'}`);
+  const subject = `The ${ENTRY_NOUNS[key]} name ${JSON.stringify(name.length <= 60 ? name : `${name.slice(0, 57)}...`)}`;
+  const problem =
+    issue?.code === 'too_big'
+      ? `must have at most ${issue.maximum} characters (got ${name.length})`
+      : (issue?.message ?? 'is not allowed');
+  diagnostics.addError({ ...location, key: true }, `${subject} ${problem}.`);
 }

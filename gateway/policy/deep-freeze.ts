@@ -1,4 +1,4 @@
-/** Policies are shared by everything that runs: nobody changes them, not even by mistake. */
+/** Freezes a value and everything below it, because all running calls share the policies. */
 export function deepFreeze<T>(value: T): T {
   if (typeof value !== 'object' || value === null || Object.isFrozen(value) || ArrayBuffer.isView(value)) return value;
   if (value instanceof Map || value instanceof Set) {
@@ -6,7 +6,7 @@ export function deepFreeze<T>(value: T): T {
       deepFreeze(key);
       deepFreeze(item);
     }
-    // Object.freeze does not reach what a Map or Set holds.
+    // Object.freeze does not protect the entries of a Map or Set.
     for (const method of ['set', 'add', 'delete', 'clear']) {
       if (method in value) Object.defineProperty(value, method, { value: throwFrozen });
     }
@@ -15,5 +15,5 @@ export function deepFreeze<T>(value: T): T {
 }
 
 function throwFrozen(): never {
-  throw new TypeError('policies are frozen');
+  throw new TypeError('Policies are frozen and cannot be changed.');
 }

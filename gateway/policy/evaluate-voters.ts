@@ -8,8 +8,8 @@ import {
 } from '../domain/policy.ts';
 
 /**
- * What the voters of a rule say as far as it can be known without asking anybody. An expression that cannot be evaluated
- * abstains: it said neither yes nor no, and only a yes counts.
+ * Evaluates the voters of a rule that are expressions and lists the webhooks that are still to be asked. An expression that cannot
+ * be evaluated abstains, because only an approval counts.
  */
 export function evaluateVoters({ voters }: Rule, scope: ExpressionScope): VoterPoll | undefined {
   if (voters === undefined) return undefined;
@@ -22,18 +22,18 @@ export function evaluateVoters({ voters }: Rule, scope: ExpressionScope): VoterP
   return { quorum: voters.quorum, votes, open };
 }
 
-function evaluateVoter(voter: string, asks: () => boolean): Vote {
+function evaluateVoter(voter: string, evaluate: () => boolean): Vote {
   try {
-    return asks()
-      ? { voter, verdict: 'approve', reason: 'its condition is true' }
-      : { voter, verdict: 'deny', reason: 'its condition is false' };
+    return evaluate()
+      ? { voter, verdict: 'approve', reason: 'the condition is true' }
+      : { voter, verdict: 'deny', reason: 'the condition is false' };
   } catch (error) {
-    const why = error instanceof ExpressionError ? error.message : 'unexpected error';
-    return { voter, verdict: 'abstain', reason: `its condition cannot be evaluated: ${why}` };
+    const cause = error instanceof ExpressionError ? error.message : 'unexpected error';
+    return { voter, verdict: 'abstain', reason: `the condition cannot be evaluated: ${cause}` };
   }
 }
 
-/** Whether those who are still to be asked can make it a yes. If not, they need not be troubled. */
+/** Whether the open webhooks could still complete the quorum. If not, there is no need to ask them. */
 export function canReachQuorum({ quorum, votes, open }: VoterPoll): boolean {
   return countApprovals(votes) + open.length >= quorum;
 }

@@ -1,7 +1,7 @@
 import type { Document, LineCounter, Pair } from 'yaml';
 import { isMap, isScalar, isSeq } from 'yaml';
 
-/** One thing that is wrong in a policy file, and where. */
+/** One fault or warning and its position in a policy file. `message` is one or two whole sentences. */
 export interface Diagnostic {
   readonly file: string;
   readonly line: number;
@@ -15,11 +15,11 @@ export function formatDiagnostic(fault: Diagnostic): string {
 
 export type DocumentPath = readonly (string | number)[];
 
-/** One YAML file that parsed: its text, its tree, and where things are in it. */
+/** A YAML file that parsed: its text, its tree and its line starts. */
 export interface SourceFile {
-  /** Below the directory of the policies. */
+  /** The path relative to the policy directory. */
   readonly name: string;
-  /** As it is named to a person: below the directory as that was given. */
+  /** The path that messages show: the policy directory as given, then `name`. */
   readonly file: string;
   readonly text: string;
   readonly document: Document.Parsed;
@@ -27,49 +27,49 @@ export interface SourceFile {
   readonly value: unknown;
 }
 
-/** Where a value is; `key: true` points at its key instead. */
+/** The location of a value, or with `key: true` of its key. */
 export interface SourceLocation {
   readonly source: SourceFile;
   readonly path: DocumentPath;
   readonly key?: boolean;
 }
 
-/** Collects faults (the policies are refused) and warnings (they are loaded, and somebody should look). */
+/** Collects faults, which refuse the policies, and warnings, which do not. */
 export class Diagnostics {
   readonly faults: Diagnostic[] = [];
   readonly warnings: Diagnostic[] = [];
 
-  addError(place: SourceLocation, message: string, offset?: number): void {
-    this.faults.push({ ...resolvePosition(place, offset), message });
+  addError(location: SourceLocation, message: string, offset?: number): void {
+    this.faults.push({ ...resolvePosition(location, offset), message });
   }
 
-  addWarning(place: SourceLocation, message: string, offset?: number): void {
-    this.warnings.push({ ...resolvePosition(place, offset), message });
+  addWarning(location: SourceLocation, message: string, offset?: number): void {
+    this.warnings.push({ ...resolvePosition(location, offset), message });
   }
 }
 
-export function locateChild(place: SourceLocation, ...more: DocumentPath): SourceLocation {
-  return { source: place.source, path: [...place.path, ...more] };
+export function locateChild(location: SourceLocation, ...more: DocumentPath): SourceLocation {
+  return { source: location.source, path: [...location.path, ...more] };
 }
 
-export function locateKey(place: SourceLocation, ...more: DocumentPath): SourceLocation {
-  return { source: place.source, path: [...place.path, ...more], key: true };
+export function locateKey(location: SourceLocation, ...more: DocumentPath): SourceLocation {
+  return { source: location.source, path: [...location.path, ...more], key: true };
 }
 
 /**
- * The position of a place, or of the nearest thing around it that exists. `offset` is a position inside a string value;
- * it is used when the string stands in the file as it is (not folded, not escaped).
+ * The position of a location, or of its nearest ancestor that exists. `offset` is a position inside a string value. It is ignored
+ * when the file folds or escapes the string, because the offset then fits nothing in the file.
  */
-export function resolvePosition(place: SourceLocation, offset?: number): Omit<Diagnostic, 'message'> {
-  const { source, path } = place;
+export function resolvePosition(location: SourceLocation, offset?: number): Omit<Diagnostic, 'message'> {
+  const { source, path } = location;
   let node: unknown = source.document.contents;
   let start = findStartOffset(node) ?? 0;
   let value: unknown;
   for (const [depth, segment] of path.entries()) {
     const found = findChild(node, segment);
     if (found === undefined) break;
-    const wantsKey = depth === path.length - 1 && place.key === true;
-    // A map's own start is its first key: its name says better which one is meant.
+    const wantsKey = depth === path.length - 1 && location.key === true;
+    // A map starts at its first key; the map's own name identifies it better.
     const named = found.key !== undefined && (wantsKey || !isScalar(found.value));
     start = findStartOffset(named ? found.key : found.value) ?? findStartOffset(found.key) ?? start;
     node = found.value;
@@ -87,7 +87,7 @@ export function toPosition(source: Pick<SourceFile, 'file' | 'lines'>, offset: n
   return { file: source.file, line: Math.max(line, 1), column: Math.max(col, 1) };
 }
 
-/** The pairs of a map by key: a file with thousands of entries may have as many faults. */
+/** Caches the pairs of a map by key, because a file with thousands of entries may have as many faults. */
 const pairsByKey = new WeakMap<object, ReadonlyMap<unknown, Pair>>();
 
 function findChild(node: unknown, segment: string | number): { key?: unknown; value: unknown } | undefined {
@@ -112,7 +112,7 @@ function findStartOffset(node: unknown): number | undefined {
   return range?.[0];
 }
 
-/** By place, each once: a document that two upstreams import is read for each of them. */
+/** Sorts by position and removes duplicates: a document that two upstreams import is read twice and reports its faults twice. */
 export function sortDiagnostics(faults: readonly Diagnostic[]): Diagnostic[] {
   const distinct = new Map(faults.map((fault) => [formatDiagnostic(fault), fault]));
   return [...distinct.values()].sort(
@@ -124,19 +124,19 @@ export function sortDiagnostics(faults: readonly Diagnostic[]): Diagnostic[] {
   );
 }
 
-/** `; did you mean "x"?`, or nothing when no candidate is near. */
+/** ` Did you mean "x"?` to append to a sentence, or an empty string when no candidate is near. */
 export function didYouMean(word: string, candidates: Iterable<string>): string {
-  const near = findClosest(word, candidates);
-  return near === undefined ? '' : `; did you mean ${JSON.stringify(near)}?`;
+  const near = findClosestName(word, candidates);
+  return near === undefined ? '' : ` Did you mean ${JSON.stringify(near)}?`;
 }
 
-function findClosest(word: string, candidates: Iterable<string>): string | undefined {
+export function findClosestName(word: string, candidates: Iterable<string>): string | undefined {
   if (word.length > 128) return undefined;
   let best: string | undefined;
-  let least = word.length < 2 ? 1 : Math.max(1, Math.floor(word.length / 3)) + 1;
+  let bestDistance = word.length < 2 ? 1 : Math.max(1, Math.floor(word.length / 3)) + 1;
   for (const candidate of candidates) {
     const distance = candidate.toLowerCase() === word.toLowerCase() ? 0 : levenshtein(word, candidate);
-    if (distance < least) [best, least] = [candidate, distance];
+    if (distance < bestDistance) [best, bestDistance] = [candidate, distance];
   }
   return best;
 }
@@ -154,10 +154,15 @@ function levenshtein(a: string, b: string): number {
   return previous[b.length] ?? 0;
 }
 
-/** `a, b and c`, shortened so that a message stays one line. */
-export function formatList(names: Iterable<string>, most = 12): string {
+/** `a, b and c`; past `max` names `a, b and 7 more`. */
+export function formatList(names: Iterable<string>, max = 12): string {
   const all = [...names];
-  const shown = all.slice(0, most);
-  if (all.length > most) return `${shown.join(', ')} and ${all.length - most} more`;
+  const shown = all.slice(0, max);
+  if (all.length > max) return `${shown.join(', ')} and ${all.length - max} more`;
   return shown.length < 2 ? shown.join('') : `${shown.slice(0, -1).join(', ')} and ${shown.at(-1)}`;
+}
+
+/** Ends the text with a full stop, unless it ends with punctuation already. For messages of libraries. */
+export function endSentence(text: string): string {
+  return /[.!?]$/.test(text) ? text : `${text}.`;
 }

@@ -1,4 +1,4 @@
-/** Exact name, or `*` for any run of characters, dots too. Linear: no regular expression is made from policies. */
+/** Compiles an exact name, or a glob whose `*` matches any characters including dots. Matching takes linear time: no regular expression is built. */
 export function compileGlob(pattern: string): (name: string) => boolean {
   if (!pattern.includes('*')) return (name) => name === pattern;
   const pieces = pattern.split('*');
@@ -8,11 +8,11 @@ export function compileGlob(pattern: string): (name: string) => boolean {
   return (name) => {
     if (name.length < head.length + tail.length || !name.startsWith(head) || !name.endsWith(tail)) return false;
     const end = name.length - tail.length;
-    let at = head.length;
+    let offset = head.length;
     for (const piece of middle) {
-      const found = name.indexOf(piece, at);
+      const found = name.indexOf(piece, offset);
       if (found < 0 || found + piece.length > end) return false;
-      at = found + piece.length;
+      offset = found + piece.length;
     }
     return true;
   };

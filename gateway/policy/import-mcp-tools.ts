@@ -2,31 +2,31 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Policies, Tool, Upstream } from '../domain/policy.ts';
 import { compileInputSchemaLazily } from './compile/compile-input-schema.ts';
 import { digestContract, TOOL_DEFAULTS } from './compile/compile-tool.ts';
-import { toModelName } from './compile/cross-check.ts';
+import { MAX_MODEL_NAME_LENGTH, toModelName } from './compile/cross-check.ts';
 import { deepFreeze } from './deep-freeze.ts';
 import { compileGlob } from './glob.ts';
 import { nameSchemas } from './policy-file-schema.ts';
 
-/** A tool as an MCP server lists it. What the server says of its effects is a hint nobody relies on. */
+/** A tool as an MCP server lists it. The server's hints about effects are ignored, because the server is not trusted. */
 export interface ListedMcpTool {
   readonly name: string;
   readonly title?: string;
   readonly description?: string;
   readonly inputSchema?: JsonObject;
   readonly outputSchema?: JsonObject;
-  /** The server now says something else of it than what was pinned: it exists, and must not be called. */
+  /** Why the tool must not be called: its definition differs from the pinned one. */
   readonly disabled?: string;
 }
 
 export interface McpImportResult {
   readonly policies: Policies;
-  /** Offered tools that cannot be taken in, and why. */
+  /** Tools that match `import` and cannot be imported. `why` is one or more sentences. */
   readonly skipped: readonly { readonly name: string; readonly why: string }[];
 }
 
 /**
- * The policies with the tools that `import` of an MCP upstream takes in: writes that nothing makes repeatable, unless a
- * contract in the policies says better. A contract without description or input takes those of the server.
+ * Adds the tools that `import` of an MCP upstream selects. An imported tool is a write with `once: none`, unless the policies have
+ * a contract for it. A contract without a description or input schema takes those of the server.
  */
 export function importMcpTools(
   policies: Policies,
@@ -35,12 +35,12 @@ export function importMcpTools(
 ): McpImportResult {
   const upstream = policies.upstreams.get(upstreamName);
   if (upstream?.import === undefined) return { policies, skipped: [] };
-  const wanted = compileGlob(upstream.import);
+  const isSelected = compileGlob(upstream.import);
   const tools = new Map(policies.tools);
   const modelNames = new Set([...tools.keys()].map(toModelName));
   const skipped: { name: string; why: string }[] = [];
   for (const offer of offered) {
-    if (!wanted(offer.name)) continue;
+    if (!isSelected(offer.name)) continue;
     const name = upstream.expose === 'bare' ? offer.name : `${upstream.name}.${offer.name}`;
     const declared = policies.tools.get(name);
     const tool = declared === undefined ? buildImportedTool(upstream, name, offer) : mergeContract(declared, offer);
@@ -48,7 +48,7 @@ export function importMcpTools(
       typeof tool === 'string'
         ? tool
         : declared === undefined && modelNames.has(toModelName(name))
-          ? 'another tool has this name'
+          ? `Models would see ${name} under the name of another tool, ${toModelName(name)}.`
           : undefined;
     if (why !== undefined) skipped.push({ name, why });
     else {
@@ -60,12 +60,16 @@ export function importMcpTools(
 }
 
 function buildImportedTool(upstream: Upstream, name: string, offer: ListedMcpTool): Tool | string {
-  if (!nameSchemas.tools.safeParse(name).success || toModelName(name).length > 64 || name.startsWith('oncegate.')) {
-    return 'not a name that models and policies can use';
+  if (
+    !nameSchemas.tools.safeParse(name).success ||
+    toModelName(name).length > MAX_MODEL_NAME_LENGTH ||
+    name.startsWith('oncegate.')
+  ) {
+    return `The name ${JSON.stringify(name)} cannot be used in policies and by models: use letters, digits, _ and -, at most ${MAX_MODEL_NAME_LENGTH} characters.`;
   }
   const input = offer.inputSchema ?? TOOL_DEFAULTS.input;
   const compiled = compileInputSchemaLazily(input);
-  if ('faults' in compiled) return compiled.faults.map((fault) => fault.message).join('; ');
+  if ('faults' in compiled) return compiled.faults.map((fault) => fault.message).join(' ');
   return {
     name,
     upstream: upstream.name,
@@ -88,7 +92,7 @@ function buildImportedTool(upstream: Upstream, name: string, offer: ListedMcpToo
   };
 }
 
-/** A contract of ours says what counts; where it is silent the server's own words are shown. */
+/** Completes a contract of the policies. The contract wins; the server fills in what it leaves out. */
 function mergeContract(declared: Tool, offer: ListedMcpTool): Tool | string {
   const description = declared.description === '' ? (offer.description ?? '') : declared.description;
   const digest = digestContract({ contract: declared.digest, offer });

@@ -6,7 +6,14 @@ import { compileUpstream } from './compile/compile-upstream.ts';
 import { crossCheck } from './compile/cross-check.ts';
 import { collectDeclarations, type Declarations, type DeclaredEntry } from './declarations.ts';
 import { deepFreeze } from './deep-freeze.ts';
-import { type Diagnostic, Diagnostics, formatDiagnostic, type SourceFile, sortDiagnostics } from './faults.ts';
+import {
+  type Diagnostic,
+  Diagnostics,
+  endSentence,
+  formatDiagnostic,
+  type SourceFile,
+  sortDiagnostics,
+} from './faults.ts';
 import {
   addImportedOperations,
   classifyFiles,
@@ -21,7 +28,7 @@ export { type Diagnostic as Fault, formatDiagnostic as formatFault };
 
 export interface LoadOptions {
   readonly dir: string;
-  /** What `${env.NAME}` sees. */
+  /** The variables of `${env.NAME}`. */
   readonly env: Env;
 }
 
@@ -34,70 +41,73 @@ export type LoadResult =
     }
   | { readonly ok: false; readonly faults: readonly Diagnostic[]; readonly warnings: readonly Diagnostic[] };
 
-/** Reads every policy file below a directory: all of them good and frozen, or every fault at once. Never throws. */
+/** Loads every policy file below a directory: frozen policies, or every fault at once. Never throws. */
 export async function loadPolicies(options: LoadOptions): Promise<LoadResult> {
   const { files, faults } = await readPolicyFiles(options.dir);
   return compilePolicies(files, options.env, faults);
 }
 
-/** The same without a file system, for files that are already read. */
+/** Loads files that are already read. Never throws. */
 export function compilePolicies(
   files: readonly PolicyFile[],
   env: Env,
   faults: readonly Diagnostic[] = [],
 ): LoadResult {
-  const report = new Diagnostics();
-  report.faults.push(...faults);
+  const diagnostics = new Diagnostics();
+  diagnostics.faults.push(...faults);
   try {
-    const loaded = compileFiles(files, env, report);
-    if (report.faults.length === 0) return { ok: true, ...loaded, warnings: sortDiagnostics(report.warnings) };
+    const loaded = compileFiles(files, env, diagnostics);
+    if (diagnostics.faults.length === 0)
+      return { ok: true, ...loaded, warnings: sortDiagnostics(diagnostics.warnings) };
   } catch (error) {
-    // A loader that throws takes the gateway down on a reload; what it could not digest is a fault like any other.
-    const message = `could not be loaded: ${error instanceof Error ? error.message : String(error)}`;
-    report.faults.push({ file: files[0]?.file ?? 'policies', line: 1, column: 1, message });
+    // An exception would end the gateway on a reload, so it becomes a fault.
+    const cause = error instanceof Error ? error.message : String(error);
+    const message = endSentence(`The policies could not be loaded: ${cause}`);
+    diagnostics.faults.push({ file: files[0]?.file ?? 'policies', line: 1, column: 1, message });
   }
-  return { ok: false, faults: sortDiagnostics(report.faults), warnings: sortDiagnostics(report.warnings) };
+  return { ok: false, faults: sortDiagnostics(diagnostics.faults), warnings: sortDiagnostics(diagnostics.warnings) };
 }
 
 function compileFiles(
   files: readonly PolicyFile[],
   env: Env,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): { policies: Policies; tests: readonly PolicyTest[] } {
   const sorted = classifyFiles(files);
   const declared = addImportedOperations(
-    collectDeclarations(collectSources(sorted.policies, report), report),
+    collectDeclarations(collectSources(sorted.policies, diagnostics), diagnostics),
     sorted.documents,
-    report,
+    diagnostics,
   );
-  const tests = collectPolicyTests(collectSources(sorted.tests, report), report);
+  const tests = collectPolicyTests(collectSources(sorted.tests, diagnostics), diagnostics);
 
-  const upstreams = compileEach(declared.upstreams, (entry) => compileUpstream(entry, env, report));
+  const upstreams = compileEach(declared.upstreams, (entry) => compileUpstream(entry, env, diagnostics));
   const tools = compileEach(declared.tools, (entry) => {
     const upstream = entry.value?.upstream ?? '';
     return compileTool(
       entry,
       { compiled: upstreams.get(upstream), raw: pickUpstreamTarget(declared, upstream) },
-      report,
+      diagnostics,
     );
   });
-  const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, { tools, upstreams }, report));
-  const people = compileEach(declared.people, (entry) => compilePerson(entry, env, report));
-  crossCheck(declared, { upstreams, tools, agents, people }, report);
+  const agents = compileEach(declared.agents, (entry) => compileAgent(entry, env, { tools, upstreams }, diagnostics));
+  const people = compileEach(declared.people, (entry) => compilePerson(entry, env, diagnostics));
+  crossCheck(declared, { upstreams, tools, agents, people }, diagnostics);
   const read = [...sorted.policies.map(({ file }) => file), ...sorted.documents.values()];
   const version = computePolicyVersion(read);
   return { policies: deepFreeze({ version, files: listFileNames(read), upstreams, tools, agents, people }), tests };
 }
 
-function collectSources(files: readonly ParsedFile[], report: Diagnostics): SourceFile[] {
+function collectSources(files: readonly ParsedFile[], diagnostics: Diagnostics): SourceFile[] {
   return files.flatMap(({ file, parsed }) => {
     if (isOpenApiFile(file)) {
-      const message = 'an OpenAPI document that no upstream imports: write import with its path at one';
-      report.faults.push({ file: file.file, line: 1, column: 1, message });
+      const message =
+        'No upstream imports this OpenAPI document. Name its path in import of an http upstream, or remove it.';
+      diagnostics.faults.push({ file: file.file, line: 1, column: 1, message });
       return [];
     }
     if ('source' in parsed) return [parsed.source];
-    report.faults.push(...parsed.faults);
+    diagnostics.faults.push(...parsed.faults);
     return [];
   });
 }
@@ -114,7 +124,7 @@ function compileEach<T, R>(
   return compiled;
 }
 
-/** Where a tool's requests go, as declared: unresolved, so that a contract's digest holds no secret. */
+/** The target of a tool's requests as declared. It is unresolved, so that the digest of a contract contains no secret. */
 function pickUpstreamTarget(declared: Declarations, upstream: string): unknown {
   const value = declared.upstreams.get(upstream)?.value;
   return value && { adapter: value.adapter, url: value.url, command: value.command, expose: value.expose };
@@ -124,7 +134,7 @@ function listFileNames(files: readonly PolicyFile[]): string[] {
   return files.map(({ name }) => name).sort();
 }
 
-/** Over names and bytes as they were read; what the environment fills in is secret and no part of it. */
+/** A hash over the names and bytes of the files. Values of the environment are secret and do not count. */
 function computePolicyVersion(files: readonly PolicyFile[]): string {
   const hash = createHash('sha256');
   for (const { name, bytes } of [...files].sort((a, b) => (a.name < b.name ? -1 : 1))) {

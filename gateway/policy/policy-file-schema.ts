@@ -3,59 +3,74 @@ import { z } from 'zod';
 import { DURATION_PATTERN, INVALID_DURATION, parseDurationMs } from '../domain/duration.ts';
 
 /**
- * The file format of policies, the one place where it is written down: types, strict checks and the editors' JSON
- * Schema come from here. Messages continue a sentence that begins with the value: `"10 s" is not a duration: …`.
+ * The file format of policies. Types, strict checks and the JSON Schema for editors are all derived from these schemas. A message
+ * here is the rest of a sentence that begins with the key: `timeout must be a duration such as …`.
  */
-const duration = z
-  .string()
-  .regex(DURATION_PATTERN, INVALID_DURATION)
-  .meta({ description: 'A duration: 500ms, 10s, 5m, 24h, 30d' });
-const durationOrZero = z
-  .string()
-  .regex(/^(?:0|[1-9]\d{0,8})(?:ms|s|m|h|d)$/, 'is not a duration: write 0s, 500ms, 10s, 5m, 24h or 30d')
-  .meta({ description: 'A duration, or 0s' });
-const percent = z
-  .string()
-  .regex(/^(?:100|[1-9]\d?)%$/, 'is not a percentage: write 1% to 100%')
-  .meta({ description: 'A percentage: 50%' });
-export const rateSchema = z
-  .string()
-  .regex(/^[1-9]\d{0,8}\/[smhd]$/, 'is not a rate: write 20/m (per s, m, h or d)')
-  .meta({ description: 'A rate: 20/m; per s, m, h or d' });
+const duration = textLike(DURATION_PATTERN, INVALID_DURATION).meta({
+  description: 'A duration: 500ms, 10s, 5m, 24h, 30d',
+});
+const durationOrZero = textLike(
+  /^(?:0|[1-9]\d{0,8})(?:ms|s|m|h|d)$/,
+  'must be a duration such as 0s, 500ms, 10s, 5m, 24h or 30d',
+).meta({ description: 'A duration, or 0s' });
+const percent = textLike(/^(?:100|[1-9]\d?)%$/, 'must be a percentage from 1% to 100%').meta({
+  description: 'A percentage: 50%',
+});
+export const rateSchema = textLike(/^[1-9]\d{0,8}\/[smhd]$/, 'must be a number per s, m, h or d, such as 20/m').meta({
+  description: 'A rate: 20/m; per s, m, h or d',
+});
+
+/** A string with one message for a wrong type and a wrong form. */
+function textLike(pattern: RegExp, message: string): z.ZodString {
+  return z.string(message).regex(pattern, message);
+}
 
 const toolName = z
   .string()
   .max(128)
   .regex(
     /^[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*$/,
-    'is not a tool name: letters, digits, _ and -, in parts joined by dots',
+    'must have only letters, digits, _ and -, in parts joined by single dots',
   );
 const name = z
   .string()
   .max(64)
-  .regex(/^[A-Za-z0-9_-]+$/, 'is not a name: letters, digits, _ and -');
+  .regex(/^[A-Za-z0-9_-]+$/, 'must have only letters, digits, _ and -');
 export const globSchema = z
   .string()
   .max(128)
-  .regex(/^[A-Za-z0-9_.*-]+$/, 'is not a tool name or glob: letters, digits, _ - . and *');
-export const headerNameSchema = z.string().regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/, 'is not a header name');
+  .regex(/^[A-Za-z0-9_.*-]+$/, 'must be a tool name or glob of letters, digits, _, -, . and *');
+/** The rest of a sentence about a wrong glob, without its full stop. Undefined when the glob is right. */
+export function describeGlobFault(glob: string): string | undefined {
+  const issue = globSchema.safeParse(glob).error?.issues[0];
+  return issue?.code === 'too_big' ? `must have at most ${issue.maximum} characters` : issue?.message;
+}
+export const headerNameSchema = z
+  .string()
+  .regex(/^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/, 'must be a header name without spaces and separators');
 
-const condition = z.union([z.string(), z.boolean()]).meta({ description: 'CEL that yields true or false' });
-const text = z.string().meta({ description: 'Text with ${CEL}' });
+const condition = z
+  .union([z.string(), z.boolean()])
+  .meta({ description: 'A CEL expression that yields true or false' });
+const text = z.string().meta({ description: 'Text; may contain ${CEL}' });
 const template = z
   .union([z.string(), z.record(z.string(), z.unknown())])
-  .meta({ description: 'Arguments; every string may hold ${CEL}' });
+  .meta({ description: 'Arguments; every string may contain ${CEL}' });
 const keys = z
-  .array(z.string().meta({ description: '"sha256:<hex of the bearer key>", or "${env.NAME}" that holds it' }))
+  .array(z.string().meta({ description: '"sha256:<hex of the bearer key>", or "${env.NAME}" with that value' }))
   .max(16);
 
-const untrusted = z.boolean().meta({ description: 'Strangers can write what it answers: its callers are tainted' });
+const untrusted = z
+  .boolean()
+  .meta({ description: 'Outsiders can write the content of its answers: calling it taints the agent' });
 
 export const upstreamSchema = z.strictObject({
   adapter: z.enum(['http', 'mcp']),
   url: z.string().optional(),
   command: z.array(z.string()).min(1).optional(),
-  env: z.record(z.string().regex(/^[A-Za-z_][A-Za-z0-9_]*$/, 'is not a name of a variable'), z.string()).optional(),
+  env: z
+    .record(z.string().regex(/^[A-Za-z_][A-Za-z0-9_]*$/, 'must be the name of an environment variable'), z.string())
+    .optional(),
   headers: z.record(headerNameSchema, z.string()).optional(),
   timeout: duration.optional(),
   concurrency: z.int().min(1).max(10_000).optional(),
@@ -84,7 +99,7 @@ const once = z.discriminatedUnion('by', [
     header: headerNameSchema.optional(),
     field: z
       .string()
-      .regex(/^[^.\s]+(?:\.[^.\s]+)*$/, 'is not a path: write path.in.body')
+      .regex(/^[^.\s]+(?:\.[^.\s]+)*$/, 'must be a path such as path.in.body')
       .optional(),
     lifetime: duration.optional(),
   }),
@@ -100,10 +115,10 @@ const once = z.discriminatedUnion('by', [
 const key = z.union([
   text,
   z.strictObject({
-    of: text.meta({ description: 'What tells a call from others: ${args.order_id}' }),
+    of: text.meta({ description: 'The business key of a call: ${args.order_id}' }),
     scope: z
       .enum(['agent', 'shared'])
-      .meta({ description: 'shared: the same wish of several agents is one call' })
+      .meta({ description: 'shared: equal requests of several agents are one call' })
       .optional(),
   }),
 ]);
@@ -111,9 +126,12 @@ const key = z.union([
 const lock = z.union([
   text,
   z.strictObject({
-    key: text.meta({ description: 'What is locked: card/${args.card}, or table/* for everything below' }),
+    key: text.meta({ description: 'The name of the lock: card/${args.card}, or table/* for every name below' }),
     mode: z.enum(['exclusive', 'shared']).optional(),
-    for: z.enum(['call', 'saga', 'run']).meta({ description: 'How long it is held' }).optional(),
+    for: z
+      .enum(['call', 'saga', 'run'])
+      .meta({ description: 'How long the lock is held: until the call, the saga or the run ends' })
+      .optional(),
   }),
 ]);
 
@@ -130,7 +148,7 @@ export const toolSchema = z.strictObject({
       path: text.optional(),
       query: z.record(z.string(), z.union([z.string(), z.number(), z.boolean()])).optional(),
       headers: z.record(headerNameSchema, z.string()).optional(),
-      body: z.unknown().meta({ description: 'Any JSON; every string may hold ${CEL}' }).optional(),
+      body: z.unknown().meta({ description: 'Any JSON; every string may contain ${CEL}' }).optional(),
     })
     .optional(),
   once: once.optional(),
@@ -148,7 +166,7 @@ export const toolSchema = z.strictObject({
       args: template.optional(),
       satisfied: condition,
       settles: durationOrZero
-        .meta({ description: 'After this long the read shows what an unknown attempt did, and it ends the doubt' })
+        .meta({ description: 'After this time the read shows the effect of an unknown attempt, and ends the doubt' })
         .optional(),
     })
     .optional(),
@@ -164,10 +182,10 @@ export const toolSchema = z.strictObject({
     .optional(),
   noEffect: z.array(z.int().min(300).max(599)).optional(),
   redact: z
-    .array(z.string().regex(/^(?:args|result)(?:\.[^.\s]+)+$/, 'is not a path: write args.card or result.token'))
+    .array(z.string().regex(/^(?:args|result)(?:\.[^.\s]+)+$/, 'must be a path such as args.card or result.token'))
     .optional(),
   result: z.strictObject({ maxBytes: z.int().min(0).max(67_108_864).optional() }).optional(),
-  record: z.boolean().meta({ description: 'false: a read that leaves nothing in the ledger' }).optional(),
+  record: z.boolean().meta({ description: 'false: calls of this read are not recorded in the ledger' }).optional(),
   untrusted: untrusted.optional(),
   repeats: z
     .strictObject({ policy: z.enum(['replay', 'hold', 'run']).optional(), window: durationOrZero.optional() })
@@ -181,9 +199,12 @@ const voter = z.strictObject({
     .string()
     .min(1)
     .max(2048)
-    .meta({ description: 'Whom to ask; answers approve, deny or abstain' })
+    .meta({ description: 'The URL of the voter, which answers approve, deny or abstain' })
     .optional(),
-  secret: z.string().meta({ description: 'Signs question and answer: "${env.NAME}" or "${file("/path")}"' }).optional(),
+  secret: z
+    .string()
+    .meta({ description: 'Signs the request and the answer: "${env.NAME}" or "${file("/path")}"' })
+    .optional(),
   within: duration.optional(),
   allowPrivate: z.boolean().meta({ description: 'The webhook is at a private or loopback address' }).optional(),
 });
@@ -208,24 +229,28 @@ const ruleSchema = z.strictObject({
     .optional(),
   voters: z
     .strictObject({ quorum: z.int().min(1).max(16).optional(), of: z.array(voter).min(1).max(16) })
-    .meta({ description: 'Who must be convinced of each call, and how many of them (default all)' })
+    .meta({ description: 'The voters on each call, and how many of them must approve (default: all)' })
     .optional(),
   delay: duration
-    .meta({ description: 'Held this long before it leaves by itself: time to think better of it' })
+    .meta({ description: 'How long a call is held before it is sent; it can be recalled in this time' })
     .optional(),
 });
 
 const jwt = z
   .strictObject({
-    issuer: z.string().min(1).max(2048).meta({ description: 'The OIDC issuer, exactly as its tokens say it in iss' }),
-    audience: z.string().min(1).max(2048).meta({ description: 'What must stand in aud' }),
+    issuer: z
+      .string()
+      .min(1)
+      .max(2048)
+      .meta({ description: 'The OIDC issuer, exactly as in the iss claim of its tokens' }),
+    audience: z.string().min(1).max(2048).meta({ description: 'The value that the aud claim must contain' }),
     claims: z
       .record(z.string().min(1).max(256), z.union([z.string(), z.number(), z.boolean()]))
-      .meta({ description: 'Claims that must be there with exactly these values' })
+      .meta({ description: 'Claims that a token must have, with exactly these values' })
       .optional(),
     allowPrivate: z.boolean().meta({ description: 'The issuer is at a private or loopback address' }).optional(),
   })
-  .meta({ description: 'Tokens of an OIDC issuer that make their bearer this agent' });
+  .meta({ description: 'Tokens of an OIDC issuer that authenticate this agent' });
 
 export const agentSchema = z.strictObject({
   keys: keys.optional(),
@@ -262,12 +287,12 @@ export const testFileSchema = z.strictObject({
         .array(
           z.strictObject({ tool: toolName, args: z.record(z.string(), z.unknown()).optional(), ago: durationOrZero }),
         )
-        .meta({ description: 'What the agent did before' })
+        .meta({ description: 'Earlier calls of the agent' })
         .optional(),
-      tainted: z.boolean().meta({ description: 'Whether it has read what strangers wrote' }).optional(),
+      tainted: z.boolean().meta({ description: 'Whether the agent is tainted' }).optional(),
       votes: z
         .record(name, z.enum(['approve', 'deny', 'abstain']))
-        .meta({ description: 'What voters behind webhooks say; whoever is not named says nothing' })
+        .meta({ description: 'The votes of webhooks; a webhook that is not named abstains' })
         .optional(),
       expect: z.enum(['allow', 'deny', 'hold']),
       rule: z.string().optional(),

@@ -5,7 +5,7 @@ import { listFaults, type Policies, type PolicyDecision, type VoterPoll } from '
 import { decideCall } from './decide.ts';
 import { buildHistory, type HistoryCall } from './expressions/history-functions.ts';
 import { findRequiredFacts } from './expressions/required-facts.ts';
-import { type Diagnostics, formatList, resolvePosition, type SourceFile } from './faults.ts';
+import { type Diagnostics, didYouMean, formatList, resolvePosition, type SourceFile } from './faults.ts';
 import { type PolicyTestFile, testFileSchema } from './policy-file-schema.ts';
 import { reportZodIssues } from './zod-issues.ts';
 
@@ -17,30 +17,30 @@ import { reportZodIssues } from './zod-issues.ts';
  *         agent: billing-bot
  *         tool: payments.charge
  *         args: { amount: 100, currency: usd }
- *         votes: { reviewer: approve }   # optional: what voters behind webhooks say; whoever is not named says nothing
+ *         votes: { reviewer: approve }   # optional: the votes of webhooks; a webhook that is not named abstains
  *         expect: allow              # allow | deny | hold; a delay is a hold
- *         rule: rule 1               # optional: part of what names the rule or the reason
- *         history: [{ tool: payments.charge, args: { amount: 5 }, ago: 3m }]   # optional: what the agent did before
- *         tainted: true              # optional: it has read what strangers wrote
+ *         rule: rule 1               # optional: text that the name of the rule or the reason must contain
+ *         history: [{ tool: payments.charge, args: { amount: 5 }, ago: 3m }]   # optional: earlier calls of the agent
+ *         tainted: true              # optional: the agent is tainted
  */
 export type PolicyTest = PolicyTestFile['tests'][number] & { readonly file: string; readonly line: number };
 
 export interface PolicyTestResult {
   readonly test: PolicyTest;
   readonly passed: boolean;
-  /** What the policies said, and why. */
   readonly got: 'allow' | 'deny' | 'hold';
+  /** The reason for `got`, as a sentence. */
   readonly because: string;
-  /** What does not fit; empty when it passed. */
+  /** Why the test failed, as sentences; empty when it passed. */
   readonly faults: readonly string[];
 }
 
-export function collectPolicyTests(sources: readonly SourceFile[], report: Diagnostics): PolicyTest[] {
+export function collectPolicyTests(sources: readonly SourceFile[], diagnostics: Diagnostics): PolicyTest[] {
   return sources.flatMap((source) => {
     if (source.value === null || source.value === undefined) return [];
     const parsed = testFileSchema.safeParse(source.value);
     if (!parsed.success) {
-      reportZodIssues(report, { source, path: [] }, source.value, testFileSchema, parsed.error.issues);
+      reportZodIssues(diagnostics, { source, path: [] }, source.value, testFileSchema, parsed.error.issues);
       return [];
     }
     return parsed.data.tests.map((test, index) => {
@@ -57,43 +57,51 @@ export function runPolicyTests(policies: Policies, tests: readonly PolicyTest[])
 function runPolicyTest(policies: Policies, test: PolicyTest): PolicyTestResult {
   const agent = policies.agents.get(test.agent);
   if (agent === undefined) {
-    const because = `there is no agent ${JSON.stringify(test.agent)}`;
+    const because = `There is no agent ${JSON.stringify(test.agent)}.${didYouMean(test.agent, policies.agents.keys())}`;
     return { test, passed: false, got: 'deny', because, faults: [because] };
   }
   const args = (test.args ?? {}) as JsonObject;
-  const before = (test.history ?? []).map(
-    ({ tool, args: given, ago }): HistoryCall => ({ tool, args: (given ?? {}) as Json, agoMs: parseDurationMs(ago) }),
+  const earlierCalls = (test.history ?? []).map(
+    ({ tool, args: callArgs, ago }): HistoryCall => ({
+      tool,
+      args: (callArgs ?? {}) as Json,
+      agoMs: parseDurationMs(ago),
+    }),
   );
   const decision = decideCall(policies, agent, test.tool, {
     args,
     saga: test.saga ?? null,
     run: test.run ?? null,
     now: test.now === undefined ? Date.now() : Date.parse(test.now),
-    history: buildHistory(before, findRequiredFacts(agent, test.tool)?.history ?? []),
+    history: buildHistory(earlierCalls, findRequiredFacts(agent, test.tool)?.history ?? []),
     tainted: test.tainted ?? false,
   });
   const votes = decision.allowed ? collectVotes(test, decision.poll) : [];
   const got = classifyDecision(decision, votes);
   const because = explainResult(decision, votes);
   const faults: string[] = findUnexpectedVotes(test, decision);
-  if (got !== test.expect) faults.push(`expected ${test.expect}, got ${got}: ${because}`);
+  if (got !== test.expect) faults.push(`Expected ${test.expect}, got ${got}. ${because}`);
   if (test.rule !== undefined && !because.includes(test.rule)) {
-    faults.push(`expected ${JSON.stringify(test.rule)} to decide, but it was: ${because}`);
+    faults.push(`Expected ${JSON.stringify(test.rule)} in the name of the rule or in the reason. Got: ${because}`);
   }
-  for (const { tool } of before) {
-    // A slip of the pen here would be a past that no rule counts.
+  for (const { tool } of earlierCalls) {
+    // No rule counts a call of a misspelled tool, so the test would prove nothing.
     if (!policies.tools.has(tool) && !hasImports(policies))
-      faults.push(`there is no tool ${JSON.stringify(tool)} in history`);
+      faults.push(
+        `history names a tool that does not exist: ${JSON.stringify(tool)}.${didYouMean(tool, policies.tools.keys())}`,
+      );
   }
   const code = decision.allowed ? undefined : decision.code;
-  if (test.code !== undefined && code !== test.code) faults.push(`expected code ${test.code}, got ${code ?? 'none'}`);
-  // A call that passes here and is refused with 400 for real would be a test that proves nothing.
+  if (test.code !== undefined && code !== test.code) faults.push(`Expected code ${test.code}, got ${code ?? 'none'}.`);
+  // A real call with such arguments is answered 400 before any rule decides, so the test would prove nothing.
   if (decision.allowed)
-    faults.push(...listFaults(decision.tool.faults(args)).map((fault) => `not arguments of ${test.tool}: ${fault}`));
+    faults.push(
+      ...listFaults(decision.tool.faults(args)).map((fault) => `The arguments do not fit ${test.tool}: ${fault}.`),
+    );
   return { test, passed: faults.length === 0, got, because, faults };
 }
 
-/** Which tools a server brings in is known only when it was asked. */
+/** Whether a server imports tools, whose names are known only at run time. */
 function hasImports({ upstreams }: Policies): boolean {
   return [...upstreams.values()].some((upstream) => upstream.import !== undefined);
 }
@@ -110,28 +118,29 @@ function isOutvoted({ poll }: Extract<PolicyDecision, { allowed: true }>, votes:
 function explainResult(decision: PolicyDecision, votes: readonly Vote[]): string {
   if (!decision.allowed) return decision.reason;
   const { rule, poll } = decision;
-  if (!isOutvoted(decision, votes)) return rule.id;
-  const said = votes.map(({ voter, verdict }) => `${voter}: ${verdict}`).join(', ');
-  return `${rule.id} needs ${poll?.quorum} approvals of its voters (${said})`;
+  if (!isOutvoted(decision, votes)) return `Allowed by ${rule.id}.`;
+  const verdicts = votes.map(({ voter, verdict }) => `${voter}: ${verdict}`).join(', ');
+  return `${rule.id} needs ${poll?.quorum} approvals from its voters (got ${verdicts}).`;
 }
 
-/** Nobody is asked by a test: what it does not say itself counts as silence, which is not a yes. */
+/** A test asks no webhook. A webhook whose vote the test does not give abstains. */
 function collectVotes(test: PolicyTest, poll: VoterPoll | undefined): readonly Vote[] {
-  const given = (voter: string): Vote['verdict'] => test.votes?.[voter] ?? 'abstain';
-  const reason = 'as the test says';
+  const readVote = (voter: string): Vote['verdict'] => test.votes?.[voter] ?? 'abstain';
+  const reason = 'given by the test';
   return [
     ...(poll?.votes ?? []),
-    ...(poll?.open ?? []).map(({ name }) => ({ voter: name, verdict: given(name), reason })),
+    ...(poll?.open ?? []).map(({ name }) => ({ voter: name, verdict: readVote(name), reason })),
   ];
 }
 
-/** Votes of nobody who would be asked: the test means another rule, or takes an expression for a webhook. */
+/** Votes for voters that would not be asked: the test means another rule, or takes an expression for a webhook. */
 function findUnexpectedVotes({ votes = {} }: PolicyTest, decision: PolicyDecision): string[] {
-  const asked = decision.allowed ? (decision.poll?.open ?? []).map(({ name }) => name) : [];
-  const rule = decision.rule?.id ?? 'no rule';
+  const webhooks = decision.allowed ? (decision.poll?.open ?? []).map(({ name }) => name) : [];
+  const decider = decision.rule === undefined ? 'no rule' : decision.rule.id;
   return Object.keys(votes)
-    .filter((voter) => !asked.includes(voter))
+    .filter((voter) => !webhooks.includes(voter))
     .map(
-      (voter) => `votes has ${voter}, but ${rule} decides, and it asks ${formatList(asked) || 'nobody'} over a webhook`,
+      (voter) =>
+        `votes names ${voter}, which is not asked: ${decider} decides, and its webhook voters are ${formatList(webhooks) || 'none'}.`,
     );
 }

@@ -1,9 +1,20 @@
 import { readdir, readFile, stat } from 'node:fs/promises';
 import path from 'node:path';
-import { isAlias, isMap, isNode, isPair, isScalar, LineCounter, parseDocument as parseYaml, visit } from 'yaml';
-import { type Diagnostic, type SourceFile, toPosition } from './faults.ts';
+import {
+  isAlias,
+  isMap,
+  isNode,
+  isPair,
+  isScalar,
+  LineCounter,
+  parseDocument as parseYaml,
+  type Scalar,
+  visit,
+} from 'yaml';
+import { sanitize } from '../domain/sanitize.ts';
+import { type Diagnostic, endSentence, type SourceFile, toPosition } from './faults.ts';
 
-/** A policy file as bytes; `name` is relative to the directory, `file` is how a person finds it. */
+/** The bytes of a policy file. `name` is relative to the policy directory; `file` is the path that messages show. */
 export interface PolicyFile {
   readonly name: string;
   readonly file: string;
@@ -12,7 +23,7 @@ export interface PolicyFile {
 
 const MAX_FILE_BYTES = 1_048_576;
 const MAX_FILES = 2_000;
-/** Policies and their tests are YAML; the OpenAPI documents that they import may be JSON. */
+/** Policies and their tests are YAML; an imported OpenAPI document may be JSON. */
 export const POLICY_FILE_PATTERN = /\.(?:ya?ml|json)$/;
 
 export async function readPolicyFiles(dir: string): Promise<{ files: PolicyFile[]; faults: Diagnostic[] }> {
@@ -24,28 +35,47 @@ export async function readPolicyFiles(dir: string): Promise<{ files: PolicyFile[
   } catch (error) {
     return {
       files,
-      faults: [{ file: dir, line: 1, column: 1, message: `cannot be read: ${describeFileError(error)}` }],
+      faults: [
+        {
+          file: dir,
+          line: 1,
+          column: 1,
+          message: `The directory cannot be read (${describeFileError(error)}). Check that it exists and is readable.`,
+        },
+      ],
     };
   }
   if (found.length > MAX_FILES) {
-    return { files, faults: [{ file: dir, line: 1, column: 1, message: `more than ${MAX_FILES} policy files` }] };
+    return {
+      files,
+      faults: [
+        {
+          file: dir,
+          line: 1,
+          column: 1,
+          message: `A policy directory must have at most ${MAX_FILES} files (got ${found.length}).`,
+        },
+      ],
+    };
   }
   for (const name of found) {
     const file = path.join(dir, name);
     try {
       const { size } = await stat(file);
-      // JSON is only read because an upstream may import it: what nobody imports is nobody's fault.
-      const fault = size > MAX_FILE_BYTES && !name.endsWith('.json');
-      if (fault) faults.push({ file, line: 1, column: 1, message: `larger than ${MAX_FILE_BYTES} bytes` });
+      // A JSON file matters only if an upstream imports it, and the import then reports the missing file.
+      const isFault = size > MAX_FILE_BYTES && !name.endsWith('.json');
+      const message = `A policy file must have at most ${MAX_FILE_BYTES} bytes (got ${size}). Split it into several files.`;
+      if (isFault) faults.push({ file, line: 1, column: 1, message });
       if (size <= MAX_FILE_BYTES) files.push({ name, file, bytes: await readFile(file) });
     } catch (error) {
-      faults.push({ file, line: 1, column: 1, message: `cannot be read: ${describeFileError(error)}` });
+      const message = `The file cannot be read (${describeFileError(error)}). Check its permissions.`;
+      faults.push({ file, line: 1, column: 1, message });
     }
   }
   return { files, faults };
 }
 
-/** Regular files only (a FIFO would hang), hidden ones not; a symbolic link counts, as Kubernetes mounts files so. */
+/** Finds regular files that are not hidden. Skips a FIFO, which would hang. Follows symbolic links, because Kubernetes mounts files as links. */
 async function findPolicyFiles(dir: string, below = '', depth = 0): Promise<string[]> {
   const names: string[] = [];
   for (const entry of await readdir(path.join(dir, below), { withFileTypes: true })) {
@@ -66,66 +96,73 @@ export function describeFileError(error: unknown): string {
 }
 
 /**
- * The same for an OpenAPI document, which others wrote: status codes are keys without quotes there, and limits such as
- * that of an int64 are not exact. Neither is anything that arguments could be.
+ * Parses an OpenAPI document less strictly than a policy file, because other people wrote it: status codes are unquoted keys, and
+ * limits such as the largest int64 are inexact. Neither ever becomes part of the arguments of a call.
  */
 export function parseOpenApiFile(file: PolicyFile): { source: SourceFile } | { faults: Diagnostic[] } {
   return parseYamlFile(file, true);
 }
 
-/** YAML 1.2 core, one document, no directives, tags, anchors, aliases or merge keys: what is read is what is written. */
+/** Parses YAML 1.2 core: one document, no directives, tags, anchors, aliases or merge keys. */
 export function parsePolicyFile(file: PolicyFile): { source: SourceFile } | { faults: Diagnostic[] } {
   return parseYamlFile(file, false);
 }
 
-function parseYamlFile(file: PolicyFile, lenient: boolean): { source: SourceFile } | { faults: Diagnostic[] } {
+function parseYamlFile(file: PolicyFile, isLenient: boolean): { source: SourceFile } | { faults: Diagnostic[] } {
   let text: string;
   try {
     text = new TextDecoder('utf-8', { fatal: true }).decode(file.bytes);
   } catch {
-    return { faults: [{ file: file.file, line: 1, column: 1, message: 'not UTF-8 text' }] };
+    return {
+      faults: [{ file: file.file, line: 1, column: 1, message: 'The file is not UTF-8 text. Save it as UTF-8.' }],
+    };
   }
   const lines = new LineCounter();
-  const where = { file: file.file, lines };
+  const position = { file: file.file, lines };
   const faults: Diagnostic[] = [];
   try {
     const document = parseYaml(text, {
       version: '1.2',
       schema: 'core',
       merge: false,
-      // The parser compares every key with every other; a set below does it in one pass.
+      // The parser compares every pair of keys; `checkMapKey` finds duplicates in one pass.
       uniqueKeys: false,
       strict: true,
       prettyErrors: false,
       stringKeys: false,
       lineCounter: lines,
     });
-    const say = (offset: number, message: string): void => {
-      faults.push({ ...toPosition(where, offset), message });
+    const addFault = (offset: number, message: string): void => {
+      faults.push({ ...toPosition(position, offset), message });
     };
     for (const error of [...document.errors, ...document.warnings])
-      say(error.pos[0], describeYamlError(error.code, error.message));
+      addFault(error.pos[0], describeYamlError(error.code, error.message));
     if (document.directives?.yaml.explicit || Object.keys(document.directives?.tags ?? {}).length > 1) {
-      say(0, 'YAML directives are refused');
+      addFault(0, 'YAML directives such as %YAML are not allowed. Remove the line.');
     }
     visit(document, (_key, node) => {
-      if (isAlias(node)) say(node.range?.[0] ?? 0, 'YAML aliases are refused: write it out');
+      const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
+      if (isAlias(node)) addFault(offset, 'YAML aliases are not allowed. Write the value out.');
       else if (isNode(node) && (node as { anchor?: string }).anchor !== undefined) {
-        say(node.range?.[0] ?? 0, 'YAML anchors are refused: write it out');
+        addFault(offset, 'YAML anchors are not allowed. Write the value out where it is used.');
       }
       if (isMap(node)) {
         const keys = new Set<unknown>();
-        for (const item of node.items) checkMapKey(item, keys, lenient, say);
+        for (const item of node.items) checkMapKey(item, keys, isLenient, addFault);
       }
-      if (!lenient && isScalar(node) && typeof node.value === 'number' && !isExactNumber(node.value)) {
-        say(node.range?.[0] ?? 0, 'this number is not exact: quote it, or write a smaller one');
+      if (!isLenient && isScalar(node) && typeof node.value === 'number' && !isExactNumber(node.value)) {
+        const written = String(node.source ?? node.value).slice(0, 60);
+        addFault(offset, `The number ${written} cannot be represented exactly. Quote it, or write a smaller number.`);
       }
     });
     if (faults.length > 0) return { faults };
     return { source: { name: file.name, file: file.file, text, document, lines, value: document.toJS() as unknown } };
   } catch (error) {
-    // The parser recurses: a file that nests thousands deep ends its stack, not the gateway.
-    const message = error instanceof RangeError ? 'nested too deeply' : `not YAML: ${(error as Error).message}`;
+    // The parser recurses, so thousands of nested levels overflow its stack. That is a fault of the file.
+    const message =
+      error instanceof RangeError
+        ? 'The file is nested too deeply. Remove some levels.'
+        : endSentence(`The file is not valid YAML: ${(error as Error).message}`);
     return { faults: [{ file: file.file, line: 1, column: 1, message }] };
   }
 }
@@ -133,18 +170,23 @@ function parseYamlFile(file: PolicyFile, lenient: boolean): { source: SourceFile
 function checkMapKey(
   item: unknown,
   keys: Set<unknown>,
-  lenient: boolean,
-  say: (offset: number, message: string) => void,
+  isLenient: boolean,
+  addFault: (offset: number, message: string) => void,
 ): void {
   if (!isPair(item)) return;
   const { key } = item;
   const offset = isNode(key) ? (key.range?.[0] ?? 0) : 0;
-  if (lenient && isScalar(key) && typeof key.value === 'number') key.value = String(key.source ?? key.value);
-  if (!isScalar(key) || typeof key.value !== 'string') say(offset, 'a key must be text: quote it');
-  else if (key.value === '__proto__') say(offset, 'a key must not be __proto__');
-  else if (key.value === '<<') say(offset, 'YAML merge keys are refused: write it out');
-  else if (keys.has(key.value)) say(offset, 'this key is there twice');
+  if (isLenient && isScalar(key) && typeof key.value === 'number') key.value = String(key.source ?? key.value);
+  if (!isScalar(key)) addFault(offset, 'A key must be text (got a map or a list).');
+  else if (typeof key.value !== 'string') addFault(offset, `A key must be text (got ${formatKey(key)}). Quote it.`);
+  else if (key.value === '__proto__') addFault(offset, 'A key must not be __proto__. Choose another name.');
+  else if (key.value === '<<') addFault(offset, 'YAML merge keys (<<) are not allowed. Write the keys out.');
+  else if (keys.has(key.value)) addFault(offset, `The key ${formatKey(key)} appears twice. Remove one of them.`);
   else keys.add(key.value);
+}
+
+function formatKey({ source, value }: Scalar): string {
+  return sanitize(String(source ?? value ?? 'nothing'), 60);
 }
 
 function isExactNumber(value: number): boolean {
@@ -152,6 +194,7 @@ function isExactNumber(value: number): boolean {
 }
 
 function describeYamlError(code: string, message: string): string {
-  if (code === 'MULTIPLE_DOCS') return 'more than one YAML document: use one file each';
-  return `not YAML: ${message.split('\n')[0] ?? message}`;
+  if (code === 'MULTIPLE_DOCS')
+    return 'A file must hold only one YAML document. Put each document into a file of its own.';
+  return endSentence(`The file is not valid YAML: ${message.split('\n')[0] ?? message}`);
 }

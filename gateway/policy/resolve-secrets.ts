@@ -4,12 +4,12 @@ import { splitTemplate } from './expressions/compile-template.ts';
 import { describeFileError } from './read-policy-files.ts';
 
 /**
- * `${env.NAME}` and `${file("/path")}`: credentials by reference. They are resolved when policies are loaded, so a
- * reload reads them again. No message ever shows a resolved value.
+ * The value of a template with `${env.NAME}` and `${file("/path")}`. Credentials are written as such references and resolved at each
+ * load, so a reload reads them again. No message shows a resolved value.
  */
 export interface ResolvedSecrets {
   readonly text: string;
-  /** The values that were filled in. */
+  /** The values of the references. */
   readonly values: readonly string[];
 }
 
@@ -21,11 +21,11 @@ export function resolveSecrets(
   template: string,
   env: Env,
   allowed: { readonly file: boolean },
-  fault: (message: string, offset?: number) => void,
+  reportFault: (message: string, offset?: number) => void,
 ): ResolvedSecrets {
   const parts = splitTemplate(template);
   if ('fault' in parts) {
-    fault(parts.fault, parts.offset);
+    reportFault(parts.fault, parts.offset);
     return { text: '', values: [] };
   }
   const values: string[] = [];
@@ -33,7 +33,7 @@ export function resolveSecrets(
     if ('text' in part) return part.text;
     const value = resolveReference(part.expression.trim(), env, allowed.file);
     if ('fault' in value) {
-      fault(value.fault, part.offset);
+      reportFault(value.fault, part.offset);
       return '';
     }
     values.push(value.value);
@@ -42,25 +42,30 @@ export function resolveSecrets(
   return { text: texts.join(''), values };
 }
 
-function resolveReference(expression: string, env: Env, files: boolean): { value: string } | { fault: string } {
+function resolveReference(expression: string, env: Env, canReadFiles: boolean): { value: string } | { fault: string } {
   const name = /^env\.([A-Za-z_]\w*)$/.exec(expression)?.[1];
   if (name !== undefined) {
     const value = Object.hasOwn(env, name) ? env[name] : undefined;
-    return value === undefined ? { fault: `the environment variable ${name} is not set` } : { value };
+    return value === undefined
+      ? { fault: `The environment variable ${name} is not set. Set it, or remove the reference.` }
+      : { value };
   }
   const file = /^file\(\s*(?:"([^"\\]+)"|'([^'\\]+)')\s*\)$/.exec(expression);
-  if (file !== null && files) return readSecretFile(file[1] ?? file[2] ?? '');
-  return { fault: `only \${env.NAME}${files ? ' and ${file("/path")} are' : ' is'} known here` };
+  if (file !== null && canReadFiles) return readSecretFile(file[1] ?? file[2] ?? '');
+  // The message leaves out the expression, which may be a credential that somebody pasted here.
+  const known = canReadFiles ? '${env.NAME} and ${file("/path")}' : '${env.NAME}';
+  return { fault: `This value cannot use expressions. Write only ${known}.` };
 }
 
 function readSecretFile(path: string): { value: string } | { fault: string } {
   try {
     const { size } = statSync(path);
-    // Only a regular file: a device or FIFO would never end.
-    if (!statSync(path).isFile()) return { fault: `${path} is not a file` };
-    if (size > MAX_SECRET_FILE_BYTES) return { fault: `${path} is larger than ${MAX_SECRET_FILE_BYTES} bytes` };
+    // Only a regular file, because reading a device or FIFO might never end.
+    if (!statSync(path).isFile()) return { fault: `${path} is not a regular file. Name a file with the secret.` };
+    if (size > MAX_SECRET_FILE_BYTES)
+      return { fault: `${path} must have at most ${MAX_SECRET_FILE_BYTES} bytes (got ${size}).` };
     return { value: readFileSync(path, 'utf8').trim() };
   } catch (error) {
-    return { fault: `${path} cannot be read: ${describeFileError(error)}` };
+    return { fault: `${path} cannot be read (${describeFileError(error)}). Check the path and its permissions.` };
   }
 }

@@ -6,77 +6,77 @@ import { type LoadOptions, type LoadResult, loadPolicies } from './load-policies
 import { POLICY_FILE_PATTERN } from './read-policy-files.ts';
 
 /**
- * Notices that policies changed on disk, loads them and hands over what came of it; whether to apply it is the
- * caller's business. With the first load made by `reload()` too, no change falls between loading and watching.
+ * Loads the policies when they change on disk and passes the result on; the caller decides whether to apply it. The first load
+ * must go through `reload()` too, so that no change between loading and watching is missed.
  */
 export interface PolicyWatcher {
-  /** Loads now, whether something changed or not; one load at a time. `onChange` hears of it as well, and who asked. */
-  reload(askedBy?: string): Promise<LoadResult>;
+  /** Loads now, even if nothing changed. Loads run one at a time. `onChange` receives the result and `requestedBy` as well. */
+  reload(requestedBy?: string): Promise<LoadResult>;
   close(): Promise<void>;
 }
 
 export interface PolicyWatchOptions extends LoadOptions {
-  /** `askedBy` is absent when the change on disk was noticed. */
-  readonly onChange: (loaded: LoadResult, askedBy: string | undefined) => void;
+  /** `requestedBy` is undefined when a change on disk caused the load. */
+  readonly onChange: (loaded: LoadResult, requestedBy: string | undefined) => void;
   readonly debounceMs?: number;
   readonly pollMs?: number;
 }
 
 export function watchPolicies(options: PolicyWatchOptions): PolicyWatcher {
   const { dir, env, onChange, debounceMs = 100, pollMs = 1_000 } = options;
-  let seen: string | undefined;
-  let closed = false;
+  let loadedFingerprint: string | undefined;
+  let isClosed = false;
   let queue: Promise<unknown> = Promise.resolve();
-  let settling: NodeJS.Timeout | undefined;
+  let checkTimer: NodeJS.Timeout | undefined;
 
-  const inTurn = <T>(work: () => Promise<T>): Promise<T> => {
+  const enqueue = <T>(work: () => Promise<T>): Promise<T> => {
     const turn = queue.then(work, work);
     queue = turn.catch(() => undefined);
     return turn;
   };
-  const load = async (askedBy?: string): Promise<LoadResult> => {
-    // Taken before reading: what changes while we read is seen as a change the next time.
-    seen = await fingerprintDirectory(dir);
+  const load = async (requestedBy?: string): Promise<LoadResult> => {
+    // Taken before the files are read, so that a change during the load causes another load.
+    loadedFingerprint = await fingerprintDirectory(dir);
     const loaded = await loadPolicies({ dir, env });
-    if (!closed) onChange(loaded, askedBy);
+    if (!isClosed) onChange(loaded, requestedBy);
     return loaded;
   };
-  const look = (): Promise<void> =>
-    inTurn(async () => {
-      const found = await fingerprintDirectory(dir);
-      if (closed || found === seen) return;
-      // A half-written file must not take force: only what has stood still for a moment is loaded.
+  const loadIfChanged = (): Promise<void> =>
+    enqueue(async () => {
+      const fingerprint = await fingerprintDirectory(dir);
+      if (isClosed || fingerprint === loadedFingerprint) return;
+      // Loads only files that did not change for a moment, because a half-written file must not take effect.
       await sleep(debounceMs, undefined, { ref: false });
-      if ((await fingerprintDirectory(dir)) === found) await load();
-      else soon();
+      if ((await fingerprintDirectory(dir)) === fingerprint) await load();
+      else scheduleCheck();
     });
-  const soon = (): void => {
-    clearTimeout(settling);
-    if (!closed) settling = setTimeout(() => void look().catch(() => undefined), debounceMs).unref();
+  const scheduleCheck = (): void => {
+    clearTimeout(checkTimer);
+    if (!isClosed) checkTimer = setTimeout(() => void loadIfChanged().catch(() => undefined), debounceMs).unref();
   };
 
-  void inTurn(async () => {
-    seen ??= await fingerprintDirectory(dir);
+  void enqueue(async () => {
+    loadedFingerprint ??= await fingerprintDirectory(dir);
   });
-  const watcher = watchDirectory(dir, soon);
-  // fs.watch misses changes on network mounts, in directories made later, and where inotify is used up.
-  const poll = setInterval(() => void look().catch(() => undefined), pollMs).unref();
+  const watcher = watchDirectory(dir, scheduleCheck);
+  // fs.watch misses changes on network mounts, in directories created later, and when inotify watches run out.
+  const poll = setInterval(() => void loadIfChanged().catch(() => undefined), pollMs).unref();
 
   return {
-    reload: (askedBy) => inTurn(() => load(askedBy)),
+    reload: (requestedBy) => enqueue(() => load(requestedBy)),
     close: async () => {
-      closed = true;
+      isClosed = true;
       clearInterval(poll);
-      clearTimeout(settling);
+      clearTimeout(checkTimer);
       watcher?.close();
       await queue;
     },
   };
 }
 
-function watchDirectory(dir: string, changed: () => void): FSWatcher | undefined {
+function watchDirectory(dir: string, onChange: () => void): FSWatcher | undefined {
   try {
-    const watcher = watch(dir, { recursive: true, persistent: false }, changed);
+    const watcher = watch(dir, { recursive: true, persistent: false }, onChange);
     watcher.on('error', () => watcher.close());
     return watcher;
   } catch {
@@ -84,7 +84,7 @@ function watchDirectory(dir: string, changed: () => void): FSWatcher | undefined
   }
 }
 
-/** Names, sizes and times of all that is read; links are followed, as Kubernetes swaps a link to change a file. */
+/** Names, sizes and times of all policy files. Follows links, because Kubernetes swaps a link to change a file. */
 async function fingerprintDirectory(dir: string): Promise<string> {
   const parts: string[] = [];
   const visit = async (below: string, depth: number): Promise<void> => {
@@ -93,8 +93,8 @@ async function fingerprintDirectory(dir: string): Promise<string> {
       const name = path.join(below, entry.name);
       if (entry.isDirectory() && depth < 8 && !entry.name.startsWith('.')) await visit(name, depth + 1);
       else if (POLICY_FILE_PATTERN.test(entry.name)) {
-        const found = await stat(path.join(dir, name), { bigint: true }).catch(() => undefined);
-        parts.push(`${name} ${found?.ino} ${found?.size} ${found?.mtimeNs} ${found?.ctimeNs}`);
+        const stats = await stat(path.join(dir, name), { bigint: true }).catch(() => undefined);
+        parts.push(`${name} ${stats?.ino} ${stats?.size} ${stats?.mtimeNs} ${stats?.ctimeNs}`);
       }
     }
   };

@@ -1,131 +1,199 @@
 import type { z } from 'zod';
 import { type Diagnostics, type DocumentPath, didYouMean, formatList, type SourceLocation } from './faults.ts';
 
-/** Values of older policies that have another name now. */
+/** Values of older policies and their names of today. */
 const RENAMED_VALUES: ReadonlyMap<string, string> = new Map([['nature', 'idempotent']]);
 
-/** Something that zod found, in words. */
+/** One zod issue as a sentence. */
 interface FormattedIssue {
-  /** Where the thing is that is wrong, or (`key`) its key. */
+  /** The path of the wrong value or, with `key`, of the wrong key. */
   readonly path: DocumentPath;
   readonly key?: true;
   readonly message: string;
 }
 
-/** Says what zod found in the words of a policy's author, each at its place. */
+/** How a message names the value at a path. */
+type PathFormatter = (path: DocumentPath) => string;
+
+/** Reports every issue at its position in the file. A message names a value by its last key. */
 export function reportZodIssues(
-  report: Diagnostics,
-  place: SourceLocation,
+  diagnostics: Diagnostics,
+  location: SourceLocation,
   value: unknown,
   schema: z.ZodType,
   issues: readonly z.core.$ZodIssue[],
 ): void {
-  for (const { message, path, ...key } of issues.flatMap((issue) => formatIssue(value, schema, issue)))
-    report.addError({ source: place.source, path: [...place.path, ...path], ...key }, message);
+  const formatPath: PathFormatter = (path) => formatLastKey([...location.path, ...path]);
+  for (const { message, path, ...key } of issues.flatMap((issue) => formatIssue(value, schema, issue, formatPath)))
+    diagnostics.addError({ source: location.source, path: [...location.path, ...path], ...key }, message);
 }
 
-/** The same of what is in no file: each after the name of what it is about. */
+/** Formats issues of a value that is in no file. A message names a value by its whole path. */
 export function formatZodIssues(value: unknown, schema: z.ZodType, issues: readonly z.core.$ZodIssue[]): string[] {
-  return issues
-    .flatMap((issue) => formatIssue(value, schema, issue))
-    .map(({ path, key, message }) => [(key ? path.slice(0, -1) : path).join('.'), message].filter(Boolean).join(': '));
+  return issues.flatMap((issue) => formatIssue(value, schema, issue, formatWholePath)).map(({ message }) => message);
 }
 
-function formatIssue(value: unknown, schema: z.ZodType, issue: z.core.$ZodIssue): FormattedIssue[] {
+function formatLastKey(path: DocumentPath): string {
+  const start = path.findLastIndex((segment) => typeof segment === 'string');
+  return start === -1 ? 'The file' : formatWholePath(path.slice(start));
+}
+
+function formatWholePath(path: DocumentPath): string {
+  if (path.length === 0) return 'The value';
+  const [head, ...rest] = path;
+  return `${head}${rest.map((segment) => (typeof segment === 'number' ? `[${segment}]` : `.${segment}`)).join('')}`;
+}
+
+function formatIssue(
+  value: unknown,
+  schema: z.ZodType,
+  issue: z.core.$ZodIssue,
+  formatPath: PathFormatter,
+): FormattedIssue[] {
   const path = issue.path as DocumentPath;
   const found = readValueAt(value, path);
   if (issue.code === 'unrecognized_keys') {
     const known = findKnownKeys(schema, path, found);
-    const listing = known.length > 0 ? ` (known: ${formatList(known, 20)})` : '';
     return issue.keys.map((key) => ({
       path: [...path, key],
       key: true,
-      message: `${JSON.stringify(key)} is not a key here${listing}${didYouMean(key, known)}`,
+      message: describeUnknownKey(formatPath([...path, key]), key, known),
     }));
   }
+  if (issue.code === 'invalid_key') {
+    const name = path.at(-1);
+    const [inner] = issue.issues;
+    const isBound = inner?.code === 'too_big' || inner?.code === 'too_small';
+    const problem = isBound ? describeIssue(inner, name) : `${inner?.message ?? 'is not allowed'}.`;
+    return [{ path, key: true, message: `The key ${JSON.stringify(String(name).slice(0, 60))} ${problem}` }];
+  }
+  if (found === undefined && typeof path.at(-1) === 'string') {
+    const choices = issue.code === 'invalid_value' ? issue.values.map(String) : findChoices(schema, path);
+    const listing = choices.length > 0 ? ` (one of ${choices.join(', ')})` : '';
+    return [{ path: path.slice(0, -1), message: `${formatPath(path)} is required${listing}.` }];
+  }
   if (issue.code === 'invalid_union') {
-    const choices = found === undefined ? [] : findChoices(schema, path);
-    if (choices.length > 0) {
-      const renamed = typeof found === 'string' ? RENAMED_VALUES.get(found) : undefined;
-      if (renamed !== undefined && choices.includes(renamed))
-        return [{ path, message: `${formatShortValue(found)} was renamed: write ${renamed}` }];
-      const near = typeof found === 'string' ? didYouMean(found, choices) : '';
-      return [{ path, message: `${formatShortValue(found)} is not one of ${choices.join(', ')}${near}` }];
-    }
+    const choices = findChoices(schema, path);
+    if (choices.length > 0) return [{ path, message: describeChoices(formatPath(path), found, choices) }];
     const branch = pickUnionBranch(issue.errors);
     if (branch !== undefined)
       return branch.flatMap((inner) =>
-        formatIssue(value, schema, { ...inner, path: [...path, ...inner.path] } as z.core.$ZodIssue),
+        formatIssue(value, schema, { ...inner, path: [...path, ...inner.path] } as z.core.$ZodIssue, formatPath),
       );
   }
-  if (issue.code === 'invalid_key') {
-    const reason = issue.issues[0]?.message ?? 'is not a name';
-    return [{ path, key: true, message: `${formatShortValue(path.at(-1))} ${reason}` }];
-  }
-  const key = path.at(-1);
-  if (found === undefined && typeof key === 'string')
-    return [{ path: path.slice(0, -1), message: `${JSON.stringify(key)} is missing` }];
-  const inside = issue.code === 'invalid_type' && issue.expected === 'object' ? findKnownKeys(schema, path, found) : [];
-  return [
-    {
-      path,
-      message: `${describeIssue(issue, found)}${inside.length > 0 ? `: it may have ${formatList(inside, 20)}` : ''}`,
-    },
-  ];
+  const isMapExpected = issue.code === 'invalid_type' && issue.expected === 'object';
+  const known = isMapExpected ? findKnownKeys(schema, path, found) : [];
+  const message = `${formatPath(path)} ${describeIssue(issue, found)}${formatKnownKeys(known)}`;
+  return [{ path, message }];
 }
 
+export function describeUnknownKey(subject: string, key: string, known: readonly string[]): string {
+  return `Unknown key ${JSON.stringify(subject)}.${didYouMean(key, known)}${formatKnownKeys(known)}`;
+}
+
+function formatKnownKeys(known: readonly string[]): string {
+  return known.length === 0 ? '' : ` Known keys: ${formatList(known, 20)}.`;
+}
+
+function describeChoices(subject: string, found: unknown, choices: readonly string[]): string {
+  const renamed = typeof found === 'string' ? RENAMED_VALUES.get(found) : undefined;
+  if (renamed !== undefined && choices.includes(renamed))
+    return `The value ${formatShortValue(found)} was renamed. Write ${subject}: ${renamed}.`;
+  return `${subject} ${describeWrongChoice(found, choices)}`;
+}
+
+function describeWrongChoice(found: unknown, choices: readonly string[]): string {
+  const near = typeof found === 'string' ? didYouMean(found, choices) : '';
+  const expected = choices.length === 1 ? choices[0] : `one of ${choices.join(', ')}`;
+  return `must be ${expected} (got ${formatShortValue(found)}).${near}`;
+}
+
+/** The rest of a sentence that begins with the name of the value. */
 function describeIssue(issue: z.core.$ZodIssue, found: unknown): string {
+  const got = `(got ${formatShortValue(found)}).`;
   switch (issue.code) {
     case 'invalid_type':
-      return `${formatShortValue(found)} is not ${addArticle(issue.expected)}`;
-    case 'invalid_value': {
-      const values = issue.values.map(String);
-      const near = typeof found === 'string' ? didYouMean(found, values) : '';
-      return `${formatShortValue(found)} is not one of ${values.join(', ')}${near}`;
-    }
+      return isOwnMessage(issue) ? `${issue.message} ${got}` : `must be ${describeType(issue.expected)} ${got}`;
+    case 'invalid_value':
+      return describeWrongChoice(found, issue.values.map(String));
     case 'invalid_format':
       return issue.format === 'regex'
-        ? `${formatShortValue(found)} ${issue.message}`
-        : `${formatShortValue(found)} is not a ${issue.format}`;
+        ? `${issue.message} ${got}`
+        : `must be ${FORMAT_NAMES[issue.format] ?? issue.format} ${got}`;
     case 'too_small':
-      return `${formatShortValue(found)} is too ${hasLength(found) ? 'short' : 'small'}: at least ${issue.minimum}`;
+      return describeBound('at least', Number(issue.minimum), found);
     case 'too_big':
-      return `${formatShortValue(found)} is too ${hasLength(found) ? 'long' : 'large'}: at most ${issue.maximum}`;
+      return describeBound('at most', Number(issue.maximum), found);
     case 'invalid_union': {
-      const expected = issue.errors.flat().flatMap((inner) => (inner.code === 'invalid_type' ? [inner.expected] : []));
-      return `${formatShortValue(found)} is not ${expected.map(addArticle).join(' or ') || 'allowed here'}`;
+      if (isOwnMessage(issue)) return `${issue.message} ${got}`;
+      const expected = issue.errors.flat().flatMap(listExpected);
+      return expected.length === 0 ? `is not allowed ${got}` : `must be ${expected.join(' or ')} ${got}`;
     }
     default:
-      return issue.message;
+      return `${issue.message}.`;
   }
 }
 
-/** The branch of a union that the author most likely meant: one that failed deeper than at its root. */
+/** Whether a schema of ours brings the message; the messages of zod itself begin with "Invalid input". */
+function isOwnMessage({ message }: z.core.$ZodIssue): boolean {
+  return !message.startsWith('Invalid input');
+}
+
+function listExpected(issue: z.core.$ZodIssue): string[] {
+  if (issue.code === 'invalid_type') return [describeType(issue.expected)];
+  return issue.code === 'invalid_value' ? issue.values.map(String) : [];
+}
+
+function describeBound(bound: string, limit: number, found: unknown): string {
+  if (typeof found === 'string') return `must have ${bound} ${count(limit, 'character')} (got ${found.length}).`;
+  if (Array.isArray(found)) return `must have ${bound} ${count(limit, 'item')} (got ${found.length}).`;
+  return `must be ${bound} ${limit} (got ${formatShortValue(found)}).`;
+}
+
+function count(number: number, noun: string): string {
+  return `${number} ${noun}${number === 1 ? '' : 's'}`;
+}
+
+/**
+ * The branch of a union that the author most likely meant: one that failed below its root, else one that failed by more than
+ * the type or the literal. Undefined where every branch failed at its root: the message then lists what each of them expects.
+ */
 function pickUnionBranch(branches: readonly (readonly z.core.$ZodIssue[])[]): readonly z.core.$ZodIssue[] | undefined {
   const deeper = branches.filter((issues) =>
     issues.every((issue) => issue.path.length > 0 || issue.code === 'unrecognized_keys'),
   );
   if (deeper.length > 0) return deeper[0];
-  return branches.find((issues) => issues.every((issue) => issue.code !== 'invalid_type'));
+  return branches.find((issues) => issues.every(({ code }) => code !== 'invalid_type' && code !== 'invalid_value'));
 }
 
-function hasLength(value: unknown): boolean {
-  return typeof value === 'string' || Array.isArray(value);
+const TYPE_NAMES: Readonly<Record<string, string>> = {
+  record: 'map',
+  object: 'map',
+  array: 'list',
+  int: 'whole number',
+};
+
+function describeType(type: string): string {
+  return `a ${TYPE_NAMES[type] ?? type}`;
 }
 
-function addArticle(type: string): string {
-  const word =
-    ({ record: 'map', object: 'map', array: 'list', int: 'whole number' } as Record<string, string>)[type] ?? type;
-  return `a ${word}`;
-}
+const FORMAT_NAMES: Readonly<Record<string, string>> = {
+  datetime: 'a date and time such as 2026-01-31T12:00:00Z',
+  uuid: 'a UUID',
+};
 
-/** A value as a message may show it: short, and never a long text. */
+/** A value as a message shows it: at most 60 characters. A plain word has no quotes; text that looks like a number or boolean has. */
 export function formatShortValue(value: unknown): string {
   if (Array.isArray(value)) return 'a list';
   if (typeof value === 'object' && value !== null) return 'a map';
   if (value === null || value === undefined) return 'nothing';
+  if (typeof value === 'string' && value.length <= 60 && isPlainWord(value)) return value;
   const json = JSON.stringify(value) ?? String(value);
   return json.length <= 60 ? json : `${json.slice(0, 57)}..."`;
+}
+
+function isPlainWord(text: string): boolean {
+  return /^[\w.%/*-]*[A-Za-z%/*]$/.test(text) && !/^(?:true|false|null|nothing|a|\.nan|-?\.inf)$/i.test(text);
 }
 
 function readValueAt(value: unknown, path: DocumentPath): unknown {
@@ -147,7 +215,7 @@ interface ZodDefinition {
   readonly discriminator?: string;
 }
 
-/** The keys that the schema knows at a path; for a choice by `by`, those of the branch that was chosen. */
+/** The keys that the schema knows at a path. In a discriminated union: the keys of the branch that the value names. */
 function findKnownKeys(schema: z.ZodType, path: DocumentPath, found: unknown): string[] {
   const definition = schema.def as unknown as ZodDefinition;
   if (definition.innerType !== undefined) return findKnownKeys(definition.innerType, path, found);
@@ -161,7 +229,7 @@ function findKnownKeys(schema: z.ZodType, path: DocumentPath, found: unknown): s
   return next === undefined ? [] : findKnownKeys(next, rest, found);
 }
 
-/** The values of the key that a choice goes by, when the path ends at one. */
+/** The values of a union's discriminator, when the path ends at one. */
 function findChoices(schema: z.ZodType, path: DocumentPath): string[] {
   const definition = schema.def as unknown as ZodDefinition;
   if (definition.innerType !== undefined) return findChoices(definition.innerType, path);

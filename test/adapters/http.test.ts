@@ -1,4 +1,5 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
+
 import { once } from 'node:events';
 import { createServer as createHttp, type RequestListener, type Server } from 'node:http';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
@@ -11,9 +12,9 @@ import { buildCredentialScrubber, scrub } from '../../gateway/domain/calls/redac
 import { GatewayError } from '../../gateway/domain/errors.ts';
 import type { Json, JsonObject } from '../../gateway/domain/json.ts';
 import { ExpressionError, type RequestTemplate, type Tool, type Upstream } from '../../gateway/domain/policy.ts';
-import { startUpstream, type TestUpstream as World } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, testerYaml } from '../support/gateway.ts';
+import { useHttpServer } from '../support/http-server.ts';
+import { useGateway, useUpstream } from '../support/use-gateway.ts';
 
 const DEFAULT_NO_EFFECT = new Set([400, 401, 403, 404, 422, 429]);
 
@@ -448,28 +449,19 @@ describe('a rendered request', () => {
 });
 
 describe('through the gateway', () => {
-  let world: World;
-  let database: TestDatabase;
-  let gateway: Gateway;
   /** Answers with what breaks whoever walks it recursively. */
-  const hostile = createHttp((request, response) => {
+  const hostile = useHttpServer((request, response) => {
     const body = `${'['.repeat(200_000)}${']'.repeat(200_000)}`;
     response.writeHead(Number(request.url?.slice(1)), { 'content-type': 'application/json' }).end(body);
   });
-
-  beforeAll(async () => {
-    hostile.listen(0, '127.0.0.1');
-    await once(hostile, 'listening');
-    world = await startUpstream();
-    database = await createTestDatabase();
-    gateway = await startGateway({
-      databaseUrl: database.url,
-      policies: {
-        'adapters.yaml': `
+  const world = useUpstream();
+  const { database, gateway } = useGateway({
+    upstream: world,
+    policies: () => `
 upstreams:
   world: { adapter: http, url: "${world.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
   inside: { adapter: http, url: "http://localhost:${world.port}", timeout: 2s }
-  hostile: { adapter: http, url: "http://127.0.0.1:${(hostile.address() as AddressInfo).port}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
+  hostile: { adapter: http, url: "${hostile.url}", allowPrivate: true, timeout: 2s, breaker: { minimum: 1000 } }
 tools:
   world.keyed:
     upstream: world
@@ -506,18 +498,7 @@ tools:
     request: { method: POST, path: /keyed/charge, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
     retry: { attempts: 2, base: 10ms, max: 10ms }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
-${PEOPLE_YAML}`,
-      },
-    });
-  });
-  afterAll(async () => {
-    await gateway?.dispose();
-    await database?.drop();
-    await world?.stop();
-    hostile.closeAllConnections();
-    hostile.close();
+${testerYaml('[{ allow: "*", approve: never }]')}`,
   });
 
   it('a private address is refused, nothing is heard, and the key is free', async () => {

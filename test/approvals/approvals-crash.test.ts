@@ -82,30 +82,30 @@ const { upstream, database, one, two, replicas } = useReplicas({
 beforeEach(async () => {
   id = uniqueId('case');
   for (const replica of replicas) await replica.ensureStarted();
-  await use({});
+  await applyPolicies({});
 });
 
 const hold = (tool: string, args: object, key: string) => one.call(tool, args, { key, headers: { prefer: 'wait=0' } });
-const shownAs = (txn: string, state = 'pending', on = one) => findApproval(on, txn, state);
+const readApproval = (txn: string, state = 'pending', on = one) => findApproval(on, txn, state);
 const vote = (on: Gateway, key: string, txn: string, digest: string, verdict = 'approve') =>
   on.post(`/admin/approvals/${txn}/${verdict}`, { reason: `${verdict} it`, digest }, key);
-/** What is on disk is in force on every replica that lives. */
-async function use(tuning: Tuning): Promise<void> {
+/** Writes the policies and reloads them on every live replica. */
+async function applyPolicies(tuning: Tuning): Promise<void> {
   await writePolicies(one, policies(tuning));
   for (const gateway of [one, two])
     if (gateway.isAlive) expect((await gateway.admin('POST', '/admin/policies/reload')).status).toBe(200);
 }
 const freeze = (verb: 'freeze' | 'unfreeze') => one.admin('POST', `/admin/${verb}`, { reason: verb });
-const failedAs = (txn: string) =>
+const awaitFailure = (txn: string) =>
   one.waitForCall(txn, ({ state }) => state === 'failed').then(() => one.admin('GET', `/admin/calls/${txn}`));
 
 describe('kill -9', () => {
-  it('right after the vote: somebody runs it, once', async () => {
+  it('right after the vote: another replica sends the call once', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
-    const { digest } = await shownAs(txn);
+    const { digest } = await readApproval(txn);
     await two.kill();
     await one.kill();
-    // Only this replica is there, and dies when it takes the approved call, before anything is sent.
+    // This is the only replica. It dies when it takes the approved call, before it sends anything.
     await one.start({ ONCEGATE_DIE_AT: 'taken' });
     await vote(one, ALICE, txn, digest).catch(() => undefined);
     await one.waitForExit();
@@ -117,18 +117,18 @@ describe('kill -9', () => {
     expect((await one.call('world.mail', { id }, { key: id })).body).toMatchObject({ replayed: true });
   });
 
-  it.each(['sending', 'answered'])('while it runs, at %s: sent once, and the truth is told', async (point) => {
+  it.each(['sending', 'answered'])('at %s: the call is sent at most once, and is in doubt', async (point) => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
-    const { digest } = await shownAs(txn);
+    const { digest } = await readApproval(txn);
     await two.kill();
     await one.kill();
     await one.start({ ONCEGATE_DIE_AT: point });
     await vote(one, ALICE, txn, digest).catch(() => undefined);
     await one.waitForExit();
     await Promise.all([one.start(), two.start()]);
-    const told = await two.call('world.mail', { id }, { key: id });
+    const repeat = await two.call('world.mail', { id }, { key: id });
     const effects = (await upstream.effects(id)).length;
-    expect([point, told.status, effects]).toEqual(
+    expect([point, repeat.status, effects]).toEqual(
       point === 'settled' ? [point, 200, 1] : [point, 504, point === 'sending' ? 0 : 1],
     );
     expect((await upstream.requests(id)).length).toBeLessThanOrEqual(1);
@@ -136,31 +136,31 @@ describe('kill -9', () => {
     expect((await upstream.requests(id)).length).toBe(effects);
   });
 
-  it('over and over before it is sent: it fails, stays bound, and no approval is left over', async () => {
+  it('again and again before the send: the call fails, and its key stays bound', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
-    const { digest } = await shownAs(txn);
+    const { digest } = await readApproval(txn);
     await freeze('freeze');
     expect((await vote(one, ALICE, txn, digest)).status).toBe(200);
     await two.kill();
     await one.kill();
-    // As if six owners had died under it.
+    // As if nine owners of the call had died.
     await database.query('update calls set owner_deaths = 9 where txn = $1', [txn]);
     await Promise.all([one.start(), two.start()]);
     await freeze('unfreeze');
-    const told = (await one.call('world.mail', { id }, { key: id })).body;
-    expect(told).toMatchObject({ status: 503, txn, retry: 'new_key' });
+    const { body } = await one.call('world.mail', { id }, { key: id });
+    expect(body).toMatchObject({ status: 503, txn, retry: 'new_key' });
     expect((await one.get(`/v1/calls/${txn}`)).body.state).toBe('failed');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });
 
-describe('policies that change', () => {
-  it('between hold and approval: the old digest is refused, the new one is of what would run', async () => {
+describe('a policy change', () => {
+  it('between hold and approval invalidates the old digest, and the new digest can be approved', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
-    const before = await shownAs(txn);
-    await use({ comment: 'something else' });
+    const before = await readApproval(txn);
+    await applyPolicies({ comment: 'something else' });
     expect((await vote(one, ALICE, txn, before.digest)).status).toBe(409);
-    const after = await shownAs(txn);
+    const after = await readApproval(txn);
     expect(after.digest).not.toBe(before.digest);
     expect(after.policyVersion).not.toBe(before.policyVersion);
     expect((await vote(one, ALICE, txn, after.digest)).status).toBe(200);
@@ -173,58 +173,61 @@ describe('policies that change', () => {
     ['the undo', { undo: 'none' }, /contract/],
     ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other people/],
     ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other people/],
-    ['the rule', { pay: 'when: args.id == "nothing"' }, /no rule/],
-  ])('in %s between hold and approval: it cannot be approved any more', async (_, tuning, why) => {
+    ['the rule', { pay: 'when: args.id == "nothing"' }, /No rule/],
+  ])('of %s between hold and approval makes the call impossible to approve', async (_, tuning, why) => {
     const { txn } = (await hold('world.pay', { id }, id)).body;
-    await use(tuning);
-    const { digest } = await shownAs(txn);
+    await applyPolicies(tuning);
+    const { digest } = await readApproval(txn);
     for (const key of [ALICE, BOB]) {
       const refused = await vote(two, key, txn, digest);
       expect(refused.status).toBe(409);
       expect(refused.body.detail).toMatch(why);
     }
-    // No is always possible.
+    // A rejection is still possible.
     expect((await vote(two, ALICE, txn, digest, 'reject')).status).toBe(200);
     expect((await one.call('world.pay', { id }, { key: id })).status).toBe(422);
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('between approval and run: nothing runs, and it says why', async () => {
+  it('between approval and send fails the call with a reason, and nothing is sent', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
-    const { digest } = await shownAs(txn);
+    const { digest } = await readApproval(txn);
     await freeze('freeze');
     expect((await vote(one, ALICE, txn, digest)).status).toBe(200);
-    await use({ comment: 'changed meanwhile' });
+    await applyPolicies({ comment: 'changed meanwhile' });
     await freeze('unfreeze');
-    const { body } = await failedAs(txn);
+    const { body } = await awaitFailure(txn);
     expect(body).toMatchObject({ state: 'failed', problem: { code: 'denied' } });
     expect(JSON.stringify(body)).toContain('the policies changed after it was approved');
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it.each(['world.mail', 'world.pay'])('between two attempts of which none left, %s: nothing runs', async (tool) => {
-    const { txn } = (await hold(tool, { id }, id)).body;
-    const { digest } = await shownAs(txn);
-    await upstream.kill();
-    await vote(one, ALICE, txn, digest);
-    await vote(two, BOB, txn, digest);
-    await one.waitForCall(txn, ({ state, attempts }) => state === 'sending' && attempts >= 2);
-    await use({ comment: 'changed between attempts' });
-    await upstream.restart();
-    expect((await failedAs(txn)).body).toMatchObject({ problem: { code: 'denied' } });
-    expect(await upstream.requests(id)).toEqual([]);
-  });
+  it.each(['world.mail', 'world.pay'])(
+    'between two failed attempts to connect fails %s, and nothing is sent',
+    async (tool) => {
+      const { txn } = (await hold(tool, { id }, id)).body;
+      const { digest } = await readApproval(txn);
+      await upstream.kill();
+      await vote(one, ALICE, txn, digest);
+      await vote(two, BOB, txn, digest);
+      await one.waitForCall(txn, ({ state, attempts }) => state === 'sending' && attempts >= 2);
+      await applyPolicies({ comment: 'changed between attempts' });
+      await upstream.restart();
+      expect((await awaitFailure(txn)).body).toMatchObject({ problem: { code: 'denied' } });
+      expect(await upstream.requests(id)).toEqual([]);
+    },
+  );
 
-  it('in the environment, so that the upstream is somewhere else: nothing runs', async () => {
+  it('of a variable in the upstream URL fails the call, and nothing is sent', async () => {
     const elsewhere = await startUpstreamForTest();
     try {
       const { txn } = (await hold('world.mail', { id }, id)).body;
-      const { digest } = await shownAs(txn);
+      const { digest } = await readApproval(txn);
       await two.kill();
       await one.kill();
       await one.start({ WORLD_URL: elsewhere.url });
       await vote(one, ALICE, txn, digest);
-      expect((await failedAs(txn)).body).toMatchObject({ problem: { code: 'denied' } });
+      expect((await awaitFailure(txn)).body).toMatchObject({ problem: { code: 'denied' } });
       expect(await elsewhere.requests(id)).toEqual([]);
       expect(await upstream.requests(id)).toEqual([]);
     } finally {
@@ -234,12 +237,12 @@ describe('policies that change', () => {
   });
 });
 
-describe('people', () => {
-  it('who vote at the same instant make a quorum of two, once', async () => {
+describe('approvers', () => {
+  it('who vote at the same instant reach a quorum of two, and the call is sent once', async () => {
     const held = await Promise.all(
       Array.from({ length: 6 }, (_, i) => hold('world.pay', { id: `${id}-${i}` }, `${id}-${i}`)),
     );
-    const digests = await Promise.all(held.map(({ body }) => shownAs(body.txn)));
+    const digests = await Promise.all(held.map(({ body }) => readApproval(body.txn)));
     const states = await Promise.all(
       held.map(async ({ body }, i) => {
         const votes = await Promise.all([
@@ -254,27 +257,27 @@ describe('people', () => {
     expect(states).toEqual(Array(6).fill(1));
   });
 
-  it('whose role or group is taken away do not count any more', async () => {
+  it('who lose their role or group no longer count', async () => {
     for (const bob of ['roles: [viewer], groups: [finance]', 'roles: [approver], groups: [security]']) {
       const key = `${id}-${bob.length}`;
       const { txn } = (await hold('world.pay', { id: key }, key)).body;
-      const before = await shownAs(txn);
+      const before = await readApproval(txn);
       expect((await vote(one, BOB, txn, before.digest)).body.state).toBe('pending');
-      await use({ bob });
-      const { digest } = await shownAs(txn);
+      await applyPolicies({ bob });
+      const { digest } = await readApproval(txn);
       expect((await vote(one, BOB, txn, digest)).status).toBe(403);
       expect((await vote(one, ALICE, txn, digest)).body.state).toBe('pending');
       expect(await upstream.requests(key)).toEqual([]);
-      await use({});
-      // Back again: the vote for exactly this stands again, and only now there are two.
+      await applyPolicies({});
+      // With the old policies back, Bob's vote for this digest counts again and completes the quorum.
       expect((await vote(one, ALICE, txn, before.digest)).body.state).toBe('approved');
       await one.waitForCall(txn, ({ state }) => state === 'succeeded');
     }
   });
 
-  it('see what is redacted neither in an approval nor anywhere else, and the tool gets it all the same', async () => {
+  it('never see a redacted value, which the tool still receives', async () => {
     const { txn } = (await hold('world.secret', { id, card: CANARY }, id)).body;
-    const shown = await shownAs(txn);
+    const shown = await readApproval(txn);
     expect(JSON.stringify(shown)).not.toContain(CANARY);
     expect((await vote(two, ALICE, txn, shown.digest)).status).toBe(200);
     await one.waitForCall(txn, ({ state }) => state === 'succeeded');
@@ -288,8 +291,8 @@ describe('people', () => {
   });
 });
 
-describe('races', () => {
-  const deadlocks = async () => {
+describe('a race', () => {
+  const countDeadlocks = async () => {
     const [row] = await database.query<{ n: number }>(
       'select deadlocks::int as n from pg_stat_database where datname = current_database()',
     );
@@ -302,15 +305,15 @@ describe('races', () => {
     rounds: number,
     waitMs = 0,
   ) => {
-    const ends = new Map<string, number>();
-    const asked = performance.now();
+    const finalStates = new Map<string, number>();
+    const heldAt = performance.now();
     const held = await Promise.all(
       Array.from({ length: rounds }, (_, i) => hold(tool, { id: `${id}-${i}` }, `${id}-${i}`)),
     );
-    const shown = await Promise.all(held.map(({ body }) => shownAs(body.txn)));
+    const shown = await Promise.all(held.map(({ body }) => readApproval(body.txn)));
     await Promise.all(
       held.map(async ({ body: { txn } }, i) => {
-        if (waitMs > 0) await sleep(Math.max(0, waitMs - (performance.now() - asked) + (i - rounds / 2) * 12));
+        if (waitMs > 0) await sleep(Math.max(0, waitMs - (performance.now() - heldAt) + (i - rounds / 2) * 12));
         const [voted] = await Promise.all([
           vote(i % 2 === 0 ? one : two, ALICE, txn, shown[i].digest),
           against(txn, i),
@@ -321,31 +324,31 @@ describe('races', () => {
         expect(await upstream.requests(`${id}-${i}`)).toHaveLength(voted.status === 200 ? 1 : 0);
         const [row] = await database.query<{ state: string }>('select state from approvals where txn = $1', [txn]);
         expect(row?.state).toBe(state === 'succeeded' ? 'approved' : state);
-        ends.set(state, (ends.get(state) ?? 0) + 1);
+        finalStates.set(state, (finalStates.get(state) ?? 0) + 1);
       }),
     );
-    // PostgreSQL counts deadlocks within a second or so, and a count that stays at zero announces nothing.
+    // PostgreSQL updates its deadlock count within about a second, and no event says that the count stays at zero.
     await sleep(1_200);
-    expect(await deadlocks()).toBe(0);
-    return ends;
+    expect(await countDeadlocks()).toBe(0);
+    return finalStates;
   };
 
-  it('of a vote and a withdrawal have one winner, without waiting for each other', async () => {
-    const ends = await race(
+  it('between a vote and a cancel has one winner and no deadlock', async () => {
+    const finalStates = await race(
       'world.mail',
       (txn, i) => (i % 2 === 0 ? two : one).request('POST', `/v1/calls/${txn}/cancel`, { key: AGENT_KEY }),
       24,
     );
-    expect([...ends.keys()].sort()).not.toContain('in_doubt');
+    expect([...finalStates.keys()].sort()).not.toContain('in_doubt');
   });
 
-  it('of a vote and the end of its time have one winner', async () => {
-    const ends = await race('world.quick', () => Promise.resolve(), 24, 760);
-    expect([...ends.keys()].every((state) => ['succeeded', 'expired'].includes(state))).toBe(true);
+  it('between a vote and the expiry has one winner', async () => {
+    const finalStates = await race('world.quick', () => Promise.resolve(), 24, 760);
+    expect([...finalStates.keys()].every((state) => ['succeeded', 'expired'].includes(state))).toBe(true);
   });
 });
 
-it('caps what may wait for people, exactly, and binds nothing beyond it', async () => {
+it('the limit of pending approvals is exact, and a refused call binds no key', async () => {
   await database.query(`update approvals set state = 'cancelled', decided_at = now() where state = 'pending'`);
   const answers = await Promise.all(
     Array.from({ length: 60 }, (_, i) =>
@@ -365,15 +368,15 @@ it('caps what may wait for people, exactly, and binds nothing beyond it', async 
   const refused = answers.filter(({ status }) => status === 429);
   expect(refused).toHaveLength(30);
   expect(refused[0]?.body).toMatchObject({ code: 'rate_limited', retry: 'after_delay' });
-  // Another agent has its own cap, and a place that becomes free is used.
+  // Another agent has its own limit, and a cancelled call makes room for another.
   expect((await hold('world.mail', { id }, id)).status).toBe(202);
   await one.request('POST', `/v1/calls/${held[0]?.body.txn}/cancel`, { key: OTHER_AGENT_KEY });
-  const late = answers.findIndex(({ status }) => status === 429);
+  const firstRefused = answers.findIndex(({ status }) => status === 429);
   const again = await two.call(
     'world.mail',
-    { id: `${id}-${late}` },
+    { id: `${id}-${firstRefused}` },
     {
-      key: `${id}-${late}`,
+      key: `${id}-${firstRefused}`,
       agentKey: OTHER_AGENT_KEY,
       headers: { prefer: 'wait=0' },
     },

@@ -65,16 +65,16 @@ beforeEach(() => {
   id = uniqueId('case');
 });
 
-const as = (gateway: Gateway, key: string, path: string, body: unknown) => gateway.post(path, body, key);
+const postAs = (gateway: Gateway, key: string, path: string, body: unknown) => gateway.post(path, body, key);
 const pending = (txn: string) => findApproval(one, txn);
 const hold = async (tool: string, args: object, key: string) =>
   one.call(tool, args, { key, headers: { prefer: 'wait=0' } });
 
 describe('an approval', () => {
-  it('lets exactly what was shown run once, without the agent, and the agent gets the result', async () => {
-    const asked = await hold('world.mail', { id }, id);
-    expect(asked.status).toBe(202);
-    const { txn } = asked.body;
+  it('sends exactly what was shown, once and without the agent, and the agent gets the result', async () => {
+    const first = await hold('world.mail', { id }, id);
+    expect(first.status).toBe(202);
+    const { txn } = first.body;
     const shown = await pending(txn);
     expect(shown).toMatchObject({
       agent: 'tester',
@@ -87,49 +87,53 @@ describe('an approval', () => {
     expect(shown.target).toMatchObject({ method: 'POST' });
     expect(await upstream.requests(id)).toEqual([]);
     const waiting = two.call('world.mail', { id }, { key: id });
-    const approved = await as(two, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'fine', digest: shown.digest });
+    const approved = await postAs(two, ALICE, `/admin/approvals/${txn}/approve`, {
+      reason: 'fine',
+      digest: shown.digest,
+    });
     expect(approved.status).toBe(200);
     expect(approved.body.state).toBe('approved');
-    const told = await waiting;
-    expect(told.status).toBe(200);
+    expect((await waiting).status).toBe(200);
     expect(await upstream.effects(id)).toHaveLength(1);
     expect(
-      (await as(one, BOB, `/admin/approvals/${txn}/approve`, { reason: 'me too', digest: shown.digest })).status,
+      (await postAs(one, BOB, `/admin/approvals/${txn}/approve`, { reason: 'me too', digest: shown.digest })).status,
     ).toBe(200);
-    expect((await as(one, BOB, `/admin/approvals/${txn}/reject`, { reason: 'no', digest: shown.digest })).status).toBe(
-      409,
-    );
+    expect(
+      (await postAs(one, BOB, `/admin/approvals/${txn}/reject`, { reason: 'no', digest: shown.digest })).status,
+    ).toBe(409);
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('can be read alone, while it waits and after it was decided', async () => {
+  it('can be read by its txn, before and after the decision', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
     const read = (key: string, path: string) => one.request('GET', path, { key });
     const alone = await read(VIEWER_KEY, `/admin/approvals/${txn}`);
     expect([alone.status, alone.body]).toEqual([200, await pending(txn)]);
-    await as(two, ALICE, `/admin/approvals/${txn}/reject`, { reason: 'no', digest: alone.body.digest });
+    await postAs(two, ALICE, `/admin/approvals/${txn}/reject`, { reason: 'no', digest: alone.body.digest });
     expect((await read(VIEWER_KEY, `/admin/approvals/${txn}`)).body).toMatchObject({ txn, state: 'rejected' });
     expect((await read(AGENT_KEY, `/admin/approvals/${txn}`)).status).toBe(403);
     for (const other of [randomUUID(), 'x'])
       expect((await read(VIEWER_KEY, `/admin/approvals/${other}`)).body.code).toBe('not_found');
   });
 
-  it('needs its quorum of its group, each person once', async () => {
-    const asked = await hold('world.pay', { id, amount: 500 }, id);
-    expect(asked.status).toBe(202);
-    const { txn } = asked.body;
+  it('needs its quorum from its group, and each person counts once', async () => {
+    const first = await hold('world.pay', { id, amount: 500 }, id);
+    expect(first.status).toBe(202);
+    const { txn } = first.body;
     const { digest, quorum } = await pending(txn);
     expect(quorum).toBe(2);
-    expect((await as(one, ADMIN_KEY, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).status).toBe(403);
-    expect((await as(one, VIEWER_KEY, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).status).toBe(403);
-    expect((await as(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).body.state).toBe(
+    expect((await postAs(one, ADMIN_KEY, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).status).toBe(403);
+    expect((await postAs(one, VIEWER_KEY, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).status).toBe(
+      403,
+    );
+    expect((await postAs(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).body.state).toBe(
       'pending',
     );
-    expect((await as(two, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r again', digest })).body.state).toBe(
-      'pending',
-    );
+    expect(
+      (await postAs(two, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r again', digest })).body.state,
+    ).toBe('pending');
     expect(await upstream.requests(id)).toEqual([]);
-    expect((await as(two, BOB, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).body.state).toBe(
+    expect((await postAs(two, BOB, `/admin/approvals/${txn}/approve`, { reason: 'r', digest })).body.state).toBe(
       'approved',
     );
     const call = await one.waitForCall(txn, ({ state }) => state === 'succeeded');
@@ -137,27 +141,29 @@ describe('an approval', () => {
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('of something else is refused: a wrong digest, none, or after the policies changed', async () => {
-    const asked = await hold('world.mail', { id }, id);
-    const { txn } = asked.body;
+  it('with a wrong digest or without one is refused', async () => {
+    const first = await hold('world.mail', { id }, id);
+    const { txn } = first.body;
     const { digest } = await pending(txn);
     const wrong = digest.replace(/^./, digest[0] === '0' ? '1' : '0');
-    expect((await as(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r', digest: wrong })).status).toBe(409);
-    expect((await as(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r' })).status).toBe(400);
-    expect((await as(one, ALICE, `/admin/approvals/${txn}/reject`, { reason: 'no', digest })).status).toBe(200);
-    const told = await one.call('world.mail', { id }, { key: id });
-    expect(told.status).toBe(422);
-    expect(told.body).toMatchObject({ code: 'rejected', retry: 'new_key' });
+    expect((await postAs(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r', digest: wrong })).status).toBe(
+      409,
+    );
+    expect((await postAs(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'r' })).status).toBe(400);
+    expect((await postAs(one, ALICE, `/admin/approvals/${txn}/reject`, { reason: 'no', digest })).status).toBe(200);
+    const rejected = await one.call('world.mail', { id }, { key: id });
+    expect(rejected.status).toBe(422);
+    expect(rejected.body).toMatchObject({ code: 'rejected', retry: 'new_key' });
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('by two people at once on two replicas runs once', async () => {
-    const asked = await hold('world.mail', { id }, id);
-    const { txn } = asked.body;
+  it('by two people at once on two replicas sends the call once', async () => {
+    const first = await hold('world.mail', { id }, id);
+    const { txn } = first.body;
     const { digest } = await pending(txn);
     const votes = await Promise.all([
-      as(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'a', digest }),
-      as(two, BOB, `/admin/approvals/${txn}/approve`, { reason: 'b', digest }),
+      postAs(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'a', digest }),
+      postAs(two, BOB, `/admin/approvals/${txn}/approve`, { reason: 'b', digest }),
     ]);
     expect(votes.map((vote) => vote.status)).toEqual([200, 200]);
     await one.waitForCall(txn, ({ state }) => state === 'succeeded');
@@ -166,7 +172,7 @@ describe('an approval', () => {
 });
 
 describe('a limit', () => {
-  it('is exact when two replicas are hammered, free for replays, and says when to come back', async () => {
+  it('is exact under load on two replicas, does not count replays, and sets Retry-After', async () => {
     const answers = await Promise.all(
       Array.from({ length: 40 }, (_, i) =>
         (i % 2 === 0 ? one : two).call('world.pay', { id: `rate-${i}` }, { key: `rate-${i}` }),
@@ -184,15 +190,15 @@ describe('a limit', () => {
     expect(again.body.replayed).toBe(true);
   });
 
-  it('of a budget counts amounts, a negative one as nothing, and what could not be sent is given back', async () => {
+  it('on a budget sums amounts, counts negative ones as zero, and gives back calls that were not sent', async () => {
     const spend = (name: string, amount: number) =>
       one.call('world.pay', { id: `budget-${name}`, amount }, { key: `budget-${name}` });
     expect((await spend('a', 60)).status).toBe(200);
     expect((await spend('b', 60)).body).toMatchObject({ code: 'over_budget', status: 429 });
     expect((await spend('c', -50)).status).toBe(200);
     expect((await spend('d', 41)).status).toBe(429);
-    const never = await spend('e', 101);
-    expect(never.body).toMatchObject({ code: 'over_budget', retry: 'never' });
+    const tooLarge = await spend('e', 101);
+    expect(tooLarge.body).toMatchObject({ code: 'over_budget', retry: 'never' });
     await upstream.kill();
     expect((await spend('f', 40)).status).toBe(503);
     await upstream.restart();
@@ -201,11 +207,11 @@ describe('a limit', () => {
   });
 });
 
-describe('the kill switch', () => {
-  it('is thrown on every replica before it is answered, spares replays, and survives a crash', async () => {
+describe('a freeze', () => {
+  it('is in force on every replica before it is answered, allows replays, and survives a crash', async () => {
     const before = await one.call('world.pay', { id }, { key: id });
     expect(before.status).toBe(200);
-    expect((await as(one, ADMIN_KEY, '/admin/agents/tester/freeze', { reason: 'odd' })).status).toBe(200);
+    expect((await postAs(one, ADMIN_KEY, '/admin/agents/tester/freeze', { reason: 'odd' })).status).toBe(200);
     for (const gateway of [one, two]) {
       const refused = await gateway.call('world.pay', { id: `${id}-x` }, { key: `${id}-x` });
       expect(refused.body).toMatchObject({ status: 503, code: 'frozen', retry: 'after_delay' });
@@ -215,35 +221,35 @@ describe('the kill switch', () => {
     await two.kill();
     await two.start();
     expect((await two.call('world.pay', { id: `${id}-x` }, { key: `${id}-x` })).status).toBe(503);
-    expect((await as(two, ADMIN_KEY, '/admin/agents/tester/unfreeze', { reason: 'fine' })).body.frozen).toBeNull();
+    expect((await postAs(two, ADMIN_KEY, '/admin/agents/tester/unfreeze', { reason: 'fine' })).body.frozen).toBeNull();
     expect((await one.call('world.pay', { id: `${id}-x` }, { key: `${id}-x` })).status).toBe(200);
   });
 
-  it('of everything and of one tool', async () => {
-    await as(one, ADMIN_KEY, '/admin/freeze', { reason: 'all' });
+  it('can cover all agents or one tool', async () => {
+    await postAs(one, ADMIN_KEY, '/admin/freeze', { reason: 'all' });
     expect((await two.call('world.mail', { id }, { key: id, agentKey: OTHER_AGENT_KEY })).status).toBe(503);
-    await as(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'ok' });
-    await as(one, ADMIN_KEY, '/admin/freeze', { reason: 'mail', tool: 'world.mail' });
+    await postAs(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'ok' });
+    await postAs(one, ADMIN_KEY, '/admin/freeze', { reason: 'mail', tool: 'world.mail' });
     expect((await two.call('world.mail', { id }, { key: id, agentKey: OTHER_AGENT_KEY })).status).toBe(503);
     expect((await two.call('world.pay', { id }, { key: id })).status).toBe(200);
-    await as(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'ok', tool: 'world.mail' });
+    await postAs(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'ok', tool: 'world.mail' });
   });
 
-  it('holds back an approved call until it is lifted', async () => {
+  it('delays an approved call until the unfreeze', async () => {
     const { txn } = (await hold('world.mail', { id }, id)).body;
     const { digest } = await pending(txn);
-    await as(one, ADMIN_KEY, '/admin/freeze', { reason: 'wait' });
-    expect((await as(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'ok', digest })).status).toBe(200);
+    await postAs(one, ADMIN_KEY, '/admin/freeze', { reason: 'wait' });
+    expect((await postAs(one, ALICE, `/admin/approvals/${txn}/approve`, { reason: 'ok', digest })).status).toBe(200);
     expect((await one.get(`/v1/calls/${txn}?wait=1`)).body.state).toBe('ready');
     expect(await upstream.requests(id)).toEqual([]);
-    await as(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'go' });
+    await postAs(one, ADMIN_KEY, '/admin/unfreeze', { reason: 'go' });
     await one.waitForCall(txn, ({ state }) => state === 'succeeded');
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 });
 
 describe('a breaker', () => {
-  it('opens on what the upstream did wrong, sends nothing, tries with what may be repeated, and closes', async () => {
+  it('opens on failures of the upstream, tries only calls that may be repeated, and closes', async () => {
     await upstream.plan({ match: { path: '/read/items/*' }, do: [{ reply: 500 }], times: 6 });
     for (let i = 0; i < 6; i += 1) await one.call('sick.read', { id: `${id}-${i}` });
     const refused = await one.call('sick.mail', { id }, { key: id });
@@ -262,18 +268,18 @@ describe('a breaker', () => {
         { timeout: 5_000 },
       )
       .toBe('half_open');
-    // A write that cannot be repeated is no trial.
+    // A half-open breaker does not try a write that cannot be repeated.
     expect((await one.call('sick.mail', { id }, { key: id })).status).toBe(503);
     await upstream.reset();
     expect((await one.call('sick.read', { id })).status).toBe(200);
     expect((await one.call('sick.mail', { id }, { key: id })).status).toBe(200);
   });
 
-  it('opened by hand is open everywhere until it is closed by hand', async () => {
-    const opened = await as(one, ADMIN_KEY, '/admin/breakers/world/open', { reason: 'maintenance' });
+  it('that a person opened is open on every replica until a person closes it', async () => {
+    const opened = await postAs(one, ADMIN_KEY, '/admin/breakers/world/open', { reason: 'maintenance' });
     expect(opened.body).toMatchObject({ upstream: 'world', state: 'open', by: 'root' });
     expect((await two.call('world.pay', { id }, { key: id })).body.code).toBe('breaker_open');
-    expect((await as(two, ADMIN_KEY, '/admin/breakers/world/close', { reason: 'done' })).body).toMatchObject({
+    expect((await postAs(two, ADMIN_KEY, '/admin/breakers/world/close', { reason: 'done' })).body).toMatchObject({
       state: 'closed',
       by: 'auto',
     });
@@ -281,7 +287,7 @@ describe('a breaker', () => {
   });
 });
 
-it('explains a decision to a person as it would fall', async () => {
+it('POST /admin/explain shows a person the decision for a call', async () => {
   const explained = await one.admin('POST', '/admin/explain', {
     agent: 'tester',
     tool: 'world.pay',

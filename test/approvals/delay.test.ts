@@ -67,44 +67,49 @@ beforeEach(() => {
   id = uniqueId('case');
 });
 
-const AT_ONCE = { prefer: 'wait=0' };
+const NO_WAIT = { prefer: 'wait=0' };
 const call = (tool: string, on = one, headers: Record<string, string> = {}, key = id) =>
   on.call(tool, { id: key }, { key, headers });
-const held = async (tool: string, key = id) => (await call(tool, one, AT_ONCE, key)).body.txn as string;
-const as = (key: string, path: string, body: unknown, on = one) => on.post(path, body, key);
-const shown = (txn: string, state = 'pending') => findApproval(one, txn, state);
+const holdCall = async (tool: string, key = id) => (await call(tool, one, NO_WAIT, key)).body.txn as string;
+const postAs = (key: string, path: string, body: unknown, on = one) => on.post(path, body, key);
+const readApproval = (txn: string, state = 'pending') => findApproval(one, txn, state);
 const decide = async (key: string, txn: string, verdict = 'approve', on = one) =>
-  as(key, `/admin/approvals/${txn}/${verdict}`, { reason: `${verdict} it`, digest: (await shown(txn)).digest }, on);
+  postAs(
+    key,
+    `/admin/approvals/${txn}/${verdict}`,
+    { reason: `${verdict} it`, digest: (await readApproval(txn)).digest },
+    on,
+  );
 const cancel = (txn: string, on = one) => on.request('POST', `/v1/calls/${txn}/cancel`, { key: AGENT_KEY });
-const stateOf = async (txn: string, on = one) => (await on.get(`/v1/calls/${txn}`)).body.state;
-const done = (txn: string, on = one) => on.waitForCall(txn, ({ state }) => state === 'succeeded');
-/** Its time has come, as PostgreSQL sees it. */
-const itsTime = (txns: readonly string[]) =>
+const readState = async (txn: string, on = one) => (await on.get(`/v1/calls/${txn}`)).body.state;
+const awaitSuccess = (txn: string, on = one) => on.waitForCall(txn, ({ state }) => state === 'succeeded');
+/** Ends the delay of these calls in the ledger. */
+const endDelay = (txns: readonly string[]) =>
   database.query(
     `with due as (update approvals set leaves_at = now(), expires_at = now() where txn = any($1::uuid[]))
       update open_calls set due_at = now() where txn = any($1::uuid[])`,
     [txns],
   );
-async function use(rule?: string): Promise<void> {
+async function applyPolicies(rule?: string): Promise<void> {
   await writePolicies(one, policies(rule, id));
   for (const gateway of [one, two])
     if (gateway.isAlive) expect((await gateway.admin('POST', '/admin/policies/reload')).status).toBe(200);
 }
 
 describe('a delayed call', () => {
-  it('is held, says until when, leaves by itself, and is in the log', async () => {
-    const reply = await call('world.brief', one, AT_ONCE);
+  it('is held, says until when, is sent by itself, and is in the log', async () => {
+    const reply = await call('world.brief', one, NO_WAIT);
     expect(reply).toMatchObject({ status: 202, body: { state: 'held', hold: { kind: 'delay' } } });
     expect(reply.headers.get('retry-after')).toBe('1');
     expect(await upstream.requests(id)).toEqual([]);
     const { txn } = reply.body;
-    expect((await shown(txn)).leavesAt).toBe(reply.body.hold.until);
-    // Whoever is patient enough hears how it ended.
+    expect((await readApproval(txn)).leavesAt).toBe(reply.body.hold.until);
+    // A caller that waits long enough gets the result.
     expect(await call('world.brief', two, { prefer: 'wait=30' })).toMatchObject({ status: 200, body: { txn } });
     expect(await upstream.requests(id)).toHaveLength(1);
     const { timeline } = (await one.admin('GET', `/admin/calls/${txn}`)).body;
     expect(timeline.map(({ what }: { what: string }) => what)).toEqual(['claimed', 'unopposed', 'succeeded']);
-    expect(await shown(txn, 'unopposed')).toMatchObject({ txn, hold: 'delay', votes: [] });
+    expect(await readApproval(txn, 'unopposed')).toMatchObject({ txn, hold: 'delay', votes: [] });
     const notices = await database.query<{ kind: string; body: string }>(
       'select kind, body from notices where txn = $1 order by created_at',
       [txn],
@@ -113,12 +118,12 @@ describe('a delayed call', () => {
     expect(Date.parse(JSON.parse(notices[0]?.body ?? '').leavesAt)).toBe(Date.parse(reply.body.hold.until));
   });
 
-  it('is told at once when it leaves later than its caller waits; repeats get the same', async () => {
+  it('answers 202 at once if the delay is longer than the caller waits; repeats get the same answer', async () => {
     const first = await call('world.pay');
     expect(first).toMatchObject({ status: 202, body: { replayed: false, hold: { kind: 'delay' } } });
     const seconds = Number(first.headers.get('retry-after'));
     expect(seconds > 3_500 && seconds <= 3_600).toBe(true);
-    expect(await call('world.pay', two, AT_ONCE)).toMatchObject({
+    expect(await call('world.pay', two, NO_WAIT)).toMatchObject({
       status: 202,
       body: { replayed: true, hold: first.body.hold },
     });
@@ -133,7 +138,7 @@ describe('a delayed call', () => {
         accept: 'application/json, text/event-stream',
         'mcp-protocol-version': '2025-06-18',
         'idempotency-key': id,
-        ...AT_ONCE,
+        ...NO_WAIT,
       },
       body: JSON.stringify({
         jsonrpc: '2.0',
@@ -142,147 +147,150 @@ describe('a delayed call', () => {
         params: { name: 'world__pay', arguments: { id } },
       }),
     });
-    const told = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
-    expect(told.result).toMatchObject({ isError: true, structuredContent: { state: 'held', hold: first.body.hold } });
-    expect(told.result.content[0].text).toContain(`will be sent at ${first.body.hold.until}`);
+    const message = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
+    expect(message.result).toMatchObject({
+      isError: true,
+      structuredContent: { state: 'held', hold: first.body.hold },
+    });
+    expect(message.result.content[0].text).toContain(`will be sent at ${first.body.hold.until}`);
   });
 
-  it('is withdrawn by its agent: cancelled for ever, nothing sent', async () => {
-    const txn = await held('world.pay');
+  it('can be cancelled by its agent, stays cancelled, and is not sent', async () => {
+    const txn = await holdCall('world.pay');
     expect((await cancel(txn)).body.state).toBe('cancelled');
     expect((await cancel(txn, two)).status).toBe(200);
-    await itsTime([txn]);
+    await endDelay([txn]);
     expect(await call('world.pay', two)).toMatchObject({ status: 422, body: { code: 'cancelled' } });
-    expect(await shown(txn, 'cancelled')).toBeDefined();
+    expect(await readApproval(txn, 'cancelled')).toBeDefined();
     expect(await upstream.requests(id)).toEqual([]);
   });
 
   it.each([
     ['an approver', ALICE],
     ['an operator', OSCAR],
-  ])('is stopped by %s: rejected for ever', async (_, key) => {
-    const txn = await held('world.mail');
+  ])('can be rejected by %s, and stays rejected', async (_, key) => {
+    const txn = await holdCall('world.mail');
     expect((await decide(VIEWER_KEY, txn, 'reject')).status).toBe(403);
     expect(await decide(key, txn, 'reject')).toMatchObject({ status: 200, body: { state: 'rejected' } });
     expect((await call('world.mail')).body).toMatchObject({ code: 'rejected', retry: 'new_key' });
-    expect((await as(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'yes', digest: '0'.repeat(64) })).status).toBe(
-      409,
-    );
+    expect(
+      (await postAs(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'yes', digest: '0'.repeat(64) })).status,
+    ).toBe(409);
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('is let go early by an approver who names the digest, not by an operator', async () => {
-    const txn = await held('world.mail');
-    expect((await as(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'yes', digest: '0'.repeat(64) })).status).toBe(
-      409,
-    );
+  it('can be sent early by an approver who names the digest, not by an operator', async () => {
+    const txn = await holdCall('world.mail');
+    expect(
+      (await postAs(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'yes', digest: '0'.repeat(64) })).status,
+    ).toBe(409);
     expect((await decide(OSCAR, txn)).status).toBe(403);
     expect((await decide(ALICE, txn)).body).toMatchObject({ state: 'approved', votes: [{ person: 'alice' }] });
-    await done(txn, two);
+    await awaitSuccess(txn, two);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('does not count among those who wait for people', async () => {
-    for (const key of ['a', 'b', 'c']) expect((await call('world.pay', one, AT_ONCE, `${id}-${key}`)).status).toBe(202);
-    const waiting = [await held('world.both', `${id}-d`), await held('world.both', `${id}-e`)];
-    expect((await call('world.both', one, AT_ONCE, `${id}-f`)).body.code).toBe('rate_limited');
-    expect((await call('world.pay', one, AT_ONCE, `${id}-g`)).status).toBe(202);
+  it('does not count as a pending approval', async () => {
+    for (const key of ['a', 'b', 'c']) expect((await call('world.pay', one, NO_WAIT, `${id}-${key}`)).status).toBe(202);
+    const waiting = [await holdCall('world.both', `${id}-d`), await holdCall('world.both', `${id}-e`)];
+    expect((await call('world.both', one, NO_WAIT, `${id}-f`)).body.code).toBe('rate_limited');
+    expect((await call('world.pay', one, NO_WAIT, `${id}-g`)).status).toBe(202);
     for (const txn of waiting) expect((await cancel(txn)).status).toBe(200);
   });
 
-  it('is withdrawn with its saga', async () => {
+  it('is cancelled when its saga is rolled back', async () => {
     const json = { 'content-type': 'application/json' };
     const { saga } = (await one.request('POST', '/v1/sagas', { key: AGENT_KEY, headers: json, body: '{}' })).body;
-    const { txn } = (await call('world.pay', one, { 'oncegate-saga': saga, ...AT_ONCE })).body;
+    const { txn } = (await call('world.pay', one, { 'oncegate-saga': saga, ...NO_WAIT })).body;
     await one.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
       key: AGENT_KEY,
       headers: json,
       body: '{"reason":"no"}',
     });
-    expect(await stateOf(txn)).toBe('cancelled');
+    expect(await readState(txn)).toBe('cancelled');
     expect(await upstream.requests(id)).toEqual([]);
   });
 });
 
-describe('with people first', () => {
-  it('the delay begins when they agree; the same yes again does not cut it short, another person does', async () => {
-    const first = await call('world.both', one, AT_ONCE);
+describe('a call that needs approval and then a delay', () => {
+  it('starts its delay on approval; a second approver can end the delay, the first one cannot', async () => {
+    const first = await call('world.both', one, NO_WAIT);
     const { txn } = first.body;
     expect(first.body.hold.kind).toBe('approval');
-    expect(await shown(txn)).toMatchObject({ hold: 'approval', leavesAt: null, delaySeconds: 3600 });
+    expect(await readApproval(txn)).toMatchObject({ hold: 'approval', leavesAt: null, delaySeconds: 3600 });
     expect((await decide(ALICE, txn)).body).toMatchObject({ state: 'pending', hold: 'delay' });
     const { hold } = (await one.get(`/v1/calls/${txn}`)).body;
     expect(hold.kind).toBe('delay');
     expect((await decide(ALICE, txn, 'approve', two)).body).toMatchObject({ state: 'pending', leavesAt: hold.until });
     for (const outsider of [OSCAR, CARL]) expect((await decide(outsider, txn)).status).toBe(403);
     expect((await decide(BOB, txn)).body.state).toBe('approved');
-    await done(txn);
+    await awaitSuccess(txn);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('it leaves by itself after that, or is stopped by an operator of no group', async () => {
-    const txn = await held('world.both');
+  it('is sent after the delay, unless an operator outside the group rejects it', async () => {
+    const txn = await holdCall('world.both');
     await decide(ALICE, txn);
-    await itsTime([txn]);
-    await done(txn, two);
+    await endDelay([txn]);
+    await awaitSuccess(txn, two);
     expect(
-      await as(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'again', digest: '0'.repeat(64) }),
+      await postAs(ALICE, `/admin/approvals/${txn}/approve`, { reason: 'again', digest: '0'.repeat(64) }),
     ).toMatchObject({ status: 200, body: { state: 'unopposed' } });
-    const other = await held('world.both', `${id}-b`);
-    // Before people agreed it is theirs to decide.
+    const other = await holdCall('world.both', `${id}-b`);
+    // Before the approval, only the group may decide.
     expect((await decide(OSCAR, other, 'reject')).status).toBe(403);
     await decide(ALICE, other);
     expect((await decide(OSCAR, other, 'reject')).body.state).toBe('rejected');
     expect(await upstream.requests(`${id}-b`)).toEqual([]);
   });
 
-  it('policies that changed since are agreed to anew, and the delay begins anew', async () => {
-    const txn = await held('world.both');
+  it('needs a new approval and a new delay after a policy change', async () => {
+    const txn = await holdCall('world.both');
     await decide(ALICE, txn);
-    const before = (await shown(txn)).leavesAt;
-    await use();
+    const before = (await readApproval(txn)).leavesAt;
+    await applyPolicies();
     expect(await decide(ALICE, txn)).toMatchObject({ status: 200, body: { state: 'pending', hold: 'delay' } });
-    expect(Date.parse((await shown(txn)).leavesAt)).toBeGreaterThan(Date.parse(before));
-    await itsTime([txn]);
-    await done(txn);
+    expect(Date.parse((await readApproval(txn)).leavesAt)).toBeGreaterThan(Date.parse(before));
+    await endDelay([txn]);
+    await awaitSuccess(txn);
   });
 });
 
-describe('until its first byte', () => {
+describe('between the end of the delay and the send', () => {
   it.each<[string, string | undefined, RegExp]>([
     ['a comment', undefined, /its delay is over, but the policies changed after it was held/i],
-    ['a rule that allows it no more', 'when: false', /its delay is over, but/i],
-  ])('policies that change, %s: it is denied, and nothing is sent', async (_, rule, why) => {
-    const txn = await held('world.pay');
-    await use(rule);
-    await itsTime([txn]);
+    ['a rule that no longer allows it', 'when: false', /its delay is over, but/i],
+  ])('a policy change (%s) denies the call, and nothing is sent', async (_, rule, why) => {
+    const txn = await holdCall('world.pay');
+    await applyPolicies(rule);
+    await endDelay([txn]);
     const failed = await one.waitForCall(txn, ({ state }) => state === 'failed');
     expect(failed.problem).toMatchObject({ code: 'denied', detail: expect.stringMatching(why) });
     expect(await upstream.requests(id)).toEqual([]);
-    await use();
+    await applyPolicies();
   });
 
-  it('a freeze keeps it held, so that it can still be stopped; what was not stopped leaves when it ends', async () => {
-    const [stopped, goes] = [await held('world.pay'), await held('world.mail', `${id}-b`)] as const;
+  it('a freeze keeps calls held and rejectable; the others are sent after the unfreeze', async () => {
+    const [rejected, sent] = [await holdCall('world.pay'), await holdCall('world.mail', `${id}-b`)] as const;
     expect((await one.admin('POST', '/admin/agents/tester/freeze', { reason: 'look' })).status).toBe(200);
-    await itsTime([stopped, goes]);
-    // Somebody has looked at it and put it off.
+    await endDelay([rejected, sent]);
+    // A replica took the call and postponed it.
     await expect
       .poll(
-        async () => (await database.query('select 1 from open_calls where txn = $1 and due_at > now()', [goes])).length,
+        async () => (await database.query('select 1 from open_calls where txn = $1 and due_at > now()', [sent])).length,
       )
       .toBe(1);
-    expect([await stateOf(stopped), await stateOf(goes)]).toEqual(['held', 'held']);
-    expect((await decide(OSCAR, stopped, 'reject', two)).body.state).toBe('rejected');
+    expect([await readState(rejected), await readState(sent)]).toEqual(['held', 'held']);
+    expect((await decide(OSCAR, rejected, 'reject', two)).body.state).toBe('rejected');
     await one.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'seen' });
-    await done(goes);
+    await awaitSuccess(sent);
     expect(await upstream.requests(id)).toEqual([]);
     expect(await upstream.requests(`${id}-b`)).toHaveLength(1);
   });
 
-  it('only PostgreSQL says when its time has come; until it left, it can be stopped', async () => {
-    const txn = await held('world.pay');
-    // Somebody takes it too early: as after a clock that was set back.
+  it('the clock of PostgreSQL decides, and a call that is taken too early can still be cancelled', async () => {
+    const txn = await holdCall('world.pay');
+    // A replica takes the call too early, as if a clock had been set back.
     await database.query('update open_calls set due_at = now() where txn = $1', [txn]);
     await expect
       .poll(
@@ -290,29 +298,29 @@ describe('until its first byte', () => {
           (await database.query('select 1 from open_calls where txn = $1 and owner is not null', [txn])).length,
       )
       .toBe(1);
-    expect(await stateOf(txn)).toBe('held');
+    expect(await readState(txn)).toBe('held');
     expect((await cancel(txn)).body.state).toBe('cancelled');
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('what leaves by itself never expires: not by whoever was about to end it for lack of a yes, nor in an older build', async () => {
-    const txn = await held('world.both');
+  it('a delayed call never expires, neither by a late expiry nor by an older build', async () => {
+    const txn = await holdCall('world.both');
     await decide(ALICE, txn);
     const db = new Database(database.url, { max: 2, applicationName: 'test' });
     expect(await endHeldCall(db, txn, 'expired', 'nobody answered in time', '{}')).toBe(false);
     await db.close();
-    expect(await stateOf(txn)).toBe('held');
-    const older = `update approvals set state = 'expired', decided_at = now() where txn = $1`;
-    await expect(database.query(older, [txn])).rejects.toThrow('what_leaves_does_not_expire');
+    expect(await readState(txn)).toBe('held');
+    const olderBuildUpdate = `update approvals set state = 'expired', decided_at = now() where txn = $1`;
+    await expect(database.query(olderBuildUpdate, [txn])).rejects.toThrow('what_leaves_does_not_expire');
     expect((await cancel(txn)).status).toBe(200);
   });
 
-  it('two replicas and a cancel at the last moment: each call is either withdrawn or sent once', async () => {
+  it('a cancel at the last moment on two replicas: each call is either cancelled or sent once', async () => {
     const keys = Array.from({ length: 24 }, (_, i) => `${id}-${i}`);
-    const txns = await Promise.all(keys.map((key) => held('world.mail', key)));
-    const released = itsTime(txns);
+    const txns = await Promise.all(keys.map((key) => holdCall('world.mail', key)));
+    const delayEnd = endDelay(txns);
     const cancelled = await Promise.all(txns.map((txn, i) => cancel(txn, i % 2 === 0 ? one : two)));
-    await released;
+    await delayEnd;
     for (const [i, txn] of txns.entries()) {
       const isCancelled = cancelled[i]?.status === 200;
       await two.waitForCall(txn, ({ state }) => state === (isCancelled ? 'cancelled' : 'succeeded'));
@@ -320,16 +328,16 @@ describe('until its first byte', () => {
     }
   });
 
-  it('whoever takes it when its time has come may die: another lets it go, and it is sent once', async () => {
-    const txn = await held('world.mail');
+  it('if the replica that takes the call dies, another replica sends it once', async () => {
+    const txn = await holdCall('world.mail');
     await two.kill();
     await one.kill();
     await one.start({ ONCEGATE_DIE_AT: 'taken' });
-    await itsTime([txn]);
+    await endDelay([txn]);
     await one.waitForExit();
     expect(await upstream.requests(id)).toEqual([]);
     await two.start();
-    await done(txn, two);
+    await awaitSuccess(txn, two);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 });

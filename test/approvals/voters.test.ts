@@ -17,7 +17,7 @@ let id = '';
 
 function policies(comment = ''): Record<string, string> {
   const hook = `{ name: reviewer, webhook: "\${env.VOTER_URL}", secret: "\${env.VOTER_SECRET}", within: 1s, allowPrivate: true }`;
-  const small = '{ name: small, when: size(args.ids) <= 2 }';
+  const smallVoter = '{ name: small, when: size(args.ids) <= 2 }';
   const tool = (path: string, more = '') => `
     upstream: world
     input: { type: object, properties: { id: { type: string }, ids: { type: array }, card: { type: string } }, required: [id] }
@@ -44,9 +44,9 @@ agents:
     ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.delete
-        voters: { of: [${small}, ${hook}] }
+        voters: { of: [${smallVoter}, ${hook}] }
       - allow: world.any
-        voters: { quorum: 1, of: [${small}, ${hook}] }
+        voters: { quorum: 1, of: [${smallVoter}, ${hook}] }
       - allow: world.held
         voters: { of: [${hook}] }
         approve: {}
@@ -81,33 +81,34 @@ beforeEach(() => {
 
 const call = (tool: string, args: object = {}, headers: Record<string, string> = {}) =>
   gateway.call(tool, { id, ids: [1], ...args }, { key: id, headers });
-const entries = (about: string) => readAuditEntries(database, undefined, about);
-const said = (votes: readonly { voter: string; verdict: string }[]) => votes.map((v) => `${v.voter}:${v.verdict}`);
+const readEntries = (about: string) => readAuditEntries(database, undefined, about);
+const formatVotes = (votes: readonly { voter: string; verdict: string }[]) =>
+  votes.map((v) => `${v.voter}:${v.verdict}`);
 
 describe('voters', () => {
-  it('that count the past are exact, however many calls come at once', async () => {
+  it('that count earlier calls are exact under concurrent calls', async () => {
     const keys = Array.from({ length: 12 }, (_, i) => `${id}-${i}`);
     const replies = await Promise.all(keys.map((key) => gateway.call('world.counted', { id: key }, { key })));
     expect(replies.map(({ status }) => status).sort()).toEqual([...Array(3).fill(200), ...Array(9).fill(403)]);
   });
 
-  it('are asked before anything is written, signed; what they said is committed with the claim and shown', async () => {
+  it('get a signed request before the claim; their votes are committed with the claim and shown', async () => {
     const reply = await call('world.delete', { card: CARD });
     expect(reply).toMatchObject({ status: 200, body: { state: 'succeeded' } });
-    const [asked] = voter.findRequestsAbout(id) as [ReceivedVoteRequest];
-    expect(asked.signed).toBe(true);
-    expect(asked.body).toMatchObject({
+    const [request] = voter.findRequestsAbout(id) as [ReceivedVoteRequest];
+    expect(request.signed).toBe(true);
+    expect(request.body).toMatchObject({
       kind: 'vote',
       voter: 'reviewer',
       agent: 'tester',
       tool: 'world.delete',
       txn: reply.body.txn,
     });
-    expect(asked.text).not.toContain(CARD);
-    expect(asked.text).not.toContain('fingerprint');
-    const [claimed] = (await entries(reply.body.txn)).filter(({ what }) => what === 'call_claimed');
+    expect(request.text).not.toContain(CARD);
+    expect(request.text).not.toContain('fingerprint');
+    const [claimed] = (await readEntries(reply.body.txn)).filter(({ what }) => what === 'call_claimed');
     expect(claimed.votes).toEqual([
-      { voter: 'small', verdict: 'approve', reason: 'its condition is true' },
+      { voter: 'small', verdict: 'approve', reason: 'the condition is true' },
       { voter: 'reviewer', verdict: 'approve', reason: 'I say approve' },
     ]);
     const { timeline } = (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body;
@@ -118,7 +119,7 @@ describe('voters', () => {
     ).toEqual(['vote small approve', 'vote reviewer approve', 'claimed', 'succeeded']);
   });
 
-  it('refuse: 403, the key stays free, every vote is in the log, the agent hears who but not why or where', async () => {
+  it('that deny make the call 403 without binding its key; the log has the reasons, and the agent sees only who denied', async () => {
     voter.manner = 'deny';
     const reply = await call('world.delete', { ids: [1, 2] });
     expect(reply).toMatchObject({
@@ -133,7 +134,7 @@ describe('voters', () => {
     });
     expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not: reviewer.');
     expect(JSON.stringify(reply.body)).not.toMatch(/127\.0\.0\.1|I say/);
-    const denials = (await entries('I say deny')).filter(({ what }) => what === 'denied');
+    const denials = (await readEntries('I say deny')).filter(({ what }) => what === 'denied');
     expect(denials.at(-1)).toMatchObject({
       agent: 'tester',
       tool: 'world.delete',
@@ -144,7 +145,7 @@ describe('voters', () => {
     expect((await call('world.delete', { ids: [1, 2] })).status).toBe(200);
   });
 
-  it('are not asked when their approval could not save it, nor again for what was done', async () => {
+  it('are not asked if the quorum is out of reach, nor for replays', async () => {
     expect((await call('world.delete', { ids: [1, 2, 3] })).body.votes).toEqual([
       { voter: 'small', verdict: 'deny' },
       { voter: 'reviewer', verdict: 'abstain' },
@@ -158,7 +159,7 @@ describe('voters', () => {
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('are not asked again by whoever goes on after a crash: they approved it, and it is sent', async () => {
+  it('are not asked again when recovery continues a call that they approved', async () => {
     await gateway.kill();
     await gateway.start({ ONCEGATE_DIE_AT: 'sending' });
     await call('world.delete').catch(() => undefined);
@@ -173,48 +174,57 @@ describe('voters', () => {
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('have no veto: what counts is how many approve', async () => {
+  it('have no veto: only the number of approvals counts', async () => {
     voter.manner = 'deny';
     expect((await call('world.any')).status).toBe(200);
     expect((await gateway.call('world.any', { id, ids: [1, 2, 3] }, { key: `${id}-b` })).status).toBe(403);
   });
 });
 
-describe('whatever is not an approval of this very call is none', () => {
-  const good = ({ body }: ReceivedVoteRequest, more: object = {}) => ({
+describe('an answer that is not a valid approval of this call does not count as approval', () => {
+  const buildApproval = ({ body }: ReceivedVoteRequest, more: object = {}) => ({
     vote: 'approve',
     digest: body.digest,
     reason: 'fine',
     ...more,
   });
-  const unsigned = (response: ServerResponse, answer: unknown, headers = {}) => {
+  const sendUnsigned = (response: ServerResponse, answer: unknown, headers = {}) => {
     response.writeHead(200, { 'content-type': 'application/json', ...headers }).end(JSON.stringify(answer));
   };
 
-  it.each<[string, (asked: ReceivedVoteRequest, response: ServerResponse) => void, RegExp]>([
-    ['no signature', (asked, response) => unsigned(response, good(asked)), /not signed/],
+  it.each<[string, (request: ReceivedVoteRequest, response: ServerResponse) => void, RegExp]>([
+    ['no signature', (request, response) => sendUnsigned(response, buildApproval(request)), /not signed/],
     [
       'a signature with another secret',
-      (asked, response) => voter.sendVote(response, good(asked), 'another-secret-of-some-length'),
+      (request, response) => voter.sendVote(response, buildApproval(request), 'another-secret-of-some-length'),
       /not signed/,
     ],
     [
       'a signature of something else',
-      (asked, response) => unsigned(response, good(asked), { 'oncegate-signature': signBody(SECRET, '{}') }),
+      (request, response) =>
+        sendUnsigned(response, buildApproval(request), { 'oncegate-signature': signBody(SECRET, '{}') }),
       /not signed/,
     ],
     [
-      'our own question sent back',
+      'the request of the gateway, sent back',
       ({ text, headers }, response) => {
         response.writeHead(200, { 'oncegate-signature': String(headers['oncegate-signature']) }).end(text);
       },
       /not a vote/,
     ],
-    ['no digest', (asked, response) => voter.sendVote(response, good(asked, { digest: undefined })), /something else/],
-    ['yes, of course', (asked, response) => voter.sendVote(response, good(asked, { vote: 'yes' })), /not a vote/],
+    [
+      'no digest',
+      (request, response) => voter.sendVote(response, buildApproval(request, { digest: undefined })),
+      /something else/,
+    ],
+    [
+      'the unknown vote "yes"',
+      (request, response) => voter.sendVote(response, buildApproval(request, { vote: 'yes' })),
+      /not a vote/,
+    ],
     ['true', (_, response) => voter.sendVote(response, true), /not a vote/],
     [
-      'garbage',
+      'invalid JSON',
       (_, response) => {
         const text = '{"vote":';
         response.writeHead(200, { 'oncegate-signature': signBody(SECRET, text) }).end(text);
@@ -229,9 +239,9 @@ describe('whatever is not an approval of this very call is none', () => {
       /307/,
     ],
     [
-      'an error',
-      (asked, response) => {
-        const text = JSON.stringify(good(asked));
+      'an error status',
+      (request, response) => {
+        const text = JSON.stringify(buildApproval(request));
         response.writeHead(500, { 'oncegate-signature': signBody(SECRET, text) }).end(text);
       },
       /500/,
@@ -243,7 +253,7 @@ describe('whatever is not an approval of this very call is none', () => {
       },
       /broke off/,
     ],
-    ['silence', () => {}, /no answer within 1000 ms/],
+    ['no answer', () => {}, /no answer within 1000 ms/],
     [
       'an answer that never ends',
       (_, response) => {
@@ -252,31 +262,31 @@ describe('whatever is not an approval of this very call is none', () => {
       /no answer within/,
     ],
     [
-      'a flood',
+      'an answer that is too large',
       (_, response) => {
         response.writeHead(200).end('x'.repeat(100_000));
       },
       /broke off/,
     ],
-    ['abstain', (asked, response) => voter.sendVote(response, good(asked, { vote: 'abstain' })), /fine/],
+    ['abstain', (request, response) => voter.sendVote(response, buildApproval(request, { vote: 'abstain' })), /fine/],
   ])('%s', async (_, manner, why) => {
     voter.manner = manner;
     const reply = await call('world.delete');
-    expect([reply.status, reply.body.code, said(reply.body.votes ?? [])]).toEqual([
+    expect([reply.status, reply.body.code, formatVotes(reply.body.votes ?? [])]).toEqual([
       403,
       'denied',
       ['small:approve', 'reviewer:abstain'],
     ]);
-    const denial = (await entries('"denied"')).sort((a, b) => (a.at < b.at ? -1 : 1)).at(-1);
+    const denial = (await readEntries('"denied"')).sort((a, b) => (a.at < b.at ? -1 : 1)).at(-1);
     expect(denial.votes[1].reason).toMatch(why);
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('an approval of the same wish under another key, or of an earlier asking, replayed', async () => {
+  it('an approval that was given for another key or for an earlier request', async () => {
     const kept: ReceivedVoteRequest[] = [];
-    voter.manner = (asked, response) => {
-      kept.push(asked);
-      voter.sendVote(response, good(asked, { digest: kept[0]?.body.digest }));
+    voter.manner = (request, response) => {
+      kept.push(request);
+      voter.sendVote(response, buildApproval(request, { digest: kept[0]?.body.digest }));
     };
     expect((await gateway.call('world.delete', { id, ids: [1] }, { key: `${id}-a` })).status).toBe(200);
     expect((await gateway.call('world.delete', { id, ids: [1] }, { key: `${id}-b` })).status).toBe(403);
@@ -285,29 +295,29 @@ describe('whatever is not an approval of this very call is none', () => {
     expect(kept[0]?.body.args).toEqual(kept[1]?.body.args);
   });
 
-  it('an address that is private, unless the voter says that it may be', async () => {
+  it('no answer from a private address without allowPrivate, which is never contacted', async () => {
     const before = voter.asked.length;
     const reply = await call('world.private');
-    expect([reply.status, said(reply.body.votes)]).toEqual([403, ['reviewer:abstain']]);
+    expect([reply.status, formatVotes(reply.body.votes)]).toEqual([403, ['reviewer:abstain']]);
     expect(JSON.stringify(reply.body)).not.toContain('127.0.0.1');
     expect(voter.asked.length).toBe(before);
     await expect.poll(() => gateway.output).toMatch(/private address/);
   });
 
-  it('what it says is kept in a form that can be stored, without its secret; the secret is nowhere', async () => {
-    voter.manner = (asked, response) =>
-      voter.sendVote(response, good(asked, { reason: `\u0000 ${SECRET} \ud800 ${'x'.repeat(2_000)}` }));
+  it('the reason of a vote is stored shortened and without NUL, surrogates or the secret of the voter', async () => {
+    voter.manner = (request, response) =>
+      voter.sendVote(response, buildApproval(request, { reason: `\u0000 ${SECRET} \ud800 ${'x'.repeat(2_000)}` }));
     const { txn } = (await call('world.delete')).body;
     const { timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
     expect(timeline[1].reason).toMatch(/^\[redacted\] +x{400,500}$/);
-    const everything = JSON.stringify([timeline, await entries(txn), gateway.output]);
+    const everything = JSON.stringify([timeline, await readEntries(txn), gateway.output]);
     expect(everything).not.toContain(SECRET);
     expect(everything).not.toContain(`${SECRET.slice(0, 12)}`);
   });
 });
 
-describe('with the rest', () => {
-  it('a person sees the votes before deciding, and the digest covers them', async () => {
+describe('voters and other features', () => {
+  it('a person sees the votes before deciding', async () => {
     const { txn } = (await call('world.held', {}, { prefer: 'wait=0' })).body;
     const pending = async () =>
       (await gateway.admin('GET', '/admin/approvals?state=pending')).body.items.find(
@@ -324,35 +334,35 @@ describe('with the rest', () => {
     expect(voter.findRequestsAbout(id)).toHaveLength(1);
   });
 
-  it('policies that changed since the vote: a person cannot stand in for the voters', async () => {
+  it('after a policy change a person cannot approve in place of the voters', async () => {
     const { txn } = (await call('world.held', {}, { prefer: 'wait=0' })).body;
     await writePolicies(gateway, policies(`changed after the vote, ${id}`));
     await gateway.admin('POST', '/admin/policies/reload');
     const { items } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body;
     const { digest } = items.find((item: { txn: string }) => item.txn === txn);
-    // Of a tool that redacts, the rules are asked when it runs.
+    // The rules of a tool that redacts arguments are evaluated when the call runs.
     await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { reason: 'ok', digest });
     const failed = await gateway.waitForCall(txn, ({ state }) => state === 'failed');
     expect(failed.problem.detail).toMatch(/voters of .* were not asked under these policies/);
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('policies that change while voters are asked: nothing is sent, and the same key may ask again', async () => {
-    voter.manner = (asked, response) => {
+  it('a policy change while voters are asked refuses the call without binding its key', async () => {
+    voter.manner = (request, response) => {
       void (async () => {
         await writePolicies(gateway, policies(`changed for ${id}`));
         await gateway.admin('POST', '/admin/policies/reload');
-        voter.sendVote(response, good(asked));
+        voter.sendVote(response, buildApproval(request));
       })();
     };
-    const good = ({ body }: ReceivedVoteRequest) => ({ vote: 'approve', digest: body.digest });
+    const buildApproval = ({ body }: ReceivedVoteRequest) => ({ vote: 'approve', digest: body.digest });
     expect(await call('world.delete')).toMatchObject({ status: 503, body: { code: 'unavailable' } });
     expect(await upstream.requests(id)).toEqual([]);
     voter.manner = 'approve';
     expect((await call('world.delete')).status).toBe(200);
   });
 
-  it('a dry run says what expressions say and who would be asked, and asks nobody', async () => {
+  it('a dry run shows the votes of expressions and the voters with a webhook, and asks none of them', async () => {
     const dry = (ids: number[]) => call('world.delete', { ids }, { 'oncegate-dry-run': '?1' });
     expect((await dry([1])).body).toMatchObject({
       voters: {
@@ -368,12 +378,12 @@ describe('with the rest', () => {
     expect(voter.findRequestsAbout(id)).toEqual([]);
   });
 
-  it('the same over the proxy, over MCP and for steps of a saga; a compensation is not voted on', async () => {
+  it('voters also decide on calls over the proxy, over MCP and in sagas, but not on compensations', async () => {
     voter.manner = 'deny';
     const headers = { 'content-type': 'application/json', 'idempotency-key': id };
     const body = JSON.stringify({ id, ids: [1] });
     const proxied = await gateway.request('POST', '/v1/proxy/world/keyed/charge', { key: AGENT_KEY, headers, body });
-    expect([proxied.status, said(proxied.body.votes)]).toEqual([403, ['small:approve', 'reviewer:deny']]);
+    expect([proxied.status, formatVotes(proxied.body.votes)]).toEqual([403, ['small:approve', 'reviewer:deny']]);
     const mcp = await gateway.request('POST', '/mcp', {
       key: AGENT_KEY,
       headers: {
@@ -388,8 +398,8 @@ describe('with the rest', () => {
         params: { name: 'world__delete', arguments: { id, ids: [1] } },
       }),
     });
-    const told = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
-    expect(told.result).toMatchObject({
+    const message = typeof mcp.body === 'string' ? JSON.parse(mcp.body.replace(/^[^{]*/, '')) : mcp.body;
+    expect(message.result).toMatchObject({
       isError: true,
       structuredContent: { code: 'denied', votes: [{}, { voter: 'reviewer' }] },
     });
@@ -403,15 +413,15 @@ describe('with the rest', () => {
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(403);
     voter.manner = 'approve';
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(200);
-    const asked = voter.asked.length;
+    const requestCount = voter.asked.length;
     const rolled = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
       key: AGENT_KEY,
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify({ reason: 'no' }),
     });
     expect(rolled.body.state).toBe('rolled_back');
-    expect(voter.asked.length).toBe(asked);
-    // But as an undo that the agent names, it cannot be promised.
+    expect(voter.asked.length).toBe(requestCount);
+    // An undo that the agent names is refused, because its voters deny it.
     const named = await gateway.call(
       'world.delete',
       { id, ids: [] },
@@ -424,14 +434,14 @@ describe('with the rest', () => {
   });
 });
 
-it('an agent whose calls are denied cannot bury its voter: so many questions of a rule are open, and no more', async () => {
+it('a rule has at most 32 open requests to its voters, so that an agent cannot flood them', async () => {
   const tool = { name: 't', digest: 'd' };
   const policies = { version: 'v', tools: new Map([['t', tool]]) };
-  const station = { policies: () => policies, log: { warn: () => {} } } as unknown as Context;
+  const context = { policies: () => policies, log: { warn: () => {} } } as unknown as Context;
   const hook = { name: 'reviewer', url: voter.url, secret: SECRET, allowPrivate: true, withinMs: 20_000 };
   const ask = (times: number) => {
     const poll = { quorum: times, votes: [], open: Array.from({ length: times }, () => hook) };
-    const motion = {
+    const subject = {
       txn: id,
       tool,
       rule: { id: 'rule 1' },
@@ -439,7 +449,7 @@ it('an agent whose calls are denied cannot bury its voter: so many questions of 
       policies,
       shown: () => JSON.stringify({ args: { id } }),
     };
-    return askVoters(station, motion as unknown as VoteSubject);
+    return askVoters(context, subject as unknown as VoteSubject);
   };
   await expect(ask(33)).rejects.toMatchObject({
     code: 'denied',

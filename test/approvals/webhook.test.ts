@@ -19,7 +19,7 @@ interface Delivery {
 }
 
 const received: Delivery[] = [];
-/** What the receiver answers; `silence` never does. */
+/** The status that the receiver answers with; after `silence` it never answers. */
 let answer: number | 'silence' = 204;
 let id = '';
 
@@ -63,12 +63,12 @@ ${PEOPLE_YAML}`;
 
 const hold = async (args: object, from = gateway) =>
   (await from.call('world.mail', args, { key: `${id}-key`, headers: { prefer: 'wait=0' } })).body.txn as string;
-const notices = (txn: string) => received.filter(({ body }) => body.txn === txn);
-const kinds = (txn: string) => notices(txn).map(({ body }) => body.kind);
+const findNotices = (txn: string) => received.filter(({ body }) => body.txn === txn);
+const listKinds = (txn: string) => findNotices(txn).map(({ body }) => body.kind);
 const decide = (txn: string, verdict: 'approve' | 'reject') => decideApproval(gateway, txn, verdict);
-const waiting = () => database.query<{ id: string; tries: number }>('select id, tries from notices');
+const readOutbox = () => database.query<{ id: string; tries: number }>('select id, tries from notices');
 
-function signed({ headers, text }: Delivery): boolean {
+function isSigned({ headers, text }: Delivery): boolean {
   const [, t, v1] = /^t=(\d+),v1=([0-9a-f]{64})$/.exec(String(headers['oncegate-signature'])) ?? [];
   return (
     Math.abs(Number(t) - Date.now() / 1000) < 60 &&
@@ -77,11 +77,11 @@ function signed({ headers, text }: Delivery): boolean {
 }
 
 describe('a notice', () => {
-  it('is sent, signed, when a call is held and when it is decided; it shows what a person may see', async () => {
+  it('is signed and sent when a call is held and when it is decided, without redacted values', async () => {
     const txn = await hold({ id, card: CARD, note: 'nul \u0000 and "quotes"' });
-    await expect.poll(() => kinds(txn), { timeout: 10_000 }).toEqual(['approval.held']);
-    const [held] = notices(txn) as [Delivery];
-    expect(signed(held)).toBe(true);
+    await expect.poll(() => listKinds(txn), { timeout: 10_000 }).toEqual(['approval.held']);
+    const [held] = findNotices(txn) as [Delivery];
+    expect(isSigned(held)).toBe(true);
     expect(held.headers['content-type']).toBe('application/json');
     expect(held.headers['oncegate-delivery']).toBe(held.body.delivery);
     expect(held.body).toMatchObject({ agent: 'tester', tool: 'world.mail', state: 'pending', quorum: 1, votes: [] });
@@ -89,55 +89,64 @@ describe('a notice', () => {
     expect(held.text).not.toContain(CARD);
     expect(held.text).not.toContain('fingerprint');
     expect((await decide(txn, 'approve')).status).toBe(200);
-    await expect.poll(() => kinds(txn), { timeout: 10_000 }).toEqual(['approval.held', 'approval.approved']);
-    expect(notices(txn)[1]?.body.votes).toMatchObject([{ person: 'root', verdict: 'approve', reason: 'approve it' }]);
-    expect(notices(txn)[1]?.headers['oncegate-delivery']).not.toBe(held.headers['oncegate-delivery']);
-    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+    await expect.poll(() => listKinds(txn), { timeout: 10_000 }).toEqual(['approval.held', 'approval.approved']);
+    expect(findNotices(txn)[1]?.body.votes).toMatchObject([
+      { person: 'root', verdict: 'approve', reason: 'approve it' },
+    ]);
+    expect(findNotices(txn)[1]?.headers['oncegate-delivery']).not.toBe(held.headers['oncegate-delivery']);
+    await expect.poll(readOutbox, { timeout: 10_000 }).toEqual([]);
   });
 
-  it('tells of a rejection, a withdrawal, and a time that ran out', async () => {
-    const no = await hold({ id });
-    await decide(no, 'reject');
-    await expect.poll(() => kinds(no).sort(), { timeout: 10_000 }).toEqual(['approval.held', 'approval.rejected']);
-    id = `${id}-b`;
-    const withdrawn = await hold({ id });
-    await gateway.request('POST', `/v1/calls/${withdrawn}/cancel`, { key: AGENT_KEY });
+  it('is sent for a rejection, a cancel and an expiry', async () => {
+    const rejected = await hold({ id });
+    await decide(rejected, 'reject');
     await expect
-      .poll(() => kinds(withdrawn).sort(), { timeout: 10_000 })
+      .poll(() => listKinds(rejected).sort(), { timeout: 10_000 })
+      .toEqual(['approval.held', 'approval.rejected']);
+    id = `${id}-b`;
+    const cancelled = await hold({ id });
+    await gateway.request('POST', `/v1/calls/${cancelled}/cancel`, { key: AGENT_KEY });
+    await expect
+      .poll(() => listKinds(cancelled).sort(), { timeout: 10_000 })
       .toEqual(['approval.cancelled', 'approval.held']);
     id = `brief-${id}`;
-    const late = await hold({ id });
-    await expect.poll(() => kinds(late).sort(), { timeout: 10_000 }).toEqual(['approval.expired', 'approval.held']);
+    const expired = await hold({ id });
+    await expect
+      .poll(() => listKinds(expired).sort(), { timeout: 10_000 })
+      .toEqual(['approval.expired', 'approval.held']);
   });
 
-  it.each([500, 302, 404, 'silence'] as const)('is sent again after %s, under the same id', async (bad) => {
-    answer = bad;
-    const txn = await hold({ id });
-    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(1);
-    answer = 200;
-    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(2);
-    const [first, second] = notices(txn) as [Delivery, Delivery];
-    expect(second.headers['oncegate-delivery']).toBe(first.headers['oncegate-delivery']);
-    expect(second.text).toBe(first.text);
-    expect(signed(second)).toBe(true);
-    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
-  });
+  it.each([500, 302, 404, 'silence'] as const)(
+    'is sent again after %s, with the same delivery id',
+    async (badAnswer) => {
+      answer = badAnswer;
+      const txn = await hold({ id });
+      await expect.poll(() => findNotices(txn).length, { timeout: 10_000 }).toBe(1);
+      answer = 200;
+      await expect.poll(() => findNotices(txn).length, { timeout: 10_000 }).toBe(2);
+      const [first, second] = findNotices(txn) as [Delivery, Delivery];
+      expect(second.headers['oncegate-delivery']).toBe(first.headers['oncegate-delivery']);
+      expect(second.text).toBe(first.text);
+      expect(isSigned(second)).toBe(true);
+      await expect.poll(readOutbox, { timeout: 10_000 }).toEqual([]);
+    },
+  );
 
-  it('survives a gateway that is killed while it carries it', async () => {
+  it('is sent again if the gateway is killed while it delivers', async () => {
     answer = 'silence';
     const txn = await hold({ id });
-    await expect.poll(() => notices(txn).length, { timeout: 10_000 }).toBe(1);
+    await expect.poll(() => findNotices(txn).length, { timeout: 10_000 }).toBe(1);
     await gateway.kill();
-    expect((await waiting()).length).toBe(1);
+    expect((await readOutbox()).length).toBe(1);
     answer = 200;
     await gateway.start();
-    await expect.poll(() => notices(txn).length, { timeout: 20_000 }).toBe(2);
-    const [first, second] = notices(txn) as [Delivery, Delivery];
+    await expect.poll(() => findNotices(txn).length, { timeout: 20_000 }).toBe(2);
+    const [first, second] = findNotices(txn) as [Delivery, Delivery];
     expect(second.headers['oncegate-delivery']).toBe(first.headers['oncegate-delivery']);
-    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
+    await expect.poll(readOutbox, { timeout: 10_000 }).toEqual([]);
   });
 
-  it('is delivered by one replica, not by each', async () => {
+  it('is delivered by one replica only', async () => {
     const second = await makeReplicaForTest(gateway);
     await second.start();
     const txns: string[] = [];
@@ -145,12 +154,12 @@ describe('a notice', () => {
       id = `both-${i}`;
       txns.push(await hold({ id }, i % 2 === 0 ? gateway : second));
     }
-    await expect.poll(waiting, { timeout: 10_000 }).toEqual([]);
-    for (const txn of txns) expect(notices(txn)).toHaveLength(1);
+    await expect.poll(readOutbox, { timeout: 10_000 }).toEqual([]);
+    for (const txn of txns) expect(findNotices(txn)).toHaveLength(1);
   });
 });
 
-it('a gateway without a webhook keeps no notices', async () => {
+it('a gateway without a webhook deletes its notices', async () => {
   const { database: own, gateway: plain } = await startGatewayForTest({
     upstream,
     config: 'retention: { payloads: 4s }\n',
@@ -162,23 +171,27 @@ it('a gateway without a webhook keeps no notices', async () => {
   await expect.poll(() => own.query('select id from notices'), { timeout: 10_000 }).toEqual([]);
 });
 
-it('a webhook is configured strictly', async () => {
+it('the configuration of a webhook is checked strictly', async () => {
   const { mkdtemp, rm, writeFile } = await import('node:fs/promises');
   const { join } = await import('node:path');
   const { tmpdir } = await import('node:os');
   const dir = await mkdtemp(join(tmpdir(), 'oncegate-config-'));
-  const faults = async (yaml: string) => {
+  const readFaults = async (yaml: string) => {
     await writeFile(join(dir, 'oncegate.yaml'), yaml);
     return readConfig({}, dir).then(
       () => '',
       (error: Error) => error.message,
     );
   };
-  const hook = (text: string) => `approvals: { webhook: { ${text} } }\n`;
-  expect(await faults(hook(`url: "https://h.example", secret: ${SECRET}`))).toBe('');
-  expect(await faults(hook(`url: "http://h.example", secret: ${SECRET}`))).toMatch(/^oncegate\.yaml:1:\d+: .*https/);
-  expect(await faults(hook('url: "https://h.example", secret: short'))).toContain('shorter than 16');
-  expect(await faults(hook('url: "https://h.example", secret: "$' + '{env.NOPE}"'))).toContain('NOPE is not set');
-  expect(await faults(hook('url: "https://h.example"'))).toContain('secret');
+  const buildConfig = (text: string) => `approvals: { webhook: { ${text} } }\n`;
+  expect(await readFaults(buildConfig(`url: "https://h.example", secret: ${SECRET}`))).toBe('');
+  expect(await readFaults(buildConfig(`url: "http://h.example", secret: ${SECRET}`))).toMatch(
+    /^oncegate\.yaml:1:\d+: .*https/,
+  );
+  expect(await readFaults(buildConfig('url: "https://h.example", secret: short'))).toContain('at least 16 characters');
+  expect(await readFaults(buildConfig('url: "https://h.example", secret: "$' + '{env.NOPE}"'))).toContain(
+    'NOPE is not set',
+  );
+  expect(await readFaults(buildConfig('url: "https://h.example"'))).toContain('secret');
   await rm(dir, { recursive: true });
 });

@@ -37,12 +37,12 @@ it('signing key and anchors are read, paths from the working directory', async (
 
 it.each<[string, RegExp]>([
   ['audit: { key: nowhere.key }', /^oncegate\.yaml:1:15: the file cannot be read: ENOENT$/],
-  ['audit: { key: oncegate.yaml }', /no good: it is not a private key in PEM form; make one with openssl/],
-  ['audit: { key: rsa.pem }', /no good: it is not an Ed25519 key; make one with openssl/],
+  ['audit: { key: oncegate.yaml }', /no usable key: it is not a private key in PEM form; create one with openssl/],
+  ['audit: { key: rsa.pem }', /no usable key: it is not an Ed25519 key; create one with openssl/],
   ['audit: { anchors: [{}] }', /is neither \{ directory: … \} nor \{ witness: …, key: … \}/],
   [`audit: { anchors: [{ directory: a, witness: "https://w.example" }] }`, /is neither/],
-  ['audit: { anchors: [{ directory: a, key: b }] }', /:1:\d+: goes with a witness/],
-  ['audit: { anchors: [{ directory: a, allowPrivate: true }] }', /goes with a witness/],
+  ['audit: { anchors: [{ directory: a, key: b }] }', /:1:\d+: is for a witness/],
+  ['audit: { anchors: [{ directory: a, allowPrivate: true }] }', /is for a witness/],
   [`audit: { anchors: [{ witness: "http://w.example", key: "${witness}" }] }`, /is not a URL with https:\/\//],
   [`audit: { anchors: [{ witness: "https://w.example", key: x }] }`, /is not a public key such as/],
   ['audit: { anchors: [{ witness: "https://w.example" }] }', /has no key/],

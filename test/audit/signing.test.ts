@@ -9,26 +9,19 @@ import { LogMonitor } from '../../gateway/flow/audit/log-monitor.ts';
 import { Sequencer } from '../../gateway/flow/audit/sequencer.ts';
 import type { Context } from '../../gateway/flow/context.ts';
 import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { useDatabase } from '../support/use-gateway.ts';
+import type { Lease } from '../../gateway/ledger/process-lease.ts';
+import { useLease, useLedger } from '../support/use-ledger.ts';
 
-const database = useDatabase('test');
-let db: Database;
-let lease: Lease;
+const { database, db } = useLedger(4, 'test');
+const lease = useLease(db, 'test');
 let directory: string;
 const key = new NoteSigner('test/signing', generateKeyPairSync('ed25519').privateKey);
 const log = { info: () => {}, warn: () => {}, error: () => {} };
 
 beforeEach(async () => {
   directory = await mkdtemp(join(tmpdir(), 'oncegate-signing-'));
-  db = new Database(database.url, { max: 4, applicationName: 'test' });
-  lease = new Lease(db, () => {});
-  await lease.start();
 });
 afterEach(async () => {
-  await lease?.end();
-  await db?.close();
   await rm(directory, { recursive: true, force: true });
 });
 

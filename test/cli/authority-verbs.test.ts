@@ -350,7 +350,7 @@ describe('explain --remote', () => {
     expect(JSON.parse(requests[0]?.body ?? '')).toEqual({ agent: 'bot', tool: 'payments.charge', args: { amount: 5 } });
     expect(code).toBe(0);
     expect(out.split('\n')).toEqual([
-      'hold\tallowed by bot rule 2',
+      'hold\tAllowed by bot rule 2.',
       'would answer\t202 held, nothing is sent',
       'tool\tpayments.charge',
       'hold\ttrue',

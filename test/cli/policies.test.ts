@@ -57,7 +57,7 @@ describe('check', () => {
       'u.openapi.yaml': document,
     });
     const bad = await runCli(['check', '.'], { cwd });
-    expect([bad.code, bad.out]).toEqual([1, 'u.openapi.yaml:5:10: 5 is not a map\n2 files: 1 fault\n']);
+    expect([bad.code, bad.out]).toEqual([1, 'u.openapi.yaml:5:10: put must be a map (got 5).\n2 files: 1 fault\n']);
     await writeFile(join(cwd, 'u.openapi.yaml'), document.replace('    put: 5\n', ''));
     const good = await runCli(['check', '.'], { cwd });
     expect([good.code, good.out]).toEqual([0, '2 files, 1 tool, 0 agents: good\n']);
@@ -78,7 +78,7 @@ describe('check', () => {
     expect((await runCli(['check'], { env: { ...env, ONCEGATE_POLICIES: dir } })).code).toBe(0);
     const { code, out } = await runCli(['check'], { env: { ONCEGATE_POLICIES: `${dir}/none` }, cwd: '/dev' });
     expect(code).toBe(1);
-    expect(out).toContain(`${dir}/none:1:1: cannot be read: ENOENT`);
+    expect(out).toContain(`${dir}/none:1:1: The directory cannot be read (ENOENT).`);
   });
 
   it('accepts the policies of this project', async () => {
@@ -100,7 +100,9 @@ describe('test', () => {
     const wrong = TESTS.replace('expect: hold', 'expect: deny');
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY, 'billing_test.yaml': wrong });
     const { code, out } = await runCli(['test', '.'], { cwd, env });
-    expect(out).toContain('FAIL billing_test.yaml:3: large\n     expected deny, got hold: billing-bot rule 1');
+    expect(out).toContain(
+      'FAIL billing_test.yaml:3: large\n     Expected deny, got hold. Allowed by billing-bot rule 1',
+    );
     expect(out).toMatch(/\n1 passed, 1 failed\n$/);
     expect(code).toBe(1);
     const { out: json } = await runCli(['test', '.', '--json'], { cwd, env });
@@ -135,21 +137,21 @@ describe('explain', () => {
     expect([good.code, good.out.split('\n').slice(0, 5)]).toEqual([
       0,
       [
-        'hold\tallowed by bot rule 1 (p.yaml:6)',
+        'hold\tAllowed by bot rule 1 (p.yaml:6).',
         '1 of 2 voters must approve:',
-        '  small: approve, its condition is true',
-        '  big: deny, its condition is false',
+        '  small: approve, the condition is true',
+        '  big: deny, the condition is false',
         'It waits 5m, and is then sent automatically.',
       ],
     ]);
-    expect(await explain(50)).toMatchObject({ code: 1, out: expect.stringContaining('too few voters of bot rule 1') });
+    expect(await explain(50)).toMatchObject({ code: 1, out: expect.stringContaining('Too few voters of bot rule 1') });
   });
 
   it('shows every rule, and which one decides', async () => {
     const cwd = await createDirectory({ 'billing.yaml': EXAMPLE_POLICY });
     const { code, out } = await runCli(buildExplainArguments('payments.charge', SMALL, '.'), { cwd, env });
     const lines = out.trimEnd().split('\n');
-    expect(lines[0]).toMatch(/^allow\tallowed by billing-bot rule 1 \(billing\.yaml:\d+\)$/);
+    expect(lines[0]).toMatch(/^allow\tAllowed by billing-bot rule 1 \(billing\.yaml:\d+\)\.$/);
     expect(lines.slice(1).map((line) => line.split('\t').slice(0, 2))).toEqual([
       ['decides', 'allow payments.charge'],
       ['tried', 'allow crm.*'],
@@ -201,7 +203,7 @@ describe('explain', () => {
     });
     expect(JSON.parse(out)).toMatchObject({
       outcome: 'allow',
-      tried: [{ decides: true, why: 'it matches, and decides' }],
+      tried: [{ decides: true, why: 'The rule matches and decides.' }],
     });
     expect(code).toBe(0);
   });

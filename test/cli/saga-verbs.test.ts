@@ -1,34 +1,23 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
 import { buildSagaPolicies } from '../sagas/saga-policies.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, type Gateway, startGateway, VIEWER_KEY } from '../support/gateway.ts';
+import { ADMIN_KEY, VIEWER_KEY } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { runCli, startCannedServer } from './terminal.ts';
 
 const REASON = ['--reason', 'it was a mistake'];
 const UNKNOWN_ID = '7c0e6a52-8a0c-8f00-9a52-0123456789ab';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 let env: NodeJS.ProcessEnv;
 let terminal: { env: NodeJS.ProcessEnv; isTty: true };
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const retry = '{ attempts: 2, base: 20ms, max: 50ms, within: 1h }';
-  gateway = await startGateway({ policies: buildSagaPolicies(upstream.url, { retry }), databaseUrl: database.url });
+const RETRY = '{ attempts: 2, base: 20ms, max: 50ms, within: 1h }';
+const { upstream, gateway } = useGateway({ policies: (url) => buildSagaPolicies(url, { retry: RETRY }) });
+beforeAll(() => {
   env = { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY };
   terminal = { env: { ...env, NO_COLOR: '1' }, isTty: true };
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
 });
 beforeEach(() => upstream.reset());
 

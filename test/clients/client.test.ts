@@ -16,13 +16,13 @@ const json =
 const problem = (status: number, code: string, retry: string, headers = {}) =>
   json(status, { code, retry, status, title: 'Title', detail: 'Detail.', txn: 'txn-1' }, headers);
 const done = json(200, { txn: 'txn-1', state: 'succeeded', replayed: false, result: { id: 'ch_1' } });
-const cut: Reply = (request) => void request.socket.destroy();
-const half: Reply = (_request, response) => {
+const dropConnection: Reply = (request) => void request.socket.destroy();
+const cutOff: Reply = (_request, response) => {
   response.writeHead(200, { 'content-type': 'application/json' }).end('{"txn":');
 };
 
-/** A gateway that answers as told, one reply a request and the last for ever, and remembers what it was asked. */
-async function scripted(replies: readonly Reply[], options: Partial<OncegateOptions> = {}) {
+/** Starts a server that sends the replies in order, repeats the last one, and records the requests. */
+async function startScriptedGateway(replies: readonly Reply[], options: Partial<OncegateOptions> = {}) {
   const keys: unknown[] = [];
   const bodies: string[] = [];
   const server = createServer((request, response) => {
@@ -52,15 +52,15 @@ async function scripted(replies: readonly Reply[], options: Partial<OncegateOpti
 
 describe('a call', () => {
   test.each([
-    ['the connection is lost', [cut, cut, done]],
-    ['the answer is cut off', [half, done]],
-    ['it is still under way', [problem(409, 'in_progress', 'same_key'), done]],
-    ['its ledger fails for a moment', [json(504, { code: 'in_doubt', state: 'sending', retry: 'same_key' }), done]],
+    ['the connection is lost', [dropConnection, dropConnection, done]],
+    ['the answer is cut off', [cutOff, done]],
+    ['it is still in progress', [problem(409, 'in_progress', 'same_key'), done]],
+    ['the ledger fails for a moment', [json(504, { code: 'in_doubt', state: 'sending', retry: 'same_key' }), done]],
     ['the gateway is not available', [problem(503, 'unavailable', 'after_delay'), done]],
-    ['something before the gateway fails', [json(502, {}), done]],
-    ['it was not finished in time', [json(202, { txn: 'txn-1', state: 'sending' }, { 'retry-after': '0' }), done]],
-  ])('is asked for again with the same key and bytes when %s', async (_name, replies) => {
-    const { client, keys, bodies } = await scripted(replies);
+    ['a proxy before the gateway fails', [json(502, {}), done]],
+    ['it did not finish in time', [json(202, { txn: 'txn-1', state: 'sending' }, { 'retry-after': '0' }), done]],
+  ])('is retried with the same key and bytes when %s', async (_name, replies) => {
+    const { client, keys, bodies } = await startScriptedGateway(replies);
     expect(await client.call('billing.charge', { amount: 5 }, { key: 'key-1' })).toEqual({
       kind: 'done',
       txn: 'txn-1',
@@ -71,14 +71,16 @@ describe('a call', () => {
     expect(new Set(bodies)).toEqual(new Set(['{"amount":5}']));
   });
 
-  test('is asked for a bounded number of times', async () => {
-    const { client, keys } = await scripted([cut], { attempts: 3 });
+  test('makes a limited number of requests', async () => {
+    const { client, keys } = await startScriptedGateway([dropConnection], { attempts: 3 });
     expect(await client.call('t', {}, { key: 'key-1' })).toEqual({ kind: 'unknown', key: 'key-1' });
     expect(keys).toEqual(['key-1', 'key-1', 'key-1']);
   });
 
-  test('waits as long as the gateway says, and gives up where that is longer than its patience', async () => {
-    const { client, keys } = await scripted([problem(503, 'frozen', 'after_delay', { 'retry-after': '3600' })]);
+  test('waits as Retry-After says, and gives up if that is longer than its patience', async () => {
+    const { client, keys } = await startScriptedGateway([
+      problem(503, 'frozen', 'after_delay', { 'retry-after': '3600' }),
+    ]);
     expect(await client.call('t', {}, { key: 'key-1' })).toMatchObject({
       kind: 'refused',
       problem: { code: 'frozen' },
@@ -90,29 +92,29 @@ describe('a call', () => {
     ['denied', 403, 'never'],
     ['tool_failed', 502, 'new_key'],
     ['key_reused', 422, 'new_key'],
-  ])('that is %s is refused at once', async (code, status, retry) => {
-    const { client, keys } = await scripted([problem(status, code, retry)]);
+  ])('is not retried when it is %s', async (code, status, retry) => {
+    const { client, keys } = await startScriptedGateway([problem(status, code, retry)]);
     expect(await client.call('t', {}, { key: 'key-1' })).toMatchObject({ kind: 'refused', problem: { code } });
     expect(keys).toHaveLength(1);
   });
 
-  test('in doubt is told at once, and never rounded', async () => {
+  test('in doubt is reported at once as unknown', async () => {
     const doubt = json(504, { code: 'in_doubt', state: 'in_doubt', retry: 'same_key', txn: 'txn-1' });
-    const { client, keys } = await scripted([doubt]);
+    const { client, keys } = await startScriptedGateway([doubt]);
     const outcome = await client.call('t', {}, { key: 'key-1' });
     expect(outcome).toMatchObject({ kind: 'unknown', txn: 'txn-1' });
     expect(keys).toHaveLength(1);
   });
 
-  test('that was heard of stays so when the connection is lost afterwards', async () => {
+  test('stays pending when the connection is lost afterwards', async () => {
     const held = json(202, { txn: 'txn-1', state: 'held' }, { 'retry-after': '0' });
-    const { client } = await scripted([held, cut], { attempts: 2 });
+    const { client } = await startScriptedGateway([held, dropConnection], { attempts: 2 });
     expect(await client.call('t', {}, { key: 'key-1' })).toEqual({ kind: 'pending', txn: 'txn-1', state: 'held' });
   });
 
-  test('a delay is told at once, with when it leaves', async () => {
+  test('with a delay is reported at once, with the time of its send', async () => {
     const hold = { kind: 'delay', until: '2026-01-31T12:05:00.000Z' };
-    const { client, keys } = await scripted([
+    const { client, keys } = await startScriptedGateway([
       json(202, { txn: 'txn-1', state: 'held', hold }, { 'retry-after': '300' }),
     ]);
     const outcome = await client.call('t', {}, { key: 'key-1' });
@@ -127,17 +129,19 @@ describe('a call', () => {
     ['a denial', problem(403, 'denied', 'never'), 'unknown'],
     ['the failure of that very call', problem(502, 'tool_failed', 'new_key'), 'refused'],
   ])('whose first request was lost: what %s proves', async (_name, second, kind) => {
-    const { client } = await scripted([cut, second], { attempts: 2 });
+    const { client } = await startScriptedGateway([dropConnection, second], { attempts: 2 });
     expect(await client.call('t', {}, { key: 'key-1' })).toMatchObject({ kind });
   });
 
-  test('that was refused, and then lost, may have happened', async () => {
-    const { client } = await scripted([problem(503, 'unavailable', 'after_delay'), cut], { attempts: 2 });
+  test('is unknown when a refused request is followed by a lost one', async () => {
+    const { client } = await startScriptedGateway([problem(503, 'unavailable', 'after_delay'), dropConnection], {
+      attempts: 2,
+    });
     expect(await client.call('t', {}, { key: 'key-1' })).toEqual({ kind: 'unknown', key: 'key-1' });
   });
 
-  test('is given up by its signal', async () => {
-    const { client } = await scripted([cut], { attempts: 100 });
+  test('ends when its signal aborts', async () => {
+    const { client } = await startScriptedGateway([dropConnection], { attempts: 100 });
     const signal = AbortSignal.abort(new Error('enough'));
     await expect(client.call('t', {}, { key: 'key-1', signal })).rejects.toThrow('enough');
   });
@@ -146,7 +150,7 @@ describe('a call', () => {
 describe('tools', () => {
   const options = { jsonSchema: (schema: unknown) => schema };
   const execute = async (replies: Reply[], more: object = {}) => {
-    const { client, keys } = await scripted(replies, { attempts: 1 });
+    const { client, keys } = await startScriptedGateway(replies, { attempts: 1 });
     const tools = (await aiSdkTools(client, { ...options, ...more })) as Record<
       string,
       { execute: (...args: unknown[]) => Promise<unknown> }
@@ -156,7 +160,7 @@ describe('tools', () => {
     return { run, keys };
   };
 
-  test('tell the model in words, or throw', async () => {
+  test('describe a failure to the model, or throw', async () => {
     const held = json(202, { txn: 'txn-1', state: 'held' });
     const { run } = await execute([held]);
     expect(await run('toolu_abcdefghijklmnopqrst')).toEqual({
@@ -167,7 +171,7 @@ describe('tools', () => {
     await expect(throwing('toolu_abcdefghijklmnopqrst')).rejects.toThrow(OncegateError);
   });
 
-  test('use the call id as key, and the run where ids only count', async () => {
+  test('use the call id as key, together with the run if ids are counters', async () => {
     const { run, keys } = await execute([done]);
     await run('toolu_abcdefghijklmnopqrst');
     await run('call_0');
@@ -179,15 +183,15 @@ describe('tools', () => {
   });
 });
 
-test('keys are what the gateway takes', async () => {
-  const made = 'made';
-  expect(await callKey('functions.charge:0', { made })).toBe('made/functions.charge:0');
-  expect(await callKey('chatcmpl-tool-0a1b2c3d4e5f60718293a4b5c6d7e8f9', { made })).toMatch(/^chatcmpl-tool-/);
-  expect(await callKey('é'.repeat(20), { made })).toMatch(/^[0-9a-f]{64}$/);
-  expect(await callKey('x'.repeat(300), { made })).toMatch(/^[0-9a-f]{64}$/);
+test('keys are valid for the gateway', async () => {
+  const generated = 'generated';
+  expect(await callKey('functions.charge:0', { generated })).toBe('generated/functions.charge:0');
+  expect(await callKey('chatcmpl-tool-0a1b2c3d4e5f60718293a4b5c6d7e8f9', { generated })).toMatch(/^chatcmpl-tool-/);
+  expect(await callKey('é'.repeat(20), { generated })).toMatch(/^[0-9a-f]{64}$/);
+  expect(await callKey('x'.repeat(300), { generated })).toMatch(/^[0-9a-f]{64}$/);
 });
 
-test('no words invite a model to try a doubtful call again', () => {
+test('the description of a doubt tells the model not to call again', () => {
   expect(explainOutcome({ kind: 'unknown', key: 'k' })).toMatch(
     /may or may not have happened.*Do not call the tool again/,
   );

@@ -1,18 +1,13 @@
 import { execFile } from 'node:child_process';
 import { join, resolve } from 'node:path';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, expect, test } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeAll, expect, test } from 'vitest';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { FRAMEWORKS_DIR, NODE_22, prepareFrameworks } from './install.ts';
 
-/** The recipes of the docs, each run as a process of its own in its framework, with a model that follows a script. */
+/** The recipes of the docs. Each runs in its own process, in its framework, with a scripted model. */
 const RECIPES = ['ai-sdk', 'openai-agents', 'langchain', 'mastra'];
-
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
 
 const policies = (url: string) => `
 upstreams:
@@ -25,22 +20,13 @@ tools:
     request: { method: POST, path: /none/mail }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { allow: world.charge, when: args.amount <= 100, approve: never }
 ${PEOPLE_YAML}`;
 
-beforeAll(async () => {
-  await prepareFrameworks();
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
-}, 600_000);
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+beforeAll(prepareFrameworks, 600_000);
+const { upstream, gateway } = useGateway({ policies });
 
 interface ScriptedCall {
   readonly id: string;
@@ -48,13 +34,13 @@ interface ScriptedCall {
   readonly args: object;
 }
 
-/** What the model was shown of each call. */
-async function play(recipe: string, calls: readonly ScriptedCall[]) {
-  return JSON.parse(await run(recipe, recipe, calls));
+/** Runs a recipe and returns the results that the model got. */
+async function runScript(recipe: string, calls: readonly ScriptedCall[]) {
+  return JSON.parse(await runRecipe(recipe, recipe, calls));
 }
 
-/** A recipe with the model of its framework; what the model said last. */
-async function run(framework: string, recipe: string, calls: readonly ScriptedCall[]): Promise<string> {
+/** Runs a recipe with the scripted model of its framework. Returns the last answer of the model. */
+async function runRecipe(framework: string, recipe: string, calls: readonly ScriptedCall[]): Promise<string> {
   const { stdout } = await promisify(execFile)(
     NODE_22,
     [
@@ -79,11 +65,11 @@ async function run(framework: string, recipe: string, calls: readonly ScriptedCa
 
 const vendorId = (recipe: string, n: number) => `call_${sha256Hex(`${recipe} ${n}`).slice(0, 24)}`;
 
-test.each(RECIPES)('%s: each wish happens once, and the model is told what came of it', async (recipe) => {
-  const charge = (id: string, wish: string, amount = 5) => ({
+test.each(RECIPES)('%s: each call happens once, and the model learns its outcome', async (recipe) => {
+  const charge = (id: string, name: string, amount = 5) => ({
     id,
     name: 'world__charge',
-    args: { id: `${recipe}-${wish}`, amount },
+    args: { id: `${recipe}-${name}`, amount },
   });
   const script = [
     charge(vendorId(recipe, 1), 'once'),
@@ -93,14 +79,14 @@ test.each(RECIPES)('%s: each wish happens once, and the model is told what came 
     charge(vendorId(recipe, 3), 'doubt'),
   ];
   await upstream.plan({ match: { id: `${recipe}-doubt` }, do: ['apply', 'drop'] });
-  const first = await play(recipe, script);
-  // An agent that comes back after a crash makes the same calls again.
-  const again = await play(recipe, script);
+  const first = await runScript(recipe, script);
+  // An agent that resumes after a crash makes the same calls again.
+  const again = await runScript(recipe, script);
 
   expect(first[0]).toMatchObject({ t: expect.any(String) });
   expect(again[0]).toEqual(first[0]);
   expect(await upstream.effects(`${recipe}-once`)).toHaveLength(1);
-  // Ids that only count are other wishes in another run, and two of them are two.
+  // Counted ids are other calls in another run: two in each of the two runs.
   expect(await upstream.effects(`${recipe}-counted`)).toHaveLength(4);
   for (const [, , , denied, doubt] of [first, again]) {
     expect(denied.message).toMatch(/^Refused \(denied\), nothing happened\./);
@@ -110,24 +96,24 @@ test.each(RECIPES)('%s: each wish happens once, and the model is told what came 
   expect(await upstream.effects(`${recipe}-doubt`)).toHaveLength(1);
 });
 
-/** Mastra puts the name of the server before the names of its tools. */
-const named = (framework: string) => (framework === 'mastra' ? 'oncegate_world__charge' : 'world__charge');
+/** Mastra adds the name of the server to the names of its tools. */
+const formatToolName = (framework: string) => (framework === 'mastra' ? 'oncegate_world__charge' : 'world__charge');
 
 test.each(RECIPES)(
-  '%s over MCP: a wish that is made again after a crash happens once, and a denial is told',
+  '%s over MCP: a call that is repeated after a crash happens once, and a denial is reported',
   async (framework) => {
-    const charge = (n: number, wish: string, amount = 5) => ({
+    const charge = (n: number, name: string, amount = 5) => ({
       id: vendorId(`${framework} mcp`, n),
-      name: named(framework),
-      args: { id: `${framework}-mcp-${wish}`, amount },
+      name: formatToolName(framework),
+      args: { id: `${framework}-mcp-${name}`, amount },
     });
     const script = [charge(1, 'once'), charge(2, 'dear', 500)];
-    const first = await run(framework, `${framework}-mcp`, script);
-    const again = await run(framework, `${framework}-mcp`, script);
+    const first = await runRecipe(framework, `${framework}-mcp`, script);
+    const again = await runRecipe(framework, `${framework}-mcp`, script);
     expect(await upstream.effects(`${framework}-mcp-once`)).toHaveLength(1);
     expect(await upstream.effects(`${framework}-mcp-dear`)).toHaveLength(0);
     expect(first).toContain('denied');
-    // Mastra shows its models the structured result, which has no place for words.
+    // Mastra shows the model only the structured result, which has no text.
     if (framework !== 'mastra') expect(again).toContain('was not executed again');
   },
 );

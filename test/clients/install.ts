@@ -7,14 +7,14 @@ import { promisify } from 'node:util';
 const execFileAsync = promisify(execFile);
 export const FRAMEWORKS_DIR = resolve('test/frameworks');
 
-/** Some frameworks need a newer Node than the gateway; it comes with them. */
+/** Some frameworks need a newer Node than the gateway; npm installs it with them. */
 export const NODE_22 = join(FRAMEWORKS_DIR, 'node_modules/node/bin/node');
 
-/** A directory can be made only once, so making it is a lock. One that is older was left by a process that died. */
+/** Creating this directory takes the lock. An older directory was left by a process that died. */
 const LOCK_DIR = join(FRAMEWORKS_DIR, '.installing');
 const STALE_LOCK_MS = 600_000;
 
-/** Installs the frameworks unless what is there is what the lock file says, and builds the client as it is published. */
+/** Installs the frameworks if the lock file is newer than the installation, and builds the client as it is published. */
 export async function prepareFrameworks(): Promise<void> {
   await withInstallLock(async () => {
     if (!(await isInstalled()))
@@ -27,7 +27,7 @@ export async function prepareFrameworks(): Promise<void> {
   });
 }
 
-/** npm writes its own copy of the lock file last. */
+/** npm writes `node_modules/.package-lock.json` last, so an older one means an incomplete installation. */
 async function isInstalled(): Promise<boolean> {
   const wanted = await stat(join(FRAMEWORKS_DIR, 'package-lock.json'));
   const found = await stat(join(FRAMEWORKS_DIR, 'node_modules/.package-lock.json')).catch(() => undefined);
@@ -36,11 +36,11 @@ async function isInstalled(): Promise<boolean> {
 
 async function withInstallLock(work: () => Promise<void>): Promise<void> {
   for (;;) {
-    const mine = await mkdir(LOCK_DIR).then(
+    const isLocked = await mkdir(LOCK_DIR).then(
       () => true,
       () => false,
     );
-    if (mine) break;
+    if (isLocked) break;
     const since = await stat(LOCK_DIR).catch(() => undefined);
     if (since !== undefined && Date.now() - since.mtimeMs > STALE_LOCK_MS)
       await rm(LOCK_DIR, { recursive: true, force: true });

@@ -9,15 +9,15 @@ import { type BrowserContext, type Page, chromium as playwright } from 'playwrig
  * and does not say when the copy is complete. So this unpacks into a directory of its own and then renames it.
  */
 async function unpackChromium(): Promise<string> {
-  const kept = resolve('node_modules/.cache/oncegate-browser');
-  const isThere = () =>
-    access(join(kept, 'chromium')).then(
+  const target = resolve('node_modules/.cache/oncegate-browser');
+  const isUnpacked = () =>
+    access(join(target, 'chromium')).then(
       () => true,
       () => false,
     );
-  if (!(await isThere())) {
-    await mkdir(join(kept, '..'), { recursive: true });
-    const fresh = await mkdtemp(`${kept}-`);
+  if (!(await isUnpacked())) {
+    await mkdir(join(target, '..'), { recursive: true });
+    const fresh = await mkdtemp(`${target}-`);
     const { TMPDIR } = process.env;
     process.env['TMPDIR'] = fresh;
     await chromium.executablePath().finally(() => {
@@ -25,9 +25,9 @@ async function unpackChromium(): Promise<string> {
       else process.env['TMPDIR'] = TMPDIR;
     });
     // Another test process may have been faster; its copy is as good.
-    await rename(fresh, kept).catch(() => rm(fresh, { recursive: true }));
+    await rename(fresh, target).catch(() => rm(fresh, { recursive: true }));
   }
-  return join(kept, 'chromium');
+  return join(target, 'chromium');
 }
 
 /** A real browser with its own profile, which records errors and requests. */

@@ -1,4 +1,4 @@
-import { AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
 
 export const APPROVER_KEY = 'test-approver-key';
 
@@ -36,12 +36,12 @@ tools:
     undo: { kind: irreversible }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.mail
       - allow: world.*
         approve: never
-${PEOPLE_YAML}  ada: { keys: ["sha256:${sha256Hex(APPROVER_KEY)}"], roles: [approver] }
+${PEOPLE_YAML}  ada: { ${keysYaml(APPROVER_KEY)}, roles: [approver] }
 `,
   };
 }

@@ -1,46 +1,27 @@
 import { readFileSync } from 'node:fs';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
+import { afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
 import { APPROVER_KEY, buildConsolePolicies } from './console-policies.ts';
+import { useConsole } from './use-console.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-let n = 0;
 let id = '';
 
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
-});
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, gateway, browser } = useConsole();
 beforeEach(() => {
-  n += 1;
-  id = `console-${n}`;
+  id = uniqueId('console');
 });
 afterEach(() => {
   expect(browser.complaints.splice(0)).toEqual([]);
   expect(browser.requestedUrls.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
 });
 
-const held = async (args: object) =>
+const holdCall = async (args: object) =>
   (await gateway.call('world.mail', args, { key: id, headers: { prefer: 'wait=0' } })).body.txn as string;
 const main = () => browser.page.getByRole('main');
 const heading = (name: string) => main().getByRole('heading', { level: 1, name, exact: true });
 
-async function sagaOf(...names: readonly string[]): Promise<string> {
+async function createSaga(...names: readonly string[]): Promise<string> {
   const headers = { 'content-type': 'application/json' };
   const body = JSON.stringify({ name: `saga ${id}` });
   const { saga } = (await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY, headers, body })).body;
@@ -115,7 +96,7 @@ describe('signing in', () => {
   });
 
   it('shows a viewer everything, and disables what would be refused', async () => {
-    const txn = await held({ id });
+    const txn = await holdCall({ id });
     await browser.signIn(gateway.url, VIEWER_KEY);
     await browser.openView(`#/approvals/${txn}`);
     const approve = main().getByRole('button', { name: 'Approve…' });
@@ -148,7 +129,7 @@ describe('a person', () => {
   it('approves a held call that arrived while the page was open, and sees it succeed', async () => {
     await browser.openView('#/approvals');
     await heading('Approvals').waitFor();
-    const txn = await held({ id, amount: 4200 });
+    const txn = await holdCall({ id, amount: 4200 });
     const card = main()
       .getByRole('article')
       .filter({ has: browser.page.locator(`a[title="${txn}"]`) });
@@ -166,7 +147,7 @@ describe('a person', () => {
   });
 
   it('sees why the gateway refuses a rejection', async () => {
-    const txn = await held({ id });
+    const txn = await holdCall({ id });
     await browser.openView(`#/approvals/${txn}`);
     await main().getByRole('button', { name: 'Reject…' }).click();
     // Another person decides first.
@@ -221,7 +202,7 @@ describe('a person', () => {
   });
 
   it('sees the plan of a rollback, rolls back, and sees each undo', async () => {
-    const saga = await sagaOf(`${id}-a`, `${id}-b`);
+    const saga = await createSaga(`${id}-a`, `${id}-b`);
     await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
     const dialog = browser.page.getByRole('dialog');
@@ -237,7 +218,7 @@ describe('a person', () => {
   });
 
   it('rolls back nothing that the plan did not show, and sees the new plan', async () => {
-    const saga = await sagaOf(`${id}-a`);
+    const saga = await createSaga(`${id}-a`);
     await browser.openView(`#/sagas/${saga}`);
     await main().getByRole('button', { name: 'Roll back…' }).click();
     const dialog = browser.page.getByRole('dialog');
@@ -302,9 +283,9 @@ describe('a person', () => {
     await main().getByText('202 held').waitFor();
     await main().getByRole('table', { name: 'Rules tried' }).getByText('yes').first().waitFor();
     // The page keeps the explanation when it is redrawn.
-    const drawn = browser.page.waitForResponse((response) => response.url().endsWith('/admin/policies'));
+    const redrawn = browser.page.waitForResponse((response) => response.url().endsWith('/admin/policies'));
     await gateway.admin('POST', '/admin/policies/reload');
-    await drawn;
+    await redrawn;
     await browser.page.evaluate('new Promise(requestAnimationFrame)');
     await main().getByText('202 held').waitFor();
   });

@@ -1,56 +1,30 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  startGateway,
-  VIEWER_KEY,
-  writePolicies,
-} from '../support/gateway.ts';
+import { ADMIN_KEY, AGENT_KEY, type Gateway, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { uniqueId } from '../support/unique-id.ts';
+import { startGatewayForTest, useReplicas } from '../support/use-gateway.ts';
 import { SseClient } from './sse.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-let n = 0;
 let id = '';
-const open: SseClient[] = [];
+const openClients: SseClient[] = [];
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas();
 afterEach(async () => {
-  for (const listener of open.splice(0)) await listener.close();
+  for (const listener of openClients.splice(0)) await listener.close();
 });
 beforeEach(() => {
-  n += 1;
-  id = `event-${n}`;
+  id = uniqueId('event');
 });
 
-async function listen(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<SseClient> {
+async function openStream(gateway: Gateway, key = VIEWER_KEY, after?: number): Promise<SseClient> {
   const listener = await SseClient.open(gateway, key, after);
-  open.push(listener);
+  openClients.push(listener);
   return listener;
 }
 
-const indexes = async (from: number, to: number) =>
+const readLogIndexes = async (from: number, to: number) =>
   (
     await database.query<{ index: string }>('select index from audit_log where index > $1 and index <= $2 order by 1', [
       from,
@@ -69,18 +43,10 @@ describe('GET /admin/events', () => {
   });
 
   it('does not count against limits.inflight', async () => {
-    const own = await createTestDatabase();
-    const config = 'limits: { inflight: 4 }\n';
-    const narrow = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: own.url, config });
-    try {
-      const streams = await Promise.all(Array.from({ length: 5 }, () => listen(narrow)));
-      expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
-      expect((await narrow.call('world.keyed', { id }, { key: id })).status).toBe(200);
-    } finally {
-      for (const listener of open.splice(0)) await listener.close();
-      await narrow.dispose();
-      await own.drop();
-    }
+    const { gateway: narrow } = await startGatewayForTest({ upstream, config: 'limits: { inflight: 4 }\n' });
+    const streams = await Promise.all(Array.from({ length: 5 }, () => openStream(narrow)));
+    expect(streams.map(({ status }) => status)).toEqual([200, 200, 200, 200, 200]);
+    expect((await narrow.call('world.keyed', { id }, { key: id })).status).toBe(200);
   });
 
   it('frees the slots of queued streams whose connection is gone', async () => {
@@ -90,8 +56,8 @@ describe('GET /admin/events', () => {
     const socket = connect({ host: '127.0.0.1', port: one.port });
     socket.write(ask(`/v1/calls/${held.body.txn}?wait=50`, AGENT_KEY) + ask('/admin/events', VIEWER_KEY).repeat(32));
     const status = async () => {
-      const { status } = await listen(one);
-      for (const listener of open.splice(0)) await listener.close();
+      const { status } = await openStream(one);
+      for (const listener of openClients.splice(0)) await listener.close();
       return status;
     };
     await expect.poll(status, { timeout: 10_000 }).toBe(429);
@@ -110,7 +76,7 @@ describe('GET /admin/events', () => {
   });
 
   it('sends events of other replicas, without arguments and results', async () => {
-    const listener = await listen(one);
+    const listener = await openStream(one);
     const done = await two.call('world.keyed', { id }, { key: id });
     const event = await listener.waitForEvent(({ data }) => data.txn === done.body.txn && data.state === 'succeeded');
     expect(event).toMatchObject({
@@ -124,7 +90,7 @@ describe('GET /admin/events', () => {
   });
 
   it('names approvals, freezes, breakers, refusals and sagas, without reasons', async () => {
-    const listener = await listen(one);
+    const listener = await openStream(one);
     const held = await two.call('world.held', { id }, { key: id, headers: { prefer: 'wait=0' } });
     const { txn } = held.body;
     const reason = `because of ${id}`;
@@ -159,7 +125,7 @@ describe('GET /admin/events', () => {
   });
 
   it('resumes on any replica: each entry once, in order, without a gap', async () => {
-    const first = await listen(one);
+    const first = await openStream(one);
     const before = await one.call('world.keyed', { id: `${id}-a` }, { key: `${id}-a` });
     const last = await first.waitForEvent(({ data }) => data.txn === before.body.txn && data.state === 'succeeded');
     await first.close();
@@ -168,35 +134,37 @@ describe('GET /admin/events', () => {
         (i % 2 === 0 ? one : two).call('world.keyed', { id: `${id}-${i}` }, { key: `${id}-${i}` }),
       ),
     );
-    const second = await listen(two, VIEWER_KEY, last.id);
+    const second = await openStream(two, VIEWER_KEY, last.id);
     const after = await one.call('world.keyed', { id: `${id}-z` }, { key: `${id}-z` });
     const end = await second.waitForEvent(({ data }) => data.txn === after.body.txn && data.state === 'succeeded');
     const ids = second.ids.filter((index) => index <= (end.id ?? 0));
-    expect(ids).toEqual(await indexes(last.id ?? 0, end.id ?? 0));
+    expect(ids).toEqual(await readLogIndexes(last.id ?? 0, end.id ?? 0));
     expect(ids.length).toBeGreaterThan(60);
   });
 
   it('sends each entry once while it catches up under load', async () => {
-    const from = (await indexes(-1, 1e15)).length;
+    const logSize = (await readLogIndexes(-1, 1e15)).length;
     let isOver = false;
     const busy = (async () => {
       for (let i = 0; !isOver; i += 1) await two.call('world.read', { id: `${id}-${i}` });
     })();
     const listeners = await Promise.all(
-      Array.from({ length: 8 }, (_, i) => listen(one, VIEWER_KEY, Math.max(0, from - 1 - i))),
+      Array.from({ length: 8 }, (_, i) => openStream(one, VIEWER_KEY, Math.max(0, logSize - 1 - i))),
     );
-    const ends = await Promise.all(listeners.map((each) => each.waitForEvent((event) => (event.id ?? 0) > from + 60)));
+    const ends = await Promise.all(
+      listeners.map((each) => each.waitForEvent((event) => (event.id ?? 0) > logSize + 60)),
+    );
     isOver = true;
     await busy;
     for (const [i, each] of listeners.entries()) {
       const end = ends[i]?.id ?? 0;
-      expect(each.ids.filter((index) => index <= end)).toEqual(await indexes(Math.max(0, from - 1 - i), end));
+      expect(each.ids.filter((index) => index <= end)).toEqual(await readLogIndexes(Math.max(0, logSize - 1 - i), end));
       await each.close();
     }
   });
 
   it('sends a gap for an unknown id, and to a client too far behind', async () => {
-    const listener = await listen(one, VIEWER_KEY, 999_999_999);
+    const listener = await openStream(one, VIEWER_KEY, 999_999_999);
     const { id: at, data } = await listener.waitForEvent(({ name }) => name === 'gap');
     expect(data.from).toBe(1_000_000_000);
     expect(at).toBe(data.to - 1);
@@ -205,23 +173,23 @@ describe('GET /admin/events', () => {
   });
 
   it('limits the open streams of one person', async () => {
-    const listeners = await Promise.all(Array.from({ length: 32 }, () => listen(two, VIEWER_KEY)));
+    const listeners = await Promise.all(Array.from({ length: 32 }, () => openStream(two, VIEWER_KEY)));
     expect(listeners.map(({ status }) => status)).toEqual(Array.from({ length: 32 }, () => 200));
     const refused = await two.get('/admin/events', VIEWER_KEY);
     expect(refused.body).toMatchObject({ status: 429, code: 'rate_limited' });
     expect(refused.headers.get('retry-after')).toBe('5');
-    const other = await listen(two, ADMIN_KEY);
+    const other = await openStream(two, ADMIN_KEY);
     expect(other.status).toBe(200);
     for (const listener of [...listeners, other]) await listener.close();
-    let again = await listen(two, VIEWER_KEY);
-    while (again.status !== 200) again = await listen(two, VIEWER_KEY);
+    let again = await openStream(two, VIEWER_KEY);
+    while (again.status !== 200) again = await openStream(two, VIEWER_KEY);
   });
 
   it('ends for a person who was removed from the policies, and for nobody else', async () => {
-    const [watcher, admin] = [await listen(one), await listen(one, ADMIN_KEY)];
+    const [watcher, admin] = [await openStream(one), await openStream(one, ADMIN_KEY)];
     const policies = buildFaultPolicies(upstream.url);
-    const without = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');
-    await writePolicies(one, { 'faults.yaml': without });
+    const withoutWatcher = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');
+    await writePolicies(one, { 'faults.yaml': withoutWatcher });
     expect((await one.admin('POST', '/admin/policies/reload')).status).toBe(200);
     await watcher.waitForEnd();
     expect(watcher.events.at(-1)).toMatchObject({ name: 'bye', data: { status: 401, code: 'unauthenticated' } });
@@ -229,7 +197,7 @@ describe('GET /admin/events', () => {
     await admin.waitForEvent(({ name, data }) => name === 'call' && data.state === 'succeeded');
     await writePolicies(one, policies);
     await one.admin('POST', '/admin/policies/reload');
-    expect((await listen(one)).status).toBe(200);
+    expect((await openStream(one)).status).toBe(200);
   });
 
   it('cuts off a client that does not read, and serves the others', async () => {
@@ -237,7 +205,7 @@ describe('GET /admin/events', () => {
     await once(socket, 'connect');
     socket.pause();
     socket.write(`GET /admin/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ${VIEWER_KEY}\r\n\r\n`);
-    const listener = await listen(one);
+    const listener = await openStream(one);
     const long = 'x'.repeat(250);
     const entry = JSON.stringify({
       agent: long,
@@ -259,17 +227,17 @@ describe('GET /admin/events', () => {
     await listener.waitForEvent((event) => event.name === 'checkpoint' && event.data.size >= size);
     await one.call('world.keyed', { id }, { key: id });
     const last = await listener.waitForEvent(({ name, data }) => name === 'call' && data.state === 'succeeded');
-    expect(listener.ids).toEqual(await indexes((listener.ids[0] ?? 0) - 1, listener.ids.at(-1) ?? 0));
+    expect(listener.ids).toEqual(await readLogIndexes((listener.ids[0] ?? 0) - 1, listener.ids.at(-1) ?? 0));
     socket.resume();
     await closed;
     expect(last.id).toBeGreaterThan(size);
     // By now a client that starts at index 0 is too far behind.
-    const late = await listen(two, VIEWER_KEY, 0);
+    const late = await openStream(two, VIEWER_KEY, 0);
     await late.waitForEvent(({ name, data }) => name === 'gap' && data.from === 1);
   });
 
   it('ends with a bye when the gateway stops, without delaying it', async () => {
-    const listener = await listen(two);
+    const listener = await openStream(two);
     // Browsers open spare connections in advance.
     const unused = connect(two.port, '127.0.0.1');
     await once(unused, 'connect');

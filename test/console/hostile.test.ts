@@ -1,38 +1,21 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { beforeAll, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY } from '../support/gateway.ts';
 import { findLowContrast, READ_COLOURS } from './contrast.ts';
+import { useConsole } from './use-console.ts';
 
 const EVIL = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\${alert(1)}"><b>`;
 const LONG = 'w'.repeat(300);
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
 /** The address of every view, each with hostile text in it. */
 const views = new Map<string, string>();
 
+const { upstream, gateway, browser } = useConsole();
 beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
   await fillWithEvil();
   await browser.signIn(gateway.url, ADMIN_KEY);
 });
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
 
-async function agent(path: string, body: object) {
+async function postAsAgent(path: string, body: object) {
   const headers = { 'content-type': 'application/json' };
   return (await gateway.request('POST', path, { key: AGENT_KEY, headers, body: JSON.stringify(body) })).body;
 }
@@ -40,17 +23,17 @@ async function agent(path: string, body: object) {
 /** Puts hostile text into every field that an outsider can fill. */
 async function fillWithEvil(): Promise<void> {
   const args = { id: 'e', [EVIL]: EVIL, long: LONG, deep: [{ [EVIL]: [EVIL] }] };
-  const { saga } = await agent('/v1/sagas', { name: EVIL });
+  const { saga } = await postAsAgent('/v1/sagas', { name: EVIL });
   const inSaga = { 'oncegate-saga': saga };
   const charged = await gateway.call('world.charge', args, {
     key: EVIL.replaceAll(/[^!-~]|["\\]/g, ''),
     headers: inSaga,
   });
   expect(charged.body).toMatchObject({ state: 'succeeded' });
-  await agent(`/v1/sagas/${saga}/savepoints`, { name: 'here' });
+  await postAsAgent(`/v1/sagas/${saga}/savepoints`, { name: 'here' });
   const noted = await gateway.call('world.note', { ...args, id: 'final' }, { key: 'note', headers: inSaga });
   expect(noted.body).toMatchObject({ state: 'succeeded' });
-  await agent(`/v1/sagas/${saga}/rollback?wait=10`, { reason: `${EVIL} ${LONG}` });
+  await postAsAgent(`/v1/sagas/${saga}/rollback?wait=10`, { reason: `${EVIL} ${LONG}` });
   const parked = await gateway.admin('GET', `/admin/sagas/${saga}`);
   expect(parked.body.state).toBe('parked');
   const held = await gateway.call('world.mail', args, { key: 'held', headers: { prefer: 'wait=0' } });
@@ -86,12 +69,12 @@ async function fillWithEvil(): Promise<void> {
 }
 
 /** Resolves when the last change is on the screen. */
-async function nextFrames(): Promise<void> {
+async function awaitFrames(): Promise<void> {
   for (let i = 0; i < 3; i += 1) await browser.page.evaluate('new Promise(requestAnimationFrame).then(() => 0)');
 }
 
 /** Resolves when the view is drawn. */
-async function visit(name: string): Promise<void> {
+async function openAndAwait(name: string): Promise<void> {
   await browser.openView('#/policies');
   await browser.page.getByRole('button', { name: 'Explain' }).waitFor();
   await browser.openView(views.get(name) ?? '');
@@ -114,7 +97,7 @@ describe('untrusted text', () => {
     'filtered',
     'nowhere',
   ])('stays text in %s, and fits at any width', async (name) => {
-    await visit(name);
+    await openAndAwait(name);
     const found = await browser.page.evaluate(
       `({ images: document.querySelectorAll('img, iframe, object, script:not([src]), main b b').length, pwned: window.pwned })`,
     );
@@ -129,7 +112,7 @@ describe('untrusted text', () => {
   });
 
   it.each(['overview', 'call', 'approval', 'sagas', 'saga', 'controls'])('is shown literally in %s', async (name) => {
-    await visit(name);
+    await openAndAwait(name);
     await browser.page.getByRole('main').getByText('<img src=x onerror').first().waitFor();
   });
 
@@ -148,7 +131,7 @@ describe('untrusted text', () => {
     expect(text).toContain('"note": "\\u2028\\u0085\\u00AD"');
     expect(await shown.locator('.hidden-character').count()).toBe(6);
 
-    const { saga } = await agent('/v1/sagas', { name: `Payout\u202E` });
+    const { saga } = await postAsAgent('/v1/sagas', { name: `Payout\u202E` });
     await browser.openView('#/sagas');
     const row = browser.page.locator(`tr[data-key="${saga}"]`);
     await row.waitFor();
@@ -166,7 +149,7 @@ describe('contrast', () => {
   it.each(['light', 'dark'] as const)('is at least 4.5 for all text, %s', async (colorScheme) => {
     await browser.page.emulateMedia({ colorScheme });
     for (const name of ['overview', 'call', 'approvals', 'saga', 'controls', 'policies', 'log']) {
-      await visit(name);
+      await openAndAwait(name);
       expect(findLowContrast((await browser.page.evaluate(READ_COLOURS)) as never), name).toEqual([]);
     }
   });
@@ -176,13 +159,13 @@ describe('when an event arrives', () => {
   it.each(['overview', 'calls', 'approvals'])('nothing moves in %s', async (name) => {
     await gateway.admin('POST', '/admin/agents/tester/unfreeze', { reason: 'on' });
     await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'on' });
-    await visit(name);
+    await openAndAwait(name);
     await browser.page.getByText('live').waitFor();
     // Wait until the page is redrawn after an event, so that only later changes are recorded.
-    const drawn = name === 'approvals' ? undefined : browser.page.waitForResponse(/\/admin\/(?:stats|calls)/);
+    const redrawn = name === 'approvals' ? undefined : browser.page.waitForResponse(/\/admin\/(?:stats|calls)/);
     await gateway.call('world.charge', { id: `before-${name}` }, { key: `before-${name}` });
-    await drawn;
-    await nextFrames();
+    await redrawn;
+    await awaitFrames();
     await browser.page.evaluate(`
       window.moved = [];
       new PerformanceObserver((list) => {
@@ -204,7 +187,7 @@ describe('when an event arrives', () => {
       .locator(shown ?? '')
       .first()
       .waitFor();
-    await nextFrames();
+    await awaitFrames();
     expect(await browser.page.evaluate('window.moved')).toEqual([]);
   });
 });

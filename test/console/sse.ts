@@ -18,15 +18,15 @@ export class SseClient {
   #reading: Promise<void> = Promise.resolve();
 
   static async open(gateway: Gateway, key: string, after?: number): Promise<SseClient> {
-    const listener = new SseClient();
+    const client = new SseClient();
     const response = await fetch(`${gateway.url}/admin/events`, {
       headers: { authorization: `Bearer ${key}`, ...(after === undefined ? {} : { 'last-event-id': String(after) }) },
-      signal: listener.#stop.signal,
+      signal: client.#stop.signal,
     });
-    listener.status = response.status;
-    listener.#reading = listener.#read(response);
-    if (response.status !== 200) await listener.#reading;
-    return listener;
+    client.status = response.status;
+    client.#reading = client.#read(response);
+    if (response.status !== 200) await client.#reading;
+    return client;
   }
 
   /** Resolves with the first event that satisfies the condition, past or future. */
@@ -39,9 +39,9 @@ export class SseClient {
     await this.#waitFor(() => this.events[count - 1]);
   }
 
-  async #waitFor(look: () => ReceivedEvent | undefined): Promise<ReceivedEvent> {
-    for (const from = performance.now(); performance.now() - from < 20_000; await sleep(20)) {
-      const found = look();
+  async #waitFor(find: () => ReceivedEvent | undefined): Promise<ReceivedEvent> {
+    for (const startedAt = performance.now(); performance.now() - startedAt < 20_000; await sleep(20)) {
+      const found = find();
       if (found !== undefined) return found;
       if (this.isOver) break;
     }

@@ -1,42 +1,16 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
-import {
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  type Reply,
-  startGateway,
-  VIEWER_KEY,
-  writePolicies,
-} from '../support/gateway.ts';
+import { AGENT_KEY, type Reply, VIEWER_KEY, writePolicies } from '../support/gateway.ts';
+import { useReplicas } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas();
 
 /** Polls until the statistics satisfy the condition; they are up to a second old. */
-async function statsWhen(condition: (stats: Reply['body']) => boolean, gateway = one): Promise<Reply['body']> {
-  for (const from = performance.now(); ; ) {
+async function waitForStats(condition: (stats: Reply['body']) => boolean, gateway = one): Promise<Reply['body']> {
+  for (const startedAt = performance.now(); ; ) {
     const { status, body } = await gateway.get('/admin/stats', VIEWER_KEY);
     if (status === 200 && condition(body)) return body;
-    if (performance.now() - from > 15_000)
+    if (performance.now() - startedAt > 15_000)
       throw new Error(`The statistics did not satisfy the condition: ${JSON.stringify(body)}`);
   }
 }
@@ -60,7 +34,7 @@ describe('GET /admin/stats', () => {
       body: '{}',
     });
     for (const gateway of [one, two]) {
-      const stats = await statsWhen(({ open, sagas }) => open.held === 1 && sagas.open.count === 1, gateway);
+      const stats = await waitForStats(({ open, sagas }) => open.held === 1 && sagas.open.count === 1, gateway);
       const states = { succeeded: 3, in_doubt: 1, held: 1 };
       expect(stats.calls.minute).toEqual({ count: 5, more: false, states });
       expect(stats.calls.day).toEqual(stats.calls.minute);
@@ -82,7 +56,7 @@ describe('GET /admin/stats', () => {
     await writePolicies(one, { ...policies, 'bad.yaml': 'tools: { x: { colour: red } }\n' });
     const refused = await one.admin('POST', '/admin/policies/reload');
     expect(refused.status).toBe(409);
-    const stats = await statsWhen(({ frozen, log }) => frozen.length === 1 && log.size > 0);
+    const stats = await waitForStats(({ frozen, log }) => frozen.length === 1 && log.size > 0);
     expect(stats.frozen).toMatchObject([{ scope: 'tool:world.put', by: 'root', reason: 'broken' }]);
     expect(stats.breakers).toEqual([{ upstream: 'world', state: 'open', by: 'root', reason: 'sick' }]);
     expect(stats.policies.refused).toEqual(refused.body.faults);
@@ -123,7 +97,7 @@ describe('GET /admin/stats', () => {
       select gen_random_uuid(), 'tester', 'world.keyed', 'key', sha256('x'), 'key', 'succeeded', 'v', now() - i * interval '2 ms', now(), 'answer', 1
       from generate_series(1, 30000) i`);
     await database.query('analyze calls');
-    const stats = await statsWhen(({ calls }) => calls.counted > 9_000);
+    const stats = await waitForStats(({ calls }) => calls.counted > 9_000);
     expect(stats.calls).toMatchObject({
       counted: 10_000,
       minute: { more: true },

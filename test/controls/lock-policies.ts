@@ -1,5 +1,5 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 
 /** Two tools of one upstream may not have the same request, so each tool has its own upstream at the same URL. */
 const UPSTREAM_NAMES = [
@@ -52,7 +52,7 @@ ${keyed('pin', '[{ key: "card/${args.card}", for: run }]')}
 ${keyed('approved', '["card/${args.card}"]')}
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.approved
         approve: {}
@@ -61,7 +61,7 @@ agents:
       - allow: world.*
         approve: never
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.*
         approve: never

@@ -281,7 +281,7 @@ describe('many locks of one call', () => {
     expect(await database.query('select 1 from locks limit 1')).toEqual([]);
     const refused = await one.call('world.many', { id: 'more', cards: [...cards, 'one more'] });
     expect(refused.status).toBe(400);
-    expect(refused.body.detail).toContain('more than 10000');
+    expect(refused.body.detail).toContain('at most 10000 locks');
   });
 });
 

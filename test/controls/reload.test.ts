@@ -93,7 +93,7 @@ describe('a refused policy change', () => {
     expect(ready.status).toBe(200);
     expect(ready.body.policyVersion).toBe(before);
     expect(ready.body.warnings[0]).toContain('rulez');
-    await expect.poll(() => gateway.output, { timeout: 5_000 }).toContain('policy change refused');
+    await expect.poll(() => gateway.output, { timeout: 5_000 }).toContain('The policy change was refused');
     await sendAndReadCredential();
     await writePolicies(gateway, { 'reload.yaml': policies('Another thing.') });
     await expect.poll(readMetrics, { timeout: 10_000 }).toMatch(/^oncegate_policy_reload_failed 0$/m);

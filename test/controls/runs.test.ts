@@ -53,11 +53,11 @@ describe('taking a run', () => {
   });
 
   it.each([
-    [{}, '"name" is missing'],
+    [{}, 'name is required.'],
     [{ name: '' }, 'name'],
     [{ name: 'x'.repeat(129) }, 'name'],
     [{ name: 'a\0b' }, 'NUL'],
-    [{ name: 'a', ttl: 'soon' }, 'ttl: "soon" is not a duration: write 500ms'],
+    [{ name: 'a', ttl: 'soon' }, 'ttl must be a duration such as 500ms'],
     [{ name: 'a', ttl: 0 }, 'ttl'],
     [{ name: 'a', ttl: '9999d' }, 'ttl'],
     [{ name: 'a', surplus: 1 }, 'surplus'],

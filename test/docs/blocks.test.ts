@@ -13,7 +13,7 @@ import { listShapeFaults } from './json-shape.ts';
 import { completePolicy, fillEnv, findTestedPolicy } from './policies.ts';
 import { type ReaderKeys, runShellBlocks } from './shell.ts';
 
-/** What may stand after the language of a block; the empty mark is none. `status=N`: its requests are answered so. */
+/** The marks that may follow the language of a block; the mark may be empty. `status=N` is the status that its requests must get. */
 const MARKS: Readonly<Record<string, RegExp>> = {
   sh: /^(manual|status=\d{3})?$/,
   yaml: /^(config|test|part=.+)?$/,
@@ -129,14 +129,14 @@ describe('the YAML of README.md and docs/', () => {
 
   it('includes policy tests that fail when their history is misspelled', () => {
     const block = select('yaml', /^test$/).find(({ page }) => page.endsWith('history-and-taint.md'));
-    if (block === undefined) throw new Error('There are no policy tests with a history any more.');
+    if (block === undefined) throw new Error('history-and-taint.md has no block of policy tests.');
     const tests = block.text.replaceAll('{ tool: store.refund', '{ tool: store.refnd');
     const loaded = compilePolicyText({ 'p.yaml': findTestedPolicy(block, blocks), 'p_test.yaml': tests });
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
     expect(loaded.warnings).toEqual([]);
     const faults = runPolicyTests(loaded.policies, loaded.tests).flatMap((result) => result.faults);
-    expect(faults).toContain('there is no tool "store.refnd" in history');
-    expect(faults.join()).toContain('expected hold, got allow');
+    expect(faults).toContain('history names a tool that does not exist: "store.refnd". Did you mean "store.refund"?');
+    expect(faults.join()).toContain('Expected hold, got allow');
   });
 
   it.each(withPlace(select('yaml', /^config$/)))('%s is a configuration', async (_place, { text }) => {
@@ -147,7 +147,7 @@ describe('the YAML of README.md and docs/', () => {
   });
 });
 
-/** All pages share one gateway, as they do for a reader who goes from page to page. */
+/** All pages share one gateway, as for a reader who goes from page to page. */
 describe('the shell blocks of README.md and docs/', () => {
   let database: TestDatabase;
   let gateway: Gateway;
@@ -173,8 +173,8 @@ describe('the shell blocks of README.md and docs/', () => {
     );
     for (const { block, stdout, stderr, statuses } of results) {
       const expected = /^status=(\d+)$/.exec(block.mark)?.[1];
-      const surprises = statuses.filter((status) => (expected ? status !== Number(expected) : status >= 400));
-      expect(surprises, `${placeOf(block)}\n${stdout}\n${stderr}`).toEqual([]);
+      const unexpected = statuses.filter((status) => (expected ? status !== Number(expected) : status >= 400));
+      expect(unexpected, `${placeOf(block)}\n${stdout}\n${stderr}`).toEqual([]);
       const answer = findAnswer(block);
       if (answer !== undefined)
         expect(listShapeFaults(parseLastJson(stdout), JSON.parse(answer.text)), placeOf(answer)).toEqual([]);
@@ -182,7 +182,7 @@ describe('the shell blocks of README.md and docs/', () => {
   });
 });
 
-/** The JSON block that shows what a shell block answers: the next block of the page, under the same heading. */
+/** Finds the documented answer of a shell block: a JSON block that follows it under the same heading. */
 function findAnswer(block: Block): Block | undefined {
   const next = blocks[blocks.indexOf(block) + 1];
   const isAnswer = next?.language === 'json' && next.page === block.page && next.heading === block.heading;

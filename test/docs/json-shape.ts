@@ -1,4 +1,4 @@
-/** Where a JSON value lacks a member of the documented one, or has another type. The documented value may be shortened. */
+/** Lists members that the documented value has and the actual value lacks, or that differ in type. The documented value may be shortened. */
 export function listShapeFaults(actual: unknown, documented: unknown, path = '$'): string[] {
   if (typeOf(actual) !== typeOf(documented)) return [`${path} is ${typeOf(actual)}, not ${typeOf(documented)}`];
   if (Array.isArray(actual) && Array.isArray(documented))

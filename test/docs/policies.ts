@@ -6,9 +6,9 @@ import { type Block, placeOf } from './blocks.ts';
 type Section = Record<string, Record<string, unknown>>;
 type PolicyFile = Record<string, Section>;
 
-const HOLDER_OF_RULE = 'reader';
+const RULE_AGENT = 'reader';
 
-/** A variable for each `${env.NAME}`, so that a block loads without the credentials of its services. */
+/** Builds a variable for each `${env.NAME}`, so that a block loads without the credentials of its services. */
 export function fillEnv(text: string): Record<string, string> {
   const names = [...text.matchAll(/\$\{env\.(\w+)\}/g)].map(([, name = '']) => name);
   return Object.fromEntries(
@@ -28,8 +28,8 @@ export async function completePolicy(block: Block, blocks: readonly Block[]): Pr
   const [, section = '', name = ''] = /^part=(\w+)(?:\.(.+))?$/.exec(block.mark) ?? [];
   const part = parse(block.text) as Record<string, unknown>;
   if (section === 'rule') {
-    const agent = { keys: [`sha256:${sha256Hex(HOLDER_OF_RULE)}`], rules: [part] };
-    return stringify({ ...policy, agents: { ...policy['agents'], [HOLDER_OF_RULE]: agent } });
+    const agent = { keys: [`sha256:${sha256Hex(RULE_AGENT)}`], rules: [part] };
+    return stringify({ ...policy, agents: { ...policy['agents'], [RULE_AGENT]: agent } });
   }
   if (name === '')
     throw new Error(`${placeOf(block)}: "${block.mark}" does not say which declaration this is part of.`);
@@ -42,6 +42,6 @@ export function findTestedPolicy(block: Block, blocks: readonly Block[]): string
   const policy = blocks.findLast(
     ({ page, line, language, mark }) => page === block.page && line < block.line && language === 'yaml' && mark === '',
   );
-  if (policy === undefined) throw new Error(`${placeOf(block)}: No policy stands before these tests.`);
+  if (policy === undefined) throw new Error(`${placeOf(block)}: The page has no policy before these tests.`);
   return policy.text;
 }

@@ -5,7 +5,7 @@ import { join, resolve } from 'node:path';
 import { findFreePort, type Gateway } from '../support/gateway.ts';
 import { type Block, placeOf } from './blocks.ts';
 
-/** What a reader has set before pasting a block. */
+/** The keys that a reader has set before pasting a block. */
 export interface ReaderKeys {
   readonly agentKey: string;
   readonly adminKey: string;
@@ -57,7 +57,7 @@ export async function runShellBlocks(
   return results;
 }
 
-/** The pages name the default port of the gateway, and a fixed one for a service of the reader's own. */
+/** Replaces the ports that the pages name: the default port of the gateway and the fixed port of an example service. */
 function writeScript(blocks: readonly Block[], gateway: Gateway, servicePort: number): string {
   const texts = blocks.map(({ text }, index) => {
     const marks = `printf '\\n${BLOCK_MARK} ${index}\\n'; printf '\\n${BLOCK_MARK} ${index}\\n' >&2`;
@@ -90,7 +90,7 @@ function splitByBlock(blocks: readonly Block[], output: { stdout: string; stderr
   });
 }
 
-/** `npx oncegate` of a clone, which asks the test's gateway instead of the one on the default port. */
+/** Writes an `npx` whose `oncegate` talks to the gateway of the test instead of the default port. */
 async function writeShims(gateway: Gateway): Promise<string> {
   const directory = join(gateway.home, 'shims');
   const npx = join(directory, 'npx');
@@ -108,11 +108,11 @@ exec '${process.execPath}' '${resolve('bin/oncegate.js')}' "$@"
   return directory;
 }
 
-/** A page that failed half-way leaves its background service running. */
+/** Kills the background services of a page, which keep running if a block fails. */
 function endProcessGroup(pid: number | undefined): void {
   try {
     if (pid !== undefined) process.kill(-pid, 'SIGKILL');
   } catch {
-    // Nothing of the page is running any more.
+    // No process of the page is running.
   }
 }

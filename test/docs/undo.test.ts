@@ -11,7 +11,7 @@ const texts = (await readBlocks(PAGE))
   .map(({ text }) => text);
 const findTool = (yaml: string) => /^ {2}(\S+):\n {4}upstream:/m.exec(yaml)?.[1] ?? 'no tool';
 
-it(`${PAGE} has a policy for each service it speaks of`, () => {
+it(`${PAGE} has a policy for each service that it describes`, () => {
   expect(texts.map(findTool)).toEqual([
     'settings.set',
     'reports.refresh',
@@ -33,7 +33,7 @@ interface Case {
 const issue = { owner: 'acme', repo: 'shop', title: 'Move Ann (R-7)' };
 const gist = { gist: 'abc', content: 'new' };
 const record = { domain: 'example.com', name: 'www', type: 'A', ttl: 3600, records: ['192.0.2.2'] };
-const where = { domain: 'example.com', name: 'www', type: 'A' };
+const recordName = { domain: 'example.com', name: 'www', type: 'A' };
 
 /** All policies of the page load side by side. */
 describe(`the undos of ${PAGE}`, () => {
@@ -71,10 +71,10 @@ describe(`the undos of ${PAGE}`, () => {
       {
         args: record,
         before: { ttl: 7200, records: ['192.0.2.1'] },
-        undo: { ...where, ttl: 7200, records: ['192.0.2.1'] },
+        undo: { ...recordName, ttl: 7200, records: ['192.0.2.1'] },
       },
     ],
-    ['dns.set', { args: record, before: null, undo: { ...where, ttl: 3600, records: [] } }],
+    ['dns.set', { args: record, before: null, undo: { ...recordName, ttl: 3600, records: [] } }],
     [
       'settings.set',
       { args: { name: 'a', value: 'new' }, before: { value: 'old' }, undo: { name: 'a', value: 'old' } },
@@ -102,14 +102,14 @@ describe(`the undos of ${PAGE}`, () => {
     ['dns.set', record, null, false],
     ['settings.set', { name: 'a', value: 'v' }, { value: 'v' }, true],
     ['settings.set', { name: 'a', value: 'v' }, null, false],
-  ])('%s knows whether %j is satisfied by %j', (name, args, observed, satisfied) => {
+  ])('%s with %j, after observing %j: satisfied %s', (name, args, observed, satisfied) => {
     expect(policies.tools.get(name)?.observe?.satisfied({ args, observed })).toBe(satisfied);
   });
 
-  it('a restored gist has its old file, or none', () => {
+  it('restoring a gist writes the old file, or deletes a file that did not exist', () => {
     const body = policies.tools.get('runbook.restore')?.request?.body;
-    const bodyOf = (content: string | null) => body?.({ args: { gist: 'abc', content }, agent: 'bot' });
-    expect(bodyOf('old')).toEqual({ files: { 'runbook.md': { content: 'old' } } });
-    expect(bodyOf(null)).toEqual({ files: { 'runbook.md': null } });
+    const buildBody = (content: string | null) => body?.({ args: { gist: 'abc', content }, agent: 'bot' });
+    expect(buildBody('old')).toEqual({ files: { 'runbook.md': { content: 'old' } } });
+    expect(buildBody(null)).toEqual({ files: { 'runbook.md': null } });
   });
 });

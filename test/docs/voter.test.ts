@@ -27,12 +27,12 @@ describe(`the voter of ${PAGE}`, () => {
     [[1], SECRET, { verdict: 'approve', reason: '' }],
     [Array.from({ length: 11 }, (_, i) => i), SECRET, { verdict: 'deny', reason: 'too many at once' }],
     [[1], 'another-secret-of-some-length', { verdict: 'abstain', reason: 'it answered 403, not 200' }],
-  ])('votes', async (ids, secret, said) => {
+  ])('answers the ids %j, signed with %s, with %j', async (ids, secret, expected) => {
     const voter = { name: 'reviewer', url, secret, allowPrivate: true, withinMs: 10_000 };
     const { vote } = await requestVote(voter, {
       digest: 'd'.repeat(64),
       body: JSON.stringify({ digest: 'd'.repeat(64), args: { ids } }),
     });
-    expect(vote).toEqual({ voter: 'reviewer', ...said });
+    expect(vote).toEqual({ voter: 'reviewer', ...expected });
   });
 });

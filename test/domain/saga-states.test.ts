@@ -1,6 +1,6 @@
 import { randomBytes, randomUUID } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { CALL_STATES, CALL_TRANSITIONS } from '../../gateway/domain/calls/call-state.ts';
 import {
   SAGA_STATES,
@@ -10,16 +10,9 @@ import {
   UNDO_TRANSITIONS,
   type UndoState,
 } from '../../gateway/domain/sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useDatabase } from '../support/use-gateway.ts';
 
-let database: TestDatabase;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-});
-afterAll(async () => {
-  await database?.drop();
-});
+const database = useDatabase();
 
 const pairsOf = <T>(states: readonly T[]) => states.flatMap((from) => states.map((to) => [from, to] as const));
 const endedAt = (state: SagaState) =>

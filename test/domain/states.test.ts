@@ -1,16 +1,9 @@
 import { randomBytes, randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { CALL_STATES, CALL_TRANSITIONS, type CallState, isFinalState } from '../../gateway/domain/calls/call-state.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useDatabase } from '../support/use-gateway.ts';
 
-let database: TestDatabase;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-});
-afterAll(async () => {
-  await database?.drop();
-});
+const database = useDatabase();
 
 /** Columns that let a row stand in a state as far as its CHECKs go: what is left to refuse a move is the trigger. */
 function columns(state: CallState) {

@@ -1,30 +1,9 @@
 import { readdir, readFile } from 'node:fs/promises';
-import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildFaultPolicies } from '../support/fault-policies.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { describe, expect, it } from 'vitest';
+import { pollUntil } from '../support/poll.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await makeGateway({
-    policies: buildFaultPolicies(upstream.url),
-    databaseUrl: database.url,
-    env: { ONCEGATE_WORKERS: '2' },
-  });
-  await gateway.start();
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway } = useGateway({ env: { ONCEGATE_WORKERS: '2' } });
 
 /** The children of a process. */
 async function childrenOf(pid: number): Promise<number[]> {
@@ -35,15 +14,6 @@ async function childrenOf(pid: number): Promise<number[]> {
     if (Number(parent) === pid && state !== 'Z') found.push(Number(entry));
   }
   return found.sort();
-}
-
-async function until<T>(look: () => Promise<T>, isIt: (value: T) => boolean): Promise<T> {
-  for (const end = performance.now() + 20_000; ; await sleep(25)) {
-    const value = await look();
-    if (isIt(value)) return value;
-    if (performance.now() > end)
-      throw new Error(`it did not come to that: ${JSON.stringify(value)}\n${gateway.output}`);
-  }
 }
 
 describe('worker processes behind one port', () => {
@@ -76,7 +46,7 @@ describe('worker processes behind one port', () => {
     await upstream.awaitEvent('w-2 applied');
     for (const pid of before) process.kill(pid, 'SIGKILL');
     await lost;
-    const after = await until(
+    const after = await pollUntil(
       () => childrenOf(gateway.pid),
       (pids) => pids.length === 2 && !pids.some((pid) => before.includes(pid)),
     );
@@ -91,7 +61,7 @@ describe('worker processes behind one port', () => {
     const workers = await childrenOf(gateway.pid);
     await gateway.kill();
     const alive = async () => (await Promise.all(workers.map((pid) => childOf(pid)))).filter(Boolean);
-    expect(await until(alive, (left) => left.length === 0)).toEqual([]);
+    expect(await pollUntil(alive, (left) => left.length === 0)).toEqual([]);
     await gateway.start();
     const next = await childrenOf(gateway.pid);
     expect(await gateway.stop()).toEqual({ code: 0, signal: null });
@@ -108,7 +78,7 @@ describe('worker processes behind one port', () => {
     if (gateway.isAlive) await gateway.stop();
     gateway.output = '';
     gateway.launch();
-    const loading = await until(
+    const loading = await pollUntil(
       () => childrenOf(gateway.pid),
       (pids) => pids.length === 2,
     );

@@ -1,19 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import pg from 'pg';
 import { beforeAll, expect, it } from 'vitest';
 import { AGENT_KEY, OTHER_AGENT_KEY } from '../support/gateway.ts';
-import { useResource } from '../support/use-resource.ts';
+import { useClient } from '../support/use-ledger.ts';
 import { useLinkedGateway } from './use-linked-gateway.ts';
 
 const { upstream, database, link, gateway } = useLinkedGateway({ config: 'database: { pool: 4 }\n' });
-const blocker = useResource(
-  async () => {
-    const client = new pg.Client({ connectionString: database.url });
-    await client.connect();
-    return client;
-  },
-  (client) => client.end(),
-);
+const blocker = useClient(database);
 beforeAll(() => gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'it floods' }));
 
 /** Faults of the ledger: how each begins and how it ends. */

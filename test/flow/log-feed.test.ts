@@ -87,6 +87,7 @@ it('the log is read once for all listeners, and not at all without listeners', a
   expect(db.statements.length - many).toBeLessThanOrEqual(cost + 3);
   for (const listener of listeners.splice(0)) feed.unsubscribe(listener);
   const before = countPolls();
+  // More than two poll intervals of 400 ms: no event says that nothing is read.
   await sleep(1_000);
   expect(countPolls()).toBe(before);
 });

@@ -1,16 +1,16 @@
 import { MockLanguageModelV4 } from 'ai/test';
-import { play, turn } from './script.mjs';
+import { nextTurn, runRecipe } from './script.mjs';
 
-const none = { total: 0, noCache: 0, cacheRead: 0, cacheWrite: 0, text: 0, reasoning: 0 };
+const NO_TOKENS = { total: 0, noCache: 0, cacheRead: 0, cacheWrite: 0, text: 0, reasoning: 0 };
 
-await play(
+await runRecipe(
   process.argv[2],
   new MockLanguageModelV4({
     doGenerate: async ({ prompt }) => {
       const seen = prompt.flatMap(({ role, content }) =>
         role === 'tool' ? content.map(({ output }) => output.value) : [],
       );
-      const { text, call } = turn(seen);
+      const { text, call } = nextTurn(seen);
       const content =
         call === undefined
           ? { type: 'text', text }
@@ -18,7 +18,7 @@ await play(
       return {
         content: [content],
         finishReason: { unified: call === undefined ? 'stop' : 'tool-calls', raw: undefined },
-        usage: { inputTokens: none, outputTokens: none },
+        usage: { inputTokens: NO_TOKENS, outputTokens: NO_TOKENS },
         warnings: [],
       };
     },

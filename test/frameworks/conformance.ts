@@ -6,12 +6,13 @@ import type { AddressInfo } from 'node:net';
 import { resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { FRAMEWORKS_DIR as HOME, NODE_22, prepareFrameworks } from '../clients/install.ts';
-import { AGENT_KEY, makeGateway, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, makeGateway, PEOPLE_YAML } from '../support/gateway.ts';
 
 const USAGE = `npm run conformance -- --server URL
 
-The official conformance suite of MCP, against a server and against the gateway before that server: no scenario may do worse.
-The server is the suite's own "everything server" (examples/servers/typescript in the suite's repository), already running.
+Runs the official conformance suite of MCP against a server, and against the gateway in front of that server.
+Fails if a scenario that passes directly fails through the gateway.
+Start the "everything server" of the suite first (examples/servers/typescript in the suite's repository).
 `;
 
 const SUITE = '@modelcontextprotocol/conformance@0.2.0-alpha.12';
@@ -43,16 +44,16 @@ async function runSuite(url: string, revision: string): Promise<Scores> {
   const scores = new Map<string, { passed: number; failed: number }>();
   for (const [, name, passed, failed] of text.matchAll(/^[✗✓] (\S+): (\d+) passed, (\d+) failed$/gm))
     scores.set(name ?? '', { passed: Number(passed), failed: Number(failed) });
-  if (scores.size === 0) throw new Error(`the suite said nothing that counts:\n${text.slice(-2_000)}`);
+  if (scores.size === 0) throw new Error(`The suite printed no scores. Its last output:\n${text.slice(-2_000)}`);
   return scores;
 }
 
-/** The suite has no key to give: this puts one on what it sends. */
+/** The suite sends no credentials, so this proxy adds the key of the agent to each request. */
 async function startAuthProxy(port: number) {
   const server = createServer((request, response) => {
     const { method, url, headers } = request;
-    const sent = { ...headers, authorization: `Bearer ${AGENT_KEY}` };
-    const out = httpRequest({ host: '127.0.0.1', port, method, path: url, headers: sent }, (answer) => {
+    const sentHeaders = { ...headers, authorization: `Bearer ${AGENT_KEY}` };
+    const out = httpRequest({ host: '127.0.0.1', port, method, path: url, headers: sentHeaders }, (answer) => {
       response.writeHead(answer.statusCode ?? 500, answer.headers);
       answer.pipe(response);
     });
@@ -71,7 +72,7 @@ const gateway = await makeGateway({
 upstreams:
   everything: { adapter: mcp, url: "${values.server}", import: "*", expose: bare, allowPrivate: true }
 agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
+  tester: { ${keysYaml(AGENT_KEY)}, rules: [{ allow: "*", approve: never }] }
 ${PEOPLE_YAML}`,
   },
   env: { ONCEGATE_DEMO: '0' },
@@ -81,16 +82,16 @@ const authProxy = await startAuthProxy(gateway.port);
 let worseCount = 0;
 try {
   for (const revision of REVISIONS) {
-    const directly = await runSuite(values.server, revision);
-    const through = await runSuite(authProxy.url, revision);
+    const direct = await runSuite(values.server, revision);
+    const proxied = await runSuite(authProxy.url, revision);
     console.log(`\n${revision.padEnd(52)}directly   through`);
-    for (const [name, { passed, failed }] of directly) {
-      const other = through.get(name) ?? { passed: 0, failed: 1 };
+    for (const [name, { passed, failed }] of direct) {
+      const other = proxied.get(name) ?? { passed: 0, failed: 1 };
       const isWorse = failed === 0 && other.failed > 0;
       if (isWorse) worseCount += 1;
-      const score = (one: { passed: number; failed: number }) =>
-        `${one.passed}/${one.passed + one.failed}`.padStart(10);
-      console.log(`${isWorse ? '✗' : ' '} ${name.padEnd(48)}${score({ passed, failed })}${score(other)}`);
+      const format = (score: { passed: number; failed: number }) =>
+        `${score.passed}/${score.passed + score.failed}`.padStart(10);
+      console.log(`${isWorse ? '✗' : ' '} ${name.padEnd(48)}${format({ passed, failed })}${format(other)}`);
     }
   }
 } finally {
@@ -99,6 +100,8 @@ try {
   await gateway.dispose();
 }
 console.log(
-  worseCount === 0 ? '\nno scenario does worse through the gateway' : `\n${worseCount} do worse through the gateway`,
+  worseCount === 0
+    ? '\nNo scenario does worse through the gateway.'
+    : `\n${worseCount} scenarios do worse through the gateway.`,
 );
 process.exit(worseCount === 0 ? 0 : 1);

@@ -11,12 +11,12 @@ import type { AddressInfo } from 'node:net';
 export const ANSWER_FAULTS = ['socket drop', 'drop after headers', '502', '503', '404', '401'] as const;
 export type AnswerFault = (typeof ANSWER_FAULTS)[number];
 
-/** Between a client and a server: lets one `tools/call` be carried out, and then loses or spoils its answer. */
+/** A proxy between a client and a server. It lets the server execute one `tools/call`, and then loses or replaces the answer. */
 export class FaultProxy {
   readonly #server: Server;
   readonly #target: () => number;
   #armed: AnswerFault | undefined;
-  /** How many `tools/call` came since it was armed. */
+  /** The number of `tools/call` requests since the proxy was armed. */
   calls = 0;
 
   private constructor(server: Server, target: () => number) {
@@ -57,14 +57,14 @@ export class FaultProxy {
     const fault = isCall ? this.#armed : undefined;
     if (isCall) this.#armed = undefined;
     const { method, url, headers } = request;
-    // A connection for each request: what one of them suffers is nothing to the next.
-    const sent = { ...headers, connection: 'close' };
+    // Each request has its own connection, so a fault affects only one request.
+    const sentHeaders = { ...headers, connection: 'close' };
     const out = httpRequest({
       host: '127.0.0.1',
       port: this.#target(),
       method,
       path: url,
-      headers: sent,
+      headers: sentHeaders,
       agent: false,
     });
     out.on('error', () => response.destroy());
@@ -78,7 +78,7 @@ export class FaultProxy {
   }
 }
 
-/** The whole answer is there, so everything has happened; then it is lost. */
+/** Waits for the complete answer, so the tool has been executed, and then applies the fault. */
 async function applyFault(fault: AnswerFault, answer: IncomingMessage, response: ServerResponse): Promise<void> {
   answer.resume();
   await once(answer, 'end');
@@ -92,6 +92,6 @@ async function applyFault(fault: AnswerFault, answer: IncomingMessage, response:
       response.write(' ', () => response.socket?.destroy());
       return;
     default:
-      response.writeHead(Number(fault), { 'content-type': 'text/plain' }).end('spoiled');
+      response.writeHead(Number(fault), { 'content-type': 'text/plain' }).end('replaced by the fault proxy');
   }
 }

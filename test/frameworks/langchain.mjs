@@ -1,6 +1,6 @@
 import { BaseChatModel } from '@langchain/core/language_models/chat_models';
 import { AIMessage } from '@langchain/core/messages';
-import { play, shown, turn } from './script.mjs';
+import { nextTurn, parseResult, runRecipe } from './script.mjs';
 
 class ScriptedModel extends BaseChatModel {
   _llmType() {
@@ -13,7 +13,7 @@ class ScriptedModel extends BaseChatModel {
 
   async _generate(messages) {
     const results = messages.filter((message) => message.getType() === 'tool');
-    const { text, call } = turn(results.map(({ text }) => shown(text)));
+    const { text, call } = nextTurn(results.map(({ text }) => parseResult(text)));
     const message =
       call === undefined
         ? new AIMessage(text)
@@ -22,4 +22,4 @@ class ScriptedModel extends BaseChatModel {
   }
 }
 
-await play(process.argv[2], new ScriptedModel({}));
+await runRecipe(process.argv[2], new ScriptedModel({}));

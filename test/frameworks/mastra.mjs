@@ -1,2 +1,2 @@
-// Mastra takes the AI SDK's models as they are.
+// Mastra accepts the models of the AI SDK.
 import './ai-sdk.mjs';

@@ -1,9 +1,9 @@
-// Tool calls through one framework's own MCP client, each with a client of its own and with whatever it retries by itself. Runs
-// under a newer Node than the gateway needs, because some of the frameworks do.
+// Calls tools through the MCP client of one framework, with a new client for each call and with the retries of the framework.
+// Runs under a newer Node than the gateway, because some of the frameworks need it.
 //
 //   mcp-calls.mjs <framework> <bearer key>
 //
-// In comes a line {url, tool, args}; out goes "ready" when the client is connected. In comes "go", and out goes what came back.
+// For each call: reads a line {url, tool, args}, prints "ready" when the client is connected, reads "go", and prints the result.
 import { createInterface } from 'node:readline';
 
 const [, , framework, key] = process.argv;
@@ -13,14 +13,14 @@ const CONNECT = {
   async 'sdk-v1'(url) {
     const { Client } = await import('@modelcontextprotocol/sdk/client/index.js');
     const { StreamableHTTPClientTransport } = await import('@modelcontextprotocol/sdk/client/streamableHttp.js');
-    return sdk(Client, StreamableHTTPClientTransport, url);
+    return connectSdk(Client, StreamableHTTPClientTransport, url);
   },
   async 'sdk-v2'(url) {
     const { Client, StreamableHTTPClientTransport } = await import('@modelcontextprotocol/client');
-    return sdk(Client, StreamableHTTPClientTransport, url);
+    return connectSdk(Client, StreamableHTTPClientTransport, url);
   },
-  'ai-sdk': (url) => aiSdk(url, undefined),
-  'ai-sdk-retries': (url) => aiSdk(url, 2),
+  'ai-sdk': (url) => connectAiSdk(url, undefined),
+  'ai-sdk-retries': (url) => connectAiSdk(url, 2),
   async 'openai-agents'(url) {
     const { MCPServerStreamableHttp } = await import('@openai/agents');
     const server = new MCPServerStreamableHttp({ url, name: 'matrix', requestInit: { headers } });
@@ -49,11 +49,11 @@ const CONNECT = {
   },
 };
 
-/** Their own patience is a minute; nobody here needs to see that. */
+/** The SDKs wait a minute by default, which is too long for the tests. */
 const TIMEOUT_MS = 5_000;
 const timeoutFor = (name) => (name === 'sdk-v1' ? [undefined, { timeout: TIMEOUT_MS }] : [{ timeout: TIMEOUT_MS }]);
 
-async function sdk(Client, Transport, url) {
+async function connectSdk(Client, Transport, url) {
   const client = new Client({ name: 'matrix', version: '1' });
   await client.connect(new Transport(new URL(url), { requestInit: { headers } }));
   return {
@@ -62,7 +62,7 @@ async function sdk(Client, Transport, url) {
   };
 }
 
-async function aiSdk(url, maxRetries) {
+async function connectAiSdk(url, maxRetries) {
   const { createMCPClient } = await import('@ai-sdk/mcp');
   const transport = { type: 'http', url, headers };
   const client = await createMCPClient({ transport, ...(maxRetries === undefined ? {} : { maxRetries }) });
@@ -71,24 +71,24 @@ async function aiSdk(url, maxRetries) {
   return { call: (tool, args) => tools[tool].execute(args, options), close: () => client.close() };
 }
 
-const say = (value) => process.stdout.write(`${typeof value === 'string' ? value : JSON.stringify(value)}\n`);
-// A client that is torn down in the middle of something complains to nobody in particular.
+const print = (value) => process.stdout.write(`${typeof value === 'string' ? value : JSON.stringify(value)}\n`);
+// A client that is closed during a request rejects promises that nobody awaits.
 process.on('unhandledRejection', () => {});
 
 let connection;
-let wish;
+let request;
 for await (const line of createInterface({ input: process.stdin })) {
   if (line !== 'go') {
-    wish = JSON.parse(line);
-    connection = await CONNECT[framework](wish.url);
-    say('ready');
+    request = JSON.parse(line);
+    connection = await CONNECT[framework](request.url);
+    print('ready');
     continue;
   }
   try {
-    const result = await connection.call(wish.tool, wish.args);
-    say({ isError: result?.isError === true, said: JSON.stringify(result?.content ?? result) });
+    const result = await connection.call(request.tool, request.args);
+    print({ isError: result?.isError === true, content: JSON.stringify(result?.content ?? result) });
   } catch (error) {
-    say({ thrown: String(error?.message ?? error) });
+    print({ thrown: String(error?.message ?? error) });
   }
   Promise.resolve(connection.close()).catch(() => {});
 }

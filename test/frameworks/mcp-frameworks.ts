@@ -14,14 +14,16 @@ export const MCP_FRAMEWORKS = [
 ] as const;
 export type McpFramework = (typeof MCP_FRAMEWORKS)[number];
 
-/** What the framework told its agent. */
+/** What the framework returned to its agent. */
 export interface FrameworkResult {
   readonly isError?: boolean;
-  readonly said?: string;
+  /** The content of the tool result, as JSON. */
+  readonly content?: string;
+  /** The message of the error that the framework threw. */
   readonly thrown?: string;
 }
 
-/** A framework in a process of its own, which makes calls one after the other. */
+/** A framework in its own process, which makes one call at a time. */
 export class FrameworkProcess {
   readonly #child: ChildProcess;
   readonly #lines: AsyncIterator<string>;
@@ -32,15 +34,15 @@ export class FrameworkProcess {
     this.#child.stderr?.on('data', (chunk: Buffer) => {
       this.#stderrTail = (this.#stderrTail + chunk.toString()).slice(-4_000);
     });
-    if (this.#child.stdout === null) throw new Error('no output');
+    if (this.#child.stdout === null) throw new Error('The process of the framework has no stdout.');
     this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
   }
 
-  /** `connected` runs between the connection and the call. */
-  async call(wish: { url: string; tool: string; args: object }, connected: () => void): Promise<FrameworkResult> {
-    this.#child.stdin?.write(`${JSON.stringify(wish)}\n`);
+  /** Makes one call. `onConnected` runs after the client is connected and before it calls the tool. */
+  async call(request: { url: string; tool: string; args: object }, onConnected: () => void): Promise<FrameworkResult> {
+    this.#child.stdin?.write(`${JSON.stringify(request)}\n`);
     await this.#readLine((line) => line === 'ready');
-    connected();
+    onConnected();
     this.#child.stdin?.write('go\n');
     return JSON.parse(await this.#readLine((line) => line.startsWith('{'))) as FrameworkResult;
   }
@@ -50,12 +52,12 @@ export class FrameworkProcess {
     if (this.#child.exitCode === null && this.#child.signalCode === null) await once(this.#child, 'exit');
   }
 
-  /** Frameworks print this and that; only our own lines count. */
-  async #readLine(isIt: (line: string) => boolean): Promise<string> {
+  /** Reads the next line that matches, and skips the lines that the framework itself prints. */
+  async #readLine(matches: (line: string) => boolean): Promise<string> {
     for (;;) {
       const { value, done } = await this.#lines.next();
-      if (done === true) throw new Error(`the framework ended: ${this.#stderrTail}`);
-      if (isIt(value)) return value;
+      if (done === true) throw new Error(`The process of the framework ended. Its last errors: ${this.#stderrTail}`);
+      if (matches(value)) return value;
     }
   }
 }

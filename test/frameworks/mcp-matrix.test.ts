@@ -1,42 +1,32 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { prepareFrameworks } from '../clients/install.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
-import { CountingMcpServer } from './executing-server.ts';
+import { AGENT_KEY, testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
+import { CountingMcpServer } from './counting-mcp-server.ts';
 import { ANSWER_FAULTS, FaultProxy } from './fault-proxy.ts';
 import { FrameworkProcess, MCP_FRAMEWORKS } from './mcp-frameworks.ts';
 
-let server: CountingMcpServer;
-let before: FaultProxy;
-let behind: FaultProxy;
-let database: TestDatabase;
-let gateway: Gateway;
-
 beforeAll(prepareFrameworks, 600_000);
-beforeAll(async () => {
-  server = await CountingMcpServer.start();
-  behind = await FaultProxy.start(() => server.port);
-  database = await createTestDatabase();
-  gateway = await startGateway({
-    policies: {
-      'matrix.yaml': `
+const server = useResource(CountingMcpServer.start, (started) => started.stop());
+/** Between the gateway and the server. */
+const serverProxy = useFaultProxy(() => server.port);
+const { gateway } = useGateway({
+  upstream: 'none',
+  policies: () => `
 upstreams:
-  bank: { adapter: mcp, url: "http://127.0.0.1:${behind.port}/mcp", import: "*", allowPrivate: true, breaker: { minimum: 1000 } }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "bank.*", approve: never }] }
-${PEOPLE_YAML}`,
-    },
-    databaseUrl: database.url,
-  });
-  before = await FaultProxy.start(() => gateway.port);
+  bank: { adapter: mcp, url: "http://127.0.0.1:${serverProxy.port}/mcp", import: "*", allowPrivate: true, breaker: { minimum: 1000 } }
+${testerYaml('[{ allow: "bank.*", approve: never }]')}`,
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await before?.stop();
-  await behind?.stop();
-  await server?.stop();
-  await database?.drop();
-});
+/** Between the framework and the gateway. */
+const clientProxy = useFaultProxy(() => gateway.port);
+
+function useFaultProxy(target: () => number): FaultProxy {
+  return useResource(
+    () => FaultProxy.start(target),
+    (proxy) => proxy.stop(),
+  );
+}
 
 describe.each(MCP_FRAMEWORKS)('%s', (framework) => {
   let client: FrameworkProcess;
@@ -46,27 +36,27 @@ describe.each(MCP_FRAMEWORKS)('%s', (framework) => {
   afterAll(() => client?.stop());
 
   it.each(ANSWER_FAULTS)(
-    'the answer of the gateway is lost (%s): it is carried out once, and asking again tells how',
+    'if the answer of the gateway is lost (%s), the tool is executed once, and a repeat gets its result',
     async (fault) => {
-      const id = `${framework} before ${fault}`;
-      const wish = { url: `http://127.0.0.1:${before.port}/mcp`, tool: 'bank__pay', args: { id } };
-      const told = await client.call(wish, () => before.arm(fault));
-      // Some frameworks try again by themselves; for the others their agent does.
-      const again = told.said === undefined ? await client.call(wish, () => {}) : told;
+      const id = `${framework} client side ${fault}`;
+      const request = { url: `http://127.0.0.1:${clientProxy.port}/mcp`, tool: 'bank__pay', args: { id } };
+      const first = await client.call(request, () => clientProxy.arm(fault));
+      // Some frameworks retry by themselves. For the others the test repeats the call, as an agent would.
+      const last = first.content === undefined ? await client.call(request, () => {}) : first;
       expect(server.executions.get(id)).toBe(1);
-      expect(again.said).toContain(`paid ${id}, time 1`);
+      expect(last.content).toContain(`paid ${id}, time 1`);
     },
   );
 
   it.each(ANSWER_FAULTS)(
-    'the answer of the server is lost (%s): it is carried out once, and never called done or failed without proof',
+    'if the answer of the server is lost (%s), the tool is executed once, and the call is not reported as done',
     async (fault) => {
-      const id = `${framework} behind ${fault}`;
-      const wish = { url: `http://127.0.0.1:${before.port}/mcp`, tool: 'bank__pay', args: { id } };
-      const told = await client.call(wish, () => behind.arm(fault));
-      await client.call(wish, () => {});
+      const id = `${framework} server side ${fault}`;
+      const request = { url: `http://127.0.0.1:${clientProxy.port}/mcp`, tool: 'bank__pay', args: { id } };
+      const first = await client.call(request, () => serverProxy.arm(fault));
+      await client.call(request, () => {});
       expect(server.executions.get(id)).toBe(1);
-      expect(JSON.stringify(told)).not.toContain('paid');
+      expect(JSON.stringify(first)).not.toContain('paid');
     },
   );
 });

@@ -1,28 +1,28 @@
 import { setTracingDisabled, Usage } from '@openai/agents';
-import { play, shown, turn } from './script.mjs';
+import { nextTurn, parseResult, runRecipe } from './script.mjs';
 
 setTracingDisabled(true);
 
-await play(process.argv[2], {
+await runRecipe(process.argv[2], {
   async getResponse({ input }) {
     const results = input.filter(({ type }) => type === 'function_call_result');
-    const { text, call } = turn(results.map(({ output }) => shown(output.text ?? output)));
+    const { text, call } = nextTurn(results.map(({ output }) => parseResult(output.text ?? output)));
     const message = {
       type: 'message',
       role: 'assistant',
       status: 'completed',
       content: [{ type: 'output_text', text }],
     };
-    const wish = () => ({
+    const functionCall = () => ({
       type: 'function_call',
       callId: call.id,
       name: call.name,
       arguments: JSON.stringify(call.args),
       status: 'completed',
     });
-    return { usage: new Usage(), output: [call === undefined ? message : wish()] };
+    return { usage: new Usage(), output: [call === undefined ? message : functionCall()] };
   },
   getStreamedResponse() {
-    throw new Error('the recipes do not stream');
+    throw new Error('The scripted model does not stream, because no recipe does.');
   },
 });

@@ -1,4 +1,4 @@
-// The recipes import what their users install. Here the frameworks come from this directory, the client from its build.
+// Recipes import packages that their users install. In tests, frameworks come from this directory and the client from its build.
 import { registerHooks } from 'node:module';
 
 const client = new URL('../../clients/dist/index.js', import.meta.url).href;

@@ -1,14 +1,14 @@
-// What a scripted model does: the calls it was told to make, one a turn, then it says what it has seen of them.
+// The script of a model: it makes the calls in the variable CALLS, one per turn, and then answers with their results.
 const calls = JSON.parse(process.env.CALLS);
 
-/** @param seen what the tools answered so far, as the framework shows it to a model */
-export function turn(seen) {
+/** @param seen the tool results so far, as the framework shows them to a model */
+export function nextTurn(seen) {
   const next = calls[seen.length];
   return next === undefined ? { text: JSON.stringify(seen) } : { call: next };
 }
 
-/** What a tool answered, as it is meant: frameworks show results as text. */
-export function shown(text) {
+/** Parses a tool result, because frameworks show results to a model as text. */
+export function parseResult(text) {
   try {
     return JSON.parse(text);
   } catch {
@@ -16,8 +16,8 @@ export function shown(text) {
   }
 }
 
-/** Runs a recipe with a model, and tells the test what the model saw. */
-export async function play(recipe, model) {
+/** Runs a recipe with a model, and prints the answer for the test. */
+export async function runRecipe(recipe, model) {
   const { answer } = await import(new URL(`../../clients/recipes/${recipe}`, import.meta.url));
   const text = await answer(model, 'Do it.');
   process.stdout.write(`${text}\n`);

@@ -177,7 +177,7 @@ describe('policies', () => {
   const base = 'issuer: "https://id.example", audience: gate';
 
   it('name two agents that would accept the same token', () => {
-    expect(faults(base, base)[0]).toContain('agent a0 would accept the same token');
+    expect(faults(base, base)[0]).toContain('Agent a0 accepts the same tokens.');
     expect(faults(`${base}, claims: { team: a }`, `${base}, claims: { robot: true }`)).toHaveLength(1);
     expect(faults(`${base}, claims: { team: a }`, base)).toHaveLength(1);
     expect(faults(`${base}, claims: { team: a }`, `${base}, claims: { team: b }`)).toEqual([]);
@@ -187,8 +187,8 @@ describe('policies', () => {
   it('want an issuer that can be trusted', () => {
     expect(faults('issuer: "http://id.example", audience: gate')[0]).toContain('https://');
     expect(faults('issuer: "http://10.0.0.1", audience: gate, allowPrivate: true')).toEqual([]);
-    expect(faults('issuer: "nonsense", audience: gate')[0]).toContain('not a URL');
-    expect(faults('issuer: "https://u:p@id.example", audience: gate')[0]).toContain('credentials');
+    expect(faults('issuer: "nonsense", audience: gate')[0]).toContain('must be a URL');
+    expect(faults('issuer: "https://u:p@id.example", audience: gate')[0]).toContain('user name or password');
     expect(faults('issuer: "https://id.example"')).toHaveLength(1);
     expect(faults(base, 'issuer: "https://id.example", audience: x, allowPrivate: true')[0]).toContain('allowPrivate');
   });

@@ -345,7 +345,7 @@ describe('a call that policy does not allow', () => {
   it('says that there is no rule', async () => {
     const denied = await gateway.call('strict.hidden', { id });
     expectProblem(denied, 403, 'denied');
-    expect(denied.body.detail).toMatch(/no rule/);
+    expect(denied.body.detail).toMatch(/No rule/);
     expect(denied.body).not.toHaveProperty('rule');
   });
 

@@ -1,25 +1,10 @@
-import pg from 'pg';
-import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { afterEach, expect, it } from 'vitest';
 import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useClient, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let blocker: pg.Client;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 3, applicationName: 'test' });
-  blocker = new pg.Client({ connectionString: database.url });
-  await blocker.connect();
-});
+const { database, db } = useLedger(3);
+const blocker = useClient(database);
 afterEach(() => blocker.query('rollback'));
-afterAll(async () => {
-  await db?.close();
-  await blocker?.end();
-  await database?.drop();
-});
 
 const buildEntries = (of: string, count: number) => Array.from({ length: count }, (_, i) => `{"${of}":${i}}`);
 const readEntries = async (of: string) =>

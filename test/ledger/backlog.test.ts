@@ -1,19 +1,8 @@
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { readBacklog } from '../../gateway/ledger/audit/backlog.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 1, applicationName: 'test' });
-});
-afterAll(async () => {
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(1);
 
 it('counts up to the limit, reports that there are more, and finds the longest lag of all', async () => {
   expect(await readBacklog(db, 100)).toMatchObject({ underWay: 0, hasMore: false, recoveryLag: 0 });

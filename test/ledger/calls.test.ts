@@ -1,30 +1,15 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type CallUpdate, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
-import { Database } from '../../gateway/ledger/db.ts';
 import { endDeadProcessesOnHost, Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let calls: CallStore;
-let lease: Lease;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new CallStore(db);
-  lease = new Lease(db, () => {});
-  await lease.start();
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(8);
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 const intent = (changes: Partial<Intent> = {}) => buildIntent(lease.id, changes);
 

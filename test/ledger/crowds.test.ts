@@ -1,27 +1,12 @@
 import { randomUUID } from 'node:crypto';
-import pg from 'pg';
-import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { afterEach, expect, it } from 'vitest';
 import { findAliasedTxn } from '../../gateway/ledger/calls/joins.ts';
 import { findNewestRepeat, recordGeneration } from '../../gateway/ledger/calls/repeats.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useClient, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let blocker: pg.Client;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 3, applicationName: 'test' });
-  blocker = new pg.Client({ connectionString: database.url });
-  await blocker.connect();
-});
+const { database, db } = useLedger(3);
+const blocker = useClient(database);
 afterEach(() => blocker.query('rollback'));
-afterAll(async () => {
-  await db?.close();
-  await blocker?.end();
-  await database?.drop();
-});
 
 const READS = { aliases: findAliasedTxn, repeats: findNewestRepeat };
 

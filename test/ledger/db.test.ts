@@ -5,20 +5,10 @@ import { GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { GroupCommit } from '../../gateway/ledger/group-commit.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
+import { useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  await database.query('create table notes (id int primary key, text text)');
-  db = new Database(database.url, { max: 4, applicationName: 'test' });
-});
-afterAll(async () => {
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger();
+beforeAll(() => database.query('create table notes (id int primary key, text text)'));
 
 const insert = (id: number) => ({ name: 'insert-note', text: 'insert into notes values ($1, $2)', values: [id, 'x'] });
 const ids = async () => (await database.query<{ id: number }>('select id from notes order by id')).map((row) => row.id);

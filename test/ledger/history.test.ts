@@ -1,33 +1,17 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { History, type HistoryQuery } from '../../gateway/domain/calls/history.ts';
 import { canonicalize } from '../../gateway/domain/canonical.ts';
 import type { Json } from '../../gateway/domain/json.ts';
 import { releaseClaim } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type ClaimGuards, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { readHistory } from '../../gateway/ledger/calls/history.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let calls: CallStore;
-let lease: Lease;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 8, applicationName: 'test' });
-  calls = new CallStore(db);
-  lease = new Lease(db, () => {});
-  await lease.start();
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(8);
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 const HOUR = 3_600_000;
 const count = (glob: string, windowMs = HOUR): HistoryQuery => ({ text: `count ${glob}`, glob, windowMs });

@@ -1,11 +1,10 @@
 import fc from 'fast-check';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from '../../gateway/ledger/calls/encode-call-batch.ts';
-import { Database } from '../../gateway/ledger/db.ts';
 import { createRowArrayEncoder, type FinishedRow } from '../../gateway/ledger/row-array.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useLedger } from '../support/use-ledger.ts';
 
 interface Row {
   readonly id: string | null;
@@ -41,17 +40,7 @@ function encode(rows: readonly Row[], oid: number): Buffer {
   return array.finish(oid);
 }
 
-let database: TestDatabase;
-let db: Database;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 2, applicationName: 'test' });
-});
-afterAll(async () => {
-  await db?.close();
-  await database?.drop();
-});
+const { db } = useLedger(2);
 
 describe('rows of a batch', () => {
   it('reach PostgreSQL unchanged, with any content and with nulls', async () => {

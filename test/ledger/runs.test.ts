@@ -1,26 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import pg from 'pg';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { listOlderOpenCalls, takeRun } from '../../gateway/ledger/controls/runs.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let calls: CallStore;
 const OWNER = randomUUID();
 
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 6, applicationName: 'test' });
-  calls = new CallStore(db);
-});
-afterAll(async () => {
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger(6);
+const calls = useCallStore(db);
 
 const take = (id: string) =>
   takeRun(db, { id, agent: 'a', name: id, key: null, ttlMs: null, buildEntry: (epoch) => `{"epoch":${epoch}}` });

@@ -1,33 +1,17 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
 import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
-import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
-import { Database } from '../../gateway/ledger/db.ts';
-import { Lease } from '../../gateway/ledger/process-lease.ts';
+import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { buildIntent } from '../support/intent.ts';
+import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
-let database: TestDatabase;
-let db: Database;
-let lease: Lease;
-let calls: CallStore;
-
-beforeAll(async () => {
-  database = await createTestDatabase();
-  db = new Database(database.url, { max: 4, applicationName: 'test' });
-  lease = new Lease(db, () => {});
-  await lease.start();
-  calls = new CallStore(db);
-});
-afterAll(async () => {
-  await lease?.end();
-  await db?.close();
-  await database?.drop();
-});
+const { database, db } = useLedger();
+const calls = useCallStore(db);
+const lease = useLease(db);
 
 async function openSaga(agent = 'a'): Promise<string> {
   const id = randomUUID();

@@ -10,6 +10,7 @@ import { MAX_PENDING_REPLIES, type OutgoingMessage } from '../../adapters/mcp/mc
 import { McpUpstreamClient } from '../../adapters/mcp/mcp-upstream-client.ts';
 import type { Json } from '../../gateway/domain/json.ts';
 import type { Upstream } from '../../gateway/domain/policy.ts';
+import { pollUntil } from '../support/poll.ts';
 
 const PING = '{"jsonrpc":"2.0","id":1,"method":"ping"}';
 const ended: (() => Promise<unknown>)[] = [];
@@ -45,8 +46,9 @@ describe('a server over HTTP', () => {
     const { peer, untaken } = await peerOf(({ id }, response) => {
       response.writeHead(200, { 'content-type': 'text/event-stream' });
       response.write(`data: ${PING}\n\n`.repeat(5_000));
-      // Only once the pings were heard, so that answers to all of them would be on their way.
-      setTimeout(() => response.write(`data: ${JSON.stringify(result(id, {}))}\n\n`), 1_000);
+      // Only once as many answers are on their way as may be.
+      const isFull = () => untaken() >= MAX_PENDING_REPLIES;
+      void pollUntil(isFull).then(() => response.write(`data: ${JSON.stringify(result(id, {}))}\n\n`));
     });
     const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 5_000 };
     expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
@@ -223,6 +225,7 @@ describe('a server over standard streams', () => {
         const flood = () => {
           if (left-- > 0) return process.stdout.write(pings, flood);
           process.stdin.on('data', count).resume();
+          // Time to read all answers that waited: nothing marks the last of them.
           setTimeout(tell, 1000);
         };
         flood();
@@ -285,6 +288,7 @@ describe('a server over standard streams', () => {
   });
 
   it('that reads late is sent what waited while there still is time for its answer', async () => {
+    // The server is a process without a way to tell it when to read: a second is what "late" means here.
     const wire = wireOf(`
       setTimeout(() => require('node:readline').createInterface({ input: process.stdin }).on('line', (line) => {
         console.log(JSON.stringify({ jsonrpc: '2.0', id: JSON.parse(line).id, result: {} }));

@@ -1,79 +1,63 @@
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { exportJWK, generateKeyPair, SignJWT } from 'jose';
+import { SignJWT } from 'jose';
 import { request } from 'undici';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { AGENT_KEY, OTHER_AGENT_KEY } from '../support/gateway.ts';
+import { type IssuerKey, useIssuer } from '../support/issuer.ts';
 import { postMcp, requestLegacy, requestNewest } from './clients.ts';
-import { type McpGatewayFixture, startMcpGatewayFixture } from './front.ts';
+import { useMcpGateway } from './front.ts';
 
-let front: McpGatewayFixture;
-let issuer: Server;
-let issuerUrl: string;
-let token: (audience: string) => Promise<string>;
-
+const issuer = useIssuer();
+let key: IssuerKey;
 beforeAll(async () => {
-  const { publicKey, privateKey } = await generateKeyPair('RS256', { extractable: true });
-  const keys = [{ ...(await exportJWK(publicKey)), kid: 'k', alg: 'RS256', use: 'sig' }];
-  issuer = createServer((asked, response) => {
-    const isDiscovery = asked.url?.endsWith('/.well-known/openid-configuration') === true;
-    const body = isDiscovery ? { issuer: issuerUrl, jwks_uri: `${issuerUrl}/keys` } : { keys };
-    response.setHeader('content-type', 'application/json').end(JSON.stringify(body));
-  });
-  await new Promise<void>((done) => issuer.listen(0, '127.0.0.1', done));
-  issuerUrl = `http://127.0.0.1:${(issuer.address() as AddressInfo).port}`;
-  token = (audience) =>
-    new SignJWT({})
-      .setProtectedHeader({ alg: 'RS256', kid: 'k' })
-      .setIssuer(issuerUrl)
-      .setAudience(audience)
-      .setIssuedAt()
-      .setExpirationTime('5m')
-      .sign(privateKey);
-  const rules = 'rules: [{ allow: world.*, approve: never }]';
-  front = await startMcpGatewayFixture(
-    `agents: { federated: { jwt: { issuer: "${issuerUrl}", audience: gate, allowPrivate: true }, ${rules} } }`,
-  );
+  key = await issuer.addKey('k');
 });
-afterAll(async () => {
-  await front?.end();
-  issuer?.closeAllConnections();
-  issuer?.close();
-});
-beforeEach(() => front.upstream.reset());
+const RULES = 'rules: [{ allow: world.*, approve: never }]';
+const { upstream, gateway } = useMcpGateway(
+  () => `agents: { federated: { jwt: { issuer: "${issuer.url}", audience: gate, allowPrivate: true }, ${RULES} } }`,
+);
+
+const token = (audience: string) =>
+  new SignJWT({})
+    .setProtectedHeader({ alg: 'RS256', kid: key.kid })
+    .setIssuer(issuer.url)
+    .setAudience(audience)
+    .setIssuedAt()
+    .setExpirationTime('5m')
+    .sign(key.privateKey);
+beforeEach(() => upstream.reset());
 
 const charge = (id: string) => ({ name: 'world__charge', arguments: { id } });
-const effects = async (id: string) => (await front.upstream.effects(id)).length;
+const effects = async (id: string) => (await upstream.effects(id)).length;
 
 describe('whoever knocks', () => {
   it('without a key, or with a wrong one, is told where to get a token', async () => {
     for (const key of [null, 'wrong']) {
-      const { status, headers } = await requestLegacy(front.gateway, 'tools/list', {}, { key });
+      const { status, headers } = await requestLegacy(gateway, 'tools/list', {}, { key });
       expect(status).toBe(401);
       const [, url] = /resource_metadata="([^"]+)"/.exec(headers.get('www-authenticate') ?? '') ?? [];
       const metadata = (await (await fetch(url ?? '')).json()) as object;
-      expect(metadata).toMatchObject({ resource: `${front.gateway.url}/mcp`, authorization_servers: [issuerUrl] });
+      expect(metadata).toMatchObject({ resource: `${gateway.url}/mcp`, authorization_servers: [issuer.url] });
     }
   });
 
   it('with a token for this gateway is its agent; with one for somebody else is nobody', async () => {
-    const right = await requestLegacy(front.gateway, 'tools/call', charge('jwt'), { key: await token('gate') });
+    const right = await requestLegacy(gateway, 'tools/call', charge('jwt'), { key: await token('gate') });
     expect(right.answer.result.structuredContent).toMatchObject({ t: 'jwt' });
-    const wrong = await requestLegacy(front.gateway, 'tools/call', charge('jwt2'), { key: await token('elsewhere') });
+    const wrong = await requestLegacy(gateway, 'tools/call', charge('jwt2'), { key: await token('elsewhere') });
     expect(wrong.status).toBe(401);
     expect(await effects('jwt2')).toBe(0);
   });
 
   it('has a token that stays here: no tool sees it', async () => {
     const key = await token('gate');
-    await requestLegacy(front.gateway, 'tools/call', charge('kept'), { key });
-    for (const { headers } of await front.upstream.requests('kept')) expect(JSON.stringify(headers)).not.toContain(key);
+    await requestLegacy(gateway, 'tools/call', charge('kept'), { key });
+    for (const { headers } of await upstream.requests('kept')) expect(JSON.stringify(headers)).not.toContain(key);
   });
 
   it.each(['https://evil.example', 'http://evil.example:8080', 'null', 'http://127.0.0.1.evil.example'])(
     'with a page of %s behind it is turned away',
     async (origin) => {
-      const { status } = await requestLegacy(front.gateway, 'tools/call', charge('page'), { headers: { origin } });
+      const { status } = await requestLegacy(gateway, 'tools/call', charge('page'), { headers: { origin } });
       expect(status).toBe(403);
       expect(await effects('page')).toBe(0);
     },
@@ -84,7 +68,7 @@ describe('whoever knocks', () => {
       const headers = { host, origin, authorization: `Bearer ${AGENT_KEY}`, 'content-type': 'application/json' };
       const body = JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'ping' });
       const accept = 'application/json, text/event-stream';
-      const answer = await request(`${front.gateway.url}/mcp`, {
+      const answer = await request(`${gateway.url}/mcp`, {
         method: 'POST',
         headers: { ...headers, accept },
         body,
@@ -93,13 +77,12 @@ describe('whoever knocks', () => {
       return answer.statusCode;
     };
     expect(await knock('rebound.example', 'http://rebound.example')).toBe(403);
-    expect(await knock(`127.0.0.1:${front.gateway.port}`, `http://localhost:${front.gateway.port}`)).toBe(200);
+    expect(await knock(`127.0.0.1:${gateway.port}`, `http://localhost:${gateway.port}`)).toBe(200);
   });
 });
 
 describe('what is sent', () => {
-  const raw = (params: string) =>
-    postMcp(front.gateway, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":${params}}`);
+  const raw = (params: string) => postMcp(gateway, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":${params}}`);
 
   it.each([
     ['a duplicate key', '{"name":"world__charge","arguments":{"id":"strict","id":"other"}}'],
@@ -125,7 +108,7 @@ describe('what is sent', () => {
 
   it('as a batch is refused and none of it happens', async () => {
     const one = { jsonrpc: '2.0', id: 1, method: 'tools/call', params: charge('batch') };
-    const { status, answer } = await postMcp(front.gateway, JSON.stringify([one, { ...one, id: 2 }]));
+    const { status, answer } = await postMcp(gateway, JSON.stringify([one, { ...one, id: 2 }]));
     expect(status).toBe(400);
     expect(answer.error.code).toBe(-32600);
     expect(await effects('batch')).toBe(0);
@@ -140,18 +123,18 @@ describe('what is sent', () => {
     '{"jsonrpc":"2.0","id":1}',
     '{"jsonrpc":"1.0","id":1,"method":"tools/list"}',
   ])('that is no request (%s) is refused in order', async (body) => {
-    const { status } = await postMcp(front.gateway, body);
+    const { status } = await postMcp(gateway, body);
     expect(status).toBe(400);
   });
 
   it('as an answer that nobody waits for is taken and changes nothing', async () => {
     const body = JSON.stringify({ jsonrpc: '2.0', id: 'made-up', result: { action: 'accept' } });
-    expect((await postMcp(front.gateway, body)).status).toBe(202);
+    expect((await postMcp(gateway, body)).status).toBe(202);
   });
 
   it('with a session that nobody gave is served as for a client that can do nothing', async () => {
     for (const session of ['forged', `${'0'.repeat(36)}.esr`, 'x'.repeat(4_000)]) {
-      const { answer } = await requestLegacy(front.gateway, 'tools/call', charge('session'), {
+      const { answer } = await requestLegacy(gateway, 'tools/call', charge('session'), {
         headers: { 'mcp-session-id': session },
       });
       expect(answer.result.structuredContent).toMatchObject({ t: 'session' });
@@ -160,12 +143,12 @@ describe('what is sent', () => {
 
   it('with a giant id gets its answer under that id', async () => {
     const id = 'i'.repeat(100_000);
-    const { answer } = await postMcp(front.gateway, JSON.stringify({ jsonrpc: '2.0', id, method: 'tools/list' }));
+    const { answer } = await postMcp(gateway, JSON.stringify({ jsonrpc: '2.0', id, method: 'tools/list' }));
     expect(answer.id).toBe(id);
   });
 
   it('for a tool with a name that is too long is an error of the protocol', async () => {
-    const { answer } = await requestLegacy(front.gateway, 'tools/call', { name: 'n'.repeat(513), arguments: {} });
+    const { answer } = await requestLegacy(gateway, 'tools/call', { name: 'n'.repeat(513), arguments: {} });
     expect(answer.error).toMatchObject({ code: -32602, message: expect.stringContaining('512 characters') });
   });
 
@@ -176,18 +159,18 @@ describe('what is sent', () => {
   });
 
   it('as a method that there is not is an error of the protocol, in every revision', async () => {
-    expect((await requestLegacy(front.gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
-    expect((await requestNewest(front.gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
+    expect((await requestLegacy(gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
+    expect((await requestNewest(gateway, 'tools/destroy', {})).answer.error.code).toBe(-32601);
   });
 
   it('in a revision that there is not is refused and sends nothing', async () => {
-    const { status } = await requestLegacy(front.gateway, 'tools/call', charge('rev'), { version: '2031-01-01' });
+    const { status } = await requestLegacy(gateway, 'tools/call', charge('rev'), { version: '2031-01-01' });
     expect(status).toBe(400);
     expect(await effects('rev')).toBe(0);
   });
 
   it('with headers that say something else than the body is refused', async () => {
-    const { status } = await requestNewest(front.gateway, 'tools/call', charge('liar'), {
+    const { status } = await requestNewest(gateway, 'tools/call', charge('liar'), {
       headers: { 'mcp-name': 'world__read' },
     });
     expect(status).toBe(400);
@@ -197,7 +180,7 @@ describe('what is sent', () => {
 
 describe('a stream of news', () => {
   const open = (session: string, key: string, signal: AbortSignal) =>
-    fetch(`${front.gateway.url}/mcp`, {
+    fetch(`${gateway.url}/mcp`, {
       headers: { authorization: `Bearer ${key}`, accept: 'text/event-stream', 'mcp-session-id': session },
       signal,
     });

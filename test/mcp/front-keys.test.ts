@@ -1,22 +1,18 @@
 import { createHash } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { AGENT_KEY } from '../support/gateway.ts';
 import { requestLegacy, requestNewest } from './clients.ts';
-import { type McpGatewayFixture, startMcpGatewayFixture } from './front.ts';
+import { useMcpGateway } from './front.ts';
 
-let front: McpGatewayFixture;
-beforeAll(async () => {
-  front = await startMcpGatewayFixture();
-});
-afterAll(() => front?.end());
-beforeEach(() => front.upstream.reset());
+const { upstream, gateway } = useMcpGateway();
+beforeEach(() => upstream.reset());
 
 const OWN = 'oncegate/idempotency-key';
 const call = async (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
-  (await requestLegacy(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers })).answer.result;
+  (await requestLegacy(gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers })).answer.result;
 // biome-ignore lint/suspicious/noExplicitAny: results of every shape
 const txnOf = (result: any): string => result._meta['oncegate/txn'];
-const effects = async (id: string) => (await front.upstream.effects(id)).length;
+const effects = async (id: string) => (await upstream.effects(id)).length;
 
 describe('the key of a call', () => {
   it('is its own, then the header, then the id of its framework: the first that is there', async () => {
@@ -25,7 +21,7 @@ describe('the key of a call', () => {
     const all = await call('world__charge', { id: 'a' }, { [OWN]: 'k-own', ...framework }, header);
     const two = await call('world__charge', { id: 'b' }, framework, header);
     const one = await call('world__charge', { id: 'c' }, framework);
-    const keyOf = async (txn: string) => (await front.gateway.admin('GET', `/admin/calls/${txn}`)).body.key;
+    const keyOf = async (txn: string) => (await gateway.admin('GET', `/admin/calls/${txn}`)).body.key;
     expect(await Promise.all([all, two, one].map((result) => keyOf(txnOf(result))))).toEqual([
       'k-own',
       'k-header',
@@ -43,7 +39,7 @@ describe('the key of a call', () => {
       const other = await call('world__charge', { id: name }, { [name]: `another ${name}` });
       expect(txnOf(other)).not.toBe(txnOf(first));
       expect(await effects(name)).toBe(2);
-      const { key } = (await front.gateway.admin('GET', `/admin/calls/${txnOf(first)}`)).body;
+      const { key } = (await gateway.admin('GET', `/admin/calls/${txnOf(first)}`)).body;
       expect(key).toBe(`sha256:${createHash('sha256').update(`call ${name} with spaces`).digest('hex')}`);
     },
   );
@@ -57,11 +53,11 @@ describe('the key of a call', () => {
   });
 
   it('is the same here and at /v1/tools: one call, one effect', async () => {
-    const http = await front.gateway.call('world.charge', { id: 'shared' }, { key: 'shared-1' });
+    const http = await gateway.call('world.charge', { id: 'shared' }, { key: 'shared-1' });
     const mcp = await call('world__charge', { id: 'shared' }, { [OWN]: 'shared-1' });
     expect(txnOf(mcp)).toBe(http.body.txn);
     expect(mcp).toMatchObject({ structuredContent: http.body.result, _meta: { 'oncegate/replayed': true } });
-    const newest = await requestNewest(front.gateway, 'tools/call', {
+    const newest = await requestNewest(gateway, 'tools/call', {
       name: 'world__charge',
       arguments: { id: 'shared' },
       _meta: { [OWN]: 'shared-1' },
@@ -82,9 +78,7 @@ describe('the key of a call', () => {
       Array.from({ length: 8 }, (_, i) =>
         i % 2 === 0
           ? call('world__mail', { id: 'storm' }, { [OWN]: 'storm-1' }).then(txnOf)
-          : front.gateway
-              .call('world.mail', { id: 'storm' }, { key: 'storm-1' })
-              .then(({ body }) => body.txn as string),
+          : gateway.call('world.mail', { id: 'storm' }, { key: 'storm-1' }).then(({ body }) => body.txn as string),
       ),
     );
     expect(new Set(answers).size).toBe(1);
@@ -106,21 +100,21 @@ describe('a repeat without a key', () => {
   });
 
   it('of a call whose answer never arrived is that call', async () => {
-    await front.upstream.plan({ match: { id: 'unheard' }, do: [{ event: 'in' }, { wait: 'go' }] });
+    await upstream.plan({ match: { id: 'unheard' }, do: [{ event: 'in' }, { wait: 'go' }] });
     const hangUp = new AbortController();
     const params = { name: 'world__mail', arguments: { id: 'unheard' } };
-    const asked = requestLegacy(front.gateway, 'tools/call', params, { signal: hangUp.signal });
-    await front.upstream.awaitEvent('in');
+    const asked = requestLegacy(gateway, 'tools/call', params, { signal: hangUp.signal });
+    await upstream.awaitEvent('in');
     hangUp.abort();
     await expect(asked).rejects.toThrow();
-    await front.upstream.release('go');
+    await upstream.release('go');
     const told = await call('world__mail', { id: 'unheard' });
     expect(told.structuredContent).toMatchObject({ t: 'unheard' });
     expect(await effects('unheard')).toBe(1);
   });
 
   it('of a call that failed is a new wish, once the failure was told', async () => {
-    await front.upstream.plan({ match: { id: 'retry' }, do: [{ reply: 422 }] });
+    await upstream.plan({ match: { id: 'retry' }, do: [{ reply: 422 }] });
     expect(await call('world__mail', { id: 'retry' })).toMatchObject({ isError: true });
     await expect.poll(async () => (await call('world__mail', { id: 'retry' })).isError).toBeUndefined();
     expect(await effects('retry')).toBe(1);
@@ -133,11 +127,11 @@ describe('a saga', () => {
   it('is begun, filled through _meta and rolled back with the built-in tools', async () => {
     const saga = await begin();
     const step = await call('world__charge', { id: 's1' }, { 'oncegate/saga': saga });
-    const seen = (await front.gateway.get(`/v1/sagas/${saga}`)).body;
+    const seen = (await gateway.get(`/v1/sagas/${saga}`)).body;
     expect(seen.steps.map(({ txn }: { txn: string }) => txn)).toEqual([txnOf(step)]);
     const back = await call('oncegate__rollback_saga', { saga, reason: 'changed my mind' });
     expect(back.structuredContent).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
-    const routes = (await front.upstream.effects('s1')).map(({ route }) => route);
+    const routes = (await upstream.effects('s1')).map(({ route }) => route);
     expect(routes).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     const late = await call('world__charge', { id: 's2' }, { 'oncegate/saga': saga });
     expect(late).toMatchObject({ isError: true, structuredContent: { code: 'saga_closed' } });
@@ -156,7 +150,7 @@ describe('a saga', () => {
 
   it('is out of reach for a holder of its run that was replaced, as over HTTP', async () => {
     const take = () =>
-      front.gateway.request('POST', '/v1/runs', {
+      gateway.request('POST', '/v1/runs', {
         key: AGENT_KEY,
         body: JSON.stringify({ name: 'fenced over MCP' }),
         headers: { 'content-type': 'application/json' },
@@ -172,7 +166,7 @@ describe('a saga', () => {
       ['world__charge', { id: 'zombie' }],
     ] as const)
       expect((await call(tool, args, old)).structuredContent).toMatchObject({ code: 'fenced' });
-    expect((await front.gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
+    expect((await gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
     expect(await effects('zombie')).toBe(0);
   });
 
@@ -183,7 +177,7 @@ describe('a saga', () => {
       { 'oncegate/run': 'r', 'oncegate/epoch': 1 },
     ]) {
       const params = { name: 'world__charge', arguments: { id: 'fenced' }, _meta: meta };
-      expect((await requestLegacy(front.gateway, 'tools/call', params)).answer.error).toMatchObject({ code: -32602 });
+      expect((await requestLegacy(gateway, 'tools/call', params)).answer.error).toMatchObject({ code: -32602 });
     }
     expect(await effects('fenced')).toBe(0);
   });
@@ -191,10 +185,10 @@ describe('a saga', () => {
   it('is rolled back for real only: a dry run of a built-in tool is refused', async () => {
     const saga = await begin();
     const params = { name: 'oncegate__rollback_saga', arguments: { saga, reason: 'x' } };
-    const { answer } = await requestLegacy(front.gateway, 'tools/call', params, {
+    const { answer } = await requestLegacy(gateway, 'tools/call', params, {
       headers: { 'oncegate-dry-run': '?1' },
     });
     expect(answer.error).toMatchObject({ code: -32602 });
-    expect((await front.gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
+    expect((await gateway.get(`/v1/sagas/${saga}`)).body.state).toBe('open');
   });
 });

@@ -1,23 +1,19 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { OTHER_AGENT_KEY } from '../support/gateway.ts';
 import { connectLegacyClient, connectNewestClient, requestLegacy, requestNewest } from './clients.ts';
-import { type McpGatewayFixture, startMcpGatewayFixture } from './front.ts';
+import { useMcpGateway } from './front.ts';
 
-let front: McpGatewayFixture;
-beforeAll(async () => {
-  front = await startMcpGatewayFixture();
-});
-afterAll(() => front?.end());
-beforeEach(() => front.upstream.reset());
+const { upstream, gateway } = useMcpGateway();
+beforeEach(() => upstream.reset());
 
 const NOW = { prefer: 'wait=0' };
 const call = (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
-  requestLegacy(front.gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers });
-const effects = async (id: string) => (await front.upstream.effects(id)).length;
+  requestLegacy(gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers });
+const effects = async (id: string) => (await upstream.effects(id)).length;
 
 describe('tools/list', () => {
   it('shows what the agent may call, with our own annotations, and no more', async () => {
-    const client = await connectNewestClient(front.gateway);
+    const client = await connectNewestClient(gateway);
     const { tools } = await client.listTools();
     const names = tools.map(({ name }) => name);
     expect(names).toContain('world__charge');
@@ -32,7 +28,7 @@ describe('tools/list', () => {
     expect(tools.find(({ name }) => name === 'world__read')?.annotations).toMatchObject({ readOnlyHint: true });
     expect(tools.find(({ name }) => name === 'world__mail')?.annotations).toMatchObject({ destructiveHint: true });
     await client.close();
-    const other = await connectLegacyClient(front.gateway, { key: OTHER_AGENT_KEY });
+    const other = await connectLegacyClient(gateway, { key: OTHER_AGENT_KEY });
     expect((await other.listTools()).tools.map(({ name }) => name)).toEqual(['world__read']);
     await other.close();
   });
@@ -41,11 +37,11 @@ describe('tools/list', () => {
 describe('a call', () => {
   it.each(['2025-06-18', '2025-11-25'])('is carried out for a client of revision %s', async (version) => {
     const greeting = { protocolVersion: version, capabilities: {}, clientInfo: { name: 'raw', version: '1' } };
-    const hello = await requestLegacy(front.gateway, 'initialize', greeting);
+    const hello = await requestLegacy(gateway, 'initialize', greeting);
     expect(hello.answer.result).toMatchObject({ protocolVersion: version, serverInfo: { name: 'oncegate' } });
     const session = hello.headers.get('mcp-session-id') ?? '';
     const params = { name: 'world__charge', arguments: { id: `v${version}` } };
-    const { answer } = await requestLegacy(front.gateway, 'tools/call', params, {
+    const { answer } = await requestLegacy(gateway, 'tools/call', params, {
       version,
       headers: { 'mcp-session-id': session },
     });
@@ -54,7 +50,7 @@ describe('a call', () => {
   });
 
   it('is carried out for a client of the newest revision, which has no session', async () => {
-    const client = await connectNewestClient(front.gateway);
+    const client = await connectNewestClient(gateway);
     const result = await client.callTool({ name: 'world__charge', arguments: { id: 'new' } });
     expect(result.structuredContent).toMatchObject({ t: 'new' });
     expect(JSON.parse((result.content[0] as { text: string }).text)).toEqual(result.structuredContent);
@@ -86,7 +82,7 @@ describe('a call', () => {
 
   it('of a tool that is covered but does not exist is a protocol error, and so is what cannot be read', async () => {
     for (const name of ['ghost.x', 'ghost__x']) {
-      const unknown = await requestLegacy(front.gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
+      const unknown = await requestLegacy(gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
       expect(unknown.answer.error).toMatchObject({ code: -32602, data: { code: 'unknown_tool' } });
     }
     for (const params of [
@@ -95,7 +91,7 @@ describe('a call', () => {
       { name: 'world__charge', arguments: ['id'] },
       { name: 'world__charge', arguments: 'id' },
     ])
-      expect((await requestLegacy(front.gateway, 'tools/call', params)).answer.error.code).toBe(-32602);
+      expect((await requestLegacy(gateway, 'tools/call', params)).answer.error.code).toBe(-32602);
     for (const meta of [
       { 'oncegate/idempotency-key': 7 },
       { 'oncegate/idempotency-key': 'with space' },
@@ -112,7 +108,7 @@ describe('a call', () => {
   });
 
   it('whose tool failed says so, and that nothing happened', async () => {
-    await front.upstream.plan({ match: { id: 'failed' }, do: [{ reply: 422, body: { why: 'no funds' } }] });
+    await upstream.plan({ match: { id: 'failed' }, do: [{ reply: 422, body: { why: 'no funds' } }] });
     const { result } = (await call('world__charge', { id: 'failed' })).answer;
     expect(result.structuredContent).toMatchObject({
       code: 'tool_failed',
@@ -122,7 +118,7 @@ describe('a call', () => {
   });
 
   it('in doubt says so and is never sent twice', async () => {
-    await front.upstream.plan({ match: { id: 'doubt' }, do: ['apply', 'drop'] });
+    await upstream.plan({ match: { id: 'doubt' }, do: ['apply', 'drop'] });
     const first = (await call('world__mail', { id: 'doubt' })).answer.result;
     expect(first).toMatchObject({
       isError: true,
@@ -134,11 +130,11 @@ describe('a call', () => {
   });
 
   it('to an upstream whose breaker is open is held back and binds nothing', async () => {
-    await front.gateway.admin('POST', '/admin/breakers/sick/open', { reason: 'test' });
+    await gateway.admin('POST', '/admin/breakers/sick/open', { reason: 'test' });
     const meta = { 'oncegate/idempotency-key': 'sick-1' };
     const { result } = (await call('sick__pay', { id: 'sick' }, meta)).answer;
     expect(result).toMatchObject({ isError: true, structuredContent: { code: 'breaker_open', retry: 'after_delay' } });
-    await front.gateway.admin('POST', '/admin/breakers/sick/close', { reason: 'test' });
+    await gateway.admin('POST', '/admin/breakers/sick/close', { reason: 'test' });
     expect((await call('sick__pay', { id: 'sick' }, meta)).answer.result.isError).toBeUndefined();
     expect(await effects('sick')).toBe(1);
   });
@@ -150,15 +146,15 @@ describe('a call', () => {
   });
 
   it('that nobody waits for any more goes on: closing the stream is a hang-up, not an undo', async () => {
-    await front.upstream.plan({ match: { id: 'gone' }, do: [{ event: 'in' }, { wait: 'go' }] });
+    await upstream.plan({ match: { id: 'gone' }, do: [{ event: 'in' }, { wait: 'go' }] });
     const body = { name: 'world__charge', arguments: { id: 'gone' }, _meta: { 'oncegate/idempotency-key': 'gone-1' } };
     const hangUp = new AbortController();
-    const asked = requestLegacy(front.gateway, 'tools/call', body, { signal: hangUp.signal });
-    await front.upstream.awaitEvent('in');
+    const asked = requestLegacy(gateway, 'tools/call', body, { signal: hangUp.signal });
+    await upstream.awaitEvent('in');
     hangUp.abort();
     await expect(asked).rejects.toThrow();
-    await front.upstream.release('go');
-    const again = (await requestLegacy(front.gateway, 'tools/call', body)).answer.result;
+    await upstream.release('go');
+    const again = (await requestLegacy(gateway, 'tools/call', body)).answer.result;
     expect(again.structuredContent).toMatchObject({ t: 'gone' });
     expect(await effects('gone')).toBe(1);
   });
@@ -166,11 +162,9 @@ describe('a call', () => {
 
 describe('a call that a person must approve', () => {
   const approve = async (txn: string) => {
-    const { items } = (await front.gateway.admin('GET', '/admin/approvals?state=pending')).body;
+    const { items } = (await gateway.admin('GET', '/admin/approvals?state=pending')).body;
     const { digest } = items.find((item: { txn: string }) => item.txn === txn);
-    expect(
-      (await front.gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' })).status,
-    ).toBe(200);
+    expect((await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' })).status).toBe(200);
   };
 
   it('answers within the patience of the client, says how to ask again, and is sent once when approved', async () => {
@@ -191,51 +185,51 @@ describe('a call that a person must approve', () => {
   it('sends a client that can show a page to it, and knows the call when it comes back', async () => {
     const capabilities = { elicitation: { url: {} } };
     const params = { name: 'world__held', arguments: { id: 'h2' } };
-    const { answer } = await requestNewest(front.gateway, 'tools/call', params, { capabilities, headers: NOW });
+    const { answer } = await requestNewest(gateway, 'tools/call', params, { capabilities, headers: NOW });
     expect(answer.result).toMatchObject({
       resultType: 'input_required',
       inputRequests: { approval: { method: 'elicitation/create', params: { mode: 'url' } } },
     });
     const { url } = answer.result.inputRequests.approval.params;
     const txn = url.split('/').at(-1);
-    expect(url).toBe(`${front.gateway.url}/#approvals/${txn}`);
+    expect(url).toBe(`${gateway.url}/#approvals/${txn}`);
     await approve(txn);
     const back = {
       ...params,
       requestState: answer.result.requestState,
       inputResponses: { approval: { action: 'accept' } },
     };
-    const told = await requestNewest(front.gateway, 'tools/call', back, { capabilities });
+    const told = await requestNewest(gateway, 'tools/call', back, { capabilities });
     expect(told.answer.result.structuredContent).toMatchObject({ t: 'h2' });
     expect(await effects('h2')).toBe(1);
   });
 
   it('is no page to visit for a client that can show none', async () => {
     const params = { name: 'world__held', arguments: { id: 'h3' } };
-    const { answer } = await requestNewest(front.gateway, 'tools/call', params, { headers: NOW });
+    const { answer } = await requestNewest(gateway, 'tools/call', params, { headers: NOW });
     expect(answer.result).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
   });
 });
 
 describe('a tool with an output schema, to which old clients hold every answer', () => {
   it('still tells them of a hold, a failure, a denial and a lost answer', async () => {
-    const client = await connectLegacyClient(front.gateway);
+    const client = await connectLegacyClient(gateway);
     const { tools } = await client.listTools();
     expect(tools.find(({ name }) => name === 'world__charge')?.outputSchema).toMatchObject({ type: 'object' });
     const told = async (name: string, args: Record<string, unknown>) => client.callTool({ name, arguments: args });
     expect(await told('world__charge', { id: 'o1' })).toMatchObject({ structuredContent: { t: 'o1' } });
-    await front.upstream.plan({ match: { id: 'o2' }, do: [{ reply: 422 }] });
+    await upstream.plan({ match: { id: 'o2' }, do: [{ reply: 422 }] });
     const failed = await told('world__charge', { id: 'o2' });
     expect(failed).toMatchObject({ isError: true, structuredContent: { code: 'tool_failed' } });
     const denied = await told('world__charge', { id: 'o3', n: 5000 });
     expect(denied).toMatchObject({ isError: true, structuredContent: { code: 'denied' } });
-    await front.upstream.plan({ match: { id: 'o4' }, do: ['apply', 'partial'] });
+    await upstream.plan({ match: { id: 'o4' }, do: ['apply', 'partial'] });
     const lost = await told('world__charge', { id: 'o4' });
     expect(lost).toMatchObject({
       structuredContent: { state: 'succeeded', outcome: 'body_unavailable', result: null },
     });
     await client.close();
-    const hasty = await connectLegacyClient(front.gateway, { headers: NOW });
+    const hasty = await connectLegacyClient(gateway, { headers: NOW });
     await hasty.listTools();
     const held = await hasty.callTool({ name: 'world__held', arguments: { id: 'o5' } });
     expect(held).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
@@ -243,9 +237,9 @@ describe('a tool with an output schema, to which old clients hold every answer',
   });
 
   it('still shows them what does not fit it, by refusing it', async () => {
-    const client = await connectLegacyClient(front.gateway);
+    const client = await connectLegacyClient(gateway);
     await client.listTools();
-    await front.upstream.plan({ match: { id: 'o6' }, do: [{ reply: 200, body: { id: 7 } }] });
+    await upstream.plan({ match: { id: 'o6' }, do: [{ reply: 200, body: { id: 7 } }] });
     await expect(client.callTool({ name: 'world__charge', arguments: { id: 'o6' } })).rejects.toThrow('output schema');
     await client.close();
   });

@@ -1,26 +1,14 @@
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
-export interface McpGatewayFixture {
-  readonly gateway: Gateway;
-  readonly upstream: TestUpstream;
-  end(): Promise<void>;
-}
-
-/** A gateway with HTTP tools of every kind behind it, to be asked over MCP. */
-export async function startMcpGatewayFixture(more = ''): Promise<McpGatewayFixture> {
-  const [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  const gateway = await startGateway({
-    databaseUrl: database.url,
-    policies: { 'front.yaml': renderPolicies(upstream.url), ...(more === '' ? {} : { 'more.yaml': more }) },
+/** A gateway with HTTP tools of every kind behind it, for tests that call it over MCP. `more` is one more policy file. */
+export function useMcpGateway(more?: () => string) {
+  return useGateway({
+    policies: (url) => ({
+      'front.yaml': renderPolicies(url),
+      ...(more === undefined ? {} : { 'more.yaml': more() }),
+    }),
   });
-  const end = async () => {
-    await gateway.dispose();
-    await database.drop();
-    await upstream.stop();
-  };
-  return { gateway, upstream, end };
 }
 
 function renderPolicies(url: string): string {
@@ -60,7 +48,7 @@ tools:
   sick.pay: { upstream: sick, ${input}, request: { method: POST, path: /keyed/charge, body: "\${args}" }, once: { by: key, header: Idempotency-Key } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: world.held
       - deny: world.secret
@@ -72,7 +60,7 @@ agents:
         approve: never
       - allow: oncegate.*
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules: [{ allow: world.read }, { allow: ghost.* }]
 ${PEOPLE_YAML}`;
 }

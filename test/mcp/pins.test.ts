@@ -1,45 +1,17 @@
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import {
-  ADMIN_KEY,
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  PEOPLE_YAML,
-  sha256Hex,
-  startGateway,
-  VIEWER_KEY,
-} from '../support/gateway.ts';
-import { startTestMcpServer, type TestMcpServer } from './server.ts';
+import { afterEach, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY, testerYaml, VIEWER_KEY } from '../support/gateway.ts';
+import { makeReplicaForTest, useGateway } from '../support/use-gateway.ts';
+import { useMcpServer } from './use-mcp-server.ts';
 
-let server: TestMcpServer;
-let database: TestDatabase;
-let gateway: Gateway;
-let replica: Gateway | undefined;
-
-beforeAll(async () => {
-  [server, database] = await Promise.all([startTestMcpServer({ era: 'modern' }), createTestDatabase()]);
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    policies: {
-      'pins.yaml': `
+const server = useMcpServer({ era: 'modern' });
+const { gateway } = useGateway({
+  upstream: 'none',
+  policies: () => `
 upstreams:
   world: { adapter: mcp, url: "${server.url}", allowPrivate: true, timeout: 2s, import: "*" }
   some: { adapter: mcp, url: "${server.url}", allowPrivate: true, timeout: 2s, import: "p*" }
   bare: { adapter: mcp, url: "${server.url}", allowPrivate: true, timeout: 2s, import: "mail", expose: bare }
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules: [{ allow: world.think }, { allow: "world.*", approve: never }, { allow: "some.*" }, { allow: mail }]
-${PEOPLE_YAML}`,
-    },
-  });
-});
-afterAll(async () => {
-  await replica?.dispose();
-  await gateway?.dispose();
-  await database?.drop();
-  await server?.stop();
+${testerYaml('[{ allow: world.think }, { allow: "world.*", approve: never }, { allow: "some.*" }, { allow: mail }]')}`,
 });
 afterEach(async () => {
   await server.reset();
@@ -53,11 +25,7 @@ const pin = async (tool: string, from = gateway) =>
     (item: { upstream: string; tool: string }) => item.upstream === 'world' && item.tool === tool,
   );
 const accept = (tool: string, digest: string, key = ADMIN_KEY) =>
-  gateway.request('POST', `/admin/pins/world/${tool}/accept`, {
-    key,
-    body: JSON.stringify({ digest, reason: 'looked at it' }),
-    headers: { 'content-type': 'application/json' },
-  });
+  gateway.post(`/admin/pins/world/${tool}/accept`, { digest, reason: 'looked at it' }, key);
 const changed = async (tool: string, from = gateway) => {
   await expect.poll(async () => (await pin(tool, from)).state, { timeout: 10_000 }).toBe('changed');
   return pin(tool, from);
@@ -151,7 +119,7 @@ describe('a tool of a server', () => {
   });
 
   it('is kept by every replica alike, and through a restart with the server down', async () => {
-    replica = await makeGateway({ ...gateway.options, beside: gateway });
+    const replica = await makeReplicaForTest(gateway);
     await replica.start();
     await server.changeTool({ name: 'tell', description: 'Changed for all.' });
     const { offered } = await changed('tell', replica);

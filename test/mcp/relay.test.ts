@@ -5,9 +5,9 @@ import {
   ResourceUpdatedNotificationSchema,
   ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import {
   connectLegacyClient,
   connectNewestClient,
@@ -16,30 +16,20 @@ import {
   requestNewest,
   waitForImport,
 } from './clients.ts';
-import { startTestMcpServer, type TestMcpServer } from './server.ts';
+import { useMcpServer } from './use-mcp-server.ts';
 
-let world: TestMcpServer;
-let second: TestMcpServer;
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  [world, second, database] = await Promise.all([
-    startTestMcpServer(),
-    startTestMcpServer({ label: 'second', era: 'modern' }),
-    createTestDatabase(),
-  ]);
-  const upstream = (url: string) => `{ adapter: mcp, url: "${url}", allowPrivate: true, timeout: 3s, import: "*" }`;
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    policies: {
-      'relay.yaml': `
+const world = useMcpServer();
+const second = useMcpServer({ label: 'second', era: 'modern' });
+const declare = (url: string) => `{ adapter: mcp, url: "${url}", allowPrivate: true, timeout: 3s, import: "*" }`;
+const { gateway } = useGateway({
+  upstream: 'none',
+  policies: () => `
 upstreams:
-  world: ${upstream(world.url)}
-  second: ${upstream(second.url)}
+  world: ${declare(world.url)}
+  second: ${declare(second.url)}
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { deny: world.resources, when: args.uri == "notes://private" }
       - { allow: world.put }
@@ -48,18 +38,11 @@ agents:
       - { allow: second.greet, approve: never }
       - { allow: second.think }
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules: [{ allow: second.prompts }, { allow: world.mail, approve: never }]
 ${PEOPLE_YAML}`,
-    },
-  });
-  await waitForImport(gateway, 'world.greet', 'second.greet');
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await Promise.all([world?.stop(), second?.stop()]);
-});
+beforeAll(() => waitForImport(gateway, 'world.greet', 'second.greet'));
 beforeEach(() => world.reset());
 
 const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);

@@ -1,46 +1,36 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
 import { requestLegacy, waitForImport } from './clients.ts';
-import { createStdioServer, type McpFaultStep, type TestStdioServer } from './server.ts';
+import { createStdioServer, type McpFaultStep } from './server.ts';
 
 const SECRET = 'local-secret-token';
 const TOKEN = 'token-in-the-command';
-let world: TestStdioServer;
-let database: TestDatabase;
-let gateway: Gateway;
 
-beforeAll(async () => {
-  [world, database] = await Promise.all([createStdioServer(), createTestDatabase()]);
-  const retry = 'retry: { attempts: 20, base: 100ms, max: 500ms, within: 1m }';
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { WORLD_KEY: SECRET, WORLD_TOKEN: TOKEN, UNRELATED_SECRET: 'of-the-gateway' },
-    policies: {
-      'stdio.yaml': `
+const world = useResource(createStdioServer, (server) => server.remove());
+const RETRY = 'retry: { attempts: 20, base: 100ms, max: 500ms, within: 1m }';
+const { gateway, database } = useGateway({
+  upstream: 'none',
+  env: { WORLD_KEY: SECRET, WORLD_TOKEN: TOKEN, UNRELATED_SECRET: 'of-the-gateway' },
+  policies: () => `
 upstreams:
   local: { adapter: mcp, command: ${JSON.stringify([...world.command, '--label', `\${env.WORLD_TOKEN}`])}, env: { WORLD_KEY: "\${env.WORLD_KEY}" }, timeout: 2s, import: "*", breaker: { minimum: 1000 } }
   absent: { adapter: mcp, command: [/no/such/program], timeout: 1s }
 tools:
-  local.pay: { upstream: local, once: { by: key, field: key }, input: { type: object }, ${retry} }
-  local.put: { upstream: local, once: { by: idempotent }, ${retry} }
-  local.mail: { upstream: local, ${retry} }
+  local.pay: { upstream: local, once: { by: key, field: key }, input: { type: object }, ${RETRY} }
+  local.put: { upstream: local, once: { by: idempotent }, ${RETRY} }
+  local.mail: { upstream: local, ${RETRY} }
   local.tell: { upstream: local, effect: read }
   absent.mail: { upstream: absent, retry: { attempts: 1 } }
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*", approve: never }] }
-${PEOPLE_YAML}`,
-    },
-  });
+${testerYaml('[{ allow: "*", approve: never }]')}`,
+});
+beforeAll(async () => {
   await waitForImport(gateway, 'local.find');
   await world.waitUntilRunning();
 });
-afterAll(async () => {
-  await gateway?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await world?.remove();
-});
+// A gateway that is killed leaves the server that it started.
+afterAll(() => gateway.stop());
 beforeEach(async () => {
   await world.waitUntilRunning();
   await world.reset();

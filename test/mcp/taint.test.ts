@@ -1,51 +1,34 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { beforeAll, describe, expect, it } from 'vitest';
 import { RunHolder } from '../controls/run-holder.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { requestLegacy, waitForImport } from './clients.ts';
-import { startTestMcpServer, type TestMcpServer } from './server.ts';
-
-let inbox: TestMcpServer;
-let files: TestMcpServer;
-let database: TestDatabase;
-let gateway: Gateway;
+import { useMcpServer } from './use-mcp-server.ts';
 
 /** Each test has an agent of its own: outside of runs an agent is tainted for ever. */
 const agent = (name: string, key: string) => `  ${name}:
-    keys: ["sha256:${sha256Hex(key)}"]
+    ${keysYaml(key)}
     rules:
       - { allow: "inbox.*", approve: never }
       - { allow: files.resources }
       - { allow: files.put, when: "!tainted", approve: never }
 `;
 
-beforeAll(async () => {
-  [inbox, files, database] = await Promise.all([
-    startTestMcpServer(),
-    startTestMcpServer({ label: 'files' }),
-    createTestDatabase(),
-  ]);
-  const upstream = (url: string) => `adapter: mcp, url: "${url}", allowPrivate: true, timeout: 30s, import: "*"`;
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    policies: {
-      'taint.yaml': `
+const inbox = useMcpServer();
+const files = useMcpServer({ label: 'files' });
+const declare = (url: string) => `adapter: mcp, url: "${url}", allowPrivate: true, timeout: 30s, import: "*"`;
+const { gateway } = useGateway({
+  upstream: 'none',
+  policies: () => `
 upstreams:
-  inbox: { ${upstream(inbox.url)}, untrusted: true }
-  files: { ${upstream(files.url)} }
+  inbox: { ${declare(inbox.url)}, untrusted: true }
+  files: { ${declare(files.url)} }
 tools:
   inbox.pay: { upstream: inbox, once: { by: key, header: Idempotency-Key }, untrusted: false }
 agents:
 ${agent('calls', AGENT_KEY)}${agent('reads', 'reads')}${agent('prompted', 'prompted')}${PEOPLE_YAML}`,
-    },
-  });
-  await waitForImport(gateway, 'inbox.put', 'files.put');
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await Promise.all([inbox?.stop(), files?.stop()]);
-});
+beforeAll(() => waitForImport(gateway, 'inbox.put', 'files.put'));
 
 async function isTainted(key: string, headers: Readonly<Record<string, string>> = {}): Promise<boolean> {
   const dry = { ...headers, 'oncegate-dry-run': '?1' };

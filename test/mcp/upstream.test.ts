@@ -1,8 +1,9 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, type Reply, sha256Hex, startGateway } from '../support/gateway.ts';
+import { beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, type Reply, testerYaml } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 import { requestLegacy, waitForImport } from './clients.ts';
-import { type McpFaultPlan, type McpFaultStep, startTestMcpServer, type TestMcpServer } from './server.ts';
+import type { McpFaultPlan, McpFaultStep, TestMcpServer } from './server.ts';
+import { useMcpServer } from './use-mcp-server.ts';
 
 const SECRET = 'tok/en+with=odd.letters';
 
@@ -23,40 +24,24 @@ function contracts(upstream: string): string {
   ${upstream}.greet: { upstream: ${upstream}, noEffect: [400, 424], ${retry} }`;
 }
 
-const server: Record<string, TestMcpServer> = {};
-let database: TestDatabase;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  [server['modern'], server['legacy'], database] = await Promise.all([
-    startTestMcpServer({ era: 'modern' }),
-    startTestMcpServer({ era: 'legacy' }),
-    createTestDatabase(),
-  ]);
-  const upstream = (name: string) =>
-    `  ${name}: { adapter: mcp, url: "${server[name]?.url}", allowPrivate: true, timeout: 1s, import: "*", headers: { x-key: "\${env.WORLD_KEY}" }, breaker: { minimum: 1000 } }`;
-  gateway = await startGateway({
-    databaseUrl: database.url,
-    env: { WORLD_KEY: SECRET },
-    policies: {
-      'mcp.yaml': `
+const server: Record<string, TestMcpServer> = {
+  modern: useMcpServer({ era: 'modern' }),
+  legacy: useMcpServer({ era: 'legacy' }),
+};
+const declare = (name: string) =>
+  `  ${name}: { adapter: mcp, url: "${server[name]?.url}", allowPrivate: true, timeout: 1s, import: "*", headers: { x-key: "\${env.WORLD_KEY}" }, breaker: { minimum: 1000 } }`;
+const { gateway, database } = useGateway({
+  upstream: 'none',
+  env: { WORLD_KEY: SECRET },
+  policies: () => `
 upstreams:
-${upstream('modern')}
-${upstream('legacy')}
+${declare('modern')}
+${declare('legacy')}
 tools:${contracts('modern')}${contracts('legacy')}
-agents:
-  tester: { keys: ["sha256:${sha256Hex(AGENT_KEY)}"], rules: [{ allow: "*.think" }, { allow: "*", approve: never }] }
-${PEOPLE_YAML}`,
-    },
-  });
-  // Tools that only the servers name.
-  await waitForImport(gateway, 'modern.think', 'legacy.think');
+${testerYaml('[{ allow: "*.think" }, { allow: "*", approve: never }]')}`,
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await Promise.all(Object.values(server).map((each) => each?.stop()));
-});
+// Tools that only the servers name.
+beforeAll(() => waitForImport(gateway, 'modern.think', 'legacy.think'));
 
 describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   let world: TestMcpServer;

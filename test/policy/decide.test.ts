@@ -32,7 +32,7 @@ function withRules(...rules: string[]): string {
   return `${TOOLS}agents:\n  bot:\n    rules:\n${rules.map((rule) => `      - { ${rule} }\n`).join('')}`;
 }
 
-function told(decision: PolicyDecision): string {
+function describeDecision(decision: PolicyDecision): string {
   if (!decision.allowed) return `${decision.code}: ${decision.reason}`;
   const { hold } = decision;
   const held =
@@ -42,13 +42,13 @@ function told(decision: PolicyDecision): string {
 
 const R = (n: number): string => `bot rule ${n} (policies/p.yaml:${12 + n})`;
 
-describe('table', () => {
+describe('a decision', () => {
   test.each<[string, string[], string, JsonObject, string]>([
-    ['nothing allows', [], 'a.get', {}, 'denied: no rule of bot allows a.get'],
-    ['exact', ['allow: a.get'], 'a.get', {}, `allowed by ${R(1)}`],
-    ['exact is exact', ['allow: a.get'], 'b.get', {}, 'denied: no rule of bot allows b.get'],
-    ['glob', ['allow: "*.get"'], 'b.get', {}, `allowed by ${R(1)}`],
-    ['any deny wins', ['allow: "*"', 'deny: a.*'], 'a.get', {}, `denied: denied by ${R(2)}`],
+    ['no rule at all', [], 'a.get', {}, 'denied: No rule of bot allows a.get.'],
+    ['an exact name', ['allow: a.get'], 'a.get', {}, `allowed by ${R(1)}`],
+    ['an exact name matches no other', ['allow: a.get'], 'b.get', {}, 'denied: No rule of bot allows b.get.'],
+    ['a glob', ['allow: "*.get"'], 'b.get', {}, `allowed by ${R(1)}`],
+    ['any deny wins', ['allow: "*"', 'deny: a.*'], 'a.get', {}, `denied: Denied by ${R(2)}.`],
     [
       'a deny that does not match',
       ['allow: "*"', 'deny: a.*, when: args.x == 1'],
@@ -57,11 +57,11 @@ describe('table', () => {
       `allowed by ${R(1)}`,
     ],
     [
-      'a deny that cannot tell counts',
+      'a deny whose condition cannot be evaluated denies',
       ['allow: "*"', 'deny: a.*, when: args.x == 1'],
       'a.get',
       {},
-      `denied: denied by ${R(2)}: its condition cannot be evaluated (no x: \`args.x == 1\`), so it counts`,
+      `denied: Denied by ${R(2)}. Its condition cannot be evaluated (x is missing in \`args.x == 1\`), so the deny applies.`,
     ],
     [
       'the first allow decides',
@@ -70,75 +70,105 @@ describe('table', () => {
       { x: 9 },
       `allowed by ${R(1)}`,
     ],
-    ['else the next', ['allow: a.*, when: args.x > 5', 'allow: a.get'], 'a.get', { x: 1 }, `allowed by ${R(2)}`],
     [
-      'an allow that cannot tell denies',
+      'the next allow decides if the first does not match',
+      ['allow: a.*, when: args.x > 5', 'allow: a.get'],
+      'a.get',
+      { x: 1 },
+      `allowed by ${R(2)}`,
+    ],
+    [
+      'an allow whose condition cannot be evaluated denies',
       ['allow: a.*, when: args.x > 5', 'allow: a.get'],
       'a.get',
       {},
-      `denied: ${R(1)} cannot tell whether it allows this: no x: \`args.x > 5\``,
+      `denied: Denied, because the condition of ${R(1)} cannot be evaluated: x is missing in \`args.x > 5\`.`,
     ],
     [
-      'no allow fits',
+      'no allow matches',
       ['allow: a.*, when: args.x > 5'],
       'a.get',
       { x: 1 },
-      `denied: no rule of bot allows a.get with these arguments; tried ${R(1)}`,
+      `denied: No rule of bot allows a.get with these arguments; tried ${R(1)}.`,
     ],
     [
-      'effect narrows',
+      'effect narrows a rule',
       ['allow: a.*, effect: read'],
       'a.put',
       {},
-      `denied: no rule of bot allows a.put; ${R(1)} is for reads, and this is a write`,
+      `denied: No rule of bot allows a.put. ${R(1)} is for reads, and a.put is a write.`,
     ],
     [
-      'effect narrows, and nothing else fits',
+      'effect narrows, and no other allow matches',
       ['allow: a.*, effect: read', 'allow: a.put, when: args.x > 5'],
       'a.put',
       { x: 1 },
-      `denied: no rule of bot allows a.put with these arguments; tried ${R(2)}; ${R(1)} is for reads, and this is a write`,
+      `denied: No rule of bot allows a.put with these arguments; tried ${R(2)}. ${R(1)} is for reads, and a.put is a write.`,
     ],
-    ['effect fits', ['allow: a.*, effect: read'], 'a.get', {}, `allowed by ${R(1)}`],
-    ['deny by effect', ['allow: "*"', 'deny: "*", effect: write'], 'a.put', {}, `denied: denied by ${R(2)}`],
-    ['unknown', ['allow: a.get'], 'a.nope', {}, 'denied: no rule of bot allows a.nope'],
-    ['unknown but covered', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: there is no tool "a.nope"'],
-    ['unknown, covered and denied', ['allow: a.*', 'deny: "*.nope*"'], 'a.nope', {}, `denied: denied by ${R(2)}`],
-    ['unknown, only denied', ['deny: a.*'], 'a.nope', {}, `denied: denied by ${R(1)}`],
-    ['a write by idempotent is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
-    ['a none write is held', ['allow: a.send'], 'a.send', {}, `allowed by ${R(1)} held for 1 of any within 3600000`],
-    ['unless waived', ['allow: a.send, approve: never'], 'a.send', {}, `allowed by ${R(1)}`],
+    ['the effect matches', ['allow: a.*, effect: read'], 'a.get', {}, `allowed by ${R(1)}`],
+    ['a deny by effect', ['allow: "*"', 'deny: "*", effect: write'], 'a.put', {}, `denied: Denied by ${R(2)}.`],
+    ['an unknown tool', ['allow: a.get'], 'a.nope', {}, 'denied: No rule of bot allows a.nope.'],
+    ['an unknown tool that an allow covers', ['allow: a.*'], 'a.nope', {}, 'unknown_tool: There is no tool "a.nope".'],
     [
-      'a none write is held although its condition is false',
+      'an unknown tool that an allow covers and a deny matches',
+      ['allow: a.*', 'deny: "*.nope*"'],
+      'a.nope',
+      {},
+      `denied: Denied by ${R(2)}.`,
+    ],
+    ['an unknown tool that only a deny covers', ['deny: a.*'], 'a.nope', {}, `denied: Denied by ${R(1)}.`],
+    ['an idempotent write is not held', ['allow: a.put'], 'a.put', {}, `allowed by ${R(1)}`],
+    [
+      'a write with once: none is held',
+      ['allow: a.send'],
+      'a.send',
+      {},
+      `allowed by ${R(1)} held for 1 of any within 3600000`,
+    ],
+    [
+      'a write with once: none is not held with approve: never',
+      ['allow: a.send, approve: never'],
+      'a.send',
+      {},
+      `allowed by ${R(1)}`,
+    ],
+    [
+      'a write with once: none is held although the approval condition is false',
       ['allow: a.send, approve: { when: "false", by: [finance], within: 1m }'],
       'a.send',
       {},
       `allowed by ${R(1)} held for 1 of finance within 60000`,
     ],
     [
-      'approve always',
+      'approve without a condition',
       ['allow: a.put, approve: {}'],
       'a.put',
       {},
       `allowed by ${R(1)} held for 1 of any within 3600000`,
     ],
     [
-      'approve when',
+      'approve with a true condition',
       ['allow: a.put, approve: { when: args.x > 5 }'],
       'a.put',
       { x: 6 },
       `allowed by ${R(1)} held for 1 of any within 3600000`,
     ],
-    ['approve when not', ['allow: a.put, approve: { when: args.x > 5 }'], 'a.put', { x: 5 }, `allowed by ${R(1)}`],
     [
-      'approve when it cannot tell',
+      'approve with a false condition',
+      ['allow: a.put, approve: { when: args.x > 5 }'],
+      'a.put',
+      { x: 5 },
+      `allowed by ${R(1)}`,
+    ],
+    [
+      'approve with a condition that cannot be evaluated',
       ['allow: a.put, approve: { when: args.x > 5 }'],
       'a.put',
       {},
       `allowed by ${R(1)} held for 1 of any within 3600000`,
     ],
     [
-      'sees agent, tool, now',
+      'a condition reads agent, tool, saga and now',
       [`allow: "*", when: 'agent == "bot" && tool == "a.get" && saga == null && now.getFullYear() == 2026'`],
       'a.get',
       {},
@@ -146,10 +176,10 @@ describe('table', () => {
     ],
   ])('%s', (_name, rules, tool, args, expected) => {
     const policies = compileValidPolicies(withRules(...rules));
-    expect(told(decideCall(policies, requireAgent(policies), tool, buildCallScope(args)))).toBe(expected);
+    expect(describeDecision(decideCall(policies, requireAgent(policies), tool, buildCallScope(args)))).toBe(expected);
   });
 
-  test("the contract's example", () => {
+  test('of the example policy', () => {
     const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'x' });
     const agent = requireAgent(policies, 'billing-bot');
     const charge = (args: JsonObject) => decideCall(policies, agent, 'payments.charge', buildCallScope(args));
@@ -166,7 +196,7 @@ describe('table', () => {
     });
   });
 
-  test('built-in tools', () => {
+  test('about built-in tools', () => {
     const policies = compileValidPolicies(withRules('allow: oncegate.*, effect: read', 'allow: oncegate.begin_saga'));
     const may = (tool: string) => decideBuiltIn(requireAgent(policies), tool, buildCallScope()).allowed;
     expect(may('oncegate.get_call')).toBe(true);
@@ -174,7 +204,7 @@ describe('table', () => {
     expect(may('oncegate.commit_saga')).toBe(false);
   });
 
-  test('what a list of tools shows', () => {
+  test('canAllowTool selects the tools that a list shows', () => {
     const policies = compileValidPolicies(
       withRules('allow: "*.get"', 'allow: a.put, when: "false"', 'deny: b.*', 'deny: a.get, when: "false"'),
     );
@@ -184,7 +214,7 @@ describe('table', () => {
     expect(shown).toEqual(['a.get', 'a.put']);
   });
 
-  test('explain tells of every rule', () => {
+  test('is explained for every rule', () => {
     const policies = compileValidPolicies(
       withRules(
         'allow: b.*',
@@ -200,25 +230,25 @@ describe('table', () => {
       'a.get',
       buildCallScope({ x: 1, y: false }),
     );
-    expect(told(decision)).toBe(`allowed by ${R(5)}`);
+    expect(describeDecision(decision)).toBe(`allowed by ${R(5)}`);
     expect(tried.map(({ matched, why }) => `${matched}: ${why}`)).toEqual([
-      'false: b.* does not cover a.get',
-      'false: it is for writes, and a.get is a read',
-      'false: its condition is false',
-      'false: its condition is false',
-      'true: it matches, and decides',
+      'false: The pattern b.* does not cover a.get.',
+      'false: The rule is for writes, and a.get is a read.',
+      'false: The condition is false.',
+      'false: The condition is false.',
+      'true: The rule matches and decides.',
     ]);
     const errors = explainDecision(policies, requireAgent(policies), 'a.get', buildCallScope()).tried.map(
       ({ matched, why }) => `${matched}: ${why}`,
     );
     expect(errors.slice(2)).toEqual([
-      'false: its condition cannot be evaluated: no x: `args.x > 5`',
-      'true: its condition cannot be evaluated: no y: `args.y`',
-      'true: it matches, but another rule decides',
+      'false: The condition cannot be evaluated: x is missing in `args.x > 5`.',
+      'true: The condition cannot be evaluated: y is missing in `args.y`.',
+      'true: The rule matches, but another rule decides.',
     ]);
   });
 
-  test('the default hold cannot be changed by anybody', () => {
+  test('uses a frozen default approval', () => {
     expect(Object.isFrozen(DEFAULT_APPROVAL) && Object.isFrozen(DEFAULT_APPROVAL.by)).toBe(true);
   });
 });
@@ -243,8 +273,8 @@ const rules = fc.array(fc.oneof(ruleText('allow'), ruleText('deny')), { maxLengt
 const args = fc.record({ x: fc.constantFrom(0, 2, 'z'), y: fc.constantFrom(true, false, 1) }, { requiredKeys: [] });
 const name = fc.constantFrom('a.get', 'a.put', 'a.send', 'b.get', 'a.nope', 'zzz');
 
-describe('properties', () => {
-  test('a deny that holds for everything beats every allow', () => {
+describe('properties of decisions', () => {
+  test('an unconditional deny wins over every allow', () => {
     fc.assert(
       fc.property(rules, fc.nat(6), name, args, (some, at, tool, given) => {
         const policies = compileValidPolicies(withRules(...some.slice(0, at), 'deny: "*"', ...some.slice(at)));
@@ -266,14 +296,14 @@ describe('properties', () => {
     );
   });
 
-  test('unknown is denied, allowed names its rule, and explain agrees with decide', () => {
+  test('an unknown tool is denied, an allowed call names its rule, and explain agrees with decide', () => {
     fc.assert(
       fc.property(rules, name, args, (some, tool, given) => {
         const policies = compileValidPolicies(withRules(...some));
         const decision = decideCall(policies, requireAgent(policies), tool, buildCallScope(given));
         if (!policies.tools.has(tool)) expect(decision.allowed).toBe(false);
         if (decision.allowed) expect(decision.rule.verdict).toBe('allow');
-        else expect(decision.reason).toMatch(/rule|there is no tool/);
+        else expect(decision.reason).toMatch(/rule|There is no tool/);
         expect(explainDecision(policies, requireAgent(policies), tool, buildCallScope(given)).decision).toEqual(
           decision,
         );
@@ -283,7 +313,7 @@ describe('properties', () => {
   });
 });
 
-describe('what a decision may cost', () => {
+describe('the cost budget of a decision', () => {
   const many = (length: number, rule: (i: number) => string) =>
     compileValidPolicies(withRules(...Array.from({ length }, (_, i) => rule(i)), 'allow: a.get'));
   const isListed = (i: number) => `deny: a.get, when: 'args.list.exists(x, x == "no-${i}")'`;
@@ -304,37 +334,44 @@ describe('what a decision may cost', () => {
       many(100, (i) => `deny: a.get, when: 'args.body.contains("confidential-${i}")'`),
       { body: 'all work and no play '.repeat(2_400) },
     ],
-  ])('is enough for %s', (_, policies, args) => {
-    expect(told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope(args)))).toMatch(/^allowed by /);
+  ])('allows %s', (_, policies, args) => {
+    expect(describeDecision(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope(args)))).toMatch(
+      /^allowed by /,
+    );
   });
 
-  test('is bound for all its rules together, and one that is beyond it denies', () => {
+  test('is shared by all rules, and a rule beyond it denies', () => {
     const policies = many(40, isListed);
     const decided = (length: number) =>
-      told(
+      describeDecision(
         decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list: Array.from({ length }, String) })),
       );
     expect(decided(100)).toBe(`allowed by ${R(41)}`);
-    // Each of them alone could afford it.
-    expect(decided(9_000)).toMatch(/^denied: .*cannot be evaluated \(too costly for arguments of this size/);
+    // Each rule alone would stay within the budget.
+    expect(decided(9_000)).toMatch(
+      /^denied: .*cannot be evaluated \(the evaluation is too costly for arguments of this size/,
+    );
     expect(decided(100)).toBe(`allowed by ${R(41)}`);
   });
 
-  test('is bound for one rule too', () => {
+  test('limits a single rule', () => {
     const policies = many(1, isListed);
     const list = Array.from({ length: 60_000 }, String);
-    expect(told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list })))).toMatch(/too costly/);
+    expect(describeDecision(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ list })))).toMatch(
+      /too costly/,
+    );
   });
 
-  test('counts the characters whose number is asked for', () => {
+  test('counts the characters that size() counts', () => {
     const policies = many(40, (i) => `deny: a.get, when: 'size(args.text) == ${i}'`);
     const text = 'x'.repeat(1_000_000);
-    const decided = () => told(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ text })));
+    const decided = () =>
+      describeDecision(decideCall(policies, requireAgent(policies), 'a.get', buildCallScope({ text })));
     expect(measureCpuMs(() => void decided())).toBeLessThan(600);
     expect(decided()).toMatch(/too costly/);
   });
 
-  test('counts what its voters ask', () => {
+  test('includes the conditions of voters', () => {
     const voters = Array.from({ length: 16 }, (_, i) => `{ name: v${i}, when: 'args.list.exists(x, x == "no-${i}")' }`);
     const rule = `allow: a.get, voters: { quorum: 1, of: [${voters.join(', ')}] }`;
     const policies = compileValidPolicies(withRules(rule));
@@ -344,7 +381,7 @@ describe('what a decision may cost', () => {
     expect(new Set(verdicts)).toEqual(new Set(['deny', 'abstain']));
   });
 
-  test('is the same for who explains it', () => {
+  test('applies to explain as well', () => {
     const policies = many(40, isListed);
     const args = buildCallScope({ list: Array.from({ length: 9_000 }, String) });
     const { decision, tried } = explainDecision(policies, requireAgent(policies), 'a.get', args);

@@ -5,7 +5,7 @@ import { compilePolicies, formatFault, type LoadResult } from '../../gateway/pol
 export const HEX_A = 'a'.repeat(64);
 export const HEX_B = 'b'.repeat(64);
 
-/** The contract's own example, with what it leaves out: the undo tool, and two real key digests. */
+/** The example policy of the docs, completed with the undo tool and two key digests. */
 export const EXAMPLE_POLICY = `upstreams:
   payments:
     adapter: http                      # http | mcp
@@ -56,7 +56,7 @@ people:
   alice: { keys: ["sha256:${HEX_B}"], roles: [approver, operator], groups: [finance] }   # viewer < approver, operator < admin
 `;
 
-/** What most tables need around the line they are about. */
+/** An http upstream `u`, for tests that are about something else. */
 export const UPSTREAM_YAML = `upstreams:
   u: { adapter: http, url: "http://u.example" }
 `;
@@ -100,7 +100,7 @@ export function buildCallScope(args: JsonObject = {}): { args: JsonObject; saga:
   return { args, saga: null, run: null, now: Date.UTC(2026, 0, 2) };
 }
 
-/** Milliseconds of processor time: what a busy machine adds by waiting does not count. */
+/** Measures processor time, so that waiting on a busy machine does not count. */
 export function measureCpuMs(work: () => void): number {
   const started = process.cpuUsage();
   work();

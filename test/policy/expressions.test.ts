@@ -35,14 +35,14 @@ function faultsOf(
   compile: typeof compileExpression | typeof compileCondition = compileExpression,
 ) {
   const faults: string[] = [];
-  compile(source, { sees, fault: (message, offset) => faults.push(`${offset}: ${message}`) });
+  compile(source, { variables: sees, reportFault: (message, offset) => faults.push(`${offset}: ${message}`) });
   return faults;
 }
 
 function value(source: string, over: ExpressionScope = {}): Json {
   const evaluate = compileExpression(source, {
-    sees: ALL,
-    fault: (message) => {
+    variables: ALL,
+    reportFault: (message) => {
       throw new Error(message);
     },
   });
@@ -89,26 +89,26 @@ describe('values', () => {
     expect(value(source)).toEqual(expected);
   });
 
-  test('a plain path hands on the very value, whatever its keys are called', () => {
+  test('a plain path yields the very value, even with a key named constructor', () => {
     const args = { constructor: 1, deep: { constructor: 'x' } };
     expect(value('args', { args })).toBe(args);
     expect(value('args.deep', { args })).toBe(args.deep);
   });
 });
 
-describe('what cannot be evaluated', () => {
+describe('evaluation errors', () => {
   test.each([
-    ['args.missing', 'no missing: `args.missing`'],
-    ['args.missing == 1', 'no missing: `args.missing == 1`'],
-    ['args.text.missing', 'no missing: `args.text.missing`'],
-    ['args.amount + args.text', 'no such overload: dyn<double> + dyn<string>: `args.amount + args.text`'],
-    ['args.amount / 0', 'not a finite number: `args.amount / 0`'],
-    ['1 / 0', 'division by zero: `1 / 0`'],
-    ['args.big + 1', 'loses precision: `args.big + 1`'],
-    ['9223372036854775807', 'an integer is too large to be exact: `9223372036854775807`'],
-    ['args.list[7]', 'index out of bounds: `args.list[7]`'],
-    ['duration("1s")', 'not a JSON value: `duration("1s")`'],
-    ['now.getHours("Nowhere/Here")', 'out of bounds: `now.getHours("Nowhere/Here")`'],
+    ['args.missing', 'missing is missing in `args.missing`'],
+    ['args.missing == 1', 'missing is missing in `args.missing == 1`'],
+    ['args.text.missing', 'missing is missing in `args.text.missing`'],
+    ['args.amount + args.text', 'no such overload: dyn<double> + dyn<string> in `args.amount + args.text`'],
+    ['args.amount / 0', 'a result is not a finite number in `args.amount / 0`'],
+    ['1 / 0', 'division by zero in `1 / 0`'],
+    ['args.big + 1', 'a result loses precision in `args.big + 1`'],
+    ['9223372036854775807', 'an integer is too large to be exact in `9223372036854775807`'],
+    ['args.list[7]', 'index out of bounds in `args.list[7]`'],
+    ['duration("1s")', 'a result is not a JSON value in `duration("1s")`'],
+    ['now.getHours("Nowhere/Here")', 'a value is out of bounds in `now.getHours("Nowhere/Here")`'],
   ])('%s', (source, message) => {
     expect(() => value(source)).toThrow(new ExpressionError(message));
   });
@@ -126,70 +126,84 @@ describe('what cannot be evaluated', () => {
   });
 
   test('an absent variable is unknown, not null', () => {
-    const evaluate = compileExpression('result.id', { sees: ['result'], fault: () => undefined });
+    const evaluate = compileExpression('result.id', { variables: ['result'], reportFault: () => undefined });
     expect(() => evaluate({})).toThrow(ExpressionError);
   });
 });
 
 describe('faults at load', () => {
   test.each<[string, string[]]>([
-    ['', ['undefined: the expression is empty']],
-    ['args.amount >', ['13: not an expression: it ends too early']],
-    ['size(args.names', ['15: not an expression: it ends too early, before ")"']],
-    ['args.', ['5: not an expression: it ends too early, before a name']],
-    ['amount > 5', ['0: "amount" is not known here (known: args, result, agent, tool, saga, run and now)']],
+    ['', ['undefined: The expression is empty. Write a CEL expression.']],
+    ['args.amount >', ['13: This is not a valid CEL expression: it ends too early.']],
+    ['size(args.names', ['15: This is not a valid CEL expression: it ends too early, before ")".']],
+    ['args.', ['5: This is not a valid CEL expression: it ends too early, before a name.']],
+    ['amount > 5', ['0: Unknown variable "amount". Known variables: args, result, agent, tool, saga, run and now.']],
     [
       '1 + arg.x',
-      ['4: "arg" is not known here (known: args, result, agent, tool, saga, run and now); did you mean "args"?'],
+      [
+        '4: Unknown variable "arg". Did you mean "args"? Known variables: args, result, agent, tool, saga, run and now.',
+      ],
     ],
-    ['before.x', ['0: "before" is not known here (known: args, result, agent, tool, saga, run and now)']],
-    ['env.TOKEN', ['0: env is known only in url, headers and command of an upstream and in keys']],
-    ['args.text.matches("a+")', ['0: matches() is refused: a regular expression can stall the gateway']],
+    ['before.x', ['0: Unknown variable "before". Known variables: args, result, agent, tool, saga, run and now.']],
+    [
+      'env.TOKEN',
+      [
+        '0: env can be used only for credentials: in url, headers, env and command of an upstream, in keys, jwt and voters.',
+      ],
+    ],
+    [
+      'args.text.matches("a+")',
+      [
+        '0: matches() is not allowed, because a regular expression can stall the gateway. Use contains(), startsWith() or endsWith().',
+      ],
+    ],
     [
       'args.list.all(x, args.list.exists(y, x == y))',
-      ['17: exists() inside another list macro is refused: its cost has no bound'],
+      ['17: exists() must not be used inside another list macro, because its cost would have no bound.'],
     ],
-    ['args.list.all(args, true)', ['14: args is already a variable']],
-    ['{"constructor": 1}', ['1: a map key must not be "constructor"']],
-    ['{args.text: 1}', ['1: a map key must be a string literal']],
-    ['"a" + 1', ['0: not an expression: no such overload: string + int']],
-    ['nope(1)', ["0: not an expression: found no matching overload for 'nope(int)'"]],
-    [`${'('.repeat(60)}1${')'.repeat(60)}`, ['40: not an expression: Exceeded maxDepth (40)']],
-    [`1${'+1'.repeat(500)}`, ['0: not an expression: Exceeded maxAstNodes (400)']],
-    [`"${'x'.repeat(5000)}"`, ['undefined: the expression is longer than 4096 characters']],
+    ['args.list.all(args, true)', ['14: The name args is already a variable. Choose another name.']],
+    ['{"constructor": 1}', ['1: A map key must not be "constructor".']],
+    ['{args.text: 1}', ['1: A map key must be a string literal.']],
+    ['"a" + 1', ['0: This is not a valid CEL expression: no such overload: string + int.']],
+    ['nope(1)', ["0: This is not a valid CEL expression: found no matching overload for 'nope(int)'."]],
+    [`${'('.repeat(60)}1${')'.repeat(60)}`, ['40: This is not a valid CEL expression: Exceeded maxDepth (40).']],
+    [`1${'+1'.repeat(500)}`, ['0: This is not a valid CEL expression: Exceeded maxAstNodes (400).']],
+    [`"${'x'.repeat(5000)}"`, ['undefined: The expression must have at most 4096 characters (got 5002).']],
   ])('%s', (source, faults) => {
     expect(faultsOf(source)).toEqual(faults);
   });
 
-  test('a condition must be able to be true or false', () => {
+  test('a condition must yield true or false', () => {
     expect(faultsOf('args.amount > 5', ALL, compileCondition)).toEqual([]);
     expect(faultsOf('args.flag', ALL, compileCondition)).toEqual([]);
     expect(faultsOf('"yes"', ALL, compileCondition)).toEqual([
-      '0: the expression must yield true or false, but yields string',
+      '0: The expression must yield true or false (got string).',
     ]);
-    const flag = compileCondition('args.flag', { sees: ALL, fault: () => undefined });
+    const flag = compileCondition('args.flag', { variables: ALL, reportFault: () => undefined });
     expect(flag({ args: { flag: true } })).toBe(true);
-    expect(() => flag({ args: { flag: 'true' } })).toThrow(new ExpressionError('neither true nor false: `args.flag`'));
+    expect(() => flag({ args: { flag: 'true' } })).toThrow(
+      new ExpressionError('`args.flag` does not yield true or false'),
+    );
   });
 
-  test('a sum must be a number', () => {
-    const sum = compileNumber('args.amount', { sees: ALL, fault: () => undefined });
+  test('a sum must yield a number', () => {
+    const sum = compileNumber('args.amount', { variables: ALL, reportFault: () => undefined });
     expect(sum({ args: { amount: 3 } })).toBe(3);
     expect(() => sum({ args: { amount: '3' } })).toThrow(ExpressionError);
   });
 
-  test('tells which arguments are read, except those it asks for first', () => {
+  test('the arguments that are read without has() are reported', () => {
     const reads: string[] = [];
     compileExpression('args.a + args["b"] + (has(args.c) ? args.c : 0) + size(args.list.map(x, x.d + args.e))', {
-      sees: ALL,
-      fault: () => undefined,
-      reads: (name) => reads.push(name),
+      variables: ALL,
+      reportFault: () => undefined,
+      reportArgumentRead: (name) => reads.push(name),
     });
     expect(reads).toEqual(['a', 'b', 'list', 'e']);
   });
 });
 
-describe('cost', () => {
+describe('an expression that is too costly', () => {
   const large = {
     list: Array.from({ length: 120_000 }, (_, index) => `x${index}`),
     few: Array.from({ length: 90 }, (_, index) => `x${index}`),
@@ -225,7 +239,7 @@ describe('cost', () => {
     expect(spent).toBeLessThan(250);
   });
 
-  test('what is merely large goes through', () => {
+  test('large arguments alone are not too costly', () => {
     expect(value('size(args.list)', { args: large })).toBe(120_000);
     expect(value('args.text.startsWith("aaa") && args.text.contains("aab")', { args: large })).toBe(false);
     expect(value('args.numbers.exists(x, x == 77)', { args: { numbers: large.numbers.slice(0, 40_000) } })).toBe(true);
@@ -237,7 +251,7 @@ describe('cost', () => {
   });
 });
 
-test('the shortcut says what the interpreter says', () => {
+test('the fast path agrees with the interpreter', () => {
   const path = fc.constantFrom('args.a', 'args.b', 'args.o.k', 'args.missing', 'args.o');
   const literal = fc.constantFrom('1', '2', '1.5', '-1', '"x"', '"1"', 'true', 'null', '9007199254740993');
   const comparison = fc
@@ -255,7 +269,7 @@ test('the shortcut says what the interpreter says', () => {
   const record = fc.record({ a: json, b: json, o: fc.oneof(json, fc.record({ k: json })) }, { requiredKeys: ['a'] });
   const compile = (source: string) => {
     const faults: string[] = [];
-    const evaluate = compileCondition(source, { sees: ALL, fault: (message) => faults.push(message) });
+    const evaluate = compileCondition(source, { variables: ALL, reportFault: (message) => faults.push(message) });
     return { evaluate, faults };
   };
   const outcome = (evaluate: (scope: ExpressionScope) => boolean, args: JsonObject): boolean | 'error' => {
@@ -268,7 +282,7 @@ test('the shortcut says what the interpreter says', () => {
   fc.assert(
     fc.property(expression, record, (source, args) => {
       const quick = compile(source);
-      // A ternary has no shortcut, and means the same.
+      // A ternary has no fast path and yields the same.
       const slow = compile(`(${source}) ? true : false`);
       if (quick.faults.length > 0) return;
       expect(outcome(quick.evaluate, args as JsonObject)).toBe(outcome(slow.evaluate, args as JsonObject));

@@ -20,10 +20,10 @@ async function directory(files: Record<string, string>): Promise<string> {
   return dir;
 }
 
-describe("the contract's example", () => {
+describe('the example policy', () => {
   const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'tok-123456' });
 
-  test('upstreams', () => {
+  test('has upstreams', () => {
     expect(policies.upstreams.get('payments')).toEqual({
       name: 'payments',
       adapter: 'http',
@@ -39,7 +39,7 @@ describe("the contract's example", () => {
     expect(policies.upstreams.get('crm')).toMatchObject({ adapter: 'mcp', import: '*', allowPrivate: false });
   });
 
-  test('a tool', () => {
+  test('has a tool', () => {
     const tool = policies.tools.get('payments.charge');
     expect(tool).toMatchObject({
       effect: 'write',
@@ -66,7 +66,7 @@ describe("the contract's example", () => {
     expect(tool?.faults({ amount: 'x' })).toEqual(['args must have "card"', 'args.amount must be integer']);
   });
 
-  test('rules and people', () => {
+  test('has rules and people', () => {
     const [first] = policies.agents.get('billing-bot')?.rules ?? [];
     expect(first).toMatchObject({
       id: 'billing-bot rule 1 (policies/p.yaml:38)',
@@ -102,7 +102,7 @@ describe('defaults', () => {
     expect(tool?.digest).toMatch(/^[0-9a-f]{64}$/);
   });
 
-  test('a body only where the method has one', () => {
+  test('of the body depend on the method', () => {
     const bodies = ['GET', 'HEAD', 'DELETE', 'PUT'].map((method) => {
       const yaml = `${UPSTREAM_YAML}tools:\n  t: { upstream: u, request: { method: ${method} } }\n`;
       return compileValidPolicies(yaml).tools.get('t')?.request?.body !== undefined;
@@ -110,7 +110,7 @@ describe('defaults', () => {
     expect(bodies).toEqual([false, false, false, true]);
   });
 
-  test('settles and lifetime', () => {
+  test('of settles and lifetime', () => {
     const yaml = `${UPSTREAM_YAML}tools:
   r: { upstream: u, effect: read }
   p: { upstream: u, once: { by: probe, probe: { tool: r, args: { id: "\${args.id}" }, applied: result.id == args.id } } }
@@ -126,7 +126,7 @@ describe('defaults', () => {
     expect(tools.get('k')?.once).toEqual({ by: 'key', field: ['meta', 'key'], lifetimeMs: 86_400_000 });
   });
 
-  test('observe gives before', () => {
+  test('of an undo may use before of an observation', () => {
     const yaml = `${UPSTREAM_YAML}tools:
   r: { upstream: u, effect: read }
   t:
@@ -143,7 +143,7 @@ describe('defaults', () => {
 });
 
 describe('keys and secrets', () => {
-  test('an empty key is nobody’s, several are several', () => {
+  test('an empty key is skipped, and an agent may have several', () => {
     const yaml = 'agents:\n  a: { keys: ["${env.ONE}", "${env.TWO}", "sha256:${env.THREE}"], rules: [] }\n';
     const keys = compileValidPolicies(yaml, { ONE: `sha256:${HEX_A}`, TWO: '', THREE: '' }).agents.get('a')?.keys;
     expect(keys?.map((key) => key.toString('hex'))).toEqual([HEX_A]);
@@ -162,15 +162,12 @@ describe('keys and secrets', () => {
     ['https://${env.S}', 'host.example/a-long-secret-token', ['a-long-secret-token']],
     ['${env.S}', 'https://host.example/api/v2/payments', []],
     ['http://x/${env.S}', 'of two/words', ['of%20two/words', 'of two/words']],
-  ])(
-    'what the environment adds to the path of %s is a secret, where a service lives is none',
-    (url, value, secrets) => {
-      const yaml = `upstreams:\n  u: { adapter: http, url: "${url}" }\n`;
-      expect(compileValidPolicies(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
-    },
-  );
+  ])('a value of the environment in the path of %s is a secret, and the host is none', (url, value, secrets) => {
+    const yaml = `upstreams:\n  u: { adapter: http, url: "${url}" }\n`;
+    expect(compileValidPolicies(yaml, { S: value }).upstreams.get('u')?.secrets).toEqual(secrets);
+  });
 
-  test('how a message is written is no secret, unless the environment fills it in', () => {
+  test('headers that describe a message are no secrets, unless their value comes from the environment', () => {
     const headers =
       '{ Accept: application/json, accept-language: en-GB-oxendict, content-type: application/json, user-agent: oncegate-demo, api-version: 2026-07-28, x-api-key: literal-key, prefer: "tenant=${env.S}" }';
     const u = compileValidPolicies(`upstreams:\n  u: { adapter: http, url: "http://x", headers: ${headers} }\n`, {
@@ -179,7 +176,7 @@ describe('keys and secrets', () => {
     expect(u.upstreams.get('u')?.secrets).toEqual(['tenant=a-tenant', 'literal-key', 'a-tenant']);
   });
 
-  test('what the environment adds to a command is a secret, unless it is a path', () => {
+  test('a value of the environment in a command is a secret, unless it is a path', () => {
     const yaml =
       'upstreams:\n  u: { adapter: mcp, command: [node, "${env.HOME}/server.mjs", "--token=${env.S}", "${env.PORT}"] }\n';
     const u = compileValidPolicies(yaml, { S: 'a-secret-token', PORT: '8080', HOME: '/srv/world' }).upstreams.get('u');
@@ -187,7 +184,7 @@ describe('keys and secrets', () => {
     expect(u?.secrets).toEqual(['a-secret-token']);
   });
 
-  test('files are trimmed, short values are no secrets', async () => {
+  test('secret files are trimmed, and short values are no secrets', async () => {
     const dir = await directory({ token: ' file-secret \n' });
     const yaml = `upstreams:\n  u: { adapter: http, url: "http://x", headers: { a: "T \${file("${dir}/token")}", b: "\${env.S}" } }\n`;
     const quoted = yaml.replace(`"T \${file("${dir}/token")}"`, `'T \${file("${dir}/token")}'`);
@@ -197,8 +194,8 @@ describe('keys and secrets', () => {
   });
 });
 
-describe('from disk', () => {
-  test('every YAML below, tests apart, the rest ignored', async () => {
+describe('loading from disk', () => {
+  test('reads every YAML file below, separates tests and ignores other files', async () => {
     const dir = await directory({
       'a.yaml': UPSTREAM_YAML,
       'deep/er/b.yml': 'tools:\n  t: { upstream: u }\n',
@@ -212,15 +209,22 @@ describe('from disk', () => {
     if (loaded.ok) expect([...loaded.policies.tools.keys()]).toEqual(['t']);
   });
 
-  test('a directory that is not there is a fault', async () => {
+  test('reports a missing directory as a fault', async () => {
     expect(await loadPolicies({ dir: '/nope/policies', env: {} })).toEqual({
       ok: false,
-      faults: [{ file: '/nope/policies', line: 1, column: 1, message: 'cannot be read: ENOENT' }],
+      faults: [
+        {
+          file: '/nope/policies',
+          line: 1,
+          column: 1,
+          message: 'The directory cannot be read (ENOENT). Check that it exists and is readable.',
+        },
+      ],
       warnings: [],
     });
   });
 
-  test('the version goes by names and bytes, not by what is secret', () => {
+  test('computes the version from names and bytes, without secrets', () => {
     const yaml = EXAMPLE_POLICY;
     const one = compileValidPolicies(yaml, { PAYMENTS_TOKEN: 'a' }).version;
     expect(one).toMatch(/^[0-9a-f]{16}$/);
@@ -230,7 +234,7 @@ describe('from disk', () => {
   });
 });
 
-test('policies are frozen through and through', () => {
+test('policies are deeply frozen', () => {
   const policies = compileValidPolicies(EXAMPLE_POLICY, { PAYMENTS_TOKEN: 'x' });
   const tool = policies.tools.get('payments.charge');
   expect(() => (policies.tools as Map<string, unknown>).set('x', 1)).toThrow(TypeError);
@@ -239,7 +243,7 @@ test('policies are frozen through and through', () => {
   expect(() => Object.assign(tool?.input ?? {}, { type: 'x' })).toThrow(TypeError);
 });
 
-test('a contract’s digest changes with the contract and with where it goes', () => {
+test('the digest of a contract changes with the contract and with its upstream', () => {
   const digest = (yaml: string) => compileValidPolicies(yaml).tools.get('t')?.digest;
   const base = `${UPSTREAM_YAML}tools:\n  t: { upstream: u, description: x }\n`;
   expect(digest(base)).toBe(digest(`# comment\n${base}`));
@@ -247,7 +251,7 @@ test('a contract’s digest changes with the contract and with where it goes', (
   expect(digest(base)).not.toBe(digest(base.replace('u.example', 'evil.example')));
 });
 
-test('tools of an MCP server are writes that nothing repeats, unless a contract says better', () => {
+test('tools of an MCP server are writes with once: none, unless a contract says otherwise', () => {
   const yaml =
     'upstreams:\n  crm: { adapter: mcp, command: [x], import: "*_x" }\ntools:\n  crm.get_x: { upstream: crm, effect: read }\n';
   const inputSchema = { type: 'object', properties: { id: { type: 'string' } }, required: ['id'] };
@@ -265,14 +269,14 @@ test('tools of an MCP server are writes that nothing repeats, unless a contract 
   expect(skipped.map(({ name }) => name)).toEqual(['crm.bad name_x', 'crm.slow_x']);
 });
 
-test('policies/schema.json is the schema (UPDATE=1 writes it)', async () => {
+test('policies/schema.json is up to date (UPDATE=1 writes it)', async () => {
   const file = new URL('../../policies/schema.json', import.meta.url);
   const text = `${JSON.stringify(buildPolicyJsonSchema(), null, 2)}\n`;
   if (process.env['UPDATE'] === '1') await writeFile(file, text);
   expect(JSON.parse(await readFile(file, 'utf8'))).toEqual(JSON.parse(text));
 });
 
-test('the example passes its own JSON Schema', async () => {
+test('the example policy fits the JSON Schema', async () => {
   const { Ajv2020 } = await import('ajv/dist/2020.js');
   const validate = new Ajv2020({ strict: false }).compile(buildPolicyJsonSchema());
   const { parse } = await import('yaml');

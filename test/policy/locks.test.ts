@@ -6,9 +6,9 @@ import { ExpressionError, type LockSpec, type Tool } from '../../gateway/domain/
 import { buildLockRequest } from '../../gateway/flow/controls/locks.ts';
 import { compileLock, LOCK_VARIABLES } from '../../gateway/policy/compile/compile-locks.ts';
 
-function compiled(key: string) {
+function compileKey(key: string) {
   const faults: string[] = [];
-  const lock = compileLock(key, { sees: LOCK_VARIABLES, fault: (message) => faults.push(message) });
+  const lock = compileLock(key, { variables: LOCK_VARIABLES, reportFault: (message) => faults.push(message) });
   return { faults, names: (args: JsonObject) => lock.keys({ args, agent: 'a', saga: null, run: null }) };
 }
 
@@ -28,26 +28,26 @@ describe('the names of a lock', () => {
     ['${"one/" + args.id}', { id: 'x' }, ['one/x']],
     ['of ${agent}', {}, ['of a']],
   ])('%s of %j', (key, args, names) => {
-    const lock = compiled(key);
+    const lock = compileKey(key);
     expect(lock.faults).toEqual([]);
     expect(lock.names(args)).toEqual(names);
   });
 
   it.each<[string, JsonObject, string]>([
     ['card/${args.card}', {}, 'card'],
-    ['card/${args.card}', { card: null }, 'neither text'],
-    ['card/${args.card}', { card: { deep: 1 } }, 'neither text'],
+    ['card/${args.card}', { card: null }, 'must yield text'],
+    ['card/${args.card}', { card: { deep: 1 } }, 'must yield text'],
     ['card/${args.card}', { card: '' }, 'empty segment'],
     ['${args.paths}', { paths: ['a/*/b'] }, 'not its last segment'],
     ['${args.paths}', { paths: '*' }, 'everything'],
-    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
-    ['${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'more than 10000 things at once'],
-    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'more than 10000 things at once'],
+    ['card/${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'at most 10000 locks'],
+    ['${args.cards}', { cards: Array.from({ length: 10_001 }, String) }, 'at most 10000 locks'],
+    ['${args.a}/${args.a}', { a: Array.from({ length: 101 }, String) }, 'at most 10000 locks'],
     ['${args.paths}', { paths: ['a', 'a/'.repeat(16).concat('a')] }, 'more than 16 segments'],
-  ])('%s cannot be made (%#)', (key, args, told) => {
-    const lock = compiled(key);
+  ])('%s cannot be evaluated (%#)', (key, args, message) => {
+    const lock = compileKey(key);
     expect(() => lock.names(args)).toThrow(ExpressionError);
-    expect(() => lock.names(args)).toThrow(told);
+    expect(() => lock.names(args)).toThrow(message);
   });
 
   it.each([
@@ -56,15 +56,15 @@ describe('the names of a lock', () => {
     ['*/${args.card}', 'not its last segment'],
     ['card/${args.card', 'no closing }'],
     ['card/${resutl.id}', 'resutl'],
-  ])('%s is a fault when it is loaded', (key, told) => {
-    expect(compiled(key).faults.join()).toContain(told);
+  ])('%s is a fault at load', (key, message) => {
+    expect(compileKey(key).faults.join()).toContain(message);
   });
 });
 
-describe('all the locks of a call together', () => {
+describe('the locks of a call', () => {
   const lock: LockSpec = { keys: ({ args }) => (args?.['names'] as string[]) ?? [], mode: 'exclusive', for: 'call' };
   const tool = { name: 't.pay', locks: [lock, lock], redact: [] } as unknown as Tool;
-  const orderOf = (count: number, name: (i: number) => string) => {
+  const buildRequest = (count: number, name: (i: number) => string) => {
     const args = { names: Array.from({ length: count }, (_, i) => name(i)) };
     return buildLockRequest({ sealingKey: Buffer.alloc(32) }, tool, {
       txn: 'x',
@@ -75,19 +75,21 @@ describe('all the locks of a call together', () => {
     });
   };
 
-  it('are at most so many', () => {
-    expect(orderOf(5_000, String)?.locks).toHaveLength(10_000);
-    expect(() => orderOf(5_001, String)).toThrow('The locks of t.pay cannot be made: more than 10000 things at once.');
+  it('are at most 10000', () => {
+    expect(buildRequest(5_000, String)?.locks).toHaveLength(10_000);
+    expect(() => buildRequest(5_001, String)).toThrow(
+      'The locks of t.pay cannot be made: more than 10000 things at once.',
+    );
   });
 
-  it('have at most so many segments', () => {
+  it('have at most 40000 segments in total', () => {
     const deep = (i: number) => `a/b/c/d/e/f/g/${i}`;
-    expect(orderOf(2_500, deep)?.locks).toHaveLength(5_000);
-    expect(() => orderOf(2_501, deep)).toThrow('more than 40000 segments in all their names');
+    expect(buildRequest(2_500, deep)?.locks).toHaveLength(5_000);
+    expect(() => buildRequest(2_501, deep)).toThrow('more than 40000 segments in all their names');
   });
 });
 
-it('a name is covered by the prefixes above it', () => {
+it('listCoveringPrefixes lists the prefix locks that cover a name', () => {
   expect(listCoveringPrefixes('a')).toEqual([]);
   expect(listCoveringPrefixes('a/b/c')).toEqual(['a/*', 'a/b/*']);
   expect(listCoveringPrefixes('a/b/*')).toEqual(['a/*']);

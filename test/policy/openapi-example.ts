@@ -2,7 +2,7 @@ import { renderRequest } from '../../adapters/http/render-request.ts';
 import type { JsonObject } from '../../gateway/domain/json.ts';
 import { listFaults, type RequestTemplate, type Tool } from '../../gateway/domain/policy.ts';
 
-/** A document with something of everything that is imported. */
+/** A document with every kind of thing that is imported. */
 export const PETS_OPENAPI = `openapi: 3.0.3
 info: { title: Pets, version: "1" }
 servers: [{ url: https://elsewhere.example/v9 }]
@@ -75,12 +75,12 @@ export const PETS_IMPORT_POLICY = `upstreams:
   pets: { adapter: http, url: "http://pets.example/v1", import: api/pets.yaml }
 `;
 
-/** What a tool would send: the first line of the request, its own headers, its body. */
+/** Renders the request of a tool: request line, own headers and body. */
 export function renderToolRequest(
   tool: Tool | undefined,
   args: JsonObject,
 ): { line: string; headers: JsonObject; body: unknown } {
-  if (tool === undefined) throw new Error('there is no such tool');
+  if (tool === undefined) throw new Error('The tool does not exist.');
   const faults = listFaults(tool.faults(args));
   if (faults.length > 0) throw new Error(faults.join('; '));
   const { method, path, headers, body } = renderRequest(

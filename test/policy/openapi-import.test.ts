@@ -6,8 +6,8 @@ import { PETS_IMPORT_POLICY, PETS_OPENAPI, renderToolRequest } from './openapi-e
 
 const FILES = { 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': PETS_OPENAPI };
 
-/** A document with one operation, and what it is imported as. */
-function one(operation: string, rest = '', version = '3.1.0') {
+/** A policy that imports a document with one operation. */
+function withOperation(operation: string, rest = '', version = '3.1.0') {
   const document = `openapi: ${version}\npaths:\n  /x:\n    post: ${operation}\n${rest}`;
   return { 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': document };
 }
@@ -17,7 +17,7 @@ const JSON_BODY = (schema: string) =>
 describe('operations become tools', () => {
   const { tools } = compileValidPolicies(FILES);
 
-  test('by operationId, or by method and path', () => {
+  test('named by operationId, or by method and path', () => {
     expect([...tools.keys()]).toEqual([
       'pets.listPets',
       'pets.createPet',
@@ -29,7 +29,7 @@ describe('operations become tools', () => {
     ]);
   });
 
-  test('GET is a read; everything else is a write that nothing makes repeatable, PUT and DELETE too', () => {
+  test('a GET is a read, and every other method is a write with once: none', () => {
     expect([...tools.values()].map((tool) => [tool.request?.method, tool.effect, tool.once.by])).toEqual([
       ['GET', 'read', 'none'],
       ['POST', 'write', 'none'],
@@ -41,7 +41,7 @@ describe('operations become tools', () => {
     ]);
   });
 
-  test('parameters are arguments, and go where they belong', () => {
+  test('parameters become arguments and are sent where the document says', () => {
     const list = tools.get('pets.listPets');
     expect(list?.description).toBe('List pets.');
     expect(Object.keys(list?.input['properties'] ?? {})).toEqual(['limit', 'tag', 'ids', 'page-size', 'X-Trace']);
@@ -56,7 +56,7 @@ describe('operations become tools', () => {
     expect(renderToolRequest(tools.get('pets.getPet'), { petId: 'a/b' }).line).toBe('GET /pets/a%2Fb');
   });
 
-  test('an object body stands beside the parameters, which are no part of it', () => {
+  test('properties of an object body become arguments beside the parameters', () => {
     const create = tools.get('pets.createPet');
     expect(create?.input['required']).toEqual(['name']);
     expect(create?.faults({ name: 'Rex', id: 1 })).toEqual(['args must not have "id"']);
@@ -71,26 +71,28 @@ describe('operations become tools', () => {
     });
   });
 
-  test('the body is the argument `body` where a name would mean two things', () => {
+  test('the body becomes the argument `body` where a name is ambiguous', () => {
     expect(renderToolRequest(tools.get('pets.rename'), { petId: '7', body: { petId: '8' } })).toEqual({
       line: 'PATCH /pets/7/rename',
       headers: { 'content-type': 'application/merge-patch+json' },
       body: { petId: '8' },
     });
-    const list = compileValidPolicies(one(JSON_BODY('{ type: array, items: { type: integer } }'))).tools.get('pets.x');
+    const list = compileValidPolicies(withOperation(JSON_BODY('{ type: array, items: { type: integer } }'))).tools.get(
+      'pets.x',
+    );
     expect(renderToolRequest(list, { body: [1, 2] }).body).toEqual([1, 2]);
     const either = compileValidPolicies(
-      one(JSON_BODY('{ oneOf: [{ type: object, properties: { a: {} } }] }')),
+      withOperation(JSON_BODY('{ oneOf: [{ type: object, properties: { a: {} } }] }')),
     ).tools.get('pets.x');
     expect(renderToolRequest(either, { body: { a: 1 } }).body).toEqual({ a: 1 });
   });
 
-  test('without a body nothing is sent', () => {
+  test('an operation without a body sends none', () => {
     expect(renderToolRequest(tools.get('pets.pets_feed'), { petId: '7' }).body).toBeUndefined();
     expect(renderToolRequest(tools.get('pets.delete_pets_petId'), { petId: '7' }).body).toBeUndefined();
   });
 
-  test('JSON is read as well, and two upstreams may import one document', () => {
+  test('a document may be JSON, and two upstreams may import it', () => {
     const document = JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: 'a' } } } });
     const yaml = 'upstreams:\n  s: { adapter: http, url: "http://s", import: ./a.json }\n';
     const both = `${yaml}  t: { adapter: http, url: "http://t", import: a.json }\n`;
@@ -100,11 +102,11 @@ describe('operations become tools', () => {
   });
 });
 
-describe('what is declared under the same name wins', () => {
+describe('a declared tool of the same name', () => {
   const declare = (keys: string) =>
     ({ ...FILES, 'p.yaml': `${PETS_IMPORT_POLICY}tools:\n  pets.replacePet: { upstream: pets, ${keys} }\n` }) as const;
 
-  test('key by key, and only there is a contract', () => {
+  test('wins key by key and adds the contract', () => {
     const tool = compileValidPolicies(declare('once: { by: idempotent }, timeout: 3s, description: Ours.')).tools.get(
       'pets.replacePet',
     );
@@ -112,7 +114,7 @@ describe('what is declared under the same name wins', () => {
     expect(renderToolRequest(tool, { petId: '7', dry: true, name: 'R' }).line).toBe('PUT /pets/7?dry=true');
   });
 
-  test('in a request too', () => {
+  test('wins inside request too', () => {
     const tool = compileValidPolicies(declare('request: { query: { dry: "false" } }')).tools.get('pets.replacePet');
     expect(renderToolRequest(tool, { petId: '7', dry: true, name: 'R' })).toMatchObject({
       line: 'PUT /pets/7?dry=false',
@@ -120,11 +122,11 @@ describe('what is declared under the same name wins', () => {
     });
   });
 
-  test('the header that carries the key, and those of the upstream, are no arguments', () => {
+  test('has no arguments for the key header and the headers of the upstream', () => {
     const parameters = ['Idempotency-Key', 'X-Api-Key'].map(
       (name) => `{ name: ${name}, in: header, required: true, schema: { type: string } }`,
     );
-    const files = one(`{ operationId: x, parameters: [${parameters.join(', ')}] }`);
+    const files = withOperation(`{ operationId: x, parameters: [${parameters.join(', ')}] }`);
     expect(Object.keys(compileValidPolicies(files).tools.get('pets.x')?.input['properties'] ?? {})).toEqual([
       'Idempotency-Key',
       'X-Api-Key',
@@ -137,29 +139,31 @@ tools:
     expect(compileValidPolicies({ ...files, 'p.yaml': policy }).tools.get('pets.x')?.input['properties']).toEqual({});
   });
 
-  test('but it must be a tool of that upstream', () => {
+  test('must belong to that upstream', () => {
     const elsewhere = `${PETS_IMPORT_POLICY}  other: { adapter: http, url: "http://o" }\ntools:\n  pets.getPet: { upstream: other }\n`;
     expect(listPolicyFaults({ ...FILES, 'p.yaml': elsewhere })).toEqual([
-      'policies/p.yaml:5:28: pets.getPet is what pets imports: write upstream: pets',
+      'policies/p.yaml:5:28: The upstream pets imports pets.getPet. Write upstream: pets (got other).',
     ]);
   });
 
-  test('what cannot be imported is declared wholly, or not at all', () => {
+  test('must declare what cannot be imported', () => {
     const upload = '{ operationId: x, requestBody: { required: true, content: { multipart/form-data: {} } } }';
-    const why = 'its body is multipart/form-data: only JSON is supported';
-    expect(listPolicyWarnings(one(upload))).toEqual([`policies/api/pets.yaml:4:5: not imported as pets.x: ${why}`]);
-    expect(compileValidPolicies(one(upload)).tools.size).toBe(0);
+    const why = 'The request body must be JSON (got multipart/form-data).';
+    expect(listPolicyWarnings(withOperation(upload))).toEqual([
+      `policies/api/pets.yaml:4:5: The operation is not imported as pets.x. ${why}`,
+    ]);
+    expect(compileValidPolicies(withOperation(upload)).tools.size).toBe(0);
     const declared = (keys: string) => ({
-      ...one(upload),
+      ...withOperation(upload),
       'p.yaml': `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, ${keys} }\n`,
     });
     expect(listPolicyFaults(declared('effect: write'))).toEqual([
-      `policies/p.yaml:4:3: write request and input: it cannot be imported, because ${why}`,
+      `policies/p.yaml:4:3: The request and input of pets.x cannot be imported and must be declared here. ${why}`,
     ]);
     expect(listPolicyFaults(declared('input: { type: object }, request: { path: /other }'))).toEqual([]);
-    const pattern = one(JSON_BODY('{ type: object, properties: { a: { type: string, pattern: "(a*)*" } } }'));
+    const pattern = withOperation(JSON_BODY('{ type: object, properties: { a: { type: string, pattern: "(a*)*" } } }'));
     expect(listPolicyWarnings(pattern)[0]).toMatch(
-      /not imported as pets.x: properties.a.pattern: the pattern could stall/,
+      /not imported as pets\.x\. At properties\.a\.pattern of its arguments: The pattern could stall/,
     );
     const own = `${PETS_IMPORT_POLICY}tools:\n  pets.x: { upstream: pets, input: { type: object } }\n`;
     expect(compileValidPolicies({ ...pattern, 'p.yaml': own }).tools.get('pets.x')?.request?.pathTemplate).toBe('/x');
@@ -167,7 +171,7 @@ tools:
 });
 
 describe('the document', () => {
-  test('is no policy file, is part of the version, and its tools have rules and tests', () => {
+  test('is not read as a policy file, counts for the version, and its tools have rules and tests', () => {
     const agents = `agents:\n  bot: { rules: [{ allow: pets.*, effect: read }, { allow: pets.createPet, when: args.age > 1, approve: never }] }\n`;
     const tests = `tests:
   - { name: reads, agent: bot, tool: pets.getPet, args: { petId: "1" }, expect: allow }
@@ -189,71 +193,76 @@ describe('the document', () => {
   });
 
   test.each([
-    ['../pets.yaml', 'is not an OpenAPI document'],
-    ['/etc/pets.yaml', 'is not an OpenAPI document'],
-    ['https://x.example/pets.yaml', 'there is no file https:/x.example/pets.yaml'],
-    ['api/../../pets.yaml', 'is not an OpenAPI document'],
-    ['pets.txt', 'is not an OpenAPI document'],
-    ['nowhere.yaml', 'there is no file nowhere.yaml below the policies'],
-  ])('%s is refused', (file, why) => {
+    ['../pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['/etc/pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['https://x.example/pets.yaml', 'There is no file https:/x.example/pets.yaml'],
+    ['api/../../pets.yaml', 'import must be the path of an OpenAPI document'],
+    ['pets.txt', 'import must be the path of an OpenAPI document'],
+    ['nowhere.yaml', 'There is no file nowhere.yaml below the policies'],
+  ])('must not be imported as %s', (file, why) => {
     expect(
       listPolicyFaults({ ...FILES, 'p.yaml': PETS_IMPORT_POLICY.replace('api/pets.yaml', file) }).join('\n'),
     ).toContain(why);
   });
 
   test.each([
-    ['swagger: "2.0"\n', '1:1: a Swagger 2.0 document is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['openapi: 4.0.0\n', '1:10: "4.0.0" is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['tools: {}\n', '1:1: a map is not OpenAPI 3.0 or 3.1: write openapi: 3.1.0'],
-    ['openapi: 3.1.0\npaths: []\n', '2:1: a list is not a map'],
-    ['openapi: 3.1.0\nx: &a 1\n', '2:7: YAML anchors are refused: write it out'],
-    ['openapi: 3.1.0\npaths:\n  /a:\n    get: 5\n', '4:10: 5 is not a map'],
-    ['openapi: 3.1.0\npaths:\n  /a/{b}:\n    get: {}\n', '4:5: no path parameter is called "b"'],
+    ['swagger: "2.0"\n', '1:1: The document must be OpenAPI 3.0 or 3.1 (got Swagger 2.0).'],
+    ['openapi: 4.0.0\n', '1:10: The document must be OpenAPI 3.0 or 3.1 (got "4.0.0").'],
+    ['tools: {}\n', '1:1: The document must be OpenAPI 3.0 or 3.1 (got a map).'],
+    ['openapi: 3.1.0\npaths: []\n', '2:1: paths must be a map (got a list).'],
+    ['openapi: 3.1.0\nx: &a 1\n', '2:7: YAML anchors are not allowed. Write the value out where it is used.'],
+    ['openapi: 3.1.0\npaths:\n  /a:\n    get: 5\n', '4:10: get must be a map (got 5).'],
+    [
+      'openapi: 3.1.0\npaths:\n  /a/{b}:\n    get: {}\n',
+      '4:5: The path has {b}, but no path parameter has this name. Declare it in parameters.',
+    ],
     [
       'openapi: 3.1.0\npaths:\n  /a:\n    get: { parameters: [{ $ref: "#/components/parameters/X" }] }\n',
-      '4:33: there is nothing at "#/components/parameters/X"',
+      '4:33: The reference "#/components/parameters/X" leads to nothing in this document.',
     ],
     [
       'openapi: 3.1.0\npaths:\n  /a:\n    get: { operationId: x }\n  /b:\n    get: { operationId: x }\n',
-      '6:25: "x" is already the operationId at policies/api/pets.yaml:4:25',
+      '6:25: The operationId "x" is already used at policies/api/pets.yaml:4:25. Rename one of them.',
     ],
     [
       'openapi: 3.1.0\npaths:\n  /a: { $ref: "#/paths/~1b" }\n  /b: { $ref: "#/paths/~1a" }\n',
-      '3:15: this reference leads back to itself',
+      '3:15: The reference leads back to itself. Remove the cycle.',
     ],
-  ])('broken: %j', (document, fault) => {
+  ])('is refused when it is %j', (document, fault) => {
     expect(listPolicyFaults({ ...FILES, 'api/pets.yaml': document })).toContain(`policies/api/pets.yaml:${fault}`);
   });
 
-  test('all faults of it are told at once', () => {
+  test('reports all its faults at once', () => {
     const document =
       'openapi: 3.1.0\npaths:\n  /a: { get: 1 }\n  /b: { get: { parameters: 2 } }\n  /c/{d}: { get: {} }\n';
     expect(listPolicyFaults({ ...FILES, 'api/pets.yaml': document })).toHaveLength(3);
   });
 
-  test('that nobody imports is a fault', () => {
+  test('must be imported by an upstream', () => {
     expect(listPolicyFaults({ 'a.yaml': PETS_OPENAPI })).toEqual([
-      'policies/a.yaml:1:1: an OpenAPI document that no upstream imports: write import with its path at one',
+      'policies/a.yaml:1:1: No upstream imports this OpenAPI document. Name its path in import of an http upstream, or remove it.',
     ]);
   });
 });
 
-describe('what is not supported is said, never sent wrongly', () => {
+describe('an unsupported part is reported and left out', () => {
   const parameter = (keys: string) => `{ operationId: x, parameters: [{ name: p, ${keys} }] }`;
 
   test.each([
     ['in: cookie, schema: { type: string }', 'cookies are not supported'],
     ['in: query, style: deepObject, schema: { type: object }', 'style: deepObject is not supported'],
-    ['in: query, schema: { type: object }', 'only text, numbers, booleans'],
+    ['in: query, schema: { type: object }', 'it must be text, a number, a boolean or'],
     ['in: query, content: { application/json: {} }', 'it has no schema'],
-    ['in: header, schema: { type: array, items: {} }', 'a list is supported in a query only'],
-    ['in: body, schema: {}', '"body" is not a place for one'],
+    ['in: header, schema: { type: array, items: {} }', 'a list is supported only in a query'],
+    ['in: body, schema: {}', 'in must be path, query or header (got body)'],
   ])('a parameter %s', (keys, why) => {
-    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain(`${why}`);
-    expect(listPolicyWarnings(one(parameter(keys))).join()).toContain('it is left out');
-    expect(compileValidPolicies(one(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
-    expect(listPolicyWarnings(one(parameter(`required: true, ${keys}`))).join()).toContain('not imported as pets.x');
-    expect(compileValidPolicies(one(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
+    expect(listPolicyWarnings(withOperation(parameter(keys))).join()).toContain(`${why}`);
+    expect(listPolicyWarnings(withOperation(parameter(keys))).join()).toContain('It is left out.');
+    expect(compileValidPolicies(withOperation(parameter(keys))).tools.get('pets.x')?.input['properties']).toEqual({});
+    expect(listPolicyWarnings(withOperation(parameter(`required: true, ${keys}`))).join()).toContain(
+      'not imported as pets.x',
+    );
+    expect(compileValidPolicies(withOperation(parameter(`required: true, ${keys}`))).tools.size).toBe(0);
   });
 
   test.each([
@@ -274,59 +283,65 @@ describe('what is not supported is said, never sent wrongly', () => {
       'X-Host',
       'Forwarded',
     ],
-  ])('a header by which a request would be another: %s', (name) => {
+  ])('a header that would change the request: %s', (name) => {
     const header = (more: string) => `{ operationId: x, parameters: [{ name: ${name}, in: header, ${more} }] }`;
-    expect(listPolicyWarnings(one(header('schema: {}'))).join()).toContain('no tool may write this header');
-    expect(compileValidPolicies(one(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual({});
-    expect(compileValidPolicies(one(header('required: true, schema: {}'))).tools.size).toBe(0);
+    expect(listPolicyWarnings(withOperation(header('schema: {}'))).join()).toContain(
+      'a tool must not write this header',
+    );
+    expect(compileValidPolicies(withOperation(header('schema: {}'))).tools.get('pets.x')?.input['properties']).toEqual(
+      {},
+    );
+    expect(compileValidPolicies(withOperation(header('required: true, schema: {}'))).tools.size).toBe(0);
   });
 
   test.each([
-    ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'nothing is fetched'],
-    ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'nothing is fetched'],
-    ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'its schema uses $dynamicRef'],
+    ['another document', JSON_BODY('{ $ref: "other.yaml#/X" }'), 'which is not fetched'],
+    ['an address', JSON_BODY('{ $ref: "https://x.example/y" }'), 'which is not fetched'],
+    ['a dynamic reference', JSON_BODY('{ $dynamicRef: "#x" }'), 'The schema keyword $dynamicRef is not supported.'],
     [
       'one name twice',
       '{ operationId: x, parameters: [{ name: p, in: query, schema: {} }, { name: p, in: header, schema: {} }] }',
-      'two of its parameters are called "p"',
+      'Two parameters have the name "p"',
     ],
     [
       'a parameter called body',
       '{ operationId: x, parameters: [{ name: body, in: query, schema: {} }], requestBody: { content: { application/json: {} } } }',
-      'a parameter is called "body"',
+      'A parameter must not be named "body"',
     ],
   ])('%s', (_name, operation, why) => {
-    expect(listPolicyWarnings(one(operation)).join()).toContain(why);
-    expect(compileValidPolicies(one(operation)).tools.size).toBe(0);
+    expect(listPolicyWarnings(withOperation(operation)).join()).toContain(why);
+    expect(compileValidPolicies(withOperation(operation)).tools.size).toBe(0);
   });
 
-  test('an argument called constructor, unless the arguments are the body', () => {
+  test('an argument named constructor, unless the arguments are the body', () => {
     expect(
-      listPolicyWarnings(one(parameter('in: query, schema: {}').replace('name: p', 'name: constructor'))).join(),
-    ).toContain('an argument called "constructor"');
+      listPolicyWarnings(
+        withOperation(parameter('in: query, schema: {}').replace('name: p', 'name: constructor')),
+      ).join(),
+    ).toContain('An argument must not be named "constructor".');
     const body = compileValidPolicies(
-      one(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')),
+      withOperation(JSON_BODY('{ type: object, properties: { constructor: { type: string } } }')),
     );
     expect(renderToolRequest(body.tools.get('pets.x'), { constructor: 'a' } as never).body).toEqual({
       constructor: 'a',
     });
   });
 
-  test('a parameter without a type is still no object', () => {
-    const tool = compileValidPolicies(one(parameter('in: query, schema: {}'))).tools.get('pets.x');
+  test('a parameter without a type accepts no object', () => {
+    const tool = compileValidPolicies(withOperation(parameter('in: query, schema: {}'))).tools.get('pets.x');
     expect(tool?.faults({ p: 'a' })).toEqual([]);
     expect(tool?.faults({ p: { a: 1 } })).not.toEqual([]);
   });
 });
 
-describe('names', () => {
+describe('names of imported tools', () => {
   const named = (...ids: string[]) => {
     const paths = ids.map((id, index) => `  /p${index}: { get: { operationId: ${JSON.stringify(id)} } }\n`);
     const document = `openapi: 3.1.0\npaths:\n${paths.join('')}`;
     return [...compileValidPolicies({ 'p.yaml': PETS_IMPORT_POLICY, 'api/pets.yaml': document }).tools.keys()];
   };
 
-  test('are what policies and models can use', () => {
+  test('are accepted by policies and models', () => {
     expect(named('repos/list for org', 'a.b', 'Ünï', '_private')).toEqual([
       'pets.repos_list_for_org',
       'pets.a.b',
@@ -337,7 +352,7 @@ describe('names', () => {
     expect(long).toMatch(/^pets\.x{49}_[0-9a-f]{8}$/);
   });
 
-  test('that would be alike all get a hash, whatever their order', () => {
+  test('that would be equal all get a hash, in any order', () => {
     const names = named('a/b', 'a b', 'c');
     expect(names).toEqual([
       expect.stringMatching(/^pets\.a_b_[0-9a-f]{8}$/),

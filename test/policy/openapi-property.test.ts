@@ -17,7 +17,7 @@ function load(document: string, name = 'api/pets.yaml'): LoadResult {
   );
 }
 
-/** Whatever is said of it is said of a place in it, in words. */
+/** Checks that every fault and warning has a position and a readable message. */
 function checkFaults(loaded: LoadResult): void {
   for (const fault of [...(loaded.ok ? [] : loaded.faults), ...loaded.warnings]) {
     expect(formatFault(fault)).toMatch(/^policies\/(?:p\.yaml|api\/pets\.(?:yaml|json)):\d+:\d+: ./);
@@ -25,7 +25,7 @@ function checkFaults(loaded: LoadResult): void {
   }
 }
 
-/** Values as documents have them: mostly right, now and then anything. */
+/** Generates mostly valid values, and now and then any JSON. */
 const loose = (right: fc.Arbitrary<unknown>) =>
   fc.oneof({ weight: 150, arbitrary: right }, { weight: 1, arbitrary: fc.jsonValue({ maxDepth: 1 }) });
 const rarely = <T>(rare: T, ...usual: T[]) =>
@@ -127,7 +127,7 @@ const document = fc.record({
   components: fc.record({ schemas: fc.record({ A: schema }) }),
 });
 
-test('whatever a document says, it is loaded or refused, and each tool is one that could have been written', () => {
+test('every document is loaded or refused, and each imported tool fits the tool schema', () => {
   let imported = 0;
   fc.assert(
     fc.property(document, (value) => {
@@ -147,7 +147,7 @@ test('whatever a document says, it is loaded or refused, and each tool is one th
     }),
     { numRuns: RUNS, interruptAfterTimeLimit: 30_000 },
   );
-  // Worth something only if much of it gets through.
+  // The test is useful only if many documents are imported.
   expect(imported).toBeGreaterThan(RUNS / 20);
 });
 
@@ -187,7 +187,7 @@ test('mutated text never throws', () => {
   );
 });
 
-/** Parameters of every kind with values for them: what is sent must be what was given, wherever it goes. */
+/** Names of parameters of every kind. Each value must be sent exactly as given. */
 const names = fc.uniqueArray(
   fc.oneof(
     word.filter((name) => /^[\x21-\x7e]+$/.test(name) && name !== 'constructor'),
@@ -201,7 +201,7 @@ const scalar = fc.oneof(
   fc.boolean(),
 );
 
-test('every argument is sent once, where the document says, and nothing else is', () => {
+test('every argument is sent once, where the document says, and nothing else is sent', () => {
   const header = /^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}$/;
   fc.assert(
     fc.property(
@@ -219,14 +219,14 @@ test('every argument is sent once, where the document says, and nothing else is'
           ),
         ),
       ),
-      (wishes) => {
-        const entries = Object.entries(wishes).map(([name, wish]) => {
+      (specs) => {
+        const entries = Object.entries(specs).map(([name, spec]) => {
           const misfit =
-            wish.where === 'path'
+            spec.where === 'path'
               ? /[{}]/.test(name)
-              : wish.where === 'header' && (!header.test(name) || !/^[\x20-\x7e]*$/.test(String(wish.value)));
-          const where = misfit ? 'query' : wish.where;
-          return { name, value: wish.value, where, given: wish.given || where === 'path' };
+              : spec.where === 'header' && (!header.test(name) || !/^[\x20-\x7e]*$/.test(String(spec.value)));
+          const where = misfit ? 'query' : spec.where;
+          return { name, value: spec.value, where, given: spec.given || where === 'path' };
         });
         const of = (where: string) => entries.filter((entry) => entry.where === where);
         const pathText = `/r${of('path')

@@ -1,13 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { AGENT_KEY, type Gateway, PEOPLE_YAML, sha256Hex, startGateway, writePolicies } from '../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML, writePolicies } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
 
 const RELOADS = 1_000;
 const WORKERS = 2;
 
-/** Under A the agent may call `world.a` and not `world.b`, under B the other way round; each knows the other's rule id. */
+/** Policies under which the agent may call only `world.a`, or only `world.b`. */
 function policies(url: string, allowed: 'a' | 'b'): Record<string, string> {
   const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
   return {
@@ -19,7 +18,7 @@ tools:
   world.b: { upstream: world, ${input}, request: { method: PUT, path: "/idempotent/objects/\${args.id}", body: "\${args}" }, once: { by: idempotent } }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - { deny: world.${allowed === 'a' ? 'b' : 'a'} }
       - { allow: world.* }
@@ -27,22 +26,9 @@ ${PEOPLE_YAML}`,
   };
 }
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
+const { upstream, database, gateway } = useGateway({ policies: (url) => policies(url, 'a') });
 
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  gateway = await startGateway({ policies: policies(upstream.url, 'a'), databaseUrl: database.url });
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
-
-it(`judges every call under exactly one version while ${RELOADS} reloads go on`, async () => {
+it(`decides every call under exactly one version during ${RELOADS} reloads`, async () => {
   const versions = new Map<string, 'a' | 'b'>();
   let reloading = true;
   let sent = 0;
@@ -55,7 +41,7 @@ it(`judges every call under exactly one version while ${RELOADS} reloads go on`,
       expect([200, 403]).toContain(answer.status);
       if (answer.status === 200) sent += 1;
       else denied += 1;
-      // The reloads are what is tested: they get the larger part of the processor.
+      // Leaves most of the processor to the reloads, which this test is about.
       await sleep(5);
     }
   };

@@ -16,12 +16,12 @@ const scope: ExpressionScope = {
 
 function site(faults: string[] = []): TemplateCompileOptions {
   return {
-    sees: ['args', 'result'],
-    fault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),
+    variables: ['args', 'result'],
+    reportFault: (message, path, offset) => faults.push(`${path.join('.')}@${offset}: ${message}`),
   };
 }
 
-describe('typing', () => {
+describe('the type of a value', () => {
   test.each<[unknown, Json]>([
     ['${args.n}', 5],
     ['${args.yes}', true],
@@ -54,13 +54,13 @@ describe('typing', () => {
   });
 
   test.each(['x${args.nothing}', 'x${args.list}', 'x${args}', '${args.n}${args.list}'])(
-    '%s has no text',
+    '%s cannot become text',
     (template) => {
       expect(() => compileTemplate(template, site())(scope)).toThrow(ExpressionError);
     },
   );
 
-  test('text is always text', () => {
+  test('compileText always yields text', () => {
     expect(compileText('${args.n}', site())(scope)).toBe('5');
     expect(() => compileText('${args.nothing}', site())(scope)).toThrow(ExpressionError);
   });
@@ -104,36 +104,39 @@ describe('paths', () => {
     'a\r\nHost: b',
     'a%00',
     'a%0d%0ab',
-  ])('a value that a careless server would let climb is not sent: %j', (id) => {
+  ])('a value that some server could read as a path traversal is refused: %j', (id) => {
     expect(() => compilePath('/c/${args.id}', site())({ args: { id } })).toThrow(ExpressionError);
   });
 
   test.each(['a/b', '.well-known', '...', 'a..b', 'v1.2', '100%', '%zz', 'a;b=c', 'a%2Fb', '..a', 'a..'])(
-    'a value that only looks like it is sent: %j',
+    'a value that only resembles a path traversal is sent: %j',
     (id) => {
       expect(compilePath('/c/${args.id}', site())({ args: { id } })).toBe(`/c/${encodeURIComponent(id)}`);
     },
   );
 
-  test('two values cannot climb together, nor with the text around them', () => {
-    const climbs = (template: string, a: string, b = 'b') => compilePath(template, site())({ args: { a, b } });
-    expect(() => climbs('/c/${args.a}${args.b}', 'x/', '../y')).toThrow(ExpressionError);
-    expect(() => climbs('/c/.${args.a}', './y')).toThrow(ExpressionError);
-    expect(() => climbs('/c/..${args.a}', '/y')).toThrow(ExpressionError);
-    expect(() => climbs('/c/%2e${args.a}', '%2e')).toThrow(ExpressionError);
-    expect(climbs('/c/.${args.a}', 'y')).toBe('/c/.y');
+  test('two values, or a value and the text around it, cannot form a path traversal', () => {
+    const render = (template: string, a: string, b = 'b') => compilePath(template, site())({ args: { a, b } });
+    expect(() => render('/c/${args.a}${args.b}', 'x/', '../y')).toThrow(ExpressionError);
+    expect(() => render('/c/.${args.a}', './y')).toThrow(ExpressionError);
+    expect(() => render('/c/..${args.a}', '/y')).toThrow(ExpressionError);
+    expect(() => render('/c/%2e${args.a}', '%2e')).toThrow(ExpressionError);
+    expect(render('/c/.${args.a}', 'y')).toBe('/c/.y');
   });
 });
 
 describe('faults', () => {
   test.each<[unknown, string[]]>([
-    ['x ${args.n', ['@2: this ${ has no closing }']],
-    ['${"}', ['@0: this ${ has no closing }']],
-    ['x ${}', ['@4: the expression is empty']],
-    ['x ${arg.n}', ['@4: "arg" is not known here (known: args and result); did you mean "args"?']],
+    ['x ${args.n', ['@2: This ${ has no closing }.']],
+    ['${"}', ['@0: This ${ has no closing }.']],
+    ['x ${}', ['@4: The expression is empty. Write a CEL expression.']],
+    ['x ${arg.n}', ['@4: Unknown variable "arg". Did you mean "args"? Known variables: args and result.']],
     [
       { a: ['${before.x}'], b: '${1 +}' },
-      ['a.0@2: "before" is not known here (known: args and result)', 'b@5: not an expression: it ends too early'],
+      [
+        'a.0@2: Unknown variable "before". Known variables: args and result.',
+        'b@5: This is not a valid CEL expression: it ends too early.',
+      ],
     ],
   ])('%j', (template, expected) => {
     const faults: string[] = [];

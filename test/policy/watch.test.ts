@@ -6,11 +6,11 @@ import type { LoadResult } from '../../gateway/policy/load-policies.ts';
 import { watchPolicies } from '../../gateway/policy/watch-policies.ts';
 import { UPSTREAM_YAML } from './example.ts';
 
-/** A watched directory, and what was handed over, one by one. */
-async function watched(pollMs?: number) {
+/** Watches a new directory and collects the results of its loads. */
+async function watchNewDirectory(pollMs?: number) {
   const dir = await mkdtemp(path.join(tmpdir(), 'oncegate-watch-'));
   await writeFile(path.join(dir, 'a.yaml'), UPSTREAM_YAML);
-  const heard: LoadResult[] = [];
+  const results: LoadResult[] = [];
   const waiting: ((loaded: LoadResult) => void)[] = [];
   const watch = watchPolicies({
     dir,
@@ -18,7 +18,7 @@ async function watched(pollMs?: number) {
     ...(pollMs !== undefined && { pollMs }),
     onChange: (loaded) => {
       const next = waiting.shift();
-      if (next === undefined) heard.push(loaded);
+      if (next === undefined) results.push(loaded);
       else next(loaded);
     },
   });
@@ -27,17 +27,17 @@ async function watched(pollMs?: number) {
     await rm(dir, { recursive: true });
   });
   const next = (): Promise<LoadResult> => {
-    const already = heard.shift();
+    const already = results.shift();
     return already === undefined ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve(already);
   };
-  return { dir, watch, next, heard };
+  return { dir, watch, next, results };
 }
 
 const toolNames = (loaded: LoadResult): string[] => (loaded.ok ? [...loaded.policies.tools.keys()] : ['faults']);
 const TOOL = 'tools:\n  t: { upstream: u }\n';
 
-test('a change on disk is loaded and handed over, good or bad', async () => {
-  const { dir, watch, next } = await watched();
+test('a change on disk is loaded and passed on, with or without faults', async () => {
+  const { dir, watch, next } = await watchNewDirectory();
   expect(toolNames(await watch.reload())).toEqual([]);
   expect(toolNames(await next())).toEqual([]);
 
@@ -51,8 +51,8 @@ test('a change on disk is loaded and handed over, good or bad', async () => {
   expect(toolNames(await next())).toEqual([]);
 });
 
-test('directories made later, files moved in and links swapped are seen', async () => {
-  const { dir, watch, next } = await watched(200);
+test('new directories, moved files and swapped links are noticed', async () => {
+  const { dir, watch, next } = await watchNewDirectory(200);
   await watch.reload();
   await next();
   await mkdir(path.join(dir, 'later'));
@@ -69,8 +69,8 @@ test('directories made later, files moved in and links swapped are seen', async 
   expect(names).toEqual(['x']);
 });
 
-test('a change of an imported document is a change', async () => {
-  const { dir, watch, next } = await watched(200);
+test('a change of an imported document is noticed', async () => {
+  const { dir, watch, next } = await watchNewDirectory(200);
   const document = (id: string) => JSON.stringify({ openapi: '3.1.0', paths: { '/a': { get: { operationId: id } } } });
   await writeFile(path.join(dir, 'a.json'), document('one'));
   await writeFile(path.join(dir, 'a.yaml'), UPSTREAM_YAML.replace(' }', ', import: a.json }'));
@@ -82,21 +82,21 @@ test('a change of an imported document is a change', async () => {
   expect(names).toEqual(['u.two']);
 });
 
-test('watching alone is enough', async () => {
-  const { dir, next } = await watched(100);
+test('a change is noticed without a first reload', async () => {
+  const { dir, next } = await watchNewDirectory(100);
   let count = 0;
   const writing = setInterval(() => void writeFile(path.join(dir, 'b.yaml'), `${TOOL}# ${count++}\n`), 150);
   expect(toolNames(await next())).toEqual(['t']);
   clearInterval(writing);
 });
 
-test('reloads take their turn, and after close nothing is heard', async () => {
-  const { dir, watch, heard } = await watched();
+test('reloads run one at a time, and nothing is passed on after close', async () => {
+  const { dir, watch, results } = await watchNewDirectory();
   const loads = await Promise.all(Array.from({ length: 10 }, () => watch.reload()));
   expect(loads.every((loaded) => loaded.ok)).toBe(true);
-  expect(heard).toHaveLength(10);
+  expect(results).toHaveLength(10);
   await watch.close();
   await writeFile(path.join(dir, 'b.yaml'), TOOL);
   await watch.reload();
-  expect(heard).toHaveLength(10);
+  expect(results).toHaveLength(10);
 });

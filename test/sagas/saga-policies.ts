@@ -1,4 +1,4 @@
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 
 /** Tools that can be undone, each in another way, against the effect-counting upstream. */
 export function buildSagaPolicies(url: string, tuning: { retry?: string; timeout?: string; rules?: string } = {}) {
@@ -106,7 +106,7 @@ tools:
     undo: { kind: none }
 agents:
   tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
 ${tuning.rules ?? ''}
       - allow: world.approved
@@ -119,7 +119,7 @@ ${tuning.rules ?? ''}
         approve: never
       - allow: narrow.*
   other:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: world.charge
 ${PEOPLE_YAML}`,

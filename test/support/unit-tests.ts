@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 /** Unit tests that take ten seconds each: random policies, and deadlines that must pass. `npm run test:unit` leaves them out. */
 export const SLOW_UNIT_TESTS = [
   'test/policy/fuzz.test.ts',
-  'test/policy/input.test.ts',
+  'test/policy/input-schema.test.ts',
   'test/policy/openapi-property.test.ts',
 ];
 

@@ -1,35 +1,21 @@
 import { randomBytes } from 'node:crypto';
 import { readFile, writeFile } from 'node:fs/promises';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
+import { describe, expect, it } from 'vitest';
 import { TestSaga } from '../sagas/saga.ts';
 import { buildSagaPolicies } from '../sagas/saga-policies.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { type Gateway, makeGateway } from '../support/gateway.ts';
+import { useGateway } from '../support/use-gateway.ts';
+import { useResource } from '../support/use-resource.ts';
 import { type CollectedSpan, OtlpCollector } from './collector.ts';
 import { renderTraceSvg } from './picture.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let collector: OtlpCollector;
-let gateway: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  collector = await OtlpCollector.start();
-  gateway = await makeGateway({
-    policies: buildSagaPolicies(upstream.url),
-    databaseUrl: database.url,
-    env: { OTEL_EXPORTER_OTLP_ENDPOINT: collector.url, OTEL_BSP_SCHEDULE_DELAY: '50', LOG_LEVEL: 'info' },
-  });
-  await gateway.start();
-});
-afterAll(async () => {
-  await gateway?.dispose();
-  await collector?.stop();
-  await database?.drop();
-  await upstream?.stop();
+const collector = useResource(OtlpCollector.start, (started) => started.stop());
+const { upstream, gateway } = useGateway({
+  policies: buildSagaPolicies,
+  env: () => ({
+    OTEL_EXPORTER_OTLP_ENDPOINT: collector.url,
+    OTEL_BSP_SCHEDULE_DELAY: '50',
+    LOG_LEVEL: 'info',
+  }),
 });
 
 const newTrace = () => {

@@ -185,7 +185,7 @@ async function findPolicyBlocker(
     asOf: approval.requestedAt,
   });
   const decision = decideCall(policies, agent, toolName, { args, ...place, now: Date.now(), ...facts });
-  if (!decision.allowed) return decision.reason;
+  if (!decision.allowed) return `the policies deny it now ("${decision.reason}")`;
   // People do not stand in for voters, and voters said nothing of what other policies would do.
   const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
   if (decision.rule.voters !== undefined && !isVotedOn)

@@ -8,7 +8,7 @@ import { runAnswer } from '../schemas/run-schemas.ts';
 import { adminRollbackBody, planAnswer, resumeBody, sagaAnswer, undoCallBody } from '../schemas/saga-schemas.ts';
 import { statsAnswer } from '../schemas/stats-schema.ts';
 import * as agents from './agent-operations.ts';
-import { type Answer, get, type Operation, type Operations, post } from './operation.ts';
+import { type AnswerSpec, get, type Operation, type Operations, post } from './operation.ts';
 
 const { approvalAnswer, breakerAnswer, pinAnswer, agentFreezeAnswer, scopeFreezeAnswer } = controls;
 const { ROLLING_BACK, waiting } = agents;
@@ -19,7 +19,7 @@ function list(summary: string, item: z.ZodType, query: Operation['query'] = {}) 
 
 /** An action of a person. Repeating it changes nothing. */
 function action(summary: string, body: z.ZodType, answer: z.ZodType) {
-  const done: Answer = ['The action took effect, now or earlier.', answer];
+  const done: AnswerSpec = ['The action took effect, now or earlier.', answer];
   return post(summary, body, { 200: done });
 }
 
@@ -94,7 +94,7 @@ export const ADMIN_OPERATIONS: Operations = {
   '/admin/audit/proof': get(
     'Prove that an entry is in the log (leaf), or that the log only grew between two sizes (from, to)',
     ['The proof.', z.union([audit.inclusionProofAnswer, audit.consistencyProofAnswer])],
-    { query: { leaf: audit.sha256, from: count, to: count } },
+    { query: { leaf: audit.sha256Text, from: count, to: count } },
   ),
   '/admin/audit/accept': action(
     'Accept the log of the database although a kept checkpoint differs',

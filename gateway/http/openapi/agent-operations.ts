@@ -3,7 +3,7 @@ import { callAnswer, callState } from '../schemas/call-schemas.ts';
 import { anyJson, emptyBody, jsonObject, pageOf, text, time, uuid } from '../schemas/fields.ts';
 import { runAnswer, runLineAnswer, takeRunBody } from '../schemas/run-schemas.ts';
 import * as sagas from '../schemas/saga-schemas.ts';
-import { type Answer, get, type Operation, type Operations, post } from './operation.ts';
+import { type AnswerSpec, get, type Operation, type Operations, post } from './operation.ts';
 
 const CALL_HEADERS = ['IdempotencyKey', 'Prefer', 'DryRun', 'Saga', 'DependsOn', 'Run', 'Epoch', 'Undo'];
 const IN_RUN = { headers: ['Run', 'Epoch'] };
@@ -16,12 +16,12 @@ export const callFilters = { run: uuid, ...runCallFilters };
 export const runFilters = { abandoned: z.enum(['true', 'false']), ...paging };
 export const sagaFilters = { state: sagas.sagaState, ...paging };
 
-export const CALL_PAGE: Answer = ['A page of calls. A page ends early at about 4 MiB.', pageOf(callAnswer)];
-export const RUN_PAGE: Answer = ['A page of runs.', pageOf(runLineAnswer)];
-export const SAGA_PAGE: Answer = ['A page of sagas.', pageOf(sagas.sagaLineAnswer)];
-export const SAGA: Answer = ['The saga.', sagas.sagaAnswer];
-export const RUN: Answer = ['The run.', runAnswer];
-export const ROLLING_BACK: Answer = [
+export const CALL_PAGE: AnswerSpec = ['A page of calls. A page ends early at about 4 MiB.', pageOf(callAnswer)];
+export const RUN_PAGE: AnswerSpec = ['A page of runs.', pageOf(runLineAnswer)];
+export const SAGA_PAGE: AnswerSpec = ['A page of sagas.', pageOf(sagas.sagaLineAnswer)];
+export const SAGA: AnswerSpec = ['The saga.', sagas.sagaAnswer];
+export const RUN: AnswerSpec = ['The run.', runAnswer];
+export const ROLLING_BACK: AnswerSpec = [
   'The rollback continues in the background. The saga as it is now.',
   sagas.sagaAnswer,
 ];

@@ -2,7 +2,7 @@ import { z } from 'zod';
 import type { Json, JsonObject } from '../../domain/json.ts';
 
 /** An answer: its description and, where it has a body, the schema and content type of the body. */
-export type Answer = readonly [description: string, body?: z.ZodType, contentType?: string];
+export type AnswerSpec = readonly [description: string, body?: z.ZodType, contentType?: string];
 
 /** One operation of the API. The parameters in the path follow from `{name}`. */
 export interface Operation {
@@ -16,14 +16,14 @@ export interface Operation {
   /** Absent: the body is required if its schema refuses `{}`, because the gateway reads an empty body as `{}`. */
   readonly isBodyRequired?: boolean;
   /** By status. `default` replaces the problem that every operation may answer. */
-  readonly answers: Readonly<Record<number, Answer>> | { readonly default: Answer };
+  readonly answers: Readonly<Record<number, AnswerSpec>> | { readonly default: AnswerSpec };
 }
 
 type Method = 'get' | 'post' | 'put' | 'delete';
 export type Operations = Readonly<Record<string, Readonly<Partial<Record<Method, Operation>>>>>;
 type Extras = Omit<Operation, 'summary' | 'body' | 'answers'>;
 
-export function get(summary: string, answer: Answer, extras: Extras = {}) {
+export function get(summary: string, answer: AnswerSpec, extras: Extras = {}) {
   return { get: { summary, answers: { 200: answer }, ...extras } };
 }
 
@@ -66,7 +66,7 @@ export class OpenApiWriter {
     };
   }
 
-  answer([description, body, contentType]: Answer): JsonObject {
+  answer([description, body, contentType]: AnswerSpec): JsonObject {
     return { description, ...(body === undefined ? {} : { content: this.#content(body, contentType) }) };
   }
 

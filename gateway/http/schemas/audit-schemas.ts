@@ -23,24 +23,29 @@ export const erasureAnswer = z.object({
   cursor: text.nullable(),
 });
 
-export const sha256 = text.describe('SHA-256 in hex.');
+export const sha256Text = text.describe('SHA-256 in hex.');
 const note = text.describe('A signed note (C2SP tlog-checkpoint).');
 const entry = z.looseObject({}).describe('The logged entry. The hash is over its canonical text.');
 
 export const logEntryAnswer = z.object({
   index: count,
-  leaf: sha256,
+  leaf: sha256Text,
   checkpoint: note.optional(),
   entry: entry.optional(),
 });
 export const inclusionProofAnswer = z.object({
-  leaf: sha256,
+  leaf: sha256Text,
   index: count,
   size: count,
-  root: sha256,
-  proof: z.array(sha256),
+  root: sha256Text,
+  proof: z.array(sha256Text),
   checkpoint: note,
   entry,
 });
-export const consistencyProofAnswer = z.object({ from: count, to: count, proof: z.array(sha256), checkpoint: note });
+export const consistencyProofAnswer = z.object({
+  from: count,
+  to: count,
+  proof: z.array(sha256Text),
+  checkpoint: note,
+});
 export const logAcceptanceAnswer = z.object({ accepted: z.boolean(), checkpoint: note });

@@ -41,7 +41,7 @@ export function readBody<T>(request: FastifyRequest, schema: z.ZodType<T>): T {
   const parsed = schema.safeParse(value);
   if (parsed.success) return parsed.data;
   const faults = formatZodIssues(value, schema, parsed.error.issues);
-  throw new GatewayError('malformed', faults.join('; '), { members: { faults } });
+  throw new GatewayError('malformed', faults.join(' '), { members: { faults } });
 }
 
 function parseStrictBody(body: Buffer) {

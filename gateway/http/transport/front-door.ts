@@ -5,7 +5,7 @@ import type { JsonObject } from '../../domain/json.ts';
 import { findAgentsByClaims, isTokenShaped } from '../../domain/match-token.ts';
 import type { Policies, Rate } from '../../domain/policy.ts';
 import { type RequestCredentials, readCredentials } from './identify.ts';
-import { Limiter, Stores } from './limiter.ts';
+import { RateLimiter } from './rate-limiter.ts';
 
 export interface TokenCheck {
   /** The claims of a token that was verified recently. */
@@ -35,39 +35,34 @@ export async function frontDoor(
   tokens: TokenCheck,
   limits: DoorLimits,
 ): Promise<void> {
-  await app.register(rateLimit, { global: false, store: Stores });
+  await app.register(rateLimit, { global: false });
   app.decorateRequest('credentials', undefined);
   // The policies bound the number of principals. Nothing bounds the number of addresses.
-  const byPrincipal = new Limiter(
-    app,
-    limits.perAgent,
-    Number.POSITIVE_INFINITY,
-    ({ credentials }) => credentials?.principal ?? '',
-  );
-  const byAddress = new Limiter(app, limits.perAddress, MAX_ADDRESSES);
+  const byPrincipal = new RateLimiter(app, limits.perAgent, {
+    maxKeys: 0,
+    keyGenerator: ({ credentials }) => credentials?.principal ?? '',
+  });
+  const byAddress = new RateLimiter(app, limits.perAddress, { maxKeys: MAX_ADDRESSES });
 
-  app.addHook('onRequest', (request, _reply, done) => {
-    if (UNLIMITED_ROUTES.has(request.routeOptions.url ?? '')) return done();
+  app.addHook('onRequest', async (request) => {
+    if (UNLIMITED_ROUTES.has(request.routeOptions.url ?? '')) return;
     const credentials = readCredentials(request, policies());
     request.credentials = credentials;
-    if (credentials.principal !== undefined && byPrincipal.admits(credentials.principal)) return done();
-    return admit(request, credentials);
+    if (credentials.principal === undefined) await identifyByToken(request, credentials);
+    await (credentials.principal === undefined ? byAddress : byPrincipal).count(request);
   });
 
-  /** Verifies a token first, because only its claims name the agent. */
-  async function admit(request: FastifyRequest, credentials: RequestCredentials): Promise<void> {
+  async function identifyByToken(request: FastifyRequest, credentials: RequestCredentials): Promise<void> {
     const { bearer } = credentials;
-    if (credentials.principal === undefined && bearer !== undefined && isTokenShaped(bearer)) {
-      credentials.tokenResult = tokens.recall(bearer);
-      if (credentials.tokenResult === undefined) {
-        // Verification is expensive, so an address over its limit is refused first.
-        await byAddress.ask(request, false);
-        credentials.tokenResult = await verifyToken(tokens, bearer, policies());
-      }
-      if (!(credentials.tokenResult instanceof GatewayError))
-        credentials.principal = findTokenPrincipal(policies(), credentials.tokenResult);
+    if (bearer === undefined || !isTokenShaped(bearer)) return;
+    credentials.tokenResult = tokens.recall(bearer);
+    if (credentials.tokenResult === undefined) {
+      // Verification is expensive, so an address over its limit is refused first.
+      await byAddress.peek(request);
+      credentials.tokenResult = await verifyToken(tokens, bearer, policies());
     }
-    return (credentials.principal === undefined ? byAddress : byPrincipal).ask(request, true);
+    if (!(credentials.tokenResult instanceof GatewayError))
+      credentials.principal = findTokenPrincipal(policies(), credentials.tokenResult);
   }
 }
 

@@ -32,7 +32,7 @@ export function readCallHeaders(request: FastifyRequest): CallHeaders {
     dependsOn: parseDependsOn(header(request, 'oncegate-depends-on'), saga),
     undo: parseUndo(header(request, 'oncegate-undo')),
     runEpoch: parseRunEpoch(readRunHeaders(request)),
-    key: readKey(request),
+    key: readKeyHeader(request),
     patienceMs: parsePrefer(header(request, 'prefer')) * 1000,
     dryRun: isDryRun(request),
   };
@@ -135,11 +135,11 @@ export function parseUndo(text: string | undefined): CallerUndo | undefined {
   }
   const parsed = undoSchema.safeParse(value);
   if (parsed.success) return parsed.data;
-  const faults = formatZodIssues(value, undoSchema, parsed.error.issues).join('; ');
+  const faults = formatZodIssues(value, undoSchema, parsed.error.issues).join(' ');
   throw malformed(`Oncegate-Undo must be {"tool": …, "args": …}: ${faults}`);
 }
 
-export function readKey(request: FastifyRequest): string | undefined {
+export function readKeyHeader(request: FastifyRequest): string | undefined {
   return parseKey(header(request, 'idempotency-key'));
 }
 

@@ -5,12 +5,13 @@ import type { ArgumentFaults, ValidationTimeout } from '../../domain/policy.ts';
 import { sanitize } from '../../domain/sanitize.ts';
 import { compileBoundedRegex } from '../expressions/bounded-regex.ts';
 import { runWithTimeout } from '../expressions/run-with-timeout.ts';
-import type { DocumentPath } from '../faults.ts';
+import { type DocumentPath, endSentence } from '../faults.ts';
+import { formatShortValue } from '../zod-issues.ts';
 import { measureExpandedSize } from './expanded-schema-size.ts';
 
 /**
- * A tool's own JSON Schema. It is written by a policy's author (or by an MCP server, who is not trusted), and it runs
- * over what an agent sends: nothing in it may cost more than the size of the arguments.
+ * Checks arguments against the JSON Schema of their tool. The author of a policy or an untrusted MCP server writes the schema, and
+ * an agent writes the arguments. So the cost of a check is bounded.
  */
 export type ArgumentCheck = (args: JsonObject) => ArgumentFaults;
 export type SchemaFault = { readonly path: DocumentPath; readonly message: string };
@@ -20,18 +21,18 @@ const MAX_ERRORS_READ = 1_000;
 const MAX_FAULT_CHARACTERS = 1_000;
 const MAX_VALUES_FOR_ALL_ERRORS = 20_000;
 
-/** What a check may take: everybody else waits for it. Telling every fault instead of the first is worth less. */
+/** How long a check may take, because all other requests wait for it. Finding every fault instead of the first gets less time. */
 const MAX_CHECK_MS = 1_000;
 const MAX_CHECK_MS_FOR_ALL_ERRORS = 250;
-/** One that took longer is left alone for so many times as long: whatever is sent, most of the time is everybody's. */
+/** A schema whose check timed out is not used for ten times as long, so that hostile arguments cannot block the process. */
 const BACKOFF_FACTOR = 10;
-/** Below these a check cannot take more than some ten milliseconds, and nobody needs to watch it. */
+/** Below these limits a check takes at most some ten milliseconds and needs no timeout. */
 const MAX_UNTIMED_VISITS = 1_000_000;
 const MAX_UNTIMED_REGEX_STEPS = 5_000_000;
 
 type CompiledInputSchema = { check: ArgumentCheck } | { faults: SchemaFault[] };
 
-/** An imported schema is compiled to see whether it can be, and again with its tool: that costs milliseconds each. */
+/** Caches compiled schemas: an imported schema is compiled once to check it and once with its tool, at milliseconds each. */
 const compiledSchemas = new WeakMap<JsonObject, CompiledInputSchema>();
 
 export function compileInputSchema(schema: JsonObject): CompiledInputSchema {
@@ -41,8 +42,8 @@ export function compileInputSchema(schema: JsonObject): CompiledInputSchema {
 }
 
 /**
- * Looked at now and compiled when it is first needed: a server may list thousands of tools of which few are ever called. One
- * that turns out not to be a schema then fits no arguments.
+ * Checks the schema now and compiles it at its first use, because a server may list thousands of tools of which few are called. A
+ * schema that then fails to compile fits no arguments.
  */
 export function compileInputSchemaLazily(schema: JsonObject): CompiledInputSchema {
   const faults = findSchemaFaults(schema);
@@ -58,35 +59,47 @@ export function compileInputSchemaLazily(schema: JsonObject): CompiledInputSchem
 function findSchemaFaults(schema: JsonObject): SchemaFault[] {
   const faults: SchemaFault[] = [];
   if (schema['type'] !== undefined && schema['type'] !== 'object') {
-    faults.push({ path: ['type'], message: 'the arguments of a tool are always an object: write type: object' });
+    faults.push({
+      path: ['type'],
+      message: `type must be object, because the arguments of a tool are an object (got ${formatShortValue(schema['type'])}).`,
+    });
   }
   collectSchemaFaults(schema, [], faults, 0);
   return faults;
 }
 
 function compileUncached(schema: JsonObject): CompiledInputSchema {
-  // The default: arguments are an object, which they always are.
+  // The default schema allows every object, and arguments always are one.
   if (Object.keys(schema).every((key) => key === 'type') && schema['type'] === 'object') return { check: () => [] };
   const faults = findSchemaFaults(schema);
   if (faults.length > 0) return { faults };
-  let first: TimeLimitedValidator;
-  let lightest: number;
+  let validator: TimeLimitedValidator;
+  let maxUntimedVisits: number;
   try {
-    first = new TimeLimitedValidator(compileWithAjv(schema, false), MAX_CHECK_MS);
-    lightest = MAX_UNTIMED_VISITS / measureExpandedSize(schema);
+    validator = new TimeLimitedValidator(compileWithAjv(schema, false), MAX_CHECK_MS);
+    maxUntimedVisits = MAX_UNTIMED_VISITS / measureExpandedSize(schema);
   } catch (error) {
-    return { faults: [{ path: [], message: `not a JSON Schema: ${(error as Error).message.slice(0, 200)}` }] };
+    return {
+      faults: [
+        {
+          path: [],
+          message: endSentence(`This is not a valid JSON Schema: ${(error as Error).message.slice(0, 200)}`),
+        },
+      ],
+    };
   }
-  let all: TimeLimitedValidator | undefined;
+  let allErrorsValidator: TimeLimitedValidator | undefined;
   const check: ArgumentCheck = (args) => {
     try {
-      const fit = validateBounded(first, args, lightest);
-      if (fit !== false) return fit === true ? [] : fit;
-      // Every fault of a small body, the first of a huge one: a million faults would be an attack on us.
-      if (countValues(args, MAX_VALUES_FOR_ALL_ERRORS) >= MAX_VALUES_FOR_ALL_ERRORS) return formatErrors(first.errors);
-      all ??= new TimeLimitedValidator(compileWithAjv(schema, true), MAX_CHECK_MS_FOR_ALL_ERRORS);
-      // A few bytes may have millions: when finding them all takes too long, the first must do.
-      return formatErrors(typeof all.validateWithTimeout(args) === 'boolean' ? all.errors : first.errors);
+      const isValid = validateBounded(validator, args, maxUntimedVisits);
+      if (isValid !== false) return isValid === true ? [] : isValid;
+      // Lists every fault of small arguments and the first of huge ones, because a million faults would be an attack.
+      if (countValues(args, MAX_VALUES_FOR_ALL_ERRORS) >= MAX_VALUES_FOR_ALL_ERRORS)
+        return formatErrors(validator.errors);
+      allErrorsValidator ??= new TimeLimitedValidator(compileWithAjv(schema, true), MAX_CHECK_MS_FOR_ALL_ERRORS);
+      // A few bytes may have millions of faults. If finding them takes too long, the first fault is reported alone.
+      const isDone = typeof allErrorsValidator.validateWithTimeout(args) === 'boolean';
+      return formatErrors(isDone ? allErrorsValidator.errors : validator.errors);
     } catch {
       return ['the arguments are nested too deeply to be checked'];
     }
@@ -94,31 +107,35 @@ function compileUncached(schema: JsonObject): CompiledInputSchema {
   return { check };
 }
 
-/** How many steps patterns may still take before somebody watches. */
+/** How many steps the patterns of an untimed check may still take. */
 let regexStepsLeft = 0;
-const NEEDS_TIME_LIMIT = new Error('this has to be watched');
+const NEEDS_TIME_LIMIT = new Error('The check needs a time limit.');
 
-function validateBounded(check: TimeLimitedValidator, args: JsonObject, lightest: number): boolean | ValidationTimeout {
-  if (subtractVisits(args, lightest) >= 0) {
+function validateBounded(
+  validator: TimeLimitedValidator,
+  args: JsonObject,
+  maxUntimedVisits: number,
+): boolean | ValidationTimeout {
+  if (subtractVisits(args, maxUntimedVisits) >= 0) {
     regexStepsLeft = MAX_UNTIMED_REGEX_STEPS;
     try {
-      return check.validate(args);
+      return validator.validate(args);
     } catch (error) {
       if (error !== NEEDS_TIME_LIMIT) throw error;
     }
   }
-  return check.validateWithTimeout(args);
+  return validator.validateWithTimeout(args);
 }
 
-/** A check that is given up when it takes too long, and then left alone. */
+/** A validator with a timeout. After a timeout it refuses to run for a while. */
 class TimeLimitedValidator {
   readonly validate: ValidateFunction;
   readonly #maxMs: number;
   #backoffUntil = 0;
 
-  constructor(validate: ValidateFunction, mostMs: number) {
+  constructor(validate: ValidateFunction, maxMs: number) {
     this.validate = validate;
-    this.#maxMs = mostMs;
+    this.#maxMs = maxMs;
   }
 
   get errors(): ErrorObject[] | null | undefined {
@@ -126,25 +143,25 @@ class TimeLimitedValidator {
   }
 
   validateWithTimeout(args: JsonObject): boolean | ValidationTimeout {
-    const began = performance.now();
-    if (began < this.#backoffUntil) return { restsForMs: this.#backoffUntil - began, isResting: true };
+    const startedAt = performance.now();
+    if (startedAt < this.#backoffUntil) return { restsForMs: this.#backoffUntil - startedAt, isResting: true };
     regexStepsLeft = Number.POSITIVE_INFINITY;
-    const fit = runWithTimeout(this.#maxMs, (): boolean => this.validate(args));
-    if (fit !== undefined) return fit;
-    const ended = performance.now();
-    const restsForMs = BACKOFF_FACTOR * (ended - began);
-    this.#backoffUntil = ended + restsForMs;
+    const isValid = runWithTimeout(this.#maxMs, (): boolean => this.validate(args));
+    if (isValid !== undefined) return isValid;
+    const endedAt = performance.now();
+    const restsForMs = BACKOFF_FACTOR * (endedAt - startedAt);
+    this.#backoffUntil = endedAt + restsForMs;
     return { restsForMs, isResting: false };
   }
 }
 
 const ajvByOptions = new Map<string, Ajv>();
 
-/** Making a compiler takes 20 ms, so there is one of each kind; it forgets a schema as soon as that is compiled. */
+/** Creating an Ajv takes 20 ms, so there is one for each set of options. It drops a schema once that is compiled. */
 function compileWithAjv(schema: JsonObject, allErrors: boolean): ValidateFunction {
   const draft = schema['$schema'];
-  const old = typeof draft === 'string' && /draft-0[67]/.test(draft);
-  const id = `${old} ${allErrors}`;
+  const isOldDraft = typeof draft === 'string' && /draft-0[67]/.test(draft);
+  const id = `${isOldDraft} ${allErrors}`;
   let compiler = ajvByOptions.get(id);
   if (compiler === undefined) {
     const regExp = Object.assign((pattern: string) => createCountedRegex(pattern), { code: 'new RegExp' });
@@ -154,11 +171,11 @@ function compileWithAjv(schema: JsonObject, allErrors: boolean): ValidateFunctio
       validateFormats: false,
       logger: false,
       addUsedSchema: false,
-      // A property called `constructor` or `toString` is there only if the caller sent it.
+      // Inherited properties such as `constructor` do not count as sent by the caller.
       ownProperties: true,
       code: { regExp },
     };
-    compiler = old ? new Ajv(options) : (new Ajv2020(options) as unknown as Ajv);
+    compiler = isOldDraft ? new Ajv(options) : (new Ajv2020(options) as unknown as Ajv);
     ajvByOptions.set(id, compiler);
   }
   try {
@@ -168,12 +185,12 @@ function compileWithAjv(schema: JsonObject, allErrors: boolean): ValidateFunctio
   }
 }
 
-/** ajv keeps patterns by their text, as `toString` gives it: without one, all of them would be the first. */
+/** Ajv caches patterns by the result of `toString`, so each pattern needs its own. */
 function createCountedRegex(source: string): { test: (text: string) => boolean; toString: () => string } {
   const pattern = compileBoundedRegex(source);
   if ('fault' in pattern) throw new Error(pattern.fault);
   const test = (text: string): boolean => {
-    regexStepsLeft -= pattern.steps(text.length);
+    regexStepsLeft -= pattern.estimateSteps(text.length);
     if (regexStepsLeft < 0) throw NEEDS_TIME_LIMIT;
     return pattern.test(text);
   };
@@ -199,25 +216,27 @@ const SCALAR_TYPES = new Set<Json>(['string', 'number', 'integer', 'boolean', 'n
 function collectSchemaFaults(schema: Json | undefined, path: DocumentPath, faults: SchemaFault[], depth: number): void {
   if (!isJsonObject(schema)) return;
   if (depth > 40) {
-    faults.push({ path, message: 'the schema is nested too deeply' });
+    faults.push({ path, message: 'The schema is nested too deeply: at most 40 levels are allowed.' });
     return;
   }
-  const pattern = (source: string, where: DocumentPath): void => {
+  const checkPattern = (source: string, patternPath: DocumentPath): void => {
     const compiled = compileBoundedRegex(source);
-    if ('fault' in compiled) faults.push({ path: where, message: compiled.fault });
+    if ('fault' in compiled) faults.push({ path: patternPath, message: compiled.fault });
   };
-  if (typeof schema['pattern'] === 'string') pattern(schema['pattern'], [...path, 'pattern']);
+  if (typeof schema['pattern'] === 'string') checkPattern(schema['pattern'], [...path, 'pattern']);
   for (const key of isJsonObject(schema['patternProperties']) ? Object.keys(schema['patternProperties']) : []) {
-    pattern(key, [...path, 'patternProperties', key]);
+    checkPattern(key, [...path, 'patternProperties', key]);
   }
   for (const key of ['$ref', '$dynamicRef', '$recursiveRef']) {
     const ref = schema[key];
     if (typeof ref === 'string' && !ref.startsWith('#')) {
-      faults.push({ path: [...path, key], message: 'a reference outside this schema is refused: use #/$defs/…' });
+      const message = `${key} must point inside this schema, such as #/$defs/name (got ${formatShortValue(ref)}).`;
+      faults.push({ path: [...path, key], message });
     }
   }
   if (schema['uniqueItems'] === true && !hasScalarItems(schema['items'])) {
-    const message = 'uniqueItems needs items of a scalar type: comparing objects costs the square of their number';
+    const message =
+      'uniqueItems must come with items of a scalar type, because comparing objects takes quadratic time. Write items: { type: string }.';
     faults.push({ path: [...path, 'uniqueItems'], message });
   }
   for (const key of [...SUBSCHEMA_KEYWORDS, ...UNEVALUATED_KEYWORDS])
@@ -242,17 +261,17 @@ function hasScalarItems(items: Json | undefined): boolean {
 }
 
 function formatErrors(errors: readonly ErrorObject[] | null | undefined): string[] {
-  const said = new Set<string>();
+  const messages = new Set<string>();
   const all = errors ?? [];
   let read = 0;
-  for (; read < Math.min(all.length, MAX_ERRORS_READ) && said.size < MAX_FAULTS; read++) {
-    said.add(sanitize(formatError(all[read] as ErrorObject), MAX_FAULT_CHARACTERS));
+  for (; read < Math.min(all.length, MAX_ERRORS_READ) && messages.size < MAX_FAULTS; read++) {
+    messages.add(sanitize(formatError(all[read] as ErrorObject), MAX_FAULT_CHARACTERS));
   }
-  if (read < all.length) said.add(`and ${all.length - read} more`);
-  return said.size > 0 ? [...said] : ['the arguments do not fit the schema'];
+  if (read < all.length) messages.add(`and ${all.length - read} more`);
+  return messages.size > 0 ? [...messages] : ['the arguments do not fit the schema'];
 }
 
-/** Where and what is wrong; never the value, which may be one that is redacted. */
+/** Says where and what is wrong. Never shows the value, because it may be redacted elsewhere. */
 function formatError(error: ErrorObject): string {
   const where = `args${error.instancePath
     .split('/')
@@ -268,27 +287,27 @@ function formatError(error: ErrorObject): string {
   return `${where} ${error.message ?? 'does not fit'}`;
 }
 
-function countValues(value: Json, most: number): number {
+function countValues(value: Json, max: number): number {
   let count = 0;
   const stack: Json[] = [value];
-  while (stack.length > 0 && count < most) {
+  while (stack.length > 0 && count < max) {
     const next = stack.pop() as Json;
     count += 1;
     if (typeof next !== 'object' || next === null) continue;
     for (const item of Object.values(next)) {
-      if (stack.length > most) return most;
+      if (stack.length > max) return max;
       stack.push(item);
     }
   }
   return count;
 }
 
-/** What is left after looking at all of a value; less than nothing: it is too large. Text costs little, only its length is counted. */
-function subtractVisits(value: Json, most: number, depth = 0): number {
-  if (typeof value === 'string') return most - 1 - (value.length >> 4);
-  if (typeof value !== 'object' || value === null) return most - 1;
+/** Subtracts the visits that checking a value takes. A negative result means that the value is too large. Text costs by its length. */
+function subtractVisits(value: Json, visitsLeft: number, depth = 0): number {
+  if (typeof value === 'string') return visitsLeft - 1 - (value.length >> 4);
+  if (typeof value !== 'object' || value === null) return visitsLeft - 1;
   if (depth > 100) return -1;
-  let left = most - 1;
+  let left = visitsLeft - 1;
   if (Array.isArray(value)) {
     for (let i = 0; i < value.length && left >= 0; i++) left = subtractVisits(value[i] as Json, left, depth + 1);
     return left;
@@ -300,12 +319,12 @@ function subtractVisits(value: Json, most: number, depth = 0): number {
   return left;
 }
 
-/** The names an object schema declares, or undefined when it does not say them all in one place. */
+/** The names of the arguments that a schema declares. Undefined when `properties` does not list all of them. */
 export function readDeclaredArguments(schema: JsonObject): { names: Set<string>; closed: boolean } | undefined {
-  const open = ['allOf', 'anyOf', 'oneOf', '$ref', 'if', 'patternProperties', 'dependentSchemas'];
-  const more = schema['additionalProperties'];
+  const openKeywords = ['allOf', 'anyOf', 'oneOf', '$ref', 'if', 'patternProperties', 'dependentSchemas'];
+  const additional = schema['additionalProperties'];
   const properties = schema['properties'];
-  if (!isJsonObject(properties) || open.some((key) => key in schema)) return undefined;
-  if (more === true || isJsonObject(more)) return undefined;
-  return { names: new Set(Object.keys(properties)), closed: more === false };
+  if (!isJsonObject(properties) || openKeywords.some((key) => key in schema)) return undefined;
+  if (additional === true || isJsonObject(additional)) return undefined;
+  return { names: new Set(Object.keys(properties)), closed: additional === false };
 }

@@ -9,27 +9,28 @@ import type { LockDeclaration } from '../policy-file-schema.ts';
 export const LOCK_VARIABLES: readonly ScopeVariable[] = ['args', 'agent', 'saga', 'run'];
 
 /**
- * A lock of a tool. In a name with text of its own, a value fills one segment and can never leave it, nor become a `*`; a list
- * there gives one name for each of its items. A name that is one `${expr}` is, or are, exactly what the expression says.
+ * Compiles a lock of a tool. In a name with text around `${expr}`, a value fills one segment: its slashes and `*` are encoded. A
+ * list yields one name for each item. A name that is one `${expr}` is the value itself, and its slashes and `*` count.
  */
-export function compileLock(lock: LockDeclaration, site: TemplateCompileOptions): LockSpec {
+export function compileLock(lock: LockDeclaration, options: TemplateCompileOptions): LockSpec {
   const { key, mode = 'exclusive', for: scope = 'call' } = typeof lock === 'string' ? { key: lock } : lock;
-  return { keys: compileLockKeys(key, site), mode, for: scope };
+  return { keys: compileLockKeys(key, options), mode, for: scope };
 }
 
-function compileLockKeys(template: string, site: TemplateCompileOptions): Expression<string[]> {
+function compileLockKeys(template: string, options: TemplateCompileOptions): Expression<string[]> {
   const parts = splitTemplate(template);
   if ('fault' in parts) {
-    site.fault(parts.fault, [], parts.offset);
+    options.reportFault(parts.fault, [], parts.offset);
     return () => [];
   }
-  const pieces = parts.map((part) => ('text' in part ? part.text : compileLockPart(part, site)));
+  const pieces = parts.map((part) => ('text' in part ? part.text : compileLockPart(part, options)));
   const [only] = pieces;
   if (pieces.length === 1 && typeof only === 'function')
     return (scope) => toTextList(only(scope), template).map(assertLockName);
-  // What a value could be stands for it here, so that what is wrong with the text itself is found when it is loaded.
+  // A sample value replaces each expression, so that faults of the text itself are found at load.
   const fault = findLockNameFault(pieces.map((piece) => (typeof piece === 'string' ? piece : 'x')).join(''));
-  if (fault !== undefined) site.fault(`this name of a lock ${fault}`, []);
+  if (fault !== undefined)
+    options.reportFault(`The lock name ${JSON.stringify(sanitize(template, 120))} ${fault}.`, []);
   return (scope) => {
     let names = [''];
     for (const piece of pieces) {
@@ -43,12 +44,12 @@ function compileLockKeys(template: string, site: TemplateCompileOptions): Expres
 
 function compileLockPart(
   part: { readonly expression: string; readonly offset: number },
-  site: TemplateCompileOptions,
+  options: TemplateCompileOptions,
 ): Expression {
   return compileExpression(part.expression, {
-    sees: site.sees,
-    fault: (message, offset = 0) => site.fault(message, [], part.offset + offset),
-    reads: (argument, offset) => site.reads?.(argument, [], part.offset + offset),
+    variables: options.variables,
+    reportFault: (message, offset = 0) => options.reportFault(message, [], part.offset + offset),
+    reportArgumentRead: (argument, offset) => options.reportArgumentRead?.(argument, [], part.offset + offset),
   });
 }
 
@@ -58,7 +59,7 @@ function toTextList(value: Json, template: string): string[] {
   return items.map((item) => {
     if (typeof item === 'string') return item;
     if (typeof item === 'number' || typeof item === 'boolean') return String(item);
-    throw new ExpressionError(`neither text, a number nor a list of those: \`${sanitize(template, 120)}\``);
+    throw new ExpressionError(`\`${sanitize(template, 120)}\` must yield text, a number, a boolean or a list of them`);
   });
 }
 
@@ -69,9 +70,9 @@ function encodeLockSegment(value: string): string {
 function assertLockName(name: string): string {
   const fault = findLockNameFault(name);
   if (fault === undefined) return name;
-  throw new ExpressionError(`its name ${fault}`);
+  throw new ExpressionError(`the lock name ${fault}`);
 }
 
 function createTooManyLocksError(): ExpressionError {
-  return new ExpressionError(`more than ${MAX_LOCKS} things at once`);
+  return new ExpressionError(`a call must have at most ${MAX_LOCKS} locks`);
 }

@@ -17,6 +17,7 @@ import {
   type SourceLocation,
 } from '../faults.ts';
 import type { KeyDeclaration, LockDeclaration, ToolDeclaration } from '../policy-file-schema.ts';
+import { formatShortValue } from '../zod-issues.ts';
 import { type ArgumentCheck, compileInputSchema, readDeclaredArguments } from './compile-input-schema.ts';
 import { compileLock, LOCK_VARIABLES } from './compile-locks.ts';
 import { compileRequest } from './compile-request.ts';
@@ -28,42 +29,49 @@ export const TOOL_DEFAULTS = {
   lifetimeMs: 24 * 3_600_000,
   settlesMs: 30_000,
   retry: { attempts: 5, baseMs: 200, maxMs: 30_000, withinMs: 3_600_000 },
-  /** Of HTTP tools. An MCP server that refuses says so in its own words; a bare status of a proxy before it proves nothing. */
+  /** For HTTP tools only. An MCP server refuses in its own messages, and the status of a proxy in front of it proves nothing. */
   noEffect: [400, 401, 403, 404, 422, 429],
   maxResultBytes: 1_048_576,
   repeats: { policy: 'replay', windowMs: 60_000 },
 } as const;
 
-/** A tool being compiled: its declaration, and how its expressions report. */
+/** A tool being compiled: its declaration and the options for its expressions. */
 export interface ToolCompilation {
   readonly name: string;
-  readonly place: SourceLocation;
+  readonly location: SourceLocation;
   readonly value: ToolDeclaration;
-  readonly report: Diagnostics;
-  /** A template's site below this tool; unknown arguments are faults there. */
-  site(path: DocumentPath, sees: readonly ScopeVariable[], strictness?: 'declared' | 'closed'): TemplateCompileOptions;
+  readonly diagnostics: Diagnostics;
+  /** The options of the template at a path of this tool. Reading an undeclared argument is a fault. */
+  templateOptions(
+    path: DocumentPath,
+    variables: readonly ScopeVariable[],
+    strictness?: 'declared' | 'closed',
+  ): TemplateCompileOptions;
   condition(
     path: DocumentPath,
     source: string | boolean,
-    sees: readonly ScopeVariable[],
+    variables: readonly ScopeVariable[],
   ): ReturnType<typeof compileCondition>;
 }
 
 export function compileTool(
   declared: DeclaredEntry<ToolDeclaration>,
   upstream: { readonly compiled: Upstream | undefined; readonly raw: unknown },
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): Tool | undefined {
-  const { name, place, value } = declared;
+  const { name, location, value } = declared;
   if (value === undefined) return undefined;
   const input = (value.input ?? TOOL_DEFAULTS.input) as JsonObject;
-  const context = createToolCompilation(name, place, value, input, report);
+  const context = createToolCompilation(name, location, value, input, diagnostics);
   const effect = value.effect ?? TOOL_DEFAULTS.effect;
   if (effect === 'read') rejectWriteOnlyKeys(context);
   if (value.record === false) rejectLedgerKeys(context, effect);
   const adapter = upstream.compiled?.adapter;
   if (adapter === 'mcp' && value.request !== undefined) {
-    report.addError(locateKey(place, 'request'), 'request is only for tools of http upstreams');
+    diagnostics.addError(
+      locateKey(location, 'request'),
+      `request is only for tools of http upstreams, and ${value.upstream} is an mcp upstream. Remove it.`,
+    );
   }
   const timeoutMs = value.timeout === undefined ? (upstream.compiled?.timeoutMs ?? 0) : parseDurationMs(value.timeout);
   return {
@@ -72,10 +80,10 @@ export function compileTool(
     description: value.description ?? '',
     ...(value.title !== undefined && { title: value.title }),
     ...(value.output !== undefined && {
-      output: compileOutput(value.output as JsonObject, locateChild(place, 'output'), report),
+      output: compileOutput(value.output as JsonObject, locateChild(location, 'output'), diagnostics),
     }),
     input,
-    faults: compileArgumentCheck(input, locateChild(place, 'input'), report),
+    faults: compileArgumentCheck(input, locateChild(location, 'input'), diagnostics),
     effect,
     ...(adapter === 'http' && { request: compileRequest(context) }),
     once: compileOnce(context),
@@ -85,7 +93,7 @@ export function compileTool(
     locks: (value.locks ?? []).map((lock, index) =>
       compileLock(
         lock,
-        context.site(typeof lock === 'string' ? ['locks', index] : ['locks', index, 'key'], LOCK_VARIABLES),
+        context.templateOptions(typeof lock === 'string' ? ['locks', index] : ['locks', index, 'key'], LOCK_VARIABLES),
       ),
     ),
     timeoutMs,
@@ -106,45 +114,44 @@ export function compileTool(
 
 function createToolCompilation(
   name: string,
-  place: SourceLocation,
+  location: SourceLocation,
   value: ToolDeclaration,
   input: JsonObject,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): ToolCompilation {
   const declared = readDeclaredArguments(input);
-  const unknown = (argument: string): string | undefined =>
-    declared === undefined || declared.names.has(argument)
-      ? undefined
-      : `args.${argument} is not in the input schema (it has: ${formatList(declared.names) || 'nothing'})${didYouMean(argument, declared.names)}`;
+  const explainUnknown = (argument: string): string | undefined =>
+    declared === undefined || declared.names.has(argument) ? undefined : describeUnknown(argument, declared.names);
   return {
     name,
-    place,
+    location,
     value,
-    report,
-    site: (path, sees, strictness = 'declared') => ({
-      sees,
-      fault: (message, below, offset) => report.addError(locateChild(place, ...path, ...below), message, offset),
-      reads: (argument, below, offset) => {
-        const message = unknown(argument);
+    diagnostics,
+    templateOptions: (path, variables, strictness = 'declared') => ({
+      variables,
+      reportFault: (message, below, offset) =>
+        diagnostics.addError(locateChild(location, ...path, ...below), message, offset),
+      reportArgumentRead: (argument, below, offset) => {
+        const message = explainUnknown(argument);
         if (message === undefined) return;
         if (strictness === 'declared' || declared?.closed)
-          report.addError(locateChild(place, ...path, ...below), message, offset);
-        else report.addWarning(locateChild(place, ...path, ...below), message, offset);
+          diagnostics.addError(locateChild(location, ...path, ...below), message, offset);
+        else diagnostics.addWarning(locateChild(location, ...path, ...below), message, offset);
       },
     }),
-    condition: (path, source, sees) =>
+    condition: (path, source, variables) =>
       compileCondition(unwrapTemplate(String(source)), {
-        sees,
-        fault: (message, offset) => report.addError(locateChild(place, ...path), message, offset),
-        reads: (argument, offset) => {
-          const message = unknown(argument);
-          if (message !== undefined) report.addError(locateChild(place, ...path), message, offset);
+        variables,
+        reportFault: (message, offset) => diagnostics.addError(locateChild(location, ...path), message, offset),
+        reportArgumentRead: (argument, offset) => {
+          const message = explainUnknown(argument);
+          if (message !== undefined) diagnostics.addError(locateChild(location, ...path), message, offset);
         },
       }),
   };
 }
 
-/** Where CEL itself is expected, `${expr}` around all of it is harmless. */
+/** Removes a `${…}` around a whole expression, where CEL is expected anyway. */
 export function unwrapTemplate(source: string): string {
   const parts = source.startsWith('${') ? splitTemplate(source) : [];
   const [only] = Array.isArray(parts) ? parts : [];
@@ -153,56 +160,70 @@ export function unwrapTemplate(source: string): string {
     : source;
 }
 
-function rejectWriteOnlyKeys({ value, place, report }: ToolCompilation): void {
+function describeUnknown(argument: string, names: ReadonlySet<string>): string {
+  const known = formatList(names) || 'none';
+  return `The input schema has no argument ${argument}.${didYouMean(argument, names)} Its arguments: ${known}.`;
+}
+
+function rejectWriteOnlyKeys({ value, location, diagnostics }: ToolCompilation): void {
   for (const key of ['once', 'repeats', 'observe', 'undo'] as const) {
     if (value[key] === undefined || (key === 'undo' && value.undo?.kind === 'none')) continue;
-    report.addError(locateKey(place, key), `${key} is for writes: a read has no effect to repeat or undo`);
+    diagnostics.addError(
+      locateKey(location, key),
+      `${key} is only for writes, because a read has no effect. Remove it, or write effect: write.`,
+    );
   }
 }
 
-/** What must be known later has to be written down. */
-function rejectLedgerKeys({ value, place, report }: ToolCompilation, effect: Tool['effect']): void {
+/** Refuses keys that need a record in the ledger. */
+function rejectLedgerKeys({ value, location, diagnostics }: ToolCompilation, effect: Tool['effect']): void {
   if (effect === 'write') {
-    report.addError(
-      locateKey(place, 'record'),
-      'record: false is for reads: a write that nobody recorded could happen twice',
+    diagnostics.addError(
+      locateKey(location, 'record'),
+      'record: false is only for reads, because an unrecorded write could happen twice. Remove it, or write effect: read.',
     );
     return;
   }
   for (const key of ['key', 'locks'] as const) {
     if (value[key] === undefined) continue;
-    report.addError(locateKey(place, key), `${key} needs the ledger: leave out record: false, or ${key}`);
+    diagnostics.addError(
+      locateKey(location, key),
+      `${key} needs a record in the ledger. Remove ${key} or record: false.`,
+    );
   }
 }
 
-function compileArgumentCheck(input: JsonObject, place: SourceLocation, report: Diagnostics): ArgumentCheck {
+function compileArgumentCheck(input: JsonObject, location: SourceLocation, diagnostics: Diagnostics): ArgumentCheck {
   const compiled = compileInputSchema(input);
   if ('check' in compiled) return compiled.check;
-  for (const fault of compiled.faults) report.addError(locateChild(place, ...fault.path), fault.message);
+  for (const fault of compiled.faults) diagnostics.addError(locateChild(location, ...fault.path), fault.message);
   return () => [];
 }
 
-/** Shown to clients, who may check results against it; checked here only for being a schema that can be shown. */
-function compileOutput(output: JsonObject, place: SourceLocation, report: Diagnostics): JsonObject {
+/** Checks that the output schema is valid. Clients receive it and may check results against it; the gateway does not. */
+function compileOutput(output: JsonObject, location: SourceLocation, diagnostics: Diagnostics): JsonObject {
   const compiled = compileInputSchema(output);
   if ('faults' in compiled)
-    for (const fault of compiled.faults) report.addError(locateChild(place, ...fault.path), fault.message);
+    for (const fault of compiled.faults) diagnostics.addError(locateChild(location, ...fault.path), fault.message);
   return output;
 }
 
 function compileOnce(context: ToolCompilation): OnceSpec {
-  const { value, place, report } = context;
+  const { value, location, diagnostics } = context;
   const once = value.once ?? { by: 'none' as const };
   if (once.by === 'idempotent' || once.by === 'none') return { by: once.by };
   if (once.by === 'key') {
     if ((once.header === undefined) === (once.field === undefined)) {
-      report.addError(locateChild(place, 'once'), 'once by key needs exactly one of header and field');
+      diagnostics.addError(
+        locateChild(location, 'once'),
+        `once by key must have either header or field (got ${once.header === undefined ? 'neither' : 'both'}).`,
+      );
     }
-    // The key may well be the id that every request has; no other header of the gateway's can carry it.
+    // Oncegate-Txn carries the id of the call, so it may be the key. No other reserved header may.
     if (once.header !== undefined && isReservedHeader(once.header) && once.header.toLowerCase() !== 'oncegate-txn')
-      report.addError(
-        locateChild(place, 'once', 'header'),
-        `${once.header} is written by the gateway itself: choose another`,
+      diagnostics.addError(
+        locateChild(location, 'once', 'header'),
+        `The gateway itself writes the header ${once.header}. Choose another header for the key.`,
       );
     return {
       by: 'key',
@@ -214,69 +235,76 @@ function compileOnce(context: ToolCompilation): OnceSpec {
   return {
     by: 'probe',
     tool: once.probe.tool,
-    args: compileTemplate(once.probe.args ?? {}, context.site(['once', 'probe', 'args'], ['args', 'agent'])),
+    args: compileTemplate(once.probe.args ?? {}, context.templateOptions(['once', 'probe', 'args'], ['args', 'agent'])),
     applied: context.condition(['once', 'probe', 'applied'], once.probe.applied, ['result', 'args']),
     settlesMs: once.settles === undefined ? TOOL_DEFAULTS.settlesMs : parseDurationMs(once.settles),
   };
 }
 
-/** A key that is the same for every call would make all of them one call. */
-function compileKey({ value, place, report, site }: ToolCompilation, key: KeyDeclaration): BusinessKey {
+/** Refuses a constant key, because it would make all calls one call. */
+function compileKey(
+  { value, location, diagnostics, templateOptions }: ToolCompilation,
+  key: KeyDeclaration,
+): BusinessKey {
   const { of, scope = 'agent' } = typeof key === 'string' ? { of: key } : key;
   const path: DocumentPath = typeof key === 'string' ? ['key'] : ['key', 'of'];
   const parts = splitTemplate(of);
   if (Array.isArray(parts) && !parts.some((part) => 'expression' in part)) {
-    report.addError(locateChild(place, ...path), 'this key is the same for every call: write "${args.order_id}"');
+    diagnostics.addError(
+      locateChild(location, ...path),
+      `The key ${formatShortValue(of)} is the same for every call. Write an expression such as "\${args.order_id}".`,
+    );
   }
   if (scope === 'shared' && value.effect === 'read')
-    report.addError(
-      locateChild(place, 'key', 'scope'),
-      'a read has no effect to share: several agents read for themselves',
+    diagnostics.addError(
+      locateChild(location, 'key', 'scope'),
+      'scope: shared is only for writes, because a read has no effect to share. Remove it.',
     );
-  // What tells agents apart would make a shared key one for each of them again.
-  const sees: ScopeVariable[] = scope === 'shared' ? ['args'] : ['args', 'agent', 'saga', 'run'];
-  return { of: compileTemplate(of, site(path, sees, 'closed')), scope };
+  // A shared key must not read the agent, the saga or the run, because it would then differ between agents.
+  const variables: ScopeVariable[] = scope === 'shared' ? ['args'] : ['args', 'agent', 'saga', 'run'];
+  return { of: compileTemplate(of, templateOptions(path, variables, 'closed')), scope };
 }
 
 function compileUndo(context: ToolCompilation): UndoSpec {
-  const { value, place, report } = context;
+  const { value, location, diagnostics } = context;
   const undo = value.undo;
   if (undo === undefined) return { kind: 'none', declared: false };
-  const undoable = undo.kind === 'compensable' || undo.kind === 'reversible';
-  if (undoable && undo.tool === undefined)
-    report.addError(locateChild(place, 'undo'), `${undo.kind} needs the tool that undoes it`);
-  if (!undoable && undo.tool !== undefined) {
-    report.addError(
-      locateKey(place, 'undo', 'tool'),
-      `${undo.kind} has no undo tool: write kind: compensable or reversible`,
+  const canUndo = undo.kind === 'compensable' || undo.kind === 'reversible';
+  if (canUndo && undo.tool === undefined)
+    diagnostics.addError(locateChild(location, 'undo'), `undo of kind ${undo.kind} must name the tool that undoes it.`);
+  if (!canUndo && undo.tool !== undefined) {
+    diagnostics.addError(
+      locateKey(location, 'undo', 'tool'),
+      `undo of kind ${undo.kind} must not name a tool. Remove tool, or write kind: compensable or kind: reversible.`,
     );
   }
-  const sees: ScopeVariable[] = [
+  const variables: ScopeVariable[] = [
     'args',
     'result',
     'agent',
     ...(value.observe === undefined ? [] : (['before'] as const)),
   ];
   const template = (undo.args ?? {}) as Json;
-  // Compiled here for its faults only; each call compiles what was stored with it.
-  if (undo.tool !== undefined) compileTemplate(template, context.site(['undo', 'args'], sees));
+  // Compiled here only to report its faults. A call is undone by the template that is stored with it.
+  if (undo.tool !== undefined) compileTemplate(template, context.templateOptions(['undo', 'args'], variables));
   return { kind: undo.kind, declared: true, ...(undo.tool !== undefined && { tool: undo.tool, template }) };
 }
 
 function compileObserve(context: ToolCompilation, observe: NonNullable<ToolDeclaration['observe']>): ObserveSpec {
-  const { value, place, report } = context;
+  const { value, location, diagnostics } = context;
   if (observe.settles !== undefined && value.once?.by === 'probe')
-    report.addError(
-      locateKey(place, 'observe', 'settles'),
-      'a doubt about this tool is ended by its probe: settles belongs to once',
+    diagnostics.addError(
+      locateKey(location, 'observe', 'settles'),
+      'The probe of this tool ends its doubts, so settles belongs to once. Move it there.',
     );
   else if (observe.settles !== undefined && !value.locks?.some(isExclusiveLock)) {
-    const why = 'what is seen proves who did it only while nobody else may change it: declare an exclusive lock';
-    report.addWarning(locateKey(place, 'observe', 'settles'), why);
+    const message =
+      'settles needs an exclusive lock, because otherwise another caller may have caused what the read shows. Declare one in locks.';
+    diagnostics.addWarning(locateKey(location, 'observe', 'settles'), message);
   }
   return {
     tool: observe.tool,
-    args: compileTemplate(observe.args ?? {}, context.site(['observe', 'args'], ['args', 'agent'])),
+    args: compileTemplate(observe.args ?? {}, context.templateOptions(['observe', 'args'], ['args', 'agent'])),
     satisfied: context.condition(['observe', 'satisfied'], observe.satisfied, ['observed', 'args']),
     ...(observe.settles !== undefined && { settlesMs: parseDurationMs(observe.settles) }),
   };
@@ -286,11 +314,15 @@ function isExclusiveLock(lock: LockDeclaration): boolean {
   return typeof lock === 'string' || lock.mode !== 'shared';
 }
 
-function compileRetry({ value, place, report }: ToolCompilation): Tool['retry'] {
+function compileRetry({ value, location, diagnostics }: ToolCompilation): Tool['retry'] {
   const { attempts, baseMs, maxMs, withinMs } = TOOL_DEFAULTS.retry;
   const base = value.retry?.base === undefined ? baseMs : parseDurationMs(value.retry.base);
   const max = value.retry?.max === undefined ? Math.max(maxMs, base) : parseDurationMs(value.retry.max);
-  if (max < base) report.addError(locateChild(place, 'retry', 'max'), 'max is shorter than base');
+  if (max < base)
+    diagnostics.addError(
+      locateChild(location, 'retry', 'max'),
+      `max must be at least base, which is ${value.retry?.base ?? `${baseMs}ms`} (got ${value.retry?.max}).`,
+    );
   return {
     attempts: value.retry?.attempts ?? attempts,
     baseMs: base,
@@ -299,22 +331,22 @@ function compileRetry({ value, place, report }: ToolCompilation): Tool['retry'] 
   };
 }
 
-/** A path with a slip of the pen would leave a secret in clear: where the schema is closed it is a fault. */
-function compileRedact({ value, place, report }: ToolCompilation, input: JsonObject): Tool['redact'] {
+/** A misspelled path would leave a secret in clear. It is a fault if the schema is closed, else a warning. */
+function compileRedact({ value, location, diagnostics }: ToolCompilation, input: JsonObject): Tool['redact'] {
   const declared = readDeclaredArguments(input);
   return (value.redact ?? []).map((text, index) => {
     const path = text.split('.');
     const argument = path[1] ?? '';
     if (path[0] === 'args' && declared !== undefined && !declared.names.has(argument)) {
-      const message = `${text} is not in the input schema (it has: ${formatList(declared.names) || 'nothing'})${didYouMean(argument, declared.names)}`;
-      if (declared.closed) report.addError(locateChild(place, 'redact', index), message);
-      else report.addWarning(locateChild(place, 'redact', index), message);
+      const message = describeUnknown(argument, declared.names);
+      if (declared.closed) diagnostics.addError(locateChild(location, 'redact', index), message);
+      else diagnostics.addWarning(locateChild(location, 'redact', index), message);
     }
     return path;
   });
 }
 
-/** What an approval binds to: the contract as declared, so that it holds no secret. */
+/** The digest that an approval binds to. It covers the contract as declared, so that it contains no secret. */
 export function digestContract(contract: object): string {
   const json = JSON.parse(JSON.stringify(contract)) as Json;
   return createHash('sha256').update(canonicalize(json)).digest('hex');

@@ -2,7 +2,7 @@ import { parseDurationMs } from '../../domain/duration.ts';
 import type { Upstream } from '../../domain/policy.ts';
 import type { DeclaredEntry } from '../declarations.ts';
 import { type Diagnostics, locateChild } from '../faults.ts';
-import { globSchema, type UpstreamDeclaration } from '../policy-file-schema.ts';
+import { describeGlobFault, type UpstreamDeclaration } from '../policy-file-schema.ts';
 import { type Env, resolveSecrets } from '../resolve-secrets.ts';
 import { formatShortValue } from '../zod-issues.ts';
 
@@ -12,7 +12,7 @@ export const UPSTREAM_DEFAULTS = {
   breaker: { threshold: 0.5, minimum: 10, windowMs: 10_000, cooldownMs: 15_000 },
 } as const;
 
-/** Headers that describe the message itself: the adapter writes them, and a second one would smuggle. */
+/** Headers that frame a message. The adapter writes them; a second one would allow request smuggling. */
 const FRAMING_HEADERS = new Set([
   'connection',
   'content-length',
@@ -25,13 +25,13 @@ const FRAMING_HEADERS = new Set([
   'upgrade',
 ]);
 
-/** A header that only the gateway writes: of the message, or one by which services know a call and its locks. */
+/** Whether only the gateway writes this header: framing, or an `Oncegate-…` header that identifies a call and its locks. */
 export function isReservedHeader(header: string): boolean {
   const lower = header.toLowerCase();
   return FRAMING_HEADERS.has(lower) || lower.startsWith('oncegate-');
 }
 
-/** Headers that say how a message is written or read: their words stand in answers too, and are no credential. */
+/** Headers that describe a message. Their values are no credentials and occur in answers too, so they are not scrubbed. */
 const NON_SECRET_HEADERS = new Set(['accept', 'cache-control', 'origin', 'pragma', 'prefer', 'user-agent']);
 
 function isNonSecretHeader(lower: string): boolean {
@@ -45,54 +45,62 @@ const MAX_TIMEOUT_MS = 24 * 3_600_000;
 export function compileUpstream(
   declared: DeclaredEntry<UpstreamDeclaration>,
   env: Env,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): Upstream | undefined {
-  const { name, place, value } = declared;
+  const { name, location, value } = declared;
   if (value === undefined) return undefined;
   const resolve = (template: string, file: boolean, ...path: (string | number)[]) =>
     resolveSecrets(template, env, { file }, (message, offset) =>
-      report.addError(locateChild(place, ...path), message, offset),
+      diagnostics.addError(locateChild(location, ...path), message, offset),
     );
 
-  checkAdapterKeys(declared, value, report);
+  checkAdapterKeys(declared, value, diagnostics);
   const secrets = new Set<string>();
   const keepSecret = (values: readonly string[]): void => {
     for (const value of values) if (value.length >= MIN_SECRET_LENGTH) secrets.add(value);
   };
   const { text: url, values: inUrl } =
     value.url === undefined ? { text: undefined, values: [] } : resolve(value.url, false, 'url');
-  if (url) checkUpstreamUrl(url, (message) => report.addError(locateChild(place, 'url'), message));
+  if (url) checkUpstreamUrl(url, (message) => diagnostics.addError(locateChild(location, 'url'), message));
   for (const part of inUrl) keepSecret(findUrlSecrets(url ?? '', part));
   const words = value.command?.map((word, index) => resolve(word, false, 'command', index));
   for (const word of words ?? []) keepSecret(word.values.filter((filled) => !isFilePath(filled)));
   const headers: Record<string, string> = {};
-  const own: Record<string, string> = {};
+  const ownEnv: Record<string, string> = {};
   for (const [variable, template] of Object.entries(value.env ?? {})) {
     const { text, values } = resolve(template, true, 'env', variable);
     if (text.includes('\0'))
-      report.addError(locateChild(place, 'env', variable), `the value of ${variable} holds a NUL character`);
-    own[variable] = text;
+      diagnostics.addError(
+        locateChild(location, 'env', variable),
+        `The value of ${variable} must not contain a NUL character.`,
+      );
+    ownEnv[variable] = text;
     keepSecret(values);
   }
   for (const [header, template] of Object.entries(value.headers ?? {})) {
-    const fault = (message: string): void => report.addError(locateChild(place, 'headers', header), message);
+    const addFault = (message: string): void => diagnostics.addError(locateChild(location, 'headers', header), message);
     const { text, values } = resolve(template, true, 'headers', header);
     const lower = header.toLowerCase();
-    if (isReservedHeader(lower)) fault(`${header} is written by the gateway itself`);
-    if (lower in headers) fault(`${header} is there twice`);
-    if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text)) fault(`the value of ${header} holds characters no header may have`);
+    if (isReservedHeader(lower)) addFault(`The gateway itself writes the header ${header}. Remove it.`);
+    if (lower in headers) addFault(`The header ${header} appears twice. Remove one of them.`);
+    if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text))
+      addFault(`The value of the header ${header} must not contain line breaks or other control characters.`);
     headers[lower] = text;
     keepSecret(values.length > 0 || !isNonSecretHeader(lower) ? [...values, text] : []);
   }
   const timeoutMs = value.timeout === undefined ? UPSTREAM_DEFAULTS.timeoutMs : parseDurationMs(value.timeout);
-  if (timeoutMs > MAX_TIMEOUT_MS) report.addError(locateChild(place, 'timeout'), 'a timeout is at most 24h');
+  if (timeoutMs > MAX_TIMEOUT_MS)
+    diagnostics.addError(locateChild(location, 'timeout'), `timeout must be at most 24h (got ${value.timeout}).`);
   return {
     name,
     adapter: value.adapter,
     ...(url !== undefined && { url }),
-    ...(words !== undefined && { command: words.map(({ text }) => text), env: { ...pickInheritedEnv(env), ...own } }),
+    ...(words !== undefined && {
+      command: words.map(({ text }) => text),
+      env: { ...pickInheritedEnv(env), ...ownEnv },
+    }),
     headers,
-    // The longest first: scrubbing a part must not leave the rest of the whole standing.
+    // The longest first, because scrubbing a part first would leave the rest of a longer secret.
     secrets: [...secrets].sort((a, b) => b.length - a.length),
     timeoutMs,
     concurrency: value.concurrency ?? UPSTREAM_DEFAULTS.concurrency,
@@ -105,14 +113,14 @@ export function compileUpstream(
 }
 
 /**
- * Where a service lives is no secret, and stands in its answers; what the environment adds to its path is one: a webhook's token.
- * Of a value that holds the host too, or all of a URL, it is the segments that are as long as tokens are: `/api/v2` is none. As
- * it is written, and as a URL writes it.
+ * The secrets in a URL: what the environment adds to its path, such as the token of a webhook. The host is no secret and occurs in
+ * answers. Of a value that contains the host as well, only segments as long as a token count, so `/api/v2` is none. Each secret is
+ * listed as written and as encoded in a URL.
  */
 function findUrlSecrets(url: string, part: string): string[] {
   const path = /^[a-z]+:\/\/[^/]*(\/.*)$/i.exec(url)?.[1] ?? '';
-  const hidden = path.includes(part) ? [part.replace(/\/+$/, '')] : findTokenSegments(part);
-  return hidden.flatMap((text) => [text, new URL(text.replace(/^\/*/, '/'), 'http://host').pathname.slice(1)]);
+  const secrets = path.includes(part) ? [part.replace(/\/+$/, '')] : findTokenSegments(part);
+  return secrets.flatMap((text) => [text, new URL(text.replace(/^\/*/, '/'), 'http://host').pathname.slice(1)]);
 }
 
 function findTokenSegments(part: string): string[] {
@@ -120,7 +128,7 @@ function findTokenSegments(part: string): string[] {
   return segments.filter((segment) => segment.length >= MIN_TOKEN_LENGTH);
 }
 
-/** A directory or a file, which stands in what a server says of its work. */
+/** Whether a value is the path of a file or directory, which is no secret and occurs in answers. */
 function isFilePath(value: string): boolean {
   return /^(?:[~.]{0,2}\/|[a-z]:\\)/i.test(value);
 }
@@ -135,7 +143,7 @@ function compileBreaker(breaker: NonNullable<UpstreamDeclaration['breaker']>): U
   };
 }
 
-/** What a child process needs of our own environment to start; everything else, secrets above all, stays here. */
+/** The variables that a child process needs to start. It inherits no others, because they may be secrets. */
 const INHERITED_ENV_NAMES = ['PATH', 'HOME', 'USER', 'LOGNAME', 'SHELL', 'LANG', 'LC_ALL', 'TERM', 'TMPDIR', 'TZ'];
 
 function pickInheritedEnv(env: Env): Record<string, string> {
@@ -145,39 +153,45 @@ function pickInheritedEnv(env: Env): Record<string, string> {
 }
 
 function checkAdapterKeys(
-  { place }: DeclaredEntry<UpstreamDeclaration>,
+  { location }: DeclaredEntry<UpstreamDeclaration>,
   value: UpstreamDeclaration,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): void {
   if (value.adapter === 'mcp') {
     if ((value.url === undefined) === (value.command === undefined)) {
-      report.addError(place, 'an mcp upstream needs exactly one of url and command');
+      const got = value.url === undefined ? 'neither' : 'both';
+      diagnostics.addError(location, `An mcp upstream must have either url or command (got ${got}).`);
     }
     if (value.command === undefined && value.env !== undefined)
-      report.addError({ ...locateChild(place, 'env'), key: true }, 'env is only for upstreams with a command');
-    const wanted = globSchema.safeParse(value.import ?? '*');
-    if (!wanted.success)
-      report.addError(
-        locateChild(place, 'import'),
-        `${formatShortValue(value.import)} ${wanted.error.issues[0]?.message ?? 'is not a glob'}`,
+      diagnostics.addError(
+        { ...locateChild(location, 'env'), key: true },
+        'env is only for upstreams with a command. Remove it.',
       );
+    const fault = describeGlobFault(value.import ?? '*');
+    if (fault !== undefined)
+      diagnostics.addError(locateChild(location, 'import'), `import ${fault} (got ${formatShortValue(value.import)}).`);
     return;
   }
-  if (value.url === undefined) report.addError(place, 'an http upstream needs a url');
+  if (value.url === undefined) diagnostics.addError(location, 'An http upstream must have a url.');
   for (const key of ['command', 'env', 'expose'] as const) {
     if (value[key] !== undefined)
-      report.addError({ ...locateChild(place, key), key: true }, `${key} is only for mcp upstreams`);
+      diagnostics.addError(
+        { ...locateChild(location, key), key: true },
+        `${key} is only for mcp upstreams. Remove it, or write adapter: mcp.`,
+      );
   }
 }
 
-/** Messages show no part of a resolved URL: it may hold what came from the environment. */
-function checkUpstreamUrl(text: string, fault: (message: string) => void): void {
+/** Messages show no part of a resolved URL, because it may contain secrets of the environment. */
+function checkUpstreamUrl(text: string, reportFault: (message: string) => void): void {
   if (!URL.canParse(text)) {
-    fault('the url is not a URL: write https://host/path');
+    reportFault('url must be a URL such as https://host/path.');
     return;
   }
   const url = new URL(text);
-  if (url.protocol !== 'https:' && url.protocol !== 'http:') fault('the url must begin with https:// or http://');
-  if (url.username !== '' || url.password !== '') fault('no credentials in a url: put them in headers');
-  if (url.search !== '' || url.hash !== '') fault('a url ends with its path: no ? and no #');
+  if (url.protocol !== 'https:' && url.protocol !== 'http:') reportFault('url must begin with https:// or http://.');
+  if (url.username !== '' || url.password !== '')
+    reportFault('url must not contain a user name or password. Put credentials in headers.');
+  if (url.search !== '' || url.hash !== '')
+    reportFault('url must not contain ? or #. Remove everything after its path.');
 }

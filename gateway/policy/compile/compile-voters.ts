@@ -8,7 +8,7 @@ import { type Env, resolveSecrets } from '../resolve-secrets.ts';
 import { unwrapTemplate } from './compile-tool.ts';
 
 const DEFAULT_VOTER_TIMEOUT_MS = 2_000;
-/** Somebody waits for the call meanwhile, and holds a connection. */
+/** The caller waits for the votes and keeps a connection open, so the limit is short. */
 const MAX_VOTER_TIMEOUT_MS = 30_000;
 const MIN_SECRET_LENGTH = 16;
 const MAX_DELAY_MS = 30 * 86_400_000;
@@ -16,90 +16,98 @@ const WEBHOOK_ONLY_KEYS = ['secret', 'within', 'allowPrivate'] as const;
 
 export function compileVoters(
   { quorum, of }: NonNullable<RuleDeclaration['voters']>,
-  place: SourceLocation,
-  site: (...path: DocumentPath) => CompileOptions,
+  location: SourceLocation,
+  optionsAt: (...path: DocumentPath) => CompileOptions,
   env: Env,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): Voters {
   if (quorum !== undefined && quorum > of.length)
-    report.addError(locateChild(place, 'quorum'), `quorum ${quorum} can never be reached with ${of.length} of them`);
+    diagnostics.addError(
+      locateChild(location, 'quorum'),
+      `quorum must be at most the number of voters, ${of.length} (got ${quorum}).`,
+    );
   for (const [index, { name }] of of.entries()) {
     if (of.findIndex((other) => other.name === name) < index)
-      report.addError(
-        locateChild(place, 'of', index, 'name'),
-        `there are two voters called ${name}: each needs a name of its own`,
+      diagnostics.addError(
+        locateChild(location, 'of', index, 'name'),
+        `Two voters have the name ${name}. Give each voter a name of its own.`,
       );
   }
   const compiled = of.flatMap((voter, index): Voter[] => {
-    const where = locateChild(place, 'of', index);
+    const voterLocation = locateChild(location, 'of', index);
     if ((voter.when === undefined) === (voter.webhook === undefined)) {
-      report.addError(where, 'a voter needs exactly one of when and webhook');
+      const got = voter.when === undefined ? 'neither' : 'both';
+      diagnostics.addError(voterLocation, `A voter must have either when or webhook (got ${got}).`);
       return [];
     }
-    if (voter.webhook !== undefined) return compileWebhookVoter(voter, voter.webhook, where, env, report);
+    if (voter.webhook !== undefined) return compileWebhookVoter(voter, voter.webhook, voterLocation, env, diagnostics);
     for (const key of WEBHOOK_ONLY_KEYS) {
-      if (voter[key] !== undefined) report.addError(locateKey(where, key), `${key} is only for voters with a webhook`);
+      if (voter[key] !== undefined)
+        diagnostics.addError(locateKey(voterLocation, key), `${key} is only for voters with a webhook. Remove it.`);
     }
     return [
-      { name: voter.name, when: compileCondition(unwrapTemplate(String(voter.when)), site('of', index, 'when')) },
+      { name: voter.name, when: compileCondition(unwrapTemplate(String(voter.when)), optionsAt('of', index, 'when')) },
     ];
   });
   return { quorum: quorum ?? of.length, of: compiled };
 }
 
-/** Messages show no part of what the environment or a file filled in. */
+/** Messages show no part of a resolved value. */
 function compileWebhookVoter(
   voter: VoterDeclaration,
   webhook: string,
-  place: SourceLocation,
+  location: SourceLocation,
   env: Env,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): WebhookVoter[] {
   const resolve = (key: 'webhook' | 'secret', template: string) =>
     resolveSecrets(template, env, { file: key === 'secret' }, (message, offset) =>
-      report.addError(locateChild(place, key), message, offset),
+      diagnostics.addError(locateChild(location, key), message, offset),
     );
-  const before = report.faults.length;
+  const before = diagnostics.faults.length;
   const allowPrivate = voter.allowPrivate ?? false;
   const withinMs = voter.within === undefined ? DEFAULT_VOTER_TIMEOUT_MS : parseDurationMs(voter.within);
   if (withinMs > MAX_VOTER_TIMEOUT_MS)
-    report.addError(locateChild(place, 'within'), 'a voter is waited for at most 30s');
+    diagnostics.addError(locateChild(location, 'within'), `within must be at most 30s (got ${voter.within}).`);
   const { text: url } = resolve('webhook', webhook);
-  if (report.faults.length === before)
-    checkWebhookUrl(url, allowPrivate, (what) => report.addError(locateChild(place, 'webhook'), what));
+  if (diagnostics.faults.length === before)
+    checkWebhookUrl(url, allowPrivate, (message) => diagnostics.addError(locateChild(location, 'webhook'), message));
   if (voter.secret === undefined) {
-    report.addError(
-      place,
-      'a webhook needs a secret: without one anybody could answer for it; write secret: "${env.NAME}"',
+    diagnostics.addError(
+      location,
+      'A voter with a webhook must have a secret, because its votes are signed. Write secret: "${env.NAME}".',
     );
     return [];
   }
-  const known = report.faults.length;
+  const known = diagnostics.faults.length;
   const { text: secret, values } = resolve('secret', voter.secret);
-  if (report.faults.length > known) return [];
+  if (diagnostics.faults.length > known) return [];
   if (values.length === 0)
-    report.addError(
-      locateChild(place, 'secret'),
-      'a secret does not stand in policies: write "${env.NAME}" or "${file("/path")}"',
+    diagnostics.addError(
+      locateChild(location, 'secret'),
+      'A secret must not be written in a policy file. Write "${env.NAME}" or "${file("/path")}".',
     );
   else if (secret.length < MIN_SECRET_LENGTH)
-    report.addError(
-      locateChild(place, 'secret'),
-      `is shorter than ${MIN_SECRET_LENGTH} characters: whoever guesses it can forge votes`,
+    diagnostics.addError(
+      locateChild(location, 'secret'),
+      `secret must have at least ${MIN_SECRET_LENGTH} characters, because votes can be forged with a guessed one.`,
     );
   return [{ name: voter.name, url, secret, allowPrivate, withinMs }];
 }
 
-function checkWebhookUrl(text: string, allowPrivate: boolean, fault: (message: string) => void): void {
+function checkWebhookUrl(text: string, allowPrivate: boolean, reportFault: (message: string) => void): void {
   const url = URL.canParse(text) ? new URL(text) : undefined;
   if (url?.protocol !== 'https:' && !(url?.protocol === 'http:' && allowPrivate))
-    return fault('is not a URL with https:// (or http:// to a private address, with allowPrivate: true)');
-  if (url.username !== '' || url.password !== '') fault('no credentials in a url: question and answer are signed');
-  if (url.hash !== '') fault('a webhook has no #');
+    return reportFault(
+      'webhook must be a URL with https://. For http:// to a private address, write allowPrivate: true.',
+    );
+  if (url.username !== '' || url.password !== '')
+    reportFault('webhook must not contain a user name or password. The secret signs the request and the vote.');
+  if (url.hash !== '') reportFault('webhook must not contain #.');
 }
 
-export function compileDelay(delay: string, place: SourceLocation, report: Diagnostics): number {
+export function compileDelay(delay: string, location: SourceLocation, diagnostics: Diagnostics): number {
   const ms = parseDurationMs(delay);
-  if (ms > MAX_DELAY_MS) report.addError(place, 'a delay is at most 30d');
+  if (ms > MAX_DELAY_MS) diagnostics.addError(location, `delay must be at most 30d (got ${delay}).`);
   return ms;
 }

@@ -11,22 +11,25 @@ export { BUILT_IN_TOOL_EFFECTS as BUILT_IN };
 
 export const MAX_MODEL_NAME_LENGTH = 64;
 
-/** Model vendors refuse dots in names. */
+/** The name of a tool as models see it, because model vendors refuse dots. */
 export function toModelName(tool: string): string {
   return tool.replaceAll('.', '__');
 }
 
-/** What no entry shows by itself: names that point nowhere, two that collide, rules and approvals that cannot work. */
+/** Checks entries against one another: unknown names, colliding names, and rules and approvals that cannot work. */
 export function crossCheck(
   declared: Declarations,
   policies: Omit<Policies, 'version' | 'files'>,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): void {
-  const context = { declared, policies, report };
+  const context = { declared, policies, diagnostics };
   for (const tool of declared.tools.values()) checkToolReferences(context, tool);
   for (const upstream of declared.upstreams.values()) {
     if (upstream.name === 'oncegate')
-      report.addError({ ...upstream.place, key: true }, 'oncegate is the name of the gateway itself');
+      diagnostics.addError(
+        { ...upstream.location, key: true },
+        'The upstream name oncegate is reserved for the gateway itself. Choose another name.',
+      );
   }
   checkModelNames(context);
   checkDuplicateRequests(context);
@@ -39,121 +42,141 @@ export function crossCheck(
 interface CrossCheckInput {
   readonly declared: Declarations;
   readonly policies: Omit<Policies, 'version' | 'files'>;
-  readonly report: Diagnostics;
+  readonly diagnostics: Diagnostics;
 }
 
 function checkToolReferences(
-  { declared, policies, report }: CrossCheckInput,
-  { name, place, value }: DeclaredEntry<ToolDeclaration>,
+  { declared, policies, diagnostics }: CrossCheckInput,
+  { name, location, value }: DeclaredEntry<ToolDeclaration>,
 ): void {
   if (name.startsWith('oncegate.'))
-    report.addError({ ...place, key: true }, 'oncegate.* are the tools of the gateway itself');
+    diagnostics.addError(
+      { ...location, key: true },
+      'Tool names that begin with oncegate. are reserved for the gateway itself. Choose another name.',
+    );
   if (value === undefined) return;
   const upstream = declared.upstreams.get(value.upstream);
   if (upstream === undefined) {
-    const near = didYouMean(value.upstream, declared.upstreams.keys());
-    report.addError(locateChild(place, 'upstream'), `there is no upstream ${JSON.stringify(value.upstream)}${near}`);
+    const near = didYouMean(value.upstream, declared.upstreams.keys()) || ' Declare it in upstreams.';
+    diagnostics.addError(
+      locateChild(location, 'upstream'),
+      `There is no upstream ${JSON.stringify(value.upstream)}.${near}`,
+    );
   } else if (
     upstream.value?.adapter === 'mcp' &&
     upstream.value.expose !== 'bare' &&
     !name.startsWith(`${value.upstream}.`)
   ) {
-    report.addError(
-      { ...place, key: true },
-      `a tool of the mcp upstream ${value.upstream} is named ${value.upstream}.<name>`,
+    diagnostics.addError(
+      { ...location, key: true },
+      `A tool of the mcp upstream ${value.upstream} must be named ${value.upstream}.<name> (got ${name}).`,
     );
   }
   if (upstream?.value?.command !== undefined && value.once?.by === 'key' && value.once.header !== undefined) {
-    report.addError(
-      locateChild(place, 'once', 'header'),
-      'a command takes no headers, so no key would arrive: use field',
+    diagnostics.addError(
+      locateChild(location, 'once', 'header'),
+      'An upstream with a command receives no headers, so the key would not arrive. Use field.',
     );
   }
-  const refer = (tool: string | undefined, where: SourceLocation, mustRead: boolean): void => {
+  const checkReference = (tool: string | undefined, toolLocation: SourceLocation, mustRead: boolean): void => {
     if (tool === undefined) return;
     const target = declared.tools.get(tool);
     if (target === undefined) {
       if (!mustRead && canBeImported(policies, tool)) return;
-      report.addError(where, `there is no tool ${JSON.stringify(tool)}${didYouMean(tool, declared.tools.keys())}`);
+      const near = didYouMean(tool, declared.tools.keys()) || ' Declare it in tools.';
+      diagnostics.addError(toolLocation, `There is no tool ${JSON.stringify(tool)}.${near}`);
     } else if (mustRead && target.value !== undefined && target.value.effect !== 'read') {
-      report.addError(where, `${tool} is not a read: give it effect: read`);
+      diagnostics.addError(
+        toolLocation,
+        `${tool} must be a read. Write effect: read in its contract, or name another tool.`,
+      );
     } else if (mustRead && (target.value?.locks?.length ?? 0) > 0) {
-      report.addError(
-        where,
-        `${tool} declares locks, which looking at a call's effect cannot wait for: use one without`,
+      diagnostics.addError(
+        toolLocation,
+        `${tool} must not have locks, because a probe or observation cannot wait for them. Name a tool without locks.`,
       );
     } else if (!mustRead && target.value?.effect === 'read') {
-      report.addError(where, `${tool} is a read: it undoes nothing`);
+      diagnostics.addError(toolLocation, `${tool} must be a write, because a read undoes nothing. Name another tool.`);
     }
   };
-  refer(value.undo?.tool, locateChild(place, 'undo', 'tool'), false);
-  refer(value.observe?.tool, locateChild(place, 'observe', 'tool'), true);
-  if (value.once?.by === 'probe') refer(value.once.probe.tool, locateChild(place, 'once', 'probe', 'tool'), true);
+  checkReference(value.undo?.tool, locateChild(location, 'undo', 'tool'), false);
+  checkReference(value.observe?.tool, locateChild(location, 'observe', 'tool'), true);
+  if (value.once?.by === 'probe')
+    checkReference(value.once.probe.tool, locateChild(location, 'once', 'probe', 'tool'), true);
 }
 
-/** Model vendors refuse dots, so tools are offered with `__`: that name must be short and nobody else's. */
-function checkModelNames({ declared, report }: CrossCheckInput): void {
+/** The name that models see must be unique and at most 64 characters long. */
+function checkModelNames({ declared, diagnostics }: CrossCheckInput): void {
   const seen = new Map<string, string>();
-  for (const { name, place } of declared.tools.values()) {
+  for (const { name, location } of declared.tools.values()) {
     const model = toModelName(name);
     const other = seen.get(model);
     if (other !== undefined)
-      report.addError({ ...place, key: true }, `models would see ${name} and ${other} both as ${model}`);
+      diagnostics.addError(
+        { ...location, key: true },
+        `Models would see both ${name} and ${other} as ${model}. Rename one of them.`,
+      );
     else if (model.length > MAX_MODEL_NAME_LENGTH) {
-      report.addError(
-        { ...place, key: true },
-        `models would see ${model}, which is longer than ${MAX_MODEL_NAME_LENGTH} characters`,
+      diagnostics.addError(
+        { ...location, key: true },
+        `The name that models see must have at most ${MAX_MODEL_NAME_LENGTH} characters (got ${model.length}: ${model}).`,
       );
     }
     seen.set(model, name);
   }
 }
 
-function checkDuplicateRequests({ declared, policies, report }: CrossCheckInput): void {
+function checkDuplicateRequests({ declared, policies, diagnostics }: CrossCheckInput): void {
   const seen = new Map<string, Tool>();
   for (const tool of policies.tools.values()) {
     if (tool.request === undefined) continue;
     const shape = `${tool.request.method} ${normalizePathTemplate(tool.request.pathTemplate)}`;
     const other = seen.get(`${tool.upstream} ${shape}`);
-    const place = declared.tools.get(tool.name)?.place;
-    if (other !== undefined && place !== undefined) {
-      report.addError({ ...place, key: true }, `${tool.name} and ${other.name} are the same request: ${shape}`);
+    const location = declared.tools.get(tool.name)?.location;
+    if (other !== undefined && location !== undefined) {
+      diagnostics.addError(
+        { ...location, key: true },
+        `${tool.name} and ${other.name} have the same request, ${shape}. Change or remove one of them.`,
+      );
     }
     seen.set(`${tool.upstream} ${shape}`, other ?? tool);
   }
 }
 
-function checkDuplicateKeys({ declared, policies, report }: CrossCheckInput): void {
+function checkDuplicateKeys({ declared, policies, diagnostics }: CrossCheckInput): void {
   const seen = new Map<string, string>();
-  const check = (owner: Agent | Person, kind: string, place: SourceLocation | undefined): void => {
+  const check = (owner: Agent | Person, kind: string, location: SourceLocation | undefined): void => {
     for (const key of new Set(owner.keys.map((digest) => digest.toString('hex')))) {
       const other = seen.get(key);
-      if (other !== undefined && place !== undefined)
-        report.addError(locateChild(place, 'keys'), `${kind} ${owner.name} has a key of ${other}`);
+      if (other !== undefined && location !== undefined)
+        diagnostics.addError(
+          locateChild(location, 'keys'),
+          `The ${kind} ${owner.name} has the same key as the ${other}. Give each a key of its own.`,
+        );
       seen.set(key, `${kind} ${owner.name}`);
     }
   };
-  for (const agent of policies.agents.values()) check(agent, 'agent', declared.agents.get(agent.name)?.place);
-  for (const person of policies.people.values()) check(person, 'person', declared.people.get(person.name)?.place);
+  for (const agent of policies.agents.values()) check(agent, 'agent', declared.agents.get(agent.name)?.location);
+  for (const person of policies.people.values()) check(person, 'person', declared.people.get(person.name)?.location);
 }
 
-/** A token belongs to one agent: two that would both take it must tell each other apart by a claim. */
-function checkOverlappingJwts({ declared, policies, report }: CrossCheckInput): void {
+/** A token must belong to one agent, so two agents with one issuer and audience must differ in a claim. */
+function checkOverlappingJwts({ declared, policies, diagnostics }: CrossCheckInput): void {
   const seen: { readonly name: string; readonly jwt: JwtSpec }[] = [];
   for (const { name, jwt } of policies.agents.values()) {
-    const place = declared.agents.get(name)?.place;
-    if (jwt === undefined || place === undefined) continue;
+    const location = declared.agents.get(name)?.location;
+    if (jwt === undefined || location === undefined) continue;
     for (const other of seen) {
       if (other.jwt.issuer !== jwt.issuer) continue;
       if (other.jwt.allowPrivate !== jwt.allowPrivate)
-        report.addError(
-          locateChild(place, 'jwt'),
-          `allowPrivate of this issuer is not the same for agent ${other.name}`,
+        diagnostics.addError(
+          locateChild(location, 'jwt'),
+          `allowPrivate must be the same for all agents with this issuer. Agent ${other.name} has allowPrivate: ${other.jwt.allowPrivate}.`,
         );
       if (other.jwt.audience === jwt.audience && !hasConflictingClaims(other.jwt.claims, jwt.claims))
-        report.addError(
-          locateChild(place, 'jwt'),
-          `agent ${other.name} would accept the same token: give one claim a different value in each`,
+        diagnostics.addError(
+          locateChild(location, 'jwt'),
+          `Agent ${other.name} accepts the same tokens. Give the two agents different values of one claim.`,
         );
     }
     seen.push({ name, jwt });
@@ -166,25 +189,31 @@ function hasConflictingClaims(a: JwtSpec['claims'], b: JwtSpec['claims']): boole
 
 function checkRules(
   context: CrossCheckInput,
-  { name, place, value }: DeclaredEntry<{ rules?: readonly object[] | undefined }>,
+  { name, location, value }: DeclaredEntry<{ rules?: readonly object[] | undefined }>,
 ): void {
-  const { policies, report } = context;
+  const { policies, diagnostics } = context;
   const compiled = new Map(policies.agents.get(name)?.rules.map((rule) => [rule.id, rule]));
   const earlier: Rule[] = [];
   for (const index of (value?.rules ?? []).keys()) {
-    const where = locateChild(place, 'rules', index);
-    const rule = compiled.get(formatRuleId(name, index, where));
+    const ruleLocation = locateChild(location, 'rules', index);
+    const rule = compiled.get(formatRuleId(name, index, ruleLocation));
     if (rule === undefined) continue;
-    checkRulePattern(context, rule, locateKey(where, rule.verdict));
-    const above = earlier.find((other) => isShadowing(other, rule));
-    if (above !== undefined)
-      report.addWarning(locateKey(where, rule.verdict), `never reached: ${above.id} already allows all of it`);
+    checkRulePattern(context, rule, locateKey(ruleLocation, rule.verdict));
+    const shadowing = earlier.find((other) => isShadowing(other, rule));
+    if (shadowing !== undefined)
+      diagnostics.addWarning(
+        locateKey(ruleLocation, rule.verdict),
+        `This rule never decides, because ${shadowing.id} allows everything that it allows. Remove it, or move it up.`,
+      );
     if (rule.approve !== undefined && rule.approve !== 'never')
-      checkApprovers(context, rule, locateChild(where, 'approve'));
+      checkApprovers(context, rule, locateChild(ruleLocation, 'approve'));
     earlier.push(rule);
   }
   if (value !== undefined && !value.rules?.length) {
-    report.addWarning({ ...place, key: true }, `${name} has no rules: it may call nothing`);
+    diagnostics.addWarning(
+      { ...location, key: true },
+      `Agent ${name} has no rules and may call nothing. Add an allow rule.`,
+    );
   }
 }
 
@@ -194,30 +223,41 @@ function isShadowing(other: Rule, rule: Rule): boolean {
   return other.pattern === rule.pattern || (!isGlob(rule.pattern) && other.covers(rule.pattern));
 }
 
-function checkRulePattern({ declared, policies, report }: CrossCheckInput, rule: Rule, place: SourceLocation): void {
+function checkRulePattern(
+  { declared, policies, diagnostics }: CrossCheckInput,
+  rule: Rule,
+  location: SourceLocation,
+): void {
   const { pattern, effect } = rule;
   if (isGlob(pattern)) {
     const known = [...declared.tools.keys(), ...Object.keys(BUILT_IN_TOOL_EFFECTS)];
-    if (!known.some(rule.covers) && !hasMcpImports(policies)) report.addWarning(place, `${pattern} matches no tool`);
+    if (!known.some(rule.covers) && !hasMcpImports(policies))
+      diagnostics.addWarning(location, `The pattern ${pattern} matches no tool.`);
     return;
   }
   const tool = declared.tools.get(pattern);
   if (tool !== undefined) {
     const actual = tool.value === undefined ? effect : (tool.value.effect ?? 'write');
     if (effect !== undefined && effect !== actual)
-      report.addError(place, `this rule can never match: ${pattern} is a ${actual}`);
+      diagnostics.addError(
+        location,
+        `This rule never matches, because it is for ${effect}s and ${pattern} is a ${actual}.`,
+      );
     return;
   }
   if (pattern in BUILT_IN_TOOL_EFFECTS || canBeImported(policies, pattern)) return;
   const near = didYouMean(pattern, [...declared.tools.keys(), ...Object.keys(BUILT_IN_TOOL_EFFECTS)]);
-  report.addError(place, `this rule can never match: there is no tool ${JSON.stringify(pattern)}${near}`);
+  diagnostics.addError(
+    location,
+    `This rule never matches, because there is no tool ${JSON.stringify(pattern)}.${near}`,
+  );
 }
 
 function hasMcpImports(policies: CrossCheckInput['policies']): boolean {
   return [...policies.upstreams.values()].some((upstream) => upstream.import !== undefined);
 }
 
-/** Whether an mcp upstream's `import` could offer a tool of this name: only that server knows what it has. */
+/** Whether `import` of an mcp upstream could offer a tool of this name. Only the server knows its tools. */
 function canBeImported(policies: CrossCheckInput['policies'], name: string): boolean {
   return [...policies.upstreams.values()].some((upstream) => {
     if (upstream.import === undefined) return false;
@@ -226,45 +266,63 @@ function canBeImported(policies: CrossCheckInput['policies'], name: string): boo
   });
 }
 
-function checkApprovers({ declared, policies, report }: CrossCheckInput, rule: Rule, place: SourceLocation): void {
+function checkApprovers(
+  { declared, policies, diagnostics }: CrossCheckInput,
+  rule: Rule,
+  location: SourceLocation,
+): void {
   if (rule.approve === undefined || rule.approve === 'never') return;
   const { by, quorum } = rule.approve;
   const people = [...policies.people.values()];
   const groups = new Set([...declared.people.values()].flatMap((person) => person.value?.groups ?? []));
-  let good = true;
+  let areGroupsKnown = true;
   for (const [index, group] of by.entries()) {
     if (groups.has(group)) continue;
-    good = false;
-    report.addError(
-      locateChild(place, 'by', index),
-      `nobody is in the group ${JSON.stringify(group)}${didYouMean(group, groups)}`,
+    areGroupsKnown = false;
+    diagnostics.addError(
+      locateChild(location, 'by', index),
+      `No person is in the group ${JSON.stringify(group)}.${didYouMean(group, groups)}`,
     );
   }
-  const able = people
+  const approvers = people
     .filter((person) => person.roles.includes('approver') || person.roles.includes('admin'))
     .filter((person) => by.length === 0 || person.groups.some((group) => by.includes(group)));
-  if (!good || able.length >= quorum || [...declared.people.values()].some(({ value }) => value === undefined)) return;
-  if (people.length === 0) report.addWarning(place, 'nobody can approve this: there are no people');
+  if (
+    !areGroupsKnown ||
+    approvers.length >= quorum ||
+    [...declared.people.values()].some(({ value }) => value === undefined)
+  )
+    return;
+  if (people.length === 0)
+    diagnostics.addWarning(
+      location,
+      'Nobody can approve this, because no people are declared. Add an approver in people.',
+    );
   else {
-    const who = able.length === 0 ? 'nobody can' : `only ${formatList(able.map((person) => person.name))} can`;
-    report.addError(place, `quorum ${quorum} can never be reached: ${who} approve this`);
+    const names = formatList(approvers.map((person) => person.name));
+    const listing = approvers.length === 0 ? 'nobody' : `only ${names}`;
+    diagnostics.addError(location, `quorum ${quorum} cannot be reached, because ${listing} can approve this.`);
   }
 }
 
-function warnUncallableTools({ declared, policies, report }: CrossCheckInput): void {
-  const used = new Set<string>();
+function warnUncallableTools({ declared, policies, diagnostics }: CrossCheckInput): void {
+  const referenced = new Set<string>();
   for (const tool of policies.tools.values()) {
-    if (tool.undo.tool !== undefined) used.add(tool.undo.tool);
-    if (tool.observe !== undefined) used.add(tool.observe.tool);
-    if (tool.once.by === 'probe') used.add(tool.once.tool);
+    if (tool.undo.tool !== undefined) referenced.add(tool.undo.tool);
+    if (tool.observe !== undefined) referenced.add(tool.observe.tool);
+    if (tool.once.by === 'probe') referenced.add(tool.once.tool);
   }
   const rules = [...policies.agents.values()].flatMap((agent) => agent.rules);
-  for (const { name, place, value, imported } of declared.tools.values()) {
-    if (used.has(name) || value === undefined || imported) continue;
+  for (const { name, location, value, imported } of declared.tools.values()) {
+    if (referenced.has(name) || value === undefined || imported) continue;
     const effect = value.effect ?? 'write';
-    const callable = rules.some(
+    const isCallable = rules.some(
       (rule) => rule.verdict === 'allow' && rule.covers(name) && (rule.effect ?? effect) === effect,
     );
-    if (!callable) report.addWarning({ ...place, key: true }, `no agent may call ${name}`);
+    if (!isCallable)
+      diagnostics.addWarning(
+        { ...location, key: true },
+        `No agent may call ${name}. Add an allow rule, or remove the tool.`,
+      );
   }
 }

@@ -1,8 +1,8 @@
 import type { Json, JsonObject } from '../../domain/json.ts';
 
 /**
- * How large a schema is with its references written out: checking costs at most that much for each value. Two references each
- * to the next of thirty definitions are 2^30, one to itself is without end, and so is what cannot be followed here.
+ * The size of a schema with its references expanded, which bounds the cost of checking one value. Thirty definitions that each refer
+ * twice to the next one have the size 2^30. A recursive reference, or one that is not followed here, is unbounded.
  */
 export function measureExpandedSize(schema: JsonObject): number {
   return new ExpandedSizeCalculator(schema).measure(schema);
@@ -23,7 +23,7 @@ class ExpandedSizeCalculator {
     if (typeof node !== 'object' || node === null) return 1;
     const known = this.#sizes.get(node);
     if (known !== undefined) return known;
-    // Whoever comes here again before it is known came by a reference from inside.
+    // A second visit before the size is known means that the schema refers to itself.
     this.#sizes.set(node, UNBOUNDED);
     let size = this.#hasOwnBase(node) ? UNBOUNDED : 1;
     for (const [key, value] of Object.entries(node)) {
@@ -36,19 +36,19 @@ class ExpandedSizeCalculator {
     return size;
   }
 
-  /** References below an `$id` of its own mean something else. */
+  /** An `$id` below the root changes the base of references, which is not followed here. */
   #hasOwnBase(node: object): boolean {
     return node !== this.#root && typeof (node as JsonObject)['$id'] === 'string';
   }
 
   #measureTarget(key: string, reference: string): number {
     if (key !== '$ref' || !/^#(?:\/|$)/.test(reference)) return UNBOUNDED;
-    let at: Json | undefined = this.#root;
+    let target: Json | undefined = this.#root;
     for (const part of reference.split('/').slice(1)) {
-      if (typeof at !== 'object' || at === null) return UNBOUNDED;
-      at = (at as JsonObject)[unescapePointer(part)];
+      if (typeof target !== 'object' || target === null) return UNBOUNDED;
+      target = (target as JsonObject)[unescapePointer(part)];
     }
-    return at === undefined ? UNBOUNDED : this.measure(at);
+    return target === undefined ? UNBOUNDED : this.measure(target);
   }
 }
 

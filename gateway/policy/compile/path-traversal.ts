@@ -1,14 +1,13 @@
-/** A server that decodes more often than this decodes until nothing is left of any path. */
+/** How often a path is decoded. No real server decodes a path more often. */
 const MAX_DECODINGS = 3;
 
-// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+// biome-ignore lint/suspicious/noControlCharactersInRegex: the pattern looks for them
 const CONTROL_CHARACTERS = /[\u0000-\u001f\u007f]/;
 
 /**
- * Whether some server on the way could take a path, written without its escapes, for another one. To whoever reads the RFC an
- * encoded slash stays in its segment. But there are those that decode before they look for slashes and dots, those that
- * decode twice, those to whom a backslash is a slash, and those that cut a segment at its `;`. What would climb out of its
- * place for any of them is not sent.
+ * Whether some server could read this unescaped path as another path. By the RFC an encoded slash stays in its segment. Some servers
+ * decode before they split, decode twice, treat a backslash as a slash, or cut a segment at `;`. A path that leaves its segment
+ * on any of them is refused.
  */
 export function hasPathTraversal(path: string): boolean {
   let text = path;

@@ -1,14 +1,13 @@
 /**
- * `pattern` of a tool's input schema runs on V8's backtracking engine, which 29 hostile characters can stall for
- * seconds. So the worst case of a pattern is estimated at load: no backreferences, no lookaround, no repetition of
- * something that itself varies, and otherwise steps ≈ factor · length^degree. Text longer than keeps that under
- * MOST_STEPS does not match.
+ * A regular expression of an input schema with a bounded cost. It runs on V8's backtracking engine, which 29 hostile characters can
+ * stall for seconds. So the worst case is estimated at load: backreferences, lookaround and repetitions inside repetitions are
+ * refused, and the rest takes about factor · length^degree steps. Text that would take more than MAX_STEPS does not match.
  */
 export interface BoundedRegex {
   readonly test: (text: string) => boolean;
-  readonly longest: number;
-  /** What a test of text of this length takes at worst. */
-  readonly steps: (length: number) => number;
+  readonly maxLength: number;
+  /** The worst-case steps for a text of this length. */
+  readonly estimateSteps: (length: number) => number;
 }
 
 const MAX_STEPS = 20_000_000;
@@ -20,38 +19,40 @@ interface RegexCost {
   readonly degree: number;
   readonly factor: number;
   /** Whether it may match in more than one way. */
-  readonly varies: boolean;
-  /** How long it is with its repetitions written out: V8 throws on what is too large, when it first runs. */
+  readonly canVary: boolean;
+  /** The length with repetitions expanded. V8 throws at the first run of a pattern that is too large. */
   readonly size: number;
 }
 
-const CONSTANT_COST: RegexCost = { degree: 0, factor: 1, varies: false, size: 1 };
+const CONSTANT_COST: RegexCost = { degree: 0, factor: 1, canVary: false, size: 1 };
 
 export function compileBoundedRegex(pattern: string): BoundedRegex | { readonly fault: string } {
-  if (pattern.length > 1_000) return { fault: 'the pattern is longer than 1000 characters' };
+  if (pattern.length > 1_000)
+    return { fault: `The pattern must have at most 1000 characters (got ${pattern.length}).` };
   let regex: RegExp;
   try {
     regex = new RegExp(pattern, 'u');
   } catch {
-    return { fault: 'the pattern is not a regular expression' };
+    return { fault: 'The pattern is not a valid regular expression.' };
   }
   const cost = new RegexCostEstimator(pattern).estimate();
-  if (typeof cost === 'string') return { fault: `the pattern could stall the gateway: it has ${cost}` };
-  if (cost.size > MAX_SIZE) return { fault: 'the pattern is too large: use smaller numbers in {n,m}' };
+  if (typeof cost === 'string')
+    return { fault: `The pattern could stall the gateway, because it has ${cost}. Write it without.` };
+  if (cost.size > MAX_SIZE) return { fault: 'The pattern is too large. Use smaller numbers in {n,m}.' };
   const anchored = pattern.startsWith('^') && !pattern.includes('|');
   const degree = cost.degree + (anchored ? 0 : 1);
   if (degree > MAX_DEGREE || cost.factor > MAX_FACTOR) {
-    return { fault: 'the pattern could stall the gateway: anchor it with ^, use fewer *, + and {n,m}' };
+    return { fault: 'The pattern could stall the gateway. Anchor it with ^, and use fewer *, + and {n,m}.' };
   }
-  const longest = degree === 0 ? Number.MAX_SAFE_INTEGER : Math.floor((MAX_STEPS / cost.factor) ** (1 / degree));
+  const maxLength = degree === 0 ? Number.MAX_SAFE_INTEGER : Math.floor((MAX_STEPS / cost.factor) ** (1 / degree));
   return {
-    test: (text) => text.length <= longest && regex.test(text),
-    longest,
-    steps: (length) => (length <= longest ? cost.factor * length ** degree : 1),
+    test: (text) => text.length <= maxLength && regex.test(text),
+    maxLength: maxLength,
+    estimateSteps: (length) => (length <= maxLength ? cost.factor * length ** degree : 1),
   };
 }
 
-/** Reads a pattern that RegExp has already accepted. A string instead of a cost says what is refused. */
+/** Estimates the cost of a pattern that RegExp accepted. A string instead of a cost names the refused construct. */
 class RegexCostEstimator {
   readonly #pattern: string;
   #offset = 0;
@@ -73,7 +74,7 @@ class RegexCostEstimator {
       sum = {
         degree: Math.max(sum.degree, next.degree),
         factor: sum.factor + next.factor,
-        varies: true,
+        canVary: true,
         size: sum.size + next.size,
       };
     }
@@ -90,7 +91,7 @@ class RegexCostEstimator {
       product = {
         degree: product.degree + next.degree,
         factor: Math.min(product.factor * next.factor, Number.MAX_SAFE_INTEGER),
-        varies: product.varies || next.varies,
+        canVary: product.canVary || next.canVary,
         size: product.size + next.size,
       };
     }
@@ -125,14 +126,14 @@ class RegexCostEstimator {
       /^(?:([*+?])|\{(\d+)(,?)(\d*)\})\??/.exec(this.#pattern.slice(this.#offset)) ?? [];
     if (whole === undefined) return atom;
     this.#offset += whole.length;
-    if (mark === '?') return { ...atom, factor: atom.factor + 1, varies: true };
-    const least = Number(from ?? 0);
-    const most = mark !== undefined || (comma === ',' && to === '') ? Number.POSITIVE_INFINITY : Number(to || from);
-    const size = atom.size * Math.max(least, Number.isFinite(most) ? most : 1, 1);
-    if (atom.varies && most > 4) return 'a repetition inside a repetition';
-    if (atom.varies)
-      return { degree: atom.degree * most, factor: atom.factor ** most * (most - least + 1), varies: true, size };
-    if (most - least > 16) return { degree: 1, factor: 1, varies: true, size };
-    return { degree: 0, factor: most - least + 1, varies: most !== least, size };
+    if (mark === '?') return { ...atom, factor: atom.factor + 1, canVary: true };
+    const min = Number(from ?? 0);
+    const max = mark !== undefined || (comma === ',' && to === '') ? Number.POSITIVE_INFINITY : Number(to || from);
+    const size = atom.size * Math.max(min, Number.isFinite(max) ? max : 1, 1);
+    if (atom.canVary && max > 4) return 'a repetition inside a repetition';
+    if (atom.canVary)
+      return { degree: atom.degree * max, factor: atom.factor ** max * (max - min + 1), canVary: true, size };
+    if (max - min > 16) return { degree: 1, factor: 1, canVary: true, size };
+    return { degree: 0, factor: max - min + 1, canVary: max !== min, size };
   }
 }

@@ -4,26 +4,26 @@ import type { HistoryQuery } from '../../domain/calls/history.ts';
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { type Expression, ExpressionError, type ExpressionScope } from '../../domain/policy.ts';
 import { sanitize } from '../../domain/sanitize.ts';
-import { didYouMean, formatList } from '../faults.ts';
+import { didYouMean, endSentence, formatList } from '../faults.ts';
 import { attachCostMeter, celToJson, listChildren } from './expression-cost.ts';
 import { compileFastPath } from './expression-fast-path.ts';
 import { parseHistoryQuery, registerHistory } from './history-functions.ts';
 
 /**
- * CEL as policies may use it: parsed and type-checked at load, and bounded in cost. JSON numbers are doubles, literals
- * such as `5` are ints; arithmetic between the two works and never loses precision silently.
+ * A variable of CEL expressions in policies. Expressions are parsed and type-checked at load, and their cost is bounded. JSON
+ * numbers are doubles and literals such as `5` are ints; arithmetic between the two works and never loses precision silently.
  */
 export type ScopeVariable = keyof ExpressionScope;
 
-/** Where an expression stands: what it may look at, and whom to tell about it. */
+/** How an expression is compiled: its variables, and the receivers of what the compiler finds. */
 export interface CompileOptions {
-  readonly sees: readonly ScopeVariable[];
+  readonly variables: readonly ScopeVariable[];
   /** `offset` is a position inside the expression or string. */
-  fault(message: string, offset?: number): void;
-  /** An argument that the expression reads without asking `has(args.…)` for it first. */
-  reads?(argument: string, offset: number): void;
-  /** What it asks beside the call itself, where it sees `history` and `tainted`. */
-  asks?(asked: HistoryQuery | 'taint', offset: number): void;
+  reportFault(message: string, offset?: number): void;
+  /** Receives each argument that the expression reads without a `has(args.…)` for it. */
+  reportArgumentRead?(argument: string, offset: number): void;
+  /** Receives each query of `history` and `tainted`, where these are variables. */
+  reportFactQuery?(query: HistoryQuery | 'taint', offset: number): void;
 }
 
 const CEL_LIMITS = { maxAstNodes: 400, maxDepth: 40, maxListElements: 200, maxMapEntries: 100, maxCallArguments: 8 };
@@ -43,7 +43,7 @@ const VARIABLE_TYPES: Readonly<Record<ScopeVariable, string>> = {
   tainted: 'bool',
 };
 
-/** Which values a compiled expression may turn out to have. */
+/** CEL types of expressions that may yield a boolean or a number. */
 const BOOLEAN_TYPES = new Set(['bool', 'dyn']);
 const NUMBER_TYPES = new Set(['int', 'uint', 'double', 'dyn']);
 
@@ -54,12 +54,12 @@ const baseEnvironment = registerHistory(
 );
 const environmentsByVariables = new Map<string, Environment>();
 
-function getEnvironment(sees: readonly ScopeVariable[]): Environment {
-  const id = [...sees].sort().join();
+function getEnvironment(variables: readonly ScopeVariable[]): Environment {
+  const id = [...variables].sort().join();
   let env = environmentsByVariables.get(id);
   if (env === undefined) {
     env = baseEnvironment.clone();
-    for (const name of sees) env.registerVariable(name, VARIABLE_TYPES[name]);
+    for (const name of variables) env.registerVariable(name, VARIABLE_TYPES[name]);
     environmentsByVariables.set(id, env);
   }
   return env;
@@ -81,7 +81,7 @@ function registerMixedArithmetic(env: Environment): Environment {
   return env;
 }
 
-/** `without(args, ["id"])`: a body is often all the arguments but those that stand in the path. */
+/** Registers `without(args, ["id"])`, because a body is often all arguments except those in the path. */
 function registerMapFunctions(env: Environment): Environment {
   env.registerFunction('without(map, list): map', (map: JsonObject, names: readonly unknown[]) => omitKeys(map, names));
   return env;
@@ -93,54 +93,55 @@ function toExactNumber(value: bigint): number {
   return number;
 }
 
-/** Any value. */
-export function compileExpression(source: string, site: CompileOptions): Expression {
-  return compileTyped(source, site, undefined, '');
+/** Compiles an expression that may yield any value. */
+export function compileExpression(source: string, options: CompileOptions): Expression {
+  return compileTyped(source, options, undefined, '');
 }
 
-/** A condition: what it yields must be true or false, nothing that merely looks like it. */
-export function compileCondition(source: string, site: CompileOptions): Expression<boolean> {
-  const evaluate = compileTyped(source, site, BOOLEAN_TYPES, 'true or false');
+/** Compiles a condition, which must yield a boolean; other values are not converted. */
+export function compileCondition(source: string, options: CompileOptions): Expression<boolean> {
+  const evaluate = compileTyped(source, options, BOOLEAN_TYPES, 'true or false');
   return (scope) => {
     const value = evaluate(scope);
-    if (typeof value !== 'boolean') throw new ExpressionError(`neither true nor false: \`${truncateSource(source)}\``);
+    if (typeof value !== 'boolean')
+      throw new ExpressionError(`\`${truncateSource(source)}\` does not yield true or false`);
     return value;
   };
 }
 
-export function compileNumber(source: string, site: CompileOptions): Expression<number> {
-  const evaluate = compileTyped(source, site, NUMBER_TYPES, 'a number');
+export function compileNumber(source: string, options: CompileOptions): Expression<number> {
+  const evaluate = compileTyped(source, options, NUMBER_TYPES, 'a number');
   return (scope) => {
     const value = evaluate(scope);
-    if (typeof value !== 'number') throw new ExpressionError(`not a number: \`${truncateSource(source)}\``);
+    if (typeof value !== 'number') throw new ExpressionError(`\`${truncateSource(source)}\` does not yield a number`);
     return value;
   };
 }
 
 function compileTyped(
   source: string,
-  site: CompileOptions,
-  wanted: ReadonlySet<string> | undefined,
-  as: string,
+  options: CompileOptions,
+  expectedTypes: ReadonlySet<string> | undefined,
+  expected: string,
 ): Expression {
-  const parsed = parseExpression(source, site);
-  if (parsed === undefined || !analyzeAst(parsed.ast, site)) return failingExpression;
+  const parsed = parseExpression(source, options);
+  if (parsed === undefined || !analyzeAst(parsed.ast, options)) return failingExpression;
   const checked = parsed.check();
   if (!checked.valid) {
     const error = checked.error as CelError;
-    site.fault(describeCheckError(error, site), error.range?.start ?? 0);
+    options.reportFault(describeCheckError(error, options), error.range?.start ?? 0);
     return failingExpression;
   }
-  if (wanted !== undefined && !wanted.has(checked.type ?? 'dyn')) {
-    site.fault(`the expression must yield ${as}, but yields ${checked.type}`, 0);
+  if (expectedTypes !== undefined && !expectedTypes.has(checked.type ?? 'dyn')) {
+    options.reportFault(`The expression must yield ${expected} (got ${checked.type}).`, 0);
     return failingExpression;
   }
   return compilePathAccess(source) ?? compileOmitKeys(parsed.ast) ?? buildEvaluator(parsed, source);
 }
 
-/** Stands in for what could not be compiled, so that loading goes on and finds the next fault. */
+/** Replaces an expression that did not compile, so that loading continues and finds the next fault. */
 const failingExpression: Expression = () => {
-  throw new ExpressionError('this expression did not compile');
+  throw new ExpressionError('the expression did not compile');
 };
 
 interface CelError extends Error {
@@ -150,20 +151,22 @@ interface CelError extends Error {
   readonly node?: { readonly op?: string; readonly args?: unknown };
 }
 
-function parseExpression(source: string, site: CompileOptions): ParseResult | undefined {
+function parseExpression(source: string, options: CompileOptions): ParseResult | undefined {
   if (source.length > MAX_EXPRESSION_CHARACTERS) {
-    site.fault(`the expression is longer than ${MAX_EXPRESSION_CHARACTERS} characters`);
+    const message = `The expression must have at most ${MAX_EXPRESSION_CHARACTERS} characters (got ${source.length}).`;
+    options.reportFault(message);
     return undefined;
   }
   if (source.trim() === '') {
-    site.fault('the expression is empty');
+    options.reportFault('The expression is empty. Write a CEL expression.');
     return undefined;
   }
   try {
-    return getEnvironment(site.sees).parse(source);
+    return getEnvironment(options.variables).parse(source);
   } catch (error) {
     const { summary, message, range } = error as CelError;
-    site.fault(`not an expression: ${describeParseError(summary ?? message)}`, range?.start ?? 0);
+    const problem = describeParseError(summary ?? message);
+    options.reportFault(endSentence(`This is not a valid CEL expression: ${problem}`), range?.start ?? 0);
     return undefined;
   }
 }
@@ -176,44 +179,48 @@ const TOKEN_NAMES: Readonly<Record<string, string>> = {
   IDENTIFIER: 'a name',
 };
 
-/** The CEL library speaks of its tokens; who wrote the expression did not write any EOF. */
+/** Translates the token names of the CEL library. */
 function describeParseError(summary: string): string {
-  const [, wanted] = /^(?:Unexpected token: EOF|Expected (\w+), got EOF)$/.exec(summary) ?? [undefined, null];
-  if (wanted === null) return summary;
-  return wanted === undefined ? 'it ends too early' : `it ends too early, before ${TOKEN_NAMES[wanted] ?? wanted}`;
+  const [, token] = /^(?:Unexpected token: EOF|Expected (\w+), got EOF)$/.exec(summary) ?? [undefined, null];
+  if (token === null) return summary;
+  return token === undefined ? 'it ends too early' : `it ends too early, before ${TOKEN_NAMES[token] ?? token}`;
 }
 
-function describeCheckError(error: CelError, site: CompileOptions): string {
-  if (error.code !== 'unknown_variable') return `not an expression: ${error.summary ?? error.message}`;
+function describeCheckError(error: CelError, options: CompileOptions): string {
+  if (error.code !== 'unknown_variable')
+    return endSentence(`This is not a valid CEL expression: ${error.summary ?? error.message}`);
   const name = String(error.node?.args);
   if (name === 'env' || name === 'file') {
-    return `${name} is known only in url, headers and command of an upstream and in keys`;
+    return `${name} can be used only for credentials: in url, headers, env and command of an upstream, in keys, jwt and voters.`;
   }
-  return `${JSON.stringify(name)} is not known here (known: ${formatList(site.sees)})${didYouMean(name, site.sees)}`;
+  const near = didYouMean(name, options.variables);
+  return `Unknown variable ${JSON.stringify(name)}.${near} Known variables: ${formatList(options.variables)}.`;
 }
 
+const MATCHES_FAULT =
+  'matches() is not allowed, because a regular expression can stall the gateway. Use contains(), startsWith() or endsWith().';
 const LIST_MACROS = new Set(['all', 'exists', 'exists_one', 'map', 'filter']);
-/** Keys that the CEL library drops from a map literal without a word. */
+/** Keys that the CEL library silently drops from a map literal. */
 const UNSAFE_MAP_KEYS = new Set(['__proto__', 'constructor', 'prototype']);
 
-/** Reads the tree once: refuses what cannot be bounded or trusted, tells which arguments are read. */
-function analyzeAst(root: ASTNode, site: CompileOptions): boolean {
-  let good = true;
+/** Walks the tree once: refuses constructs of unbounded cost, and reports the arguments and facts that are read. */
+function analyzeAst(root: ASTNode, options: CompileOptions): boolean {
+  let isAccepted = true;
   const guarded = new Set<string>();
   const reads: [string, number][] = [];
   const refuse = (message: string, node: ASTNode): void => {
-    good = false;
-    site.fault(message, node.start);
+    isAccepted = false;
+    options.reportFault(message, node.start);
   };
-  const asksHistory = site.sees.includes('history');
+  const hasHistory = options.variables.includes('history');
   const walk = (node: ASTNode, inMacro: boolean, inHas: boolean): void => {
-    const question = asksHistory ? parseHistoryQuery(node) : undefined;
-    if (question !== undefined) {
-      if (typeof question === 'string') refuse(question, node);
-      else site.asks?.(question, node.start);
+    const query = hasHistory ? parseHistoryQuery(node) : undefined;
+    if (query !== undefined) {
+      if (typeof query === 'string') refuse(query, node);
+      else options.reportFactQuery?.(query, node.start);
       return;
     }
-    if (node.op === 'id' && node.args === 'tainted') site.asks?.('taint', node.start);
+    if (node.op === 'id' && node.args === 'tainted') options.reportFactQuery?.('taint', node.start);
     const argument = findArgumentRead(node);
     if (argument !== undefined) {
       if (inHas) guarded.add(argument);
@@ -221,32 +228,33 @@ function analyzeAst(root: ASTNode, site: CompileOptions): boolean {
     }
     if (node.op === 'rcall') {
       const [name, receiver, args] = node.args;
-      if (name === 'matches') refuse('matches() is refused: a regular expression can stall the gateway', node);
+      if (name === 'matches') refuse(MATCHES_FAULT, node);
       walk(receiver, inMacro, false);
       if (!LIST_MACROS.has(name)) {
         for (const arg of args) walk(arg, inMacro, false);
         return;
       }
-      if (inMacro) refuse(`${name}() inside another list macro is refused: its cost has no bound`, node);
+      if (inMacro)
+        refuse(`${name}() must not be used inside another list macro, because its cost would have no bound.`, node);
       const [variable, ...bodies] = args;
       if (variable?.op === 'id' && variable.args in VARIABLE_TYPES)
-        refuse(`${variable.args} is already a variable`, variable);
+        refuse(`The name ${variable.args} is already a variable. Choose another name.`, variable);
       for (const body of bodies) walk(body, true, false);
       return;
     }
-    if (node.op === 'call' && node.args[0] === 'matches') refuse('matches() is refused', node);
+    if (node.op === 'call' && node.args[0] === 'matches') refuse(MATCHES_FAULT, node);
     if (node.op === 'map') {
       for (const [key] of node.args) {
-        if (key.op !== 'value' || typeof key.args !== 'string') refuse('a map key must be a string literal', key);
-        else if (UNSAFE_MAP_KEYS.has(key.args)) refuse(`a map key must not be ${JSON.stringify(key.args)}`, key);
+        if (key.op !== 'value' || typeof key.args !== 'string') refuse('A map key must be a string literal.', key);
+        else if (UNSAFE_MAP_KEYS.has(key.args)) refuse(`A map key must not be ${JSON.stringify(key.args)}.`, key);
       }
     }
-    const has = node.op === 'call' && node.args[0] === 'has';
-    for (const each of listChildren(node)) walk(each, inMacro, has || (inHas && node.op === '.'));
+    const isHas = node.op === 'call' && node.args[0] === 'has';
+    for (const child of listChildren(node)) walk(child, inMacro, isHas || (inHas && node.op === '.'));
   };
   walk(root, false, false);
-  for (const [name, offset] of reads) if (!guarded.has(name)) site.reads?.(name, offset);
-  return good;
+  for (const [name, offset] of reads) if (!guarded.has(name)) options.reportArgumentRead?.(name, offset);
+  return isAccepted;
 }
 
 function findArgumentRead(node: ASTNode): string | undefined {
@@ -258,30 +266,31 @@ function findArgumentRead(node: ASTNode): string | undefined {
 }
 
 function buildEvaluator(parsed: ParseResult, source: string): Expression {
-  const quick = compileFastPath(parsed.ast);
+  const fastPath = compileFastPath(parsed.ast);
   const meter = attachCostMeter(parsed.ast);
   const readsNow = /\bnow\b/.test(source);
   return (scope) => {
-    const known = quick?.(scope);
-    if (known !== undefined) return known;
+    const result = fastPath?.(scope);
+    if (result !== undefined) return result;
     try {
       meter.reset();
       const context = readsNow && scope.now !== undefined ? { ...scope, now: new Date(scope.now) } : scope;
       return celToJson(parsed(context), meter);
     } catch (error) {
-      throw new ExpressionError(`${describeEvaluationError(error)}: \`${truncateSource(source)}\``);
+      throw new ExpressionError(`${describeEvaluationError(error)} in \`${truncateSource(source)}\``);
     }
   };
 }
 
-/** A message never quotes a value: an argument may be one that is redacted everywhere else. */
+/** Never quotes a value, because an argument may be redacted elsewhere. */
 function describeEvaluationError(error: unknown): string {
   if (error instanceof ExpressionError) return error.message;
   const { code, node, summary } = error as CelError;
-  if (code === 'no_such_key' && node?.op === '.' && Array.isArray(node.args)) return `no ${String(node.args[1])}`;
+  if (code === 'no_such_key' && node?.op === '.' && Array.isArray(node.args))
+    return `${String(node.args[1])} is missing`;
   if (code === 'unknown_variable' || code === 'no_such_overload' || code === 'no_matching_overload') return summary;
   if (typeof code === 'string') return code.replaceAll('_', ' ');
-  return error instanceof RangeError ? 'out of bounds' : 'cannot be evaluated';
+  return error instanceof RangeError ? 'a value is out of bounds' : 'the evaluation failed';
 }
 
 function truncateSource(source: string): string {
@@ -292,7 +301,7 @@ function omitKeys(map: JsonObject, names: readonly unknown[]): JsonObject {
   return Object.fromEntries(Object.entries(map).filter(([name]) => !names.includes(name)));
 }
 
-/** `without(args, ["id"])` as it stands, for arguments the interpreter has no type for: one called `constructor`. */
+/** Evaluates `without(args, ["id"])` itself, because the interpreter fails on an argument named `constructor`. */
 function compileOmitKeys(node: ASTNode): Expression | undefined {
   if (node.op !== 'call' || node.args[0] !== 'without') return undefined;
   const [map, list] = node.args[1];
@@ -302,17 +311,17 @@ function compileOmitKeys(node: ASTNode): Expression | undefined {
   return ({ args }) => omitKeys(args ?? {}, names);
 }
 
-/** `args`, `result.id`: the commonest templates need no interpreter, and hand on exactly the value that is there. */
+/** Evaluates paths such as `args` and `result.id` without the interpreter. Yields the very value at the path. */
 function compilePathAccess(source: string): Expression | undefined {
   if (!/^(?:args|result|before|observed|agent|tool|saga|run|tainted)(?:\.[A-Za-z_]\w*)*$/.test(source))
     return undefined;
   const [root, ...rest] = source.split('.') as [Exclude<ScopeVariable, 'now' | 'history'>, ...string[]];
   return (scope) => {
     let value: Json | undefined = scope[root];
-    if (value === undefined) throw new ExpressionError(`Unknown variable: ${root}: \`${source}\``);
+    if (value === undefined) throw new ExpressionError(`${root} is unknown in \`${source}\``);
     for (const segment of rest) {
       if (!isJsonObject(value) || !Object.hasOwn(value, segment))
-        throw new ExpressionError(`no ${segment}: \`${source}\``);
+        throw new ExpressionError(`${segment} is missing in \`${source}\``);
       value = value[segment] as Json;
     }
     return value;

@@ -1,4 +1,4 @@
-// biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file is about them
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file parses them
 import type { Json } from '../../domain/json.ts';
 import { type Expression, ExpressionError } from '../../domain/policy.ts';
 import { sanitize } from '../../domain/sanitize.ts';
@@ -7,62 +7,66 @@ import type { DocumentPath } from '../faults.ts';
 import { type CompileOptions, compileExpression, type ScopeVariable } from './compile-expression.ts';
 
 /**
- * Strings with `${expr}`. A string that is exactly one `${expr}` keeps the expression's type; otherwise the values are
- * written into the string. `$${` is a literal `${`.
+ * How a template is compiled. A template is JSON whose strings may contain `${expr}`. A string that is exactly one `${expr}` keeps the
+ * type of its value; otherwise the values become part of the text. `$${` is a literal `${`.
  */
 export interface TemplateCompileOptions {
-  readonly sees: readonly ScopeVariable[];
+  readonly variables: readonly ScopeVariable[];
   /** `path` leads to the string inside the template, `offset` into that string. */
-  fault(message: string, path: DocumentPath, offset?: number): void;
-  reads?(argument: string, path: DocumentPath, offset: number): void;
+  reportFault(message: string, path: DocumentPath, offset?: number): void;
+  reportArgumentRead?(argument: string, path: DocumentPath, offset: number): void;
 }
 
 export type TemplatePart = { readonly text: string } | { readonly expression: string; readonly offset: number };
 
-/** Any JSON: strings are templates, lists and objects are walked. */
-export function compileTemplate(template: unknown, site: TemplateCompileOptions, path: DocumentPath = []): Expression {
-  if (typeof template === 'string') return compileString(template, bindPath(site, path));
+/** Compiles any JSON: its strings are templates, and lists and objects are compiled recursively. */
+export function compileTemplate(
+  template: unknown,
+  options: TemplateCompileOptions,
+  path: DocumentPath = [],
+): Expression {
+  if (typeof template === 'string') return compileString(template, bindPath(options, path));
   if (Array.isArray(template)) {
-    const items = template.map((item, index) => compileTemplate(item, site, [...path, index]));
+    const items = template.map((item, index) => compileTemplate(item, options, [...path, index]));
     return (scope) => items.map((item) => item(scope));
   }
   if (typeof template === 'object' && template !== null) {
     const entries = Object.entries(template).map(
-      ([key, value]) => [key, compileTemplate(value, site, [...path, key])] as const,
+      ([key, value]) => [key, compileTemplate(value, options, [...path, key])] as const,
     );
     return (scope) => Object.fromEntries(entries.map(([key, value]) => [key, value(scope)]));
   }
   return () => template as Json;
 }
 
-/** A template whose value is always text: a lock's name, a header. */
-export function compileText(template: string, site: TemplateCompileOptions): Expression<string> {
-  const evaluate = compileString(template, bindPath(site, []));
+/** Compiles a template whose value is always text. */
+export function compileText(template: string, options: TemplateCompileOptions): Expression<string> {
+  const evaluate = compileString(template, bindPath(options, []));
   return (scope) => toText(evaluate(scope), template);
 }
 
-/** The same, or null when that is all the template yields. */
-export function compileOptionalText(template: string, site: TemplateCompileOptions): Expression<string | null> {
-  const evaluate = compileString(template, bindPath(site, []));
+/** Compiles a template whose value is text or null. */
+export function compileOptionalText(template: string, options: TemplateCompileOptions): Expression<string | null> {
+  const evaluate = compileString(template, bindPath(options, []));
   return (scope) => {
     const value = evaluate(scope);
     return value === null ? null : toText(value, template);
   };
 }
 
-/** A path: every value fills one segment or a part of it, and can never leave it. */
-export function compilePath(template: string, site: TemplateCompileOptions): Expression<string> {
-  const parts = compileParts(template, bindPath(site, []));
+/** Compiles a path. Every value stays inside its segment. */
+export function compilePath(template: string, options: TemplateCompileOptions): Expression<string> {
+  const parts = compileParts(template, bindPath(options, []));
   if (parts.every((part) => typeof part === 'string')) {
     const path = parts.join('');
-    // One that does is a fault of the policies, and says so below.
+    // A constant path with traversal is a fault at load; if it is rendered all the same, the check below refuses it.
     if (!hasPathTraversal(path)) return () => path;
   }
   return (scope) => {
     const texts = parts.map((part) => (typeof part === 'string' ? part : toPathSegment(part(scope), template)));
     if (hasPathTraversal(texts.join('')))
       throw new ExpressionError(
-        `a value has "." or ".." beside a slash, or a control character, which no path may have: \`${template}\``,
+        `a value in \`${template}\` has "." or ".." beside a slash, or a control character, which a path must not have`,
       );
     return parts
       .map((part, i) => (typeof part === 'string' ? part : encodePathSegment(texts[i] ?? '', template)))
@@ -73,45 +77,45 @@ export function compilePath(template: string, site: TemplateCompileOptions): Exp
 function toPathSegment(value: Json, template: string): string {
   const text = toText(value, template);
   if (text !== '' && text !== '.' && text !== '..') return text;
-  throw new ExpressionError(`a value is empty, "." or "..", which no path segment may be: \`${template}\``);
+  throw new ExpressionError(`a value in \`${template}\` is empty, "." or "..", which a path segment must not be`);
 }
 
 function encodePathSegment(value: string, template: string): string {
   try {
     return encodeURIComponent(value);
   } catch {
-    throw new ExpressionError(`a value is not well-formed text: \`${template}\``);
+    throw new ExpressionError(`a value in \`${template}\` is not well-formed Unicode text`);
   }
 }
 
-function bindPath(site: TemplateCompileOptions, path: DocumentPath): CompileOptions {
+function bindPath(options: TemplateCompileOptions, path: DocumentPath): CompileOptions {
   return {
-    sees: site.sees,
-    fault: (message, offset) => site.fault(message, path, offset),
-    reads: (argument, offset) => site.reads?.(argument, path, offset),
+    variables: options.variables,
+    reportFault: (message, offset) => options.reportFault(message, path, offset),
+    reportArgumentRead: (argument, offset) => options.reportArgumentRead?.(argument, path, offset),
   };
 }
 
-function compileString(template: string, site: CompileOptions): Expression {
-  const parts = compileParts(template, site);
+function compileString(template: string, options: CompileOptions): Expression {
+  const parts = compileParts(template, options);
   const [only] = parts;
   if (parts.length === 0) return () => '';
   if (parts.length === 1 && only !== undefined) return typeof only === 'string' ? () => only : only;
   return (scope) => parts.map((part) => (typeof part === 'string' ? part : toText(part(scope), template))).join('');
 }
 
-function compileParts(template: string, site: CompileOptions): (string | Expression)[] {
+function compileParts(template: string, options: CompileOptions): (string | Expression)[] {
   const parts = splitTemplate(template);
   if ('fault' in parts) {
-    site.fault(parts.fault, parts.offset);
+    options.reportFault(parts.fault, parts.offset);
     return [];
   }
   return parts.map((part) => {
     if ('text' in part) return part.text;
     return compileExpression(part.expression, {
-      sees: site.sees,
-      fault: (message, offset = 0) => site.fault(message, part.offset + offset),
-      reads: (argument, offset) => site.reads?.(argument, part.offset + offset),
+      variables: options.variables,
+      reportFault: (message, offset = 0) => options.reportFault(message, part.offset + offset),
+      reportArgumentRead: (argument, offset) => options.reportArgumentRead?.(argument, part.offset + offset),
     });
   });
 }
@@ -120,10 +124,10 @@ function toText(value: Json, template: string): string {
   if (typeof value === 'string') return value;
   if (typeof value === 'number' || typeof value === 'boolean') return String(value);
   const kind = value === null ? 'null' : Array.isArray(value) ? 'a list' : 'an object';
-  throw new ExpressionError(`${kind} cannot stand inside a string: \`${sanitize(template, 120)}\``);
+  throw new ExpressionError(`${kind} cannot be part of the text \`${sanitize(template, 120)}\``);
 }
 
-/** Text and expressions in order; never two texts in a row. */
+/** Splits a template into text and expressions, in order. Two texts never follow each other. */
 export function splitTemplate(template: string): TemplatePart[] | { readonly fault: string; readonly offset: number } {
   const parts: TemplatePart[] = [];
   let text = '';
@@ -134,7 +138,7 @@ export function splitTemplate(template: string): TemplatePart[] | { readonly fau
       index += 3;
     } else if (template.startsWith('${', index)) {
       const end = findExpressionEnd(template, index + 2);
-      if (end === undefined) return { fault: 'this ${ has no closing }', offset: index };
+      if (end === undefined) return { fault: 'This ${ has no closing }.', offset: index };
       if (text !== '') parts.push({ text });
       text = '';
       parts.push({ expression: template.slice(index + 2, end), offset: index + 2 });
@@ -148,7 +152,7 @@ export function splitTemplate(template: string): TemplatePart[] | { readonly fau
   return parts;
 }
 
-/** The `}` that closes the expression: not one inside a CEL string, nor one that closes a map literal. */
+/** The offset of the `}` that closes the expression. Skips CEL strings and map literals. */
 function findExpressionEnd(template: string, start: number): number | undefined {
   let depth = 0;
   for (let index = start; index < template.length; index++) {
@@ -166,7 +170,7 @@ function findExpressionEnd(template: string, start: number): number | undefined 
   return undefined;
 }
 
-/** A backslash skips the next character, in raw strings too: as the CEL lexer has it. */
+/** A backslash skips the next character, in raw strings too, as in the CEL lexer. */
 function findQuoteEnd(template: string, start: number, quote: string): number | undefined {
   const triple = quote.repeat(3);
   const close = template.startsWith(triple, start) ? triple : quote;

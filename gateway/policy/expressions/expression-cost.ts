@@ -3,30 +3,30 @@ import { isJsonObject, type Json } from '../../domain/json.ts';
 import { ExpressionError } from '../../domain/policy.ts';
 
 /**
- * The run-time bound of an expression. CEL always ends, but not soon: over a body of 1 MiB, `args.list.exists(x,
- * args.text.contains(x))` is 10^11 steps. So every node pays for being evaluated, and for the size of what it is
- * evaluated over, out of a budget that is worth some tens of milliseconds.
+ * The cost budget of one expression. CEL always terminates, but may take long: `args.list.exists(x, args.text.contains(x))` over a
+ * body of 1 MiB takes 10^11 steps. So every node spends for its evaluation and for the size of its operands, out of a budget
+ * that is worth some tens of milliseconds.
  */
 const MAX_EXPRESSION_COST = 1_000_000;
-/** What all the expressions of a decision may cost together: many cheap ones are a policy, not an attack. */
+/** The budget of all expressions of one decision. It is larger, because a policy may have many cheap expressions. */
 const MAX_SHARED_COST = 5_000_000;
 const COST_PER_NODE = 4;
 const COST_PER_ELEMENT = 20;
 const COST_PER_TIMEZONE_LOOKUP = 5_000;
-/** What an expression yields is written out, sent and stored: 8 MiB of text are all of the budget. */
+/** The result of an expression is serialized, sent and stored. 8 MiB of text spend the whole budget. */
 const OUTPUT_CHARACTERS_PER_UNIT = 8;
 const JOINED_CHARACTERS_PER_UNIT = 16;
-/** `exists` and `||` swallow errors, and making one costs microseconds. */
+/** `exists` and `||` swallow errors, and creating an error takes microseconds. */
 const COST_PER_ERROR = 250;
 
-/** Made once: a macro over a long list may throw it for every element that is left. */
-const COST_EXCEEDED = new ExpressionError('too costly for arguments of this size');
+/** Created once, because a macro over a long list may throw it for every remaining element. */
+const COST_EXCEEDED = new ExpressionError('the evaluation is too costly for arguments of this size');
 
-/** Nothing is evaluated while something else is, so one of each does for all. */
+/** Evaluation is synchronous, so one counter of each kind is enough. */
 let expressionBudgetLeft = MAX_EXPRESSION_COST;
 let sharedBudgetLeft = Number.POSITIVE_INFINITY;
 
-/** Everything that is evaluated meanwhile has one purse together: many conditions add up, and everybody else waits for all. */
+/** Runs work whose expressions share one budget, because the conditions of a decision add up while all other requests wait. */
 export function withSharedBudget<T>(work: () => T): T {
   sharedBudgetLeft = MAX_SHARED_COST;
   try {
@@ -47,7 +47,7 @@ export class CostMeter {
     if (expressionBudgetLeft < 0 || sharedBudgetLeft < 0) throw COST_EXCEEDED;
   }
 
-  /** Pays for reading a value through and through; stops as soon as that is more than is left. */
+  /** Spends for reading a whole value. Throws as soon as the budget is exceeded. */
   spendForValue(value: unknown): void {
     if (typeof value === 'string') this.spend(1 + (value.length >> 6));
     else if (Array.isArray(value)) {
@@ -60,11 +60,11 @@ export class CostMeter {
   }
 }
 
-/** What the CEL library's nodes have beyond their published type; a test notices if that changes. */
+/** Members of the CEL library's nodes that its types do not publish. A test fails if they change. */
 interface CelNodeInternals {
   readonly meta: {
     evaluate: CelEvaluator;
-    /** Where a macro is carried out instead: `map` by a node of its own, `has` and `bind` by an object. */
+    /** What evaluates a macro instead of its node: `map` has a node of its own, `has` and `bind` have an object. */
     readonly alternate?: CelNodeInternals;
     readonly macro?: { evaluate: CelEvaluator };
   };
@@ -77,13 +77,13 @@ const DEEP_OPERATORS = new Set(['==', '!=', 'in', '+']);
 /** Functions whose worst case is the product of the lengths of the two strings. */
 const SUBSTRING_FUNCTIONS = new Set(['contains', 'indexOf', 'lastIndexOf', 'split']);
 
-/** Call after the type check (which replaces some evaluators) and before the first evaluation. */
+/** Must be called after the type check, which replaces some evaluators, and before the first evaluation. */
 export function attachCostMeter(root: ASTNode): CostMeter {
   const meter = new CostMeter();
-  const metered = !isLinearCost(root);
+  const isMetered = !isLinearCost(root);
   const visit = (node: ASTNode): void => {
     if (ARITHMETIC_OPERATORS.has(node.op)) wrapEvaluator(node, (run) => (e, n, c) => assertExactNumber(run(e, n, c)));
-    if (metered) {
+    if (isMetered) {
       wrapEvaluator(node, (run) => (e, n, c) => {
         meter.spend(COST_PER_NODE);
         try {
@@ -93,15 +93,15 @@ export function attachCostMeter(root: ASTNode): CostMeter {
           throw error;
         }
       });
-      for (const [operand, pay] of listChargedOperands(node, meter)) {
+      for (const [operand, charge] of listChargedOperands(node, meter)) {
         wrapEvaluator(operand, (run) => (e, n, c) => {
           const value = run(e, n, c);
-          pay(value);
+          charge(value);
           return value;
         });
       }
     }
-    for (const each of listChildren(node)) visit(each);
+    for (const child of listChildren(node)) visit(child);
   };
   visit(root);
   return meter;
@@ -115,7 +115,7 @@ function wrapEvaluator(node: ASTNode, around: (run: CelEvaluator) => CelEvaluato
   else evaluable.setMeta('evaluate', around(evaluable.meta.evaluate));
 }
 
-/** Nothing but looking at fields and comparing them with literals: linear in the expression, whatever the arguments. */
+/** Whether an expression only reads fields and compares them with literals. Its cost does not depend on the arguments. */
 function isLinearCost(node: ASTNode): boolean {
   switch (node.op) {
     case 'value':
@@ -154,14 +154,14 @@ function isLinearCost(node: ASTNode): boolean {
 
 function listChargedOperands(node: ASTNode, meter: CostMeter): [ASTNode, (value: unknown) => void][] {
   const deep = (value: unknown): void => meter.spendForValue(value);
-  // Lists know their length; the characters of a text are counted one by one, which takes some 10 ns each.
+  // The size of a list is known, but the characters of a text are counted one by one, at some 10 ns each.
   const countCharacters = (value: unknown): void => meter.spend(measureText(value) >> 2);
   if (DEEP_OPERATORS.has(node.op)) return listChildren(node).map((child) => [child, deep]);
   if (node.op === 'call') {
     const [name, args] = node.args;
     if (name === 'has') return [];
     if (name === 'size') return args.map((arg) => [arg, countCharacters]);
-    // The library's duration parser backtracks: the square of the length.
+    // The library's duration parser backtracks and takes quadratic time.
     if (name === 'duration') return args.map((arg) => [arg, (value) => meter.spend(measureText(value) ** 2)]);
     return args.map((arg) => [arg, deep]);
   }
@@ -172,54 +172,54 @@ function listChargedOperands(node: ASTNode, meter: CostMeter): [ASTNode, (value:
   if (name.startsWith('get') && args.length > 0) return [[receiver, () => meter.spend(COST_PER_TIMEZONE_LOOKUP)]];
   if (name === 'join') return chargeJoin(receiver, args[0], meter);
   if (name === 'bind') return [];
-  // Paid before the loop starts: nothing stops `exists` from trying every element that is left.
+  // Spent before the loop starts, because `exists` swallows errors and tries every remaining element.
   if (LIST_MACROS.has(name)) return [[receiver, (value) => meter.spend(COST_PER_ELEMENT * countElements(value))]];
   return [receiver, ...args].map((each) => [each, deep]);
 }
 
 const LIST_MACROS = new Set(['all', 'exists', 'exists_one', 'map', 'filter']);
 
-/** The library evaluates operands from the last to the first, so the receiver is the one that knows both lengths. */
+/** The library evaluates operands from last to first, so both lengths are known when the receiver is evaluated. */
 function chargeSearch(
   name: string,
   receiver: ASTNode,
   needle: ASTNode,
   meter: CostMeter,
 ): [ASTNode, (value: unknown) => void][] {
-  let needed = 0;
-  const payForNeedle = (value: unknown): void => {
-    needed = measureText(value);
+  let needleLength = 0;
+  const recordNeedle = (value: unknown): void => {
+    needleLength = measureText(value);
   };
-  const payForBoth = (value: unknown): void => {
+  const spendForBoth = (value: unknown): void => {
     const length = measureText(value);
     meter.spend(name === 'split' ? length : length >> 6);
-    meter.spend((length * needed) / 64);
+    meter.spend((length * needleLength) / 64);
   };
   return [
-    [needle, payForNeedle],
-    [receiver, payForBoth],
+    [needle, recordNeedle],
+    [receiver, spendForBoth],
   ];
 }
 
-/** A short list of short texts is long when what stands between them is: as in `search`, the receiver knows both. */
+/** A long separator makes the joined text long. As in `chargeSearch`, both lengths are known when the receiver is evaluated. */
 function chargeJoin(
   receiver: ASTNode,
-  between: ASTNode | undefined,
+  separator: ASTNode | undefined,
   meter: CostMeter,
 ): [ASTNode, (value: unknown) => void][] {
-  let gap = 0;
-  const payForAll = (value: unknown): void => {
+  let separatorLength = 0;
+  const spendForAll = (value: unknown): void => {
     meter.spendForValue(value);
-    meter.spend((countElements(value) * gap) / JOINED_CHARACTERS_PER_UNIT);
+    meter.spend((countElements(value) * separatorLength) / JOINED_CHARACTERS_PER_UNIT);
     if (Array.isArray(value)) for (const item of value) meter.spend(measureText(item) / JOINED_CHARACTERS_PER_UNIT);
   };
-  if (between === undefined) return [[receiver, payForAll]];
-  const note = (value: unknown): void => {
-    gap = measureText(value);
+  if (separator === undefined) return [[receiver, spendForAll]];
+  const recordSeparator = (value: unknown): void => {
+    separatorLength = measureText(value);
   };
   return [
-    [between, note],
-    [receiver, payForAll],
+    [separator, recordSeparator],
+    [receiver, spendForAll],
   ];
 }
 
@@ -232,7 +232,7 @@ function measureText(value: unknown): number {
   return typeof value === 'string' ? value.length : 1;
 }
 
-/** The nodes right below one, as they were written (macros not expanded). */
+/** The direct children of a node as written, with macros not expanded. */
 export function listChildren(node: ASTNode): ASTNode[] {
   const nodes: ASTNode[] = [];
   const collect = (value: unknown): void => {
@@ -245,12 +245,12 @@ export function listChildren(node: ASTNode): ASTNode[] {
 
 function assertExactNumber(value: unknown): unknown {
   if (typeof value !== 'number') return value;
-  if (!Number.isFinite(value)) throw new ExpressionError('not a finite number');
-  if (Number.isInteger(value) && !Number.isSafeInteger(value)) throw new ExpressionError('loses precision');
+  if (!Number.isFinite(value)) throw new ExpressionError('a result is not a finite number');
+  if (Number.isInteger(value) && !Number.isSafeInteger(value)) throw new ExpressionError('a result loses precision');
   return value;
 }
 
-/** A CEL value as JSON: ints become numbers if they are exact, times become ISO strings. */
+/** Converts a CEL value to JSON. Ints must be exact as numbers; times become ISO strings. */
 export function celToJson(value: unknown, meter: CostMeter): Json {
   switch (typeof value) {
     case 'boolean':
@@ -259,7 +259,7 @@ export function celToJson(value: unknown, meter: CostMeter): Json {
       meter.spend(value.length / OUTPUT_CHARACTERS_PER_UNIT);
       return value;
     case 'number':
-      if (!Number.isFinite(value)) throw new ExpressionError('not a finite number');
+      if (!Number.isFinite(value)) throw new ExpressionError('a result is not a finite number');
       return value;
     case 'bigint': {
       const number = Number(value);
@@ -269,7 +269,7 @@ export function celToJson(value: unknown, meter: CostMeter): Json {
     case 'object':
       return celObjectToJson(value, meter);
     default:
-      throw new ExpressionError('not a JSON value');
+      throw new ExpressionError('a result is not a JSON value');
   }
 }
 
@@ -280,12 +280,12 @@ function celObjectToJson(value: object | null, meter: CostMeter): Json {
     meter.spend(value.length);
     return value.map((item) => celToJson(item, meter));
   }
-  // CEL's uint is an object around a bigint.
+  // A CEL uint is an object that wraps a bigint.
   const inner: unknown = value.valueOf();
   if (typeof inner === 'bigint') return celToJson(inner, meter);
   if (value instanceof Date) return value.toISOString();
   const prototype: unknown = Object.getPrototypeOf(value);
-  if (prototype !== Object.prototype && prototype !== null) throw new ExpressionError('not a JSON value');
+  if (prototype !== Object.prototype && prototype !== null) throw new ExpressionError('a result is not a JSON value');
   const result: Record<string, Json> = {};
   for (const [key, item] of Object.entries(value)) {
     meter.spend(1 + key.length / OUTPUT_CHARACTERS_PER_UNIT);

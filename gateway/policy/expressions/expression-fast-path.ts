@@ -3,9 +3,8 @@ import { isJsonObject, type Json } from '../../domain/json.ts';
 import type { ExpressionScope } from '../../domain/policy.ts';
 
 /**
- * Most conditions compare arguments with literals. These need no interpreter: an agent with 200 such rules is judged in
- * 11 µs instead of 80. Whatever is the least bit unusual (a field that is missing, types that differ) is `undefined`,
- * and the interpreter says what it means: the shortcut never has an opinion of its own.
+ * Evaluates conditions that only compare arguments with literals without the interpreter: a decision over 200 such rules takes 11 µs
+ * instead of 80. Returns undefined for a missing field or differing types. The interpreter then decides, so both always agree.
  */
 export type FastPath = (scope: ExpressionScope) => boolean | undefined;
 type ArgumentReader = (scope: ExpressionScope) => Json | undefined;
@@ -38,7 +37,7 @@ function negate(value: boolean | undefined): boolean | undefined {
   return value === undefined ? undefined : !value;
 }
 
-/** `decides` is the value of the left side that ends it: true for or, false for and. */
+/** `decides` is the value of the left side that ends the evaluation: true for `||`, false for `&&`. */
 function compileLogical(
   decides: boolean,
   left: FastPath | undefined,
@@ -86,15 +85,15 @@ function readLiteral(node: ASTNode): string | number | boolean | undefined {
   return typeof value === 'string' || typeof value === 'number' || typeof value === 'boolean' ? value : undefined;
 }
 
-/** `args.a.b`: the value there, or undefined when there is none. */
+/** Reads the value at `args.a.b`, or undefined when there is none. */
 function compileArgumentReader(node: ASTNode): ArgumentReader | undefined {
   const path: string[] = [];
-  let at = node;
-  while (at.op === '.') {
-    path.unshift(at.args[1]);
-    at = at.args[0];
+  let root = node;
+  while (root.op === '.') {
+    path.unshift(root.args[1]);
+    root = root.args[0];
   }
-  if (at.op !== 'id' || at.args !== 'args' || path.length === 0) return undefined;
+  if (root.op !== 'id' || root.args !== 'args' || path.length === 0) return undefined;
   return (scope) => {
     let value: Json | undefined = scope.args;
     for (const key of path) {

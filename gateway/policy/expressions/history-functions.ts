@@ -4,52 +4,53 @@ import { DURATION_PATTERN, INVALID_DURATION, parseDurationMs } from '../../domai
 import { isJsonObject, type Json } from '../../domain/json.ts';
 import { ExpressionError } from '../../domain/policy.ts';
 import { compileGlob } from '../glob.ts';
-import { globSchema } from '../policy-file-schema.ts';
+import { describeGlobFault } from '../policy-file-schema.ts';
+import { formatShortValue } from '../zod-issues.ts';
 
-/** `history.count("*.delete_*", "10m")` and `history.sum("payments.*", "amount", "24h")` in a rule's condition. */
 const HISTORY_USAGE = 'history.count("*.delete_*", "10m") or history.sum("payments.*", "amount", "24h")';
 
-/** Every question is a walk over the agent's calls in its window, and payloads are not kept for ever. */
+/** Each query reads all calls of the agent in its window, and retention removes payloads. So the window is limited. */
 const MAX_HISTORY_WINDOW = '30d';
 
-/** A name in the path of an argument; one with dots or spaces in it cannot be added up. */
+/** The path of an argument. A name with dots or spaces cannot be summed. */
 const ARGUMENT_PATH = /^[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*$/;
 
 export function registerHistory(env: Environment): Environment {
   env.registerType('History', { ctor: History, fields: {} });
-  env.registerFunction('History.count(string, string): int', (past: History, glob: string, window: string) =>
-    BigInt(requireAnswer(past, formatHistoryQuery('count', glob, window))),
+  env.registerFunction('History.count(string, string): int', (history: History, glob: string, window: string) =>
+    BigInt(requireAnswer(history, formatHistoryQuery('count', glob, window))),
   );
   env.registerFunction(
     'History.sum(string, string, string): double',
-    (past: History, glob: string, path: string, window: string) =>
-      requireAnswer(past, formatHistoryQuery('sum', glob, path, window)),
+    (history: History, glob: string, path: string, window: string) =>
+      requireAnswer(history, formatHistoryQuery('sum', glob, path, window)),
   );
   return env;
 }
 
-/** What is not known is an error, and an error denies. */
-function requireAnswer(past: History, question: string): number {
-  const known = past.get(question);
-  if (typeof known === 'number') return known;
-  throw new ExpressionError(`history.${question} cannot be told`);
+/** Throws when the answer is unknown, because a condition that cannot be evaluated denies. */
+function requireAnswer(history: History, query: string): number {
+  const answer = history.get(query);
+  if (typeof answer === 'number') return answer;
+  throw new ExpressionError(`history.${query} is unknown`);
 }
 
-/** The question that a node asks, or what is wrong with it; undefined: the node does not ask. */
+/** The query of a node, or a sentence that says what is wrong with it. Undefined when the node has no query. */
 export function parseHistoryQuery(node: ASTNode): HistoryQuery | string | undefined {
-  if (node.op === 'id') return node.args === 'history' ? `history is only for asking: ${HISTORY_USAGE}` : undefined;
+  if (node.op === 'id') return node.args === 'history' ? `history can be used only as ${HISTORY_USAGE}.` : undefined;
   if (node.op !== 'rcall') return undefined;
   const [method, receiver, args] = node.args;
   if (receiver.op !== 'id' || receiver.args !== 'history') return undefined;
   const literals = args.flatMap((arg) => (arg.op === 'value' && typeof arg.args === 'string' ? [arg.args] : []));
-  const isWhole = literals.length === args.length;
-  if (method === 'count' && args.length === 2) return isWhole ? parseCountQuery(literals) : describeNonLiteral(method);
-  if (method === 'sum' && args.length === 3) return isWhole ? parseSumQuery(literals) : describeNonLiteral(method);
-  return `history has no ${method} of ${args.length}: write ${HISTORY_USAGE}`;
+  const isLiteral = literals.length === args.length;
+  if (method === 'count' && args.length === 2)
+    return isLiteral ? parseCountQuery(literals) : describeNonLiteral(method);
+  if (method === 'sum' && args.length === 3) return isLiteral ? parseSumQuery(literals) : describeNonLiteral(method);
+  return `history.${method} with ${args.length} arguments does not exist. Write ${HISTORY_USAGE}.`;
 }
 
 function describeNonLiteral(method: string): string {
-  return `history.${method} takes literals only, because what it asks is read before the rule decides: ${HISTORY_USAGE}`;
+  return `The arguments of history.${method} must be literals, because history is read before the rule decides. Write ${HISTORY_USAGE}.`;
 }
 
 function parseCountQuery([glob = '', window = '']: readonly string[]): HistoryQuery | string {
@@ -64,35 +65,36 @@ function parseSumQuery([glob = '', path = '', window = '']: readonly string[]): 
 }
 
 function findGlobError(glob: string): string | undefined {
-  const parsed = globSchema.safeParse(glob);
-  return parsed.success ? undefined : `${JSON.stringify(glob)} ${parsed.error.issues[0]?.message ?? 'is not a glob'}`;
+  const fault = describeGlobFault(glob);
+  return fault && `The first argument ${fault} (got ${formatShortValue(glob)}).`;
 }
 
 function findPathError(path: string): string | undefined {
-  if (path.startsWith('args.')) return `the argument is named without args: write ${JSON.stringify(path.slice(5))}`;
+  if (path.startsWith('args.'))
+    return `The argument must be named without args. Write ${JSON.stringify(path.slice(5))}.`;
   return ARGUMENT_PATH.test(path)
     ? undefined
-    : `${JSON.stringify(path)} is not an argument: write "amount" or "order.total"`;
+    : `The argument must be a path such as "amount" or "order.total" (got ${JSON.stringify(path)}).`;
 }
 
 function findWindowError(window: string): string | undefined {
-  if (!DURATION_PATTERN.test(window)) return `${JSON.stringify(window)} ${INVALID_DURATION}`;
+  if (!DURATION_PATTERN.test(window)) return `The window ${INVALID_DURATION} (got ${formatShortValue(window)}).`;
   return parseDurationMs(window) > parseDurationMs(MAX_HISTORY_WINDOW)
-    ? `history goes back ${MAX_HISTORY_WINDOW} at most`
+    ? `The window must be at most ${MAX_HISTORY_WINDOW} (got ${window}).`
     : undefined;
 }
 
-/** A call of the past, as a policy test gives it. */
+/** An earlier call, as a policy test gives it. */
 export interface HistoryCall {
   readonly tool: string;
   readonly args: Json;
   readonly agoMs: number;
 }
 
-/** The past of a policy test. Counts as the ledger does (`readPast`): a negative amount is nothing, and what is no number is unknown. */
-export function buildHistory(calls: readonly HistoryCall[], questions: readonly HistoryQuery[]): History {
+/** The history of a policy test. Counts as the ledger does: a negative amount is 0, and an amount that is no number is unknown. */
+export function buildHistory(calls: readonly HistoryCall[], queries: readonly HistoryQuery[]): History {
   return new History(
-    questions.map(({ text, glob, windowMs, sum }) => {
+    queries.map(({ text, glob, windowMs, sum }) => {
       const covers = compileGlob(glob);
       const counted = calls.filter(({ tool, agoMs }) => covers(tool) && agoMs < windowMs);
       if (sum === undefined) return [text, counted.length] as const;

@@ -4,17 +4,17 @@ import { readDeclaredArguments } from '../compile/compile-input-schema.ts';
 import { didYouMean, formatList } from '../faults.ts';
 import { compileGlob } from '../glob.ts';
 
-/** Gathers what the expressions of one rule ask, each question once. */
+/** Collects the distinct queries of the expressions of a rule. */
 export class FactCollector {
   readonly #history = new Map<string, HistoryQuery>();
   #taint = false;
 
-  add(asked: HistoryQuery | 'taint'): void {
-    if (asked === 'taint') this.#taint = true;
-    else this.#history.set(asked.text, asked);
+  add(query: HistoryQuery | 'taint'): void {
+    if (query === 'taint') this.#taint = true;
+    else this.#history.set(query.text, query);
   }
 
-  /** Undefined: nothing, as of most rules. */
+  /** Undefined when there is no query, as in most rules. */
   collect(): RuleInputs | undefined {
     if (!this.#taint && this.#history.size === 0) return undefined;
     return { history: [...this.#history.values()], taint: this.#taint };
@@ -23,60 +23,67 @@ export class FactCollector {
 
 const rulesWithFacts = new WeakMap<Agent, readonly Rule[]>();
 
-/** What must be read before it can be decided about this tool; undefined, as of most tools: nothing. */
+/** The facts to read before a decision about this tool. Undefined when its rules need none, as for most tools. */
 export function findRequiredFacts(agent: Agent, toolName: string): RuleInputs | undefined {
-  let asking = rulesWithFacts.get(agent);
-  if (asking === undefined) {
-    asking = agent.rules.filter((rule) => rule.asks !== undefined);
-    rulesWithFacts.set(agent, asking);
+  let rules = rulesWithFacts.get(agent);
+  if (rules === undefined) {
+    rules = agent.rules.filter((rule) => rule.asks !== undefined);
+    rulesWithFacts.set(agent, rules);
   }
-  if (asking.length === 0) return undefined;
-  const gathered = new FactCollector();
-  for (const { asks, covers } of asking) {
+  if (rules.length === 0) return undefined;
+  const facts = new FactCollector();
+  for (const { asks, covers } of rules) {
     if (asks === undefined || !covers(toolName)) continue;
-    for (const question of asks.history) gathered.add(question);
-    if (asks.taint) gathered.add('taint');
+    for (const query of asks.history) facts.add(query);
+    if (asks.taint) facts.add('taint');
   }
-  return gathered.collect();
+  return facts.collect();
 }
 
-/** What can be asked about. */
+/** The compiled entries that a query may refer to. */
 export interface CompiledTargets {
   readonly tools: ReadonlyMap<string, Tool>;
   readonly upstreams: ReadonlyMap<string, Upstream>;
 }
 
-/** Why a question would always have the same answer, or one that nobody can know; undefined: it is a good one. */
-export function explainUselessQuery(asked: HistoryQuery | 'taint', world: CompiledTargets): string | undefined {
-  // Which tools a server brings in is known only when it was asked.
-  const imports = [...world.upstreams.values()].some((upstream) => upstream.import !== undefined);
-  if (asked === 'taint') {
-    const untrusted = [...world.tools.values(), ...world.upstreams.values()].some((each) => each.untrusted === true);
-    return untrusted ? undefined : 'nothing is ever tainted: no tool and no upstream has untrusted: true';
+/** Why the answer to a query would always be the same or unknown, as a sentence. Undefined when the query is useful. */
+export function explainUselessQuery(query: HistoryQuery | 'taint', targets: CompiledTargets): string | undefined {
+  // The tools of an imported server are known only at run time.
+  const hasImports = [...targets.upstreams.values()].some((upstream) => upstream.import !== undefined);
+  if (query === 'taint') {
+    const isAnyUntrusted = [...targets.tools.values(), ...targets.upstreams.values()].some(
+      (each) => each.untrusted === true,
+    );
+    return isAnyUntrusted
+      ? undefined
+      : 'tainted is always false, because no tool and no upstream has untrusted: true. Mark one, or remove the condition.';
   }
-  const covers = compileGlob(asked.glob);
-  const covered = [...world.tools.values()].filter(({ name }) => covers(name));
+  const covers = compileGlob(query.glob);
+  const covered = [...targets.tools.values()].filter(({ name }) => covers(name));
   if (covered.length === 0) {
-    const near = didYouMean(asked.glob, world.tools.keys());
-    return imports ? undefined : `history.${asked.text} is always 0: no tool is named like ${asked.glob}${near}`;
+    const near = didYouMean(query.glob, targets.tools.keys());
+    return hasImports
+      ? undefined
+      : `history.${query.text} is always 0, because no tool matches ${JSON.stringify(query.glob)}.${near}`;
   }
-  const unseen = covered.find(({ unrecorded }) => unrecorded === true);
-  if (unseen !== undefined) return `${unseen.name} has record: false: what is not recorded cannot be counted`;
-  return asked.sum === undefined
-    ? undefined
-    : (explainRedactedSum(asked.sum, covered) ?? explainUnknownSumArgument(asked.sum, covered, imports));
+  const unrecordedTool = covered.find(({ unrecorded }) => unrecorded === true);
+  if (unrecordedTool !== undefined)
+    return `The calls of ${unrecordedTool.name} cannot be counted, because it has record: false. Remove that, or count other tools.`;
+  if (query.sum === undefined) return undefined;
+  return explainRedactedSum(query.sum, covered) ?? explainUnknownSumArgument(query.sum, covered, hasImports);
 }
 
-/** What is redacted is nowhere in clear, so nobody can add it up. */
+/** A redacted argument is not stored in clear, so it cannot be summed. */
 function explainRedactedSum(path: readonly string[], covered: readonly Tool[]): string | undefined {
   for (const { name, redact } of covered) {
     const found = redact.find(([root, ...rest]) => root === 'args' && rest.every((part, i) => overlaps(part, path[i])));
-    if (found !== undefined) return `${name} redacts ${found.join('.')}: what is not kept in clear cannot be added up`;
+    if (found !== undefined)
+      return `${path.join('.')} of ${name} cannot be summed, because ${name} redacts ${found.join('.')}. Sum another argument.`;
   }
   return undefined;
 }
 
-/** One path ends where the other goes on, or they are the same so far. */
+/** Whether two paths are equal at this part, or the summed path has ended. */
 function overlaps(redacted: string, part: string | undefined): boolean {
   return part === undefined || redacted === '*' || redacted === part;
 }
@@ -84,7 +91,7 @@ function overlaps(redacted: string, part: string | undefined): boolean {
 function explainUnknownSumArgument(
   [argument = '']: readonly string[],
   covered: readonly Tool[],
-  imports: boolean,
+  hasImports: boolean,
 ): string | undefined {
   const names = new Set<string>();
   for (const { input } of covered) {
@@ -92,6 +99,7 @@ function explainUnknownSumArgument(
     if (declared === undefined || declared.names.has(argument)) return undefined;
     for (const name of declared.names) names.add(name);
   }
-  if (imports) return undefined;
-  return `no tool that is added up has an argument ${argument} (there are: ${formatList(names) || 'none'})${didYouMean(argument, names)}`;
+  if (hasImports) return undefined;
+  const known = formatList(names) || 'none';
+  return `None of the summed tools has an argument ${argument}.${didYouMean(argument, names)} Their arguments: ${known}.`;
 }

@@ -1,17 +1,17 @@
 import { type Context, createContext, Script } from 'node:vm';
 
 /**
- * Ends work that takes too long, though nothing in it can be asked to stop: a check that was made of somebody else's schema.
- * Everything else in the process waits meanwhile, so the time is short. Watching costs a thread, some 150 µs: only what could
- * take long is watched. Nothing of ours may be half done when it is cut off, so the work only reads and returns.
+ * Runs synchronous work that cannot be asked to stop, such as a check by an untrusted schema, under a timeout. All other requests
+ * wait meanwhile, so the timeout is short. A timeout costs a thread, some 150 µs, so only work that may take long gets one. The
+ * work is cut off at any point, so it must only read and return.
  */
 const sandbox: Context = createContext({ work: undefined });
 const workScript = new Script('work()');
 
-/** A clock runs on while the machine is busy with others, which is no fault of the work's. */
+/** One retry when the work got little processor time: the clock runs on while other processes use the machine. */
 const MAX_TRIES = 2;
 
-/** What the work returns; undefined: it was not done in time. */
+/** The result of the work, or undefined when it timed out. */
 export function runWithTimeout<T>(ms: number, work: () => T): T | undefined {
   sandbox['work'] = work;
   try {

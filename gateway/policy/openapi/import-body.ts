@@ -1,21 +1,21 @@
-// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is written here
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file writes templates
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import type { DocumentPath } from '../faults.ts';
 import type { OpenApiParameter } from './import-parameters.ts';
 import type { SchemaConverter } from './import-schema.ts';
 import { type LocatedValue, NotImportableError, type OpenApiDocument } from './openapi-document.ts';
 
-/** How a request body is made of the arguments, and what it adds to their schema. */
+/** How a request body is built from the arguments, and what it adds to their schema. */
 export interface OpenApiRequestBody {
   readonly template: string;
   readonly contentType: string;
   readonly properties: JsonObject;
   readonly required: readonly string[];
-  /** Whether arguments that nothing names are allowed, and where they go: into the body. */
+  /** Whether undeclared arguments are allowed. They become part of the body. */
   readonly additionalProperties: Json | undefined;
 }
 
-/** The keys of an object schema that still mean the same when its properties stand beside the parameters. */
+/** The keywords of an object schema that keep their meaning when its properties become arguments beside the parameters. */
 const FLATTENABLE_KEYWORDS = new Set([
   'type',
   'properties',
@@ -28,8 +28,8 @@ const FLATTENABLE_KEYWORDS = new Set([
 ]);
 
 /**
- * A JSON body. It counts as needed, whatever the document says: a tool always sends the same shape. An object's
- * properties stand beside the parameters, unless a name would mean both: then the body is the argument `body`.
+ * Reads a JSON body. It counts as required whatever the document says, because a tool always sends the same shape. The properties of
+ * an object become arguments. If a parameter has the name of a property, the whole body is the argument `body` instead.
  */
 export function readRequestBody(
   document: OpenApiDocument,
@@ -44,26 +44,31 @@ export function readRequestBody(
   const content = document.expectMap(map['content'], [...body.path, 'content']);
   const type = pickJsonMediaType(Object.keys(content));
   if (type === undefined) {
-    const why = `its body is ${Object.keys(content).join(', ').slice(0, 100) || 'of no type'}: only JSON is supported`;
-    if (map['required'] === true) throw new NotImportableError(why);
-    document.addWarning(body.path, `${why}; it is sent without one`);
+    const types = Object.keys(content).join(', ').slice(0, 100) || 'of no type';
+    const reason = `The request body must be JSON (got ${types}).`;
+    if (map['required'] === true) throw new NotImportableError(reason);
+    document.addWarning(body.path, `${reason} The request is sent without a body.`);
     return undefined;
   }
   const media = [...body.path, 'content', type];
   const { schema } = document.expectMap(content[type], media);
   const contentType = type.includes('*') ? 'application/json' : type;
-  const taken = new Set(parameters.map(({ name }) => name));
-  const flat = flattenBodySchema(document, schema, [...media, 'schema'], taken, schemas);
+  const parameterNames = new Set(parameters.map(({ name }) => name));
+  const flat = flattenBodySchema(document, schema, [...media, 'schema'], parameterNames, schemas);
   if (flat !== undefined) {
-    const all = taken.size === 0 ? '${args}' : `\${without(args, ${JSON.stringify([...taken])})}`;
-    return { ...flat, template: all, contentType };
+    const isWhole = parameterNames.size === 0;
+    const template = isWhole ? '${args}' : `\${without(args, ${JSON.stringify([...parameterNames])})}`;
+    return { ...flat, template, contentType };
   }
-  if (taken.has('body')) throw new NotImportableError('a parameter is called "body", as the body would be');
+  if (parameterNames.has('body'))
+    throw new NotImportableError(
+      'A parameter must not be named "body" here, because the body becomes an argument of this name.',
+    );
   const properties = { body: schemas.convert(schema ?? {}, [...media, 'schema']) };
   return { template: '${args.body}', contentType, properties, required: ['body'], additionalProperties: false };
 }
 
-/** Plain JSON before its relatives, any of them before "anything". */
+/** Prefers application/json, then any other JSON type, then a wildcard. */
 function pickJsonMediaType(types: readonly string[]): string | undefined {
   const patterns = [/^application\/json\s*(?:;|$)/i, /^[\w.-]+\/[\w.-]+\+json\s*(?:;|$)/i, /^(?:\*|application)\/\*$/];
   return patterns.flatMap((pattern) => types.filter((type) => pattern.test(type)))[0];
@@ -73,7 +78,7 @@ function flattenBodySchema(
   document: OpenApiDocument,
   schema: Json | undefined,
   path: DocumentPath,
-  taken: ReadonlySet<string>,
+  parameterNames: ReadonlySet<string>,
   schemas: SchemaConverter,
 ): Omit<OpenApiRequestBody, 'template' | 'contentType'> | undefined {
   const top: LocatedValue = isLoneReference(schema)
@@ -81,7 +86,7 @@ function flattenBodySchema(
     : { value: schema ?? null, path };
   if (!isJsonObject(top.value) || (top.value['type'] !== 'object' && top.value['type'] !== undefined)) return undefined;
   if (!isJsonObject(top.value['properties']) || top.value['nullable'] === true) return undefined;
-  if (Object.keys(top.value['properties']).some((name) => taken.has(name))) return undefined;
+  if (Object.keys(top.value['properties']).some((name) => parameterNames.has(name))) return undefined;
   const converted = schemas.convert(top.value, top.path);
   if (!isJsonObject(converted) || Object.keys(converted).some((key) => !FLATTENABLE_KEYWORDS.has(key)))
     return undefined;
@@ -92,7 +97,7 @@ function flattenBodySchema(
   };
 }
 
-/** In 3.1 a schema may say more beside its `$ref`: then it is not just what that leads to. */
+/** Whether a schema is only a `$ref`. In 3.1 it may have other keywords beside it, which then count too. */
 function isLoneReference(schema: Json | undefined): boolean {
   return isJsonObject(schema) && schema['$ref'] !== undefined && Object.keys(schema).length === 1;
 }

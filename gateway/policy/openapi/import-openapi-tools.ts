@@ -4,24 +4,25 @@ import type { Declarations, DeclaredEntry } from '../declarations.ts';
 import { type Diagnostics, locateChild } from '../faults.ts';
 import type { ToolDeclaration, UpstreamDeclaration } from '../policy-file-schema.ts';
 import { type PolicyFile, parseOpenApiFile, parsePolicyFile } from '../read-policy-files.ts';
+import { formatShortValue } from '../zod-issues.ts';
 import { type ImportedOperation, importOperation, measureInput, type OpenApiOperation } from './import-operation.ts';
 import { buildToolNames, hasRoomForOperationNames } from './import-tool-names.ts';
 import { readOpenApi } from './list-operations.ts';
 
-/** Compiling as much as this takes about a second, in which a gateway that reloads does nothing else. */
+/** Compiling schemas of this total size takes about a second, in which a reloading gateway does nothing else. */
 const MAX_TOTAL_INPUT_BYTES = 262_144;
 
-/** A YAML file, and what came of reading it. */
+/** A YAML file and the result of parsing it. */
 export interface ParsedFile {
   readonly file: PolicyFile;
   readonly parsed: ReturnType<typeof parsePolicyFile>;
 }
 
-/** The files of a directory by what they are for. JSON is only ever a document. */
+/** The files of a directory by purpose. A JSON file can only be an OpenAPI document. */
 export interface ClassifiedFiles {
   readonly policies: readonly ParsedFile[];
   readonly tests: readonly ParsedFile[];
-  /** The OpenAPI documents that an `import` names, by name. */
+  /** The imported OpenAPI documents, by name. */
   readonly documents: ReadonlyMap<string, PolicyFile>;
 }
 
@@ -38,7 +39,7 @@ export function classifyFiles(files: readonly PolicyFile[]): ClassifiedFiles {
   };
 }
 
-/** The files that a policy file imports, as far as it can be read. */
+/** The files that a policy file imports. A file that did not parse imports none. */
 function listImportedDocuments({ file, parsed }: ParsedFile): string[] {
   const upstreams =
     'source' in parsed && isJsonObject(parsed.source.value) ? parsed.source.value['upstreams'] : undefined;
@@ -48,31 +49,30 @@ function listImportedDocuments({ file, parsed }: ParsedFile): string[] {
   });
 }
 
-/** Read as policies it would have hundreds of faults, and none of them the one that matters. */
+/** Whether a file is an OpenAPI document. Read as policies, it would report hundreds of misleading faults. */
 export function isOpenApiFile(file: PolicyFile): boolean {
   return /^["']?(?:openapi|swagger)["']?[ \t]*:/m.test(file.bytes.toString('latin1'));
 }
 
-/** A path as a policy file writes it, below the directory of the policies; undefined when it leads elsewhere. */
+/** Resolves a path of a policy file to a name below the policy directory. Undefined when it leads elsewhere. */
 function resolveImportPath(from: string, written: string): string | undefined {
   const name = path.posix.join(path.posix.dirname(from), written);
-  const inside = !path.posix.isAbsolute(written) && name !== '..' && !name.startsWith('../');
-  return inside && /\.(?:ya?ml|json)$/.test(name) && !written.includes('\\') ? name : undefined;
+  const isInside = !path.posix.isAbsolute(written) && name !== '..' && !name.startsWith('../');
+  return isInside && /\.(?:ya?ml|json)$/.test(name) && !written.includes('\\') ? name : undefined;
 }
 
 /**
- * The declarations with a tool for every operation of the documents that http upstreams import. What is declared under
- * the same name wins, key by key; how a repeat is harmless, what undoes it and whatever else we promise comes only
- * from there.
+ * Adds a tool for every operation of the documents that http upstreams import. A declared tool of the same name wins, key by key.
+ * `once`, `undo` and other promises come only from declared tools.
  */
 export function addImportedOperations(
   declared: Declarations,
   documents: ReadonlyMap<string, PolicyFile>,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): Declarations {
   const tools = new Map(declared.tools);
   for (const upstream of declared.upstreams.values()) {
-    for (const tool of importOperationsOf(upstream, documents, declared, report)) tools.set(tool.name, tool);
+    for (const tool of importOperationsOf(upstream, documents, declared, diagnostics)) tools.set(tool.name, tool);
   }
   return { ...declared, tools };
 }
@@ -81,14 +81,14 @@ function importOperationsOf(
   upstream: DeclaredEntry<UpstreamDeclaration>,
   documents: ReadonlyMap<string, PolicyFile>,
   declared: Declarations,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): DeclaredEntry<ToolDeclaration>[] {
   const { name, value } = upstream;
   if (value?.adapter !== 'http' || value.import === undefined) return [];
-  const file = findDocument(upstream, value.import, documents, report);
+  const file = findDocument(upstream, value.import, documents, diagnostics);
   const parsed = file && parseOpenApiFile(file);
-  if (parsed && 'faults' in parsed) report.faults.push(...parsed.faults);
-  const read = parsed && 'source' in parsed ? readOpenApi(parsed.source, report) : undefined;
+  if (parsed && 'faults' in parsed) diagnostics.faults.push(...parsed.faults);
+  const read = parsed && 'source' in parsed ? readOpenApi(parsed.source, diagnostics) : undefined;
   if (read === undefined) return [];
   const names = buildToolNames(name, read.operations);
   let size = 0;
@@ -99,34 +99,40 @@ function importOperationsOf(
     const offer = importOperation(read.document, operation, listPresetHeaders(value, own?.value));
     size += measureInput(offer.tool.input);
     if (size > MAX_TOTAL_INPUT_BYTES) {
-      const message = `its tools take more than ${MAX_TOTAL_INPUT_BYTES} bytes to describe: cut the document down to those that are wanted`;
-      report.addError(locateChild(upstream.place, 'import'), message);
+      const message = `The schemas of the imported tools must have at most ${MAX_TOTAL_INPUT_BYTES} bytes in total. Remove operations that are not needed from the document.`;
+      diagnostics.addError(locateChild(upstream.location, 'import'), message);
     }
-    return mergeOperation({ name, tool, operation, offer, own }, report) ?? [];
+    return mergeOperation({ name, tool, operation, offer, own }, diagnostics) ?? [];
   });
 }
 
 function findDocument(
-  { name, place }: DeclaredEntry<UpstreamDeclaration>,
+  { name, location }: DeclaredEntry<UpstreamDeclaration>,
   written: string,
   documents: ReadonlyMap<string, PolicyFile>,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): PolicyFile | undefined {
-  const where = locateChild(place, 'import');
-  const found = resolveImportPath(place.source.name, written);
+  const importLocation = locateChild(location, 'import');
+  const found = resolveImportPath(location.source.name, written);
   const file = found === undefined ? undefined : documents.get(found);
   if (!hasRoomForOperationNames(name))
-    report.addError({ ...place, key: true }, `${name} is too long a name for an upstream with import`);
+    diagnostics.addError(
+      { ...location, key: true },
+      `The name of an upstream with import is too long (got ${name}). Choose a shorter one, so that its tools have names that models accept.`,
+    );
   else if (found === undefined) {
-    const right = 'write the path of a .yaml, .yml or .json file, as seen from this one, below the policies';
-    report.addError(where, `${JSON.stringify(written)} is not an OpenAPI document: ${right}`);
+    const expected = 'the path of an OpenAPI document (.yaml, .yml or .json) below the policies, relative to this file';
+    diagnostics.addError(importLocation, `import must be ${expected} (got ${formatShortValue(written)}).`);
   } else if (file === undefined)
-    report.addError(where, `there is no file ${found} below the policies, or it is too large`);
+    diagnostics.addError(
+      importLocation,
+      `There is no file ${found} below the policies, or it is too large. Check the path.`,
+    );
   else return file;
   return undefined;
 }
 
-/** Headers that no argument is asked for: the upstream's credentials, and the one that carries the key of a call. */
+/** Headers that are no arguments: the upstream's own headers, and the one that carries the key of a call. */
 function listPresetHeaders(upstream: UpstreamDeclaration, tool: ToolDeclaration | undefined): ReadonlySet<string> {
   const key = tool?.once?.by === 'key' ? tool.once.header : undefined;
   return new Set([...Object.keys(upstream.headers ?? {}), ...(key ? [key] : [])].map((header) => header.toLowerCase()));
@@ -142,26 +148,30 @@ interface OperationImport {
 
 function mergeOperation(
   { name, tool, operation, offer, own }: OperationImport,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): DeclaredEntry<ToolDeclaration> | undefined {
   if (own === undefined) {
     if (offer.why === undefined)
-      return { name: tool, place: operation.place, imported: true, value: { upstream: name, ...offer.tool } };
-    if (!offer.broken) report.addWarning(operation.place, `not imported as ${tool}: ${offer.why}`);
+      return { name: tool, location: operation.location, imported: true, value: { upstream: name, ...offer.tool } };
+    if (!offer.isReported)
+      diagnostics.addWarning(operation.location, `The operation is not imported as ${tool}. ${offer.why}`);
     return undefined;
   }
   const { value } = own;
   if (value === undefined) return own;
   if (value.upstream !== name) {
-    report.addError(locateChild(own.place, 'upstream'), `${tool} is what ${name} imports: write upstream: ${name}`);
+    diagnostics.addError(
+      locateChild(own.location, 'upstream'),
+      `The upstream ${name} imports ${tool}. Write upstream: ${name} (got ${value.upstream}).`,
+    );
     return own;
   }
   const request = { ...offer.tool.request, ...value.request };
-  const lacks = (['request', 'input'] as const).filter((key) => (offer.tool[key] ?? value[key]) === undefined);
-  if (lacks.length > 0 && !offer.broken)
-    report.addError(
-      { ...own.place, key: true },
-      `write ${lacks.join(' and ')}: it cannot be imported, because ${offer.why}`,
+  const missing = (['request', 'input'] as const).filter((key) => (offer.tool[key] ?? value[key]) === undefined);
+  if (missing.length > 0 && !offer.isReported)
+    diagnostics.addError(
+      { ...own.location, key: true },
+      `The ${missing.join(' and ')} of ${tool} cannot be imported and must be declared here. ${offer.why}`,
     );
   return { ...own, value: { ...offer.tool, ...value, request } };
 }

@@ -1,4 +1,4 @@
-// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is written here
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file writes templates
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { compileInputSchema } from '../compile/compile-input-schema.ts';
 import { checkPathTemplate } from '../compile/compile-request.ts';
@@ -11,68 +11,69 @@ import { type LocatedValue, NotImportableError, type OpenApiDocument } from './o
 
 export type HttpMethod = NonNullable<NonNullable<ToolDeclaration['request']>['method']>;
 
-/** An operation as the document has it, before anything of it is read. */
+/** An operation of the document, before its parts are read. */
 export interface OpenApiOperation {
   readonly method: HttpMethod;
   readonly path: string;
   readonly id: string | undefined;
-  readonly place: SourceLocation;
+  readonly location: SourceLocation;
   readonly value: JsonObject;
   readonly where: DocumentPath;
-  /** The parameters that its path gives to all operations. */
+  /** The parameters of its path, which apply to all operations there. */
   readonly shared: LocatedValue;
 }
 
-/** What an operation gives to the tool of its name. What is absent cannot be imported, and `why` says why. */
+/** The parts of a tool that an operation provides. `why` says in a sentence why a part is absent. */
 export interface ImportedOperation {
   readonly tool: Pick<ToolDeclaration, 'description' | 'effect' | 'request' | 'input'>;
   readonly why?: string;
-  /** The fault has been told already. */
-  readonly broken?: boolean;
+  /** The fault is reported already. */
+  readonly isReported?: boolean;
 }
 
 const MAX_DESCRIPTION_LENGTH = 8192;
-/** Far more than a model should be told about one tool; compiling it takes tens of milliseconds. */
+/** Far more than a model needs for one tool. Compiling a schema of this size takes tens of milliseconds. */
 const MAX_INPUT_BYTES = 32_768;
 
-/** `given` are the headers that somebody else writes: those of the upstream, and the one that carries the key. */
+export const IGNORED_SERVERS = 'servers is ignored, because requests go to the url of the upstream.';
+
+/** `presetHeaders` are headers that are no arguments: those of the upstream, and the one that carries the key. */
 export function importOperation(
   document: OpenApiDocument,
   operation: OpenApiOperation,
-  given: ReadonlySet<string>,
+  presetHeaders: ReadonlySet<string>,
 ): ImportedOperation {
   const effect = operation.method === 'GET' || operation.method === 'HEAD' ? ('read' as const) : ('write' as const);
   const tool = { effect, ...readDescription(operation.value) };
   try {
-    const { request, input } = readRequest(document, operation, given);
+    const { request, input } = readRequest(document, operation, presetHeaders);
     const why = explainUnusableInput(input) ?? explainUnsupportedArgument(input, request);
     return why === undefined ? { tool: { ...tool, request, input } } : { tool: { ...tool, request }, why };
   } catch (error) {
     if (!(error instanceof NotImportableError)) throw error;
-    return { tool, why: error.message, ...(error.broken && { broken: true }) };
+    return { tool, why: error.message, ...(error.isReported && { isReported: true }) };
   }
 }
 
 function readRequest(
   document: OpenApiDocument,
   { method, path, value, where, shared }: OpenApiOperation,
-  given: ReadonlySet<string>,
+  presetHeaders: ReadonlySet<string>,
 ): { request: NonNullable<ToolDeclaration['request']>; input: JsonObject } {
   const schemas = new SchemaConverter(document);
   const own = { value: value['parameters'] ?? [], path: [...where, 'parameters'] };
-  const parameters = readParameters(document, [own, shared], given, schemas);
+  const parameters = readParameters(document, [own, shared], presetHeaders, schemas);
   const body = readOperationBody(document, method, value, where, parameters, schemas);
-  if (value['servers'] !== undefined)
-    document.addWarning([...where, 'servers'], 'these servers are ignored: requests go to the url of the upstream');
-  const of = (place: OpenApiParameter['in']): Record<string, string> =>
-    Object.fromEntries(parameters.filter((each) => each.in === place).map(({ name, template }) => [name, template]));
-  const headers = of('header');
+  if (value['servers'] !== undefined) document.addWarning([...where, 'servers'], IGNORED_SERVERS);
+  const templatesIn = (location: OpenApiParameter['in']): Record<string, string> =>
+    Object.fromEntries(parameters.filter((each) => each.in === location).map(({ name, template }) => [name, template]));
+  const headers = templatesIn('header');
   if (body !== undefined && body.contentType !== 'application/json') headers['content-type'] = body.contentType;
   return {
     request: {
       method,
       path: buildPathTemplate(document, path, parameters, where),
-      query: of('query'),
+      query: templatesIn('query'),
       headers,
       body: body?.template ?? null,
     },
@@ -94,8 +95,8 @@ function readOperationBody(
   if (value['requestBody'] === undefined) return undefined;
   const { value: body } = document.dereference(value['requestBody'], path);
   if (isJsonObject(body) && body['required'] === true)
-    throw new NotImportableError(`${method} has no body, and this one needs it`);
-  document.addWarning(path, `${method} has no body; it is sent without one`);
+    throw new NotImportableError(`A ${method} request must not have a body, and this operation requires one.`);
+  document.addWarning(path, `A ${method} request must not have a body. It is sent without one.`);
   return undefined;
 }
 
@@ -106,37 +107,45 @@ function buildInputSchema(
 ): JsonObject {
   const properties = Object.fromEntries(parameters.map(({ name, schema }) => [name, schema]));
   const required = parameters.filter((each) => each.required).map(({ name }) => name);
-  const more = body === undefined ? false : body.additionalProperties;
+  const additional = body === undefined ? false : body.additionalProperties;
   return {
     type: 'object',
     properties: { ...properties, ...body?.properties },
     required: [...required, ...(body?.required ?? [])],
-    ...(more !== undefined && { additionalProperties: more }),
+    ...(additional !== undefined && { additionalProperties: additional }),
     ...(Object.keys(definitions).length > 0 && { $defs: definitions }),
   };
 }
 
-/** `/pets/{id}` as our own template; every variable must be a parameter, and every path parameter a variable. */
+/** Converts `/pets/{id}` to a template. Every variable must be a path parameter, and every path parameter a variable. */
 function buildPathTemplate(
   document: OpenApiDocument,
   path: string,
   parameters: readonly OpenApiParameter[],
   where: DocumentPath,
 ): string {
-  const open = new Set(parameters.filter((each) => each.in === 'path').map(({ name }) => name));
+  const pathParameters = new Set(parameters.filter((each) => each.in === 'path').map(({ name }) => name));
   const used = new Set<string>();
   const template = path
     .split(/(\{[^{}]*\})/)
     .map((part) => {
       const name = /^\{([^{}]*)\}$/.exec(part)?.[1];
       if (name === undefined) return part.replaceAll('${', '$${');
-      if (!open.has(name)) throw document.addError(where, `no path parameter is called ${JSON.stringify(name)}`);
+      if (!pathParameters.has(name))
+        throw document.addError(
+          where,
+          `The path has {${name}}, but no path parameter has this name. Declare it in parameters.`,
+        );
       used.add(name);
       return `\${${toArgumentExpression(name)}}`;
     })
     .join('');
-  const unused = [...open].find((name) => !used.has(name));
-  if (unused !== undefined) throw document.addError(where, `there is no {${unused}} in the path of this parameter`);
+  const unused = [...pathParameters].find((name) => !used.has(name));
+  if (unused !== undefined)
+    throw document.addError(
+      where,
+      `The path has no {${unused}}, but a path parameter has this name. Add it to the path.`,
+    );
   checkPathTemplate(template, (message) => {
     throw new NotImportableError(message);
   });
@@ -156,19 +165,20 @@ function readDescription(operation: JsonObject): { description?: string } {
   return description === '' ? {} : { description: description.slice(0, MAX_DESCRIPTION_LENGTH) };
 }
 
-/** The CEL library takes an object with a `constructor` of its own for something it does not know. */
+/** The CEL library fails on an object that has its own property `constructor`. */
 function explainUnsupportedArgument(
   input: JsonObject,
   request: NonNullable<ToolDeclaration['request']>,
 ): string | undefined {
   if (!Object.hasOwn(input['properties'] as JsonObject, 'constructor') || request.body === '${args}') return undefined;
-  return 'an argument called "constructor" cannot be told from others';
+  return 'An argument must not be named "constructor".';
 }
 
 function explainUnusableInput(input: JsonObject): string | undefined {
-  if (measureInput(input) > MAX_INPUT_BYTES) return `its arguments take more than ${MAX_INPUT_BYTES} bytes to describe`;
+  if (measureInput(input) > MAX_INPUT_BYTES)
+    return `The schema of the arguments must have at most ${MAX_INPUT_BYTES} bytes (got ${measureInput(input)}).`;
   const compiled = compileInputSchema(input);
   if ('check' in compiled) return undefined;
   const [first] = compiled.faults;
-  return `${first?.path.join('.') || 'input'}: ${first?.message}`;
+  return `At ${first?.path.join('.') || 'input'} of its arguments: ${first?.message}`;
 }

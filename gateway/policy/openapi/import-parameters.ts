@@ -1,8 +1,9 @@
-// biome-ignore-all lint/suspicious/noTemplateCurlyInString: templates are what is written here
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: this file writes templates
 import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { isReservedHeader } from '../compile/compile-upstream.ts';
 import type { DocumentPath } from '../faults.ts';
 import { headerNameSchema } from '../policy-file-schema.ts';
+import { formatShortValue } from '../zod-issues.ts';
 import type { SchemaConverter } from './import-schema.ts';
 import { type LocatedValue, NotImportableError, type OpenApiDocument } from './openapi-document.ts';
 
@@ -15,21 +16,21 @@ export interface OpenApiParameter {
   readonly template: string;
 }
 
-/** The specification says of these that a parameter with their name is ignored: they are written elsewhere. */
+/** The OpenAPI specification says that parameters with these names are ignored. */
 const IGNORED_HEADERS = new Set(['accept', 'content-type', 'authorization']);
 
-/** By these some servers take a request for one with another method, path or host: then a tool would not be what it says. */
+/** With these headers some servers change the method, path or host of a request, so a tool could do something else than declared. */
 const ROUTING_OVERRIDE_HEADERS =
   /^(?:x-http-method|x-(?:http-)?method-override|x-original-url|x-rewrite-url|x-(?:original-|forwarded-)?host|x-forwarded-.+|forwarded)$/i;
 
 /**
- * The parameters of an operation, its own before those of its path. One that cannot be sent is left out with a
- * warning; if the service needs it, so is the operation.
+ * Reads the parameters of an operation, which win over those of its path. A parameter that cannot be sent is left out with a
+ * warning. If it is required, the operation is not imported.
  */
 export function readParameters(
   document: OpenApiDocument,
   lists: readonly LocatedValue[],
-  given: ReadonlySet<string>,
+  presetHeaders: ReadonlySet<string>,
   schemas: SchemaConverter,
 ): OpenApiParameter[] {
   const found = new Map<string, OpenApiParameter | undefined>();
@@ -41,24 +42,28 @@ export function readParameters(
       const where = requireText(document, map, 'in', parameter.path);
       const id = `${where} ${where === 'header' ? name.toLowerCase() : name}`;
       if (found.has(id)) continue;
-      const isWritten =
-        where === 'header' && (IGNORED_HEADERS.has(name.toLowerCase()) || given.has(name.toLowerCase()));
+      const isPreset =
+        where === 'header' && (IGNORED_HEADERS.has(name.toLowerCase()) || presetHeaders.has(name.toLowerCase()));
       found.set(
         id,
-        isWritten ? undefined : readParameter(document, map, { name, where, path: parameter.path }, schemas),
+        isPreset ? undefined : readParameter(document, map, { name, where, path: parameter.path }, schemas),
       );
     }
   }
   const parameters = [...found.values()].filter((parameter) => parameter !== undefined);
   const names = parameters.map(({ name }) => name);
-  const twice = names.find((name, index) => names.indexOf(name) !== index);
-  if (twice !== undefined) throw new NotImportableError(`two of its parameters are called ${JSON.stringify(twice)}`);
+  const duplicate = names.find((name, index) => names.indexOf(name) !== index);
+  if (duplicate !== undefined)
+    throw new NotImportableError(
+      `Two parameters have the name ${JSON.stringify(duplicate)}, so they cannot both be arguments.`,
+    );
   return parameters;
 }
 
 function requireText(document: OpenApiDocument, map: JsonObject, key: string, path: DocumentPath): string {
   const value = map[key];
-  if (typeof value !== 'string' || value === '') throw document.addError(path, `"${key}" of this parameter is missing`);
+  if (typeof value !== 'string' || value === '')
+    throw document.addError(path, `A parameter must have ${key}, as text.`);
   return value;
 }
 
@@ -72,11 +77,11 @@ function readParameter(
   const style = typeof map['style'] === 'string' ? map['style'] : where === 'query' ? 'form' : 'simple';
   const kind =
     map['schema'] === undefined ? undefined : classifyParameter(document, map['schema'], [...path, 'schema'], 0);
-  const why = explainUnsupported(name, where, style, kind, map);
-  if (why !== undefined) {
-    const sentence = `the ${where} parameter ${JSON.stringify(name)} cannot be sent: ${why}`;
+  const reason = explainUnsupported(name, where, style, kind, map);
+  if (reason !== undefined) {
+    const sentence = `The ${where} parameter ${JSON.stringify(name)} cannot be sent: ${reason}.`;
     if (required) throw new NotImportableError(sentence);
-    document.addWarning(path, `${sentence}; it is left out`);
+    document.addWarning(path, `${sentence} It is left out.`);
     return undefined;
   }
   const schema = schemas.convert(map['schema'], [...path, 'schema']);
@@ -100,22 +105,22 @@ function explainUnsupported(
 ): string | undefined {
   if (where === 'cookie') return 'cookies are not supported';
   if (where !== 'path' && where !== 'query' && where !== 'header')
-    return `${JSON.stringify(where)} is not a place for one`;
+    return `in must be path, query or header (got ${formatShortValue(where)})`;
   if (name.length > 128 || !/^[\x21-\x7e]+$/.test(name))
-    return 'its name is longer than 128 characters or not visible ASCII';
+    return 'its name must have at most 128 characters, all of them visible ASCII';
   if (
     where === 'header' &&
     (!headerNameSchema.safeParse(name).success || isReservedHeader(name) || ROUTING_OVERRIDE_HEADERS.test(name))
   )
-    return 'no tool may write this header';
-  if (map['schema'] === undefined) return 'it has no schema (content is not supported)';
+    return 'a tool must not write this header';
+  if (map['schema'] === undefined) return 'it has no schema, and content is not supported';
   if (style !== (where === 'query' ? 'form' : 'simple')) return `style: ${style} is not supported`;
-  if (kind === undefined) return 'only text, numbers, booleans and, in a query, lists of them are supported';
-  if (kind.list && where !== 'query') return 'a list is supported in a query only';
+  if (kind === undefined) return 'it must be text, a number, a boolean or, in a query, a list of them';
+  if (kind.list && where !== 'query') return 'a list is supported only in a query';
   return undefined;
 }
 
-/** What a parameter's value can be, and what must be said beside its schema so that it is nothing else. */
+/** The kind of values of a parameter. `narrow` is added to its schema so that it allows no other kind. */
 interface ParameterKind {
   readonly list: boolean;
   readonly narrow?: JsonObject;
@@ -162,7 +167,7 @@ const CEL_RESERVED_WORDS = new Set(
   ),
 );
 
-/** `args.limit`, or `args["page-size"]` for a name that is no word of CEL. */
+/** `args.limit`, or `args["page-size"]` for a name that is no CEL identifier. */
 export function toArgumentExpression(name: string): string {
   return isCelIdentifier(name) ? `args.${name}` : `args[${JSON.stringify(name)}]`;
 }
@@ -171,11 +176,11 @@ function isCelIdentifier(name: string): boolean {
   return /^[A-Za-z_]\w*$/.test(name) && !CEL_RESERVED_WORDS.has(name);
 }
 
-/** One that is absent is null, which query and headers leave out. */
-function buildParameterTemplate(name: string, required: boolean, joined: boolean): string {
+/** An absent optional parameter yields null, which query and headers leave out. */
+function buildParameterTemplate(name: string, isRequired: boolean, isJoined: boolean): string {
   const read = toArgumentExpression(name);
-  const value = joined ? `dyn(${read}.map(item, string(item)).join(","))` : read;
-  if (required) return `\${${value}}`;
-  const given = isCelIdentifier(name) ? `has(${read})` : `${JSON.stringify(name)} in args`;
-  return `\${${given} ? ${value} : null}`;
+  const value = isJoined ? `dyn(${read}.map(item, string(item)).join(","))` : read;
+  if (isRequired) return `\${${value}}`;
+  const isGiven = isCelIdentifier(name) ? `has(${read})` : `${JSON.stringify(name)} in args`;
+  return `\${${isGiven} ? ${value} : null}`;
 }

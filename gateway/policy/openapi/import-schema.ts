@@ -22,7 +22,7 @@ const COPIED_KEYWORDS = new Set([
   ...['maxItems', 'minItems', 'uniqueItems', 'maxContains', 'minContains', 'maxProperties', 'minProperties'],
   ...['dependentRequired', 'contentEncoding', 'contentMediaType'],
 ]);
-/** They give a schema another base or meaning than the place it stands at. */
+/** Keywords that change the base or the meaning of a schema, and are not supported. */
 const UNSUPPORTED_KEYWORDS = [
   '$id',
   '$anchor',
@@ -37,13 +37,13 @@ const MAX_DEPTH = 60;
 const MAX_DEFINITIONS = 300;
 
 /**
- * The schemas of one operation as JSON Schema. What they refer to is gathered in `$defs`, so a schema that contains
- * itself stays one. Examples and the like are left out: a model pays for every word.
+ * Converts the schemas of one operation to JSON Schema. Referenced schemas go to `$defs`, so recursive schemas work. Examples and the
+ * like are left out, because a model pays for every word.
  */
 export class SchemaConverter {
   readonly #document: OpenApiDocument;
   readonly #names = new Map<string, string>();
-  /** What was referred to and is not read yet: a chain of schemas may be long, and the stack is not. */
+  /** Referenced schemas that are not converted yet. A queue, because a long chain of schemas would overflow the stack. */
   readonly #pending: ({ readonly name: string } & LocatedValue)[] = [];
 
   constructor(document: OpenApiDocument) {
@@ -53,11 +53,11 @@ export class SchemaConverter {
   convert(schema: Json | undefined, path: DocumentPath, depth = 0): Json {
     if (typeof schema === 'boolean') return schema;
     const map = this.#document.expectMap(schema, path);
-    if (depth > MAX_DEPTH) throw new NotImportableError('its schema is nested too deeply');
-    const refused = UNSUPPORTED_KEYWORDS.find((key) => key in map);
-    if (refused !== undefined) throw new NotImportableError(`its schema uses ${refused}`);
+    if (depth > MAX_DEPTH) throw new NotImportableError(`A schema must be nested at most ${MAX_DEPTH} levels deep.`);
+    const unsupported = UNSUPPORTED_KEYWORDS.find((key) => key in map);
+    if (unsupported !== undefined) throw new NotImportableError(`The schema keyword ${unsupported} is not supported.`);
     const ref = map['$ref'] === undefined ? undefined : { $ref: this.#toLocalRef(map['$ref'], [...path, '$ref']) };
-    if (ref !== undefined && this.#document.old) return ref;
+    if (ref !== undefined && this.#document.isVersion30) return ref;
     const converted: Record<string, Json> = { ...ref };
     for (const [key, value] of Object.entries(map)) {
       if (COPIED_KEYWORDS.has(key)) converted[key] = value;
@@ -66,16 +66,16 @@ export class SchemaConverter {
       else if (SCHEMA_MAP_KEYWORDS.has(key)) converted[key] = this.#convertMap(value, [...path, key], depth + 1);
     }
     this.#dropReadOnly(map, converted, path);
-    return this.#document.old ? upgradeFrom30(map, converted) : converted;
+    return this.#document.isVersion30 ? upgradeFrom30(map, converted) : converted;
   }
 
-  /** Everything that was referred to so far, and what that refers to. */
+  /** Converts all referenced schemas, and those that they refer to. */
   convertDefinitions(): JsonObject {
-    const read: Record<string, Json> = {};
+    const definitions: Record<string, Json> = {};
     for (let next = this.#pending.pop(); next !== undefined; next = this.#pending.pop()) {
-      read[next.name] = this.convert(next.value, next.path);
+      definitions[next.name] = this.convert(next.value, next.path);
     }
-    return read;
+    return definitions;
   }
 
   #convertList(list: Json, path: DocumentPath, depth: number): Json[] {
@@ -87,13 +87,14 @@ export class SchemaConverter {
     return Object.fromEntries(entries.map(([name, item]) => [name, this.convert(item, [...path, name], depth)]));
   }
 
-  /** The reference inside our own schema. */
+  /** The `$ref` inside the converted schema. */
   #toLocalRef(ref: Json, where: DocumentPath): string {
     const target = this.#document.resolveRef(ref, where);
     const id = JSON.stringify(target.path);
     let name = this.#names.get(id);
     if (name === undefined) {
-      if (this.#names.size >= MAX_DEFINITIONS) throw new NotImportableError('its schema refers to too many others');
+      if (this.#names.size >= MAX_DEFINITIONS)
+        throw new NotImportableError(`A schema must refer to at most ${MAX_DEFINITIONS} others.`);
       name = this.#uniqueName(String(target.path.at(-1) ?? 'document'));
       this.#names.set(id, name);
       this.#pending.push({ name, ...target });
@@ -101,15 +102,15 @@ export class SchemaConverter {
     return `#/$defs/${name}`;
   }
 
-  #uniqueName(wanted: string): string {
-    const plain = wanted.replaceAll(/[^\w.-]/g, '_').slice(0, 64);
+  #uniqueName(preferred: string): string {
+    const plain = preferred.replaceAll(/[^\w.-]/g, '_').slice(0, 64);
     const taken = new Set(this.#names.values());
     let name = plain;
     for (let count = 2; taken.has(name); count++) name = `${plain}_${count}`;
     return name;
   }
 
-  /** What only an answer has is neither asked for nor taken. */
+  /** Removes read-only properties, because only answers have them. */
   #dropReadOnly(map: JsonObject, converted: Record<string, Json>, path: DocumentPath): void {
     if (!isJsonObject(map['properties'])) return;
     const readOnly = Object.keys(map['properties']).filter((name) => {
@@ -127,9 +128,9 @@ export class SchemaConverter {
   }
 }
 
-/** What 3.0 says in its own words. */
-function upgradeFrom30(old: JsonObject, converted: Record<string, Json>): Json {
-  if (old['nullable'] === true && typeof converted['type'] === 'string') {
+/** Converts `nullable` and boolean exclusive bounds, which are specific to OpenAPI 3.0. */
+function upgradeFrom30(schema: JsonObject, converted: Record<string, Json>): Json {
+  if (schema['nullable'] === true && typeof converted['type'] === 'string') {
     converted['type'] = [converted['type'], 'null'];
     if (Array.isArray(converted['enum']) && !converted['enum'].includes(null))
       converted['enum'] = [...converted['enum'], null];

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { MAX_MODEL_NAME_LENGTH, toModelName } from '../compile/cross-check.ts';
 
-/** An operation as it is named: by its `operationId`, else by method and path. */
+/** The parts of an operation that its name is built from: the `operationId`, else method and path. */
 export interface OperationIdentity {
   readonly method: string;
   readonly path: string;
@@ -9,7 +9,7 @@ export interface OperationIdentity {
 }
 
 const HASH_LENGTH = 8;
-/** What an operation's own part of the name needs at the least. */
+/** The minimum length that is left for the operation's part of a name. */
 const MIN_OPERATION_NAME_LENGTH = 16;
 
 export function hasRoomForOperationNames(upstream: string): boolean {
@@ -17,21 +17,21 @@ export function hasRoomForOperationNames(upstream: string): boolean {
 }
 
 /**
- * The names of an upstream's tools, one for each operation. Those that would be alike, to us or to a model, all get a
- * hash: a name that meant one operation never comes to mean another because the document got longer.
+ * Builds the name of a tool for each operation. Names that would be equal, in policies or for models, all get a hash. So a name
+ * never changes its meaning when the document grows.
  */
 export function buildToolNames(upstream: string, operations: readonly OperationIdentity[]): string[] {
   const plain = operations.map((operation) => `${upstream}.${slugifyOperation(operation)}`);
   const count = new Map<string, number>();
   for (const name of plain) count.set(toModelName(name), (count.get(toModelName(name)) ?? 0) + 1);
   return plain.map((name, index) => {
-    const alike = (count.get(toModelName(name)) ?? 0) > 1;
-    if (!alike && toModelName(name).length <= MAX_MODEL_NAME_LENGTH) return name;
+    const isAmbiguous = (count.get(toModelName(name)) ?? 0) > 1;
+    if (!isAmbiguous && toModelName(name).length <= MAX_MODEL_NAME_LENGTH) return name;
     return shortenWithHash(name, operations[index] as OperationIdentity);
   });
 }
 
-/** Letters, digits, `_`, `-` and dots between them; everything else is an underscore, and runs are one. */
+/** Keeps letters, digits, `_`, `-` and single dots. Replaces each run of other characters by one underscore. */
 function slugifyOperation({ method, path, id }: OperationIdentity): string {
   const text = id ?? method.toLowerCase() + path;
   const clean = text.replaceAll(/[^\w.-]+/g, '_').replaceAll(/_*\._*|\.+/g, '.');

@@ -1,6 +1,7 @@
 import type { Json, JsonObject } from '../../domain/json.ts';
 import { type Diagnostics, type DocumentPath, resolvePosition, type SourceFile } from '../faults.ts';
-import type { HttpMethod, OpenApiOperation } from './import-operation.ts';
+import { formatShortValue } from '../zod-issues.ts';
+import { type HttpMethod, IGNORED_SERVERS, type OpenApiOperation } from './import-operation.ts';
 import { NotImportableError, OpenApiDocument } from './openapi-document.ts';
 
 const METHODS: Readonly<Record<string, HttpMethod>> = {
@@ -14,17 +15,20 @@ const METHODS: Readonly<Record<string, HttpMethod>> = {
 const UNSUPPORTED_METHODS = ['options', 'trace'];
 const MAX_OPERATIONS = 2_000;
 
-/** A document and its operations in the order they are written; undefined when it is none. */
+/** Reads a document and its operations in the order of the file. Undefined when it is no OpenAPI document. */
 export function readOpenApi(
   source: SourceFile,
-  report: Diagnostics,
+  diagnostics: Diagnostics,
 ): { document: OpenApiDocument; operations: OpenApiOperation[] } | undefined {
-  const document = OpenApiDocument.fromSource(source, report);
+  const document = OpenApiDocument.fromSource(source, diagnostics);
   if (document === undefined) return undefined;
   const operations: OpenApiOperation[] = [];
   collectOperations(document, operations);
   if (operations.length > MAX_OPERATIONS) {
-    document.addError(['paths'], `more than ${MAX_OPERATIONS} operations: cut it down to those that are wanted`);
+    document.addError(
+      ['paths'],
+      `A document must have at most ${MAX_OPERATIONS} operations (got ${operations.length}). Remove those that are not needed.`,
+    );
     return undefined;
   }
   reportDuplicateIds(document, operations);
@@ -37,7 +41,7 @@ function collectOperations(document: OpenApiDocument, operations: OpenApiOperati
       if (path.startsWith('x-')) continue;
       skipNotImportable(
         () => collectPathOperations(document, path, item, operations),
-        (why) => document.addWarning(['paths', path], why),
+        (reason) => document.addWarning(['paths', path], reason),
       );
     }
   });
@@ -49,23 +53,20 @@ function collectPathOperations(
   item: Json,
   operations: OpenApiOperation[],
 ): void {
-  const found = document.dereference(item, ['paths', path]);
-  const map = document.expectMap(found.value, found.path);
-  const shared = { value: map['parameters'] ?? [], path: [...found.path, 'parameters'] };
-  if (map['servers'] !== undefined)
-    document.addWarning(
-      [...found.path, 'servers'],
-      'these servers are ignored: requests go to the url of the upstream',
-    );
+  const pathItem = document.dereference(item, ['paths', path]);
+  const map = document.expectMap(pathItem.value, pathItem.path);
+  const shared = { value: map['parameters'] ?? [], path: [...pathItem.path, 'parameters'] };
+  if (map['servers'] !== undefined) document.addWarning([...pathItem.path, 'servers'], IGNORED_SERVERS);
   for (const key of UNSUPPORTED_METHODS)
-    if (map[key] !== undefined) document.addWarning([...found.path, key], `${key.toUpperCase()} is not imported`);
+    if (map[key] !== undefined)
+      document.addWarning([...pathItem.path, key], `${key.toUpperCase()} operations are not imported.`);
   for (const [key, method] of Object.entries(METHODS)) {
     if (map[key] === undefined) continue;
     skipNotImportable(() => {
-      const where = [...found.path, key];
+      const where = [...pathItem.path, key];
       const value = document.expectMap(map[key], where);
       const id = readOperationId(document, value, where);
-      operations.push({ method, path, id, value, where, shared, place: { ...document.locate(where), key: true } });
+      operations.push({ method, path, id, value, where, shared, location: { ...document.locate(where), key: true } });
     });
   }
 }
@@ -73,7 +74,7 @@ function collectPathOperations(
 function readOperationId(document: OpenApiDocument, operation: JsonObject, where: DocumentPath): string | undefined {
   const id = operation['operationId'];
   if (id !== undefined && (typeof id !== 'string' || id === ''))
-    throw document.addError([...where, 'operationId'], 'an operationId is text');
+    throw document.addError([...where, 'operationId'], `operationId must be text (got ${formatShortValue(id)}).`);
   return id;
 }
 
@@ -86,19 +87,19 @@ function reportDuplicateIds(document: OpenApiDocument, operations: readonly Open
       const { file, line, column } = resolvePosition(document.locate([...first.where, 'operationId']));
       document.addError(
         [...operation.where, 'operationId'],
-        `${JSON.stringify(operation.id)} is already the operationId at ${file}:${line}:${column}`,
+        `The operationId ${JSON.stringify(operation.id)} is already used at ${file}:${line}:${column}. Rename one of them.`,
       );
     }
     seen.set(operation.id, first ?? operation);
   }
 }
 
-/** A broken part does not hide the faults of the others. What is only not supported is handed on. */
-function skipNotImportable(read: () => void, unsupported?: (why: string) => void): void {
+/** Skips a part that cannot be imported, so that the other parts are still read. Passes on the reason unless it is reported already. */
+function skipNotImportable(read: () => void, onUnsupported?: (reason: string) => void): void {
   try {
     read();
   } catch (error) {
     if (!(error instanceof NotImportableError)) throw error;
-    if (!error.broken) unsupported?.(error.message);
+    if (!error.isReported) onUnsupported?.(error.message);
   }
 }

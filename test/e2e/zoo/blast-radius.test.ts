@@ -1,18 +1,10 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { canonicalize } from '../../../gateway/domain/canonical.ts';
 import { RunHolder } from '../../controls/run-holder.ts';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
 import { TestSaga } from '../../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import {
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  PEOPLE_YAML,
-  sha256Hex,
-  startGateway,
-} from '../../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../../support/gateway.ts';
+import { readAuditEntries } from '../../support/ledger.ts';
+import { useReplicas } from '../../support/use-gateway.ts';
 import { AgentProcess } from './agents.ts';
 
 const CAP = 40;
@@ -49,35 +41,18 @@ tools:
     undo: { kind: none }
 agents:
   helper:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - allow: desk.read_ticket
       - { allow: store.delete_record, when: "!tainted", approve: { when: saga != null } }
   janitor:
-    keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"]
+    ${keysYaml(OTHER_AGENT_KEY)}
     rules:
       - allow: store.delete_record
         when: history.count("*.delete_*", "1h") < ${CAP}
 ${PEOPLE_YAML}`;
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: { 'p.yaml': policies(upstream.url) }, databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, one, two } = useReplicas({ policies });
 beforeEach(() => upstream.reset());
 
 /** A record with what gets lost when somebody is careless. */
@@ -105,15 +80,7 @@ const table = (prefix: string, many: number) => each(prefix, many);
 
 const deleted = async () => (await upstream.effects()).filter(({ method }) => method === 'DELETE').map(({ id }) => id);
 
-interface Entry {
-  readonly what: string;
-  readonly [member: string]: unknown;
-}
-
-async function logged(what: string): Promise<Entry[]> {
-  const rows = await database.query<{ entry: string }>('select entry from audit_entries');
-  return rows.map(({ entry }) => JSON.parse(entry) as Entry).filter((entry) => entry.what === what);
-}
+const logged = (what: string) => readAuditEntries(database, what);
 
 describe('the rogue', () => {
   it('that reads a ticket called delete-everything and obeys deletes nothing; a run that read none still may', async () => {

@@ -1,5 +1,5 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../../support/gateway.ts';
+import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../../support/gateway.ts';
 import type { DnsAnswers } from './name-server.ts';
 
 /** Ways to write an address of this machine, or of what is inside its network. */
@@ -159,7 +159,7 @@ tools:
   world.forbidden: { upstream: world, request: { method: DELETE, path: "/admin" }, once: { by: idempotent } }
 agents:
   clever:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       - deny: world.forbidden
       - allow: "*"

@@ -1,10 +1,11 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { exportJWK, generateKeyPair, SignJWT } from 'jose';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import { AGENT_KEY, type Gateway, type Reply, startGateway, writePolicies } from '../../support/gateway.ts';
+import { afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { AGENT_KEY, type Reply, writePolicies } from '../../support/gateway.ts';
 import { sendRaw } from '../../support/raw.ts';
+import { useGateway } from '../../support/use-gateway.ts';
+import { useResource } from '../../support/use-resource.ts';
 import {
   buildAdversarialPolicies,
   CONTROL_NAME,
@@ -24,30 +25,23 @@ import { CREDENTIAL, findUndeclared, HostileServices, type ObservedServiceReques
 import { TestDnsServer } from './name-server.ts';
 import { ForbiddenListener } from './trip-wire.ts';
 
-let wire: ForbiddenListener;
-let world: HostileServices;
-let names: TestDnsServer;
-let database: TestDatabase;
-let gateway: Gateway;
-let elsewhere: string;
-
-beforeAll(async () => {
-  wire = await ForbiddenListener.start();
+const wire = useResource(ForbiddenListener.start, (listener) => listener.close());
+let elsewhere = '';
+beforeAll(() => {
   elsewhere = `http://127.0.0.1:${wire.port}/`;
-  [world, names, database] = await Promise.all([
-    HostileServices.start(elsewhere),
-    TestDnsServer.start({ ...HOSTILE_NAMES, [CONTROL_NAME]: [['127.0.0.1']] }),
-    createTestDatabase(),
-  ]);
-  const policies = buildAdversarialPolicies({ world: world.host, wirePort: wire.port, credential: CREDENTIAL });
-  gateway = await startGateway({ policies, databaseUrl: database.url, env: names.env });
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await world?.close();
-  names?.close();
-  wire?.close();
+const world = useResource(
+  () => HostileServices.start(elsewhere),
+  (services) => services.close(),
+);
+const names = useResource(
+  () => TestDnsServer.start({ ...HOSTILE_NAMES, [CONTROL_NAME]: [['127.0.0.1']] }),
+  (server) => server.close(),
+);
+const { gateway } = useGateway({
+  upstream: 'none',
+  env: () => names.env,
+  policies: () => buildAdversarialPolicies({ world: world.host, wirePort: wire.port, credential: CREDENTIAL }),
 });
 
 beforeEach(() => {

@@ -1,17 +1,8 @@
 import { randomUUID } from 'node:crypto';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { buildFaultPolicies } from '../../support/fault-policies.ts';
-import {
-  AGENT_KEY,
-  type Gateway,
-  makeGateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-} from '../../support/gateway.ts';
+import { AGENT_KEY, type Gateway, keysYaml, OTHER_AGENT_KEY, type Reply } from '../../support/gateway.ts';
+import { useGateway } from '../../support/use-gateway.ts';
 
 const PATIENT_KEY = 'test-patient-key';
 
@@ -26,26 +17,12 @@ tools:
     request: { method: POST, path: /keyed/charge, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
 agents:
-  patient: { keys: ["sha256:${sha256Hex(PATIENT_KEY)}"], rules: [{ allow: narrow.charge }] }
+  patient: { ${keysYaml(PATIENT_KEY)}, rules: [{ allow: narrow.charge }] }
 `;
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let replicas: [Gateway, Gateway, Gateway];
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = { ...buildFaultPolicies(upstream.url), 'narrow.yaml': narrow(upstream.url) };
-  const one = await startGateway({ policies, databaseUrl: database.url });
-  const beside = () => makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  replicas = [one, await beside(), await beside()];
-  await Promise.all([replicas[1].start(), replicas[2].start()]);
-});
-afterAll(async () => {
-  for (const gateway of [...(replicas ?? [])].reverse()) await gateway.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, database, replicas } = useGateway({
+  replicas: 3,
+  policies: (url) => ({ ...buildFaultPolicies(url), 'narrow.yaml': narrow(url) }),
 });
 beforeEach(async () => {
   await flip(replicas[0], 'unfreeze');

@@ -1,5 +1,5 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { AGENT_KEY, OTHER_AGENT_KEY, PEOPLE_YAML, sha256Hex } from '../../support/gateway.ts';
+import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../../support/gateway.ts';
 
 /** Tools that lock, one of them for runs only; agents by key and by token. */
 export function buildUncooperativePolicies(url: string, issuerUrl: string): string {
@@ -20,13 +20,13 @@ ${tool('many', 'key/${args.keys}')}
 ${tool('in_run', 'card/${args.card}')}
 agents:
   lazy:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
+    ${keysYaml(AGENT_KEY)}
     rules:
       # What belongs into a run is allowed in one only: whoever leaves the run out is not fenced, but refused.
       - { allow: world.in_run, when: run != null }
       - { allow: world.charge }
       - { allow: world.many }
-  other: { keys: ["sha256:${sha256Hex(OTHER_AGENT_KEY)}"], rules: [{ allow: world.* }] }
+  other: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: world.* }] }
   token: { jwt: { issuer: "${issuerUrl}", audience: gate, claims: { sub: biller }, allowPrivate: true }, rules: [{ allow: world.charge }] }
 ${PEOPLE_YAML}`;
 }

@@ -1,56 +1,31 @@
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
-import { exportJWK, exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { exportSPKI, generateKeyPair, SignJWT, UnsecuredJWT } from 'jose';
+import { afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { RunHolder } from '../../controls/run-holder.ts';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
 import { TestSaga } from '../../sagas/saga.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import {
-  AGENT_KEY,
-  type CallOptions,
-  type Gateway,
-  OTHER_AGENT_KEY,
-  type Reply,
-  sha256Hex,
-  startGateway,
-} from '../../support/gateway.ts';
+import { AGENT_KEY, type CallOptions, OTHER_AGENT_KEY, type Reply, sha256Hex } from '../../support/gateway.ts';
+import { type IssuerKey, useIssuer } from '../../support/issuer.ts';
 import { sendRaw } from '../../support/raw.ts';
 import { uniqueId } from '../../support/unique-id.ts';
+import { useGateway } from '../../support/use-gateway.ts';
 import { buildUncooperativePolicies } from './lazy-policies.ts';
 
-let upstream: TestUpstream;
-let issuer: Server;
-let database: TestDatabase;
-let gateway: Gateway;
 let id = '';
 
 const MANY = 10_000;
-const pair = await generateKeyPair('RS256', { extractable: true });
 
+const issuer = useIssuer();
+let pair: IssuerKey;
 beforeAll(async () => {
-  issuer = createServer(async (request, response) => {
-    const url = urlOf(issuer);
-    const keys = [{ ...(await exportJWK(pair.publicKey)), kid: 'k', alg: 'RS256' }];
-    response.end(JSON.stringify(request.url === '/keys' ? { keys } : { issuer: url, jwks_uri: `${url}/keys` }));
-  });
-  await new Promise<void>((done) => issuer.listen(0, '127.0.0.1', done));
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  const files = { 'lazy.yaml': buildUncooperativePolicies(upstream.url, urlOf(issuer)) };
-  gateway = await startGateway({ policies: files, databaseUrl: database.url });
+  pair = await issuer.addKey('k');
 });
-afterAll(async () => {
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-  issuer?.close();
+const { upstream, database, gateway } = useGateway({
+  policies: (url) => buildUncooperativePolicies(url, issuer.url),
 });
 beforeEach(async () => {
   id = uniqueId('lazy');
   await upstream.reset();
 });
 
-const urlOf = (server: Server) => `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
 const charge = (options: CallOptions = {}, args: object = {}) =>
   gateway.call('world.charge', { id, card: 'c', ...args }, options);
 const locked = async () => (await database.query<{ n: number }>('select count(*)::int as n from locks'))[0]?.n;
@@ -206,7 +181,7 @@ describe('the forger', () => {
 
   it('signs its own tokens', async () => {
     const now = Math.floor(Date.now() / 1000);
-    const claims = { sub: 'biller', iss: urlOf(issuer), aud: 'gate', exp: now + 300 };
+    const claims = { sub: 'biller', iss: issuer.url, aud: 'gate', exp: now + 300 };
     const sign = (more: object, alg: string, key: Parameters<SignJWT['sign']>[0]) =>
       new SignJWT({ ...claims, ...more }).setProtectedHeader({ alg, kid: 'k' }).sign(key);
     const stranger = await generateKeyPair('RS256');

@@ -1,11 +1,10 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
-import { once } from 'node:events';
-import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
+
 import { setTimeout as sleep } from 'node:timers/promises';
-import { afterAll, beforeAll, expect, it } from 'vitest';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import { AGENT_KEY, type Gateway, makeGateway, PEOPLE_YAML, sha256Hex, startGateway } from '../../support/gateway.ts';
+import { expect, it } from 'vitest';
+import { AGENT_KEY, testerYaml } from '../../support/gateway.ts';
+import { readBody, useHttpServer } from '../../support/http-server.ts';
+import { useReplicas } from '../../support/use-gateway.ts';
 import { AgentProcess } from './agents.ts';
 
 const ROUNDS = 200;
@@ -32,47 +31,24 @@ class Table {
 }
 
 const table = new Table();
-let server: Server;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
 
-beforeAll(async () => {
-  server = createServer(async (request, response) => {
-    let body = '';
-    for await (const chunk of request) body += chunk;
-    const { me, round, forks } = JSON.parse(body) as { me: number; round: number; forks: string[] };
-    await table.serve(me, round, forks, Number(request.headers['oncegate-lock-token']));
-    response.setHeader('content-type', 'application/json').end('{"full":true}');
-  }).listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as AddressInfo;
-  database = await createTestDatabase();
-  const policies = `
+const server = useHttpServer(async (request, response) => {
+  const { me, round, forks } = JSON.parse(await readBody(request)) as { me: number; round: number; forks: string[] };
+  await table.serve(me, round, forks, Number(request.headers['oncegate-lock-token']));
+  response.setHeader('content-type', 'application/json').end('{"full":true}');
+});
+const { database, one, two } = useReplicas({
+  upstream: 'none',
+  policies: () => `
 upstreams:
-  table: { adapter: http, url: "http://127.0.0.1:${port}", allowPrivate: true, timeout: 20s, breaker: { minimum: 100000 } }
+  table: { adapter: http, url: "${server.url}", allowPrivate: true, timeout: 20s, breaker: { minimum: 100000 } }
 tools:
   table.eat:
     upstream: table
     input: { type: object, properties: { me: { type: integer }, round: { type: integer }, forks: { type: array, items: { type: string } } }, required: [me, round, forks] }
     once: { by: none }
     locks: ["fork/\${args.forks}"]
-agents:
-  tester:
-    keys: ["sha256:${sha256Hex(AGENT_KEY)}"]
-    rules:
-      - allow: table.eat
-        approve: never
-${PEOPLE_YAML}`;
-  one = await startGateway({ policies: { 'table.yaml': policies }, databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  server?.close();
+${testerYaml('[{ allow: table.eat, approve: never }]')}`,
 });
 
 /** Sees one philosopher through all rounds, however often it dies. Answers how often it did. */

@@ -1,30 +1,13 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { RunHolder } from '../../controls/run-holder.ts';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
 import { buildFaultPolicies } from '../../support/fault-policies.ts';
-import { AGENT_KEY, type Gateway, makeGateway, startGateway } from '../../support/gateway.ts';
+import { AGENT_KEY } from '../../support/gateway.ts';
+import { useReplicas } from '../../support/use-gateway.ts';
 import { AgentProcess } from './agents.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  const policies = buildFaultPolicies(upstream.url, { timeout: '30s' });
-  const narrow = (policies['faults.yaml'] ?? '').replace('timeout: 30s,', 'timeout: 30s, concurrency: 1,');
-  one = await startGateway({ policies: { 'faults.yaml': narrow }, databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
+const { upstream, one, two } = useReplicas({
+  policies: (url) =>
+    (buildFaultPolicies(url, { timeout: '30s' })['faults.yaml'] ?? '').replace('timeout: 30s,', '$& concurrency: 1,'),
 });
 beforeEach(() => upstream.reset());
 

@@ -1,28 +1,10 @@
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../../support/database.ts';
-import { AGENT_KEY, type Gateway, makeGateway, startGateway } from '../../support/gateway.ts';
+import { describe, expect, it } from 'vitest';
+import { AGENT_KEY } from '../../support/gateway.ts';
 import { buildSharedKeyPolicies, TWIN_KEY } from '../../support/shared-policies.ts';
+import { useReplicas } from '../../support/use-gateway.ts';
 import { AgentProcess } from './agents.ts';
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let one: Gateway;
-let two: Gateway;
-
-beforeAll(async () => {
-  upstream = await startUpstream();
-  database = await createTestDatabase();
-  one = await startGateway({ policies: buildSharedKeyPolicies(upstream.url), databaseUrl: database.url });
-  two = await makeGateway({ policies: {}, databaseUrl: database.url, beside: one });
-  await two.start();
-});
-afterAll(async () => {
-  await two?.dispose();
-  await one?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, one, two } = useReplicas({ policies: buildSharedKeyPolicies });
 
 describe('the twins', () => {
   it('want the same on two replicas, both of which are killed in between: each ticket is closed once, and both have the same results', async () => {

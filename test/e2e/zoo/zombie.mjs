@@ -3,16 +3,10 @@
  *
  * zombie.mjs <gateway> <agent key> <run>
  */
-const [gateway, agentKey, name] = process.argv.slice(2);
+import { createPost } from './post.mjs';
 
-async function post(path, body, headers = {}) {
-  const response = await fetch(gateway + path, {
-    method: 'POST',
-    headers: { authorization: `Bearer ${agentKey}`, 'content-type': 'application/json', ...headers },
-    body: JSON.stringify(body),
-  });
-  return { status: response.status, body: await response.json() };
-}
+const [gateway, agentKey, name] = process.argv.slice(2);
+const post = createPost(gateway, agentKey);
 
 const { run, epoch } = (await post('/v1/runs', { name })).body;
 const fence = { 'oncegate-run': run, 'oncegate-epoch': String(epoch) };

@@ -2,8 +2,8 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import { resolve } from 'node:path';
 import { NoteError, NoteSigner, NoteVerifier } from '../../../domain/audit/signed-note.ts';
-import { witnessKey } from '../../../secret-files.ts';
-import { serveWitness, WitnessServer } from '../../../witness-server.ts';
+import { loadWitnessKey } from '../../../secret-files.ts';
+import { createWitnessServer, WitnessServer } from '../../../witness-server.ts';
 import { type Invocation, UsageError, type Verb, VerbError } from '../../verb.ts';
 
 export const witnessVerb: Verb = {
@@ -20,7 +20,7 @@ export const witnessVerb: Verb = {
     const directory = resolve(io.cwd, invocation.text('dir') ?? '.oncegate-witness');
     const logs = texts('log').map(parseLogKey);
     const key = await loadSigner(invocation, directory);
-    const server = serveWitness(new WitnessServer(key, logs, directory));
+    const server = createWitnessServer(new WitnessServer(key, logs, directory));
     const { host, port } = parseListenAddress(invocation.text('listen') ?? '127.0.0.1:8090');
     server.listen(port, host);
     await once(server, 'listening').catch((error: NodeJS.ErrnoException) => {
@@ -43,7 +43,7 @@ async function loadSigner({ text }: Invocation, directory: string): Promise<Note
   const name = text('name') ?? 'oncegate-witness';
   if (!/^[\w./-]+$/.test(name)) throw new UsageError('--name must be a name such as witness.example.com');
   try {
-    return NoteSigner.fromPem(name, await witnessKey(directory), 'witness');
+    return NoteSigner.fromPem(name, await loadWitnessKey(directory), 'witness');
   } catch (error) {
     if (!(error instanceof NoteError)) throw error;
     throw new VerbError('bad_key', `${directory}/witness.key: ${error.message}`);

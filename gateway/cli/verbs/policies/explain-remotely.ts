@@ -64,7 +64,7 @@ function findReason(explained: JsonObject, decision: JsonObject, answer: JsonObj
   const detail = textField(explained, 'detail') || textField(decision, 'reason');
   if (detail !== '') return detail;
   const rule = textField(decision, 'rule');
-  return rule === '' ? textField(answer, 'code') : `allowed by ${rule}`;
+  return rule === '' ? textField(answer, 'code') : `Allowed by ${rule}.`;
 }
 
 /** `429 rate_limited, nothing is sent` */

@@ -137,7 +137,7 @@ function explainToolDecision(decision: PolicyDecision, args: JsonObject): Explai
   return {
     outcome: isOutvoted ? 'deny' : outcome,
     code: isOutvoted ? 'denied' : null,
-    reason: isOutvoted ? `too few voters of ${rule.id} approve` : `allowed by ${rule.id}`,
+    reason: isOutvoted ? `Too few voters of ${rule.id} approve.` : `Allowed by ${rule.id}.`,
     delayMs: rule.delayMs ?? null,
     voters: poll === undefined ? null : listVoters(poll),
     hold: hold === undefined ? null : { by: hold.by, quorum: hold.quorum, withinMs: hold.withinMs },
@@ -157,7 +157,7 @@ function explainBuiltInDecision(decision: BuiltInDecision): ExplainedDecision {
   const { allowed, rule: decider } = decision;
   const common = { ...NO_DETAILS, decider };
   return allowed
-    ? { ...common, outcome: 'allow', code: null, reason: `allowed by ${decision.rule.id}` }
+    ? { ...common, outcome: 'allow', code: null, reason: `Allowed by ${decision.rule.id}.` }
     : { ...common, outcome: 'deny', code: 'denied', reason: decision.reason };
 }
 

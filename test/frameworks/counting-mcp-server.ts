@@ -6,7 +6,7 @@ import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import { z } from 'zod';
 
-/** An ordinary MCP server, made with the official SDK, whose one tool counts how often it was carried out. */
+/** An MCP server built with the official SDK. Its one tool counts its executions per id. */
 export class CountingMcpServer {
   readonly executions = new Map<string, number>();
   readonly #transports = new Map<string, StreamableHTTPServerTransport>();
@@ -23,7 +23,7 @@ export class CountingMcpServer {
       const id = request.headers['mcp-session-id'];
       const known = typeof id === 'string' ? server.#transports.get(id) : undefined;
       if (id !== undefined && known === undefined) response.writeHead(404).end();
-      else await (known ?? (await server.#open())).handleRequest(request, response);
+      else await (known ?? (await server.#openSession())).handleRequest(request, response);
     });
     http.listen(0, '127.0.0.1');
     await once(http, 'listening');
@@ -40,8 +40,8 @@ export class CountingMcpServer {
     await once(this.#server, 'close');
   }
 
-  async #open(): Promise<StreamableHTTPServerTransport> {
-    const mcp = new McpServer({ name: 'executing', version: '1' });
+  async #openSession(): Promise<StreamableHTTPServerTransport> {
+    const mcp = new McpServer({ name: 'counting', version: '1' });
     mcp.registerTool('pay', { description: 'Pay somebody.', inputSchema: { id: z.string() } }, ({ id }) => {
       const times = (this.executions.get(id) ?? 0) + 1;
       this.executions.set(id, times);
@@ -53,7 +53,7 @@ export class CountingMcpServer {
         this.#transports.set(id, transport);
       },
     });
-    // The SDK's own types disagree with themselves under exactOptionalPropertyTypes.
+    // The types of the SDK contradict each other under exactOptionalPropertyTypes.
     await mcp.connect(transport as Parameters<typeof mcp.connect>[0]);
     return transport;
   }

@@ -1,43 +1,19 @@
-import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, AGENT_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { ADMIN_KEY, AGENT_KEY } from '../support/gateway.ts';
+import { useConsole } from './use-console.ts';
 
 /** More calls, sagas and approvals than the console reads at once. */
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({
-      policies: buildConsolePolicies(upstream.url),
-      databaseUrl: database.url,
-      config: 'limits: { pendingApprovals: 1000 }\n',
-    }),
-    TestBrowser.start(),
-  ]);
-  await browser.signIn(gateway.url, ADMIN_KEY);
-});
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
+const { upstream, database, gateway, browser } = useConsole({ config: 'limits: { pendingApprovals: 1000 }\n' });
+beforeAll(() => browser.signIn(gateway.url, ADMIN_KEY));
 afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
 
 const main = () => browser.page.getByRole('main');
 const SOON = { timeout: 10_000 };
-const wait = { headers: { prefer: 'wait=0' } };
+const NO_WAIT = { headers: { prefer: 'wait=0' } };
 
 async function hold(name: string): Promise<string> {
-  const held = await gateway.call('world.mail', { id: name }, { key: name, ...wait });
+  const held = await gateway.call('world.mail', { id: name }, { key: name, ...NO_WAIT });
   expect(held.status).toBe(202);
   return held.body.txn;
 }
@@ -52,7 +28,7 @@ async function charge(name: string, count: number): Promise<void> {
 describe('calls under traffic', () => {
   const rows = () => main().locator('table[aria-label=Calls] tbody tr');
 
-  it('keep their rows while new ones arrive, and none is missing when the new ones are shown', async () => {
+  it('keep their rows while new calls arrive, and a button shows all new calls', async () => {
     await charge('before', 55);
     await browser.openView('#/calls');
     await expect.poll(() => rows().count(), SOON).toBe(50);
@@ -70,7 +46,7 @@ describe('calls under traffic', () => {
     expect(await rows().first().getAttribute('data-key')).not.toBe(first);
   });
 
-  it('are read again, however far down they are', async () => {
+  it('are updated on older pages too', async () => {
     const old = await hold('old');
     await charge('over', 52);
     await browser.openView('#/');
@@ -84,7 +60,7 @@ describe('calls under traffic', () => {
   });
 });
 
-it('sagas are read again, however far down they are', async () => {
+it('sagas are updated on older pages too', async () => {
   const open = async (name: string) => {
     const headers = { 'content-type': 'application/json' };
     const body = JSON.stringify({ name });
@@ -105,7 +81,7 @@ it('sagas are read again, however far down they are', async () => {
 });
 
 describe('an approval with many newer ones', () => {
-  it('is still pending, and can be decided in the list and at its address', async () => {
+  it('stays pending, and can be decided in the list and on its own page', async () => {
     const first = await hold('first');
     await browser.openView('#/approvals');
     const card = main().locator(`article[data-key="${first}"]`);
@@ -129,7 +105,7 @@ describe('an approval with many newer ones', () => {
   });
 });
 
-it('doubts beyond the counted open calls are shown', async () => {
+it('calls in doubt are shown even if too many calls are open to count them', async () => {
   // Vacuum first, so that the inserted rows are the first of the table and of its index.
   await database.query('vacuum full open_calls');
   await database.query(
@@ -140,15 +116,15 @@ it('doubts beyond the counted open calls are shown', async () => {
      )
      insert into open_calls (txn, due_at) select txn, now() + interval '1 day' from made`,
   );
-  const lose = async (id: string) => {
+  const loseAnswer = async (id: string) => {
     await upstream.plan({ match: { id }, do: ['drop'] });
     expect((await gateway.call('world.note', { id }, { key: id })).status).toBe(504);
   };
-  for (const id of ['lost-1', 'lost-2', 'lost-3']) await lose(id);
+  for (const id of ['lost-1', 'lost-2', 'lost-3']) await loseAnswer(id);
   await browser.openView('#/');
   await expect.poll(() => main().locator('.need').filter({ hasText: 'In doubt' }).count(), SOON).toBe(3);
   const { open } = (await gateway.admin('GET', '/admin/stats')).body;
   expect(open).toMatchObject({ inDoubt: 0, more: true });
-  for (const id of ['lost-4', 'lost-5']) await lose(id);
+  for (const id of ['lost-4', 'lost-5']) await loseAnswer(id);
   await main().locator('.need').filter({ hasText: '1+ more' }).filter({ hasText: 'in doubt' }).waitFor();
 });

@@ -1,36 +1,16 @@
 import { once } from 'node:events';
 import { createServer, request } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
-import { startUpstream, type TestUpstream } from '../faults/upstream.ts';
-import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { ADMIN_KEY, type Gateway, startGateway } from '../support/gateway.ts';
-import { TestBrowser } from './browser.ts';
-import { buildConsolePolicies } from './console-policies.ts';
+import { beforeEach, expect, it } from 'vitest';
+import { ADMIN_KEY } from '../support/gateway.ts';
+import { useConsole } from './use-console.ts';
 
 /** The console while the gateway is down, slow or silent. */
 
-let upstream: TestUpstream;
-let database: TestDatabase;
-let gateway: Gateway;
-let browser: TestBrowser;
-
-beforeAll(async () => {
-  [upstream, database] = await Promise.all([startUpstream(), createTestDatabase()]);
-  [gateway, browser] = await Promise.all([
-    startGateway({ policies: buildConsolePolicies(upstream.url), databaseUrl: database.url }),
-    TestBrowser.start(),
-  ]);
-});
+const { gateway, browser } = useConsole();
 beforeEach(() => browser.signIn(gateway.url, ADMIN_KEY));
-afterAll(async () => {
-  await browser?.stop();
-  await gateway?.dispose();
-  await database?.drop();
-  await upstream?.stop();
-});
 
-const pace = () => browser.page.locator('.pace');
+const liveIndicator = () => browser.page.locator('.pace');
 
 it('stays signed in while the gateway cannot answer, and continues when it can', async () => {
   await browser.page.route('**/admin/stats', (route) => route.fulfill({ status: 503, body: '{"title":"Not yet"}' }));
@@ -39,55 +19,56 @@ it('stays signed in while the gateway cannot answer, and continues when it can',
   expect(await browser.page.evaluate("sessionStorage.getItem('oncegate.key')")).toBe(ADMIN_KEY);
   await browser.page.unroute('**/admin/stats');
   await browser.page.getByRole('link', { name: 'Overview' }).waitFor();
-  await pace().getByText('live', { exact: true }).waitFor();
+  await liveIndicator().getByText('live', { exact: true }).waitFor();
 });
 
 it('loads a view once at a time, and not for every event', async () => {
-  let asked = 0;
-  let atOnce = 0;
-  let most = 0;
+  let requests = 0;
+  let concurrent = 0;
+  let maxConcurrent = 0;
   await browser.page.route('**/admin/calls?*', async (route) => {
-    asked += 1;
-    atOnce += 1;
-    most = Math.max(most, atOnce);
+    requests += 1;
+    concurrent += 1;
+    maxConcurrent = Math.max(maxConcurrent, concurrent);
     await new Promise((resolve) => setTimeout(resolve, 300));
     await route.continue();
-    atOnce -= 1;
+    concurrent -= 1;
   });
   await browser.openView('#/calls');
   await browser.page.getByRole('heading', { name: 'Calls' }).waitFor();
-  const began = performance.now();
+  const startedAt = performance.now();
   let n = 0;
   const newer = browser.page.getByRole('button', { name: /Show \d+\+? newer/ });
-  while (performance.now() - began < 4_000) {
+  while (performance.now() - startedAt < 4_000) {
     await gateway.call('world.charge', { id: 'busy' }, { key: `busy-${++n}` });
     if (n % 20 === 0 && (await newer.count()) > 0) await newer.click({ timeout: 500 }).catch(() => {});
   }
-  expect(asked).toBeGreaterThan(1);
-  expect(most).toBe(1);
+  expect(requests).toBeGreaterThan(1);
+  expect(maxConcurrent).toBe(1);
   await browser.page.unrouteAll({ behavior: 'wait' });
 });
 
 it('waits for the end of an answer on a slow connection', async () => {
   const { body } = await gateway.call('world.charge', { id: 'slow' }, { key: 'slow-line' });
-  const line = createServer((asked, answer) => {
-    const { method, url, headers } = asked;
-    const onward = request({ port: gateway.port, host: '127.0.0.1', method, path: url, headers }, (told) => {
-      answer.writeHead(told.statusCode ?? 0, told.headers).flushHeaders();
+  const slowProxy = createServer((incoming, response) => {
+    const { method, url, headers } = incoming;
+    const outgoing = request({ port: gateway.port, host: '127.0.0.1', method, path: url, headers }, (answer) => {
+      response.writeHead(answer.statusCode ?? 0, answer.headers).flushHeaders();
       const isSlow = url?.startsWith('/admin/calls?') === true;
-      setTimeout(() => told.pipe(answer), isSlow ? 16_000 : 0);
+      // Longer than the console waits for an answer to begin (15 s).
+      setTimeout(() => answer.pipe(response), isSlow ? 16_000 : 0);
     });
-    asked.pipe(onward.on('error', () => answer.destroy()));
+    incoming.pipe(outgoing.on('error', () => response.destroy()));
   }).listen(0, '127.0.0.1');
-  await once(line, 'listening');
+  await once(slowProxy, 'listening');
   try {
-    await browser.signIn(`http://127.0.0.1:${(line.address() as AddressInfo).port}`, ADMIN_KEY);
+    await browser.signIn(`http://127.0.0.1:${(slowProxy.address() as AddressInfo).port}`, ADMIN_KEY);
     await browser.openView('#/calls');
     await browser.page.locator(`tr[data-key="${body.txn}"]`).waitFor({ timeout: 25_000 });
   } finally {
     await browser.page.goto('about:blank');
-    line.closeAllConnections();
-    line.close();
+    slowProxy.closeAllConnections();
+    slowProxy.close();
   }
 }, 90_000);
 
@@ -101,18 +82,18 @@ it('closes open dialogs when a person signs out', async () => {
   expect(await browser.page.getByRole('dialog').count()).toBe(0);
 });
 
-it('says that it is not live when the gateway falls silent, and since when', async () => {
+it('shows since when it is not live if the gateway stops answering', async () => {
   await browser.openView('#/approvals');
-  await pace().getByText('live', { exact: true }).waitFor();
+  await liveIndicator().getByText('live', { exact: true }).waitFor();
   gateway.signal('SIGSTOP');
   try {
-    await pace()
+    await liveIndicator()
       .getByText(/^not live since \d\d:\d\d:\d\d$/)
       .waitFor({ timeout: 25_000 });
     await browser.page.getByRole('alert').getByText('The gateway does not answer').waitFor({ timeout: 40_000 });
   } finally {
     gateway.signal('SIGCONT');
   }
-  await pace().getByText('live', { exact: true }).waitFor({ timeout: 30_000 });
+  await liveIndicator().getByText('live', { exact: true }).waitFor({ timeout: 30_000 });
   await browser.page.getByRole('alert').waitFor({ state: 'detached' });
 }, 90_000);

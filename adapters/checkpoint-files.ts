@@ -5,9 +5,9 @@ import { join } from 'node:path';
 const CHECKPOINT_NAME = /^checkpoint-(\d{15})$/;
 
 /**
- * A directory outside the database that keeps the newest checkpoint. A file is named by the size it vouches for, so replicas
- * that share the directory can never put an older one in the place of a newer: the largest name counts, and whoever writes
- * one removes the smaller. A crash leaves one too many, never one too few.
+ * An anchor: a directory outside the database that keeps the newest checkpoint. The size of the log is part of the file name,
+ * so replicas that share the directory can never replace a newer checkpoint by an older one. The largest name counts, and a
+ * writer removes the smaller ones. A crash can leave one file too many, never one too few.
  */
 export class CheckpointFiles {
   readonly directory: string;
@@ -23,13 +23,13 @@ export class CheckpointFiles {
       try {
         return await readFile(join(this.directory, newest), 'utf8');
       } catch (error) {
-        // Another replica wrote a newer one, and removed this, since we looked.
+        // Another replica wrote a newer checkpoint and removed this one meanwhile.
         if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
       }
     }
   }
 
-  /** Durable when this resolves: the file, then its name, then its place in the directory. */
+  /** Writes a checkpoint durably: syncs the file, renames it, then syncs the directory. */
   async write(note: string, size: number): Promise<void> {
     await mkdir(this.directory, { recursive: true, mode: 0o700 });
     const name = `checkpoint-${String(size).padStart(15, '0')}`;
@@ -41,16 +41,16 @@ export class CheckpointFiles {
       if (older < name) await unlink(join(this.directory, older)).catch(ignoreMissing);
   }
 
-  /** What is kept no longer counts, but is not lost: it stays under another name. */
+  /** Renames the checkpoints, so that they no longer count but remain available. */
   async archive(): Promise<void> {
     const names = await this.#listNames();
-    const until = new Date().toISOString().replaceAll(/[-:]|\.\d+/g, '');
+    const time = new Date().toISOString().replaceAll(/[-:]|\.\d+/g, '');
     for (const name of names)
-      await rename(join(this.directory, name), join(this.directory, `${name}.until-${until}`)).catch(ignoreMissing);
+      await rename(join(this.directory, name), join(this.directory, `${name}.until-${time}`)).catch(ignoreMissing);
     if (names.length > 0) await this.#syncDirectory();
   }
 
-  /** The largest size first. */
+  /** Lists the checkpoints, the largest size first. */
   async #listNames(): Promise<string[]> {
     try {
       return (await readdir(this.directory))

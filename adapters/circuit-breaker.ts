@@ -13,21 +13,22 @@ export type BreakerState = 'closed' | 'open' | 'half_open';
 
 type OpossumBreaker = CircuitBreaker<[Tool, PreparedRequest, SendOptions], Outcome>;
 
-/** Thrown inside the breaker so that it counts; unwrapped again right outside. */
+/** Thrown inside the breaker, so that the breaker counts the failure. `send` unwraps the outcome. */
 class UpstreamFailure extends Error {
   readonly outcome: Outcome;
 
   constructor(outcome: Outcome) {
-    super('the upstream failed');
+    super('The upstream failed.');
     this.outcome = outcome;
   }
 }
 
 /**
- * Stands before an upstream: so many requests at once, and none while it is sick. Only what the upstream itself did wrong
- * counts (no answer, a 5xx, garbage), so that one agent's bad arguments cannot shut a tool for all. An open breaker sends
- * nothing; its trials are only ever calls that may be repeated. It says "not sent" of what it holds back, and nothing of
- * what is already on its way: opening never turns unknown into failed.
+ * Limits the concurrent requests to an upstream, and stops requests while the upstream fails. Only failures of the upstream
+ * count (no answer, a 5xx, garbage), so that bad arguments of one agent cannot close a tool for all.
+ *
+ * An open breaker sends nothing, and its trials are only calls that may be repeated. A request that it stops is `not_sent`.
+ * Requests in flight are not affected, so opening the breaker never turns an unknown outcome into a failure.
  */
 export class CircuitBreakerAdapter implements Adapter {
   readonly #adapter: Adapter;
@@ -37,10 +38,10 @@ export class CircuitBreakerAdapter implements Adapter {
   #breaker: OpossumBreaker;
   #openedAt = 0;
 
-  constructor(upstream: Upstream, adapter: Adapter, openedByHand: () => boolean) {
+  constructor(upstream: Upstream, adapter: Adapter, isManuallyOpen: () => boolean) {
     this.#adapter = adapter;
     this.#upstream = upstream;
-    this.#isManuallyOpen = openedByHand;
+    this.#isManuallyOpen = isManuallyOpen;
     this.#semaphore = new Semaphore(upstream.concurrency);
     this.#breaker = this.#createBreaker();
   }
@@ -50,7 +51,7 @@ export class CircuitBreakerAdapter implements Adapter {
     const breaker: OpossumBreaker = new CircuitBreaker(
       (tool, request, options) => this.#sendUnlessOpen(tool, request, options, breaker.halfOpen),
       {
-        // Its own timeout aborts every call in flight; ours are per call, in the adapter.
+        // The timeout of opossum would abort every call in flight. The adapter has a timeout per call.
         timeout: false,
         errorThresholdPercentage: threshold * 100,
         volumeThreshold: minimum,
@@ -58,7 +59,7 @@ export class CircuitBreakerAdapter implements Adapter {
         rollingCountBuckets: 10,
         resetTimeout: cooldownMs,
         enableSnapshots: false,
-        // Nobody reads them, and every failure would sort the latencies of the whole window.
+        // The percentiles are not used, and each failure would sort the latencies of the whole window.
         rollingPercentilesEnabled: false,
       },
     );
@@ -73,7 +74,7 @@ export class CircuitBreakerAdapter implements Adapter {
     return this.#breaker.halfOpen ? 'half_open' : 'closed';
   }
 
-  /** How long a call of this tool must wait before it may be sent; zero: it may be now. */
+  /** How long a call of this tool must wait before it may be sent; 0 if it may be sent now. */
   getCooldownMs(tool: Tool): number {
     const state = this.state;
     if (state === 'closed' || (state === 'half_open' && canBeTrial(tool))) return 0;
@@ -81,16 +82,16 @@ export class CircuitBreakerAdapter implements Adapter {
     return Math.max(left, 1_000);
   }
 
-  /** By hand: whatever was counted is forgotten. */
+  /** Forgets all counted failures, because a person closed the breaker. */
   reset(): void {
     const old = this.#breaker;
     this.#breaker = this.#createBreaker();
-    // What it has in flight still ends as it ends; it only no longer counts.
+    // Calls in flight end normally, but no longer count.
     old.shutdown();
   }
 
-  prepare(tool: Tool, wish: RequestInput, txn: string): PreparedRequest {
-    return this.#adapter.prepare(tool, wish, txn);
+  prepare(tool: Tool, input: RequestInput, txn: string): PreparedRequest {
+    return this.#adapter.prepare(tool, input, txn);
   }
 
   isAt(base: string | undefined): boolean {
@@ -99,12 +100,12 @@ export class CircuitBreakerAdapter implements Adapter {
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (this.getCooldownMs(tool) > 0) return this.#buildOpenOutcome();
-    const entering = this.#semaphore.acquire(options.timeoutMs);
-    const leave = entering instanceof Promise ? await entering : entering;
-    if (leave === undefined)
+    const acquired = this.#semaphore.acquire(options.timeoutMs);
+    const release = acquired instanceof Promise ? await acquired : acquired;
+    if (release === undefined)
       return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
     try {
-      // Asked again: the breaker may have opened while this one queued. The time it queued is not the upstream's.
+      // Check again: the breaker may have opened while this call waited. `fire` starts here, so the wait does not count.
       if (this.getCooldownMs(tool) > 0) return this.#buildOpenOutcome();
       return await this.#breaker.fire(tool, request, options);
     } catch (error) {
@@ -112,13 +113,13 @@ export class CircuitBreakerAdapter implements Adapter {
       if ((error as NodeJS.ErrnoException).code === 'EOPENBREAKER') return this.#buildOpenOutcome();
       throw error;
     } finally {
-      leave();
+      release();
     }
   }
 
   /**
-   * What the breaker runs, and counts when it throws. Connecting takes time too: the breaker has its word until right before the
-   * first byte.
+   * Sends a request inside the breaker, which counts a failure when this throws. Connecting takes time, so the state of the
+   * breaker is checked once more right before the first byte.
    */
   async #sendUnlessOpen(
     tool: Tool,
@@ -126,15 +127,15 @@ export class CircuitBreakerAdapter implements Adapter {
     options: SendOptions,
     isTrial: boolean,
   ): Promise<Outcome> {
-    let opened = false;
+    let isOpen = false;
     const maySend = () => {
-      opened = isTrial ? this.#isManuallyOpen() : this.state !== 'closed';
-      return !opened && options.maySend();
+      isOpen = isTrial ? this.#isManuallyOpen() : this.state !== 'closed';
+      return !isOpen && options.maySend();
     };
-    const { timeoutMs, freshConnection, follower, discreet } = options;
-    const sent = await this.#adapter.send(tool, request, { timeoutMs, freshConnection, follower, discreet, maySend });
-    const outcome = opened && sent.kind === 'not_sent' ? this.#buildOpenOutcome() : sent;
-    // A trial that never left has shown nothing: it must not close the breaker.
+    const { timeoutMs, freshConnection, listener, discreet } = options;
+    const sent = await this.#adapter.send(tool, request, { timeoutMs, freshConnection, listener, discreet, maySend });
+    const outcome = isOpen && sent.kind === 'not_sent' ? this.#buildOpenOutcome() : sent;
+    // A trial that was not sent proves nothing, so it must not close the breaker.
     if (isUpstreamFailure(outcome) || (isTrial && outcome.kind === 'not_sent')) throw new UpstreamFailure(outcome);
     return outcome;
   }
@@ -145,11 +146,11 @@ export class CircuitBreakerAdapter implements Adapter {
   }
 
   #buildOpenOutcome(): Outcome {
-    return { kind: 'not_sent', detail: `the breaker of ${this.#upstream.name} is open`, heldBack: true };
+    return { kind: 'not_sent', detail: `the circuit breaker of ${this.#upstream.name} is open`, heldBack: true };
   }
 }
 
-/** A trial may end without an answer, so it must be one that can be repeated. */
+/** A trial may end without an answer, so only a call that can be repeated may be a trial. */
 function canBeTrial(tool: Tool): boolean {
   return tool.effect === 'read' || tool.once.by === 'key' || tool.once.by === 'idempotent';
 }

@@ -5,19 +5,19 @@ import { McpAdapter } from './mcp/mcp-adapter.ts';
 
 interface RegistryEntry {
   readonly upstream: Upstream;
-  readonly guard: CircuitBreakerAdapter;
-  /** Of an MCP server: the same adapter, for what is no tool call. */
+  readonly adapter: CircuitBreakerAdapter;
+  /** The adapter of an MCP server without the circuit breaker, for requests that are not tool calls. */
   readonly mcp: McpAdapter | undefined;
 }
 
-/** The adapters of the upstreams in force, each behind its guard. One whose contract did not change keeps its connections. */
+/** The adapters of all upstreams, each behind its circuit breaker. An upstream whose policy did not change keeps its connections. */
 export class AdapterRegistry {
   readonly #isManuallyOpen: (upstream: string) => boolean;
   readonly #key: Buffer;
   #entries = new Map<string, RegistryEntry>();
 
-  constructor(openedByHand: (upstream: string) => boolean, key: Buffer) {
-    this.#isManuallyOpen = openedByHand;
+  constructor(isManuallyOpen: (upstream: string) => boolean, key: Buffer) {
+    this.#isManuallyOpen = isManuallyOpen;
     this.#key = key;
   }
 
@@ -25,8 +25,8 @@ export class AdapterRegistry {
     const next = new Map<string, RegistryEntry>();
     for (const upstream of policies.upstreams.values()) {
       const current = this.#entries.get(upstream.name);
-      const same = current !== undefined && JSON.stringify(current.upstream) === JSON.stringify(upstream);
-      next.set(upstream.name, same ? current : this.#createEntry(upstream));
+      const isSame = current !== undefined && JSON.stringify(current.upstream) === JSON.stringify(upstream);
+      next.set(upstream.name, isSame ? current : this.#createEntry(upstream));
     }
     const retired = [...this.#entries.values()].filter((entry) => next.get(entry.upstream.name) !== entry);
     this.#entries = next;
@@ -34,42 +34,44 @@ export class AdapterRegistry {
   }
 
   getAdapter(tool: Tool): CircuitBreakerAdapter {
-    const found = this.#entries.get(tool.upstream);
-    if (found === undefined) throw new TypeError(`no adapter for upstream ${tool.upstream}`);
-    return found.guard;
+    const entry = this.#entries.get(tool.upstream);
+    if (entry === undefined) throw new TypeError(`There is no adapter for upstream ${tool.upstream}.`);
+    return entry.adapter;
   }
 
-  /** The MCP server behind an upstream, for everything but calls: those go through the guard. */
+  /** The adapter of an MCP server, for requests that are not tool calls. Tool calls go through the circuit breaker. */
   findMcpAdapter(upstream: string): McpAdapter | undefined {
     return this.#entries.get(upstream)?.mcp;
   }
 
-  /** What an open breaker says of everything that would be sent. */
   isBreakerClosed(upstream: string): boolean {
-    return this.#entries.get(upstream)?.guard.state === 'closed';
+    return this.#entries.get(upstream)?.adapter.state === 'closed';
   }
 
   listBreakers(): { readonly upstream: string; readonly state: BreakerState }[] {
-    return [...this.#entries.values()].map(({ upstream, guard }) => ({ upstream: upstream.name, state: guard.state }));
+    return [...this.#entries.values()].map(({ upstream, adapter }) => ({
+      upstream: upstream.name,
+      state: adapter.state,
+    }));
   }
 
   resetBreaker(upstream: string): void {
-    this.#entries.get(upstream)?.guard.reset();
+    this.#entries.get(upstream)?.adapter.reset();
   }
 
   async close(): Promise<void> {
-    await Promise.all([...this.#entries.values()].map(({ guard }) => guard.close()));
+    await Promise.all([...this.#entries.values()].map(({ adapter }) => adapter.close()));
   }
 
   #createEntry(upstream: Upstream): RegistryEntry {
     const mcp = upstream.adapter === 'mcp' ? new McpAdapter(upstream, this.#key) : undefined;
-    const adapter = mcp ?? new HttpAdapter(upstream, this.#key);
-    const guard = new CircuitBreakerAdapter(upstream, adapter, () => this.#isManuallyOpen(upstream.name));
-    return { upstream, guard, mcp };
+    const unguarded = mcp ?? new HttpAdapter(upstream, this.#key);
+    const adapter = new CircuitBreakerAdapter(upstream, unguarded, () => this.#isManuallyOpen(upstream.name));
+    return { upstream, adapter, mcp };
   }
 }
 
-/** A retired adapter may still carry calls: it is closed when the longest of them must have ended. */
-function scheduleClose({ upstream, guard }: RegistryEntry): void {
-  setTimeout(() => void guard.close().catch(() => {}), upstream.timeoutMs + 60_000).unref();
+/** Closes a retired adapter when its longest call must have ended. */
+function scheduleClose({ upstream, adapter }: RegistryEntry): void {
+  setTimeout(() => void adapter.close().catch(() => {}), upstream.timeoutMs + 60_000).unref();
 }

@@ -1,48 +1,51 @@
-/** Lets so many through at once; others queue, not without end and not for ever. */
+/** Limits the number of holders. Others wait in a queue of limited length, for a limited time. */
 export class Semaphore {
   readonly #maxHolders: number;
   readonly #maxWaiters: number;
   readonly #waiters = new Set<() => void>();
   #holders = 0;
 
-  constructor(most: number, mostWaiting = most * 16) {
-    this.#maxHolders = most;
-    this.#maxWaiters = mostWaiting;
+  constructor(maxHolders: number, maxWaiters = maxHolders * 16) {
+    this.#maxHolders = maxHolders;
+    this.#maxWaiters = maxWaiters;
   }
 
-  /** The way out, or nothing when the queue is full or the time is up; a promise of it for whoever must wait. */
-  acquire(patienceMs: number): (() => void) | undefined | Promise<(() => void) | undefined> {
+  /**
+   * Returns the function that releases the semaphore, or undefined when the queue is full or the time is up. Returns a promise
+   * only if the caller must wait.
+   */
+  acquire(maxWaitMs: number): (() => void) | undefined | Promise<(() => void) | undefined> {
     if (this.#holders < this.#maxHolders) {
       this.#holders += 1;
       return this.#createRelease();
     }
-    return this.#waiters.size >= this.#maxWaiters ? undefined : this.#waitForRelease(patienceMs);
+    return this.#waiters.size >= this.#maxWaiters ? undefined : this.#waitForRelease(maxWaitMs);
   }
 
-  async #waitForRelease(patienceMs: number): Promise<(() => void) | undefined> {
-    const turn = await new Promise<boolean>((resolve) => {
-      const called = () => {
+  async #waitForRelease(maxWaitMs: number): Promise<(() => void) | undefined> {
+    const hasAcquired = await new Promise<boolean>((resolve) => {
+      const wake = () => {
         clearTimeout(timer);
         resolve(true);
       };
       const timer = setTimeout(() => {
-        this.#waiters.delete(called);
+        this.#waiters.delete(wake);
         resolve(false);
-      }, patienceMs);
-      this.#waiters.add(called);
+      }, maxWaitMs);
+      this.#waiters.add(wake);
     });
-    return turn ? this.#createRelease() : undefined;
+    return hasAcquired ? this.#createRelease() : undefined;
   }
 
   #createRelease(): () => void {
-    let left = false;
+    let isReleased = false;
     return () => {
-      if (left) return;
-      left = true;
+      if (isReleased) return;
+      isReleased = true;
       const [next] = this.#waiters;
       if (next === undefined) this.#holders -= 1;
       else {
-        // The place is handed on: nobody who comes now can slip in between.
+        // `#holders` stays unchanged: the next waiter gets the permit, and no newcomer can take it.
         this.#waiters.delete(next);
         next();
       }

@@ -1,24 +1,24 @@
 import { createHmac } from 'node:crypto';
 
-/** 64 bits: that two accounts of one service look alike by chance is nothing to wait for. */
+/** 64 bits are enough that two accounts of one service practically never have the same digest. */
 const DIGEST_LENGTH = 16;
 
 /**
- * Where an upstream is, as it is written down with each request to tell whether it still is there. Its credentials are not
- * written: a digest under the gateway's key stands for them, or two accounts of one service would look like the same place.
+ * Identifies the URL of an upstream. Each request stores the identity, so that a re-send can check that the URL did not change.
+ * Credentials are not stored. A keyed digest stands for them, because two accounts of one service differ only in credentials.
  */
 export class UpstreamIdentity {
   readonly written: string;
   readonly #acceptedForms: ReadonlySet<string>;
 
   constructor(exact: string, scrub: (text: string) => string, key: Buffer) {
-    const shown = scrub(exact);
-    this.written = shown === exact ? exact : `${shown}#${digestIdentity(exact, key)}`;
-    // Earlier versions wrote no digest, and took for no credential what is one now: their calls are compared as they were then.
-    this.#acceptedForms = new Set([this.written, shown, exact]);
+    const scrubbed = scrub(exact);
+    this.written = scrubbed === exact ? exact : `${scrubbed}#${digestIdentity(exact, key)}`;
+    // Earlier versions stored no digest, or stored a credential that they did not recognise. Their stored forms still match.
+    this.#acceptedForms = new Set([this.written, scrubbed, exact]);
   }
 
-  /** Whether what was written down then, if anything was, means this place. */
+  /** Whether a stored identity means this upstream. A request without a stored identity always matches. */
   matches(written: string | undefined): boolean {
     return written === undefined || this.#acceptedForms.has(written);
   }

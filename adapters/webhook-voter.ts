@@ -10,62 +10,67 @@ const MAX_REASON_LENGTH = 500;
 const VERDICTS: readonly unknown[] = ['approve', 'deny', 'abstain'] satisfies VoteChoice[];
 
 export interface VoteRequest {
-  /** Of this asking and no other: an answer must repeat it, so that none can be kept for another time or another call. */
+  /** Unique per request. The answer must repeat it, so that no answer can be replayed for another request or call. */
   readonly digest: string;
   readonly body: string;
 }
 
 export interface VoteResponse {
   readonly vote: Vote;
-  /** What went wrong on the way, for the operator's log: it may name the voter's host. */
+  /** The transport error, for the log of the operator only, because it may name the host of the voter. */
   readonly trouble?: string;
 }
 
 /**
- * Asks a voter once. Throws nothing: whatever is not an answer in time, to this very question, signed by the voter, is an
- * abstention, which counts no more than a no. Reasons say nothing of where the voter is.
+ * Asks a voter once. Never throws: an answer that is late, unsigned or for another request counts as an abstention, which is
+ * no approval. Reasons do not reveal the address of the voter.
  */
-export async function requestVote(voter: WebhookVoter, question: VoteRequest): Promise<VoteResponse> {
+export async function requestVote(voter: WebhookVoter, request: VoteRequest): Promise<VoteResponse> {
   const { name, url, secret, allowPrivate, withinMs } = voter;
-  const began = performance.now();
-  const abstains = (reason: string): Vote => ({ voter: name, verdict: 'abstain', reason });
+  const startedAt = performance.now();
+  const abstain = (reason: string): Vote => ({ voter: name, verdict: 'abstain', reason });
   try {
-    const answer = await sendOutboundRequest({
+    const response = await sendOutboundRequest({
       url,
       method: 'POST',
       headers: {
         'content-type': 'application/json',
         'user-agent': 'oncegate',
-        'oncegate-signature': signBody(secret, question.body),
+        'oncegate-signature': signBody(secret, request.body),
       },
-      body: question.body,
+      body: request.body,
       allowPrivate,
-      mostBytes: MAX_RESPONSE_BYTES,
+      maxBytes: MAX_RESPONSE_BYTES,
       timeoutMs: withinMs,
     });
-    const said = readVote(answer, secret, question.digest);
-    return { vote: typeof said === 'string' ? abstains(said) : { voter: name, ...said } };
+    const parsed = parseVote(response, secret, request.digest);
+    return { vote: typeof parsed === 'string' ? abstain(parsed) : { voter: name, ...parsed } };
   } catch (error) {
-    const isLate = performance.now() - began >= withinMs;
+    const isLate = performance.now() - startedAt >= withinMs;
     return {
-      vote: abstains(isLate ? `no answer within ${withinMs} ms` : 'it could not be reached, or broke off'),
+      vote: abstain(
+        isLate
+          ? `no answer within ${withinMs} ms`
+          : 'the voter could not be reached, or its answer did not arrive completely',
+      ),
       trouble: error instanceof Error ? error.message : String(error),
     };
   }
 }
 
-/** The vote in an answer, or why there is none in it. Who sent it is asked before what it says is looked at. */
-function readVote(answer: OutboundResponse, secret: string, digest: string): Omit<Vote, 'voter'> | string {
-  const { status, headers, body } = answer;
-  if (status !== 200) return `it answered ${status}, not 200`;
-  if (!isSignatureValid(secret, body, headers['oncegate-signature'])) return 'its answer is not signed with its secret';
-  const said = parseJson(body);
-  if (!isJsonObject(said) || !VERDICTS.includes(said['vote']))
-    return 'its answer is not a vote: approve, deny or abstain';
-  if (said['digest'] !== digest) return 'its answer is about something else: it must repeat the digest of the question';
-  const { reason } = said;
+/** The vote in a response, or a string that says why there is none. Checks the signature before it parses the body. */
+function parseVote(response: OutboundResponse, secret: string, digest: string): Omit<Vote, 'voter'> | string {
+  const { status, headers, body } = response;
+  if (status !== 200) return `the voter answered ${status}, not 200`;
+  if (!isSignatureValid(secret, body, headers['oncegate-signature']))
+    return 'the answer is not signed with the secret of the voter';
+  const parsed = parseJson(body);
+  if (!isJsonObject(parsed) || !VERDICTS.includes(parsed['vote']))
+    return 'the answer is not a vote: approve, deny or abstain';
+  if (parsed['digest'] !== digest) return 'the answer does not repeat the digest of the request';
+  const { reason } = parsed;
   return {
-    verdict: said['vote'] as VoteChoice,
+    verdict: parsed['vote'] as VoteChoice,
     reason: typeof reason === 'string' ? sanitizeReason(reason, secret) : '',
   };
 }
@@ -78,7 +83,7 @@ function parseJson(body: string): unknown {
   }
 }
 
-/** As it can be stored and printed, whatever was sent. */
+/** Makes the reason of a voter safe to store and print. */
 function sanitizeReason(reason: string, secret: string): string {
   return scrub(reason, [secret])
     .slice(0, MAX_REASON_LENGTH)

@@ -90,7 +90,7 @@ async function sendNotice({ url, secret, allowPrivate }: Webhook, notice: Notice
       },
       body,
       allowPrivate,
-      mostBytes: MAX_ANSWER_BYTES,
+      maxBytes: MAX_ANSWER_BYTES,
       timeoutMs: SEND_TIMEOUT_MS,
     });
     return status >= 200 && status < 300 ? undefined : `it answered ${status}`;

@@ -13,7 +13,7 @@ import { parsePolicyFile } from './policy/read-policy-files.ts';
 import { resolveSecrets } from './policy/resolve-secrets.ts';
 import { reportZodIssues } from './policy/zod-issues.ts';
 import { type DemoKeys, readDemoKeys } from './secret-files.ts';
-import { type TelemetryConfig, telemetryOf, telemetrySchema } from './telemetry/telemetry-config.ts';
+import { readTelemetryConfig, type TelemetryConfig, telemetrySchema } from './telemetry/telemetry-config.ts';
 
 /** The configuration of the process. Only this module reads the environment. */
 export interface Config {
@@ -143,7 +143,7 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
       perAddress: parseRate(file.limits?.perAddress ?? '100/s'),
     },
     webhook,
-    telemetry: telemetryOf(env, file.telemetry),
+    telemetry: readTelemetryConfig(env, file.telemetry),
     audit,
     demo,
     workers: readWorkerCount(env, { demo, embedded: url === undefined }),

@@ -19,8 +19,8 @@ import { EmbeddedError, type EmbeddedPostgres, startEmbeddedPostgres } from './l
 import { DatabaseUnreachableError, migrateDatabase, SchemaError } from './ledger/migrate.ts';
 import { PolicyStore } from './policy-store.ts';
 import { type DemoKeys, loadAuditKey, loadDemoKeys, loadSealingKey } from './secret-files.ts';
-import { CallLog } from './telemetry/call-log.ts';
 import { Metrics } from './telemetry/metrics.ts';
+import { ProcessAuditLog } from './telemetry/process-audit-log.ts';
 import { TelemetryRecorder } from './telemetry/telemetry.ts';
 import { startTracing } from './telemetry/tracing.ts';
 import { TokenVerifier } from './token-verifier.ts';
@@ -153,7 +153,7 @@ async function serve(config: Config): Promise<void> {
     if (tracing !== undefined) stops.push(() => waitAtMost(TRACING_STOP_TIMEOUT_MS, tracing.stop()));
     const engine = await Engine.start({
       telemetry: new TelemetryRecorder(metrics, tracing, log),
-      onBatch: (size, waiting) => metrics.batch(size, waiting),
+      onBatch: (size, waiting) => metrics.recordBatch(size, waiting),
       config,
       url,
       policies,
@@ -164,7 +164,10 @@ async function serve(config: Config): Promise<void> {
     stops.push(() => engine.stop(timeLeft()));
 
     const { db, adapters } = engine.services.station;
-    metrics.sound({ breakers: () => adapters.listBreakers(), backlog: () => readBacklog(db, MAX_COUNTED_BACKLOG) });
+    metrics.addSources({
+      breakers: () => adapters.listBreakers(),
+      backlog: () => readBacklog(db, MAX_COUNTED_BACKLOG),
+    });
     const auditRecords = await startAuditRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
       const notifier = new ApprovalNotifier(engine.services.station.db, config.webhook, log);
@@ -179,7 +182,7 @@ async function serve(config: Config): Promise<void> {
         reload: async (askedBy) => {
           const faults = await policies.reload(askedBy);
           // Answer when the reload is in the audit log, or when the ledger does not take it in time.
-          await waitAtMost(AUDIT_WRITE_TIMEOUT_MS, auditRecords.written());
+          await waitAtMost(AUDIT_WRITE_TIMEOUT_MS, auditRecords.waitUntilWritten());
           return faults;
         },
       },
@@ -219,9 +222,9 @@ async function startAuditRecords(
   gateway: string,
   log: pino.Logger,
   stops: (() => Promise<void>)[],
-): Promise<CallLog> {
+): Promise<ProcessAuditLog> {
   const { db, lease } = engine.services.station;
-  const auditRecords = new CallLog(db, log);
+  const auditRecords = new ProcessAuditLog(db, log);
   stops.push(() => auditRecords.stop());
   await enqueueAuditEntry(
     db,
@@ -234,7 +237,7 @@ async function startAuditRecords(
   );
   policies.onLoad(({ version, faults, askedBy }) => {
     const isRefused = faults.length > 0;
-    metrics.policies(version, isRefused);
+    metrics.setPolicies(version, isRefused);
     auditRecords.write(isRefused ? 'policies_refused' : 'policies_loaded', {
       process: lease.id,
       policyVersion: version,
@@ -242,7 +245,7 @@ async function startAuditRecords(
       ...(isRefused ? { faults: faults.slice(0, MAX_LOGGED_FAULTS) } : {}),
     });
   });
-  metrics.policies(policies.current.version, policies.warnings().length > 0);
+  metrics.setPolicies(policies.current.version, policies.warnings().length > 0);
   return auditRecords;
 }
 

@@ -197,7 +197,7 @@ class Issuer {
         method: 'GET',
         headers: { accept: 'application/json' },
         allowPrivate: this.#allowPrivate,
-        mostBytes: MAX_ANSWER_BYTES,
+        maxBytes: MAX_ANSWER_BYTES,
         timeoutMs: REQUEST_TIMEOUT_MS,
       });
     } catch (error) {

@@ -8,20 +8,19 @@ export class PrivateAddressError extends Error {
 }
 
 /**
- * Connects to an upstream. Unless private addresses are allowed, a name is refused as soon as one of its answers leads
- * inside, before a packet leaves, and the address really connected to is checked once more: what DNS said a moment ago
- * is no proof.
+ * Connects to an upstream. Unless private addresses are allowed, a host name is refused if any of its addresses is private,
+ * before a packet is sent. The address of the open connection is checked again, because DNS may have changed meanwhile.
  */
 export function createConnector(allowPrivate: boolean, timeoutMs: number): buildConnector.connector {
   const guardedLookup: LookupFunction = (hostname, options, callback) => {
     systemLookup(hostname, { ...options, all: true }, (error, addresses) => {
       if (error !== null) return callback(error, '');
-      const inside = addresses.find(({ address }) => isPrivateAddress(address));
-      if (inside !== undefined) return callback(createPrivateAddressError(hostname, inside.address), '');
+      const privateOne = addresses.find(({ address }) => isPrivateAddress(address));
+      if (privateOne !== undefined) return callback(createPrivateAddressError(hostname, privateOne.address), '');
       if (options.all === true) return callback(null, addresses);
       const first = addresses[0];
       return first === undefined
-        ? callback(new Error(`no address for ${hostname}`), '')
+        ? callback(new Error(`DNS has no address for ${hostname}`), '')
         : callback(null, first.address, first.family);
     });
   };
@@ -31,7 +30,7 @@ export function createConnector(allowPrivate: boolean, timeoutMs: number): build
   return (options, callback) => {
     const host = options.hostname.replace(/^\[|\]$/g, '');
     if (isIP(host) !== 0 && isPrivateAddress(host)) {
-      // Not synchronously: undici marks the client as connecting only after this returns.
+      // Call back asynchronously: undici marks the client as connecting only after this returns.
       queueMicrotask(() => callback(createPrivateAddressError(host, host), null));
       return;
     }

@@ -14,29 +14,29 @@ import { UpstreamIdentity } from '../upstream-identity.ts';
 import { createConnector, PrivateAddressError } from './guarded-connector.ts';
 import { renderRequest } from './render-request.ts';
 
-/** The only module that opens sockets to HTTP upstreams. Redirects are never followed. */
+/** Sends tool calls to an HTTP upstream. No other module does. Never follows redirects. */
 export class HttpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #identity: UpstreamIdentity;
   readonly #origin: string;
-  /** Without the slash that it may end with. */
+  /** Without a trailing slash. */
   readonly #basePath: string;
   readonly #clientOptions: Client.Options;
-  /** Whether it wants headers of its own, credentials above all. */
+  /** Whether the upstream has headers, which are mostly credentials. */
   readonly #hasHeaders: boolean;
   readonly #pool: Pool;
   readonly #scrubbers: Scrubbers;
 
-  /** The key never leaves this process: what stands for credentials in the ledger is made with it. */
+  /** `key` makes the digests that stand for credentials in the ledger. It never leaves this process. */
   constructor(upstream: Upstream, key: Buffer) {
-    if (upstream.url === undefined) throw new TypeError(`upstream ${upstream.name} has no url`);
+    if (upstream.url === undefined) throw new TypeError(`Upstream ${upstream.name} has no url.`);
     this.#upstream = upstream;
     const { href, origin, pathname } = new URL(upstream.url);
     this.#origin = origin;
     this.#basePath = pathname.endsWith('/') ? pathname.slice(0, -1) : pathname;
     this.#clientOptions = {
       connect: createConnector(upstream.allowPrivate, upstream.timeoutMs),
-      // Deadlines are per call and ours; the client's own would only blur what an abort means.
+      // Each call has its own deadline. The timeouts of undici would make the cause of an abort ambiguous.
       headersTimeout: 0,
       bodyTimeout: 0,
       pipelining: 1,
@@ -50,9 +50,9 @@ export class HttpAdapter implements Adapter {
     this.#pool = new Pool(origin, { ...this.#clientOptions, connections: upstream.concurrency });
   }
 
-  prepare(tool: Tool, wish: RequestInput, txn: string): PreparedRequest {
-    if (tool.request === undefined) throw new TypeError(`tool ${tool.name} has no request`);
-    return renderRequest(tool, tool.request, wish, txn, this.#identity.written);
+  prepare(tool: Tool, input: RequestInput, txn: string): PreparedRequest {
+    if (tool.request === undefined) throw new TypeError(`Tool ${tool.name} has no request.`);
+    return renderRequest(tool, tool.request, input, txn, this.#identity.written);
   }
 
   isAt(base: string | undefined): boolean {
@@ -61,7 +61,7 @@ export class HttpAdapter implements Adapter {
 
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (!this.isAt(request.base)) {
-      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      const detail = `the address of ${this.#upstream.name} changed since the first attempt`;
       return Promise.resolve({ kind: 'not_sent', detail, refusedHere: true });
     }
     return options.freshConnection
@@ -74,7 +74,7 @@ export class HttpAdapter implements Adapter {
     try {
       return await this.#dispatch(client, tool, request, options);
     } finally {
-      // Whatever happened is decided; nothing of this connection may linger.
+      // The outcome is decided, so the connection must not stay open.
       void client.destroy().catch(() => {});
     }
   }
@@ -105,12 +105,12 @@ export class HttpAdapter implements Adapter {
   }
 
   #withCredentials(headers: PreparedRequest['headers']): PreparedRequest['headers'] {
-    // Not by spreading: of objects with names from outside that takes ten times as long.
+    // `Object.assign` is ten times faster than a spread for objects with dynamic keys.
     return this.#hasHeaders ? Object.assign({}, headers, this.#upstream.headers) : headers;
   }
 }
 
-/** Takes the upstream's credentials out of what it answers: of a text, or of bytes read as one character each. */
+/** Replace the credentials of the upstream in its answers: in text, or in bytes read as Latin-1. */
 interface Scrubbers {
   readonly text: (text: string) => string;
   readonly bytes: (text: string) => string;
@@ -119,8 +119,8 @@ interface Scrubbers {
 const UTF8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 /**
- * One request and its answer, told apart by the only two facts that count: had the first byte left, and did a whole answer
- * come back. undici calls `onRequestStart` immediately before it writes; an abort in there writes nothing.
+ * One request and its answer. Two facts decide the outcome: whether the first byte was sent, and whether a whole answer came
+ * back. undici calls `onRequestStart` immediately before it writes; an abort there writes nothing.
  */
 class HttpExchange implements Dispatcher.DispatchHandler {
   readonly #tool: Tool;
@@ -129,24 +129,24 @@ class HttpExchange implements Dispatcher.DispatchHandler {
   readonly #timer: NodeJS.Timeout;
   readonly #resolve: (outcome: Outcome) => void;
   #controller: Dispatcher.DispatchController | undefined;
-  #done = false;
+  #isDone = false;
   #status = 0;
   #contentType: string | null = null;
   readonly #body = new ByteAccumulator();
 
-  constructor(tool: Tool, clean: Scrubbers, options: SendOptions, resolve: (outcome: Outcome) => void) {
+  constructor(tool: Tool, scrubbers: Scrubbers, options: SendOptions, resolve: (outcome: Outcome) => void) {
     this.#tool = tool;
-    this.#scrubbers = clean;
+    this.#scrubbers = scrubbers;
     this.#maySend = options.maySend;
     this.#resolve = resolve;
     this.#timer = setTimeout(() => this.#fail(`no answer within ${options.timeoutMs} ms`), options.timeoutMs);
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
-    if (this.#done) return controller.abort(new Error('given up before it was sent'));
+    if (this.#isDone) return controller.abort(new Error('The call was given up before it was sent.'));
     if (!this.#maySend()) {
-      this.#finish({ kind: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
-      return controller.abort(new Error('not allowed to send any more'));
+      this.#finish({ kind: 'not_sent', detail: 'this replica lost its right to send', abandoned: true });
+      return controller.abort(new Error('This replica lost its right to send.'));
     }
     this.#controller = controller;
   }
@@ -171,7 +171,7 @@ class HttpExchange implements Dispatcher.DispatchHandler {
     try {
       this.#finish(classifyStatus(this.#status, this.#tool.noEffect, this.#buildAnswer()));
     } catch {
-      // Whatever went wrong here may name what it was about, a credential for one: only that it did is told.
+      // The error may quote the answer and so a credential. So the detail says only that the answer cannot be read.
       this.#fail('the answer cannot be read');
     }
   }
@@ -189,14 +189,14 @@ class HttpExchange implements Dispatcher.DispatchHandler {
   }
 
   #finish(outcome: Outcome): void {
-    if (this.#done) return;
-    this.#done = true;
+    if (this.#isDone) return;
+    this.#isDone = true;
     clearTimeout(this.#timer);
     this.#body.take();
     this.#resolve(outcome);
   }
 
-  /** A credential that an upstream echoes must not reach the agent, the ledger or a log. */
+  /** Builds the answer without the credentials that an upstream echoes. They must not reach the agent, the ledger or a log. */
   #buildAnswer(): UpstreamAnswer {
     const bytes = this.#body.take();
     const status = this.#status;
@@ -205,23 +205,23 @@ class HttpExchange implements Dispatcher.DispatchHandler {
     try {
       return { status, contentType, body: this.#scrubbers.text(UTF8.decode(bytes)), encoding: 'utf8' };
     } catch {
-      const clean = Buffer.from(this.#scrubbers.bytes(this.#scrubbers.text(bytes.toString('latin1'))), 'latin1');
-      return { status, contentType, body: clean.toString('base64'), encoding: 'base64' };
+      const scrubbed = Buffer.from(this.#scrubbers.bytes(this.#scrubbers.text(bytes.toString('latin1'))), 'latin1');
+      return { status, contentType, body: scrubbed.toString('base64'), encoding: 'base64' };
     }
   }
 }
 
-/** What a status proves. `answer` is absent when the body did not arrive whole. */
+/** The outcome that a status proves. `answer` is undefined when the body did not arrive completely. */
 export function classifyStatus(
   status: number,
   noEffect: ReadonlySet<number>,
   answer: UpstreamAnswer | undefined,
   detail = '',
 ): Outcome {
-  const whole = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
-  if (noEffect.has(status)) return { kind: 'refused', answer: whole };
+  const storedAnswer = answer ?? { status, contentType: null, body: null, encoding: 'utf8' };
+  if (noEffect.has(status)) return { kind: 'refused', answer: storedAnswer };
   if (status >= 200 && status < 300) {
-    return answer === undefined ? { kind: 'ok_body_lost', answer: whole, detail } : { kind: 'ok', answer };
+    return answer === undefined ? { kind: 'ok_body_lost', answer: storedAnswer, detail } : { kind: 'ok', answer };
   }
-  return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: whole };
+  return { kind: 'ambiguous', detail: `the upstream answered ${status}`, answer: storedAnswer };
 }

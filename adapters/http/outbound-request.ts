@@ -3,16 +3,16 @@ import { ByteAccumulator } from '../../gateway/domain/byte-accumulator.ts';
 import { createConnector } from './guarded-connector.ts';
 import { isPrivateAddress } from './private-address.ts';
 
-/** A request the gateway makes on its own account, to what its operator named: an issuer's keys, a webhook. */
+/** A request of the gateway itself to a URL from the configuration: the keys of an issuer, a webhook, a witness. */
 export interface OutboundRequest {
   readonly url: string;
   readonly method: 'GET' | 'POST';
   readonly headers: Readonly<Record<string, string>>;
   readonly body?: string;
-  /** Private and loopback addresses are refused unless this says so. */
+  /** Private and loopback addresses are refused unless this is true. */
   readonly allowPrivate: boolean;
-  readonly mostBytes: number;
-  /** From the look-up of the name to the last byte of the answer. */
+  readonly maxBytes: number;
+  /** From the DNS lookup to the last byte of the answer. */
   readonly timeoutMs: number;
 }
 
@@ -23,36 +23,36 @@ export interface OutboundResponse {
 }
 
 /**
- * One request on a connection of its own. Redirects are not followed: their target was named by nobody. Without TLS only a
- * private address is spoken to. Rejects when no whole answer came in time.
+ * Sends one request on its own connection. Does not follow redirects, because their target is not in the configuration. A
+ * request without TLS goes only to a private address. Rejects when no whole answer arrives in time.
  */
-export async function sendOutboundRequest(errand: OutboundRequest): Promise<OutboundResponse> {
-  const url = new URL(errand.url);
-  const guarded = createConnector(errand.allowPrivate, errand.timeoutMs);
+export async function sendOutboundRequest(request: OutboundRequest): Promise<OutboundResponse> {
+  const url = new URL(request.url);
+  const connect = createConnector(request.allowPrivate, request.timeoutMs);
   const client = new Client(url.origin, {
-    connect: url.protocol === 'https:' ? guarded : rejectPublicAddresses(guarded),
+    connect: url.protocol === 'https:' ? connect : rejectPublicAddresses(connect),
   });
   const deadline = new AbortController();
   const timer = setTimeout(() => {
-    deadline.abort(new Error(`no answer within ${errand.timeoutMs} ms`));
-    // A name that is still being looked up, or a connection half made, hears nothing of the signal.
+    deadline.abort(new Error(`no answer within ${request.timeoutMs} ms`));
+    // The signal does not stop a DNS lookup or a connection that is being opened; `destroy` does.
     void client.destroy().catch(() => {});
-  }, errand.timeoutMs);
+  }, request.timeoutMs);
   try {
     const { statusCode, headers, body } = await client.request({
       path: url.pathname + url.search,
-      method: errand.method,
-      headers: errand.headers,
-      body: errand.body ?? null,
+      method: request.method,
+      headers: request.headers,
+      body: request.body ?? null,
       signal: deadline.signal,
     });
-    const gathered = new ByteAccumulator();
+    const received = new ByteAccumulator();
     for await (const chunk of body as AsyncIterable<Buffer>) {
-      if (gathered.length + chunk.length > errand.mostBytes)
-        throw new Error(`the answer is larger than ${errand.mostBytes} bytes`);
-      gathered.append(chunk);
+      if (received.length + chunk.length > request.maxBytes)
+        throw new Error(`the answer is larger than ${request.maxBytes} bytes`);
+      received.append(chunk);
     }
-    return { status: statusCode, headers, body: gathered.take().toString('utf8') };
+    return { status: statusCode, headers, body: received.take().toString('utf8') };
   } finally {
     clearTimeout(timer);
     void client.destroy().catch(() => {});
@@ -66,6 +66,6 @@ function rejectPublicAddresses(connect: buildConnector.connector): buildConnecto
       if (error !== null) return callback(error, null);
       if (isPrivateAddress(socket.remoteAddress ?? '')) return callback(null, socket);
       socket.destroy();
-      return callback(new Error(`${options.hostname} is a public address: only https is spoken there`), null);
+      return callback(new Error(`${options.hostname} is a public address; use https`), null);
     });
 }

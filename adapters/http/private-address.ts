@@ -1,12 +1,12 @@
 import { BlockList, isIP } from 'node:net';
 
-/** IPv4 that leads inside: loopback, private, link-local, shared, multicast, reserved, documentation. */
+/** IPv4 ranges that are not public: loopback, private, link-local, shared, multicast, reserved, documentation. */
 const PRIVATE_V4: readonly (readonly [string, number])[] = [
   ['0.0.0.0', 8],
   ['10.0.0.0', 8],
   ['100.64.0.0', 10],
   ['127.0.0.0', 8],
-  ['168.63.129.16', 32], // looks public, and is the host's own service on every Azure machine
+  ['168.63.129.16', 32], // looks public, but is the host service of every Azure machine
   ['169.254.0.0', 16],
   ['172.16.0.0', 12],
   ['192.0.0.0', 24],
@@ -21,8 +21,8 @@ const PRIVATE_V4: readonly (readonly [string, number])[] = [
 ];
 
 /**
- * IPv6 that leads outside, and nothing else does: global unicast, and the two forms that carry an IPv4 address which is then
- * judged by itself. What is not assigned today may be anything tomorrow.
+ * The only public IPv6 ranges: global unicast, and two ranges that embed an IPv4 address, which is checked by itself. All
+ * other ranges count as private, because an unassigned range may get any meaning later.
  */
 const PUBLIC_V6: readonly (readonly [string, number])[] = [
   ['2000::', 3],
@@ -30,7 +30,7 @@ const PUBLIC_V6: readonly (readonly [string, number])[] = [
   ['::ffff:0:0', 96], // IPv4-mapped
 ];
 
-/** Inside that: tunnels that end wherever their last bits say, documentation, benchmarks. */
+/** Exceptions within the public ranges: tunnels whose target is in the address, documentation, benchmarks. */
 const PRIVATE_V6: readonly (readonly [string, number])[] = [
   ['2001::', 23], // Teredo, ORCHID and other protocol assignments
   ['2001:db8::', 32],
@@ -40,7 +40,7 @@ const PRIVATE_V6: readonly (readonly [string, number])[] = [
 
 const privateRanges = new BlockList();
 for (const [net, prefix] of PRIVATE_V4) {
-  // `net.BlockList` judges an IPv4-mapped address by these too; of NAT64 it knows nothing.
+  // `net.BlockList` applies these to IPv4-mapped addresses too, but not to NAT64 addresses.
   privateRanges.addSubnet(net, prefix, 'ipv4');
   privateRanges.addSubnet(`64:ff9b::${net}`, 96 + prefix, 'ipv6');
 }
@@ -49,7 +49,7 @@ for (const [net, prefix] of PRIVATE_V6) privateRanges.addSubnet(net, prefix, 'ip
 const publicV6Ranges = new BlockList();
 for (const [net, prefix] of PUBLIC_V6) publicV6Ranges.addSubnet(net, prefix, 'ipv6');
 
-/** Whether a literal address must not be connected to without `allowPrivate`. What is no address at all is private too. */
+/** Whether an address needs `allowPrivate`. Text that is not an address counts as private. */
 export function isPrivateAddress(address: string): boolean {
   const bare = address.split('%')[0] ?? '';
   const family = isIP(bare);

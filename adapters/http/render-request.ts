@@ -10,23 +10,23 @@ import {
   type Tool,
 } from '../../gateway/domain/policy.ts';
 
-/** Header values that a server could read as something else: control characters and anything beyond Latin-1. */
-// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+/** Characters that a server could misread in a header: control characters, and all beyond Latin-1. */
+// biome-ignore lint/suspicious/noControlCharactersInRegex: the pattern must match them
 const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]/;
 
-/** Longer ones no common server takes: it would cut the connection, or answer what proves nothing. */
+/** No common server accepts longer ones. It would close the connection, or give an answer that proves nothing. */
 const MAX_TARGET_LENGTH = 16_384;
 const MAX_HEADER_LENGTH = 8_192;
-/** A template may repeat an argument for every item of another: what fits `limits.body` can be gigabytes when it is written out. */
+/** A template may repeat an argument for every item of another, so arguments within `limits.body` could render to gigabytes. */
 const MAX_BODY_LENGTH = 8_388_608;
 
-/** What a template says, in the order it is rendered. */
+/** The expressions of a template, in the order of rendering. */
 interface RenderPlan {
   readonly headers: readonly (readonly [name: string, lower: string, expression: Expression])[];
   readonly query: readonly (readonly [name: string, expression: Expression])[];
 }
 
-/** Made once: the templates are those of the policies in force. */
+/** Built once per template. The policies in force own the templates. */
 const plansByTemplate = new WeakMap<RequestTemplate, RenderPlan>();
 
 function getRenderPlan(template: RequestTemplate): RenderPlan {
@@ -39,15 +39,15 @@ function getRenderPlan(template: RequestTemplate): RenderPlan {
   return plan;
 }
 
-/** Renders a tool's request from its arguments: the same arguments and txn always give the same bytes. */
+/** Renders the request of a tool. The same input and txn always give the same bytes. */
 export function renderRequest(
   tool: Tool,
   template: RequestTemplate,
-  wish: RequestInput,
+  input: RequestInput,
   txn: string,
   base?: string,
 ): PreparedRequest {
-  const { args, agent, canonicalArgs, trace } = wish;
+  const { args, agent, canonicalArgs, trace } = input;
   const scope: ExpressionScope = { args, agent, saga: null, run: null };
   const plan = getRenderPlan(template);
   try {
@@ -73,7 +73,7 @@ export function renderRequest(
     if (path.length > MAX_TARGET_LENGTH) throw createTooLongError();
     return { base, method: template.method, path, headers, body: serializeBody(body, args, canonicalArgs) };
   } catch (error) {
-    // What a template cuts out of good text need not be any: half a character can be judged and not be sent.
+    // A template can cut a surrogate pair of a valid text in half. Expressions accept the result, but it cannot be sent.
     if (!(error instanceof ExpressionError) && !(error instanceof NotCanonicalError)) throw error;
     throw new GatewayError(
       'invalid_arguments',
@@ -82,11 +82,11 @@ export function renderRequest(
   }
 }
 
-/** Most bodies are the arguments as they are, whose text was made already. */
+/** Most bodies are the arguments themselves, whose canonical text exists already. */
 function serializeBody(body: Json | undefined, args: Json, canonicalArgs: string | undefined): string | null {
   if (body === undefined) return null;
   if (body === args && canonicalArgs !== undefined) return canonicalArgs;
-  // Arguments that are that large themselves were let in by `limits.body`.
+  // `limits.body` may allow arguments that exceed MAX_BODY_LENGTH themselves, so their length is added.
   if (
     isLonger(body, MAX_BODY_LENGTH) &&
     isLonger(body, MAX_BODY_LENGTH + measureLength(args, Number.POSITIVE_INFINITY))
@@ -95,19 +95,19 @@ function serializeBody(body: Json | undefined, args: Json, canonicalArgs: string
   return canonicalize(body);
 }
 
-function isLonger(value: Json, most: number): boolean {
-  return measureLength(value, most) > most;
+function isLonger(value: Json, maxLength: number): boolean {
+  return measureLength(value, maxLength) > maxLength;
 }
 
-/** At least so long is a value's text, quotes and escapes left out; it is not looked at any further once that is too much. */
-function measureLength(value: Json, most: number): number {
+/** A lower bound of the length of the JSON text, without quotes and escapes. Stops as soon as it exceeds `maxLength`. */
+function measureLength(value: Json, maxLength: number): number {
   if (typeof value === 'string') return value.length;
   if (typeof value !== 'object' || value === null) return 1;
   const names = Array.isArray(value) ? undefined : Object.keys(value);
   const items = Object.values(value) as Json[];
   let length = 2;
-  for (let i = 0; i < items.length && length <= most; i++) {
-    length += (names?.[i]?.length ?? 0) + 1 + measureLength(items[i] as Json, most - length);
+  for (let i = 0; i < items.length && length <= maxLength; i++) {
+    length += (names?.[i]?.length ?? 0) + 1 + measureLength(items[i] as Json, maxLength - length);
   }
   return length;
 }
@@ -129,7 +129,7 @@ function renderQuery(plan: RenderPlan, scope: ExpressionScope): string {
   return text === '' ? '' : `?${text}`;
 }
 
-/** What has no canonical text is refused, strings too: half a character would be sent as another one. */
+/** Throws for a value without canonical text. A string with a lone surrogate would be sent as another character. */
 function toQueryText(item: Json): string {
   const text = canonicalize(item);
   return typeof item === 'string' ? item : text;
@@ -142,7 +142,7 @@ function createTooLongError(): ExpressionError {
 function toHeaderValue(name: string, value: Json): string {
   const text = typeof value === 'string' ? value : canonicalize(value);
   if (UNSAFE_HEADER_VALUE.test(text))
-    throw new ExpressionError(`the value of header ${name} has characters that no header may have`);
+    throw new ExpressionError(`the value of header ${name} contains characters that are not allowed in a header`);
   if (text.length > MAX_HEADER_LENGTH)
     throw new ExpressionError(`the value of header ${name} is longer than ${MAX_HEADER_LENGTH} characters`);
   return text;
@@ -151,6 +151,6 @@ function toHeaderValue(name: string, value: Json): string {
 export function setField(body: Json, path: readonly string[], value: string): Json {
   const [head, ...rest] = path;
   if (head === undefined) return value;
-  if (!isJsonObject(body)) throw new ExpressionError(`the body has no object to put the key into at ${path.join('.')}`);
+  if (!isJsonObject(body)) throw new ExpressionError(`the body has no object at ${path.join('.')} for the key`);
   return { ...body, [head]: setField(body[head] ?? {}, rest, value) };
 }

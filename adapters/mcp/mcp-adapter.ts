@@ -21,21 +21,25 @@ import { McpHttpTransport } from './mcp-http-transport.ts';
 import { stripGatewayMeta } from './mcp-request-meta.ts';
 import { McpStdioTransport } from './mcp-stdio-transport.ts';
 import { type ExchangeResult, parseMessage } from './mcp-transport.ts';
-import { McpUpstreamClient, toObject } from './mcp-upstream-client.ts';
+import { McpUpstreamClient, type McpUpstreamRequest, toObject } from './mcp-upstream-client.ts';
 
 /**
- * Tools of an MCP server. Its answers are kept as `tools/call` results, with a status as HTTP tools have one: 200 for a result,
- * 424 for one that says `isError` (a tool that failed may have done half of it), 400 for a request that the server refused to
- * take, which proves that nothing happened, 500 for an error of the server itself. `noEffect` of a contract may name 424, or
- * bare statuses of HTTP.
+ * Sends tool calls to an MCP server. It stores answers as `tools/call` results with a status, as HTTP tools have one:
+ *
+ * - 200 for a result;
+ * - 424 for a result with `isError`, because a failed tool may have done part of its work;
+ * - 400 for a request that the server refused, which proves that nothing happened;
+ * - 500 for an error of the server itself.
+ *
+ * `noEffect` of a contract may name 424, or HTTP statuses without a result.
  */
 export class McpAdapter implements Adapter {
   readonly #upstream: Upstream;
   readonly #client: McpUpstreamClient;
   readonly #identity: UpstreamIdentity;
-  /** Takes its credentials out of what it says. */
+  /** Replaces the credentials of the upstream in a text. */
   readonly #scrub: (text: string) => string;
-  /** Resources that are listened for; the empty name stands for the lists. */
+  /** The URIs of subscribed resources. The empty string stands for the lists. */
   readonly #subscriptions = new Set<string>();
   #isClosed = false;
 
@@ -54,13 +58,13 @@ export class McpAdapter implements Adapter {
   prepare(tool: Tool, { args, continuation, trace, manner }: RequestInput, txn: string): PreparedRequest {
     const { once } = tool;
     const isKeyed = tool.effect === 'write' && once.by === 'key';
-    // A look is made in the name of a write: its answer must never pass for that of the write, nor its key for the write's.
-    const own =
+    // A probe or observation has the txn of its write. A random token keeps its answer apart, and it gets no idempotency key.
+    const gatewayMeta =
       tool.effect === 'read' ? { progressToken: randomUUID() } : { progressToken: txn, [IDEMPOTENCY_KEY_META]: txn };
     const params: JsonObject = {
       name: this.#remoteName(tool.name),
       arguments: isKeyed && once.field !== undefined ? setField(args, once.field, txn) : args,
-      _meta: { ...own, ...trace },
+      _meta: { ...gatewayMeta, ...trace },
       ...(continuation?.inputResponses === undefined ? {} : { inputResponses: continuation.inputResponses }),
       ...(continuation?.requestState === undefined ? {} : { requestState: continuation.requestState }),
     };
@@ -85,10 +89,9 @@ export class McpAdapter implements Adapter {
 
   async send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome> {
     if (!this.isAt(request.base)) {
-      const detail = `${this.#upstream.name} is somewhere else now than when this was first sent`;
+      const detail = `the address of ${this.#upstream.name} changed since the first attempt`;
       return { kind: 'not_sent', detail, refusedHere: true };
     }
-    const { follower } = options;
     const params = JSON.parse(request.body ?? '{}') as JsonObject;
     const ended = await this.#client.request({
       id: String(toObject(params['_meta'])['progressToken']),
@@ -96,44 +99,49 @@ export class McpAdapter implements Adapter {
       params: addLockToken(params, request.headers['oncegate-lock-token']),
       headers: request.headers,
       timeoutMs: options.timeoutMs,
-      mostBytes: tool.maxResultBytes,
+      maxBytes: tool.maxResultBytes,
       freshConnection: options.freshConnection,
       maySend: options.maySend,
-      manner: request.manner,
-      follower: this.#scrubListener(follower),
+      profile: request.manner,
+      listener: this.#scrubListener(options.listener),
     });
     return this.#toOutcome(tool, ended, tool.redact.length > 0 || options.discreet === true);
   }
 
-  /** Everything else that a client may ask a server. Rejects with an `McpError`. */
-  async request(method: string, params: JsonObject, client?: ProgressListener): Promise<JsonObject> {
+  /** Sends any other request of a client. Rejects with an `McpError`. */
+  async request(method: string, params: JsonObject, listener?: ProgressListener): Promise<JsonObject> {
     const { timeoutMs } = this.#upstream;
-    const follower = this.#scrubListener(client);
-    const said = stripGatewayMeta(params);
-    const asked = { id: randomUUID(), method, params: said, timeoutMs, follower, mostBytes: MAX_ANSWER_BYTES };
-    let ended = await this.#client.request(asked);
-    // Nothing that is asked here does anything: it may be asked again in a new session.
-    if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#client.request(asked);
+    const request: McpUpstreamRequest = {
+      id: randomUUID(),
+      method,
+      params: stripGatewayMeta(params),
+      timeoutMs,
+      listener: this.#scrubListener(listener),
+      maxBytes: MAX_ANSWER_BYTES,
+    };
+    let ended = await this.#client.request(request);
+    // These requests have no effect, so they may be repeated in a new session.
+    if (ended.as === 'status' && ended.sessionGone === true) ended = await this.#client.request(request);
     if (ended.as !== 'answered') throw new McpError(-32603, `${this.#upstream.name}: ${this.#describeResult(ended)}`);
     const { result, error } = ended.response;
     if (isJsonObject(result)) return this.#scrubObject(result);
     const { code, message, data } = this.#scrubObject(toObject(error));
     throw new McpError(
       typeof code === 'number' ? code : -32603,
-      typeof message === 'string' ? message : 'no result and no error',
+      typeof message === 'string' ? message : 'The answer of the server has neither a result nor an error.',
       data,
     );
   }
 
-  /** Every page of a list. */
-  async listAllPages(method: string, member: string, follower?: ProgressListener): Promise<JsonObject[]> {
+  /** Reads all pages of a list, up to the limits. */
+  async listAllPages(method: string, member: string, listener?: ProgressListener): Promise<JsonObject[]> {
     const items: JsonObject[] = [];
     let size = 0;
     let cursor: Json | undefined;
     for (let page = 0; page < MAX_PAGES; page += 1) {
-      const result = await this.request(method, typeof cursor === 'string' ? { cursor } : {}, follower);
-      const found = result[member];
-      if (Array.isArray(found)) for (const item of found) if (isJsonObject(item)) items.push(item);
+      const result = await this.request(method, typeof cursor === 'string' ? { cursor } : {}, listener);
+      const pageItems = result[member];
+      if (Array.isArray(pageItems)) for (const item of pageItems) if (isJsonObject(item)) items.push(item);
       cursor = result['nextCursor'];
       size += JSON.stringify(result).length;
       if (typeof cursor !== 'string' || items.length > MAX_ITEMS || size > MAX_ANSWER_BYTES) break;
@@ -145,25 +153,25 @@ export class McpAdapter implements Adapter {
     return this.#client.capabilities(this.#upstream.timeoutMs);
   }
 
-  /** Of resources only those that somebody wants to hear of. */
-  onChangeNotification(told: (method: string, params: JsonObject) => void): void {
+  /** Passes change notifications on. For resources, only those with a subscription. */
+  onChangeNotification(listener: (method: string, params: JsonObject) => void): void {
     this.#client.onChangeNotification((method, params) => {
       if (method !== 'notifications/resources/updated' || this.#subscriptions.has(String(params['uri'])))
-        told(method, this.#scrubObject(params));
+        listener(method, this.#scrubObject(params));
     });
   }
 
-  /** Hears from a server that can say so when its lists change, until this adapter is closed. */
+  /** Subscribes to changes of the lists until this adapter is closed. */
   async subscribeToLists(): Promise<void> {
     if (this.#subscriptions.has('')) return;
     this.#subscriptions.add('');
     await this.#listen({ toolsListChanged: true, promptsListChanged: true, resourcesListChanged: true });
   }
 
-  /** Hears of changes of one resource too. */
+  /** Subscribes to changes of one resource. */
   async subscribeToResource(uri: string): Promise<void> {
     if (this.#subscriptions.has(uri) || this.#subscriptions.size >= MAX_SUBSCRIPTIONS) return;
-    // Before the first wait: however many ask at once, there are no more of them.
+    // Add before the first await, so that concurrent requests cannot exceed the limit.
     this.#subscriptions.add(uri);
     try {
       if (!(await this.#client.isModern(this.#upstream.timeoutMs))) await this.request('resources/subscribe', { uri });
@@ -176,7 +184,7 @@ export class McpAdapter implements Adapter {
 
   async #listen(notifications: JsonObject): Promise<void> {
     while (!this.#isClosed) {
-      // Nobody waits for this: a rejection would end the process.
+      // No caller awaits this, so a rejection would end the process.
       await this.#client.listen(notifications, this.#upstream.timeoutMs, LISTEN_MS).catch(() => {});
       await sleep(LISTEN_RETRY_MS, undefined, { ref: false });
     }
@@ -200,7 +208,7 @@ export class McpAdapter implements Adapter {
       case 'status': {
         const answer = this.#buildAnswer(ended.status, this.#scrub(ended.text));
         const detail = this.#describeResult(ended);
-        // By the protocol nothing was done. Where a repeat is harmless that need not be believed: it is asked again.
+        // By the protocol nothing happened. If a repeat is harmless, the call is repeated instead of trusting that.
         if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
         return tool.noEffect.has(ended.status) || isRefusedByServer(ended)
           ? { kind: 'refused', answer }
@@ -215,7 +223,7 @@ export class McpAdapter implements Adapter {
     try {
       return this.#classifyResponse(tool, response, discreet);
     } catch {
-      // It came, but is nested deeper than can be written down, or has an object where a number belongs: that proves nothing.
+      // The answer is nested too deep to serialize, or has an object where a number belongs. That proves nothing.
       return { kind: 'ambiguous', detail: 'the answer cannot be read' };
     }
   }
@@ -243,22 +251,22 @@ export class McpAdapter implements Adapter {
 
   #describeToolError({ content }: JsonObject, discreet: boolean): string {
     const [first] = Array.isArray(content) ? content : [];
-    return this.#quoteServer('the tool says that it failed', isJsonObject(first) ? first['text'] : undefined, discreet);
+    return this.#quoteServer('the tool reported an error', isJsonObject(first) ? first['text'] : undefined, discreet);
   }
 
-  /** What the server said beside what it means, unless it might repeat what is redacted. */
-  #quoteServer(meaning: string, words: Json | undefined, discreet: boolean): string {
-    if (typeof words !== 'string' || words === '' || discreet) return meaning;
-    return `${meaning}: ${sanitize(this.#scrub(words), MAX_QUOTE_LENGTH)}`;
+  /** Adds the words of the server to a message, unless they may repeat redacted values. */
+  #quoteServer(message: string, words: Json | undefined, discreet: boolean): string {
+    if (typeof words !== 'string' || words === '' || discreet) return message;
+    return `${message}: ${sanitize(this.#scrub(words), MAX_QUOTE_LENGTH)}`;
   }
 
   #describeResult(ended: Exclude<ExchangeResult, { as: 'answered' }>): string {
     if (ended.as === 'status') return `the server answered ${ended.status} without a result`;
-    // It may quote the server. Cut only after it is scrubbed: half a credential would not be found.
+    // The detail may quote the server. Scrub before truncating, because half a credential would not be found.
     return sanitize(this.#scrub(ended.detail), MAX_QUOTE_LENGTH);
   }
 
-  /** A read has nothing to be unsure of; of a write only what the contract says proves that nothing happened. */
+  /** A failed read had no effect. A failed write is refused only if the contract says that its status proves no effect. */
   #classifyFailure(tool: Tool, answer: UpstreamAnswer, detail: string): Outcome {
     const isRefused = tool.noEffect.has(answer.status) || (tool.effect === 'read' && answer.status < 500);
     return isRefused ? { kind: 'refused', answer } : { kind: 'ambiguous', detail, answer };
@@ -276,27 +284,28 @@ export class McpAdapter implements Adapter {
     return this.#upstream.secrets.length === 0 ? value : (JSON.parse(this.#serializeScrubbed(value)) as JsonObject);
   }
 
-  #scrubListener(follower: ProgressListener | undefined): ProgressListener | undefined {
-    if (follower === undefined || this.#upstream.secrets.length === 0) return follower;
+  #scrubListener(listener: ProgressListener | undefined): ProgressListener | undefined {
+    if (listener === undefined || this.#upstream.secrets.length === 0) return listener;
     return {
-      ...follower,
-      tell: (method, params) => follower.tell(method, this.#scrubObject(params)),
-      ask: (method, params) => follower.ask(method, this.#scrubObject(params)),
+      ...listener,
+      tell: (method, params) => listener.tell(method, this.#scrubObject(params)),
+      ask: (method, params) => listener.ask(method, this.#scrubObject(params)),
     };
   }
 }
 
 const IDEMPOTENCY_KEY_META = 'oncegate/idempotency-key';
 
-/** The status under which `noEffect` knows a result with `isError`. */
+/** The status of a result with `isError`, for use in `noEffect`. */
 export const IS_ERROR_STATUS = 424;
 
 /**
- * Errors by which a server says that it did not take the request: it could not read it, does not know the method, the
- * arguments do not fit, its headers disagree, the client lacks something, the revision is unknown, a page must be visited.
+ * Error codes with which a server refuses a request: parse error, invalid request, unknown method, invalid params, header
+ * mismatch, missing client capability, unsupported revision, URL elicitation required.
  */
 const REFUSAL_CODES = new Set([-32700, -32600, -32601, -32602, -32020, -32021, -32022, -32042]);
-/** A server over standard streams has no headers to find the token of its locks in. */
+
+/** Adds the lock token to `_meta`, because a server over standard streams gets no headers. */
 function addLockToken(params: JsonObject, token: string | undefined): JsonObject {
   return token === undefined
     ? params
@@ -304,9 +313,8 @@ function addLockToken(params: JsonObject, token: string | undefined): JsonObject
 }
 
 /**
- * A server that does not take a request says so with a status and, in the words of the protocol, an error about no request in
- * particular: that it cannot be read, or that there is no such session. A status alone may come from anything on the way, and
- * an error of the server itself may come after the effect.
+ * Whether the server refused a request with a status and a JSON-RPC error without an id: the request is invalid, or the session
+ * is unknown. A status alone may come from a proxy, and an internal error of the server may follow the effect.
  */
 function isRefusedByServer({ status, text }: Extract<ExchangeResult, { as: 'status' }>): boolean {
   const message = status >= 400 && status < 500 ? parseMessage(text) : undefined;
@@ -320,7 +328,7 @@ function isRefusedByServer({ status, text }: Extract<ExchangeResult, { as: 'stat
   );
 }
 
-/** As the official servers say it: the session is unknown, or the request names none. */
+/** The codes of the official servers for an unknown session, and for a request without a session. */
 const NO_SESSION_CODE = -32001;
 const BAD_REQUEST_CODE = -32000;
 
@@ -328,7 +336,7 @@ const MAX_QUOTE_LENGTH = 1_000;
 const LISTEN_MS = 3_600_000;
 const LISTEN_RETRY_MS = 1_000;
 const MAX_SUBSCRIPTIONS = 256;
-/** Of one answer that is no tool's, and of all pages of a list. */
+/** The limit of an answer to a request that is not a tool call, and of all pages of a list. */
 const MAX_ANSWER_BYTES = 16 * 1024 * 1024;
 const MAX_PAGES = 100;
 const MAX_ITEMS = 10_000;
@@ -337,7 +345,7 @@ function pickNotSentReasons({ abandoned, refusedHere }: Extract<ExchangeResult, 
   return { ...(abandoned === true ? { abandoned } : {}), ...(refusedHere === true ? { refusedHere } : {}) };
 }
 
-/** Whether sending it once more does no harm, whatever became of it. */
+/** Whether a repeat is harmless, whatever the outcome of the first attempt. */
 function isRepeatable({ effect, once }: Tool): boolean {
   return effect === 'read' || once.by === 'key' || once.by === 'idempotent';
 }

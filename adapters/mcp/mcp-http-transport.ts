@@ -19,18 +19,18 @@ const MIN_RETRY_MS = 50;
 const NEWLINE = 10;
 
 /**
- * Connections are bounded, each kind for itself: a call that waits for the server must not keep from it the answer that it
- * waits for, nor may those who listen or read keep others from calling.
+ * Each kind of message has its own pool. Calls that wait for the server must not block the replies for which the server waits,
+ * and listeners and reads must not block calls.
  */
-type PoolName = 'calls' | 'asks' | 'answers' | 'listening';
-/** What is said before a call can be made goes its way. */
+type PoolName = 'calls' | 'requests' | 'replies' | 'streams';
+/** The handshake uses the pool of the calls, because a call needs it first. */
 const CALL_METHODS = new Set(['tools/call', 'server/discover', 'initialize', 'notifications/initialized', 'ping']);
 const SPARE_CONNECTIONS = 4;
 const MAX_REQUEST_CONNECTIONS = 64;
-/** The adapter watches fewer resources than this. */
+/** More than the adapter ever subscribes to. */
 const MAX_LISTEN_CONNECTIONS = 512;
 
-/** MCP over Streamable HTTP: one POST a message, its answer as JSON or as a stream that ends with it. No redirects. */
+/** MCP over Streamable HTTP: one POST per message, answered by JSON or by an event stream. Never follows redirects. */
 export class McpHttpTransport implements McpTransport {
   readonly hasHeaders = true;
   readonly #upstream: Upstream;
@@ -50,9 +50,9 @@ export class McpHttpTransport implements McpTransport {
     const pool = (connections: number) => new Pool(this.#url.origin, { ...this.#options, connections });
     this.#pools = {
       calls: pool(upstream.concurrency + SPARE_CONNECTIONS),
-      asks: pool(MAX_REQUEST_CONNECTIONS),
-      answers: pool(MAX_PENDING_REPLIES),
-      listening: pool(MAX_LISTEN_CONNECTIONS),
+      requests: pool(MAX_REQUEST_CONNECTIONS),
+      replies: pool(MAX_PENDING_REPLIES),
+      streams: pool(MAX_LISTEN_CONNECTIONS),
     };
   }
 
@@ -62,17 +62,17 @@ export class McpHttpTransport implements McpTransport {
     try {
       return await this.#post(client, outgoing);
     } finally {
-      // Whatever happened is decided; nothing of this connection may linger.
+      // The outcome is decided, so the connection must not stay open.
       void client.destroy().catch(() => {});
     }
   }
 
   async listen(outgoing: Omit<OutgoingMessage, 'message'>): Promise<void> {
-    const until = performance.now() + outgoing.timeoutMs;
-    await this.#send(this.#pools.listening, 'GET', { ...outgoing, message: {} }, null, until);
+    const deadline = performance.now() + outgoing.timeoutMs;
+    await this.#send(this.#pools.streams, 'GET', { ...outgoing, message: {} }, null, deadline);
   }
 
-  onUnasked(): void {}
+  onUnsolicited(): void {}
 
   onRestart(): void {}
 
@@ -81,19 +81,19 @@ export class McpHttpTransport implements McpTransport {
   }
 
   async #post(dispatcher: Dispatcher, outgoing: OutgoingMessage): Promise<ExchangeResult> {
-    const until = performance.now() + outgoing.timeoutMs;
+    const deadline = performance.now() + outgoing.timeoutMs;
     const body = JSON.stringify(outgoing.message);
-    let exchange = await this.#send(dispatcher, 'POST', outgoing, body, until);
-    // A server may end the stream before the answer and expect its client back: to listen, not to ask again.
+    let exchange = await this.#send(dispatcher, 'POST', outgoing, body, deadline);
+    // A server may end the stream before the answer. The client then reconnects with GET and does not repeat the request.
     while (exchange.lastEventId !== undefined && exchange.result.as === 'lost') {
       const pauseMs = Math.max(exchange.retryMs ?? DEFAULT_RETRY_MS, MIN_RETRY_MS);
-      if (performance.now() + pauseMs >= until) break;
+      if (performance.now() + pauseMs >= deadline) break;
       await sleep(pauseMs);
       const headers = { ...outgoing.headers, 'last-event-id': exchange.lastEventId };
-      const again = { ...outgoing, headers, maySend: () => true };
-      const listening = await this.#send(this.#pools[choosePool(outgoing.message)], 'GET', again, null, until);
-      if (listening.result.as !== 'answered' && listening.lastEventId === undefined) break;
-      exchange = listening;
+      const reconnect = { ...outgoing, headers, maySend: () => true };
+      const resumed = await this.#send(this.#pools[choosePool(outgoing.message)], 'GET', reconnect, null, deadline);
+      if (resumed.result.as !== 'answered' && resumed.lastEventId === undefined) break;
+      exchange = resumed;
     }
     return exchange.result;
   }
@@ -103,10 +103,10 @@ export class McpHttpTransport implements McpTransport {
     method: 'POST' | 'GET',
     outgoing: OutgoingMessage,
     body: string | null,
-    until: number,
+    deadline: number,
   ): Promise<McpHttpExchange> {
     return new Promise((resolve) => {
-      const exchange = new McpHttpExchange(outgoing, until - performance.now(), () => resolve(exchange));
+      const exchange = new McpHttpExchange(outgoing, deadline - performance.now(), () => resolve(exchange));
       const headers = {
         accept: method === 'GET' ? 'text/event-stream' : 'application/json, text/event-stream',
         ...(body === null ? {} : { 'content-type': 'application/json' }),
@@ -125,48 +125,48 @@ export class McpHttpTransport implements McpTransport {
 }
 
 function choosePool({ method }: JsonObject): PoolName {
-  if (method === undefined) return 'answers';
-  if (method === 'subscriptions/listen') return 'listening';
-  return CALL_METHODS.has(String(method)) ? 'calls' : 'asks';
+  if (method === undefined) return 'replies';
+  if (method === 'subscriptions/listen') return 'streams';
+  return CALL_METHODS.has(String(method)) ? 'calls' : 'requests';
 }
 
-/** One request and what came back of it. undici calls `onRequestStart` immediately before it writes. */
+/** One HTTP request and its answer. undici calls `onRequestStart` immediately before it writes. */
 class McpHttpExchange implements Dispatcher.DispatchHandler {
   readonly #request: OutgoingMessage;
   readonly #onDone: () => void;
   readonly #timer: NodeJS.Timeout;
-  readonly #reader = new SseParser();
+  /** Present if the answer is an event stream. */
+  #sseParser: SseParser | undefined;
   #controller: Dispatcher.DispatchController | undefined;
   #result: ExchangeResult | undefined;
   #status = 0;
   #headers: ResponseHeaders = {};
-  #isStream = false;
-  /** What came so far is no line of its own: it is looked at again only when it is whole. */
+  /** The body is one message over several lines, so it is parsed only at its end. */
   #isSingleMessage = false;
   readonly #body = new ByteAccumulator();
-  /** Bytes that the server said before the answer. */
+  /** The bytes of messages before the answer. */
   #notifiedBytes = 0;
   lastEventId: string | undefined;
 
-  constructor(outgoing: OutgoingMessage, timeoutMs: number, done: () => void) {
+  constructor(outgoing: OutgoingMessage, timeoutMs: number, onDone: () => void) {
     this.#request = outgoing;
-    this.#onDone = done;
+    this.#onDone = onDone;
     this.#timer = setTimeout(() => this.#fail(`no answer within ${outgoing.timeoutMs} ms`), Math.max(0, timeoutMs));
   }
 
   get result(): ExchangeResult {
-    return this.#result ?? { as: 'lost', detail: 'it never ended' };
+    return this.#result ?? { as: 'lost', detail: 'the exchange has not ended' };
   }
 
   get retryMs(): number | undefined {
-    return this.#reader.retryMs;
+    return this.#sseParser?.retryMs;
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
-    if (this.#result !== undefined) return controller.abort(new Error('given up before it was sent'));
+    if (this.#result !== undefined) return controller.abort(new Error('The exchange was given up before it was sent.'));
     if (!this.#request.maySend()) {
-      this.#finish({ as: 'not_sent', detail: 'this process lost its right to send', abandoned: true });
-      return controller.abort(new Error('not allowed to send any more'));
+      this.#finish({ as: 'not_sent', detail: 'this replica lost its right to send', abandoned: true });
+      return controller.abort(new Error('This replica lost its right to send.'));
     }
     this.#controller = controller;
   }
@@ -174,32 +174,32 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   onResponseStart(_controller: Dispatcher.DispatchController, status: number, headers: ResponseHeaders): void {
     this.#status = status;
     this.#headers = headers;
-    this.#isStream = status === 200 && /^text\/event-stream\b/i.test(String(headers['content-type'] ?? ''));
+    if (status === 200 && /^text\/event-stream\b/i.test(String(headers['content-type'] ?? '')))
+      this.#sseParser = new SseParser(this.#request.maxEventBytes ?? this.#request.maxBytes);
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    if (!this.#isStream) return this.#collectBody(chunk);
-    for (const event of this.#reader.parse(chunk)) {
+    if (this.#sseParser === undefined) return this.#collectBody(chunk);
+    for (const event of this.#sseParser.parse(chunk)) {
       if (event.id !== undefined) this.lastEventId = event.id;
       if (event.data !== '') this.#handleEvent(event.data);
     }
-    if (this.#reader.bufferedBytes > (this.#request.mostEventBytes ?? this.#request.mostBytes))
-      this.#fail('an event is too large');
+    if (this.#sseParser.isTooLarge) this.#fail('an event of the stream is too large');
   }
 
   /**
-   * Whoever is told of it may read it slowly: no call tells more on its way than it may answer, but it is answered all the same.
-   * A stream of nothing but news is begun anew instead, or nobody would hear of any for the rest of it.
+   * Passes a message on. The client may read slowly, so the messages of one call are limited to the size of its answer; the
+   * answer still arrives. A stream of notifications fails at the limit instead, so that the adapter opens a new one.
    */
   #notify(message: JsonObject, text: string): void {
     this.#notifiedBytes += Buffer.byteLength(text);
-    if (this.#notifiedBytes <= this.#request.mostBytes) this.#request.heard(message);
-    else if (this.#request.mostEventBytes !== undefined) this.#fail('it told enough');
+    if (this.#notifiedBytes <= this.#request.maxBytes) this.#request.onMessage(message);
+    else if (this.#request.maxEventBytes !== undefined) this.#fail('the stream reached its size limit');
   }
 
-  /** Some servers write one message a line where they should write a stream: what stands before the answer is heard. */
+  /** Some servers write one message per line instead of an event stream. Messages before the answer are passed on. */
   #collectBody(chunk: Buffer): void {
-    if (this.#body.length + chunk.length > this.#request.mostBytes) return this.#fail(this.#describeTooLarge());
+    if (this.#body.length + chunk.length > this.#request.maxBytes) return this.#fail(this.#describeTooLarge());
     this.#body.append(chunk);
     if (this.#isSingleMessage || chunk.at(-1) !== NEWLINE) return;
     const bytes = this.#body.take();
@@ -213,7 +213,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(): void {
-    if (this.#isStream) return this.#fail('the stream ended before the answer');
+    if (this.#sseParser !== undefined) return this.#fail('the stream ended before the answer');
     const text = this.#body.take().toString('utf8');
     const message = parseMessage(text);
     if (message !== undefined && this.#isResponse(message)) return this.#finishAnswered(message);
@@ -228,21 +228,21 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
     const message = parseMessage(data);
     if (message === undefined || this.#result !== undefined) return;
     if (!this.#isResponse(message)) return this.#notify(message, data);
-    if (Buffer.byteLength(data) > this.#request.mostBytes) return this.#fail(this.#describeTooLarge());
+    if (Buffer.byteLength(data) > this.#request.maxBytes) return this.#fail(this.#describeTooLarge());
     this.#finishAnswered(message);
-    // Nothing more is expected of this stream.
+    // The answer is the last message that matters, so close the stream.
     this.#controller?.abort(new Error('answered'));
   }
 
   #describeTooLarge(): string {
-    return `the answer is larger than ${this.#request.mostBytes} bytes`;
+    return `the answer is larger than ${this.#request.maxBytes} bytes`;
   }
 
   #finishAnswered(response: JsonObject): void {
     this.#finish({ as: 'answered', response, headers: this.#headers });
   }
 
-  /** An error without an id answers the only request there is here, unless the HTTP status says what became of that. */
+  /** An error without an id answers the request of this exchange, unless the HTTP status tells the outcome. */
   #isResponse(message: JsonObject): boolean {
     const { id } = this.#request.message;
     if (id === undefined || 'method' in message) return false;
@@ -252,7 +252,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
   #fail(detail: string, refusedHere = false): void {
     if (this.#controller === undefined)
       return this.#finish({ as: 'not_sent', detail, ...(refusedHere ? { refusedHere } : {}) });
-    if (this.#status === 0 || this.#isStream) this.#finish({ as: 'lost', detail });
+    if (this.#status === 0 || this.#sseParser !== undefined) this.#finish({ as: 'lost', detail });
     else this.#finish({ as: 'status', status: this.#status, text: '', headers: this.#headers });
     this.#controller.abort(new Error(detail));
   }

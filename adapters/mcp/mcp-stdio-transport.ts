@@ -11,12 +11,14 @@ import {
   parseMessage,
 } from './mcp-transport.ts';
 
-/** A server that dies at once is not started again and again: the first pause after a death, and the longest. */
-const RESTART_BACKOFF = { firstMs: 100, mostMs: 10_000 };
+/** The first and the longest pause before a server that died is started again. */
+const RESTART_BACKOFF = { firstMs: 100, maxMs: 10_000 };
+const NEWLINE = 10;
+/** A server that ran for this long starts again with the first pause. */
 const STABLE_AFTER_MS = 30_000;
 const TERMINATE_AFTER_MS = 2_000;
 
-/** What may wait to be read by a process beside the message that exceeds it, and how long it may take to read that. */
+/** How many unread bytes may wait in the pipe to a server before writes stop, and for how long. */
 const MAX_UNREAD_BYTES = 4 * 1024 * 1024;
 const MAX_UNREAD_MS = 10_000;
 
@@ -25,13 +27,13 @@ const ACCEPTED: ExchangeResult = { as: 'status', status: 202, text: '', headers:
 interface PendingRequest {
   readonly outgoing: OutgoingMessage;
   readonly finish: (ended: ExchangeResult) => void;
-  /** Bytes that its server said about it before the answer. */
-  told: number;
+  /** The bytes of notifications about the request so far. */
+  notifiedBytes: number;
 }
 
 /**
- * MCP over the standard streams of a child process: one message a line. The process is started when it is first needed and
- * again after it died; what was on its way to it then is lost, which means unknown.
+ * MCP over the standard streams of a child process, one message per line. The process starts when it is first needed, and again
+ * after it died. Requests in flight at its death are lost: their outcome is unknown.
  */
 export class McpStdioTransport implements McpTransport {
   readonly hasHeaders = false;
@@ -43,7 +45,7 @@ export class McpStdioTransport implements McpTransport {
   #backoffMs = 0;
   #mayStartAt = 0;
   #fullSince: number | undefined;
-  /** Those who wait until it has read what was written. */
+  /** Exchanges that wait until the process has read its input. */
   readonly #drainWaiters = new Set<() => void>();
   #notifyUnsolicited: (message: JsonObject) => void = () => {};
   #notifyRestart: () => void = () => {};
@@ -54,32 +56,32 @@ export class McpStdioTransport implements McpTransport {
     this.#env = env;
   }
 
-  onUnasked(heard: (message: JsonObject) => void): void {
-    this.#notifyUnsolicited = heard;
+  onUnsolicited(listener: (message: JsonObject) => void): void {
+    this.#notifyUnsolicited = listener;
   }
 
-  onRestart(told: () => void): void {
-    this.#notifyRestart = told;
+  onRestart(listener: () => void): void {
+    this.#notifyRestart = listener;
   }
 
   async exchange(outgoing: OutgoingMessage): Promise<ExchangeResult> {
-    const began = performance.now();
-    // What is sent with hardly any time left for its answer would only be doubted.
-    const patience = () => began + outgoing.timeoutMs / 2 - performance.now();
-    // Others who waited too may have written by the time this one goes on: from its last look to its own writing it waits for nothing.
-    while (this.#isFull() && patience() > 0) await this.#waitForDrain(Math.min(patience(), MAX_UNREAD_MS));
-    if (this.#isFull()) return { as: 'not_sent', detail: `${this.#command[0]} does not read` };
+    const startedAt = performance.now();
+    // A message with little time left for its answer would probably end in doubt, so half of the time is the limit.
+    const leftMs = () => startedAt + outgoing.timeoutMs / 2 - performance.now();
+    // Other waiters may have written meanwhile, so check again. Between the last check and the write there is no await.
+    while (this.#isFull() && leftMs() > 0) await this.#waitForDrain(Math.min(leftMs(), MAX_UNREAD_MS));
+    if (this.#isFull()) return { as: 'not_sent', detail: `${this.#command[0]} does not read its input` };
     const child = this.#ensureRunning();
     if (typeof child === 'string') return { as: 'not_sent', detail: child };
-    if (!outgoing.maySend()) return { as: 'not_sent', detail: 'this process lost its right to send', abandoned: true };
-    return this.#write(child, outgoing, began + outgoing.timeoutMs);
+    if (!outgoing.maySend()) return { as: 'not_sent', detail: 'this replica lost its right to send', abandoned: true };
+    return this.#write(child, outgoing, startedAt + outgoing.timeoutMs);
   }
 
-  #write(child: ChildProcessWithoutNullStreams, outgoing: OutgoingMessage, until: number): Promise<ExchangeResult> {
+  #write(child: ChildProcessWithoutNullStreams, outgoing: OutgoingMessage, deadline: number): Promise<ExchangeResult> {
     return new Promise((resolve) => {
       const { id } = outgoing.message;
       const line = `${JSON.stringify(outgoing.message)}\n`;
-      // An answer is given once it has left: who asks and does not read has so many answers waiting, and no more.
+      // A reply resolves only when it is written, so that a server that does not read has few replies waiting.
       if (!('method' in outgoing.message)) return void child.stdin.write(line, () => resolve(ACCEPTED));
       child.stdin.write(line);
       if (id === undefined) return resolve(ACCEPTED);
@@ -90,12 +92,12 @@ export class McpStdioTransport implements McpTransport {
         resolve(ended);
       };
       const detail = `no answer within ${outgoing.timeoutMs} ms`;
-      const timer = setTimeout(() => finish({ as: 'lost', detail }), until - performance.now());
-      this.#pending.set(key, { outgoing, finish, told: 0 });
+      const timer = setTimeout(() => finish({ as: 'lost', detail }), deadline - performance.now());
+      this.#pending.set(key, { outgoing, finish, notifiedBytes: 0 });
     });
   }
 
-  /** Whatever a child process says is heard already. */
+  /** Does nothing but wait: the output of a child process is always read. */
   async listen({ timeoutMs }: Omit<OutgoingMessage, 'message'>): Promise<void> {
     await sleep(timeoutMs, undefined, { ref: false });
   }
@@ -104,24 +106,24 @@ export class McpStdioTransport implements McpTransport {
     this.#closed = true;
     const child = this.#child;
     if (child === undefined) return;
-    const gone = once(child, 'exit');
+    const exited = once(child, 'exit');
     child.stdin.end();
     const terminate = setTimeout(() => child.kill('SIGTERM'), TERMINATE_AFTER_MS);
     const kill = setTimeout(() => child.kill('SIGKILL'), 2 * TERMINATE_AFTER_MS);
-    await gone;
+    await exited;
     clearTimeout(terminate);
     clearTimeout(kill);
   }
 
-  /** Waits until the process has read everything, or ended. Whoever waits longest goes on first. */
-  #waitForDrain(mostMs: number): Promise<void> {
+  /** Waits until the process has read its input, or has ended. Waiters continue in order of arrival. */
+  #waitForDrain(maxMs: number): Promise<void> {
     return new Promise((resolve) => {
       const wake = (): void => {
         clearTimeout(timer);
         this.#drainWaiters.delete(wake);
         resolve();
       };
-      const timer = setTimeout(wake, mostMs);
+      const timer = setTimeout(wake, maxMs);
       this.#drainWaiters.add(wake);
     });
   }
@@ -130,7 +132,7 @@ export class McpStdioTransport implements McpTransport {
     for (const wake of [...this.#drainWaiters]) wake();
   }
 
-  /** Nothing more is written to a process that does not read what was; one that has stopped to read is of no use to anybody. */
+  /** Whether too much input is unread. Kills a process that has not read its input for too long, because it is useless. */
   #isFull(): boolean {
     if (this.#child === undefined || this.#child.stdin.writableLength <= MAX_UNREAD_BYTES) {
       this.#fullSince = undefined;
@@ -142,9 +144,9 @@ export class McpStdioTransport implements McpTransport {
   }
 
   #ensureRunning(): ChildProcessWithoutNullStreams | string {
-    if (this.#closed) return 'the gateway is about to end';
+    if (this.#closed) return 'the gateway is shutting down';
     if (this.#child !== undefined) return this.#child;
-    if (performance.now() < this.#mayStartAt) return `${this.#command[0]} ended a moment ago`;
+    if (performance.now() < this.#mayStartAt) return `${this.#command[0]} ended a moment ago and is not restarted yet`;
     try {
       return this.#start();
     } catch (error) {
@@ -152,17 +154,17 @@ export class McpStdioTransport implements McpTransport {
     }
   }
 
-  /** Throws where there are not even descriptors for its streams. */
+  /** Throws when the process has no file descriptors left for the streams. */
   #start(): ChildProcessWithoutNullStreams {
     const [file = '', ...args] = this.#command;
     const child = spawn(file, args, { env: this.#env, stdio: ['pipe', 'pipe', 'pipe'] });
-    // First of all: an error that nobody hears ends the process.
+    // Register this first: an `error` event without a listener ends the gateway.
     child.on('error', (error) => this.#handleExit(child, `${file} could not be started: ${error.message}`));
     for (const stream of [child.stdin, child.stdout, child.stderr]) stream.on('error', () => {});
     this.#startedAt = performance.now();
     this.#child = child;
     child.stdin.on('drain', () => this.#wakeDrainWaiters());
-    // Its log is its own; but a pipe that nobody empties would stop it.
+    // Discard the log of the server. A full pipe would stop the server.
     child.stderr.resume();
     child.on('exit', (code, signal) => this.#handleExit(child, `${file} ended with ${signal ?? `code ${code}`}`));
     this.#readLines(child);
@@ -173,9 +175,11 @@ export class McpStdioTransport implements McpTransport {
     if (this.#child !== child) return;
     this.#child = undefined;
     this.#fullSince = undefined;
-    const steady = performance.now() - this.#startedAt > STABLE_AFTER_MS;
+    const wasStable = performance.now() - this.#startedAt > STABLE_AFTER_MS;
     this.#backoffMs =
-      steady || this.#backoffMs === 0 ? RESTART_BACKOFF.firstMs : Math.min(this.#backoffMs * 2, RESTART_BACKOFF.mostMs);
+      wasStable || this.#backoffMs === 0
+        ? RESTART_BACKOFF.firstMs
+        : Math.min(this.#backoffMs * 2, RESTART_BACKOFF.maxMs);
     this.#mayStartAt = performance.now() + this.#backoffMs;
     for (const { finish } of [...this.#pending.values()]) finish({ as: 'lost', detail });
     this.#notifyRestart();
@@ -183,18 +187,18 @@ export class McpStdioTransport implements McpTransport {
   }
 
   #readLines(child: ChildProcessWithoutNullStreams): void {
-    const gathered = new ByteAccumulator();
+    const line = new ByteAccumulator();
     child.stdout.on('data', (chunk: Buffer) => {
       let from = 0;
-      for (let end = chunk.indexOf(10); end !== -1; end = chunk.indexOf(10, from)) {
-        gathered.append(chunk.subarray(from, end));
-        this.#handleLine(gathered.take());
+      for (let end = chunk.indexOf(NEWLINE); end !== -1; end = chunk.indexOf(NEWLINE, from)) {
+        line.append(chunk.subarray(from, end));
+        this.#handleLine(line.take());
         from = end + 1;
       }
-      gathered.append(chunk.subarray(from));
-      if (gathered.length <= MAX_MESSAGE_BYTES) return;
-      // Nobody knows whose answer this would be, and memory must stay bounded.
-      gathered.take();
+      line.append(chunk.subarray(from));
+      if (line.length <= MAX_MESSAGE_BYTES) return;
+      // The line exceeds the memory limit, and the request that it answers is unknown. So end the process.
+      line.take();
       child.kill('SIGKILL');
     });
   }
@@ -204,24 +208,24 @@ export class McpStdioTransport implements McpTransport {
       const message = parseMessage(bytes.toString('utf8'));
       if (message !== undefined) this.#handleMessage(message, bytes.length);
     } catch {
-      // Whoever was to hear it could not take it. A throw from here would end the process, and all its calls with it.
+      // A listener failed. An error thrown here would end the gateway and all its calls.
     }
   }
 
   #handleMessage(message: JsonObject, size: number): void {
-    const waiting = 'method' in message ? this.#findProgressTarget(message) : this.#pending.get(String(message['id']));
-    if (waiting === undefined) return this.#notifyUnsolicited(message);
+    const request = 'method' in message ? this.#findProgressTarget(message) : this.#pending.get(String(message['id']));
+    if (request === undefined) return this.#notifyUnsolicited(message);
     if ('method' in message) {
-      waiting.told += size;
-      // Whoever is told of it may read it slowly: no call tells more on its way than it may answer.
-      return waiting.told > waiting.outgoing.mostBytes ? undefined : waiting.outgoing.heard(message);
+      request.notifiedBytes += size;
+      // The client may read slowly, so notifications of one call are limited to the size of its answer.
+      return request.notifiedBytes > request.outgoing.maxBytes ? undefined : request.outgoing.onMessage(message);
     }
-    if (size > waiting.outgoing.mostBytes)
-      return waiting.finish({ as: 'lost', detail: `the answer is larger than ${waiting.outgoing.mostBytes} bytes` });
-    waiting.finish({ as: 'answered', response: message, headers: {} });
+    if (size > request.outgoing.maxBytes)
+      return request.finish({ as: 'lost', detail: `the answer is larger than ${request.outgoing.maxBytes} bytes` });
+    request.finish({ as: 'answered', response: message, headers: {} });
   }
 
-  /** Only progress names its request. Whom anything else is about nobody can say, also if but one is waited for here. */
+  /** Only progress notifications name their request. Any other message belongs to no request, even if only one is pending. */
   #findProgressTarget(message: JsonObject): PendingRequest | undefined {
     const params = message['params'];
     const token = isJsonObject(params) ? params['progressToken'] : undefined;

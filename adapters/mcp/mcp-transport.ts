@@ -1,16 +1,16 @@
 import { isJsonObject, type Json, type JsonObject } from '../../gateway/domain/json.ts';
 
-/** How an exchange with an MCP server ended, told apart by what it proves. */
+/** The end of an exchange with an MCP server. The cases differ in what they prove. */
 export type ExchangeResult =
-  /** A JSON-RPC response came back whole. */
+  /** A whole JSON-RPC response arrived. */
   | { readonly as: 'answered'; readonly response: JsonObject; readonly headers: ResponseHeaders }
-  /** An HTTP answer without one. */
+  /** An HTTP answer without a JSON-RPC response arrived. */
   | {
       readonly as: 'status';
       readonly status: number;
       readonly text: string;
       readonly headers: ResponseHeaders;
-      /** The server no longer knows the session in which it was asked. */
+      /** The server no longer knows the session of the request. */
       readonly sessionGone?: boolean;
     }
   | {
@@ -19,50 +19,50 @@ export type ExchangeResult =
       readonly abandoned?: boolean;
       readonly refusedHere?: boolean;
     }
-  /** The first byte had left, and no answer will come. */
+  /** The first byte was sent, and no answer will arrive. */
   | { readonly as: 'lost'; readonly detail: string };
 
 export type ResponseHeaders = Readonly<Record<string, string | string[] | undefined>>;
 
-/** One message to a server. A request has an id and waits for its response; a notification or a response waits for nothing. */
+/** One message to a server. A request has an id and waits for its response; notifications and responses do not wait. */
 export interface OutgoingMessage {
   readonly message: JsonObject;
-  /** For wires that have headers. */
+  /** Ignored by a transport without headers. */
   readonly headers: Readonly<Record<string, string>>;
   readonly timeoutMs: number;
-  readonly mostBytes: number;
-  /** Of one event where many may come, if that is less. */
-  readonly mostEventBytes?: number;
+  readonly maxBytes: number;
+  /** The limit of a single event in a stream of many, if it is smaller than `maxBytes`. */
+  readonly maxEventBytes?: number;
   readonly freshConnection: boolean;
-  /** Asked synchronously right before the first byte. */
+  /** Called synchronously right before the first byte. */
   readonly maySend: () => boolean;
-  /** Whatever the server says before it answers. */
-  readonly heard: (message: JsonObject) => void;
+  /** Called with each message of the server before its response. */
+  readonly onMessage: (message: JsonObject) => void;
 }
 
-/** A way to an MCP server: HTTP or a child process. It throws nothing. */
+/** The transport to an MCP server: HTTP or a child process. `exchange` never rejects. */
 export interface McpTransport {
   /** Whether messages carry headers. */
   readonly hasHeaders: boolean;
   exchange(outgoing: OutgoingMessage): Promise<ExchangeResult>;
-  /** Listens to what the server says by itself, until it ends that or the time is up. */
+  /** Listens to messages that the server sends by itself, until the server ends the stream or the time is up. */
   listen(outgoing: Omit<OutgoingMessage, 'message'>): Promise<void>;
-  /** What the server says outside any exchange; a wire without such a channel never calls it. */
-  onUnasked(heard: (message: JsonObject) => void): void;
-  /** The server is a new one that knows nothing of what was said before. */
-  onRestart(told: () => void): void;
+  /** Registers the listener for messages outside any exchange. HTTP has no such messages. */
+  onUnsolicited(listener: (message: JsonObject) => void): void;
+  /** Registers the listener for a restart of the server, after which all sessions are gone. */
+  onRestart(listener: () => void): void;
   close(): Promise<void>;
 }
 
-/** Messages longer than this are no tool's answer but an attack on memory. */
+/** A longer message would exhaust memory. No tool needs one. */
 export const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 
-/** So many of a server's own questions are being answered at once, in one exchange: what it asks beyond them is passed over. */
+/** The limit of server requests that are answered at once in one exchange. Further requests are ignored. */
 export const MAX_PENDING_REPLIES = 32;
 
 const MAX_ID_LENGTH = 1_024;
 
-/** What a server wrote, if it is a message at all: anything else is passed over. */
+/** Parses a message of a server; undefined if the text is not a valid message. */
 export function parseMessage(text: string): JsonObject | undefined {
   try {
     const value: unknown = JSON.parse(text);
@@ -72,7 +72,7 @@ export function parseMessage(text: string): JsonObject | undefined {
   }
 }
 
-/** Names are looked up and said again: an object could do neither, and at any depth could end the process that tries. */
+/** Ids must be strings or numbers. Converting a deeply nested object to a string could exhaust the stack and end the process. */
 function hasValidIds({ id, params }: JsonObject): boolean {
   return isValidId(id) && (!isJsonObject(params) || isValidId(params['progressToken']));
 }

@@ -12,169 +12,177 @@ import {
 
 const LEGACY_PROTOCOL_VERSION = '2025-11-25';
 
-/** A session that was silent this long may be gone: a write first makes sure, for then it cannot tell "gone" from "done". */
+/** After this long without use, a session may be gone. A write checks first, because later it cannot tell "gone" from "done". */
 const SESSION_IDLE_MS = 10_000;
 
-/** What one request to a server asks for and how. */
+/** One request to an MCP server. */
 export interface McpUpstreamRequest {
   readonly id: string;
   readonly method: string;
   readonly params: JsonObject;
   readonly headers?: Readonly<Record<string, string>>;
   readonly timeoutMs: number;
-  readonly mostBytes?: number;
+  readonly maxBytes?: number;
   readonly freshConnection?: boolean;
   readonly maySend?: () => boolean;
-  /** How it is said; absent: as its follower speaks, or in the newer way. */
-  readonly manner?: McpClientProfile | undefined;
-  readonly follower?: ProgressListener | undefined;
+  /** The profile of the client. Absent: that of the listener, or modern MCP. */
+  readonly profile?: McpClientProfile | undefined;
+  readonly listener?: ProgressListener | undefined;
 }
 
-/** A way of speaking that the server took: with a session of its own, or without any. */
+/** An agreed protocol with the server: a legacy session with headers, or modern MCP without. */
 interface McpSession {
-  readonly session?: Readonly<Record<string, string>>;
+  readonly headers?: Readonly<Record<string, string>>;
   readonly capabilities: JsonObject;
   usedAt: number;
 }
 
-/** Within which a server asks back. */
+/** The exchange in which a server sends requests to the client. */
 interface ServerRequestScope {
-  readonly tongue: McpSession;
-  readonly follower: ProgressListener | undefined;
-  /** How many answers are being made or are on their way. */
-  answering: number;
+  readonly session: McpSession;
+  readonly listener: ProgressListener | undefined;
+  /** The number of replies that are being made or sent. */
+  pendingReplies: number;
 }
 
-type SessionResult = { readonly tongue: McpSession } | Extract<ExchangeResult, { as: 'not_sent' }>;
+type SessionResult = { readonly session: McpSession } | Extract<ExchangeResult, { as: 'not_sent' }>;
 
 /**
- * An MCP server as its client sees it. It is spoken to as whoever asks speaks: an old client needs a session in which the
- * server can ask back, a new one brings everything with each request. For anybody else the newer way is taken, if the
- * server knows it.
+ * A client of an MCP server. It uses the protocol of the calling client: a legacy client needs a session in which the server
+ * can send requests; a modern client brings everything with each request. Without a calling client it uses modern MCP if the
+ * server supports it.
  */
 export class McpUpstreamClient {
   readonly #transport: McpTransport;
   readonly #legacySessions = new Map<string, Promise<SessionResult>>();
-  /** What the server asks outside any exchange. */
+  /** For requests of the server outside any exchange. */
   readonly #unsolicitedScope: ServerRequestScope = {
-    tongue: { session: {}, capabilities: {}, usedAt: 0 },
-    follower: undefined,
-    answering: 0,
+    session: { headers: {}, capabilities: {}, usedAt: 0 },
+    listener: undefined,
+    pendingReplies: 0,
   };
   #modernSession: Promise<SessionResult | 'unknown'> | undefined;
   #onChange: (method: string, params: JsonObject) => void = () => {};
 
-  constructor(wire: McpTransport) {
-    this.#transport = wire;
-    wire.onUnasked((message) => this.#handleUnsolicited(message));
-    wire.onRestart(() => this.#dropAllSessions());
+  constructor(transport: McpTransport) {
+    this.#transport = transport;
+    transport.onUnsolicited((message) => this.#handleUnsolicited(message));
+    transport.onRestart(() => this.#dropAllSessions());
   }
 
-  /** Told when the server says that one of its lists, or a resource, is not what it was. */
-  onChangeNotification(told: (method: string, params: JsonObject) => void): void {
-    this.#onChange = told;
+  /** Calls the listener when the server notifies of a changed list or resource. */
+  onChangeNotification(listener: (method: string, params: JsonObject) => void): void {
+    this.#onChange = listener;
   }
 
-  async request(asked: McpUpstreamRequest): Promise<ExchangeResult> {
-    const until = performance.now() + asked.timeoutMs;
-    const found = await this.#openSession(asked);
-    if (!('tongue' in found)) return found;
-    const { tongue } = found;
-    const timeoutMs = Math.max(1, Math.round(until - performance.now()));
-    // What is sent with hardly any time left for its answer would only be doubted.
-    if (asked.method === 'tools/call' && timeoutMs < asked.timeoutMs / 2)
-      return { as: 'not_sent', detail: 'the server took too long to be greeted' };
-    tongue.usedAt = performance.now();
-    const ended = await this.#transport.exchange(this.#buildMessage({ ...asked, timeoutMs }, tongue));
-    tongue.usedAt = performance.now();
-    if (tongue.session === undefined || !isSessionGone(ended)) return ended;
-    this.#dropSession(tongue);
+  async request(request: McpUpstreamRequest): Promise<ExchangeResult> {
+    const deadline = performance.now() + request.timeoutMs;
+    const found = await this.#openSession(request);
+    if (!('session' in found)) return found;
+    const { session } = found;
+    const timeoutMs = Math.max(1, Math.round(deadline - performance.now()));
+    // A call with little time left for its answer would probably end in doubt, so it is not sent.
+    if (request.method === 'tools/call' && timeoutMs < request.timeoutMs / 2)
+      return { as: 'not_sent', detail: 'the MCP handshake with the server took too long' };
+    session.usedAt = performance.now();
+    const ended = await this.#transport.exchange(this.#buildMessage({ ...request, timeoutMs }, session));
+    session.usedAt = performance.now();
+    if (session.headers === undefined || !isSessionGone(ended)) return ended;
+    this.#dropSession(session);
     return { ...ended, sessionGone: ended.status === 404 };
   }
 
-  /** What the server says it can do. Undefined: it cannot be reached. */
+  /** The capabilities of the server; undefined if it cannot be reached. */
   async capabilities(timeoutMs: number): Promise<JsonObject | undefined> {
     const found = await this.#openSession({ id: randomUUID(), method: 'ping', params: {}, timeoutMs });
-    return 'tongue' in found ? found.tongue.capabilities : undefined;
+    return 'session' in found ? found.session.capabilities : undefined;
   }
 
-  /** Listens for news of the server, by whichever way it gives them, for at most so long. */
-  async listen(notifications: JsonObject, reachMs: number, lastsMs: number): Promise<void> {
-    const asked = { id: randomUUID(), method: 'subscriptions/listen', params: { notifications }, timeoutMs: reachMs };
-    const found = await this.#openSession(asked);
-    if (!('tongue' in found)) return;
-    const lasting = { ...asked, timeoutMs: lastsMs, mostBytes: MAX_MESSAGE_BYTES };
-    // News are short, and there may be hundreds of such streams.
-    const outgoing = { ...this.#buildMessage(lasting, found.tongue), mostEventBytes: MAX_CONTROL_BYTES };
-    if (found.tongue.session === undefined) await this.#transport.exchange(outgoing);
+  /** Listens for notifications of the server, for at most `listenMs`. `connectMs` limits the handshake. */
+  async listen(notifications: JsonObject, connectMs: number, listenMs: number): Promise<void> {
+    const request: McpUpstreamRequest = {
+      id: randomUUID(),
+      method: 'subscriptions/listen',
+      params: { notifications },
+      timeoutMs: connectMs,
+    };
+    const found = await this.#openSession(request);
+    if (!('session' in found)) return;
+    const listenRequest: McpUpstreamRequest = { ...request, timeoutMs: listenMs, maxBytes: MAX_MESSAGE_BYTES };
+    // Notifications are short, and there may be hundreds of such streams.
+    const outgoing: OutgoingMessage = {
+      ...this.#buildMessage(listenRequest, found.session),
+      maxEventBytes: MAX_CONTROL_BYTES,
+    };
+    if (found.session.headers === undefined) await this.#transport.exchange(outgoing);
     else await this.#transport.listen(outgoing);
   }
 
   async isModern(timeoutMs: number): Promise<boolean> {
     const found = await this.#discoverModern(timeoutMs);
-    return found !== 'unknown' && 'tongue' in found;
+    return found !== 'unknown' && 'session' in found;
   }
 
   close(): Promise<void> {
     return this.#transport.close();
   }
 
-  async #openSession(asked: McpUpstreamRequest): Promise<SessionResult> {
-    const manner = asked.manner ?? asked.follower;
-    if (manner?.era === 'legacy') {
-      const session = await this.#openLegacySession(asked, manner.capabilities);
-      if ('tongue' in session) return session;
+  async #openSession(request: McpUpstreamRequest): Promise<SessionResult> {
+    const profile = request.profile ?? request.listener;
+    if (profile?.era === 'legacy') {
+      const opened = await this.#openLegacySession(request, profile.capabilities);
+      if ('session' in opened) return opened;
     }
-    const modern = await this.#discoverModern(asked.timeoutMs);
+    const modern = await this.#discoverModern(request.timeoutMs);
     if (modern !== 'unknown') return modern;
-    const session = await this.#openLegacySession(asked, {});
-    // It knows neither way: perhaps it was not itself when it was asked, so it is asked once more next time.
-    if (!('tongue' in session)) this.#modernSession = undefined;
-    return session;
+    const opened = await this.#openLegacySession(request, {});
+    // The server refused both protocols. It may have been starting, so the next request discovers it again.
+    if (!('session' in opened)) this.#modernSession = undefined;
+    return opened;
   }
 
-  /** Whether the server knows the newer way; it is asked once, and again only if it could not be reached. */
+  /** Asks once whether the server supports modern MCP, and again only if it could not be reached. */
   async #discoverModern(timeoutMs: number): Promise<SessionResult | 'unknown'> {
-    const asked = { id: randomUUID(), method: 'server/discover', params: {}, timeoutMs };
+    const request = { id: randomUUID(), method: 'server/discover', params: {}, timeoutMs };
     this.#modernSession ??= this.#transport
-      .exchange(this.#buildMessage(asked, { capabilities: {}, usedAt: 0 }))
+      .exchange(this.#buildMessage(request, { capabilities: {}, usedAt: 0 }))
       .then((ended): SessionResult | 'unknown' => {
         if (ended.as === 'not_sent') return ended;
         const result = ended.as === 'answered' ? ended.response['result'] : undefined;
         if (!isJsonObject(result)) return isRefusal(ended) ? 'unknown' : toNotSent(ended);
         const versions = result['supportedVersions'];
         if (!Array.isArray(versions) || !versions.includes(MODERN_PROTOCOL_VERSION)) return 'unknown';
-        return { tongue: { capabilities: toObject(result['capabilities']), usedAt: performance.now() } };
+        return { session: { capabilities: toObject(result['capabilities']), usedAt: performance.now() } };
       });
     const found = await this.#modernSession;
-    if (found !== 'unknown' && !('tongue' in found)) this.#modernSession = undefined;
+    if (found !== 'unknown' && !('session' in found)) this.#modernSession = undefined;
     return found;
   }
 
-  /** One session for each set of things that clients can do, so that a server only ever asks what somebody can answer. */
-  async #openLegacySession(asked: McpUpstreamRequest, wanted: JsonObject): Promise<SessionResult> {
-    const capabilities = this.#transport.hasHeaders ? wanted : {};
+  /** Opens one session per set of client capabilities, so that a server only sends requests that the client can answer. */
+  async #openLegacySession(request: McpUpstreamRequest, clientCapabilities: JsonObject): Promise<SessionResult> {
+    const capabilities = this.#transport.hasHeaders ? clientCapabilities : {};
     const name = Object.keys(capabilities).sort().join(' ');
-    let session = this.#legacySessions.get(name);
-    if (session !== undefined) {
-      const found = await session;
-      if ('tongue' in found && (await this.#isAlive(found.tongue, asked))) return found;
-      if (this.#legacySessions.get(name) === session) this.#legacySessions.delete(name);
-      session = this.#legacySessions.get(name);
+    let opening = this.#legacySessions.get(name);
+    if (opening !== undefined) {
+      const found = await opening;
+      if ('session' in found && (await this.#isAlive(found.session, request))) return found;
+      if (this.#legacySessions.get(name) === opening) this.#legacySessions.delete(name);
+      opening = this.#legacySessions.get(name);
     }
-    if (session === undefined) {
-      session = this.#initialize(capabilities, asked.timeoutMs);
-      this.#legacySessions.set(name, session);
+    if (opening === undefined) {
+      opening = this.#initialize(capabilities, request.timeoutMs);
+      this.#legacySessions.set(name, opening);
     }
-    const found = await session;
-    if (!('tongue' in found) && this.#legacySessions.get(name) === session) this.#legacySessions.delete(name);
+    const found = await opening;
+    if (!('session' in found) && this.#legacySessions.get(name) === opening) this.#legacySessions.delete(name);
     return found;
   }
 
-  async #isAlive(tongue: McpSession, { method, timeoutMs }: McpUpstreamRequest): Promise<boolean> {
-    if (method !== 'tools/call' || performance.now() - tongue.usedAt < SESSION_IDLE_MS) return true;
+  async #isAlive(session: McpSession, { method, timeoutMs }: McpUpstreamRequest): Promise<boolean> {
+    if (method !== 'tools/call' || performance.now() - session.usedAt < SESSION_IDLE_MS) return true;
     const ping = { id: randomUUID(), method: 'ping', params: {}, timeoutMs };
-    const ended = await this.#transport.exchange(this.#buildMessage(ping, tongue));
+    const ended = await this.#transport.exchange(this.#buildMessage(ping, session));
     return ended.as === 'answered' && 'result' in ended.response;
   }
 
@@ -187,54 +195,54 @@ export class McpUpstreamClient {
     if (ended.as !== 'answered' || !isJsonObject(result)) return toNotSent(ended);
     const id = ended.headers['mcp-session-id'];
     const version = result['protocolVersion'];
-    const session = {
+    const headers = {
       ...(typeof id === 'string' ? { 'mcp-session-id': id } : {}),
       'mcp-protocol-version': typeof version === 'string' ? version : LEGACY_PROTOCOL_VERSION,
     };
     const initialized = { jsonrpc: '2.0', method: 'notifications/initialized' };
-    await this.#transport.exchange({ ...DEFAULT_MESSAGE_OPTIONS, message: initialized, headers: session, timeoutMs });
-    return { tongue: { session, capabilities: toObject(result['capabilities']), usedAt: performance.now() } };
+    await this.#transport.exchange({ ...DEFAULT_MESSAGE_OPTIONS, message: initialized, headers, timeoutMs });
+    return { session: { headers, capabilities: toObject(result['capabilities']), usedAt: performance.now() } };
   }
 
-  #buildMessage(asked: McpUpstreamRequest, tongue: McpSession): OutgoingMessage {
-    const { id, method, follower } = asked;
-    const isModern = tongue.session === undefined;
-    const params = isModern ? addRequestMeta(asked.params, asked.manner ?? follower) : asked.params;
-    const conversation = { tongue, follower, answering: 0 };
+  #buildMessage(request: McpUpstreamRequest, session: McpSession): OutgoingMessage {
+    const { id, method, listener } = request;
+    const isModern = session.headers === undefined;
+    const params = isModern ? addRequestMeta(request.params, request.profile ?? listener) : request.params;
+    const scope: ServerRequestScope = { session, listener, pendingReplies: 0 };
     return {
       ...DEFAULT_MESSAGE_OPTIONS,
       message: { jsonrpc: '2.0', id, method, params },
-      headers: { ...(isModern ? buildModernHeaders(method, params) : tongue.session), ...asked.headers },
-      timeoutMs: asked.timeoutMs,
-      mostBytes: asked.mostBytes ?? MAX_CONTROL_BYTES,
-      freshConnection: asked.freshConnection ?? false,
-      maySend: asked.maySend ?? (() => true),
-      heard: (message) => {
+      headers: { ...(isModern ? buildModernHeaders(method, params) : session.headers), ...request.headers },
+      timeoutMs: request.timeoutMs,
+      maxBytes: request.maxBytes ?? MAX_CONTROL_BYTES,
+      freshConnection: request.freshConnection ?? false,
+      maySend: request.maySend ?? (() => true),
+      onMessage: (message) => {
         if (typeof message['method'] !== 'string') return;
-        const said = toObject(message['params']);
-        if (message['id'] !== undefined) void this.#replyToServer(message, conversation);
+        const messageParams = toObject(message['params']);
+        if (message['id'] !== undefined) void this.#replyToServer(message, scope);
         else if (CHANGE_NOTIFICATIONS.has(message['method']))
-          this.#onChange(message['method'], pickNotificationParams(said));
-        else follower?.tell(message['method'], said);
+          this.#onChange(message['method'], pickNotificationParams(messageParams));
+        else listener?.tell(message['method'], messageParams);
       },
     };
   }
 
-  /** The server asks back. Whoever follows the call answers; where nobody does, the server hears no. */
-  async #replyToServer(question: JsonObject, conversation: ServerRequestScope): Promise<void> {
-    const { id = null, method } = question;
-    const { tongue, follower } = conversation;
-    // A server can ask faster than it takes answers, and each that waits is memory here.
-    if (conversation.answering >= MAX_PENDING_REPLIES) return;
-    conversation.answering += 1;
+  /** Answers a request of the server. The listener of the call answers; without one, the server gets a refusal. */
+  async #replyToServer(serverRequest: JsonObject, scope: ServerRequestScope): Promise<void> {
+    const { id = null, method } = serverRequest;
+    const { session, listener } = scope;
+    // A server can send requests faster than it reads replies, and each waiting reply costs memory here.
+    if (scope.pendingReplies >= MAX_PENDING_REPLIES) return;
+    scope.pendingReplies += 1;
     try {
-      const reply = await answerServerRequest(String(method), toObject(question['params']), follower);
+      const reply = await answerServerRequest(String(method), toObject(serverRequest['params']), listener);
       const message = { jsonrpc: '2.0', id, ...reply };
-      await this.#transport.exchange({ ...DEFAULT_MESSAGE_OPTIONS, message, headers: tongue.session ?? {} });
+      await this.#transport.exchange({ ...DEFAULT_MESSAGE_OPTIONS, message, headers: session.headers ?? {} });
     } catch {
-      // Nobody waits for this: what cannot be said (nested too deep, for one) the server does not hear.
+      // No caller awaits this. A reply that cannot be sent, for example because it is nested too deep, is dropped.
     } finally {
-      conversation.answering -= 1;
+      scope.pendingReplies -= 1;
     }
   }
 
@@ -250,40 +258,40 @@ export class McpUpstreamClient {
     this.#legacySessions.clear();
   }
 
-  #dropSession(tongue: McpSession): void {
-    for (const [name, session] of this.#legacySessions) {
-      void session.then((found) => {
-        if ('tongue' in found && found.tongue === tongue) this.#legacySessions.delete(name);
+  #dropSession(dropped: McpSession): void {
+    for (const [name, opening] of this.#legacySessions) {
+      void opening.then((found) => {
+        if ('session' in found && found.session === dropped) this.#legacySessions.delete(name);
       });
     }
   }
 }
 
-/** Of what is said for the protocol's sake: greetings, pings, what comes back for an answer of ours. */
+/** The limit of protocol messages: handshakes, pings, and answers to our replies. */
 const MAX_CONTROL_BYTES = 1024 * 1024;
 
 const DEFAULT_MESSAGE_OPTIONS: Omit<OutgoingMessage, 'message'> = {
   headers: {},
   timeoutMs: 10_000,
-  mostBytes: MAX_CONTROL_BYTES,
+  maxBytes: MAX_CONTROL_BYTES,
   freshConnection: false,
   maySend: () => true,
-  heard: () => {},
+  onMessage: () => {},
 };
 
 async function answerServerRequest(
   method: string,
   params: JsonObject,
-  follower: ProgressListener | undefined,
+  listener: ProgressListener | undefined,
 ): Promise<JsonObject> {
   if (method === 'ping') return { result: {} };
-  if (method === 'roots/list' && follower === undefined) return { result: { roots: [] } };
+  if (method === 'roots/list' && listener === undefined) return { result: { roots: [] } };
   try {
-    if (follower === undefined) throw new Error('nobody follows this call');
-    return { result: await follower.ask(method, params) };
+    if (listener === undefined) throw new Error('this call has no client that listens');
+    return { result: await listener.ask(method, params) };
   } catch (error) {
     if (method === 'elicitation/create') return { result: { action: 'cancel' } };
-    return { error: { code: -32603, message: `the client cannot be asked: ${(error as Error).message}` } };
+    return { error: { code: -32603, message: `the client cannot be request: ${(error as Error).message}` } };
   }
 }
 
@@ -294,12 +302,12 @@ const CHANGE_NOTIFICATIONS = new Set([
   'notifications/resources/updated',
 ]);
 
-/** News go to many clients: nothing of what a server may have put beside them does. */
+/** Keeps only the URI, because notifications go to many clients and the server may have added anything. */
 function pickNotificationParams({ uri }: JsonObject): JsonObject {
   return typeof uri === 'string' ? { uri } : {};
 }
 
-/** The server answered, and what it said is no: it knows the request, or at least that it does not. */
+/** Whether the server answered with a refusal, which shows that it does not support the request. */
 function isRefusal(ended: ExchangeResult): boolean {
   if (ended.as === 'answered') return true;
   return (
@@ -312,14 +320,14 @@ function isSessionGone(ended: ExchangeResult): ended is Extract<ExchangeResult, 
 }
 
 function toNotSent(ended: ExchangeResult): Extract<ExchangeResult, { as: 'not_sent' }> {
-  return { as: 'not_sent', detail: `no MCP server could be greeted: ${describeHandshakeFailure(ended)}` };
+  return { as: 'not_sent', detail: `the MCP handshake failed: ${describeHandshakeFailure(ended)}` };
 }
 
 function describeHandshakeFailure(ended: ExchangeResult): string {
-  if (ended.as === 'status') return `it answered ${ended.status}`;
+  if (ended.as === 'status') return `the server answered ${ended.status}`;
   if (ended.as !== 'answered') return ended.detail;
   const error = toObject(ended.response['error']);
-  return typeof error['message'] === 'string' ? error['message'] : 'it answered something else';
+  return typeof error['message'] === 'string' ? error['message'] : 'the answer of the server is not a valid result';
 }
 
 export function toObject(value: Json | undefined): JsonObject {

@@ -1,7 +1,10 @@
+import { createParser } from 'eventsource-parser';
 import { ByteAccumulator } from '../../gateway/domain/byte-accumulator.ts';
 
 const LINE_FEED = 10;
 const CARRIAGE_RETURN = 13;
+/** A longer `retry` of a server is ignored. */
+const MAX_RETRY_MS = 999_999_999;
 
 /** One event of a `text/event-stream`. */
 export interface ServerSentEvent {
@@ -10,63 +13,53 @@ export interface ServerSentEvent {
 }
 
 /**
- * Reads server-sent events from bytes as they come, however they are cut. Only what MCP uses: data, id and retry; other
- * fields and comments are passed over.
+ * Parses server-sent events from chunks of bytes, and bounds the memory of an event that has not ended.
+ *
+ * An unfinished line is kept here as bytes: `eventsource-parser` keeps one string per chunk, and many tiny chunks would cost
+ * far more than their bytes. The package gets text only when a line ends, and bounds the data of an unfinished event.
  */
 export class SseParser {
+  readonly #maxEventBytes: number;
   readonly #decoder = new TextDecoder('utf-8');
-  /** The beginning of a line that has not ended, and what came of it since: as bytes, which as many strings would be far more. */
-  #partialLine = '';
-  readonly #buffer = new ByteAccumulator();
-  /** A carriage return at the very end may be half of a line's end: it waits for the next bytes. */
-  #endsInCarriageReturn = false;
-  #data: string[] = [];
-  #dataLength = 0;
-  #id: string | undefined;
+  readonly #unfinishedLine = new ByteAccumulator();
+  #events: ServerSentEvent[] = [];
   #retryMs: number | undefined;
+  #hasOverflowed = false;
+  readonly #parser;
 
-  /** How long the server asks to wait before coming back, if it said so. */
+  constructor(maxEventBytes = Number.POSITIVE_INFINITY) {
+    this.#maxEventBytes = maxEventBytes;
+    this.#parser = createParser({
+      maxBufferSize: maxEventBytes,
+      onEvent: ({ id, data }) => this.#events.push({ id, data }),
+      onRetry: (ms) => {
+        if (ms <= MAX_RETRY_MS) this.#retryMs = ms;
+      },
+      // Unknown fields and invalid values are ignored, as the standard requires.
+      onError: ({ type }) => {
+        if (type === 'max-buffer-size-exceeded') this.#hasOverflowed = true;
+      },
+    });
+  }
+
+  /** How long the server asks its client to wait before it reconnects, if the server said so. */
   get retryMs(): number | undefined {
     return this.#retryMs;
   }
 
-  /** How much of an event that has not ended is kept here. */
-  get bufferedBytes(): number {
-    return this.#partialLine.length + this.#buffer.length + this.#dataLength;
+  /** Whether an unfinished event is larger than the limit. The parser returns no more events then. */
+  get isTooLarge(): boolean {
+    return this.#hasOverflowed || this.#unfinishedLine.length > this.#maxEventBytes;
   }
 
+  /** Returns the events that end in this chunk. */
   parse(chunk: Uint8Array): ServerSentEvent[] {
-    this.#buffer.append(chunk);
-    // A long line is put together once, when it ends: otherwise each chunk of it would cost as much as all before.
-    if (!this.#endsInCarriageReturn && !chunk.includes(LINE_FEED) && !chunk.includes(CARRIAGE_RETURN)) return [];
-    const rest = this.#partialLine + this.#decoder.decode(this.#buffer.take(), { stream: true });
-    this.#endsInCarriageReturn = rest.endsWith('\r');
-    const whole = this.#endsInCarriageReturn ? rest.length - 1 : rest.length;
-    const lines = rest.slice(0, whole).split(/\r\n|\n|\r/);
-    this.#partialLine = (lines.pop() ?? '') + rest.slice(whole);
-    return lines.flatMap((line) => this.#parseLine(line));
-  }
-
-  #parseLine(line: string): ServerSentEvent[] {
-    if (line === '') return this.#emitEvent();
-    const colon = line.indexOf(':');
-    const field = colon === -1 ? line : line.slice(0, colon);
-    const value = colon === -1 ? '' : line.slice(colon + (line[colon + 1] === ' ' ? 2 : 1));
-    if (field === 'data') {
-      this.#data.push(value);
-      this.#dataLength += line.length;
-    } else if (field === 'id' && !value.includes('\0')) this.#id = value;
-    else if (field === 'retry' && /^\d{1,9}$/.test(value)) this.#retryMs = Number(value);
-    return [];
-  }
-
-  #emitEvent(): ServerSentEvent[] {
-    const data = this.#data.join('\n');
-    const event = { id: this.#id, data };
-    const isEvent = this.#data.length > 0 || this.#id !== undefined;
-    this.#data = [];
-    this.#dataLength = 0;
-    this.#id = undefined;
-    return isEvent ? [event] : [];
+    if (this.isTooLarge) return [];
+    this.#unfinishedLine.append(chunk);
+    if (!chunk.includes(LINE_FEED) && !chunk.includes(CARRIAGE_RETURN)) return [];
+    this.#parser.feed(this.#decoder.decode(this.#unfinishedLine.take(), { stream: true }));
+    const events = this.#events;
+    this.#events = [];
+    return events;
   }
 }

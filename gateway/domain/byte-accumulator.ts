@@ -1,9 +1,10 @@
 const INITIAL_CAPACITY = 1_024;
 
 /**
- * Bytes that arrive in pieces, kept as one. A list of the pieces would cost whoever keeps it far more than their bytes: a
- * piece of one byte is an object of a hundred, and holds the whole slab that it was read into. How many bytes are too many
- * the caller knows, and asks before it adds.
+ * Collects chunks of bytes in one growing buffer. A list of chunks would cost far more memory than their bytes: a chunk of one
+ * byte is an object of about a hundred, and keeps the whole slab alive into which it was read.
+ *
+ * The caller enforces the size limit: it checks `length` before it appends.
  */
 export class ByteAccumulator {
   #bytes = Buffer.alloc(0);
@@ -20,7 +21,7 @@ export class ByteAccumulator {
     this.#length = needed;
   }
 
-  /** All that came so far, which is then the caller's: what is added afterwards is a new beginning. */
+  /** Returns all bytes so far and hands them to the caller. The accumulator is empty afterwards. */
   take(): Buffer {
     const taken = this.#bytes.subarray(0, this.#length);
     this.#bytes = Buffer.alloc(0);
@@ -28,9 +29,9 @@ export class ByteAccumulator {
     return taken;
   }
 
-  /** By doubling, so that each byte is copied about twice however small the pieces are. */
+  /** Doubles the capacity, so that each byte is copied about twice, however small the chunks are. */
   #grow(needed: number): void {
-    // The first piece is most often all there is.
+    // The first chunk is usually the only one, so it gets an exact buffer.
     const capacity = this.#length === 0 ? needed : Math.max(needed, INITIAL_CAPACITY, this.#bytes.length * 2);
     const grown = Buffer.allocUnsafe(capacity);
     grown.set(this.#bytes.subarray(0, this.#length));

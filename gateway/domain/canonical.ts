@@ -1,11 +1,11 @@
 import type { Json, JsonObject } from './json.ts';
 
-/** A number without end, half a surrogate pair, or what is no JSON at all. */
+/** The value has no canonical JSON: a number that is not finite, a lone surrogate, or a value that is not JSON. */
 export class NotCanonicalError extends TypeError {}
 
 /**
- * RFC 8785: the one text of a JSON value, whoever wrote it and in whatever order. Keys go by UTF-16 code units (what `<`
- * compares), numbers as ECMAScript prints them, strings with the fewest escapes. What has no such text is `NotCanonical`.
+ * The canonical text of a JSON value by RFC 8785: keys sorted by UTF-16 code units, which `<` compares; numbers as ECMAScript
+ * prints them; strings with the fewest escapes. Throws `NotCanonicalError` for a value without canonical text.
  */
 export function canonicalize(value: Json): string {
   if (typeof value === 'string') return canonicalizeString(value);
@@ -36,10 +36,10 @@ function canonicalizeObject(values: JsonObject): string {
   return `${out}}`;
 }
 
-/** Arguments have few keys: up to here inserting in place beats `sort`, which copies. */
+/** Up to this many keys, an insertion sort in place beats `sort`, which copies. Arguments have few keys. */
 const MAX_INSERTION_SORT_KEYS = 24;
 
-/** In place, by UTF-16 code units. */
+/** Sorts in place, by UTF-16 code units. */
 export function sortKeys(keys: string[]): void {
   if (keys.length > MAX_INSERTION_SORT_KEYS) {
     keys.sort();
@@ -60,14 +60,14 @@ function canonicalizeNumber(value: number): string {
 
 const NEEDS_ESCAPE = /["\\\p{Cc}\p{Cs}]/u;
 
-/** As `JSON.stringify` writes it, in half the time: most strings need no escapes. */
+/** Like `JSON.stringify`, in half the time, because most strings need no escapes. */
 export function quoteJson(value: string): string {
   return NEEDS_ESCAPE.test(value) ? JSON.stringify(value) : `"${value}"`;
 }
 
 function canonicalizeString(value: string): string {
   if (!NEEDS_ESCAPE.test(value)) return `"${value}"`;
-  // RFC 8785 3.2.2.2: half a surrogate pair is an error. JSON.stringify would write an escape that no UTF-8 peer agrees on.
+  // RFC 8785, 3.2.2.2: a lone surrogate is an error. JSON.stringify would write an escape that UTF-8 peers read differently.
   if (!(value as string & { isWellFormed(): boolean }).isWellFormed())
     throw new NotCanonicalError('a lone surrogate is not JSON');
   return JSON.stringify(value);

@@ -1,6 +1,6 @@
 import type { Json } from './json.ts';
 
-/** Whether asking again can help, and how. */
+/** Whether and how a client should repeat the request. */
 export type RetryAdvice = 'never' | 'same_key' | 'new_key' | 'after_delay';
 
 interface ErrorSpec {
@@ -9,35 +9,35 @@ interface ErrorSpec {
   readonly retry: RetryAdvice;
 }
 
-/** Every error the outside can see. docs/reference/errors.md is held to this table by a test. */
+/** Every error that a client can see. A test compares docs/reference/errors.md with this table. */
 export const ERRORS = {
   malformed: { status: 400, title: 'The request is malformed', retry: 'never' },
-  invalid_arguments: { status: 400, title: "The arguments do not fit the tool's schema", retry: 'never' },
+  invalid_arguments: { status: 400, title: "The arguments do not match the tool's schema", retry: 'never' },
   unauthenticated: { status: 401, title: 'A valid bearer key is needed', retry: 'never' },
   denied: { status: 403, title: 'Policy does not allow this call', retry: 'never' },
   forbidden: { status: 403, title: 'Your role does not allow this', retry: 'never' },
-  not_found: { status: 404, title: 'There is nothing here', retry: 'never' },
+  not_found: { status: 404, title: 'The resource does not exist', retry: 'never' },
   unknown_tool: { status: 404, title: 'There is no such tool', retry: 'never' },
   in_progress: { status: 409, title: 'The call is still under way', retry: 'same_key' },
   fenced: { status: 409, title: 'The epoch is not current', retry: 'never' },
   locked: { status: 409, title: 'A resource is held by another call', retry: 'after_delay' },
   saga_closed: { status: 409, title: 'The saga takes no more steps', retry: 'never' },
-  conflict: { status: 409, title: 'The state of things forbids this', retry: 'never' },
+  conflict: { status: 409, title: 'The current state does not allow this', retry: 'never' },
   key_expired: { status: 410, title: 'The key is past retention', retry: 'new_key' },
   too_large: { status: 413, title: 'The request is too large', retry: 'never' },
   unsupported_media: { status: 415, title: 'The body must be application/json', retry: 'never' },
   key_reused: { status: 422, title: 'The key was used for another request', retry: 'new_key' },
   rejected: { status: 422, title: 'A person rejected the call', retry: 'new_key' },
-  expired: { status: 422, title: 'Nobody answered in time', retry: 'new_key' },
+  expired: { status: 422, title: 'Nobody decided in time', retry: 'new_key' },
   cancelled: { status: 422, title: 'The call was withdrawn', retry: 'new_key' },
   rate_limited: { status: 429, title: 'Too many calls', retry: 'after_delay' },
   over_budget: { status: 429, title: 'The budget is used up', retry: 'after_delay' },
   internal: { status: 500, title: 'The gateway failed', retry: 'same_key' },
   tool_failed: { status: 502, title: 'The tool answered, and nothing happened', retry: 'new_key' },
-  breaker_open: { status: 503, title: 'The tool is sick and is left alone', retry: 'after_delay' },
+  breaker_open: { status: 503, title: 'The circuit breaker is open', retry: 'after_delay' },
   unavailable: { status: 503, title: 'Nothing could be sent', retry: 'after_delay' },
   frozen: { status: 503, title: 'Calls are frozen', retry: 'after_delay' },
-  in_doubt: { status: 504, title: 'It may or may not have happened', retry: 'same_key' },
+  in_doubt: { status: 504, title: 'The call may or may not have happened', retry: 'same_key' },
 } as const satisfies Record<string, ErrorSpec>;
 
 export type ErrorCode = keyof typeof ERRORS;
@@ -51,7 +51,7 @@ export interface ErrorExtras {
   readonly members?: Readonly<Record<string, Json>>;
 }
 
-/** The one error that leaves the gateway on purpose. Anything else is a bug and is answered as `internal`. */
+/** The only error that the gateway sends deliberately. Any other error is a bug and is answered as `internal`. */
 export class GatewayError extends Error {
   override readonly name = 'GatewayError';
   readonly code: ErrorCode;

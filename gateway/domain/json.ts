@@ -1,4 +1,4 @@
-/** JSON as values: what the strict parser yields, what policies judge and what is sent. */
+/** A JSON value: the result of the strict parser, the input of policies, and the content of requests. */
 export type Json = null | boolean | number | string | readonly Json[] | JsonObject;
 export type JsonObject = { readonly [key: string]: Json };
 

@@ -1,6 +1,6 @@
 import type { Json } from './json.ts';
 
-/** An error as MCP knows them: what a server answered, passed on as it stands. */
+/** A JSON-RPC error of an MCP server, passed on unchanged. */
 export class McpError extends Error {
   override readonly name = 'McpError';
   readonly code: number;

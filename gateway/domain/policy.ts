@@ -4,11 +4,11 @@ import type { LockMode, LockScope } from './controls/lock.ts';
 import type { Json, JsonObject } from './json.ts';
 
 /**
- * Policies after loading: parsed once, cross-checked, compiled, frozen. Everything below `gateway/policy` works on these;
- * nobody else ever sees YAML. Durations are milliseconds.
+ * Loaded policies: parsed once, cross-checked, compiled and frozen. Only `gateway/policy` ever sees YAML. Durations are in
+ * milliseconds.
  */
 
-/** What an expression may look at. A variable that is absent here is unknown to the expression. */
+/** The variables of an expression. An expression cannot read a variable that is absent here. */
 export interface ExpressionScope {
   readonly args?: JsonObject;
   readonly result?: Json;
@@ -18,15 +18,15 @@ export interface ExpressionScope {
   readonly tool?: string;
   readonly saga?: string | null;
   readonly run?: string | null;
-  /** Unix milliseconds; seen by CEL as a timestamp. */
+  /** Unix milliseconds. CEL sees a timestamp. */
   readonly now?: number;
-  /** What the agent did before; only rules see it. */
+  /** The history of the agent. Only rules see it. */
   readonly history?: History;
-  /** Whether the agent may be obeying a stranger; only rules see it. */
+  /** Whether the agent may have read untrusted content. Only rules see it. */
   readonly tainted?: boolean;
 }
 
-/** A compiled CEL expression or `${…}` template. Throws `ExpressionError` when it cannot be evaluated. */
+/** A compiled CEL expression or `${…}` template. Throws `ExpressionError` when the evaluation fails. */
 export type Expression<T extends Json = Json> = (scope: ExpressionScope) => T;
 
 export class ExpressionError extends Error {
@@ -34,7 +34,7 @@ export class ExpressionError extends Error {
 }
 
 export interface BreakerSettings {
-  /** Share of failures, 0..1, at which it opens. */
+  /** The share of failures, from 0 to 1, at which the breaker opens. */
   readonly threshold: number;
   readonly minimum: number;
   readonly windowMs: number;
@@ -44,14 +44,14 @@ export interface BreakerSettings {
 export interface Upstream {
   readonly name: string;
   readonly adapter: 'http' | 'mcp';
-  /** Absent for an MCP server that is started by `command`. */
+  /** Absent for an MCP server that `command` starts. */
   readonly url?: string;
   readonly command?: readonly string[];
-  /** All that a server started by `command` sees of the environment. */
+  /** The whole environment of a server that `command` starts. */
   readonly env?: Readonly<Record<string, string>>;
-  /** Credentials, already resolved from environment or files. Never stored, logged or shown. */
+  /** Credentials, resolved from environment or files. Never stored, logged or shown. */
   readonly headers: Readonly<Record<string, string>>;
-  /** Every resolved secret value: scrubbed from whatever the upstream answers. */
+  /** Every resolved secret. The gateway scrubs them from the answers of the upstream. */
   readonly secrets: readonly string[];
   readonly timeoutMs: number;
   readonly concurrency: number;
@@ -59,11 +59,11 @@ export interface Upstream {
   readonly allowPrivate: boolean;
   readonly import?: string;
   readonly expose: 'prefixed' | 'bare';
-  /** Of all its tools that do not say otherwise, and of its resources and prompts. */
+  /** The default for its tools. Also applies to its resources and prompts. */
   readonly untrusted?: true;
 }
 
-/** How a repeat of this write is harmless: the question every write tool answers. */
+/** How a repeat of a write is harmless. Every write tool declares it. */
 export type OnceSpec =
   | { readonly by: 'key'; readonly header?: string; readonly field?: readonly string[]; readonly lifetimeMs: number }
   | { readonly by: 'idempotent' }
@@ -71,7 +71,7 @@ export type OnceSpec =
       readonly by: 'probe';
       readonly tool: string;
       readonly args: Expression;
-      /** CEL over `result` (the probe's) and `args` (the call's). */
+      /** CEL over `result` of the probe and `args` of the call. */
       readonly applied: Expression<boolean>;
       readonly settlesMs: number;
     }
@@ -79,13 +79,13 @@ export type OnceSpec =
 
 export interface RequestTemplate {
   readonly method: string;
-  /** The declared path, `/charges/${args.id}`, as written: proxy mode matches against it. */
+  /** The path as declared: `/charges/${args.id}`. The proxy route matches requests against it. */
   readonly pathTemplate: string;
   /** Renders the path; every interpolated value is percent-encoded as one segment. */
   readonly path: Expression<string>;
   readonly query: Readonly<Record<string, Expression>>;
   readonly headers: Readonly<Record<string, Expression>>;
-  /** Absent: no body. */
+  /** Absent if the request has no body. */
   readonly body?: Expression;
 }
 
@@ -93,14 +93,14 @@ export type UndoKind = 'reversible' | 'compensable' | 'irreversible' | 'none';
 
 export interface UndoSpec {
   readonly kind: UndoKind;
-  /** Whether the contract says anything about it. `none` that was not declared means that nobody knows how to undo it. */
+  /** Whether the contract declares `undo`. An undeclared `none` means that the undo is unknown. */
   readonly declared: boolean;
   readonly tool?: string;
-  /** What its arguments are made of, as declared: kept with each call, which is undone as it was promised. */
+  /** The declared template of the arguments. Each call stores its template, and is undone by it. */
   readonly template?: Json;
 }
 
-/** Things that a call holds from before its first byte until its end is known, or longer. */
+/** Locks that a call holds from before its first byte until it is final, or longer. */
 export interface LockSpec {
   readonly keys: Expression<string[]>;
   readonly mode: LockMode;
@@ -113,16 +113,16 @@ export interface ObserveSpec {
   /** CEL over `observed` and `args`. */
   readonly satisfied: Expression<boolean>;
   /**
-   * How long after an unknown attempt the world shows what it did, and nothing of it lands any more: a look after that ends
-   * a doubt. Absent: a look proves nothing, and is only shown to whoever resolves it.
+   * How long after an unknown attempt a read shows its effect, and no later effect can follow. An observation after that time
+   * ends a doubt. Absent: an observation proves nothing, and is only shown to the person who resolves the doubt.
    */
   readonly settlesMs?: number;
 }
 
-/** What a call that brings no key is told from others by. */
+/** The key of a call whose caller brings none. */
 export interface BusinessKey {
   readonly of: Expression;
-  /** `shared`: it identifies the call alone, whoever asks and whatever key they bring. */
+  /** `shared`: the key alone identifies the call, whichever agent calls and whichever key it brings. */
   readonly scope: 'agent' | 'shared';
 }
 
@@ -138,20 +138,20 @@ export interface RepeatPolicy {
   readonly windowMs: number;
 }
 
-/** Every fault of arguments against the `input` of their tool, as sentences, and none when they fit; or that nobody can say. */
+/** The faults of arguments against the `input` of their tool, as sentences; empty if they match. Or the check timed out. */
 export type ArgumentFaults = readonly string[] | ValidationTimeout;
 
-/** It took too long to tell, which says nothing about the arguments. */
+/** The check took too long, which says nothing about the arguments. */
 export interface ValidationTimeout {
-  /** For so long it is not tried again. */
+  /** The schema is not used again for this long. */
   readonly restsForMs: number;
-  /** It was not even tried: it took too long before. */
+  /** The check was skipped, because an earlier one timed out. */
   readonly isResting: boolean;
 }
 
-/** Where there is nobody to ask again, being undecided is a fault too. */
+/** Counts a timeout as a fault, for callers that cannot retry. */
 export function listFaults(faults: ArgumentFaults): readonly string[] {
-  return 'restsForMs' in faults ? ['it takes too long to tell whether they fit'] : faults;
+  return 'restsForMs' in faults ? ['the check of the arguments against the schema takes too long'] : faults;
 }
 
 export interface Tool {
@@ -162,11 +162,11 @@ export interface Tool {
   readonly title?: string;
   /** The JSON Schema as declared. */
   readonly input: JsonObject;
-  /** The JSON Schema of its results, if anybody said. */
+  /** The JSON Schema of the results, if declared. */
   readonly output?: JsonObject;
   readonly faults: (args: JsonObject) => ArgumentFaults;
   readonly effect: 'read' | 'write';
-  /** Always there for tools of an `http` upstream. */
+  /** Present for every tool of an `http` upstream. */
   readonly request?: RequestTemplate;
   readonly once: OnceSpec;
   readonly key?: BusinessKey;
@@ -175,19 +175,19 @@ export interface Tool {
   readonly locks: readonly LockSpec[];
   readonly timeoutMs: number;
   readonly retry: RetryPolicy;
-  /** Statuses that prove nothing happened. */
+  /** Statuses that prove that nothing happened. */
   readonly noEffect: ReadonlySet<number>;
-  /** Paths such as `['args','card']`, never stored or logged in clear. */
+  /** Paths such as `['args','card']`. Their values are never stored or logged in clear. */
   readonly redact: readonly (readonly string[])[];
   readonly maxResultBytes: number;
   readonly repeats: RepeatPolicy;
-  /** A read that leaves nothing in the ledger, unless something else about the call needs it there. */
+  /** A read that the ledger does not record, unless another property of the call requires a record. */
   readonly unrecorded?: true;
-  /** Strangers can write what it answers: whoever calls it is tainted. */
+  /** Outsiders can write the results, so a call taints its caller. */
   readonly untrusted?: true;
-  /** SHA-256 (hex) over the declared contract, so that an approval can bind to it. */
+  /** SHA-256 (hex) over the declared contract. An approval binds to it. */
   readonly digest: string;
-  /** Why it must not be called at present, although it exists: what its server says of it has changed. */
+  /** Why the tool must not be called now: its MCP server changed the definition. */
   readonly disabled?: string;
 }
 
@@ -210,38 +210,38 @@ export interface ApprovalSpec {
   readonly withinMs: number;
 }
 
-/** A voter that is asked over the network. */
+/** A voter that the gateway asks over the network. */
 export interface WebhookVoter {
   readonly name: string;
   readonly url: string;
-  /** Signs what is asked and what is answered. Never stored, logged or shown. */
+  /** Signs requests and answers. Never stored, logged or shown. */
   readonly secret: string;
   readonly allowPrivate: boolean;
   readonly withinMs: number;
 }
 
-/** One who must be convinced that a call is a good idea: an expression, or somebody at a webhook. */
+/** A voter on calls: an expression or a webhook. */
 export type Voter = { readonly name: string; readonly when: Expression<boolean> } | WebhookVoter;
 
 export interface Voters {
-  /** So many must approve. */
+  /** The number of approvals that a call needs. */
   readonly quorum: number;
   readonly of: readonly Voter[];
 }
 
-/** Where the voters of one call stand before anybody is asked over the network. */
+/** The votes on a call before webhooks are asked. */
 export interface VoterPoll {
   readonly quorum: number;
-  /** What the expressions say. */
+  /** The votes of the expressions. */
   readonly votes: readonly Vote[];
-  /** Who is still to be asked. */
+  /** The voters still to be asked. */
   readonly open: readonly WebhookVoter[];
 }
 
 export interface Rule {
-  /** `billing-bot rule 1 (policies/billing.yaml:12)`: how every decision names it. */
+  /** The name in every decision: `billing-bot rule 1 (policies/billing.yaml:12)`. */
   readonly id: string;
-  /** Names its limits: the same across reloads as long as its place among the rules with this pattern is. */
+  /** The name of its limits. Stable across reloads while its position among the rules with this pattern is. */
   readonly bucket: string;
   readonly verdict: 'allow' | 'deny';
   readonly pattern: string;
@@ -249,24 +249,24 @@ export interface Rule {
   readonly covers: (tool: string) => boolean;
   readonly effect?: 'read' | 'write';
   readonly when?: Expression<boolean>;
-  /** What its conditions ask beside the call itself; absent: nothing. */
+  /** The history and taint that its conditions read; absent if none. */
   readonly asks?: RuleInputs;
   readonly rate?: Rate;
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */
   readonly approve?: ApprovalSpec | 'never';
   readonly voters?: Voters;
-  /** How long what it allows is held before it leaves by itself. */
+  /** How long an allowed call is held before it is sent. */
   readonly delayMs?: number;
 }
 
-/** Which tokens of an OIDC issuer make their bearer an agent. */
+/** The tokens of an OIDC issuer that identify an agent. */
 export interface JwtSpec {
   readonly issuer: string;
   readonly audience: string;
-  /** All of them must be in the token, with exactly these values. */
+  /** The token must have all of these claims with exactly these values. */
   readonly claims: Readonly<Record<string, string | number | boolean>>;
-  /** The issuer may be at a private address, and then without TLS. */
+  /** The issuer may have a private address, and then no TLS. */
   readonly allowPrivate: boolean;
 }
 
@@ -288,9 +288,9 @@ export interface Person {
 }
 
 export interface Policies {
-  /** First 16 hex digits of SHA-256 over everything that was read: the version that calls record. */
+  /** The first 16 hex digits of SHA-256 over all files. Calls record this version. */
   readonly version: string;
-  /** The files they were read from, by name. */
+  /** The names of the files. */
   readonly files: readonly string[];
   readonly upstreams: ReadonlyMap<string, Upstream>;
   readonly tools: ReadonlyMap<string, Tool>;
@@ -304,7 +304,7 @@ export type PolicyDecision =
       readonly tool: Tool;
       readonly rule: Rule;
       readonly hold: ApprovalSpec | undefined;
-      /** The rule has voters: it allows nothing unless enough of them approve. */
+      /** Present if the rule has voters. The call needs enough approvals. */
       readonly poll: VoterPoll | undefined;
     }
   | {

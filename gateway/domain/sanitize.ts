@@ -1,7 +1,4 @@
-/**
- * What a stranger wrote, as it can be kept: PostgreSQL takes neither NUL nor half a surrogate pair, and neither may keep
- * anybody from writing down what happened.
- */
-export function sanitize(text: string, most = Number.POSITIVE_INFINITY): string {
-  return (text.length > most ? text.slice(0, most) : text).replace(/\0|\p{Cs}/gu, '\uFFFD');
+/** Makes untrusted text storable: PostgreSQL refuses NUL and lone surrogates, and neither may prevent a record. */
+export function sanitize(text: string, maxLength = Number.POSITIVE_INFINITY): string {
+  return (text.length > maxLength ? text.slice(0, maxLength) : text).replace(/\0|\p{Cs}/gu, '\uFFFD');
 }

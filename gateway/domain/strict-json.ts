@@ -2,19 +2,19 @@ import { isUtf8 } from 'node:buffer';
 import type { Json } from './json.ts';
 
 /**
- * JSON that means one thing only. `JSON.parse` keeps the last of two equal keys, rounds 9007199254740993 and reads 1e400
- * as Infinity (re-sent as null): then what the policy judged is not what the caller wrote, nor what another parser
- * downstream will see. Whatever could be read in two ways is refused here, with the place and the remedy.
+ * A JSON text that parsers could read in two ways. `JSON.parse` keeps the last of two equal keys, rounds 9007199254740993 and
+ * reads 1e400 as Infinity, which is re-sent as null. Then the policy decides about other values than the caller wrote or the
+ * upstream reads. So the parser refuses such texts, and the message says where and what to send instead.
  */
 export class StrictJsonError extends Error {
   override readonly name = 'StrictJsonError';
 }
 
 const DEFAULT_MAX_DEPTH = 64;
-/** The parser recurses once a level; this is far from the end of the stack, also deep inside a request. */
+/** The parser recurses once per level. This limit is far below the stack size, even deep inside a request. */
 const MAX_DEPTH = 1000;
 
-/** `maxDepth` counts nested objects and arrays: `[[1]]` has two. */
+/** `maxDepth` counts nested objects and arrays: `[[1]]` has depth two. */
 export function parseStrictJson(bytes: Buffer | string, limits: { maxDepth?: number } = {}): Json {
   const maxDepth = limits.maxDepth ?? DEFAULT_MAX_DEPTH;
   if (!(maxDepth >= 0 && maxDepth <= MAX_DEPTH)) throw new RangeError(`maxDepth must be 0 to ${MAX_DEPTH}`);
@@ -27,16 +27,16 @@ export function parseStrictJson(bytes: Buffer | string, limits: { maxDepth?: num
 function decodeUtf8(bytes: Buffer): string {
   const text = bytes.toString('utf8');
   if (isUtf8(bytes)) return text;
-  // The lenient decoding puts U+FFFD where the first fault is, so encoded again it differs from there on.
-  const again = Buffer.from(text, 'utf8');
+  // Decoding put U+FFFD at the first fault, so the text encoded again differs from there on.
+  const reencoded = Buffer.from(text, 'utf8');
   let at = 0;
-  while (at < bytes.length && bytes[at] === again[at]) at++;
+  while (at < bytes.length && bytes[at] === reencoded[at]) at++;
   throw new StrictJsonError(`near byte ${at}: not UTF-8; JSON is sent as UTF-8`);
 }
 
-/** Lone surrogates cannot come out of UTF-8, but they can be in a string. */
+/** A string can hold lone surrogates; text decoded from UTF-8 cannot. */
 function requireWellFormed(text: string): string {
-  // In every Node we run on, in TypeScript's library from es2024 only.
+  // Every supported Node has `isWellFormed`, but the TypeScript library declares it only from es2024 on.
   if ((text as string & { isWellFormed(): boolean }).isWellFormed()) return text;
   const at = text.search(/\p{Surrogate}/u);
   throw new StrictJsonError(`${formatLineAndColumn(text, at)}: ${LONE_SURROGATE_MESSAGE}`);
@@ -69,29 +69,29 @@ const LOWER_U = 0x75;
 const OPEN_BRACE = 0x7b;
 const CLOSE_BRACE = 0x7d;
 
-/** A decimal of at most 15 digits comes back from a double unharmed, and digits / 10^n is correctly rounded. */
+/** A double represents a decimal of at most 15 digits exactly enough to print it again, and digits / 10^n is correctly rounded. */
 const MAX_EXACT_DIGITS = 15;
 const POWERS_OF_TEN = Array.from({ length: MAX_EXACT_DIGITS + 1 }, (_, n) => 10 ** n);
 
-/** Looking at so many characters one by one takes as long as asking the regular expression, which is faster from there on. */
+/** Up to this many characters a loop is faster; beyond, the regular expression is. */
 const MAX_CHARACTERWISE_SCAN = 32;
-/** Everything from the space on but a quote and a backslash. */
+/** All characters except control characters, the quote and the backslash. */
 const PLAIN_CHARACTERS = /[ !#-[\]-\uffff]*/y;
 
-/** Where the plain characters of a string end that go on at `from`. */
+/** The end of the plain characters that start at `from`. */
 function findEndOfPlain(text: string, from: number): number {
   PLAIN_CHARACTERS.lastIndex = from;
   PLAIN_CHARACTERS.test(text);
   return PLAIN_CHARACTERS.lastIndex;
 }
 
-/** Past the end `charCodeAt` gives NaN, which is no character: every test below fails on it by itself. */
+/** Past the end, `charCodeAt` returns NaN. Every comparison with NaN is false, so the code needs no check for the end. */
 class StrictJsonParser {
   private readonly text: string;
   private readonly maxDepth: number;
   private at = 0;
   private depth = 0;
-  /** The key or index being read at each level, for messages only; null before the first. */
+  /** The current key or index at each level, for messages only; null before the first. */
   private readonly path: (string | number | null)[] = [];
 
   constructor(text: string, maxDepth: number) {
@@ -108,7 +108,7 @@ class StrictJsonParser {
     return value;
   }
 
-  /** Skips white space and looks at what follows, which stays unread. */
+  /** Skips white space and returns the next character code without consuming it. */
   private skipWhitespace(): number {
     const { text } = this;
     let { at } = this;
@@ -148,7 +148,7 @@ class StrictJsonParser {
       const key = this.parseString();
       this.path[level] = key;
       if (key === '__proto__') this.fail('the key "__proto__" is refused; choose another name', keyAt);
-      // Ordinary objects inherit a few names (toString, …), hence the second look.
+      // `hasOwn` excludes inherited names such as toString. The cheaper first test is false for almost every key.
       if (object[key] !== undefined && Object.hasOwn(object, key)) {
         this.fail(`the key ${quoteTruncated(key)} occurs twice; send each key once`, keyAt);
       }
@@ -197,11 +197,11 @@ class StrictJsonParser {
   private parseString(): string {
     const { text } = this;
     const start = this.at + 1;
-    const far = start + MAX_CHARACTERWISE_SCAN;
+    const scanEnd = start + MAX_CHARACTERWISE_SCAN;
     let at = start;
     let code = text.charCodeAt(at);
-    while (code >= SPACE && code !== QUOTE && code !== BACKSLASH && at < far) code = text.charCodeAt(++at);
-    if (at === far) {
+    while (code >= SPACE && code !== QUOTE && code !== BACKSLASH && at < scanEnd) code = text.charCodeAt(++at);
+    if (at === scanEnd) {
       at = findEndOfPlain(text, at);
       code = text.charCodeAt(at);
     }
@@ -212,10 +212,10 @@ class StrictJsonParser {
     return this.parseEscapedString(start, at);
   }
 
-  /** Checks the rest of a string in which something other than plain characters was found, and lets V8 unescape it. */
-  private parseEscapedString(start: number, firstOdd: number): string {
+  /** Checks the rest of a string from its first character that is not plain, and lets V8 unescape the string. */
+  private parseEscapedString(start: number, firstSpecial: number): string {
     const { text } = this;
-    let at = firstOdd;
+    let at = firstSpecial;
     for (;;) {
       const code = text.charCodeAt(at);
       if (code === QUOTE) break;
@@ -228,7 +228,7 @@ class StrictJsonParser {
     return JSON.parse(text.slice(start - 1, at + 1)) as string;
   }
 
-  /** Returns where the escape at `at` ends; of a surrogate pair, both halves. */
+  /** Returns the end of the escape at `at`; for a surrogate pair, the end of both halves. */
   private skipEscape(at: number): number {
     const { text } = this;
     if (text.charCodeAt(at + 1) !== LOWER_U) {
@@ -253,8 +253,8 @@ class StrictJsonParser {
   private parseNumber(): number {
     const { text } = this;
     const start = this.at;
-    const negative = text.charCodeAt(start) === MINUS;
-    const first = negative ? start + 1 : start;
+    const isNegative = text.charCodeAt(start) === MINUS;
+    const first = isNegative ? start + 1 : start;
     let at = first;
     let digits = 0;
     let code = text.charCodeAt(at);
@@ -282,7 +282,7 @@ class StrictJsonParser {
     if (count > MAX_EXACT_DIGITS) return this.parseExactNumber(start, at);
     this.at = at;
     const size = fraction === 0 ? digits : digits / (POWERS_OF_TEN[fraction] as number);
-    return negative && size !== 0 ? -size : size;
+    return isNegative && size !== 0 ? -size : size;
   }
 
   private skipExponent(e: number): number {
@@ -295,17 +295,17 @@ class StrictJsonParser {
     return at;
   }
 
-  /** A double is what we judge and what we send on: a literal that says something else than the double is refused. */
+  /** Policies and upstreams get a double, so a literal whose value differs from the double is refused. */
   private parseExactNumber(start: number, end: number): number {
     const literal = this.text.slice(start, end);
     const value = Number(literal);
     const size = Math.abs(value);
-    const written = literal.startsWith('-') ? literal.slice(1) : literal;
+    const unsigned = literal.startsWith('-') ? literal.slice(1) : literal;
     if (size === Number.POSITIVE_INFINITY)
       this.fail(`the number ${truncate(literal)} is too large; send a string`, start);
-    if (normalizeDecimal(written) !== normalizeDecimal(String(size))) {
-      const why = `the number ${truncate(literal)} would be read as ${value}`;
-      this.fail(`${why}; send at most ${MAX_EXACT_DIGITS} significant digits, or a string`, start);
+    if (normalizeDecimal(unsigned) !== normalizeDecimal(String(size))) {
+      const problem = `the number ${truncate(literal)} would be read as ${value}`;
+      this.fail(`${problem}; send at most ${MAX_EXACT_DIGITS} significant digits, or a string`, start);
     }
     this.at = end;
     return size === 0 ? 0 : value;
@@ -316,14 +316,16 @@ class StrictJsonParser {
     return point === undefined ? 'the text ends' : `found ${quoteTruncated(String.fromCodePoint(point))}`;
   }
 
-  private fail(what: string, at = this.at): never {
-    throw new StrictJsonError(`${formatPath(this.path, this.depth)} (${formatLineAndColumn(this.text, at)}): ${what}`);
+  private fail(problem: string, at = this.at): never {
+    throw new StrictJsonError(
+      `${formatPath(this.path, this.depth)} (${formatLineAndColumn(this.text, at)}): ${problem}`,
+    );
   }
 }
 
 /**
- * Significant digits and power of ten: equal decimals give equal strings. Plain loops, because `/0+$/` is quadratic on
- * long runs of zeros.
+ * The significant digits and the power of ten: equal decimals give equal strings. Uses plain loops, because `/0+$/` is
+ * quadratic on long runs of zeros.
  */
 function normalizeDecimal(unsigned: string): string {
   const e = unsigned.search(/[eE]/);
@@ -366,7 +368,7 @@ function quoteTruncated(text: string): string {
   return JSON.stringify(truncate(text));
 }
 
-/** Messages go into answers and logs; what a stranger sent must not make them long. */
+/** Messages go into answers and logs, so untrusted text must not make them long. */
 function truncate(text: string): string {
   return text.length <= 40 ? text : `${text.slice(0, 39)}…`;
 }

@@ -1,11 +1,11 @@
-/** A W3C trace context, from whoever asks to whoever is asked. */
+/** A W3C trace context, passed from the caller to the upstream. */
 export interface TraceContext {
   readonly traceparent?: string;
   readonly tracestate?: string;
   readonly baggage?: string;
 }
 
-/** Where the time of a call goes; `call` is all of it as its caller sees it, `recover` and `undo` all of it without one. */
+/** The timed parts of a call. `call` is the whole call as its caller sees it; `recover` and `undo` are whole calls without a caller. */
 export const SPAN_NAMES = ['call', 'decide', 'vote', 'claim', 'wait', 'send', 'settle', 'recover', 'undo'] as const;
 export type SpanName = (typeof SPAN_NAMES)[number];
 
@@ -17,19 +17,19 @@ export interface SpanSubject {
 
 export type SpanResult = Readonly<Record<string, string | number | boolean>>;
 
-/** Something that takes time, from its beginning to its end. */
+/** A timed operation. */
 export interface Span {
-  /** What everything below it continues, here and at the upstream. */
+  /** The context that child spans continue, in the gateway and at the upstream. */
   readonly trace: TraceContext;
   end(result?: SpanResult): void;
 }
 
-/** Sees where time goes. It changes nothing, and never sees arguments or results. */
+/** Records spans. It never sees arguments or results. */
 export interface Telemetry {
   begin(name: SpanName, about: SpanSubject, parent: Span | TraceContext): Span;
 }
 
-/** Nobody looks; what came from outside is still carried on. */
+/** Records nothing, but passes the trace context on. */
 export const NO_TELEMETRY: Telemetry = {
   begin: (_name, _about, parent) => ({ trace: toTraceContext(parent), end: () => {} }),
 };
@@ -41,7 +41,7 @@ export function toTraceContext(parent: Span | TraceContext): TraceContext {
 const TRACEPARENT_PATTERN = /^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$/;
 const PRINTABLE_PATTERN = /^[\t\x20-\x7e]+$/;
 
-/** What of it can be carried on. As the standard asks, what is malformed is as if it were not there. */
+/** Parses the trace headers. Ignores malformed headers, as the W3C standard requires. */
 export function parseTraceContext(read: (name: string) => string | undefined): TraceContext {
   const traceparent = read('traceparent');
   const tracestate = read('tracestate');
@@ -54,6 +54,6 @@ export function parseTraceContext(read: (name: string) => string | undefined): T
   return trace;
 }
 
-function isPrintableWithin(text: string | undefined, most: number): text is string {
-  return text !== undefined && text.length <= most && PRINTABLE_PATTERN.test(text);
+function isPrintableWithin(text: string | undefined, maxLength: number): text is string {
+  return text !== undefined && text.length <= maxLength && PRINTABLE_PATTERN.test(text);
 }

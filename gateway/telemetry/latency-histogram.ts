@@ -1,6 +1,7 @@
 import type { SpanName } from '../domain/telemetry.ts';
 
-const NAME = 'oncegate_station_seconds';
+const METRIC_NAME = 'oncegate_station_seconds';
+/** The upper bounds of the buckets, in seconds. */
 const BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 interface Labels {
@@ -15,41 +16,41 @@ interface Sample {
 }
 
 /**
- * A histogram that prom-client publishes as one of its own. It counts for itself because every call is timed at five stations,
- * and prom-client's looks up labels and bucket by their text each time, which costs more than all the rest of watching a call.
+ * A histogram that prom-client can publish. It replaces the histogram of prom-client, which looks up labels and bucket by text
+ * on every observation. Every call has five observations, and the lookups cost more than all other telemetry of a call.
  */
 export class LatencyHistogram {
-  readonly name = NAME;
-  readonly help = 'Time spent at each station of a call; "call" is all of it, as its caller sees it';
+  readonly name = METRIC_NAME;
+  readonly help = 'Time spent in each stage of a call; "call" is the whole call, as its caller sees it';
   readonly type = 'histogram';
   readonly aggregator = 'sum';
-  readonly #byTool = new Map<string, Map<SpanName, Times>>();
-  readonly #all: Times[] = [];
+  readonly #byTool = new Map<string, Map<SpanName, LabeledHistogram>>();
+  readonly #histograms: LabeledHistogram[] = [];
 
-  observe(station: SpanName, tool: string, seconds: number): void {
-    const times = this.#byTool.get(tool)?.get(station) ?? this.#first(station, tool);
-    times.add(seconds);
+  observe(spanName: SpanName, tool: string, seconds: number): void {
+    const histogram = this.#byTool.get(tool)?.get(spanName) ?? this.#addHistogram(spanName, tool);
+    histogram.add(seconds);
   }
 
-  /** What prom-client asks of a metric when somebody looks. */
+  /** Called by prom-client when the metrics are read. */
   async get() {
     const { name, help, type, aggregator } = this;
-    return { name, help, type, aggregator, values: this.#all.flatMap((times) => times.samples()) };
+    return { name, help, type, aggregator, values: this.#histograms.flatMap((histogram) => histogram.samples()) };
   }
 
-  #first(station: SpanName, tool: string): Times {
-    const times = new Times({ station, tool });
-    const stations = this.#byTool.get(tool) ?? new Map<SpanName, Times>();
-    this.#byTool.set(tool, stations.set(station, times));
-    this.#all.push(times);
-    return times;
+  #addHistogram(spanName: SpanName, tool: string): LabeledHistogram {
+    const histogram = new LabeledHistogram({ station: spanName, tool });
+    const bySpanName = this.#byTool.get(tool) ?? new Map<SpanName, LabeledHistogram>();
+    this.#byTool.set(tool, bySpanName.set(spanName, histogram));
+    this.#histograms.push(histogram);
+    return histogram;
   }
 }
 
-/** Of one station and one tool. */
-class Times {
+/** The histogram of one span name and one tool. */
+class LabeledHistogram {
   readonly #labels: Labels;
-  /** How many were within each bound and beyond the one before; the last were beyond all of them. */
+  /** The number of observations per bucket. The last bucket has no upper bound. */
   readonly #counts = new Float64Array(BOUNDS.length + 1);
   #sum = 0;
 
@@ -69,10 +70,10 @@ class Times {
     let count = 0;
     const samples: Sample[] = [...BOUNDS, '+Inf'].map((le, bucket) => {
       count += this.#counts[bucket] as number;
-      return { metricName: `${NAME}_bucket`, labels: { le, ...labels }, value: count };
+      return { metricName: `${METRIC_NAME}_bucket`, labels: { le, ...labels }, value: count };
     });
-    samples.push({ metricName: `${NAME}_sum`, labels: { ...labels }, value: this.#sum });
-    samples.push({ metricName: `${NAME}_count`, labels: { ...labels }, value: count });
+    samples.push({ metricName: `${METRIC_NAME}_sum`, labels: { ...labels }, value: this.#sum });
+    samples.push({ metricName: `${METRIC_NAME}_count`, labels: { ...labels }, value: count });
     return samples;
   }
 }

@@ -2,11 +2,11 @@ import type { Logger } from 'pino';
 import type { Span, SpanName, SpanResult, SpanSubject, Telemetry, TraceContext } from '../domain/telemetry.ts';
 import { toTraceContext } from '../domain/telemetry.ts';
 import type { Metrics } from './metrics.ts';
-import type { Traced, Tracing } from './tracing.ts';
+import type { TraceSpan, Tracing } from './tracing.ts';
 
 /**
- * Sees where calls spend their time: in histograms always, in spans where somebody collects them, and in one line of the log
- * for each call. It is told names and outcomes, never arguments or results.
+ * Records where calls spend their time: in histograms, in OpenTelemetry spans if a collector is configured, and in one log line
+ * per call. It sees names and outcomes, never arguments or results.
  */
 export class TelemetryRecorder implements Telemetry {
   readonly #metrics: Metrics;
@@ -20,77 +20,77 @@ export class TelemetryRecorder implements Telemetry {
   }
 
   begin(name: SpanName, about: SpanSubject, parent: Span | TraceContext): Span {
-    const above = toTraceContext(parent);
-    const traced = this.#tracing?.begin(name, about, above);
-    const whole = parent instanceof Watched ? parent.whole : undefined;
-    return new Watched(name, about, whole, traced, above, this.#ended);
+    const parentTrace = toTraceContext(parent);
+    const traceSpan = this.#tracing?.begin(name, about, parentTrace);
+    const root = parent instanceof RecordedSpan ? parent.root : undefined;
+    return new RecordedSpan(name, about, root, traceSpan, parentTrace, this.#handleEnd);
   }
 
-  readonly #ended = (watched: Watched, result: SpanResult): void => {
-    const { name, about } = watched;
-    this.#metrics.stint(name, about.tool, watched.ms / 1000);
-    if (watched.whole !== watched) return;
-    if (name === 'call') this.#metrics.call(about.tool, result);
+  readonly #handleEnd = (span: RecordedSpan, result: SpanResult): void => {
+    const { name, about } = span;
+    this.#metrics.observeSpan(name, about.tool, span.ms / 1000);
+    if (span.root !== span) return;
+    if (name === 'call') this.#metrics.countCall(about.tool, result);
     if (!this.#log.isLevelEnabled('info')) return;
     const { tool, agent } = about;
-    const line = { tool, agent, as: name, ms: watched.spent(), trace: traceIdOf(watched.trace) };
-    // Not a spread: V8 makes an object of that which takes pino twice as long to write.
+    const line = { tool, agent, as: name, ms: span.sumDurations(), trace: getTraceId(span.trace) };
+    // `Object.assign` instead of a spread: pino takes twice as long to write the object that V8 makes of a spread.
     this.#log.info(Object.assign({}, result, line), 'call');
   };
 }
 
-const NOTHING: SpanResult = {};
+const NO_RESULT: SpanResult = {};
 
-class Watched implements Span {
+class RecordedSpan implements Span {
   readonly name: SpanName;
   readonly about: SpanSubject;
   readonly trace: TraceContext;
-  /** The call that this is part of. */
-  readonly whole: Watched;
-  /** How long it took; not known before its end. */
+  /** The span of the whole call. */
+  readonly root: RecordedSpan;
+  /** The duration; 0 before the end. */
   ms = 0;
-  readonly #began = performance.now();
-  readonly #traced: Traced | undefined;
-  readonly #whenEnded: (watched: Watched, result: SpanResult) => void;
-  /** What of the whole is over, in the order in which it ended. */
-  readonly #over: Watched[];
-  #isOver = false;
+  readonly #startedAt = performance.now();
+  readonly #traceSpan: TraceSpan | undefined;
+  readonly #onEnd: (span: RecordedSpan, result: SpanResult) => void;
+  /** The ended spans of the whole call, in the order of their ends. All spans of a call share this array. */
+  readonly #endedSpans: RecordedSpan[];
+  #hasEnded = false;
 
   constructor(
     name: SpanName,
     about: SpanSubject,
-    whole: Watched | undefined,
-    traced: Traced | undefined,
-    above: TraceContext,
-    whenEnded: (watched: Watched, result: SpanResult) => void,
+    root: RecordedSpan | undefined,
+    traceSpan: TraceSpan | undefined,
+    parentTrace: TraceContext,
+    onEnd: (span: RecordedSpan, result: SpanResult) => void,
   ) {
     this.name = name;
     this.about = about;
-    this.whole = whole ?? this;
-    this.trace = traced === undefined ? above : traced.trace;
-    this.#traced = traced;
-    this.#whenEnded = whenEnded;
-    this.#over = whole === undefined ? [] : whole.#over;
+    this.root = root ?? this;
+    this.trace = traceSpan === undefined ? parentTrace : traceSpan.trace;
+    this.#traceSpan = traceSpan;
+    this.#onEnd = onEnd;
+    this.#endedSpans = root === undefined ? [] : root.#endedSpans;
   }
 
-  end(result: SpanResult = NOTHING): void {
-    if (this.#isOver) return;
-    this.#isOver = true;
-    this.ms = performance.now() - this.#began;
-    this.#over.push(this);
-    this.#traced?.end(result);
-    this.#whenEnded(this, result);
+  end(result: SpanResult = NO_RESULT): void {
+    if (this.#hasEnded) return;
+    this.#hasEnded = true;
+    this.ms = performance.now() - this.#startedAt;
+    this.#endedSpans.push(this);
+    this.#traceSpan?.end(result);
+    this.#onEnd(this, result);
   }
 
-  /** Milliseconds by station. */
-  spent(): Record<string, number> {
-    const spent: Record<string, number> = {};
-    for (const { name, ms } of this.#over) spent[name] = (spent[name] ?? 0) + ms;
-    for (const name of Object.keys(spent)) spent[name] = Math.round((spent[name] ?? 0) * 100) / 100;
-    return spent;
+  /** The milliseconds per span name. */
+  sumDurations(): Record<string, number> {
+    const sums: Record<string, number> = {};
+    for (const { name, ms } of this.#endedSpans) sums[name] = (sums[name] ?? 0) + ms;
+    for (const name of Object.keys(sums)) sums[name] = Math.round((sums[name] ?? 0) * 100) / 100;
+    return sums;
   }
 }
 
-function traceIdOf({ traceparent }: TraceContext): string | undefined {
+function getTraceId({ traceparent }: TraceContext): string | undefined {
   return traceparent?.split('-')[1];
 }

@@ -11,21 +11,21 @@ import {
 import type { SpanName, SpanResult, SpanSubject, TraceContext } from '../domain/telemetry.ts';
 import type { TelemetryConfig } from './telemetry-config.ts';
 
-/** One span, and the context that those below it continue. */
-export interface Traced {
+/** A span of OpenTelemetry, and the context that its children continue. */
+export interface TraceSpan {
   readonly trace: TraceContext;
   end(result: SpanResult): void;
 }
 
-/** Where spans go. */
+/** Creates and exports the spans. */
 export interface Tracing {
-  begin(name: SpanName, about: SpanSubject, parent: TraceContext): Traced;
+  begin(name: SpanName, about: SpanSubject, parent: TraceContext): TraceSpan;
   stop(): Promise<void>;
 }
 
 /**
- * OpenTelemetry over OTLP, as the standard `OTEL_*` variables and `telemetry` in oncegate.yaml say. Undefined when nobody asked
- * for it: then not even its code is loaded.
+ * Starts OpenTelemetry over OTLP, by the standard `OTEL_*` variables and `telemetry` in oncegate.yaml. If tracing is off, it
+ * returns undefined and does not even load the code.
  */
 export async function startTracing(config: TelemetryConfig, version: string): Promise<Tracing | undefined> {
   if (!config.enabled) return undefined;
@@ -51,27 +51,27 @@ export async function startTracing(config: TelemetryConfig, version: string): Pr
   });
   const tracer = provider.getTracer('oncegate', version);
   return {
-    begin: (name, about, parent) => begin(tracer, name, about, parent),
+    begin: (name, about, parent) => beginSpan(tracer, name, about, parent),
     stop: () => provider.shutdown(),
   };
 }
 
-const KINDS: Readonly<Partial<Record<SpanName, SpanKind>>> = { call: SpanKind.SERVER, send: SpanKind.CLIENT };
+const SPAN_KINDS: Readonly<Partial<Record<SpanName, SpanKind>>> = { call: SpanKind.SERVER, send: SpanKind.CLIENT };
 
-function begin(tracer: Tracer, name: SpanName, about: SpanSubject, parent: TraceContext): Traced {
-  const above = contextOf(parent);
+function beginSpan(tracer: Tracer, name: SpanName, about: SpanSubject, parent: TraceContext): TraceSpan {
+  const parentContext = toContext(parent);
   const span = tracer.startSpan(
-    isWhole(name) ? `execute_tool ${about.tool}` : `oncegate.${name}`,
+    isWholeCall(name) ? `execute_tool ${about.tool}` : `oncegate.${name}`,
     {
-      kind: KINDS[name] ?? SpanKind.INTERNAL,
-      attributes: attributesOf(name, about),
-      // A call that is carried on without its caller continues what another process, or another call, began.
-      links: name === 'recover' || name === 'undo' ? linksOf(above) : [],
+      kind: SPAN_KINDS[name] ?? SpanKind.INTERNAL,
+      attributes: buildAttributes(name, about),
+      // A recovered call or a compensation continues the span of another process or call.
+      links: name === 'recover' || name === 'undo' ? buildLinks(parentContext) : [],
     },
-    above,
+    parentContext,
   );
   return {
-    trace: Object.assign({}, parent, { traceparent: headerOf(span) }),
+    trace: Object.assign({}, parent, { traceparent: formatTraceparent(span) }),
     end: (result) => {
       for (const [key, value] of Object.entries(result))
         span.setAttribute(key === 'txn' ? 'gen_ai.tool.call.id' : `oncegate.${key}`, value);
@@ -84,13 +84,13 @@ function begin(tracer: Tracer, name: SpanName, about: SpanSubject, parent: Trace
   };
 }
 
-function isWhole(name: SpanName): boolean {
+function isWholeCall(name: SpanName): boolean {
   return name === 'call' || name === 'recover' || name === 'undo';
 }
 
-function attributesOf(name: SpanName, { tool, agent, txn }: SpanSubject): Attributes {
+function buildAttributes(name: SpanName, { tool, agent, txn }: SpanSubject): Attributes {
   const attributes: Attributes = { 'gen_ai.tool.name': tool, 'gen_ai.agent.name': agent, 'oncegate.station': name };
-  if (isWhole(name)) {
+  if (isWholeCall(name)) {
     attributes['gen_ai.operation.name'] = 'execute_tool';
     attributes['gen_ai.tool.type'] = 'function';
   }
@@ -98,19 +98,19 @@ function attributesOf(name: SpanName, { tool, agent, txn }: SpanSubject): Attrib
   return attributes;
 }
 
-function linksOf(above: Context) {
-  const context = trace.getSpanContext(above);
+function buildLinks(parentContext: Context) {
+  const context = trace.getSpanContext(parentContext);
   return context === undefined ? [] : [{ context }];
 }
 
-function contextOf({ traceparent }: TraceContext): Context {
+function toContext({ traceparent }: TraceContext): Context {
   const [, traceId, spanId, flags] = traceparent?.split('-') ?? [];
   if (traceId === undefined || spanId === undefined || flags === undefined) return ROOT_CONTEXT;
   const context = { traceId, spanId, traceFlags: Number.parseInt(flags, 16), isRemote: true };
   return trace.setSpanContext(ROOT_CONTEXT, context);
 }
 
-function headerOf(span: Span): string {
+function formatTraceparent(span: Span): string {
   const { traceId, spanId, traceFlags } = span.spanContext();
   return `00-${traceId}-${spanId}-${traceFlags.toString(16).padStart(2, '0')}`;
 }

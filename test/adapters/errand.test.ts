@@ -32,7 +32,7 @@ const run = (path: string, more: Partial<OutboundRequest> = {}) =>
     method: 'GET',
     headers: {},
     allowPrivate: true,
-    mostBytes: 1_000,
+    maxBytes: 1_000,
     timeoutMs: 300,
     ...more,
   });

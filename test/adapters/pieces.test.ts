@@ -72,10 +72,10 @@ const mcpAnswer = () => {
     message: { jsonrpc: '2.0', id: 'x', method: 'tools/call' },
     headers: {},
     timeoutMs: 60_000,
-    mostBytes: 4_000_000,
+    maxBytes: 4_000_000,
     freshConnection: true,
     maySend: () => true,
-    heard: () => {},
+    onMessage: () => {},
   };
   const exchanged = new McpHttpTransport(upstream, upstream.url ?? '').exchange(outgoing);
   return exchanged.then((ended) => (ended.as === 'status' ? ended.text.length : ended.as));

@@ -171,8 +171,8 @@ describe('a policy change', () => {
   it.each<[string, Tuning, RegExp]>([
     ['the request', { payPath: '/keyed/elsewhere' }, /contract/],
     ['the undo', { undo: 'none' }, /contract/],
-    ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other people/],
-    ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other people/],
+    ['who must approve', { pay: 'approve: { by: [security], quorum: 2, within: 1h }' }, /other approvers/],
+    ['how many must approve', { pay: 'approve: { by: [finance], quorum: 3, within: 1h }' }, /other approvers/],
     ['the rule', { pay: 'when: args.id == "nothing"' }, /No rule/],
   ])('of %s between hold and approval makes the call impossible to approve', async (_, tuning, why) => {
     const { txn } = (await hold('world.pay', { id }, id)).body;
@@ -198,7 +198,7 @@ describe('a policy change', () => {
     await freeze('unfreeze');
     const { body } = await awaitFailure(txn);
     expect(body).toMatchObject({ state: 'failed', problem: { code: 'denied' } });
-    expect(JSON.stringify(body)).toContain('the policies changed after it was approved');
+    expect(JSON.stringify(body)).toContain('the policies changed after the call was approved');
     expect(await upstream.requests(id)).toEqual([]);
   });
 
@@ -310,7 +310,10 @@ describe('a race', () => {
     const held = await Promise.all(
       Array.from({ length: rounds }, (_, i) => hold(tool, { id: `${id}-${i}` }, `${id}-${i}`)),
     );
-    const shown = await Promise.all(held.map(({ body }) => readApproval(body.txn)));
+    // On a busy machine an approval may expire before it is read; a vote on it is then refused like any late vote.
+    const shown = await Promise.all(
+      held.map(async ({ body }) => (await readApproval(body.txn)) ?? (await readApproval(body.txn, 'expired'))),
+    );
     await Promise.all(
       held.map(async ({ body: { txn } }, i) => {
         if (waitMs > 0) await sleep(Math.max(0, waitMs - (performance.now() - heldAt) + (i - rounds / 2) * 12));

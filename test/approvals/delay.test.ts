@@ -258,8 +258,8 @@ describe('a call that needs approval and then a delay', () => {
 
 describe('between the end of the delay and the send', () => {
   it.each<[string, string | undefined, RegExp]>([
-    ['a comment', undefined, /its delay is over, but the policies changed after it was held/i],
-    ['a rule that no longer allows it', 'when: false', /its delay is over, but/i],
+    ['a comment', undefined, /the delay is over, but the policies changed after the call was held/i],
+    ['a rule that no longer allows it', 'when: false', /the delay is over, but/i],
   ])('a policy change (%s) denies the call, and nothing is sent', async (_, rule, why) => {
     const txn = await holdCall('world.pay');
     await applyPolicies(rule);

@@ -76,7 +76,7 @@ const { upstream, database, gateway } = useGateway({
 });
 beforeEach(() => {
   id = uniqueId('case');
-  voter.manner = 'approve';
+  voter.behavior = 'approve';
 });
 
 const call = (tool: string, args: object = {}, headers: Record<string, string> = {}) =>
@@ -96,7 +96,7 @@ describe('voters', () => {
     const reply = await call('world.delete', { card: CARD });
     expect(reply).toMatchObject({ status: 200, body: { state: 'succeeded' } });
     const [request] = voter.findRequestsAbout(id) as [ReceivedVoteRequest];
-    expect(request.signed).toBe(true);
+    expect(request.isSigned).toBe(true);
     expect(request.body).toMatchObject({
       kind: 'vote',
       voter: 'reviewer',
@@ -120,7 +120,7 @@ describe('voters', () => {
   });
 
   it('that deny make the call 403 without binding its key; the log has the reasons, and the agent sees only who denied', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const reply = await call('world.delete', { ids: [1, 2] });
     expect(reply).toMatchObject({
       status: 403,
@@ -132,7 +132,7 @@ describe('voters', () => {
         ],
       },
     });
-    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not: reviewer.');
+    expect(reply.body.detail).toContain('only if 2 of 2 voters approve; 1 did. Not approved by: reviewer.');
     expect(JSON.stringify(reply.body)).not.toMatch(/127\.0\.0\.1|I say/);
     const denials = (await readEntries('I say deny')).filter(({ what }) => what === 'denied');
     expect(denials.at(-1)).toMatchObject({
@@ -141,7 +141,7 @@ describe('voters', () => {
       votes: [{ voter: 'small' }, { voter: 'reviewer', verdict: 'deny', reason: 'I say deny' }],
     });
     expect(await upstream.requests(id)).toEqual([]);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete', { ids: [1, 2] })).status).toBe(200);
   });
 
@@ -152,7 +152,7 @@ describe('voters', () => {
     ]);
     expect(voter.findRequestsAbout(id)).toEqual([]);
     expect((await call('world.any')).status).toBe(200);
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const again = await Promise.all([call('world.any'), call('world.any')]);
     for (const { status, body } of again) expect([status, body.replayed]).toEqual([200, true]);
     expect(voter.findRequestsAbout(id)).toHaveLength(1);
@@ -164,7 +164,7 @@ describe('voters', () => {
     await gateway.start({ ONCEGATE_DIE_AT: 'sending' });
     await call('world.delete').catch(() => undefined);
     await gateway.waitForExit();
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     await gateway.start();
     const reply = await call('world.delete', {}, { prefer: 'wait=20' });
     expect(reply).toMatchObject({ status: 200, body: { replayed: true } });
@@ -175,7 +175,7 @@ describe('voters', () => {
   });
 
   it('have no veto: only the number of approvals counts', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     expect((await call('world.any')).status).toBe(200);
     expect((await gateway.call('world.any', { id, ids: [1, 2, 3] }, { key: `${id}-b` })).status).toBe(403);
   });
@@ -215,7 +215,7 @@ describe('an answer that is not a valid approval of this call does not count as 
     [
       'no digest',
       (request, response) => voter.sendVote(response, buildApproval(request, { digest: undefined })),
-      /something else/,
+      /does not repeat the digest/,
     ],
     [
       'the unknown vote "yes"',
@@ -251,7 +251,7 @@ describe('an answer that is not a valid approval of this call does not count as 
       (_, response) => {
         response.destroy();
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['no answer', () => {}, /no answer within 1000 ms/],
     [
@@ -266,11 +266,11 @@ describe('an answer that is not a valid approval of this call does not count as 
       (_, response) => {
         response.writeHead(200).end('x'.repeat(100_000));
       },
-      /broke off/,
+      /did not arrive completely/,
     ],
     ['abstain', (request, response) => voter.sendVote(response, buildApproval(request, { vote: 'abstain' })), /fine/],
   ])('%s', async (_, manner, why) => {
-    voter.manner = manner;
+    voter.behavior = manner;
     const reply = await call('world.delete');
     expect([reply.status, reply.body.code, formatVotes(reply.body.votes ?? [])]).toEqual([
       403,
@@ -284,7 +284,7 @@ describe('an answer that is not a valid approval of this call does not count as 
 
   it('an approval that was given for another key or for an earlier request', async () => {
     const kept: ReceivedVoteRequest[] = [];
-    voter.manner = (request, response) => {
+    voter.behavior = (request, response) => {
       kept.push(request);
       voter.sendVote(response, buildApproval(request, { digest: kept[0]?.body.digest }));
     };
@@ -296,16 +296,16 @@ describe('an answer that is not a valid approval of this call does not count as 
   });
 
   it('no answer from a private address without allowPrivate, which is never contacted', async () => {
-    const before = voter.asked.length;
+    const before = voter.requests.length;
     const reply = await call('world.private');
     expect([reply.status, formatVotes(reply.body.votes)]).toEqual([403, ['reviewer:abstain']]);
     expect(JSON.stringify(reply.body)).not.toContain('127.0.0.1');
-    expect(voter.asked.length).toBe(before);
+    expect(voter.requests.length).toBe(before);
     await expect.poll(() => gateway.output).toMatch(/private address/);
   });
 
   it('the reason of a vote is stored shortened and without NUL, surrogates or the secret of the voter', async () => {
-    voter.manner = (request, response) =>
+    voter.behavior = (request, response) =>
       voter.sendVote(response, buildApproval(request, { reason: `\u0000 ${SECRET} \ud800 ${'x'.repeat(2_000)}` }));
     const { txn } = (await call('world.delete')).body;
     const { timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
@@ -348,7 +348,7 @@ describe('voters and other features', () => {
   });
 
   it('a policy change while voters are asked refuses the call without binding its key', async () => {
-    voter.manner = (request, response) => {
+    voter.behavior = (request, response) => {
       void (async () => {
         await writePolicies(gateway, policies(`changed for ${id}`));
         await gateway.admin('POST', '/admin/policies/reload');
@@ -358,7 +358,7 @@ describe('voters and other features', () => {
     const buildApproval = ({ body }: ReceivedVoteRequest) => ({ vote: 'approve', digest: body.digest });
     expect(await call('world.delete')).toMatchObject({ status: 503, body: { code: 'unavailable' } });
     expect(await upstream.requests(id)).toEqual([]);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete')).status).toBe(200);
   });
 
@@ -379,7 +379,7 @@ describe('voters and other features', () => {
   });
 
   it('voters also decide on calls over the proxy, over MCP and in sagas, but not on compensations', async () => {
-    voter.manner = 'deny';
+    voter.behavior = 'deny';
     const headers = { 'content-type': 'application/json', 'idempotency-key': id };
     const body = JSON.stringify({ id, ids: [1] });
     const proxied = await gateway.request('POST', '/v1/proxy/world/keyed/charge', { key: AGENT_KEY, headers, body });
@@ -411,16 +411,16 @@ describe('voters and other features', () => {
       })
     ).body;
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(403);
-    voter.manner = 'approve';
+    voter.behavior = 'approve';
     expect((await call('world.delete', {}, { 'oncegate-saga': saga })).status).toBe(200);
-    const requestCount = voter.asked.length;
+    const requestCount = voter.requests.length;
     const rolled = await gateway.request('POST', `/v1/sagas/${saga}/rollback?wait=20`, {
       key: AGENT_KEY,
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify({ reason: 'no' }),
     });
     expect(rolled.body.state).toBe('rolled_back');
-    expect(voter.asked.length).toBe(requestCount);
+    expect(voter.requests.length).toBe(requestCount);
     // An undo that the agent names is refused, because its voters deny it.
     const named = await gateway.call(
       'world.delete',
@@ -454,7 +454,7 @@ it('a rule has at most 32 open requests to its voters, so that an agent cannot f
   await expect(ask(33)).rejects.toMatchObject({
     code: 'denied',
     votes: expect.arrayContaining([
-      { voter: 'reviewer', verdict: 'abstain', reason: '32 questions of this rule are open already' },
+      { voter: 'reviewer', verdict: 'abstain', reason: 'the voter already has 32 open requests of this rule' },
     ]),
   });
   expect(voter.findRequestsAbout(id)).toHaveLength(32);

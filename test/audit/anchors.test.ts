@@ -86,7 +86,9 @@ describe('a database that is not what it was', () => {
     await gateway.stop();
 
     gateway.launch({ DATABASE_URL: restored });
-    expect(await trouble()).toMatch(/ends after \d+ entries, but .*checkpoints vouches for \d+: an older backup/);
+    expect(await trouble()).toMatch(
+      /ends after \d+ entries, but the newest checkpoint in .*checkpoints covers \d+: an older backup/,
+    );
     await refusesEffects();
     const signed = await query(restored, 'select max(size)::int as size from audit_checkpoints');
     const accepted = await accept();
@@ -140,7 +142,7 @@ describe('a database that is not what it was', () => {
     await gateway.stop();
     const other = await createDatabaseForTest();
     gateway.launch({ DATABASE_URL: other.url });
-    expect(await trouble()).toContain('is not one of this log and key');
+    expect(await trouble()).toContain('does not belong to this log and key');
     await refusesEffects();
   });
 
@@ -166,13 +168,13 @@ describe('a database that is not what it was', () => {
     );
     // Something to be sealed: a denial.
     expect((await gateway.call('nothing.here', {})).status).toBe(403);
-    expect(await trouble()).toContain('it was rewritten');
+    expect(await trouble()).toContain('the log was rewritten');
     await refusesEffects();
     expect(await database.query('select max(size) as size from audit_checkpoints')).toEqual([newest]);
     // Nor after a restart.
     await gateway.stop();
     gateway.launch();
-    expect(await trouble()).toContain('it was rewritten');
+    expect(await trouble()).toContain('the log was rewritten');
     expect(await database.query('select max(size) as size from audit_checkpoints')).toEqual([newest]);
   });
 
@@ -207,7 +209,7 @@ describe('anchors', () => {
     expect((await readdir(directory)).length).toBeGreaterThanOrEqual(1);
     await rm(join(gateway.home, 'data'), { recursive: true });
     gateway.launch({ DATABASE_URL: restored });
-    expect(await trouble()).toContain('elsewhere vouches for');
+    expect(await trouble()).toContain('elsewhere covers');
     expect((await accept()).code).toBe(0);
     await gateway.waitUntilReady();
   });

@@ -37,8 +37,8 @@ it('signing key and anchors are read, paths from the working directory', async (
 
 it.each<[string, RegExp]>([
   ['audit: { key: nowhere.key }', /^oncegate\.yaml:1:15: the file cannot be read: ENOENT$/],
-  ['audit: { key: oncegate.yaml }', /no usable key: it is not a private key in PEM form; create one with openssl/],
-  ['audit: { key: rsa.pem }', /no usable key: it is not an Ed25519 key; create one with openssl/],
+  ['audit: { key: oncegate.yaml }', /no usable key: not a private key in PEM form; create one with openssl/],
+  ['audit: { key: rsa.pem }', /no usable key: not an Ed25519 key; create one with openssl/],
   ['audit: { anchors: [{}] }', /is neither \{ directory: … \} nor \{ witness: …, key: … \}/],
   [`audit: { anchors: [{ directory: a, witness: "https://w.example" }] }`, /is neither/],
   ['audit: { anchors: [{ directory: a, key: b }] }', /:1:\d+: is for a witness/],

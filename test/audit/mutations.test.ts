@@ -48,7 +48,7 @@ it('no export is good that no key was there for, or no signature', () => {
   for (const trusted of [{}, { checkpoint: kept.newest }]) {
     const verifier = new ExportVerifier(undefined, trusted);
     verifier.feed(Buffer.from(joinLines(kept.lines)));
-    const why = 'there was no public key to verify it with';
+    const why = 'there is no public key to verify the export with';
     expect(verifier.finish()).toMatchObject({ isGood: false, proved: 0, fault: { entry: null, why } });
   }
 });

@@ -58,10 +58,10 @@ it('nothing is signed over a past that was rewritten, whatever was found good be
   for (const entry of ['{"a":1}', '{"b":1}']) await sealed(gateway, entry);
   await tamper(`update audit_log set entry = 'x', leaf = sha256('\\x00'::bytea || 'x') where index = 0;`);
   await enqueueAuditEntry(db, '{"c":1}');
-  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the log that was signed');
   expect(await newest()).toBe(2);
   await gateway.watch.verify();
-  expect(gateway.watch.findFault()).toContain('it was rewritten');
+  expect(gateway.watch.findFault()).toContain('the log was rewritten');
 });
 
 it('nothing is signed over an older state, even one that was signed itself', async () => {
@@ -69,10 +69,10 @@ it('nothing is signed over an older state, even one that was signed itself', asy
   for (const entry of ['{"a":1}', '{"b":1}', '{"c":1}']) await sealed(gateway, entry);
   await rewind(2);
   await enqueueAuditEntry(db, '{"another":"past"}');
-  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the log that was signed');
   expect(await newest()).toBe(2);
   // Nor by one that was just started, and knows only what is kept outside.
-  await expect(process().sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  await expect(process().sequencer.seal(0)).rejects.toThrow('not the log that was signed');
   // A person may have it so.
   await gateway.watch.verify();
   expect(gateway.watch.findFault()).toContain('ends after 2 entries');
@@ -88,7 +88,7 @@ it('what is in memory counts where nothing could be kept outside', async () => {
   await rewind(1);
   await gateway.files.archive();
   await enqueueAuditEntry(db, '{"another":"past"}');
-  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the one that was signed');
+  await expect(gateway.sequencer.seal(0)).rejects.toThrow('not the log that was signed');
 });
 
 it('a log of another key is not gone on with', async () => {
@@ -106,7 +106,7 @@ it('a file that is no checkpoint is looked into, not passed over', async () => {
   await sealed(gateway, '{"a":1}');
   await gateway.files.write('nonsense', 1_000);
   await gateway.watch.verify();
-  expect(gateway.watch.findFault()).toContain('it is not a signed note');
+  expect(gateway.watch.findFault()).toContain('the text is not a signed note');
 });
 
 it('under a new lease nothing is sent before the log was looked at', async () => {

@@ -62,9 +62,7 @@ describe('a call whose account, a variable of the upstream URL, changed', () => 
       await restartWithAccount(THEIRS);
       // The restarted gateway takes the call over and releases it.
       const readCall = async () => JSON.stringify((await gateway.admin('GET', `/admin/calls/${txn}`)).body);
-      await expect
-        .poll(readCall, { timeout: 20_000 })
-        .toMatch(/bank is somewhere else now|the address of bank changed/);
+      await expect.poll(readCall, { timeout: 20_000 }).toMatch(/the address of bank changed/);
       expect(received).toEqual([]);
       expect(isFinal((await gateway.get(`/v1/calls/${txn}`)).body)).toBe(false);
       await restartWithAccount(OURS);

@@ -49,7 +49,7 @@ tools:
   w.derived: ${tool('/ok', undo('w.refund', `{ card: "\${args.card.upperAscii()}", order: "\${args.order}", why: undone }`))}
   w.failing: ${tool('/ok', undo('w.refundbad', `{ card: "\${args.card}" }`))}
   w.both: ${tool('/ok', undo('w.refundown', `{ card: "\${args.card}", note: "n-1" }`))}
-  w.told: ${tool('/ok', undo('world.mail', `{ id: "told", text: "\${args.card}" }`))}
+  w.notified: ${tool('/ok', undo('world.mail', `{ id: "notified", text: "\${args.card}" }`))}
   w.number: ${tool('/ok', undo('w.refund', `{ pin: "\${int(args.card)}", order: "\${args.order}" }`))}
   w.whole: ${tool('/ok', undo('w.refund', `"\${args.card}"`))}
   w.refund: ${tool('/ok')}
@@ -135,7 +135,7 @@ describe('a value that a call redacts stays out of the record of its undo', () =
   it('if the error message of the undo contains it', async () => {
     const card = 'SECRETundo-words';
     await mcp.plan({ match: { tool: 'mail' }, do: [{ isError: `no such card: ${card}` }], times: 5 });
-    const { body } = await call('w.told', { card });
+    const { body } = await call('w.notified', { card });
     await undoCall(body.txn);
     await mcp.reset();
     expect(await findTraces(card)).toEqual([]);

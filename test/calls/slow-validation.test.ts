@@ -76,7 +76,7 @@ describe('arguments whose validation takes too long', () => {
     const { body } = await gateway.call('w.rolled', SLOW, { key: 'k4' });
     await gateway.admin('POST', `/admin/calls/${body.txn}/undo`, { reason: 'wrong' });
     const { undo } = await gateway.waitForCall(body.txn, (now) => now.undo.state === 'failed');
-    expect(undo.reason).toBe('it takes too long to tell whether its arguments fit w.back');
+    expect(undo.reason).toBe('checking the undo arguments against the schema of w.back takes too long');
     // Another undo with the same tool runs when the suspension ends.
     const other = await gateway.call('w.rolled', QUICK, { key: 'k5' });
     await gateway.admin('POST', `/admin/calls/${other.body.txn}/undo`, { reason: 'wrong' });

@@ -165,12 +165,12 @@ describe('approve', () => {
     });
     expect(JSON.parse(listPosts(again.requests)[0]?.body ?? '')).toMatchObject({ digest: '0'.repeat(64) });
     const other = await startApprovalServer(
-      problem(409, 'conflict', { detail: 'It is decided already: rejected.' }),
+      problem(409, 'conflict', { detail: 'The approval is already decided: rejected.' }),
       [],
     );
     const { code, err } = await runCli([...argv, '--yes'], { env: other.env });
     expect(code).toBe(1);
-    expect(err).toContain('It is decided already: rejected.');
+    expect(err).toContain('The approval is already decided: rejected.');
     expect(err).toContain('"oncegate approvals"');
   });
 

@@ -146,8 +146,8 @@ describe('rollback --dry-run', () => {
       .slice(1);
     expect(first).toContain(`└─ world.charge ${b}\n      undone by world.refund {"effect":"eff_2","id":"b"}\n`);
     expect(withdrawn).toContain(held);
-    expect(nothing).toContain(`${look}\n      it only read`);
-    expect(cannot).toContain(`${mail}\n      its contract says that it cannot be undone`);
+    expect(nothing).toContain(`${look}\n      the call only read`);
+    expect(cannot).toContain(`${mail}\n      the contract says that the call cannot be undone`);
     expect(cannot).toContain(`└─ world.charge ${a}\n         undone by world.refund {"effect":"eff_1","id":"a"}`);
     expect(end).toContain('It would end parked: 1 step undone, 1 cannot be undone, 1 would wait for it.');
     expect((await saga.read()).state).toBe('open');
@@ -384,7 +384,7 @@ describe('undo', () => {
     const { txn } = (await saga.callStep('world.charge', { id: 'a' })).body;
     const early = await runCli(['undo', txn, ...REASON], { env });
     expect(early.code).toBe(1);
-    expect(early.err).toContain('roll the saga back');
+    expect(early.err).toContain('Roll the saga back');
     await saga.postAction('commit');
     const before = await runCli(['call', txn], { env });
     expect(before.out).toContain('undo\tcompensable by world.refund {"effect":"eff_1","id":"a"}\n');

@@ -32,7 +32,7 @@ async function unpackChromium(): Promise<string> {
 
 /** A real browser with its own profile, which records errors and requests. */
 export class TestBrowser {
-  readonly complaints: string[] = [];
+  readonly errors: string[] = [];
   readonly requestedUrls: string[] = [];
   readonly page: Page;
   readonly #context: BrowserContext;
@@ -44,12 +44,12 @@ export class TestBrowser {
     this.#home = home;
     page.setDefaultTimeout(15_000);
     page.on('console', (message) => {
-      if (['error', 'warning'].includes(message.type())) this.complaints.push(message.text());
+      if (['error', 'warning'].includes(message.type())) this.errors.push(message.text());
     });
-    page.on('pageerror', (error) => this.complaints.push(String(error)));
+    page.on('pageerror', (error) => this.errors.push(String(error)));
     page.on('request', (request) => this.requestedUrls.push(request.url()));
     page.on('dialog', (dialog) => {
-      this.complaints.push(`The page opened a dialog: ${dialog.message()}`);
+      this.errors.push(`The page opened a dialog: ${dialog.message()}`);
       void dialog.dismiss();
     });
   }

@@ -12,7 +12,7 @@ beforeEach(() => {
   id = uniqueId('console');
 });
 afterEach(() => {
-  expect(browser.complaints.splice(0)).toEqual([]);
+  expect(browser.errors.splice(0)).toEqual([]);
   expect(browser.requestedUrls.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
 });
 
@@ -84,7 +84,7 @@ describe('signing in', () => {
       .getByText(/Sign in with the key of a person under "people"/)
       .waitFor();
     // The browser logs the 401 itself.
-    expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/401/)]);
+    expect(browser.errors.splice(0)).toEqual([expect.stringMatching(/401/)]);
     await browser.signIn(gateway.url, ADMIN_KEY);
     const kept = await page.evaluate('[Object.values(sessionStorage), localStorage.length, document.cookie]');
     expect(kept).toEqual([[ADMIN_KEY], 0, '']);
@@ -119,7 +119,7 @@ describe('signing in', () => {
     await writePolicies(gateway, policies);
     await gateway.admin('POST', '/admin/policies/reload');
     // The page may have sent one more request, which was refused.
-    browser.complaints.splice(0);
+    browser.errors.splice(0);
   });
 });
 
@@ -158,13 +158,13 @@ describe('a person', () => {
     const dialog = browser.page.getByRole('dialog');
     await dialog.getByLabel('Reason').fill('no');
     await dialog.getByRole('button', { name: 'Reject', exact: true }).click();
-    await dialog.getByRole('alert').getByText('The state of things forbids this').waitFor();
+    await dialog.getByRole('alert').getByText('The current state does not allow this').waitFor();
     await dialog
       .getByRole('alert')
       .getByText(/Something changed after this page was loaded/)
       .waitFor();
     await dialog.getByRole('button', { name: 'Cancel' }).click();
-    expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/409/)]);
+    expect(browser.errors.splice(0)).toEqual([expect.stringMatching(/409/)]);
   });
 
   it('resolves a doubt from the overview, and the agent gets the result', async () => {
@@ -189,7 +189,7 @@ describe('a person', () => {
         .getByText(typed.includes('2}') ? /twice/ : /precision|exact|9007199254740993/)
         .first()
         .waitFor();
-      expect(browser.complaints.splice(0)).toEqual([expect.stringMatching(/400/)]);
+      expect(browser.errors.splice(0)).toEqual([expect.stringMatching(/400/)]);
     }
     await dialog.getByLabel('Result').fill('{"id": "m-1"}');
     await browser.confirm('Resolve', 'seen in the outbox');
@@ -229,7 +229,7 @@ describe('a person', () => {
     await dialog.getByText('2 steps would be undone').waitFor();
     await dialog.getByText('Nothing was rolled back').waitFor();
     // The browser logs every answer with status 400 or more.
-    expect(browser.complaints.splice(0)).toEqual([expect.stringContaining('409')]);
+    expect(browser.errors.splice(0)).toEqual([expect.stringContaining('409')]);
     expect((await gateway.admin('GET', `/admin/sagas/${saga}`)).body.state).toBe('open');
     await dialog.getByRole('button', { name: 'Roll back', exact: true }).click();
     await main().locator('.subject').getByText('rolled back').waitFor();

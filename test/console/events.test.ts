@@ -65,7 +65,7 @@ describe('GET /admin/events', () => {
     await expect.poll(status, { timeout: 10_000 }).toBe(200);
   });
 
-  it('is for people only', async () => {
+  it('needs the key of a person and a valid Last-Event-ID', async () => {
     const ask = (key?: string, headers = {}) =>
       one.request('GET', '/admin/events', { ...(key === undefined ? {} : { key }), headers });
     expect((await ask()).status).toBe(401);
@@ -185,7 +185,7 @@ describe('GET /admin/events', () => {
     while (again.status !== 200) again = await openStream(two, VIEWER_KEY);
   });
 
-  it('ends for a person who was removed from the policies, and for nobody else', async () => {
+  it('ends for a person who was removed from the policies, and stays open for others', async () => {
     const [watcher, admin] = [await openStream(one), await openStream(one, ADMIN_KEY)];
     const policies = buildFaultPolicies(upstream.url);
     const withoutWatcher = (policies['faults.yaml'] ?? '').replace(/^ {2}watcher:.*$/m, '');

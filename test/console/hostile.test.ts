@@ -140,7 +140,7 @@ describe('untrusted text', () => {
   });
 
   it('causes no error in the browser and no request elsewhere', () => {
-    expect(browser.complaints).toEqual([]);
+    expect(browser.errors).toEqual([]);
     expect(browser.requestedUrls.filter((url) => !url.startsWith(gateway.url))).toEqual([]);
   });
 });

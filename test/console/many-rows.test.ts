@@ -6,7 +6,7 @@ import { useConsole } from './use-console.ts';
 
 const { upstream, database, gateway, browser } = useConsole({ config: 'limits: { pendingApprovals: 1000 }\n' });
 beforeAll(() => browser.signIn(gateway.url, ADMIN_KEY));
-afterEach(() => expect(browser.complaints.splice(0)).toEqual([]));
+afterEach(() => expect(browser.errors.splice(0)).toEqual([]));
 
 const main = () => browser.page.getByRole('main');
 const SOON = { timeout: 10_000 };

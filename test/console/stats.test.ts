@@ -16,7 +16,7 @@ async function waitForStats(condition: (stats: Reply['body']) => boolean, gatewa
 }
 
 describe('GET /admin/stats', () => {
-  it('is for people', async () => {
+  it('needs the key of a person', async () => {
     expect((await one.request('GET', '/admin/stats')).status).toBe(401);
     expect((await one.get('/admin/stats', AGENT_KEY)).status).toBe(403);
     const { you } = (await one.get('/admin/stats', VIEWER_KEY)).body;

@@ -219,7 +219,7 @@ describe('conflicts between locks', () => {
   it.each([
     ['world.charge', {}, 'card'],
     ['world.charge', { card: '' }, 'empty segment'],
-    ['world.exact', { cards: ['*'] }, 'everything there is'],
+    ['world.exact', { cards: ['*'] }, 'lock everything'],
     ['world.exact', { cards: ['a/*/b'] }, 'not its last segment'],
     ['world.exact', { cards: ['a\0b'] }, 'NUL'],
     ['world.exact', { cards: ['x'.repeat(1_025)] }, 'longer than'],
@@ -369,7 +369,9 @@ describe('a lock for a saga', () => {
     await saga.runStep('world.once', { id: `${card}-1`, card } as { id: string });
     const holder = await startHangingCall('world.charge', { card });
     expect((await saga.rollback({}, '')).status).toBe(202);
-    await expect.poll(async () => (await saga.read()).steps[0].undo.reason).toContain(`it waits for card/${card}`);
+    await expect
+      .poll(async () => (await saga.read()).steps[0].undo.reason)
+      .toContain(`the undo waits for card/${card}`);
     expect(await upstream.requests(`undo-${card}-1`)).toEqual([]);
     await holder.finish();
     expect((await saga.waitUntilSettled()).state).toBe('rolled_back');

@@ -253,7 +253,7 @@ describe('a takeover', () => {
     await upstream.release('go');
     const answer = await pending;
     expect(answer.status).toBe(504);
-    expect(answer.body.detail).toContain('its run was taken over');
+    expect(answer.body.detail).toContain('the run was taken over');
     expect(await upstream.requests(name)).toHaveLength(1);
     expect((await next.read()).body).toMatchObject({ drained: false, open: [{ state: 'in_doubt' }] });
     const resolve = (verdict: string) =>

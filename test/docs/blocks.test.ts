@@ -8,7 +8,7 @@ import { runCli } from '../cli/terminal.ts';
 import { compilePolicyText, listPolicyFaults } from '../policy/example.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
 import { type Gateway, startGateway } from '../support/gateway.ts';
-import { type Block, listPages, placeOf, readBlocks } from './blocks.ts';
+import { type Block, formatLocation, listPages, readBlocks } from './blocks.ts';
 import { listShapeFaults } from './json-shape.ts';
 import { completePolicy, fillEnv, findTestedPolicy } from './policies.ts';
 import { type ReaderKeys, runShellBlocks } from './shell.ts';
@@ -78,13 +78,13 @@ const pages = await listPages();
 const blocks = (await Promise.all(pages.map(readBlocks))).flat();
 const select = (language: string, mark: RegExp) =>
   blocks.filter((block) => block.language === language && mark.test(block.mark));
-const withPlace = (selected: readonly Block[]) => selected.map((block) => [placeOf(block), block] as const);
+const withLocation = (selected: readonly Block[]) => selected.map((block) => [formatLocation(block), block] as const);
 
 describe('the blocks of README.md and docs/', () => {
   it('have a language and a mark that says how they are tested', () => {
     const faults = blocks
       .filter(({ language, mark }) => MARKS[language]?.test(mark) !== true)
-      .map((block) => `${placeOf(block)}: \`\`\`${block.language} ${block.mark}`);
+      .map((block) => `${formatLocation(block)}: \`\`\`${block.language} ${block.mark}`);
     expect(faults).toEqual([]);
     expect(blocks.length).toBeGreaterThan(100);
   });
@@ -98,27 +98,27 @@ describe('the blocks of README.md and docs/', () => {
     const { scripts } = JSON.parse(await readFile('package.json', 'utf8')) as { scripts: Record<string, string> };
     for (const block of select('sh', /^manual$/)) {
       for (const [, script = ''] of block.text.matchAll(/\bnpm run ([\w:]+)/g))
-        expect(Object.keys(scripts), placeOf(block)).toContain(script);
+        expect(Object.keys(scripts), formatLocation(block)).toContain(script);
       for (const [, verb = '', rest = ''] of block.text.matchAll(/\boncegate (audit \w+|\w+)(.*)$/gm)) {
         const { code, out } = await runCli(['help', ...verb.split(' ')]);
-        expect(code, `${placeOf(block)}: ${verb}`).toBe(0);
-        for (const [option] of rest.matchAll(/--[\w-]+/g)) expect(out, placeOf(block)).toContain(option);
+        expect(code, `${formatLocation(block)}: ${verb}`).toBe(0);
+        for (const [option] of rest.matchAll(/--[\w-]+/g)) expect(out, formatLocation(block)).toContain(option);
       }
     }
   });
 
-  it.each(withPlace(select('json', /^$/)))('%s is JSON', (_place, { text }) => {
+  it.each(withLocation(select('json', /^$/)))('%s is JSON', (_location, { text }) => {
     expect(() => JSON.parse(text)).not.toThrow();
   });
 });
 
 describe('the YAML of README.md and docs/', () => {
-  it.each(withPlace(select('yaml', /^(part=.+)?$/)))('%s loads as a policy', async (_place, block) => {
+  it.each(withLocation(select('yaml', /^(part=.+)?$/)))('%s loads as a policy', async (_location, block) => {
     const policy = await completePolicy(block, blocks);
     expect(listPolicyFaults(policy, fillEnv(policy))).toEqual([]);
   });
 
-  it.each(withPlace(select('yaml', /^test$/)))('%s holds policy tests that pass', (_place, block) => {
+  it.each(withLocation(select('yaml', /^test$/)))('%s holds policy tests that pass', (_location, block) => {
     const policy = findTestedPolicy(block, blocks);
     const loaded = compilePolicyText({ 'p.yaml': policy, 'p_test.yaml': block.text }, fillEnv(policy));
     if (!loaded.ok) throw new Error(JSON.stringify(loaded.faults));
@@ -139,7 +139,7 @@ describe('the YAML of README.md and docs/', () => {
     expect(faults.join()).toContain('Expected hold, got allow');
   });
 
-  it.each(withPlace(select('yaml', /^config$/)))('%s is a configuration', async (_place, { text }) => {
+  it.each(withLocation(select('yaml', /^config$/)))('%s is a configuration', async (_location, { text }) => {
     const directory = await mkdtemp(join(tmpdir(), 'oncegate-docs-'));
     await writeFile(join(directory, 'oncegate.yaml'), text);
     await expect(readConfig(fillEnv(text), directory)).resolves.toBeDefined();
@@ -174,10 +174,10 @@ describe('the shell blocks of README.md and docs/', () => {
     for (const { block, stdout, stderr, statuses } of results) {
       const expected = /^status=(\d+)$/.exec(block.mark)?.[1];
       const unexpected = statuses.filter((status) => (expected ? status !== Number(expected) : status >= 400));
-      expect(unexpected, `${placeOf(block)}\n${stdout}\n${stderr}`).toEqual([]);
+      expect(unexpected, `${formatLocation(block)}\n${stdout}\n${stderr}`).toEqual([]);
       const answer = findAnswer(block);
       if (answer !== undefined)
-        expect(listShapeFaults(parseLastJson(stdout), JSON.parse(answer.text)), placeOf(answer)).toEqual([]);
+        expect(listShapeFaults(parseLastJson(stdout), JSON.parse(answer.text)), formatLocation(answer)).toEqual([]);
     }
   });
 });

@@ -14,7 +14,7 @@ export interface Block {
   readonly heading: string;
 }
 
-export const placeOf = ({ page, line }: Block) => `${page}:${line}`;
+export const formatLocation = ({ page, line }: Block) => `${page}:${line}`;
 
 /** README.md and every page below docs/, in the order in which a newcomer reads them. */
 export async function listPages(): Promise<string[]> {

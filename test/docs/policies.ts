@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { parse, stringify } from 'yaml';
 import { sha256Hex } from '../support/gateway.ts';
-import { type Block, placeOf } from './blocks.ts';
+import { type Block, formatLocation } from './blocks.ts';
 
 type Section = Record<string, Record<string, unknown>>;
 type PolicyFile = Record<string, Section>;
@@ -32,7 +32,7 @@ export async function completePolicy(block: Block, blocks: readonly Block[]): Pr
     return stringify({ ...policy, agents: { ...policy['agents'], [RULE_AGENT]: agent } });
   }
   if (name === '')
-    throw new Error(`${placeOf(block)}: "${block.mark}" does not say which declaration this is part of.`);
+    throw new Error(`${formatLocation(block)}: "${block.mark}" does not say which declaration this is part of.`);
   const declaration = { ...policy[section]?.[name], ...part };
   return stringify({ ...policy, [section]: { ...policy[section], [name]: declaration } });
 }
@@ -42,6 +42,6 @@ export function findTestedPolicy(block: Block, blocks: readonly Block[]): string
   const policy = blocks.findLast(
     ({ page, line, language, mark }) => page === block.page && line < block.line && language === 'yaml' && mark === '',
   );
-  if (policy === undefined) throw new Error(`${placeOf(block)}: The page has no policy before these tests.`);
+  if (policy === undefined) throw new Error(`${formatLocation(block)}: The page has no policy before these tests.`);
   return policy.text;
 }

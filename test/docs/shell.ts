@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { chmod, mkdir, writeFile } from 'node:fs/promises';
 import { join, resolve } from 'node:path';
 import { findFreePort, type Gateway } from '../support/gateway.ts';
-import { type Block, placeOf } from './blocks.ts';
+import { type Block, formatLocation } from './blocks.ts';
 
 /** The keys that a reader has set before pasting a block. */
 export interface ReaderKeys {
@@ -52,7 +52,7 @@ export async function runShellBlocks(
   const last = results.at(-1);
   if (code !== 0 || results.length < blocks.length)
     throw new Error(
-      `${last === undefined ? script : placeOf(last.block)}: The block exited with ${code}.\n${last?.stdout}${last?.stderr}`,
+      `${last === undefined ? script : formatLocation(last.block)}: The block exited with ${code}.\n${last?.stdout}${last?.stderr}`,
     );
   return results;
 }

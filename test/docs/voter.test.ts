@@ -26,7 +26,7 @@ describe(`the voter of ${PAGE}`, () => {
   it.each([
     [[1], SECRET, { verdict: 'approve', reason: '' }],
     [Array.from({ length: 11 }, (_, i) => i), SECRET, { verdict: 'deny', reason: 'too many at once' }],
-    [[1], 'another-secret-of-some-length', { verdict: 'abstain', reason: 'it answered 403, not 200' }],
+    [[1], 'another-secret-of-some-length', { verdict: 'abstain', reason: 'the voter answered 403, not 200' }],
   ])('answers the ids %j, signed with %s, with %j', async (ids, secret, expected) => {
     const voter = { name: 'reviewer', url, secret, allowPrivate: true, withinMs: 10_000 };
     const { vote } = await requestVote(voter, {

@@ -45,7 +45,7 @@ describe('a checkpoint', () => {
     const shared = pem();
     const one = new NoteVerifier(NoteSigner.fromPem('one', shared).verifier);
     expect(() => one.verifyCheckpoint(NoteSigner.fromPem('two', shared).sign(1, root))).toThrow(
-      'a checkpoint of two, not of one',
+      'belongs to the log two, not to one',
     );
   });
 

@@ -127,9 +127,9 @@ describe('a token', () => {
   it('with an unknown key is refused without asking the issuer each time, and taken once the keys are rotated', async () => {
     const [spare] = [await generateKeyPair('RS256', { extractable: true })];
     const next: IssuerKey = { ...spare, kid: 'second' };
-    const before = issuer.asked.length;
+    const before = issuer.requestedPaths.length;
     for (let i = 0; i < 20; i += 1) await refused(await sign({ by: next, claims: { team: 'billing', i } }));
-    expect(issuer.asked.length - before).toBeLessThanOrEqual(2);
+    expect(issuer.requestedPaths.length - before).toBeLessThanOrEqual(2);
     issuer.keys = [{ ...(await exportJWK(next.publicKey)), kid: next.kid, alg: 'RS256', use: 'sig' }];
     await expect.poll(async () => (await ask(await sign({ by: next }))).status, { timeout: 15_000 }).toBe(200);
     await refused(await sign({ claims: { team: 'billing', late: true } }));

@@ -134,6 +134,6 @@ describe('the arguments of an undo', () => {
     expect(kept.args).toBe('{"card":"[redacted]","charge":"ch_1"}');
     const call = { txn: scope.txn, before: null, undoArgs: kept.args, undoSealed: kept.sealed };
     expect(decodeUndoArgs(key, call)).toEqual({ charge: 'ch_1', card: '4111-secret' });
-    expect(decodeUndoArgs(Buffer.alloc(32, 4), call)).toContain('do not open');
+    expect(decodeUndoArgs(Buffer.alloc(32, 4), call)).toContain('cannot be decrypted');
   });
 });

@@ -94,8 +94,8 @@ describe('a server over HTTP', () => {
       heard += 1;
     };
     const ask = () => Promise.reject(new Error('not asked'));
-    const follower = { era: 'modern', capabilities: {}, meta: {}, tell, ask } as const;
-    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 1_000_000, follower };
+    const listener = { era: 'modern', capabilities: {}, meta: {}, tell, ask } as const;
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, maxBytes: 1_000_000, listener };
     expect(await peer.request(asked)).toMatchObject({ as: 'answered' });
     expect(heard).toBeGreaterThan(100);
     expect(heard).toBeLessThan(120);
@@ -109,7 +109,7 @@ describe('a server over HTTP', () => {
       response.writeHead(200, { 'content-type': type });
       response.end(written(JSON.stringify(result(id, { text: 'ä'.repeat(5_010) }))));
     });
-    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, mostBytes: 10_000 };
+    const asked = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, maxBytes: 10_000 };
     expect(await peer.request(asked)).toMatchObject({ as });
   });
 
@@ -166,7 +166,7 @@ describe('an older server over HTTP', () => {
     const message = `${'x'.repeat(940)}${secret}\0${'y'.repeat(500_000)}`;
     const adapter = await adapterOf(() => ({}), { error: { code: -32603, message } }, [secret]);
     const failed = await adapter.request('resources/list', {}).catch((error: Error) => error.message);
-    expect(failed).toMatch(/^u: no MCP server could be greeted: x+\[redacted\]\uFFFDy*$/);
+    expect(failed).toMatch(/^u: the MCP handshake failed: x+\[redacted\]\uFFFDy*$/);
     expect(String(failed).length).toBeLessThan(1_100);
   });
 
@@ -205,10 +205,10 @@ describe('a server over standard streams', () => {
     message: { jsonrpc: '2.0', id, method: 'tools/call', params: { text } },
     headers: {},
     timeoutMs: 20_000,
-    mostBytes: 1_000_000,
+    maxBytes: 1_000_000,
     freshConnection: false,
     maySend: () => true,
-    heard: () => {},
+    onMessage: () => {},
   });
 
   it('that asks back without end, and does not read, has few answers waiting', async () => {
@@ -249,7 +249,7 @@ describe('a server over standard streams', () => {
     const told = () => {
       heard += 1;
     };
-    expect(await wire.exchange({ ...outgoing('a'), heard: told })).toMatchObject({ as: 'answered' });
+    expect(await wire.exchange({ ...outgoing('a'), onMessage: told })).toMatchObject({ as: 'answered' });
     expect(heard).toBeGreaterThan(100);
     expect(heard).toBeLessThan(120);
   });

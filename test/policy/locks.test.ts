@@ -78,14 +78,14 @@ describe('the locks of a call', () => {
   it('are at most 10000', () => {
     expect(buildRequest(5_000, String)?.locks).toHaveLength(10_000);
     expect(() => buildRequest(5_001, String)).toThrow(
-      'The locks of t.pay cannot be made: more than 10000 things at once.',
+      'These arguments need too many locks of t.pay: more than 10000 locks.',
     );
   });
 
   it('have at most 40000 segments in total', () => {
     const deep = (i: number) => `a/b/c/d/e/f/g/${i}`;
     expect(buildRequest(2_500, deep)?.locks).toHaveLength(5_000);
-    expect(() => buildRequest(2_501, deep)).toThrow('more than 40000 segments in all their names');
+    expect(() => buildRequest(2_501, deep)).toThrow('more than 40000 segments in all names');
   });
 });
 

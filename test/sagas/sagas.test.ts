@@ -285,7 +285,7 @@ describe('ttl', () => {
     const saga = await TestSaga.open(gateway, { ttl: '400ms' });
     await saga.callStep('world.charge', { id: 'ttl-1' });
     const rest = await saga.waitUntilSettled();
-    expect([rest.state, rest.reason]).toEqual(['rolled_back', 'its ttl ran out']);
+    expect([rest.state, rest.reason]).toEqual(['rolled_back', 'the ttl of the saga ran out']);
     expect(await effects('ttl-1')).toHaveLength(2);
     expect((await saga.callStep('world.charge', { id: 'ttl-2' })).body.code).toBe('saga_closed');
   });
@@ -489,7 +489,7 @@ describe('people', () => {
     const call = await gateway.call('world.charge', { id: 'noargs' });
     const seen = await gateway.admin('GET', `/admin/calls/${call.body.txn}`);
     expect(seen.body.undo).toMatchObject({ state: 'none', args: null });
-    expect(seen.body.undo.reason).toContain('cannot be made');
+    expect(seen.body.undo.reason).toContain('cannot be rendered');
     const path = `/admin/calls/${call.body.txn}/undo?wait=10`;
     expect((await gateway.admin('POST', path, { reason: 'r' })).status).toBe(409);
     expect((await gateway.admin('POST', path, { reason: 'r', args: { id: 'noargs' } })).body.code).toBe(
@@ -510,7 +510,7 @@ describe('people', () => {
     const saga = await TestSaga.open(gateway);
     expect((await saga.callStep(tool, { id })).status).toBe(200);
     const { body } = await saga.rollback();
-    const why = /^the arguments of its undo cannot be made: .*\bid\b/;
+    const why = /^the undo arguments cannot be rendered: .*\bid\b/;
     expect(body).toMatchObject({
       state: 'parked',
       steps: [{ undo: { state: 'failed', reason: expect.stringMatching(why) } }],

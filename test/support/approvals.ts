@@ -6,7 +6,7 @@ export async function findApproval(gateway: Gateway, txn: string, state = 'pendi
   return items.find((item: { txn: string }) => item.txn === txn);
 }
 
-/** A person's decision on a held call, about what the gateway shows of it now. */
+/** Decides on a held call as a person does, with the digest that the gateway shows now. */
 export async function decideApproval(
   gateway: Gateway,
   txn: string,

@@ -4,15 +4,15 @@ import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 
-/** What `tsconfig.build.json` compiles, and what decides how. */
+/** The folders that `tsconfig.build.json` compiles, and the files that configure the build. */
 const SOURCES = ['gateway', 'adapters', 'demo'];
 const SETTINGS = ['tsconfig.json', 'tsconfig.build.json', 'package-lock.json'];
-/** The compiler's own record of what it last compiled: it changes with every build of other sources. */
+/** The compiler's record of its last build. The record changes when the sources change. */
 const BUILD_RECORD = 'dist/.tsbuildinfo';
-/** Holds a hash of the sources and of the build record, as they were after the last build by this file. */
+/** Holds a hash of the sources and of the build record, written after each build by this module. */
 const STAMP = 'dist/.built-from';
 
-/** Builds `dist` unless it was built from exactly these sources: tests run the gateway from `dist`. */
+/** Builds `dist` unless it was built from exactly these sources, because tests run the gateway from `dist`. */
 export async function buildIfStale(): Promise<void> {
   if ((await readFile(STAMP, 'utf8').catch(() => '')) === (await hashBuild())) return;
   await promisify(execFile)('npm', ['run', '--silent', 'build']).catch((error: { stdout?: string }) => {

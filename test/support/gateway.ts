@@ -17,7 +17,7 @@ export interface GatewayOptions {
   readonly databaseUrl?: string;
   readonly env?: Readonly<Record<string, string>>;
   readonly config?: string;
-  /** Share another gateway's directories: a second replica. */
+  /** The gateway whose directories this one shares, as replicas do. */
   readonly beside?: Gateway;
 }
 
@@ -35,7 +35,7 @@ export interface Reply {
   readonly body: any;
 }
 
-/** Whatever a failing test forgets ends with the tests. */
+/** Running gateways. Those that a failing test leaves behind are killed when the test process exits. */
 const children = new Set<ChildProcess>();
 process.on('exit', () => {
   for (const child of children) child.kill('SIGKILL');
@@ -69,7 +69,7 @@ export class Gateway {
 
   /** Starts the process without waiting until it is ready. */
   launch(env: Readonly<Record<string, string>> = {}): void {
-    if (this.isAlive) throw new Error('this gateway is running already');
+    if (this.isAlive) throw new Error('This gateway is already running.');
     const { DATABASE_URL: _, PORT: __, HOST: ___, ...inherited } = process.env;
     this.#child = spawn(process.execPath, [resolve('bin/oncegate.js'), 'start'], {
       cwd: this.home,
@@ -102,7 +102,7 @@ export class Gateway {
     await this.waitUntilReady();
   }
 
-  /** Starts the gateway unless it runs: for tests that may find it killed. */
+  /** Starts the gateway unless it is running, for tests that may find it killed. */
   async ensureStarted(): Promise<void> {
     if (!this.isAlive) await this.start();
   }
@@ -114,7 +114,7 @@ export class Gateway {
 
   async waitUntilReady(): Promise<void> {
     for (;;) {
-      if (!this.isAlive) throw new Error(`the gateway ended before it was ready:\n${this.output}`);
+      if (!this.isAlive) throw new Error(`The gateway exited before it was ready:\n${this.output}`);
       const response = await fetch(`${this.url}/readyz`).catch(() => undefined);
       await response?.arrayBuffer();
       if (response?.status === 200) return;
@@ -122,7 +122,7 @@ export class Gateway {
     }
   }
 
-  /** Resolves when the process is gone, however it went. */
+  /** Resolves when the process has exited, for any reason. */
   async waitForExit(): Promise<{ code: number | null; signal: string | null }> {
     const child = this.#child;
     if (child === undefined) return { code: null, signal: null };
@@ -199,15 +199,15 @@ export class Gateway {
     return { status: response.status, headers: response.headers, body: isJson ? JSON.parse(text) : text };
   }
 
-  /** The call once it satisfies a condition; fails with what it last was. */
+  /** Waits until a call satisfies a condition, and returns the call. The error shows the last reply. */
   async waitForCall(
     txn: string,
     condition: (call: Reply['body']) => boolean,
     withinMs = 30_000,
   ): Promise<Reply['body']> {
     const read = () => this.get(`/v1/calls/${txn}`).catch(() => undefined);
-    const isThere = (reply: Reply | undefined) => reply?.status === 200 && condition(reply.body);
-    const reply = await pollUntil(read, isThere, { withinMs, explain: () => `Call ${txn}.\n${this.output}` });
+    const isReached = (reply: Reply | undefined) => reply?.status === 200 && condition(reply.body);
+    const reply = await pollUntil(read, isReached, { withinMs, explain: () => `Call ${txn}.\n${this.output}` });
     return reply?.body;
   }
 }

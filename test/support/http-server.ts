@@ -33,7 +33,7 @@ export class TestHttpServer {
   }
 }
 
-/** A server of a test file's own, where the counting upstream does not fit. */
+/** An HTTP server for tests that cannot use the counting upstream. */
 export function useHttpServer(listener: RequestListener): TestHttpServer {
   return useResource(
     () => TestHttpServer.start(listener),

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 
-/** What a claim writes, for tests that talk to the ledger itself. */
+/** An intent as a claim writes it, for tests that call the ledger directly. */
 export function buildIntent(owner: string, changes: Partial<Intent> = {}): Intent {
   return {
     txn: randomUUID(),

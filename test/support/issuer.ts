@@ -9,18 +9,17 @@ export interface IssuerKey {
   readonly kid: string;
 }
 
-/** A real OIDC issuer, as far as a gateway looks: discovery and keys over HTTP, keys that can be rotated. */
+/** An OIDC issuer with the two routes that a gateway reads: discovery and keys. Its keys can be rotated. */
 export class TestIssuer {
-  /** The paths that were requested. */
-  readonly asked: string[] = [];
+  readonly requestedPaths: string[] = [];
   keys: JWK[] = [];
-  /** Whether requests stay without an answer. */
+  /** Whether the issuer leaves requests unanswered. */
   isSilent = false;
   readonly #server: Server;
 
   constructor() {
     this.#server = createServer((request, response) => {
-      this.asked.push(request.url ?? '');
+      this.requestedPaths.push(request.url ?? '');
       if (this.isSilent) return;
       const body = request.url?.endsWith('/.well-known/openid-configuration')
         ? { issuer: this.url, jwks_uri: `${this.url}/keys` }

@@ -4,7 +4,7 @@ import type { TestDatabase } from './database.ts';
 // biome-ignore lint/suspicious/noExplicitAny: tests look into entries of every kind
 export type AuditEntry = any;
 
-/** The entries of the audit log, in order, sealed or not; of one kind and about one thing, if those are given. */
+/** The audit log in order, sealed or not. `what` selects one kind; `about` selects entries that contain a text. */
 export async function readAuditEntries(database: TestDatabase, what?: string, about = ''): Promise<AuditEntry[]> {
   const rows = await database.query<{ entry: string }>('select entry from audit_entries order by index, id');
   return rows

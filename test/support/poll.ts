@@ -3,11 +3,11 @@ import { setTimeout as sleep } from 'node:timers/promises';
 export interface PollOptions {
   readonly withinMs?: number;
   readonly everyMs?: number;
-  /** What the error says beside the value that was read last. */
+  /** Text for the error, which also shows the last value. */
   readonly explain?: () => string;
 }
 
-/** Reads until the value is right, and returns it. Without `isRight`, any truthy value is right. */
+/** Reads until the value is right, and returns the value. Without `isRight`, any truthy value is right. */
 export async function pollUntil<T>(
   read: () => T | Promise<T>,
   isRight: (value: T) => boolean = Boolean,
@@ -17,6 +17,6 @@ export async function pollUntil<T>(
     const value = await read();
     if (isRight(value)) return value;
     if (performance.now() > until)
-      throw new Error(`Still not right after ${withinMs} ms: ${JSON.stringify(value)}. ${explain()}`);
+      throw new Error(`The value is not right after ${withinMs} ms: ${JSON.stringify(value)}. ${explain()}`);
   }
 }

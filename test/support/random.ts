@@ -1,4 +1,4 @@
-/** A small seeded generator of numbers from 0 to 1 (mulberry32), so that a finding can be repeated. */
+/** A small seeded generator of numbers from 0 to 1 (mulberry32), so that a failure can be repeated. */
 export function createRandom(seed: number): () => number {
   let state = seed >>> 0;
   return () => {

@@ -1,7 +1,7 @@
 import { connect } from 'node:net';
 
-/** Bytes as they are, to a server on loopback, and what comes back: so many answers, or all until it hangs up. */
-export function sendRaw(port: number, bytes: string, answers = 1): Promise<string> {
+/** Sends bytes unchanged to a server on loopback. Returns after `responses` complete responses, or when the server closes. */
+export function sendRaw(port: number, bytes: string, responses = 1): Promise<string> {
   return new Promise((resolve, reject) => {
     const socket = connect({ host: '127.0.0.1', port });
     let text = '';
@@ -12,10 +12,10 @@ export function sendRaw(port: number, bytes: string, answers = 1): Promise<strin
     socket.on('error', (error) => (text === '' ? reject(error) : done()));
     socket.on('data', (chunk) => {
       text += chunk.toString('latin1');
-      if (countCompleteResponses(text) >= answers) done();
+      if (countCompleteResponses(text) >= responses) done();
     });
     socket.on('close', done);
-    // A server that waits for more of a request has answered nothing, and never will.
+    // A server that waits for the rest of the request never answers, so the wait is bounded.
     socket.setTimeout(10_000, done);
     socket.write(Buffer.from(bytes, 'latin1'));
   });

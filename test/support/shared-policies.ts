@@ -1,12 +1,15 @@
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from './keys.ts';
 
-/** Agents that may close no tickets, only those that a person lets them, those that voters approve (none), and as many as they like. */
+/** Of an agent that may not close tickets. */
 export const STRANGER_KEY = 'test-stranger-key';
+/** Of an agent whose tickets are closed only after a person approves. */
 export const CAREFUL_KEY = 'test-careful-key';
+/** Of an agent whose only voter never approves. */
 export const OUTVOTED_KEY = 'test-outvoted-key';
+/** Of an agent that may close any ticket. */
 export const TWIN_KEY = 'test-twin-key';
 
-/** Tools whose key is shared, against the effect-counting upstream. */
+/** Tools with shared keys on the counting upstream. */
 export function buildSharedKeyPolicies(url: string, scope = 'shared'): Record<string, string> {
   const input = 'input: { type: object, properties: { id: { type: string }, note: { type: string } }, required: [id] }';
   const retry = 'retry: { attempts: 4, base: 20ms, max: 200ms, within: 1h }';

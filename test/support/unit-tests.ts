@@ -1,22 +1,22 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 
-/** Unit tests that take ten seconds each: random policies, and deadlines that must pass. `npm run test:unit` leaves them out. */
+/** Unit tests that take about ten seconds each. `npm run test:unit` leaves them out. */
 export const SLOW_UNIT_TESTS = [
   'test/policy/fuzz.test.ts',
   'test/policy/input-schema.test.ts',
   'test/policy/openapi-property.test.ts',
 ];
 
-/** Modules that start processes, databases or browsers. A test that imports one of them, even indirectly, is no unit test. */
+/** Modules that start processes, databases or browsers. A test that imports one of them, even indirectly, is not a unit test. */
 const STARTS_PROCESSES =
   /^(node:child_process|vitest\/node|playwright-core)$|\/(embedded-postgres|database|mcp-stdio-transport)\.ts$/;
-/** The PostgreSQL of the suite, for tests that connect to it themselves. */
+/** How a test gets the URL of the suite's PostgreSQL to connect directly. */
 const USES_POSTGRES = "inject('postgresUrl')";
-/** Imports that are there at run time; those of types only are not. */
+/** Matches imports that exist at run time. Type-only imports do not. */
 const IMPORTED = /^(?:import|export)\s(?!type\s)[^;']*'([^']+)'|\bimport\('([^']+)'\)/gm;
 
-/** The test files below `folder` that need neither a process nor a database, found by what they import from `test`. */
+/** The test files below `folder` that need neither a process nor a database, judged by their imports. */
 export function findUnitTests(folder: string): string[] {
   return readdirSync(folder, { recursive: true, encoding: 'utf8' })
     .filter((name) => name.endsWith('.test.ts') && !name.includes('node_modules'))

@@ -48,9 +48,9 @@ export function useGateway<Count extends 1 | 2 | 3 = 1>(
 ): GatewaySystem<ReplicaTuples[Count]> {
   const { scope = 'file' } = setup;
   const upstream =
-    setup.upstream === 'none' ? standInForNothing<TestUpstream>() : (setup.upstream ?? useUpstream(scope));
+    setup.upstream === 'none' ? createMissingPart<TestUpstream>() : (setup.upstream ?? useUpstream(scope));
   const database =
-    setup.database === 'embedded' ? standInForNothing<TestDatabase>() : (setup.database ?? useDatabase(scope));
+    setup.database === 'embedded' ? createMissingPart<TestDatabase>() : (setup.database ?? useDatabase(scope));
   const useReplica = (first?: Gateway) =>
     useResource(
       () => prepareGateway(setup, { upstream, database, first }),
@@ -69,19 +69,19 @@ export function useReplicas(setup: GatewaySetup & { readonly scope?: Scope } = {
   return { upstream, database, one, two, replicas };
 }
 
-/** A system as `useGateway` has, for one test that needs its own. Everything stops when that test ends. */
+/** The system of `useGateway` for a single test. Everything stops when that test ends. */
 export async function startGatewayForTest(setup: GatewaySetup = {}): Promise<Omit<GatewaySystem<never>, 'replicas'>> {
   const upstream =
-    setup.upstream === 'none' ? standInForNothing<TestUpstream>() : (setup.upstream ?? (await startUpstreamForTest()));
+    setup.upstream === 'none' ? createMissingPart<TestUpstream>() : (setup.upstream ?? (await startUpstreamForTest()));
   const database =
     setup.database === 'embedded'
-      ? standInForNothing<TestDatabase>()
+      ? createMissingPart<TestDatabase>()
       : (setup.database ?? (await createDatabaseForTest()));
   const gateway = await stopAfterTest(prepareGateway(setup, { upstream, database }), (started) => started.dispose());
   return { upstream, database, gateway };
 }
 
-/** One more replica beside a gateway, for one test. It is not started: the test may want to give it an environment. */
+/** Another replica beside a gateway, for one test. The test starts it, so that it can set the environment. */
 export function makeReplicaForTest(gateway: Gateway): Promise<Gateway> {
   return stopAfterTest(makeReplica(gateway), (replica) => replica.dispose());
 }
@@ -112,7 +112,7 @@ interface Parts {
 }
 
 async function prepareGateway(setup: GatewaySetup, { upstream, database, first }: Parts): Promise<Gateway> {
-  const gateway = first === undefined ? await makeFirst(setup, upstream, database) : await makeReplica(first);
+  const gateway = first === undefined ? await makeFirstGateway(setup, upstream, database) : await makeReplica(first);
   if (setup.start === false) return gateway;
   try {
     await gateway.start();
@@ -123,7 +123,7 @@ async function prepareGateway(setup: GatewaySetup, { upstream, database, first }
   return gateway;
 }
 
-function makeFirst(setup: GatewaySetup, upstream: TestUpstream, database: TestDatabase): Promise<Gateway> {
+function makeFirstGateway(setup: GatewaySetup, upstream: TestUpstream, database: TestDatabase): Promise<Gateway> {
   const upstreamUrl = setup.upstream === 'none' ? '' : upstream.url;
   const { policies = buildFaultPolicies, env = {}, config } = setup;
   const files = typeof policies === 'function' ? policies(upstreamUrl) : policies;
@@ -138,9 +138,9 @@ function makeFirst(setup: GatewaySetup, upstream: TestUpstream, database: TestDa
 
 const makeReplica = (first: Gateway) => makeGateway({ ...first.options, beside: first });
 
-/** For a part that the set-up leaves out. */
-function standInForNothing<T extends object>(): T {
+/** A proxy for a part that the set-up leaves out. Every use throws. */
+function createMissingPart<T extends object>(): T {
   return forwardTo(() => {
-    throw new Error('The set-up of this test has no such part.');
+    throw new Error('The set-up of this test leaves this part out.');
   });
 }

@@ -17,7 +17,7 @@ export function useLedger(max = 4, scope: Scope = 'file') {
   return { database, db };
 }
 
-/** The right to send, as a gateway process holds it. */
+/** A lease, as a gateway process holds it. */
 export function useLease(db: Database, scope: Scope = 'file'): Lease {
   const start = async () => {
     const lease = new Lease(db, () => {});
@@ -34,7 +34,7 @@ export function useCallStore(db: Database): CallStore {
   );
 }
 
-/** A connection beside the pool, for locks that get in the way of others. */
+/** A connection outside the pool, for tests that hold locks against the pool. */
 export function useClient(database: TestDatabase): pg.Client {
   const start = async () => {
     const client = new pg.Client({ connectionString: database.url });

@@ -7,8 +7,8 @@ export type Scope = 'file' | 'test';
  * Starts a resource before the tests and stops it after them. Resources start in the order of these calls and stop in
  * reverse order, so a later resource can use an earlier one.
  *
- * The result stands in for the resource, so that a test file can keep it in a `const` before anything runs. Only tests,
- * hooks and the `start` of later resources may use it.
+ * The result is a proxy, so that a test file can keep it in a `const` before the resource starts. Only tests, hooks and
+ * the `start` of later resources may use it.
  */
 export function useResource<T extends object>(
   start: () => T | Promise<T>,
@@ -28,7 +28,7 @@ export function useResource<T extends object>(
   return forwardTo(() => {
     if (current === undefined)
       throw new Error(
-        'This resource is not running. It starts with the hooks before a test and stops with those after it.',
+        'This resource is not running. Use it only in tests, in hooks, or in the `start` of a later resource.',
       );
     return current;
   });
@@ -43,7 +43,7 @@ export async function stopAfterTest<T>(resource: T | Promise<T>, stop: (resource
   return started;
 }
 
-/** An object whose members are those of whatever object `current` returns at the time. */
+/** A proxy that forwards every access to the object that `current` returns at that moment. */
 export function forwardTo<T extends object>(current: () => T): T {
   return new Proxy({} as T, {
     get: (_, name) => {

@@ -5,24 +5,24 @@ import { isSignatureValid, signBody } from '../../gateway/domain/webhook-signatu
 export interface ReceivedVoteRequest {
   readonly headers: IncomingHttpHeaders;
   readonly text: string;
-  // biome-ignore lint/suspicious/noExplicitAny: tests look into it
+  // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
   readonly body: any;
-  /** Whether the gateway signed it. */
-  readonly signed: boolean;
+  /** Whether the gateway signed the request. */
+  readonly isSigned: boolean;
 }
 
-/** What a test lets a voter do with a question: say something, properly, or misbehave on the wire. */
+/** How the voter answers: with a vote, or with whatever a function writes to the response. */
 export type VoterBehavior =
   | 'approve'
   | 'deny'
   | 'abstain'
-  | ((asked: ReceivedVoteRequest, response: ServerResponse) => void);
+  | ((request: ReceivedVoteRequest, response: ServerResponse) => void);
 
-/** A voter on loopback that keeps what it was asked. */
+/** A voter on loopback that records its requests. */
 export class TestVoter {
   readonly secret: string;
-  readonly asked: ReceivedVoteRequest[] = [];
-  manner: VoterBehavior = 'approve';
+  readonly requests: ReceivedVoteRequest[] = [];
+  behavior: VoterBehavior = 'approve';
   readonly #server: Server;
 
   private constructor(secret: string) {
@@ -32,12 +32,12 @@ export class TestVoter {
       request.on('data', (chunk: Buffer) => chunks.push(chunk));
       request.on('end', () => {
         const text = Buffer.concat(chunks).toString();
-        const signed = isSignatureValid(secret, text, request.headers['oncegate-signature']);
-        const asked = { headers: request.headers, text, body: JSON.parse(text), signed };
-        this.asked.push(asked);
-        const { manner } = this;
-        if (typeof manner === 'function') manner(asked, response);
-        else this.sendVote(response, { vote: manner, digest: asked.body.digest, reason: `I say ${manner}` });
+        const isSigned = isSignatureValid(secret, text, request.headers['oncegate-signature']);
+        const received = { headers: request.headers, text, body: JSON.parse(text), isSigned };
+        this.requests.push(received);
+        const { behavior } = this;
+        if (typeof behavior === 'function') behavior(received, response);
+        else this.sendVote(response, { vote: behavior, digest: received.body.digest, reason: `I say ${behavior}` });
       });
     });
   }
@@ -52,16 +52,16 @@ export class TestVoter {
     return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/vote`;
   }
 
-  /** Signed with this voter's secret, or another one. */
+  /** Sends a vote, signed with this voter's secret unless another is given. */
   sendVote(response: ServerResponse, answer: unknown, secret = this.secret): void {
     const body = JSON.stringify(answer);
     response.writeHead(200, { 'content-type': 'application/json', 'oncegate-signature': signBody(secret, body) });
     response.end(body);
   }
 
-  /** The questions about one call. */
+  /** The requests about one call. */
   findRequestsAbout(id: string): ReceivedVoteRequest[] {
-    return this.asked.filter(({ body }) => body.args?.id === id);
+    return this.requests.filter(({ body }) => body.args?.id === id);
   }
 
   stop(): void {

@@ -15,7 +15,7 @@ export interface CollectedSpan {
   readonly end: number;
 }
 
-/** An OpenTelemetry collector that keeps every span it is sent (OTLP over HTTP, as JSON). */
+/** An OpenTelemetry collector that stores every received span (OTLP over HTTP, as JSON). */
 export class OtlpCollector {
   readonly spans: CollectedSpan[] = [];
   readonly #server: Server;
@@ -43,7 +43,7 @@ export class OtlpCollector {
     return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
   }
 
-  /** The spans, once they satisfy a condition. */
+  /** Waits until the spans satisfy a condition. */
   async waitForSpans(condition: (spans: readonly CollectedSpan[]) => boolean): Promise<readonly CollectedSpan[]> {
     while (!condition(this.spans)) await new Promise<void>((resolve) => (this.#onSpansStored = resolve));
     return this.spans;
@@ -55,7 +55,7 @@ export class OtlpCollector {
     await once(this.#server, 'close');
   }
 
-  // biome-ignore lint/suspicious/noExplicitAny: OTLP's own shape
+  // biome-ignore lint/suspicious/noExplicitAny: the shape of OTLP
   #storeSpans({ resourceSpans }: any): void {
     for (const { scopeSpans } of resourceSpans) {
       for (const { spans } of scopeSpans) {
@@ -67,7 +67,7 @@ export class OtlpCollector {
             start: Number(span.startTimeUnixNano) / 1e6,
             end: Number(span.endTimeUnixNano) / 1e6,
             attributes: Object.fromEntries(
-              // biome-ignore lint/suspicious/noExplicitAny: OTLP's own shape
+              // biome-ignore lint/suspicious/noExplicitAny: the shape of OTLP
               span.attributes.map(({ key, value }: any) => [key, Object.values(value)[0]]),
             ),
           });

@@ -6,7 +6,7 @@ import { buildSagaPolicies } from '../sagas/saga-policies.ts';
 import { useGateway } from '../support/use-gateway.ts';
 import { useResource } from '../support/use-resource.ts';
 import { type CollectedSpan, OtlpCollector } from './collector.ts';
-import { renderTraceSvg } from './picture.ts';
+import { renderTraceSvg } from './render-trace-svg.ts';
 
 const collector = useResource(OtlpCollector.start, (started) => started.stop());
 const { upstream, gateway } = useGateway({
@@ -27,19 +27,17 @@ const newTrace = () => {
     headers: { traceparent: `00-${traceId}-${spanId}-01`, tracestate: 'agent=1', baggage: 'job=7' },
   };
 };
-const stationOf = ({ attributes }: CollectedSpan) => attributes['oncegate.station'];
+const stageOf = ({ attributes }: CollectedSpan) => attributes['oncegate.station'];
 const spansOf = (traceId: string) => collector.spans.filter((span) => span.traceId === traceId);
-const has = (traceId: string, ...stations: string[]) =>
-  collector.waitForSpans(() =>
-    stations.every((station) => spansOf(traceId).some((span) => stationOf(span) === station)),
-  );
+const waitForStages = (traceId: string, ...stages: string[]) =>
+  collector.waitForSpans(() => stages.every((stage) => spansOf(traceId).some((span) => stageOf(span) === stage)));
 
 describe('a call in a trace', () => {
-  it('continues its caller, shows each station, and is continued by the upstream', async () => {
+  it('continues the trace of its caller, has a span per stage, and is continued by the upstream', async () => {
     const { traceId, spanId, headers } = newTrace();
     const { body } = await gateway.call('world.charge', { id: 'traced' }, { key: 'traced', headers });
-    await has(traceId, 'call', 'decide', 'claim', 'send', 'settle');
-    const [call] = spansOf(traceId).filter((span) => stationOf(span) === 'call');
+    await waitForStages(traceId, 'call', 'decide', 'claim', 'send', 'settle');
+    const [call] = spansOf(traceId).filter((span) => stageOf(span) === 'call');
     expect(call).toMatchObject({ name: 'execute_tool world.charge', parentSpanId: spanId });
     expect(call?.attributes).toMatchObject({
       'gen_ai.operation.name': 'execute_tool',
@@ -57,43 +55,43 @@ describe('a call in a trace', () => {
     });
   });
 
-  it('is sent again with the same context, and the recovered call is part of the trace', async () => {
+  it('is sent again with the same trace context, and the recovered call is part of the trace', async () => {
     const { traceId, headers } = newTrace();
     await gateway.kill();
     await gateway.start({ ONCEGATE_DIE_AT: 'answered' });
     await gateway.call('world.charge', { id: 'recovered' }, { key: 'recovered', headers }).catch(() => {});
     await gateway.waitForExit();
     await gateway.start();
-    await has(traceId, 'recover');
-    const [recovered] = spansOf(traceId).filter((span) => stationOf(span) === 'recover');
+    await waitForStages(traceId, 'recover');
+    const [recovered] = spansOf(traceId).filter((span) => stageOf(span) === 'recover');
     expect(recovered?.links).toMatchObject([{ traceId, spanId: recovered?.parentSpanId }]);
     const requests = await upstream.requests('recovered');
     expect(new Set(requests.map((request) => request.headers['traceparent']))).toHaveLength(1);
     expect(await upstream.effects('recovered')).toHaveLength(1);
   });
 
-  it('that is undone has its undo in the same trace', async () => {
+  it('that is undone has its compensation in the same trace', async () => {
     const { traceId, spanId, headers } = newTrace();
-    const began = Date.now();
+    const startedAt = Date.now();
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'undone' }, { key: 'undone', headers });
     const { body } = await saga.rollback({ reason: 'to see it in the trace' });
     expect(body.state).toBe('rolled_back');
-    await has(traceId, 'call', 'undo');
-    await collector.waitForSpans(() => spansOf(traceId).filter((span) => stationOf(span) === 'send').length === 2);
+    await waitForStages(traceId, 'call', 'undo');
+    await collector.waitForSpans(() => spansOf(traceId).filter((span) => stageOf(span) === 'send').length === 2);
     const spans = spansOf(traceId);
-    const [call] = spans.filter((span) => stationOf(span) === 'call');
-    const [undo] = spans.filter((span) => stationOf(span) === 'undo');
+    const [call] = spans.filter((span) => stageOf(span) === 'call');
+    const [undo] = spans.filter((span) => stageOf(span) === 'undo');
     expect(undo).toMatchObject({ name: 'execute_tool world.refund', parentSpanId: call?.spanId });
     expect(undo?.links).toMatchObject([{ traceId, spanId: call?.spanId }]);
-    if (process.env['UPDATE'] === '1') await draw({ traceId, spanId }, spans, began);
+    if (process.env['UPDATE'] === '1') await writeTraceSvg({ traceId, spanId }, spans, startedAt);
   });
 
-  it('tells of a refusal, and of a malformed context nothing', async () => {
+  it('shows a refusal, and ignores a malformed trace context', async () => {
     const { traceId, headers } = newTrace();
     await gateway.call('nobody.nothing', {}, { headers });
-    await has(traceId, 'call', 'decide');
-    const [call] = spansOf(traceId).filter((span) => stationOf(span) === 'call');
+    await waitForStages(traceId, 'call', 'decide');
+    const [call] = spansOf(traceId).filter((span) => stageOf(span) === 'call');
     expect(call?.attributes).toMatchObject({ 'oncegate.code': 'denied', 'error.type': 'denied' });
     const answer = await gateway.call('world.charge', { id: 'odd' }, { headers: { traceparent: '00-zz-1-1' } });
     expect(answer.status).toBe(200);
@@ -102,13 +100,17 @@ describe('a call in a trace', () => {
   });
 });
 
-/** The picture in the docs, from the spans of this run; agent and service are drawn from what they saw. */
-async function draw(root: { traceId: string; spanId: string }, spans: readonly CollectedSpan[], began: number) {
-  const start = Math.min(began, ...spans.map((span) => span.start));
+/** Writes the chart of the docs from the spans of this run. The bars of agent and service come from the test's own times. */
+async function writeTraceSvg(
+  root: { traceId: string; spanId: string },
+  spans: readonly CollectedSpan[],
+  startedAt: number,
+) {
+  const start = Math.min(startedAt, ...spans.map((span) => span.start));
   const end = Math.max(...spans.map((span) => span.end)) + 0.5;
-  const plain = { kind: 1, traceId: root.traceId, links: [], attributes: {} };
+  const common = { kind: 1, traceId: root.traceId, links: [], attributes: {} };
   const agent = {
-    ...plain,
+    ...common,
     name: 'agent: a job that is undone',
     spanId: root.spanId,
     parentSpanId: undefined,
@@ -116,9 +118,9 @@ async function draw(root: { traceId: string; spanId: string }, spans: readonly C
     end,
   };
   const requests = await upstream.requests('undone');
-  const sends = spans.filter((span) => stationOf(span) === 'send').sort((a, b) => a.start - b.start);
+  const sends = spans.filter((span) => stageOf(span) === 'send').sort((a, b) => a.start - b.start);
   const served = requests.map((request, i) => ({
-    ...plain,
+    ...common,
     name: `service: ${request.method} ${request.url}`,
     spanId: `service-${i}`,
     parentSpanId: sends[i]?.spanId,
@@ -132,7 +134,7 @@ async function draw(root: { traceId: string; spanId: string }, spans: readonly C
 }
 
 describe('metrics', () => {
-  it('tell of tools and stations, and never of what came with a call', async () => {
+  it('have labels for tools and stages, and never values of a call', async () => {
     await gateway.call('world.charge', { id: 'secret-argument' }, { key: 'secret-key' });
     await gateway.call('world.charge', { id: 'secret-argument' }, { key: 'secret-key' });
     await gateway.call('invented.tool-name', {}, {});
@@ -148,7 +150,7 @@ describe('metrics', () => {
 });
 
 describe('the log', () => {
-  it('has one line for each call: who, what, how it ended, where the time went', async () => {
+  it('has one line per call: agent, tool, state and durations', async () => {
     const { body } = await gateway.call('world.charge', { id: 'logged-argument' }, { key: 'logged-key' });
     const lines = () => gateway.output.split('\n').filter((line) => line.includes(body.txn));
     while (lines().length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
@@ -168,7 +170,7 @@ describe('the log', () => {
 
 describe('the dashboard and the alerts', () => {
   it.each(['docs/operations/dashboard.json', 'docs/operations/alerts.yaml'])(
-    '%s names only what is measured',
+    '%s uses only metrics that exist',
     async (file) => {
       const { body } = await gateway.request('GET', '/metrics');
       const named = [...(await readFile(file, 'utf8')).matchAll(/\boncegate_[a-z0-9_]+/g)].map(([name]) => name);

@@ -1,14 +1,14 @@
-/** What a voter says of a call. Only approvals count; the other two tell a no from a voter that said nothing of use. */
+/** The choice of a voter. Only approvals count; `abstain` means that the voter gave no usable answer. */
 export type VoteChoice = 'approve' | 'deny' | 'abstain';
 
 export interface Vote {
   readonly voter: string;
   readonly verdict: VoteChoice;
-  /** For people: an agent is told only who did not approve. */
+  /** For people only. An agent sees only which voters did not approve. */
   readonly reason: string;
 }
 
-/** Whether enough voters approve. Nobody has a veto: a deny is an approval less, as an abstention is. */
+/** Whether enough voters approve. No voter has a veto: a denial and an abstention count the same. */
 export function hasQuorum(votes: readonly Vote[], quorum: number): boolean {
   return countApprovals(votes) >= quorum;
 }

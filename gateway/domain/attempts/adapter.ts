@@ -2,51 +2,51 @@ import type { JsonObject } from '../json.ts';
 import type { Tool } from '../policy.ts';
 import type { TraceContext } from '../telemetry.ts';
 
-/** What goes to the upstream, rendered once from the arguments and kept, so that a re-send is byte-identical. */
+/** The request to the upstream. It is rendered once and stored, so that a re-send is byte-identical. */
 export interface PreparedRequest {
-  /** Where the upstream was when it was made, with a digest for what may not be written: it is sent again only there. */
+  /** Identifies the upstream's URL at the first send, with a digest in place of secrets. A re-send goes only there. */
   readonly base?: string | undefined;
   readonly method: string;
   /** Path and query below the upstream's url. */
   readonly path: string;
-  /** Everything but credentials: those are added at the last moment and never stored. */
+  /** All headers except credentials, which are added at the send and never stored. */
   readonly headers: Readonly<Record<string, string>>;
   readonly body: string | null;
-  /** How an MCP server is spoken to, so that it is spoken to in the same way again. */
+  /** The profile of the MCP client. A re-send uses the same profile. */
   readonly manner?: McpClientProfile | undefined;
 }
 
-/** As it is stored: `true` for a body that is the arguments themselves, which are stored already. */
+/** The stored form. A body of `true` stands for the arguments, which are stored already. */
 export type StoredRequest = Omit<PreparedRequest, 'body'> & { readonly body: string | null | true };
 
-/** An upstream's answer, as it is stored and replayed. */
+/** The answer of an upstream, as it is stored and replayed. */
 export interface UpstreamAnswer {
   readonly status: number;
   readonly contentType: string | null;
-  /** UTF-8 text, or base64 when `encoding` says so. Null: the body was lost or there was none. */
+  /** UTF-8 text or base64, by `encoding`. Null if the body was lost or empty. */
   readonly body: string | null;
   readonly encoding: 'utf8' | 'base64';
 }
 
 /**
- * What one attempt tells us. Only `ok` and `ok_body_lost` prove the effect, only `not_sent` and `refused` prove its
- * absence; everything else is `ambiguous` and must never be rounded to either side.
+ * The result of one attempt. Only `ok` and `ok_body_lost` prove the effect; only `not_sent` and `refused` prove its absence.
+ * Everything else is `ambiguous` and must never be rounded to either side.
  */
 export type Outcome =
   | {
       readonly kind: 'not_sent';
       readonly detail: string;
-      /** `maySend` said no: this process must not send it. */
+      /** `maySend` returned false: this replica must not send the request. */
       readonly abandoned?: boolean;
-      /** An open breaker kept it back. */
+      /** An open circuit breaker stopped the request. */
       readonly heldBack?: boolean;
-      /** Refused by our own rules about addresses: nothing the upstream did. */
+      /** The address rules of the gateway refused the request, so it says nothing about the upstream. */
       readonly refusedHere?: boolean;
     }
   | {
       readonly kind: 'ok';
       readonly answer: UpstreamAnswer;
-      /** It answered with a question: what was asked for is not done before another call brings what it wants to know. */
+      /** The tool asks for input, and does its work only when another call brings the input. */
       readonly wantsInput?: boolean;
     }
   | { readonly kind: 'ok_body_lost'; readonly answer: UpstreamAnswer; readonly detail: string }
@@ -55,59 +55,59 @@ export type Outcome =
 
 export interface SendOptions {
   readonly timeoutMs: number;
-  /** Asked synchronously right before the first byte: false, and nothing leaves. */
+  /** Called synchronously right before the first byte. If it returns false, nothing is sent. */
   readonly maySend: () => boolean;
-  /** A connection of its own: a stale kept-alive socket must never make a `probe` or `none` call ambiguous. */
+  /** Use a new connection: a stale keep-alive socket must never make a `probe` or `none` call ambiguous. */
   readonly freshConnection: boolean;
-  /** It carries what must be told nobody, whatever its tool redacts: the upstream is not quoted. */
+  /** The request carries secrets beyond the redacted ones, so errors must not quote the upstream. */
   readonly discreet?: boolean | undefined;
-  /** Who follows the call while it runs; nobody, when it is recovered or compensates. */
-  readonly follower?: ProgressListener | undefined;
+  /** The client that receives progress; undefined for a recovered call or a compensation. */
+  readonly listener?: ProgressListener | undefined;
 }
 
-/** The two ways of speaking MCP: with a session and requests in both directions, or each request for itself. */
+/** `legacy` MCP has sessions and requests in both directions; in `modern` MCP each request stands alone. */
 export type McpEra = 'legacy' | 'modern';
 
-/** What of an MCP client shows in a request that is made on its behalf. */
+/** The part of an MCP client that requests on its behalf carry. */
 export interface McpClientProfile {
   readonly era: McpEra;
-  /** What the client said it can do: `elicitation`, `sampling`, `roots`. */
+  /** The declared capabilities: `elicitation`, `sampling`, `roots`. */
   readonly capabilities: JsonObject;
-  /** Members of `_meta` that the client wants the server to see, such as its log level. */
+  /** Members of `_meta` for the server, such as the log level. */
   readonly meta: JsonObject;
 }
 
-/** An MCP client on whose behalf something is sent: it hears what the server says meanwhile, and may be asked. */
+/** An MCP client on whose behalf a request is sent. It receives notifications of the server and answers its questions. */
 export interface ProgressListener extends McpClientProfile {
   tell(method: string, params: JsonObject): void;
-  /** What the client answers; rejects when it cannot be asked. */
+  /** Resolves with the answer of the client; rejects when the client cannot be asked. */
   ask(method: string, params: JsonObject): Promise<JsonObject>;
 }
 
-/** What a request is rendered from. */
+/** The input from which a request is rendered. */
 export interface RequestInput {
   readonly args: JsonObject;
-  /** The same in canonical form, where somebody made it already. */
+  /** The canonical form of `args`, if the caller already computed it. */
   readonly canonicalArgs?: string | undefined;
   readonly agent: string;
-  /** The manner of the MCP client that asks, if one does. */
+  /** The profile of the calling MCP client, if there is one. */
   readonly manner?: McpClientProfile | undefined;
-  /** What the upstream is to continue. */
+  /** The trace that the upstream continues. */
   readonly trace?: TraceContext | undefined;
-  /** What an earlier answer asked for, to be handed to the same tool. */
+  /** The input that an earlier answer of the tool asked for. */
   readonly continuation?: Continuation | undefined;
 }
 
-/** The answers to an MCP server's questions, with the state it wants back. */
+/** Answers to questions of an MCP server, with the state that the server wants back. */
 export interface Continuation {
   readonly inputResponses?: JsonObject;
   readonly requestState?: string;
 }
 
-/** The port that `adapters/` implements, one per kind of upstream. It throws nothing: every ending is an Outcome. */
+/** The port that `adapters/` implements, once per kind of upstream. `send` never throws: every ending is an `Outcome`. */
 export interface Adapter {
-  prepare(tool: Tool, wish: RequestInput, txn: string): PreparedRequest;
-  /** Whether the upstream still is where it was when a request with this `base` was made. */
+  prepare(tool: Tool, input: RequestInput, txn: string): PreparedRequest;
+  /** Whether the URL of the upstream is still the one that `base` identifies. */
   isAt(base: string | undefined): boolean;
   send(tool: Tool, request: PreparedRequest, options: SendOptions): Promise<Outcome>;
   close(): Promise<void>;

@@ -3,19 +3,19 @@ import type { RetryPolicy, Tool } from '../policy.ts';
 import type { Outcome } from './adapter.ts';
 
 /**
- * What an attempt's outcome does to its call, and what may be done next. Pure, and the only place where it is decided
- * whether something may be sent again: a fresh call, a recovered one and one in doubt all ask here.
+ * Decides what the outcome of an attempt means for its call, and what happens next. The functions are pure. Nothing else
+ * decides whether a request may be sent again: fresh calls, recovered calls and calls in doubt all use them.
  */
 
 export type AttemptConclusion =
   | { readonly state: 'succeeded' }
   | { readonly state: 'failed' }
-  /** Not the end. `unknown`: this attempt may have had an effect. */
+  /** The call goes on. `unknown`: this attempt may have had an effect. */
   | { readonly state: 'open'; readonly unknown: boolean };
 
 /**
- * `unresolved` counts earlier attempts that may have had an effect. While there is one, a refusal of a later attempt
- * proves nothing about the earlier: a DELETE that happened answers 404 the second time.
+ * `unresolved` counts earlier attempts that may have had an effect. While there is one, the refusal of a later attempt
+ * proves nothing about the earlier ones: a DELETE that worked answers 404 the second time.
  */
 export function concludeAttempt(kind: CallKind, outcome: Outcome, unresolved: number): AttemptConclusion {
   switch (outcome.kind) {
@@ -38,114 +38,129 @@ export interface CallProgress {
   readonly roundFrom: number;
   readonly unresolved: number;
   readonly ownerDeaths: number;
-  /** A person approved it, or it undoes something: when nothing could be sent it fails, and the key stays bound. */
+  /** An approved call or a compensation. If nothing could be sent, it fails and its key stays bound. */
   readonly bound: boolean;
-  /** Its saga is rolled back: nothing more is sent, except to find out about what was. */
+  /** The saga is being rolled back: only requests that resolve an unknown attempt are sent. */
   readonly recalled: boolean;
-  /** Its run was taken over: what it would overwrite may be its successor's by now. */
+  /** The run was taken over: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
-  /** It is recorded as `in_doubt`, so whoever asks sees it. */
+  /** The ledger already shows the call as `in_doubt`. */
   readonly isSaid: boolean;
-  /** What it would change was seen before its first attempt, and was not as asked. */
+  /** The target was observed before the first attempt, and was not yet as requested. */
   readonly wasObserved: boolean;
-  /** Whether some attempt's outcome was ever unknown. */
+  /** Whether the outcome of any attempt was ever unknown. */
   readonly wasUnknown: boolean;
   readonly msInRound: number;
   readonly msSinceUnknown: number;
-  /** Time left in which the upstream still knows the key; Infinity for kinds without one. */
+  /** Time until the upstream forgets the key; Infinity for kinds without a key. */
   readonly msToResend: number;
 }
 
 export type NextAction =
   | { readonly do: 'send'; readonly afterMs: number }
   | { readonly do: 'probe' }
-  /** See whether the world is as asked now. */
+  /** Read whether the target is as requested now. */
   | { readonly do: 'observe' }
-  /** Say `in_doubt`; look again after `wakeMs`, or never (null): only a person can tell. */
+  /** Record `in_doubt`. Decide again after `wakeMs`; null: only a person can end the doubt. */
   | { readonly do: 'doubt'; readonly wakeMs: number | null; readonly why: string }
   /** Nothing was ever sent and the attempts are used up: unbind the key. */
   | { readonly do: 'release' }
-  /** It is known that nothing happened, and the attempts are used up. */
+  /** Nothing happened, and the attempts are used up. */
   | { readonly do: 'fail' };
 
 const FENCED_REASON =
-  'its run was taken over, and a repeat could overwrite what the successor wrote: a person must look';
+  'the run was taken over, and a repeat could overwrite data of the successor: a person must decide';
 
-/** A call whose owners keep dying under it may be what kills them. */
+/** A call whose owners die more often than this may be what kills them. */
 export const MAX_OWNER_DEATHS = 5;
 
 export function decideNextAction(
-  facts: CallProgress,
+  progress: CallProgress,
   tool: Pick<Tool, 'retry' | 'once' | 'observe'>,
-  woken: boolean,
+  isWoken: boolean,
 ): NextAction {
-  const step = decideByKind(facts, tool, woken);
-  const isForPerson = step.do === 'doubt' && step.wakeMs === null && facts.ownerDeaths <= MAX_OWNER_DEATHS;
-  return isForPerson && facts.kind !== 'probe' ? observeBeforeDoubt(facts, tool.observe, step) : step;
+  const action = decideByKind(progress, tool, isWoken);
+  const isForPerson = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
+  return isForPerson && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
 }
 
 /**
- * Where only a person could tell: a look, once the upstream has settled. What it proves is for the tool to say. The doubt is
- * said first, because a look may take long.
+ * Observes the target before a person is asked, once the upstream has settled. The contract says what an observation proves.
+ * The doubt is recorded first, because an observation may take long.
  */
-function observeBeforeDoubt(facts: CallProgress, observe: Tool['observe'], doubt: NextAction): NextAction {
-  if (observe === undefined || !facts.wasObserved) return doubt;
-  const left = (observe.settlesMs ?? 0) - facts.msSinceUnknown;
-  if (facts.isSaid && left <= 0) return { do: 'observe' };
-  return { do: 'doubt', wakeMs: Math.max(left, 1), why: 'waiting for the upstream to settle before looking at it' };
+function observeBeforeDoubt(progress: CallProgress, observe: Tool['observe'], doubt: NextAction): NextAction {
+  if (observe === undefined || !progress.wasObserved) return doubt;
+  const leftMs = (observe.settlesMs ?? 0) - progress.msSinceUnknown;
+  if (progress.isSaid && leftMs <= 0) return { do: 'observe' };
+  return {
+    do: 'doubt',
+    wakeMs: Math.max(leftMs, 1),
+    why: 'the gateway waits for the upstream to settle, then observes it',
+  };
 }
 
-function decideByKind(facts: CallProgress, tool: Pick<Tool, 'retry' | 'once'>, woken: boolean): NextAction {
-  const tries = facts.attempt - facts.roundFrom;
-  const inTime = facts.msInRound <= tool.retry.withinMs;
-  const exhausted = tries >= tool.retry.attempts || !inTime;
-  const wait = computeBackoffMs(tool.retry, tries);
+function decideByKind(progress: CallProgress, tool: Pick<Tool, 'retry' | 'once'>, isWoken: boolean): NextAction {
+  const tries = progress.attempt - progress.roundFrom;
+  const isInTime = progress.msInRound <= tool.retry.withinMs;
+  const isExhausted = tries >= tool.retry.attempts || !isInTime;
+  const backoffMs = computeBackoffMs(tool.retry, tries);
 
-  if (facts.ownerDeaths > MAX_OWNER_DEATHS) {
-    const why = `the gateway died ${facts.ownerDeaths} times while it held this call`;
-    if (facts.attempt > 0) return { do: 'doubt', wakeMs: null, why };
-    return facts.bound ? { do: 'fail' } : { do: 'release' };
+  if (progress.ownerDeaths > MAX_OWNER_DEATHS) {
+    const why = `the gateway died ${progress.ownerDeaths} times while it owned this call`;
+    if (progress.attempt > 0) return { do: 'doubt', wakeMs: null, why };
+    return progress.bound ? { do: 'fail' } : { do: 'release' };
   }
-  if (facts.unresolved === 0) {
-    // A key that was sent once must not be sent after its lifetime, although nothing came of it.
-    const isTooLate = facts.kind === 'key' && facts.wasUnknown && facts.msToResend <= wait;
-    if (facts.recalled || isTooLate) return { do: 'fail' };
-    if (!exhausted) return { do: 'send', afterMs: woken ? 0 : wait };
-    return facts.wasUnknown || facts.bound || facts.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+  if (progress.unresolved === 0) {
+    // A key that was sent once must not be sent after its lifetime, although the earlier attempt had no effect.
+    const isTooLate = progress.kind === 'key' && progress.wasUnknown && progress.msToResend <= backoffMs;
+    if (progress.recalled || isTooLate) return { do: 'fail' };
+    if (!isExhausted) return { do: 'send', afterMs: isWoken ? 0 : backoffMs };
+    return progress.wasUnknown || progress.bound || progress.kind === 'read' ? { do: 'fail' } : { do: 'release' };
   }
-  switch (facts.kind) {
+  switch (progress.kind) {
     case 'read':
-      return exhausted ? { do: 'fail' } : { do: 'send', afterMs: wait };
+      return isExhausted ? { do: 'fail' } : { do: 'send', afterMs: backoffMs };
     case 'key':
-      if (facts.msToResend <= wait) {
+      if (progress.msToResend <= backoffMs) {
         return {
           do: 'doubt',
           wakeMs: null,
-          why: "the key's lifetime at the upstream is over: a re-send could act twice",
+          why: 'the lifetime of the key at the upstream is over: a re-send could have a second effect',
         };
       }
-      return decideResend(exhausted, inTime, wait, woken);
+      return decideResend(isExhausted, isInTime, backoffMs, isWoken);
     case 'idempotent':
-      if (facts.fenced) return { do: 'doubt', wakeMs: null, why: FENCED_REASON };
-      // Not later: by then somebody may have written something newer that a repeat would overwrite.
-      if (!exhausted) return { do: 'send', afterMs: wait };
+      if (progress.fenced) return { do: 'doubt', wakeMs: null, why: FENCED_REASON };
+      // Re-send only within the time for retries: a later repeat could overwrite newer data.
+      if (!isExhausted) return { do: 'send', afterMs: backoffMs };
       return { do: 'doubt', wakeMs: null, why: 'no clear answer, and the attempts are used up' };
     case 'probe': {
       const settlesMs = tool.once.by === 'probe' ? tool.once.settlesMs : 0;
-      const left = settlesMs - facts.msSinceUnknown;
-      if (left > 0) return { do: 'doubt', wakeMs: left, why: 'waiting for the upstream to settle before probing' };
-      if (!inTime) return { do: 'doubt', wakeMs: null, why: 'the probe could not tell in time' };
+      const leftMs = settlesMs - progress.msSinceUnknown;
+      if (leftMs > 0)
+        return { do: 'doubt', wakeMs: leftMs, why: 'the gateway waits for the upstream to settle, then probes it' };
+      if (!isInTime)
+        return { do: 'doubt', wakeMs: null, why: 'no probe gave a clear answer within the time for retries' };
       return { do: 'probe' };
     }
     case 'none':
-      return { do: 'doubt', wakeMs: null, why: 'the tool has no way to repeat or to probe: a person must look' };
+      return {
+        do: 'doubt',
+        wakeMs: null,
+        why: 'the contract of the tool allows neither a repeat nor a probe: a person must decide',
+      };
   }
 }
 
-function decideResend(exhausted: boolean, inTime: boolean, wait: number, woken: boolean): NextAction {
-  if (woken && inTime) return { do: 'send', afterMs: 0 };
-  if (!exhausted) return { do: 'send', afterMs: wait };
-  if (inTime) return { do: 'doubt', wakeMs: wait, why: 'no clear answer yet: the same request is sent again later' };
+function decideResend(isExhausted: boolean, isInTime: boolean, backoffMs: number, isWoken: boolean): NextAction {
+  if (isWoken && isInTime) return { do: 'send', afterMs: 0 };
+  if (!isExhausted) return { do: 'send', afterMs: backoffMs };
+  if (isInTime)
+    return {
+      do: 'doubt',
+      wakeMs: backoffMs,
+      why: 'no clear answer yet: the gateway sends the same request again later',
+    };
   return { do: 'doubt', wakeMs: null, why: 'no clear answer within the time for retries' };
 }
 

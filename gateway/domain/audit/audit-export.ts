@@ -3,14 +3,14 @@ import { Frontier, HASH_BYTES } from './merkle.ts';
 import { type LogCheckpoint, NoteError, NoteVerifier } from './signed-note.ts';
 
 /**
- * An export of the log: a line for each entry, in order, and a last one with the newest checkpoint and the public key.
+ * An export of the audit log has one line per entry, in order, and a last line with the newest checkpoint and the public key.
  *
  *   {"index":0,"leaf":"<hex>","entry":{…}}
  *   {"index":1,"leaf":"<hex>","checkpoint":"<signed note>","entry":{…}}
  *   {"checkpoint":"<signed note>","publicKey":"<name+id+base64>"}
  *
- * The entry is the text that was hashed, byte for byte. Now and then an entry carries the checkpoint that was signed when it was
- * the last one: they tell where something went wrong.
+ * `entry` is exactly the text that was hashed. Some entries carry the checkpoint that was signed when they were the last entry;
+ * these checkpoints narrow down where a fault is.
  */
 export interface ExportedEntry {
   readonly index: number;
@@ -28,7 +28,7 @@ export function formatLastLine(checkpoint: string, publicKey: string): string {
   return JSON.stringify({ checkpoint, publicKey });
 }
 
-/** What an export must agree with, from a source that whoever wrote the export had no hand in. */
+/** A key and a checkpoint from a source that the author of the export could not change. The export must match both. */
 export interface TrustedInputs {
   readonly key?: string | undefined;
   readonly checkpoint?: string | undefined;
@@ -36,23 +36,23 @@ export interface TrustedInputs {
 
 export interface ExportVerification {
   readonly isGood: boolean;
-  /** How many entries were read. */
+  /** The number of entries read. */
   readonly entries: number;
-  /** Entries below this are those that were signed. */
+  /** Entries below this index match a signature. */
   readonly proved: number;
   readonly publicKey: string | null;
   readonly fault: ExportFault | null;
 }
 
 export interface ExportFault {
-  /** The first bad entry: missing, changed or in the wrong place. Null: no entry, but what it is to be verified with. */
+  /** The first bad entry: missing, changed or out of order. Null if the key or the given checkpoint is at fault. */
   readonly entry: number | null;
-  /** Larger than `entry` where it is one of these, up to here: somebody made the hashes fit, so only a signature gave them away. */
+  /** If larger than `entry`, the bad entry is one from `entry` to here: the hashes match, and only a signature does not. */
   readonly upTo: number | null;
   readonly why: string;
 }
 
-/** The last line of an export, if that is what it is. */
+/** Parses the last line of an export; undefined for any other line. */
 export function parseLastLine(line: string): { checkpoint: string; publicKey: string } | undefined {
   try {
     const value = JSON.parse(line) as { checkpoint?: unknown; publicKey?: unknown };
@@ -71,8 +71,8 @@ const NEWLINE = '\n'.charCodeAt(0);
 const CLOSING_BRACE = '}'.charCodeAt(0);
 
 /**
- * Reads an export and believes nothing but signatures. Never more than one line of it is held, whatever the size of
- * the log. The key stands in the last line, so whoever reads looks there first (`readLastLine`).
+ * Verifies an export against its signatures only. It buffers at most one line, whatever the size of the log. The key is in the
+ * last line, so the caller reads that line first (`readLastLine`).
  */
 export class ExportVerifier {
   readonly #frontier = new Frontier();
@@ -80,10 +80,10 @@ export class ExportVerifier {
   readonly #trusted: LogCheckpoint | undefined;
   #provedSize = 0;
   #fault: ExportFault | undefined;
-  /** The first entry that is not what its own line says it hashes to. Whether an earlier one is bad too, the next signature tells. */
+  /** The first entry whose text does not match the hash on its line. The next signature shows whether an earlier one is bad. */
   #firstMismatch: number | undefined;
   #hasReadLastLine = false;
-  /** The beginning of a line whose end is still to come. */
+  /** The start of a line whose end has not arrived. */
   #partialLine: Buffer = Buffer.alloc(0);
 
   constructor(publicKey: string | undefined, trusted: TrustedInputs = {}) {
@@ -91,15 +91,14 @@ export class ExportVerifier {
       const key = trusted.key ?? publicKey;
       this.#verifier = key === undefined ? undefined : new NoteVerifier(key);
       if (trusted.key !== undefined && publicKey !== undefined && trusted.key !== publicKey)
-        this.#recordFault(null, null, 'the export is signed with another key than the one that was given');
+        this.#recordFault(null, null, 'the export is signed with another key than the given one');
       if (trusted.checkpoint !== undefined) this.#trusted = this.#verifier?.verifyCheckpoint(trusted.checkpoint);
     } catch (error) {
       if (!(error instanceof NoteError)) throw error;
-      this.#recordFault(null, null, `the public key, or the checkpoint that was given, does not fit: ${error.message}`);
+      this.#recordFault(null, null, `the public key or the given checkpoint is invalid: ${error.message}`);
     }
   }
 
-  /** Whether there is anything left to find out. */
   get hasFault(): boolean {
     return this.#fault !== undefined;
   }
@@ -108,7 +107,7 @@ export class ExportVerifier {
     return this.#frontier.size;
   }
 
-  /** The next bytes of the export, however they are cut. They are scribbled on. */
+  /** Takes the next bytes of the export, in chunks of any size. Overwrites bytes of the chunk. */
   feed(chunk: Buffer): void {
     const bytes = this.#partialLine.length === 0 ? chunk : Buffer.concat([this.#partialLine, chunk]);
     let from = 0;
@@ -121,36 +120,40 @@ export class ExportVerifier {
 
   #verifyLine(bytes: Buffer): void {
     if (this.#hasReadLastLine)
-      return this.#recordFault(this.entries, this.entries, 'there is something after the last line');
+      return this.#recordFault(this.entries, this.entries, 'the export continues after its last line');
     const index = this.entries;
     const head = `{"index":${index},"leaf":"`;
     const start = bytes.toString('latin1', 0, head.length + LEAF_HEX_DIGITS + ENTRY_MARKER.length);
     if (!start.startsWith(head)) return this.#verifyLastLine(bytes.toString('utf8'), index);
     const claimed = start.slice(head.length, head.length + LEAF_HEX_DIGITS);
     const leaf = Buffer.from(claimed, 'hex');
-    const opened = start.endsWith(ENTRY_MARKER)
+    const parsed = start.endsWith(ENTRY_MARKER)
       ? { at: start.length }
       : parseSignedLine(bytes, head.length + LEAF_HEX_DIGITS);
-    if (opened === undefined || leaf.length !== HASH_BYTES || bytes[bytes.length - 1] !== CLOSING_BRACE)
-      return this.#recordFault(index, index, 'its line has not the form of one');
-    // What was hashed is a zero byte and the entry; the colon before it is read already.
-    bytes[opened.at - 1] = 0;
-    if (hash('sha256', bytes.subarray(opened.at - 1, -1), 'hex') !== claimed) this.#firstMismatch ??= index;
+    if (parsed === undefined || leaf.length !== HASH_BYTES || bytes[bytes.length - 1] !== CLOSING_BRACE)
+      return this.#recordFault(index, index, 'the line does not have the form of an entry');
+    // The leaf hash covers a zero byte and the entry. The zero byte overwrites the colon, which is already parsed.
+    bytes[parsed.at - 1] = 0;
+    if (hash('sha256', bytes.subarray(parsed.at - 1, -1), 'hex') !== claimed) this.#firstMismatch ??= index;
     this.#frontier.append(leaf);
-    if (this.entries === this.#trusted?.size) this.#compareRoot(this.#trusted, 'the checkpoint that was given');
-    if (opened.checkpoint !== undefined) this.#verifyEntryCheckpoint(opened.checkpoint, index);
+    if (this.entries === this.#trusted?.size) this.#compareRoot(this.#trusted, 'the given checkpoint');
+    if (parsed.checkpoint !== undefined) this.#verifyEntryCheckpoint(parsed.checkpoint, index);
   }
 
-  /** There is nothing more. */
+  /** Ends the export and returns the verdict. */
   finish(): ExportVerification {
     const { entries } = this;
     if (this.#partialLine.length > 0)
       this.#recordFault(entries, entries, 'the export is cut off in the middle of a line');
     if (!this.#hasReadLastLine)
-      this.#recordFault(entries, entries, 'the export stops before its last line, with checkpoint and key');
-    // Whatever went wrong before, or was not noticed: good is only what a signature was seen to vouch for.
-    if (this.#verifier === undefined) this.#recordFault(null, null, 'there was no public key to verify it with');
-    if (this.#provedSize < entries) this.#recordFault(this.#provedSize, entries - 1, 'no signature vouches for it');
+      this.#recordFault(
+        entries,
+        entries,
+        'the export ends before its last line, which holds the checkpoint and the key',
+      );
+    // An entry is good only if a verified signature covers it, even if no fault was found before.
+    if (this.#verifier === undefined) this.#recordFault(null, null, 'there is no public key to verify the export with');
+    if (this.#provedSize < entries) this.#recordFault(this.#provedSize, entries - 1, 'no signature covers the entry');
     return {
       isGood: this.#fault === undefined,
       entries,
@@ -164,26 +167,28 @@ export class ExportVerifier {
     try {
       const checkpoint = this.#verifier?.verifyCheckpoint(note);
       if (checkpoint === undefined) return;
-      if (checkpoint.size !== index + 1) this.#recordFault(index, index, 'it carries the checkpoint of another place');
+      if (checkpoint.size !== index + 1)
+        this.#recordFault(index, index, 'the entry carries the checkpoint of another entry');
       else this.#compareRoot(checkpoint, `the checkpoint of ${checkpoint.size} entries`);
     } catch (error) {
       if (!(error instanceof NoteError)) throw error;
-      this.#recordFault(index, index, `it carries a checkpoint that is none: ${error.message}`);
+      this.#recordFault(index, index, `the entry carries an invalid checkpoint: ${error.message}`);
     }
   }
 
-  /** If the tree of all leaf hashes is the one that was signed, each of them is the true one. */
+  /** If the root over all leaf hashes matches the signed root, every leaf hash is genuine. */
   #compareRoot({ root, size }: LogCheckpoint, name: string): void {
     if (!this.#frontier.computeRoot().equals(root))
-      this.#recordFault(this.#provedSize, size - 1, `the entries do not give what ${name} has signed`);
+      this.#recordFault(this.#provedSize, size - 1, `the entries do not match the root hash of ${name}`);
     else if (this.#firstMismatch !== undefined)
-      this.#recordFault(this.#firstMismatch, this.#firstMismatch, 'it is not the entry that was signed in its place');
+      this.#recordFault(this.#firstMismatch, this.#firstMismatch, 'the entry differs from the signed one');
     else this.#provedSize = size;
   }
 
   #verifyLastLine(text: string, index: number): void {
     const last = parseLastLine(text);
-    if (last === undefined) return this.#recordFault(index, index, 'the line in its place is not its own');
+    if (last === undefined)
+      return this.#recordFault(index, index, 'the line at its position is neither this entry nor the last line');
     this.#hasReadLastLine = true;
     try {
       const checkpoint = this.#verifier?.verifyCheckpoint(last.checkpoint);
@@ -192,7 +197,7 @@ export class ExportVerifier {
         this.#recordFault(
           this.#provedSize,
           index,
-          `${checkpoint.size} entries were signed, and not all of them are here`,
+          `${checkpoint.size} entries were signed, but the export does not contain all of them`,
         );
       else if (checkpoint.size < index)
         this.#recordFault(this.#provedSize, index - 1, `only ${checkpoint.size} entries were signed`);
@@ -201,27 +206,27 @@ export class ExportVerifier {
         this.#recordFault(
           index,
           index,
-          `it is missing: the checkpoint that was given vouches for ${this.#trusted.size} entries`,
+          `the entry is missing: the given checkpoint covers ${this.#trusted.size} entries`,
         );
     } catch (error) {
       if (!(error instanceof NoteError)) throw error;
-      this.#recordFault(index, index, `the last checkpoint does not fit: ${error.message}`);
+      this.#recordFault(index, index, `the last checkpoint is invalid: ${error.message}`);
     }
   }
 
-  /** The first fault counts. An entry that was suspect before is the earlier one. */
+  /** Keeps the first fault. A mismatch at an earlier entry takes precedence. */
   #recordFault(entry: number | null, upTo: number | null, why: string): void {
     if (this.#firstMismatch !== undefined && entry !== null && this.#firstMismatch < entry)
       this.#fault ??= {
         entry: this.#firstMismatch,
         upTo: this.#firstMismatch,
-        why: 'it does not have the hash that its line claims',
+        why: 'the entry does not have the hash on its line',
       };
     this.#fault ??= { entry, upTo, why };
   }
 }
 
-/** Of a line with a checkpoint: that, and where its entry starts. */
+/** Parses the checkpoint of a line that has one, and the start of the entry. */
 function parseSignedLine(bytes: Buffer, at: number): { at: number; checkpoint?: string } | undefined {
   if (bytes.toString('latin1', at, at + CHECKPOINT_MARKER.length) !== CHECKPOINT_MARKER) return undefined;
   const end = bytes.indexOf(ENTRY_MARKER, at + CHECKPOINT_MARKER.length, 'latin1');

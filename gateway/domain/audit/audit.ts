@@ -4,19 +4,19 @@ import type { Json } from '../json.ts';
 import { sanitize } from '../sanitize.ts';
 import { sha256 } from '../sha256.ts';
 
-/** What an entry says beside when it was and what happened. A member that is undefined is not said. */
+/** The fields of an entry beside `at` and `what`. Undefined fields are left out. */
 export interface AuditFields {
   readonly [name: string]: Json | undefined;
   readonly at?: never;
   readonly what?: never;
 }
 
-/** One entry of the log: what happened, with digests instead of payloads. Canonical, so that its hash is its identity. */
+/** Builds a log entry, with digests instead of payloads. The text is canonical JSON, so its hash identifies the entry. */
 export function buildAuditEntry(what: string, fields: AuditFields, at: number = Date.now()): string {
   const names = Object.keys(fields);
   names.push('at', 'what');
   sortKeys(names);
-  // Every call writes two: put together here, because a copy of the fields would cost as much as their text.
+  // Every call writes two entries. The text is built in place, because copying the fields would cost as much as writing it.
   let out = '';
   for (const name of names) {
     const value = name === 'at' ? `"${formatTime(at)}"` : name === 'what' ? quoteJson(what) : formatField(fields[name]);
@@ -30,19 +30,19 @@ function formatField(value: Json | undefined): string | undefined {
   return canonicalize(typeof value === 'string' && value.length > MAX_FIELD_CHARACTERS ? truncateField(value) : value);
 }
 
-/** More than people write. Agents name tools, and what they name is logged: without a bound they could bury the log. */
+/** Longer than people write. Agents choose logged texts such as tool names, and could flood the log without a limit. */
 const MAX_FIELD_CHARACTERS = 4_096;
 
-/** What is left out can still be proven. */
+/** Adds the length and hash of the full text, so that the omitted part can still be proven. */
 function truncateField(text: string): string {
-  const whole = `${text.length} characters, sha256 ${sha256Hex(text)}`;
-  return `${sanitize(text, MAX_FIELD_CHARACTERS / 4)}… (${whole})`;
+  const summary = `${text.length} characters, sha256 ${sha256Hex(text)}`;
+  return `${sanitize(text, MAX_FIELD_CHARACTERS / 4)}… (${summary})`;
 }
 
 let cachedSecond = Number.NaN;
 let cachedSecondText = '';
 
-/** As `toISOString` writes it. Most entries are of the same second as the one before. */
+/** Formats a time like `toISOString`. Caches the second, because most entries share it with the entry before. */
 function formatTime(at: number): string {
   const seconds = Math.floor(at / 1000);
   if (seconds !== cachedSecond) {
@@ -53,7 +53,7 @@ function formatTime(at: number): string {
   return `${cachedSecondText}${rest < 10 ? '00' : rest < 100 ? '0' : ''}${rest}Z`;
 }
 
-/** RFC 6962 leaf hash: of a zero byte and the entry. */
+/** The leaf hash of RFC 6962: the hash of a zero byte and the entry. */
 export function hashLeaf(entry: string): Buffer {
   return sha256(`\0${entry}`);
 }

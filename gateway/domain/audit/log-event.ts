@@ -1,9 +1,9 @@
 import { CALL_STATES, type CallState } from '../calls/call-state.ts';
 import type { Json, JsonObject } from '../json.ts';
 
-/** What somebody who watches the gateway is told. */
+/** An event for a subscriber of the event stream. */
 export interface LogEvent {
-  /** The place of its entry in the log; null where it has none. */
+  /** The index of the log entry; null for an event without an entry. */
   readonly id: number | null;
   readonly name: EventName;
   readonly data: JsonObject;
@@ -28,7 +28,7 @@ export const EVENT_NAMES = [
 ] as const;
 export type EventName = (typeof EVENT_NAMES)[number];
 
-/** By how an entry's `what` begins; the first that fits. What no line knows is told as `log`, so that nothing is left out. */
+/** Maps the `what` of an entry to an event name; the first match wins. An entry that matches nothing becomes `log`. */
 const EVENT_NAME_PATTERNS: readonly (readonly [RegExp, EventName])[] = [
   [/^(?:call_(?:held|rejected|expired|unopposed)|vote)$/, 'approval'],
   [/^call_erased$/, 'log'],
@@ -44,7 +44,7 @@ const EVENT_NAME_PATTERNS: readonly (readonly [RegExp, EventName])[] = [
   [/^booted$/, 'process'],
 ];
 
-/** Names and ids. Whoever wants reasons and digests reads the entry. */
+/** Events carry names and ids only. Reasons and digests are in the entry. */
 const PUBLISHED_FIELDS = [
   'txn',
   'agent',
@@ -62,12 +62,12 @@ const PUBLISHED_FIELDS = [
 ] as const;
 const MAX_FIELD_CHARACTERS = 256;
 
-/** An entry of the log, as an event: never more of it than names, ids and times. */
+/** Converts a log entry to an event with names, ids and times only. */
 export function toLogEvent({ index, entry }: { readonly index: number; readonly entry: string }): LogEvent {
   const fields = JSON.parse(entry) as JsonObject;
   const what = String(fields['what']);
   const state = inferCallState(what);
-  const told = PUBLISHED_FIELDS.flatMap((name) => {
+  const published = PUBLISHED_FIELDS.flatMap((name) => {
     const value = fields[name];
     return isPublishable(value)
       ? [[name, typeof value === 'string' ? value.slice(0, MAX_FIELD_CHARACTERS) : value] as const]
@@ -76,7 +76,12 @@ export function toLogEvent({ index, entry }: { readonly index: number; readonly 
   return {
     id: index,
     name: EVENT_NAME_PATTERNS.find(([pattern]) => pattern.test(what))?.[1] ?? 'log',
-    data: { what, at: fields['at'] ?? null, ...Object.fromEntries(told), ...(state === undefined ? {} : { state }) },
+    data: {
+      what,
+      at: fields['at'] ?? null,
+      ...Object.fromEntries(published),
+      ...(state === undefined ? {} : { state }),
+    },
   };
 }
 
@@ -84,7 +89,7 @@ function isPublishable(value: Json | undefined): value is string | number {
   return typeof value === 'string' || typeof value === 'number';
 }
 
-/** The state that a call is in after what was logged, where that says so. */
+/** The state of the call after the entry, if the entry determines it. */
 function inferCallState(what: string): CallState | undefined {
   if (what === 'call_claimed' || what === 'undo_claimed') return 'sending';
   return CALL_STATES.find((state) => what === `call_${state}`);

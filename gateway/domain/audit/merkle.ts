@@ -1,9 +1,8 @@
 import { sha256 } from '../sha256.ts';
 
 /**
- * The tree of RFC 6962. Pure: hashes go in and out, and where they are stored is somebody else's business. What is stored are
- * the leaves and, of every 256 hashes of one level that are complete, the one above them: enough to find any proof with a few
- * short reads.
+ * The Merkle tree of RFC 6962. The code is pure; the ledger stores the hashes. It stores the leaves and, for every 256 complete
+ * hashes of a level, the hash above them. That is enough to build any proof with a few short reads.
  */
 const HEIGHT_PER_LEVEL = 8;
 
@@ -18,7 +17,7 @@ export function hashNode(left: Buffer, right: Buffer): Buffer {
   return sha256(scratch);
 }
 
-/** A stored hash: level 0 are the leaves, each level above folds 256 of the one below. */
+/** A stored hash. Level 0 holds the leaves; a hash of any other level covers 256 hashes of the level below. */
 export interface StoredHash {
   readonly level: number;
   readonly index: number;
@@ -32,7 +31,7 @@ export interface StoredRange {
   readonly to: number;
 }
 
-/** The right edge of a tree: all that is needed to append to it and to know its root. */
+/** The right edge of a tree, which is enough to append leaves and to compute the root. */
 export class Frontier {
   /** Roots of the complete subtrees, the largest first; their sizes are the binary digits of `size`. */
   readonly #peaks: Buffer[] = [];
@@ -42,7 +41,7 @@ export class Frontier {
     return this.#size;
   }
 
-  /** What of a tree of this size must be read to go on appending to it. */
+  /** The stored hashes that `restore` needs for a tree of this size. */
   static listRequiredRanges(size: number): StoredRange[] {
     return splitIntoSubtrees({ from: 0, to: size }).map(toStoredRange);
   }
@@ -54,14 +53,14 @@ export class Frontier {
     return frontier;
   }
 
-  /** Hands over what is complete with this leaf and wants to be stored. */
-  append(leaf: Buffer, completed?: (stored: StoredHash) => void): void {
+  /** Appends a leaf. Calls `onComplete` with each hash that the leaf completes and that must be stored. */
+  append(leaf: Buffer, onComplete?: (stored: StoredHash) => void): void {
     let node = leaf;
     let index = this.#size;
     for (let height = 1; index % 2 === 1; height++) {
       node = hashNode(this.#peaks.pop() as Buffer, node);
       index = (index - 1) / 2;
-      if (height % HEIGHT_PER_LEVEL === 0) completed?.({ level: height / HEIGHT_PER_LEVEL, index, hash: node });
+      if (height % HEIGHT_PER_LEVEL === 0) onComplete?.({ level: height / HEIGHT_PER_LEVEL, index, hash: node });
     }
     this.#peaks.push(node);
     this.#size += 1;
@@ -72,29 +71,29 @@ export class Frontier {
   }
 }
 
-/** Leaves `from` inclusive to `to` exclusive, as a tree of their own within the tree. */
+/** A subtree over the leaves `from` inclusive to `to` exclusive. */
 interface LeafRange {
   readonly from: number;
   readonly to: number;
 }
 
-/** Spans whose hashes, in this order, prove something about a tree. */
+/** The ranges whose hashes, in this order, are the proof. */
 export class Proof {
   readonly #ranges: readonly LeafRange[];
 
-  private constructor(spans: readonly LeafRange[]) {
-    this.#ranges = spans;
+  private constructor(ranges: readonly LeafRange[]) {
+    this.#ranges = ranges;
   }
 
-  /** That a leaf is in the tree of that size: RFC 6962, 2.1.1. */
+  /** Proves that a leaf is in the tree of that size: RFC 6962, 2.1.1. */
   static inclusion(index: number, size: number): Proof {
-    if (!(index >= 0 && index < size)) throw new RangeError(`there is no leaf ${index} in a tree of ${size}`);
+    if (!(index >= 0 && index < size)) throw new RangeError(`A tree of size ${size} has no leaf ${index}.`);
     return new Proof(buildInclusionPath(index, { from: 0, to: size }));
   }
 
-  /** That the tree of one size begins with that of another: RFC 6962, 2.1.2. */
+  /** Proves that the tree of size `to` extends the tree of size `from`: RFC 6962, 2.1.2. */
   static consistency(from: number, to: number): Proof {
-    if (!(from >= 0 && from <= to)) throw new RangeError(`a tree of ${to} does not begin with one of ${from}`);
+    if (!(from >= 0 && from <= to)) throw new RangeError(`A tree of size ${to} cannot extend one of size ${from}.`);
     return new Proof(from === 0 || from === to ? [] : buildConsistencyPath(from, { from: 0, to }, true));
   }
 
@@ -103,19 +102,19 @@ export class Proof {
     return new Proof([{ from: 0, to: size }]);
   }
 
-  /** What must be read to have its hashes. */
+  /** The stored hashes that `computeHashes` needs. */
   listRequiredRanges(): StoredRange[] {
     return this.#ranges.flatMap(splitIntoSubtrees).map(toStoredRange);
   }
 
   computeHashes(stored: StoredHashes): Buffer[] {
-    return this.#ranges.map((span) =>
-      combinePeaks(splitIntoSubtrees(span).map((subtree) => hashSubtree(subtree, stored))),
+    return this.#ranges.map((range) =>
+      combinePeaks(splitIntoSubtrees(range).map((subtree) => hashSubtree(subtree, stored))),
     );
   }
 }
 
-/** Hashes that were read. Asking for one that was not is a fault of the store: a hole in the log. */
+/** Hashes read from the store. A missing hash means that the log has a hole. */
 export class StoredHashes {
   readonly #hashes = new Map<string, Buffer>();
 
@@ -134,7 +133,7 @@ export class MissingHashError extends Error {
   override readonly name = 'MissingHash';
 
   constructor(level: number, index: number) {
-    super(`the log has no hash ${index} of level ${level}`);
+    super(`The log has no hash ${index} of level ${level}.`);
   }
 }
 
@@ -214,7 +213,7 @@ interface Subtree {
   readonly index: number;
 }
 
-/** A span of a proof starts at a multiple of its largest subtree, so it falls into complete subtrees, large to small. */
+/** Splits a range into complete subtrees, large to small. A range of a proof starts at a multiple of its largest subtree. */
 function splitIntoSubtrees({ from, to }: LeafRange): Subtree[] {
   const subtrees: Subtree[] = [];
   for (let at = from; at < to; ) {
@@ -241,7 +240,7 @@ function hashSubtree(subtree: Subtree, stored: StoredHashes): Buffer {
   return nodes[0] as Buffer;
 }
 
-/** The root over complete subtrees, the largest first. */
+/** Computes the root over complete subtrees, given the largest first. */
 function combinePeaks(peaks: readonly Buffer[]): Buffer {
   return peaks.length === 0 ? EMPTY_ROOT : peaks.reduceRight((right, left) => hashNode(left, right));
 }

@@ -1,13 +1,13 @@
 import { createPrivateKey, createPublicKey, hash, type KeyObject, sign, verify } from 'node:crypto';
 
 /**
- * Checkpoints of a log as signed notes, in the forms of C2SP (signed-note, tlog-checkpoint, tlog-cosignature), so that
- * witnesses and tools that others wrote understand them.
+ * Log checkpoints as signed notes, in the C2SP formats signed-note, tlog-checkpoint and tlog-cosignature, so that public
+ * witnesses and tools understand them.
  */
 
-/** The state of a log at one moment. */
+/** The size and root hash of a log at one moment. */
 export interface LogCheckpoint {
-  /** Which log it is. */
+  /** The name of the log. */
   readonly origin: string;
   readonly size: number;
   readonly root: Buffer;
@@ -17,14 +17,14 @@ export class NoteError extends Error {
   override readonly name = 'NoteError';
 }
 
-/** What kind of signature a key makes goes into its id: one key never speaks in two ways. */
+/** The kind of signature is part of the key id, so one key id never stands for two kinds. */
 const ALGORITHM_ED25519 = 1;
 const ALGORITHM_COSIGNATURE = 4;
 const SIGNATURE_LINE_PREFIX = '\u2014 ';
 const KEY_NAME_PATTERN = /^[^\s+\p{Cc}]+$/u;
 const MAX_NOTE_BYTES = 1_000_000;
 
-/** Signs checkpoints (`log`), or says when it saw those of others (`witness`). */
+/** Signs checkpoints of its own log (`log`), or cosigns those of other logs (`witness`). */
 export class NoteSigner {
   readonly name: string;
   /** The public key as text: name, id and bytes. */
@@ -33,7 +33,7 @@ export class NoteSigner {
   readonly #keyId: Buffer;
 
   constructor(name: string, privateKey: KeyObject, as: 'log' | 'witness' = 'log') {
-    if (privateKey.asymmetricKeyType !== 'ed25519') throw new NoteError('it is not an Ed25519 key');
+    if (privateKey.asymmetricKeyType !== 'ed25519') throw new NoteError('not an Ed25519 key');
     const bytes = Buffer.concat([
       Buffer.from([as === 'log' ? ALGORITHM_ED25519 : ALGORITHM_COSIGNATURE]),
       Buffer.from(createPublicKey(privateKey).export({ format: 'jwk' }).x ?? '', 'base64url'),
@@ -49,18 +49,18 @@ export class NoteSigner {
     try {
       key = createPrivateKey(pem);
     } catch {
-      throw new NoteError('it is not a private key in PEM form');
+      throw new NoteError('not a private key in PEM form');
     }
     return new NoteSigner(name, key, as);
   }
 
-  /** A note that says: the log had this root at this size. */
+  /** Signs that the log has this root at this size. */
   sign(size: number, root: Buffer): string {
     const body = formatCheckpointBody({ origin: this.name, size, root });
     return `${body}\n${this.#formatSignatureLine(sign(null, Buffer.from(body), this.#privateKey))}`;
   }
 
-  /** A line to put below a checkpoint: it was seen at that second, and nothing that contradicts it before. */
+  /** A signature line for a checkpoint: the witness saw it at that second, and nothing earlier that contradicts it. */
   cosign(note: string, second: number): string {
     const time = Buffer.alloc(8);
     time.writeBigUInt64BE(BigInt(second));
@@ -68,7 +68,7 @@ export class NoteSigner {
     return this.#formatSignatureLine(Buffer.concat([time, signature]));
   }
 
-  /** Whether a note has a line of this key. Whether that is good is not looked into. */
+  /** Whether a note has a signature line of this key. Does not verify the signature. */
   hasLineIn(note: string): boolean {
     return parseNote(note).lines.some(({ name, id }) => name === this.name && id.equals(this.#keyId));
   }
@@ -78,7 +78,7 @@ export class NoteSigner {
   }
 }
 
-/** A public key, as `NoteKey.verifier` writes it. */
+/** A public key in the format of `NoteSigner.verifier`. */
 export class NoteVerifier {
   readonly name: string;
   readonly text: string;
@@ -95,9 +95,9 @@ export class NoteVerifier {
       bytes.length !== 33 ||
       !(kind === ALGORITHM_ED25519 || kind === ALGORITHM_COSIGNATURE)
     )
-      throw new NoteError('it is not a public key such as example.com/log+1a2b3c4d+AZ…');
+      throw new NoteError('the text is not a public key such as example.com/log+1a2b3c4d+AZ…');
     if (computeKeyId(name, bytes).toString('hex') !== id)
-      throw new NoteError('its id does not belong to its name and bytes');
+      throw new NoteError('the id of the public key does not match its name and bytes');
     this.name = name;
     this.text = text;
     this.#keyId = Buffer.from(id, 'hex');
@@ -108,12 +108,12 @@ export class NoteVerifier {
     });
   }
 
-  /** The checkpoint in a note of this log. Whatever is wrong with it is a `NoteError`. */
+  /** The checkpoint in a note of this log. Throws `NoteError` if the note is invalid or not signed by this key. */
   verifyCheckpoint(note: string): LogCheckpoint {
     const checkpoint = parseLogCheckpoint(note);
     if (checkpoint.origin !== this.name)
-      throw new NoteError(`it is a checkpoint of ${checkpoint.origin}, not of ${this.name}`);
-    if (!this.hasSigned(note)) throw new NoteError('it does not bear the signature of this log');
+      throw new NoteError(`the checkpoint belongs to the log ${checkpoint.origin}, not to ${this.name}`);
+    if (!this.hasSigned(note)) throw new NoteError('the checkpoint does not bear the signature of this log');
     return checkpoint;
   }
 
@@ -135,12 +135,12 @@ export class NoteVerifier {
   }
 }
 
-/** What a note claims, whoever signed it. */
+/** Parses the checkpoint of a note without verifying a signature. */
 export function parseLogCheckpoint(note: string): LogCheckpoint {
   const [origin = '', size = '', root = ''] = parseNote(note).body.split('\n');
   const bytes = Buffer.from(root, 'base64');
   if (origin === '' || !/^(0|[1-9]\d{0,14})$/.test(size) || bytes.length !== 32 || bytes.toString('base64') !== root)
-    throw new NoteError('it is not a checkpoint: origin, size and root, a line each');
+    throw new NoteError('the note is not a checkpoint with one line each for origin, size and root');
   return { origin, size: Number(size), root: bytes };
 }
 
@@ -150,10 +150,11 @@ interface SignatureLine {
   readonly signature: Buffer;
 }
 
-/** The text that is signed, with its last newline, and the signatures below the empty line. */
+/** Splits a note into the signed text, with its last newline, and the signature lines below the empty line. */
 function parseNote(note: string): { body: string; lines: SignatureLine[] } {
   const end = note.lastIndexOf('\n\n');
-  if (note.length > MAX_NOTE_BYTES || end < 0 || !note.endsWith('\n')) throw new NoteError('it is not a signed note');
+  if (note.length > MAX_NOTE_BYTES || end < 0 || !note.endsWith('\n'))
+    throw new NoteError('the text is not a signed note');
   const lines = note.slice(end + 2, -1).split('\n');
   return { body: note.slice(0, end + 1), lines: lines.map(parseSignatureLine) };
 }
@@ -162,7 +163,7 @@ function parseSignatureLine(line: string): SignatureLine {
   const [, name = '', base64 = ''] = /^\u2014 (\S+) ([A-Za-z0-9+/]+=*)$/.exec(line) ?? [];
   const bytes = Buffer.from(base64, 'base64');
   if (!KEY_NAME_PATTERN.test(name) || bytes.length < 5 || bytes.toString('base64') !== base64)
-    throw new NoteError('it has a line that is no signature');
+    throw new NoteError('the note has a line that is not a signature');
   return { name, id: bytes.subarray(0, 4), signature: bytes.subarray(4) };
 }
 

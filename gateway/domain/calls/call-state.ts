@@ -1,15 +1,15 @@
 /**
- * The life of a call.
+ * The states of a call.
  *
  *   held ──approve──▶ ready ──▶ sending ──▶ succeeded | failed
  *    │                  │          │
  *    │                  │          └──▶ in_doubt ──▶ succeeded | failed
  *    └──▶ rejected | expired | cancelled ◀──┘ (cancelled only from ready)
  *
- * From `ready` it may succeed at once: the world was as asked before anything was sent.
- * A state never goes backwards: a re-send from `in_doubt` stays `in_doubt` until it is answered. `sending` found without
- * a living owner *means* unknown. The same table is enforced by a trigger in migrations/0004_sagas.sql; a test holds
- * the two together.
+ * A call can go from `ready` to `succeeded` at once, when an observation shows that nothing needs to be sent.
+ * A state never goes backwards: a re-send from `in_doubt` stays `in_doubt` until it is answered. A call in `sending` without
+ * a living owner has an unknown outcome. A trigger in migrations/0004_sagas.sql enforces the same table; a test compares
+ * the two.
  */
 export const CALL_STATES = [
   'held',

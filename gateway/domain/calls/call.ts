@@ -7,25 +7,25 @@ import type { CallState } from './call-state.ts';
 /** How a repeat is harmless: `once.by` of a write tool, or `read`. */
 export type CallKind = 'read' | 'key' | 'idempotent' | 'probe' | 'none';
 
-/** What stood behind the end of a call. */
+/** The evidence that ended a call. */
 export type Evidence = 'answer' | 'late_answer' | 'same_key' | 'probe' | 'person' | 'gateway';
 
-/** One entry of a call's timeline beyond what its columns tell. */
+/** An entry of the timeline of a call that no column holds. */
 export interface CallEvent {
   readonly at: string;
   readonly what: string;
   readonly [detail: string]: Json;
 }
 
-/** What a held call waits for: people, until it expires; or its time, when it leaves by itself. */
+/** What a held call waits for: an approval, until it expires; or its delay, after which it is sent. */
 export interface Hold {
   readonly kind: 'approval' | 'delay';
   readonly until: Date;
-  /** As PostgreSQL counts it. */
+  /** By the clock of PostgreSQL. */
   readonly leftMs: number;
 }
 
-/** A call as the ledger tells it. */
+/** A call as the ledger stores it. */
 export interface Call {
   readonly txn: string;
   readonly agent: string;
@@ -35,22 +35,22 @@ export interface Call {
   readonly fingerprint: Buffer;
   readonly kind: CallKind;
   readonly state: CallState;
-  /** Grows with every change of hands; whoever holds an older one can change nothing. */
+  /** Grows with every change of owner. A write with an older fence changes nothing. */
   readonly fence: number;
-  /** Counts the changes made under fences: a change that comes late, because its connection did, applies to nothing. */
+  /** Counts the writes. A delayed write with an older number changes nothing. */
   readonly step: number;
   readonly attempt: number;
-  /** The newest attempt's outcome is not recorded: it may be on the wire, or its sender died. */
+  /** The outcome of the newest attempt is not recorded: it is in flight, or its sender died. */
   readonly attemptOpen: boolean;
   /** Closed attempts that may have had an effect. */
   readonly unresolved: number;
-  /** The first attempt of the present round: a person's "retry" starts a new round. */
+  /** The first attempt of the current round. The verdict `retry` of a person starts a new round. */
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly createdAt: Date;
   readonly firstSentAt: Date | null;
   readonly roundAt: Date;
-  /** When the newest unknown attempt became unknown: `settles` counts from here. */
+  /** When the newest unknown attempt became unknown. `settles` counts from here. */
   readonly unknownSince: Date | null;
   /** How long after the first send a `key` upstream still knows the key. */
   readonly keyLifetimeMs: number | null;
@@ -71,49 +71,49 @@ export interface Call {
   readonly leaf: Buffer | null;
   readonly contradiction: string | null;
   readonly events: readonly CallEvent[];
-  /** The saga it is a step of (then it has an ordinal), or whose step it undoes. */
+  /** The saga of a step (which has an ordinal), or of the step that a compensation undoes (which has none). */
   readonly saga: string | null;
   readonly ordinal: number | null;
-  /** Its saga is rolled back: nothing more of it is sent, except to find out about what was. */
+  /** The saga is being rolled back: only requests that resolve an unknown attempt are sent. */
   readonly recalled: boolean;
-  /** The run it was made in, and the epoch its agent held then. */
+  /** The run of the call, and the epoch that the agent held. */
   readonly run: string | null;
   readonly epoch: number | null;
-  /** Its run was taken over: nothing more of it is sent, and of a `idempotent` call not even to find out. */
+  /** The run was taken over: only requests that resolve an unknown attempt are sent, and none for an `idempotent` call. */
   readonly fenced: boolean;
-  /** Grows with every taking of locks; null: it locked nothing. */
+  /** Grows with every taking of locks; null if the call has no locks. */
   readonly lockToken: number | null;
   readonly undo: StoredUndo | null;
-  /** The arguments of its undo as JSON, once the outcome is known; where something is redacted, only as they may be shown. */
+  /** The undo arguments as JSON, once the outcome is known. Redacted values are left out. */
   readonly undoArgs: string | null;
   readonly undoSealed: Buffer | null;
-  /** What was observed before it was sent, as JSON. */
+  /** The observation before the first send, as JSON. */
   readonly before: string | null;
   readonly undoState: UndoState;
   readonly undoReason: string | null;
   readonly undoTxn: string | null;
   readonly undoTries: number;
-  /** Of a compensation: the call it undoes. */
+  /** For a compensation: the call that it undoes. */
   readonly undoOf: string | null;
-  /** While it is held. */
+  /** Set while the call is held. */
   readonly hold: Hold | null;
-  /** Who looks after an open call: a process, the clock, or (neither) a person. */
+  /** An open call has an owner, or a due time, or waits for a person. */
   readonly owner: string | null;
   readonly dueAt: Date | null;
-  /** PostgreSQL's time when this was read: ages are differences to it, never to a gateway's clock. */
+  /** The clock of PostgreSQL at the read. Ages are relative to it, never to the clock of a gateway. */
   readonly readAt: Date;
 }
 
-/** What became of the first one's rules, run or saga is not for others to know: to them it was withdrawn. */
+/** Problems that concern the rules, run or saga of the first agent. Agents that joined a shared call see `cancelled` instead. */
 const PRIVATE_PROBLEMS = new Set<ErrorCode>(['denied', 'fenced', 'saga_closed']);
 
 export function hidePrivateProblem<T extends Pick<Call, 'saga' | 'problem' | 'detail'>>(call: T): T {
   if (call.problem === null || !PRIVATE_PROBLEMS.has(call.problem)) return { ...call, saga: null };
-  const detail = 'whoever asked for it first could not go through with it; nothing was sent';
+  const detail = 'the agent that made this call first could not complete it; nothing was sent';
   return { ...call, saga: null, problem: 'cancelled', detail };
 }
 
-/** A call as it is told to an agent that only joined it: saga, run, locks and undo are the first one's affair. */
+/** A call as an agent sees it that joined a shared call. Saga, run, locks and undo belong to the first agent. */
 export function toJoinerView(call: Call): Call {
   return {
     ...hidePrivateProblem(call),
@@ -128,7 +128,7 @@ export function toJoinerView(call: Call): Call {
   };
 }
 
-/** As much of a call as an answer tells. */
+/** The part of a call that an answer contains. */
 export type CallSummary = Pick<
   Call,
   | 'txn'
@@ -144,7 +144,7 @@ export type CallSummary = Pick<
   | 'leaf'
   | 'saga'
 > & {
-  /** In doubt, but the gateway itself is still finding out. */
+  /** The gateway still works on the call. If it is in doubt, the doubt may end without a person. */
   readonly pursued: boolean;
   readonly hold?: Hold | null;
 };

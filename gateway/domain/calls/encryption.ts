@@ -5,8 +5,8 @@ const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
 
 /**
- * What a re-send needs of a redacting tool's call, encrypted under a key that never enters the database. Bound to its
- * txn: a ciphertext moved to another row does not open.
+ * Encrypts data that must not be stored in clear. The key never enters the database. The ciphertext is bound to the txn, so
+ * it cannot be decrypted in another row.
  */
 export function encrypt(key: Buffer, txn: string, plain: string): Buffer {
   const nonce = randomBytes(NONCE_BYTES);
@@ -16,7 +16,7 @@ export function encrypt(key: Buffer, txn: string, plain: string): Buffer {
   return Buffer.concat([nonce, cipher.getAuthTag(), body]);
 }
 
-/** Throws when the key is another one or the bytes were changed. */
+/** Throws when the key is wrong or the bytes were changed. */
 export function decrypt(key: Buffer, txn: string, sealed: Buffer): string {
   const decipher = createDecipheriv(ALGORITHM, key, sealed.subarray(0, NONCE_BYTES));
   decipher.setAAD(Buffer.from(txn));

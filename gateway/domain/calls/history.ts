@@ -1,33 +1,33 @@
 /**
- * What rules may ask about an agent's past. Deciding is pure: whatever a rule asks is read before it decides, so a question is
- * written in literals and known when the policies are loaded.
+ * A question of a rule about the history of an agent. Deciding is pure: the answers are read before the decision. So a query
+ * consists of literals, which are known when the policies are loaded.
  */
 export interface HistoryQuery {
-  /** As it was asked: `count("*.delete_*", "10m")`. */
+  /** The query as written: `count("*.delete_*", "10m")`. */
   readonly text: string;
   readonly glob: string;
   readonly windowMs: number;
-  /** The argument whose values are added up, as a path below `args`; absent: calls are counted. */
+  /** The argument to sum, as a path below `args`. Absent: calls are counted. */
   readonly sum?: readonly string[];
 }
 
-/** What a rule must know beside the call itself. */
+/** The inputs of a rule beside the call itself. */
 export interface RuleInputs {
   readonly history: readonly HistoryQuery[];
   readonly taint: boolean;
 }
 
-/** The answers to some questions; `unknown` where the ledger cannot tell. Seen by CEL as `history`. */
+/** Answers to history queries; `unknown` where the ledger cannot answer. CEL sees them as `history`. */
 export class History {
   readonly #values: ReadonlyMap<string, number | 'unknown'>;
 
-  constructor(answers: Iterable<readonly [question: string, answer: number | 'unknown']>) {
+  constructor(answers: Iterable<readonly [query: string, answer: number | 'unknown']>) {
     this.#values = new Map(answers);
   }
 
-  /** Undefined: nobody asked it in time, which is as good as not knowing. */
-  get(question: string): number | 'unknown' | undefined {
-    return this.#values.get(question);
+  /** Undefined if the query was not read before the decision. Callers treat that like `unknown`. */
+  get(query: string): number | 'unknown' | undefined {
+    return this.#values.get(query);
   }
 
   toJson(): Record<string, number | 'unknown'> {
@@ -35,7 +35,7 @@ export class History {
   }
 }
 
-/** How a question is named: the same for two rules that ask the same. */
+/** The name of a query. Equal queries of two rules have equal names. */
 export function formatHistoryQuery(method: 'count' | 'sum', ...literals: readonly string[]): string {
   return `${method}(${literals.map((literal) => JSON.stringify(literal)).join(', ')})`;
 }

@@ -3,27 +3,27 @@ import { buildSecretFinder } from './find-secrets.ts';
 
 export const REDACTED = '[redacted]';
 
-/** Replaces what stands at each path; `*` means every element or member. Paths that lead nowhere are ignored. */
+/** Replaces the value at each path; `*` means every element or member. Paths that match nothing are ignored. */
 export function redact(value: Json, paths: readonly (readonly string[])[]): Json {
   return paths.reduce((current, path) => replaceAt(current, path, () => REDACTED), value);
 }
 
-/** The same, but what is an object or an array stays one: an expression may look into it. */
+/** Like `redact`, but keeps objects and arrays, so that an expression can still read their members. */
 export function redactLeaves(value: Json, paths: readonly (readonly string[])[]): Json {
   return paths.reduce((current, path) => replaceAt(current, path, (at) => blankLeaves(at, false)), value);
 }
 
-/** And every object has a member more than it had: what an expression makes of all its members is told by that. */
+/** Like `redactLeaves`, but adds a member to every object: a value that an expression derives from all members then differs. */
 export function redactLeavesAndNames(value: Json, paths: readonly (readonly string[])[]): Json {
   return paths.reduce((current, path) => replaceAt(current, path, (at) => blankLeaves(at, true)), value);
 }
 
-function blankLeaves(value: Json, isMarked: boolean): Json {
+function blankLeaves(value: Json, addsMember: boolean): Json {
   if (value === null) return null;
-  if (Array.isArray(value)) return value.map((item) => blankLeaves(item as Json, isMarked));
+  if (Array.isArray(value)) return value.map((item) => blankLeaves(item as Json, addsMember));
   if (!isJsonObject(value)) return REDACTED;
-  const members = Object.entries(value).map(([name, member]) => [name, blankLeaves(member, isMarked)] as const);
-  return Object.fromEntries(isMarked ? [...members, [findUnusedName(value), REDACTED]] : members);
+  const members = Object.entries(value).map(([name, member]) => [name, blankLeaves(member, addsMember)] as const);
+  return Object.fromEntries(addsMember ? [...members, [findUnusedName(value), REDACTED]] : members);
 }
 
 function findUnusedName(value: JsonObject): string {
@@ -40,24 +40,24 @@ export function pathsUnder(
   return paths.filter((path) => path[0] === root).map((path) => path.slice(1));
 }
 
-function replaceAt(value: Json, path: readonly string[], by: (value: Json) => Json): Json {
+function replaceAt(value: Json, path: readonly string[], replace: (value: Json) => Json): Json {
   const [head, ...rest] = path;
-  if (head === undefined) return by(value);
+  if (head === undefined) return replace(value);
   if (Array.isArray(value)) {
     return value.map((item, i) =>
-      head === '*' || head === String(i) ? replaceAt(item as Json, rest, by) : (item as Json),
+      head === '*' || head === String(i) ? replaceAt(item as Json, rest, replace) : (item as Json),
     );
   }
   if (!isJsonObject(value)) return value;
   return Object.fromEntries(
     Object.entries(value).map(([name, member]) => [
       name,
-      head === '*' || head === name ? replaceAt(member, rest, by) : member,
+      head === '*' || head === name ? replaceAt(member, rest, replace) : member,
     ]),
   );
 }
 
-/** The strings and numbers that stand at the paths, however deep below them. */
+/** The strings and numbers at the paths or below them. */
 export function collectLeavesAt(value: Json, paths: readonly (readonly string[])[]): (string | number)[] {
   return paths.flatMap((path) => collectLeaves(value, path));
 }
@@ -71,43 +71,37 @@ function collectLeaves(value: Json, path: readonly string[]): (string | number)[
     .flatMap(([, member]) => collectLeaves(member as Json, rest));
 }
 
-/** The strings and numbers of a value that are not in what is shown of it. */
+/** The strings and numbers of `exact` that `shown` redacts. */
 export function collectHiddenLeaves(exact: Json, shown: Json | undefined): (string | number)[] {
   if (shown === REDACTED) return exact === REDACTED ? [] : collectLeaves(exact, []);
   if (typeof exact !== 'object' || exact === null || typeof shown !== 'object' || shown === null) return [];
-  const seen = new Map(Object.entries(shown));
-  return Object.entries(exact).flatMap(([name, member]) => collectHiddenLeaves(member as Json, seen.get(name)));
+  const shownMembers = new Map(Object.entries(shown));
+  return Object.entries(exact).flatMap(([name, member]) => collectHiddenLeaves(member as Json, shownMembers.get(name)));
 }
 
-/** Takes secrets out of texts; undefined when it takes too long to tell where they are. */
+/** Replaces secrets in a text; returns undefined when the search takes too long. */
 export type SecretScrubber = (text: string) => string | undefined;
 
 export function buildSecretScrubber(secrets: readonly string[]): SecretScrubber {
   const find = buildSecretFinder(secrets);
   return (text) => {
-    const spans = find(text);
-    if (spans === undefined) return undefined;
-    if (spans.length === 0) return text;
-    const rest = spans.map(({ end }, i) => text.slice(end, spans[i + 1]?.start));
-    return text.slice(0, spans[0]?.start) + REDACTED + rest.join(REDACTED);
+    const ranges = find(text);
+    if (ranges === undefined) return undefined;
+    if (ranges.length === 0) return text;
+    const rest = ranges.map(({ end }, i) => text.slice(end, ranges[i + 1]?.start));
+    return text.slice(0, ranges[0]?.start) + REDACTED + rest.join(REDACTED);
   };
 }
 
-/**
- * Takes secrets out of a text, also where JSON wrote them with escapes (`\/` and `\u002f` are slashes to whoever parses it). A
- * text that cannot be looked through is not told at all.
- */
+/** Replaces secrets in a text, also where JSON escapes them. A text whose search takes too long is redacted entirely. */
 export function scrub(text: string, secrets: readonly string[]): string {
   return secrets.length === 0 ? text : (buildSecretScrubber(secrets)(text) ?? REDACTED);
 }
 
-/**
- * Takes an upstream's credentials out of what it says: as `scrub` does, and as they look in a URL, in base64 or in
- * hexadecimal digits. Made once for an upstream.
- */
+/** Builds the scrubber of an upstream, once. It also replaces credentials that are encoded for a URL, in base64 or in hex. */
 export function buildCredentialScrubber(credentials: readonly string[]): (text: string) => string {
-  const clean = buildSecretScrubber([...credentials, ...credentials.flatMap(listEncodings)]);
-  return (text) => clean(text) ?? REDACTED;
+  const scrubSecrets = buildSecretScrubber([...credentials, ...credentials.flatMap(listEncodings)]);
+  return (text) => scrubSecrets(text) ?? REDACTED;
 }
 
 function listEncodings(secret: string): string[] {
@@ -120,7 +114,7 @@ function listEncodings(secret: string): string[] {
   return [...inUrls, ...inBase64, hex, hex.toUpperCase()];
 }
 
-/** A text as it looks in bytes that are read as one character each. */
+/** The UTF-8 bytes of a text, one character per byte. */
 export function toLatin1(text: string): string {
   return Buffer.from(text, 'utf8').toString('latin1');
 }

@@ -3,14 +3,14 @@ import { quoteJson } from '../canonical.ts';
 import { sha256 } from '../sha256.ts';
 
 /**
- * The txn is a hash of who calls and how the call is told from others, not a random number: one random-access index is
- * then both identity and dedupe, and every replica finds the same id for a retry, also after a restore, and even if the
- * ledger was lost: the key sent downstream stays the same, so the upstream can still recognise the repeat.
+ * A txn is a hash of the agent and the identity of the call, not a random number. So one index serves identity and dedupe, and
+ * every replica derives the same id for a retry, even after the ledger was restored or lost. The upstream gets the same key
+ * and still recognises the repeat.
  *
- * Every literal below is for ever. A changed encoding gives the retries of calls already made new ids, and they run twice.
+ * Never change a literal below. Another encoding would give retries of existing calls new ids, and they would run twice.
  */
 
-/** What tells this call from every other call of the same agent. */
+/** Distinguishes a call from every other call of the same agent. */
 export type CallIdentity =
   | { readonly by: 'key'; readonly key: string }
   | { readonly by: 'business'; readonly tool: string; readonly key: string }
@@ -19,32 +19,32 @@ export type CallIdentity =
       readonly fingerprint: Buffer;
       readonly saga: string | null;
       readonly run: string | null;
-      /** Counts the identical calls that were not repeats of one another. */
+      /** Counts the identical calls that were not repeats of each other. */
       readonly generation: number;
     }
-  /** The compensation of a call, by that call's txn; `generation` counts those before it that had no effect. */
+  /** The compensation of the call `of`. `generation` counts the earlier compensations, which had no effect. */
   | { readonly by: 'undo'; readonly of: string; readonly generation: number }
   | { readonly by: 'random'; readonly nonce: string };
 
 /**
- * What is asked for: SHA-256 of the RFC 8785 text of `[tool, arguments]`, so anybody can recompute it. A JSON string
- * says itself where it ends: no tool and arguments can pass for another tool and other arguments. `more`, where there is
- * any, is the RFC 8785 text of what else makes it another request, as a third element.
+ * SHA-256 of the RFC 8785 text of `[tool, arguments]`, which anybody can recompute. JSON strings are self-delimiting, so two
+ * different pairs never have one text. `canonicalExtra` is the RFC 8785 text of an optional third element: further content
+ * that makes it another request.
  */
-export function computeFingerprint(tool: string, canonicalArgs: string, more = ''): Buffer {
-  return sha256(`[${quoteJson(tool)},${canonicalArgs}${more === '' ? '' : `,${more}`}]`);
+export function computeFingerprint(tool: string, canonicalArgs: string, canonicalExtra = ''): Buffer {
+  return sha256(`[${quoteJson(tool)},${canonicalArgs}${canonicalExtra === '' ? '' : `,${canonicalExtra}`}]`);
 }
 
 export function deriveTxnId(deployment: string, agent: string, identity: CallIdentity): string {
   return hashToUuid(['oncegate.txn.1', deployment, agent, identity.by, ...listIdentityParts(identity)]);
 }
 
-/** A wish that is the same whoever has it: no agent is part of it, and by its tag it is no agent's call. */
+/** The txn of a shared key. It includes no agent, and its tag keeps it apart from the calls of single agents. */
 export function deriveSharedTxnId(deployment: string, tool: string, key: string): string {
   return hashToUuid(['oncegate.shared-txn.1', deployment, tool, key]);
 }
 
-/** Where the generation of identical unkeyed calls is kept: one slot for all that would be repeats of one another. */
+/** The slot that stores the generation of identical calls without a key. Calls that would be repeats share one slot. */
 export function deriveRepeatSlot(
   deployment: string,
   agent: string,
@@ -77,9 +77,9 @@ function listIdentityParts(identity: CallIdentity): IdPart[] {
   }
 }
 
-/** JSON writes NaN as null, and past 2^53 neighbours are one number. */
+/** JSON writes NaN as null, and above 2^53 two integers may be one number. */
 function requireSafeInteger(generation: number): number {
-  if (!Number.isSafeInteger(generation)) throw new RangeError(`generation ${generation}`);
+  if (!Number.isSafeInteger(generation)) throw new RangeError(`generation must be a safe integer (got ${generation}).`);
   return generation;
 }
 
@@ -92,14 +92,14 @@ export function deriveSagaId(
   return hashToUuid(['oncegate.saga.1', deployment, agent, ...('key' in by ? ['key', by.key] : ['random', by.nonce])]);
 }
 
-/** The id of a run: the same whoever of its agent asks for it by that name. */
+/** The id of a run: the same for every request of the agent with that name. */
 export function deriveRunId(deployment: string, agent: string, name: string): string {
   return hashToUuid(['oncegate.run.1', deployment, agent, name]);
 }
 
 const HEX_DIGITS = '0123456789abcdef';
 
-/** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls has one reading only. */
+/** UUIDv8 (RFC 9562): 122 bits of a SHA-256. A JSON array of strings, numbers and nulls is unambiguous. */
 function hashToUuid(parts: readonly IdPart[]): string {
   const hex = hash('sha256', JSON.stringify(parts), 'hex');
   const variant = '89ab'.charAt(HEX_DIGITS.indexOf(hex.charAt(16)) & 3);

@@ -2,9 +2,9 @@ import type { CallState } from '../calls/call-state.ts';
 import type { Taint } from './taint.ts';
 
 /**
- * A run: the work of one agent that outlives its processes. Whoever takes it holds it in a new epoch; every older holder can
- * begin nothing any more, however late it wakes up. A take-over withdraws what the older epochs had not sent yet; what they
- * did send may still land, and the run is *drained* once none of it can.
+ * A run is work of one agent that outlives its processes. Each takeover raises the epoch, and a holder of an older epoch can
+ * start no call. A takeover cancels the unsent calls of older epochs. Their sent calls may still have an effect; the run is
+ * *drained* when none of them can.
  */
 export interface Run {
   readonly id: string;
@@ -16,23 +16,23 @@ export interface Run {
   /** The newest of: taken, heartbeat, checkpoint, call. */
   readonly lastSeenAt: Date;
   readonly ttlMs: number | null;
-  /** No sign of life for longer than its `ttl`, and nobody said that it is done. */
+  /** The run has not ended, and was last seen longer ago than its `ttl`. */
   readonly abandoned: boolean;
   readonly endedAt: Date | null;
   readonly checkpointAt: Date | null;
   /** Calls of earlier epochs that may still have an effect. */
   readonly openCount: number;
-  /** What strangers wrote was read in it. */
+  /** Set if untrusted content was read in the run. */
   readonly tainted: Taint | null;
 }
 
-/** What the holder of a run names in every request. */
+/** The run and epoch that the holder sends with every request. */
 export interface RunEpoch {
   readonly run: string;
   readonly epoch: number;
 }
 
-/** A call of an earlier epoch that may still land. */
+/** A call of an earlier epoch that may still have an effect. */
 export interface OlderOpenCall {
   readonly txn: string;
   readonly tool: string;

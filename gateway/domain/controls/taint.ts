@@ -1,10 +1,9 @@
 /**
- * Words of strangers. Whoever calls a tool whose results outsiders can write (`untrusted: true`) may obey what it reads, so
- * everything it does afterwards in the same run or saga is *tainted*, for ever: nothing makes an agent forget.
+ * Taint marks agents that have read untrusted content. An agent that calls a tool with `untrusted: true` may obey what it reads,
+ * so all its later work in the same run or saga is tainted. Taint is permanent, because an agent cannot unread content.
  *
- * What is done outside of runs cannot be told apart. It is tainted as soon as the agent has called such a tool anywhere; and
- * such a call outside of runs taints every run of the agent that is not finished, because any of them may go on with what was
- * read. Only a run that is begun afterwards is clean.
+ * Work outside runs cannot be kept apart, so it is tainted as soon as the agent calls an untrusted tool anywhere. Such a call
+ * outside a run also taints every open run of the agent, because any of them may use the content. A later run starts clean.
  */
 export interface TaintScope {
   readonly of: 'agent' | 'run' | 'saga';
@@ -12,29 +11,29 @@ export interface TaintScope {
   readonly holder: string;
 }
 
-/** The first call by which something became tainted. */
+/** The first read that tainted a scope. */
 export interface Taint {
-  /** Null: what was read was a resource or prompt of an MCP server, which is no call. */
+  /** Null if the content was a resource or prompt of an MCP server, which is not a call. */
   readonly txn: string | null;
   readonly tool: string;
   /** ISO 8601. */
   readonly since: string;
 }
 
-/** Where a call is made. */
+/** The agent, saga and run of a call. */
 export interface CallOrigin {
   readonly agent: string;
   readonly saga: string | null;
   readonly run: string | null;
 }
 
-/** What a call at this place is tainted by: any of these. A run answers for its agent, a saga does not. */
+/** A call is tainted if any of these scopes is. Inside a run, the run counts instead of the agent; a saga counts in addition. */
 export function listTaintSources({ agent, saga, run }: CallOrigin): TaintScope[] {
   const own: TaintScope = run === null ? { of: 'agent', holder: agent } : { of: 'run', holder: run };
   return saga === null ? [own] : [own, { of: 'saga', holder: saga }];
 }
 
-/** What an untrusted call at this place taints, beside the open runs of an agent that names none. */
+/** The scopes that an untrusted call taints. Outside a run, it also taints the open runs of the agent. */
 export function listTaintTargets({ agent, saga, run }: CallOrigin): TaintScope[] {
   return [
     { of: 'agent', holder: agent },

@@ -3,8 +3,8 @@ import { sha256 } from '../sha256.ts';
 import { buildRollbackPlan, type PlannedStep, type Saga, type SagaStep } from './saga.ts';
 
 /**
- * Of what a rollback would do, in hex: which steps, in which order, each with which undo. Whoever confirms a plan sends it along,
- * and is refused if something else would be done by then. Not in it is what only explains, such as why something cannot be undone.
+ * The hex digest of a rollback plan: its steps, their order, and the undo of each. A client that confirms a plan sends the
+ * digest, and is refused if the plan has changed. Explanations, such as why a step cannot be undone, are not part of the digest.
  */
 export function computePlanDigest({ id, state }: Saga, steps: readonly SagaStep[], keep: number): string {
   const text = canonicalize({ saga: id, state, keep, plan: buildRollbackPlan(steps, keep).map(toDigestInput) });

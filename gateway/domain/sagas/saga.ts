@@ -6,7 +6,7 @@ import type { Json } from '../json.ts';
 import type { RetryPolicy, UndoKind } from '../policy.ts';
 
 /**
- * The life of a saga.
+ * The states of a saga.
  *
  *   open ──▶ committed
  *    │ ▲
@@ -16,8 +16,8 @@ import type { RetryPolicy, UndoKind } from '../policy.ts';
  *    ▼ │
  *   parked ──▶ closed
  *
- * `parked` is a rollback that cannot go on without a person, or a saga whose time ran out. The same table is enforced by a
- * trigger in migrations/0004_sagas.sql; a test holds the two together.
+ * A `parked` saga has a rollback that needs a person, or its ttl ran out. A trigger in migrations/0004_sagas.sql enforces the
+ * same table; a test compares the two.
  */
 export const SAGA_STATES = ['open', 'committed', 'rolling_back', 'rolled_back', 'parked', 'closed'] as const;
 export type SagaState = (typeof SAGA_STATES)[number];
@@ -32,13 +32,16 @@ export const SAGA_TRANSITIONS: Readonly<Record<SagaState, readonly SagaState[]>>
 };
 
 /**
- * The life of an undo, which is a part of the call that it undoes.
+ * The states of an undo, which is part of the call that it undoes.
  *
  *   none ──▶ due ──▶ running ──▶ done
  *    │        │ ▲      │ │
  *    │        ▼ └──────┘ ▼
- *    │       failed ◀────┘   (tried again when a person says so or a doubt about it ends, `done` if it turns out to have worked)
+ *    │       failed ◀────┘
  *    └──▶ skipped | irreversible
+ *
+ * A `failed` undo is tried again when a person requests it or when its doubt ends. It becomes `done` if it turns out to have
+ * worked.
  */
 export const UNDO_STATES = ['none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible'] as const;
 export type UndoState = (typeof UNDO_STATES)[number];
@@ -53,15 +56,15 @@ export const UNDO_TRANSITIONS: Readonly<Record<UndoState, readonly UndoState[]>>
   irreversible: [],
 };
 
-/** How a call is undone, as it is written with its intent. Absent: nobody said. */
+/** The undo of a call, written with its intent. */
 export interface StoredUndo {
   readonly kind: UndoKind;
   readonly tool?: string;
-  /** What its arguments are made of when the outcome is known. */
+  /** The template from which the arguments are rendered when the outcome is known. */
   readonly template?: Json;
-  /** The caller named it (`Oncegate-Undo`): the template is literal. */
+  /** The caller gave the undo (`Oncegate-Undo`), so the template is literal. */
   readonly own?: true;
-  /** The same where the undo's tool redacts; the template is then only as it may be shown. Base64. */
+  /** The encrypted arguments in base64, if a tool redacts. The template then holds only what may be shown. */
   readonly sealed?: string;
 }
 
@@ -71,33 +74,33 @@ export interface Saga {
   readonly name: string | null;
   readonly state: SagaState;
   readonly reason: string | null;
-  /** Who asked for the last change: `agent`, a person's name, or `ttl`. */
+  /** Who made the last change: `agent`, the name of a person, or `ttl`. */
   readonly by: string | null;
-  /** Steps up to this ordinal stay, none for -1; null while no rollback was asked for. */
+  /** A rollback keeps the steps up to this ordinal; -1 keeps none. Null before any rollback. */
   readonly keep: number | null;
   readonly createdAt: Date;
   readonly expiresAt: Date | null;
   readonly onExpire: 'rollback' | 'park';
   readonly endedAt: Date | null;
-  /** Its time is over, by PostgreSQL's clock. */
+  /** The ttl has passed, by the clock of PostgreSQL. */
   readonly lapsed: boolean;
-  /** What strangers wrote was read in it. */
+  /** Set if untrusted content was read in the saga. */
   readonly tainted: Taint | null;
   readonly savepoints: readonly { readonly name: string; readonly after: number }[];
 }
 
-/** The call that undoes a step. */
+/** The state of the compensation of a step. */
 export interface CompensationStatus {
   readonly state: Call['state'];
   readonly problem: string | null;
   readonly detail: string | null;
   readonly attempt: number;
-  /** Open, and the gateway itself goes on with it. */
+  /** The compensation is open, and the gateway still works on it. */
   readonly pursued: boolean;
   readonly msInDoubt: number;
 }
 
-/** A call as far as its undoing goes. */
+/** The part of a call that a rollback needs. */
 export interface SagaStep {
   readonly txn: string;
   readonly tool: string;
@@ -105,10 +108,10 @@ export interface SagaStep {
   readonly state: Call['state'];
   readonly outcome: string | null;
   readonly ordinal: number;
-  /** Null: on all earlier steps. */
+  /** Null if the step depends on all earlier steps. */
   readonly dependsOn: readonly string[] | null;
   readonly pursued: boolean;
-  /** Since an attempt of it was lost; null if none ever was. */
+  /** Time since the last unknown attempt; null if there was none. */
   readonly msSinceUnknown: number | null;
   readonly undo: StoredUndo | null;
   readonly undoArgs: string | null;
@@ -135,72 +138,74 @@ export type UndoMove =
 
 export interface NextMoves {
   readonly moves: readonly UndoMove[];
-  /** When to look again if nothing is heard; null: nothing is under way. */
+  /** When to plan again if no step changes before; null if nothing is in progress. */
   readonly waitMs: number | null;
-  /** Steps that cannot be undone as things stand, and why. */
+  /** Steps that cannot be undone now, and the reasons. */
   readonly stuck: readonly { readonly step: SagaStep; readonly why: string }[];
-  /** What waits for a stuck step, by txn: that step's txn. */
+  /** Maps the txn of a waiting step to the txn of the stuck step that blocks it. */
   readonly blocked: ReadonlyMap<string, string>;
-  /** Every step in reach is undone, or there was nothing to undo. */
+  /** Every step after `keep` is undone, or has nothing to undo. */
   readonly undone: boolean;
 }
 
-/** What the contracts in force say about a step and its undo. */
+/** The timing of an undo, from the contracts in force. */
 export interface UndoTiming {
   readonly retry: RetryPolicy;
-  /** A lost attempt of a `idempotent` step may still arrive for so long; its undo waits until it cannot undo the undo. */
+  /** How long a lost attempt of an `idempotent` step may still arrive. The undo waits, so that the attempt cannot revert it. */
   readonly quietMs: number;
 }
 
 const RECHECK_MS = 500;
 /**
- * When a compensation in doubt is shown as failed, while the gateway goes on finding out: its attempts are used up and its
- * undo has been due for a while, or it is in doubt for long. Too early would park what a moment later turns out well.
+ * How long a compensation may be in doubt before its undo is shown as failed, while the gateway still resolves the doubt.
+ * `usedUp` counts from when the undo was due, once the attempts are used up. A shorter time would park a saga whose
+ * compensation succeeds a moment later.
  */
 const DOUBT_GRACE_MS = { usedUp: 15_000, inDoubt: 60_000 };
 
 type StepStatus =
-  /** Undone, or nothing to undo. */
+  /** The step is undone, or has nothing to undo. */
   | { readonly as: 'clear' }
   | { readonly as: 'wait'; readonly ms: number }
   | { readonly as: 'stuck'; readonly why: string }
   | { readonly as: 'ready' };
 
 /**
- * What to do next to undo every step after `keep`. Pure, and asked again after each move: a rollback has no other memory
- * than the ledger, so any process can go on with it at any moment.
+ * Plans the next moves to undo every step after `keep`. The function is pure and runs again after each move. A rollback keeps
+ * no state but the ledger, so any replica can continue it at any moment.
  *
- * A step's undo starts only when every step that depends on it is clear. A step that cannot be undone holds up what it
- * rests on, and nothing else.
+ * The undo of a step starts only when every step that depends on it is clear. A step that cannot be undone blocks only the
+ * steps that it depends on.
  */
 export function planNextMoves(
   steps: readonly SagaStep[],
   keep: number,
-  mannerOf: (step: SagaStep) => UndoTiming,
+  timingFor: (step: SagaStep) => UndoTiming,
 ): NextMoves {
   const moves: UndoMove[] = [];
   const waits: number[] = [];
   const stuck: { step: SagaStep; why: string }[] = [];
   const blocked = new Map<string, string>();
-  const waitsFor = new Map<string, string>();
-  let waitsForDefault: string | undefined;
+  // The blocker of single steps, by txn; and the blocker of all earlier steps.
+  const blockers = new Map<string, string>();
+  let commonBlocker: string | undefined;
   let undone = true;
 
   for (const step of sortLatestFirst(steps, keep)) {
-    const above = waitsForDefault ?? waitsFor.get(step.txn);
-    const { standing, mark } = evaluateStep(step, mannerOf(step));
+    const blocker = commonBlocker ?? blockers.get(step.txn);
+    const { status, mark } = evaluateStep(step, timingFor(step));
     if (mark !== undefined) moves.push(mark);
-    if (standing.as === 'stuck') stuck.push({ step, why: standing.why });
-    if (standing.as === 'wait') waits.push(standing.ms);
-    if (standing.as === 'ready' && above === undefined) moves.push({ do: 'start', step });
-    if (standing.as === 'ready' && above !== undefined) blocked.set(step.txn, above);
+    if (status.as === 'stuck') stuck.push({ step, why: status.why });
+    if (status.as === 'wait') waits.push(status.ms);
+    if (status.as === 'ready' && blocker === undefined) moves.push({ do: 'start', step });
+    if (status.as === 'ready' && blocker !== undefined) blocked.set(step.txn, blocker);
 
-    if (standing.as !== 'clear') undone = false;
-    const isPassed = standing.as === 'clear' || (standing.as === 'stuck' && step.waived);
-    const holdsUp = above ?? (isPassed ? undefined : step.txn);
-    if (holdsUp === undefined) continue;
-    if (step.dependsOn === null) waitsForDefault ??= holdsUp;
-    else for (const txn of step.dependsOn) if (!waitsFor.has(txn)) waitsFor.set(txn, holdsUp);
+    if (status.as !== 'clear') undone = false;
+    const isPassed = status.as === 'clear' || (status.as === 'stuck' && step.waived);
+    const nextBlocker = blocker ?? (isPassed ? undefined : step.txn);
+    if (nextBlocker === undefined) continue;
+    if (step.dependsOn === null) commonBlocker ??= nextBlocker;
+    else for (const txn of step.dependsOn) if (!blockers.has(txn)) blockers.set(txn, nextBlocker);
   }
   const waitMs = waits.length > 0 ? Math.min(...waits) : moves.length > 0 ? 0 : null;
   return { moves, waitMs, stuck, blocked, undone };
@@ -210,7 +215,12 @@ function sortLatestFirst(steps: readonly SagaStep[], keep: number): SagaStep[] {
   return steps.filter((step) => step.ordinal > keep).sort((a, b) => b.ordinal - a.ordinal);
 }
 
-function evaluateStep(step: SagaStep, manner: UndoTiming): { standing: StepStatus; mark?: UndoMove } {
+interface StepEvaluation {
+  readonly status: StepStatus;
+  readonly mark?: UndoMove;
+}
+
+function evaluateStep(step: SagaStep, timing: UndoTiming): StepEvaluation {
   const mark: CreateMark = (to, reason, inMs) => ({
     do: 'mark',
     step,
@@ -218,164 +228,162 @@ function evaluateStep(step: SagaStep, manner: UndoTiming): { standing: StepStatu
     reason,
     ...(inMs === undefined ? {} : { inMs }),
   });
-  if (!isFinalState(step.state)) return { standing: evaluateOpenStep(step) };
+  if (!isFinalState(step.state)) return { status: evaluateOpenStep(step) };
   switch (step.undoState) {
     case 'done':
     case 'skipped':
-      return { standing: { as: 'clear' } };
+      return { status: { as: 'clear' } };
     case 'irreversible':
-      return { standing: { as: 'stuck', why: explainIrreversible(step) } };
+      return { status: { as: 'stuck', why: explainIrreversible(step) } };
     case 'none': {
       const why = explainNothingToUndo(step);
-      if (why !== undefined) return { standing: { as: 'clear' }, mark: mark('skipped', why) };
+      if (why !== undefined) return { status: { as: 'clear' }, mark: mark('skipped', why) };
       const isUndoable = step.undo?.kind === 'compensable' || step.undo?.kind === 'reversible';
-      if (isUndoable) return { standing: { as: 'wait', ms: 0 }, mark: mark('due', step.undoReason) };
+      if (isUndoable) return { status: { as: 'wait', ms: 0 }, mark: mark('due', step.undoReason) };
       const reason = explainIrreversible(step);
-      return { standing: { as: 'stuck', why: reason }, mark: mark('irreversible', reason) };
+      return { status: { as: 'stuck', why: reason }, mark: mark('irreversible', reason) };
     }
     case 'due': {
       if (step.undoArgs === null) {
-        const why = step.undoReason ?? 'the arguments of its undo are not known';
-        return { standing: { as: 'stuck', why }, mark: mark('failed', why) };
+        const why = step.undoReason ?? 'the undo arguments are not known';
+        return { status: { as: 'stuck', why }, mark: mark('failed', why) };
       }
-      const quiet =
-        step.kind === 'idempotent' && step.msSinceUnknown !== null ? manner.quietMs - step.msSinceUnknown : 0;
-      const ms = Math.max(quiet, step.msToNextTry);
-      return { standing: ms > 0 ? { as: 'wait', ms } : { as: 'ready' } };
+      const quietMs =
+        step.kind === 'idempotent' && step.msSinceUnknown !== null ? timing.quietMs - step.msSinceUnknown : 0;
+      const ms = Math.max(quietMs, step.msToNextTry);
+      return { status: ms > 0 ? { as: 'wait', ms } : { as: 'ready' } };
     }
     case 'running':
-      return evaluateRunningUndo(step, manner.retry, mark);
+      return evaluateRunningUndo(step, timing.retry, mark);
     case 'failed':
       return evaluateFailedUndo(step, mark);
   }
 }
 
-/** A step that is not over: late successes become due, so it is waited for as long as anything but a person can tell. */
+/** Evaluates a step that is not final. It may still succeed and then needs an undo, so the rollback waits unless only a person can resolve it. */
 function evaluateOpenStep({ state, pursued }: SagaStep): StepStatus {
   if (state !== 'in_doubt' || pursued) return { as: 'wait', ms: RECHECK_MS };
-  return { as: 'stuck', why: 'it may or may not have happened: a person must resolve it first' };
+  return { as: 'stuck', why: 'the call may or may not have happened: a person must resolve it first' };
 }
 
 type CreateMark = (to: UndoState, reason: string | null, inMs?: number) => UndoMove;
 
-/** How the reason of an undo begins that is shown as failed while nobody knows what came of it. */
+/** The start of the reason of an undo that is shown as failed although its outcome is unknown. */
 const IN_DOUBT_PREFIX = 'in doubt, ';
 const NEEDS_PERSON_PREFIX = `${IN_DOUBT_PREFIX}a person must resolve it`;
 
 /**
- * Shown as failed. If only for a doubt, and that is over, it goes on: once more where a person ended it, else with what came of it,
- * as if it had never been shown so.
+ * Evaluates a failed undo. If it failed only because of a doubt and the doubt has ended, the undo continues. It is tried
+ * again if a person ended the doubt; else it goes on with the outcome of the compensation.
  */
-function evaluateFailedUndo(step: SagaStep, mark: CreateMark): { standing: StepStatus; mark?: UndoMove } {
+function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
   const { compensation, undoReason } = step;
-  const why = undoReason ?? 'its undo failed';
-  const stuck: { standing: StepStatus } = { standing: { as: 'stuck', why } };
+  const why = undoReason ?? 'the undo failed';
+  const stuck: StepEvaluation = { status: { as: 'stuck', why } };
   if (compensation === null) return stuck;
-  if (compensation.state === 'succeeded') return { standing: { as: 'clear' }, mark: mark('done', null) };
+  if (compensation.state === 'succeeded') return { status: { as: 'clear' }, mark: mark('done', null) };
   if (!why.startsWith(IN_DOUBT_PREFIX)) return stuck;
-  const again = (to: UndoState) => ({ standing: { as: 'wait', ms: 0 } as const, mark: mark(to, null) });
+  const continueAs = (to: UndoState): StepEvaluation => ({ status: { as: 'wait', ms: 0 }, mark: mark(to, null) });
   const wasForPerson = why.startsWith(NEEDS_PERSON_PREFIX);
-  if (isFinalState(compensation.state)) return again(wasForPerson ? 'due' : 'running');
-  if (compensation.pursued === wasForPerson) return again('running');
+  if (isFinalState(compensation.state)) return continueAs(wasForPerson ? 'due' : 'running');
+  if (compensation.pursued === wasForPerson) return continueAs('running');
   return stuck;
 }
 
-function evaluateRunningUndo(
-  step: SagaStep,
-  retry: RetryPolicy,
-  mark: CreateMark,
-): { standing: StepStatus; mark?: UndoMove } {
+function evaluateRunningUndo(step: SagaStep, retry: RetryPolicy, mark: CreateMark): StepEvaluation {
   const { compensation } = step;
-  if (compensation === null) return { standing: { as: 'wait', ms: 0 }, mark: mark('due', null) };
+  if (compensation === null) return { status: { as: 'wait', ms: 0 }, mark: mark('due', null) };
   const { state, problem, pursued } = compensation;
-  if (state === 'succeeded') return { standing: { as: 'clear' }, mark: mark('done', null) };
-  const why = `${step.undo?.tool ?? 'its undo'}: ${compensation.detail ?? problem ?? state}`;
+  if (state === 'succeeded') return { status: { as: 'clear' }, mark: mark('done', null) };
+  const why = `${step.undo?.tool ?? 'the undo'}: ${compensation.detail ?? problem ?? state}`;
   if (!isFinalState(state)) {
-    const isSpent = compensation.attempt >= retry.attempts && step.msSinceDue > DOUBT_GRACE_MS.usedUp;
-    const tired = isSpent || compensation.msInDoubt > DOUBT_GRACE_MS.inDoubt;
-    if (state !== 'in_doubt' || (pursued && !tired)) return { standing: { as: 'wait', ms: RECHECK_MS } };
+    const isUsedUp = compensation.attempt >= retry.attempts && step.msSinceDue > DOUBT_GRACE_MS.usedUp;
+    const isGraceOver = isUsedUp || compensation.msInDoubt > DOUBT_GRACE_MS.inDoubt;
+    if (state !== 'in_doubt' || (pursued && !isGraceOver)) return { status: { as: 'wait', ms: RECHECK_MS } };
     const reason = `${pursued ? `${IN_DOUBT_PREFIX}the gateway is finding out` : NEEDS_PERSON_PREFIX}: ${why}`;
-    return { standing: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
+    return { status: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
   }
   const tries = step.undoTries - step.undoFrom;
-  // What could not even be sent says nothing against the undo: only time ends that.
+  // A compensation that could not be sent does not use up the attempts; only `within` ends its retries.
   const isUsedUp = (tries >= retry.attempts && problem !== 'unavailable') || step.msSinceDue > retry.withinMs;
   if (isUsedUp) {
     const reason = `tried ${tries === 1 ? 'once' : `${tries} times`}; ${why}`;
-    return { standing: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
+    return { status: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
   }
   const inMs = computeBackoffMs(retry, tries);
-  return { standing: { as: 'wait', ms: inMs }, mark: mark('due', why, inMs) };
+  return { status: { as: 'wait', ms: inMs }, mark: mark('due', why, inMs) };
 }
 
 /** Why there is nothing to undo; undefined when there is something. */
 function explainNothingToUndo({ state, kind, outcome, undo }: SagaStep): string | undefined {
-  if (state !== 'succeeded') return `it ${state === 'failed' ? 'failed' : `was ${state}`}: nothing happened`;
-  if (kind === 'read') return 'it only read';
-  if (outcome === 'already_satisfied') return 'it was so already: nothing was sent';
-  if (outcome === 'input_required') return 'it only asked for more: nothing was done';
-  if (undo?.kind === 'none') return 'its contract says that there is nothing to undo';
+  if (state !== 'succeeded') return `the call ${state === 'failed' ? 'failed' : `was ${state}`}: nothing happened`;
+  if (kind === 'read') return 'the call only read';
+  if (outcome === 'already_satisfied') return 'the target was already as requested: nothing was sent';
+  if (outcome === 'input_required') return 'the tool only asked for input: nothing happened';
+  if (undo?.kind === 'none') return 'the contract says that there is nothing to undo';
   return undefined;
 }
 
 function explainIrreversible({ undo }: SagaStep): string {
-  return undo === null ? 'its contract names no undo' : 'its contract says that it cannot be undone';
+  return undo === null ? 'the contract names no undo' : 'the contract says that the call cannot be undone';
 }
 
-/** One line of a plan: what a rollback would do about a step. */
+/** What a rollback would do about one step. */
 export interface PlannedStep {
   readonly step: SagaStep;
   readonly does: 'undo' | 'nothing' | 'wait' | 'cancel' | 'cannot';
-  /** Undone in this wave: all of one wave at once, the first one first. Null: not undone. */
+  /** The wave in which the step is undone. Waves run in order; the steps of one wave run at once. Null: not undone. */
   readonly wave: number | null;
   readonly why: string | null;
-  /** It would wait for this step, which cannot be undone. */
+  /** The step that cannot be undone and for which this step would wait. */
   readonly blockedBy: string | null;
 }
 
-/** What a rollback of everything after `keep` would do now, the first thing first. */
+/** Where a step is in the order of undos: after how many waves, and behind which blocker. */
+interface OrderConstraint {
+  readonly wave: number;
+  readonly blockedBy: string | null;
+}
+
+/** Plans a rollback of everything after `keep`, in the order of execution. */
 export function buildRollbackPlan(steps: readonly SagaStep[], keep: number): PlannedStep[] {
   const planned = new Map<string, PlannedStep>();
-  const holdsUp = (step: SagaStep) => planned.get(step.txn)?.does === 'cannot' && !step.waived;
-  const inReach = sortLatestFirst(steps, keep);
-  // The latest wave, and the first hindrance, among the steps that depend on all earlier ones.
-  let byDefault: { wave: number; blockedBy: string | null } = { wave: 0, blockedBy: null };
-  const named = new Map<string, { wave: number; blockedBy: string | null }>();
-  for (const step of inReach) {
+  const isBlocker = (step: SagaStep) => planned.get(step.txn)?.does === 'cannot' && !step.waived;
+  const selected = sortLatestFirst(steps, keep);
+  // The latest wave, and the first blocker, among the steps that depend on all earlier steps.
+  let common: OrderConstraint = { wave: 0, blockedBy: null };
+  const byTxn = new Map<string, OrderConstraint>();
+  for (const step of selected) {
     const { does, why } = classifyStep(step);
-    const above = mergeConstraints(byDefault, named.get(step.txn));
+    const above = mergeConstraints(common, byTxn.get(step.txn));
     const isUndone = does === 'undo' || does === 'wait';
     const wave = isUndone && above.blockedBy === null ? above.wave + 1 : null;
     planned.set(step.txn, { step, does, why, wave, blockedBy: isUndone ? above.blockedBy : null });
-    const mine = { wave: wave ?? above.wave, blockedBy: above.blockedBy ?? (holdsUp(step) ? step.txn : null) };
-    if (step.dependsOn === null) byDefault = mergeConstraints(byDefault, mine);
-    else for (const txn of step.dependsOn) named.set(txn, mergeConstraints(mine, named.get(txn)));
+    const own = { wave: wave ?? above.wave, blockedBy: above.blockedBy ?? (isBlocker(step) ? step.txn : null) };
+    if (step.dependsOn === null) common = mergeConstraints(common, own);
+    else for (const txn of step.dependsOn) byTxn.set(txn, mergeConstraints(own, byTxn.get(txn)));
   }
-  return inReach.map((step) => planned.get(step.txn) as PlannedStep);
+  return selected.map((step) => planned.get(step.txn) as PlannedStep);
 }
 
-function mergeConstraints(
-  a: { wave: number; blockedBy: string | null },
-  b: { wave: number; blockedBy: string | null } | undefined,
-): { wave: number; blockedBy: string | null } {
+function mergeConstraints(a: OrderConstraint, b: OrderConstraint | undefined): OrderConstraint {
   if (b === undefined) return a;
   return { wave: Math.max(a.wave, b.wave), blockedBy: a.blockedBy ?? b.blockedBy };
 }
 
 function classifyStep(step: SagaStep): Pick<PlannedStep, 'does' | 'why'> {
-  if (step.state === 'held' || step.state === 'ready') return { does: 'cancel', why: 'it was not sent yet' };
+  if (step.state === 'held' || step.state === 'ready') return { does: 'cancel', why: 'the call has not been sent' };
   if (!isFinalState(step.state)) {
-    const standing = evaluateOpenStep(step);
-    return standing.as === 'stuck'
-      ? { does: 'cannot', why: standing.why }
-      : { does: 'wait', why: 'its outcome is awaited' };
+    const status = evaluateOpenStep(step);
+    return status.as === 'stuck'
+      ? { does: 'cannot', why: status.why }
+      : { does: 'wait', why: 'the rollback waits for the outcome of the call' };
   }
-  if (step.undoState === 'done') return { does: 'nothing', why: 'it is undone already' };
+  if (step.undoState === 'done') return { does: 'nothing', why: 'the call is already undone' };
   const why = explainNothingToUndo(step);
   if (why !== undefined) return { does: 'nothing', why };
   if (step.undo?.kind !== 'compensable' && step.undo?.kind !== 'reversible')
     return { does: 'cannot', why: explainIrreversible(step) };
-  if (step.undoArgs === null)
-    return { does: 'cannot', why: step.undoReason ?? 'the arguments of its undo are not known' };
+  if (step.undoArgs === null) return { does: 'cannot', why: step.undoReason ?? 'the undo arguments are not known' };
   return { does: 'undo', why: null };
 }

@@ -7,7 +7,7 @@ import type { Json, JsonObject } from '../../domain/json.ts';
 import type { Policies, Tool } from '../../domain/policy.ts';
 import { type CallerUndo, redactCallerUndoArgs } from '../sagas/undo.ts';
 
-/** What a person is shown of a held call. The fingerprint stands for the arguments that are redacted in it. */
+/** The part of a held call that a person sees. The fingerprint covers the redacted arguments. */
 export interface ShownRequest {
   readonly agent: string;
   readonly tool: string;
@@ -22,17 +22,17 @@ export interface ShownRequest {
     readonly args?: Json;
     readonly declared?: false;
   };
-  /** The saga it is a step of. */
+  /** The saga of which the call is a step. */
   readonly saga?: string;
-  /** The run it is made in. */
+  /** The run in which the call is made. */
   readonly run?: string;
-  /** What an MCP client answers to its tool's questions: it is sent with the arguments. */
+  /** Answers of an MCP client to questions of the tool. They are sent with the arguments. */
   readonly input?: Json;
-  /** What its rules asked beside the call itself, and were told. */
+  /** The history and taint that the rules read. */
   readonly facts?: JsonObject;
-  /** What the voters of its rule said of it before. */
+  /** The earlier votes of the voters of the rule. */
   readonly voters?: readonly Vote[];
-  /** The version of the policies that they voted under. */
+  /** The version of the policies under which they voted. */
   readonly votedUnder?: string;
 }
 
@@ -73,13 +73,13 @@ export function buildShownRequest(
   return canonicalize(shown as unknown as JsonObject);
 }
 
-/** A tool that redacts may ask again for what it redacts: then only the fingerprint stands for it. */
+/** Hides the input if the tool redacts, because the tool may ask for a redacted value. The fingerprint still covers the input. */
 function previewInput(tool: Tool, { inputResponses, requestState }: Continuation): Json {
   if (tool.redact.length > 0) return REDACTED;
   return { responses: inputResponses ?? null, state: requestState ?? null };
 }
 
-/** How it would be undone: by the tool's contract, or as the caller says. */
+/** How the call would be undone: by the undo of the caller, else by the contract of the tool. */
 export function previewUndo(
   tool: Tool,
   { args, undo: own }: { readonly args: JsonObject; readonly undo?: CallerUndo | undefined },
@@ -93,7 +93,7 @@ export function previewUndo(
   return { kind: tool.undo.kind, tool: tool.undo.tool ?? null };
 }
 
-/** Where a request goes under these policies. A path may carry redacted arguments: then only its template is shown. */
+/** The target of a request under these policies. A tool that redacts shows its path template, which holds no arguments. */
 export function resolveTarget(tool: Tool, request: PreparedRequest, policies: Policies): ShownRequest['target'] {
   const upstream = policies.upstreams.get(tool.upstream);
   if (upstream?.adapter === 'mcp') {
@@ -105,7 +105,7 @@ export function resolveTarget(tool: Tool, request: PreparedRequest, policies: Po
   return { upstream: tool.upstream, method: request.method, url: base.replace(/\/$/, '') + path };
 }
 
-/** What a decision names: everything that was shown, under the policies in force. A change of either is another digest. */
+/** The digest that a decision must name. It covers the shown request and the policy version. */
 export function computeApprovalDigest(shown: string, policyVersion: string): string {
   return sha256Hex(`${policyVersion}\n${shown}`);
 }

@@ -13,7 +13,7 @@ import { logRefusal } from '../calls/refusal.ts';
 import type { Context } from '../context.ts';
 import { computeApprovalDigest, resolveTarget, type ShownRequest } from './approval-request.ts';
 
-/** An approval with the digest that a decision about it must name now. */
+/** An approval with the digest that a decision must name now. */
 export interface ApprovalView {
   readonly approval: Approval;
   readonly shown: ShownRequest | null;
@@ -22,26 +22,26 @@ export interface ApprovalView {
 }
 
 export async function findApprovals(
-  station: Context,
+  ctx: Context,
   state: ApprovalState | undefined,
   cursor: string | undefined,
   limit: number,
 ) {
   if (cursor !== undefined && !isCursor(cursor))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  const page = await listApprovals(station.db, state, cursor, limit);
-  return { items: page.items.map((approval) => toApprovalView(station, approval)), cursor: page.cursor };
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
+  const page = await listApprovals(ctx.db, state, cursor, limit);
+  return { items: page.items.map((approval) => toApprovalView(ctx, approval)), cursor: page.cursor };
 }
 
-/** One approval, waiting or decided. */
-export async function readApprovalView(station: Context, txn: string): Promise<ApprovalView> {
-  return toApprovalView(station, await requireApproval(station, txn));
+/** Reads one approval, pending or decided. */
+export async function readApprovalView(ctx: Context, txn: string): Promise<ApprovalView> {
+  return toApprovalView(ctx, await requireApproval(ctx, txn));
 }
 
 async function requireApproval({ db }: Context, txn: string): Promise<Approval> {
   const approval = await readApproval(db, txn);
   if (approval !== undefined) return approval;
-  throw new GatewayError('not_found', `Nothing waits for a decision under ${txn.slice(0, 64)}.`);
+  throw new GatewayError('not_found', `There is no approval of call ${txn.slice(0, 64)}.`);
 }
 
 export interface ApprovalDecision {
@@ -53,63 +53,57 @@ export interface ApprovalDecision {
 }
 
 /**
- * A person decides about a held call. The same decision again is fine, the opposite one is refused; and so is any decision
- * about something else than what would run now. An approved call runs by itself, without its agent.
+ * Records a person's decision about a held call. Repeating a decision is safe; the opposite decision is refused. A decision
+ * whose digest differs from what would run now is refused. An approved call runs without its agent.
  */
-export async function decideApproval(flow: Services, wanted: ApprovalDecision): Promise<ApprovalView> {
-  const { station } = flow;
-  const { txn, person, verdict } = wanted;
-  const approval = await requireApproval(station, txn);
-  await refuseUnauthorizedPerson(station, approval, wanted);
-  if (approval.state !== 'pending') return confirmEarlierDecision(station, approval, verdict);
+export async function decideApproval(services: Services, decision: ApprovalDecision): Promise<ApprovalView> {
+  const { station: ctx } = services;
+  const { txn, person, verdict } = decision;
+  const approval = await requireApproval(ctx, txn);
+  await refuseUnauthorizedPerson(ctx, approval, decision);
+  if (approval.state !== 'pending') return confirmEarlierDecision(ctx, approval, verdict);
 
-  const view = toApprovalView(station, approval);
-  if (view.digest === null || wanted.digest !== view.digest) {
+  const view = toApprovalView(ctx, approval);
+  if (view.digest === null || decision.digest !== view.digest) {
     throw new GatewayError(
       'conflict',
-      'The digest is not that of what would run now: the policies changed, or it is of another call. Look again.',
+      'The digest does not match what would run now: the policies changed, or it belongs to another call. Read the approval again.',
       { txn },
     );
   }
-  if (verdict === 'approve') await refuseIfPolicyForbids(station, approval, view.shown);
+  if (verdict === 'approve') await refuseIfPolicyForbids(ctx, approval, view.shown);
   const entry = buildAuditEntry('vote', {
     txn,
     agent: approval.agent,
     tool: approval.tool,
     person: person.name,
     verdict,
-    digest: wanted.digest,
-    reason: wanted.reason,
+    digest: decision.digest,
+    reason: decision.reason,
   });
-  const decided = await castVote(station.db, { ...wanted, person: person.name, entry });
-  flow.recovery.wake();
-  return decided.state === 'pending'
-    ? toApprovalView(station, decided)
-    : confirmEarlierDecision(station, decided, verdict);
+  const decided = await castVote(ctx.db, { ...decision, person: person.name, entry });
+  services.recovery.wake();
+  return decided.state === 'pending' ? toApprovalView(ctx, decided) : confirmEarlierDecision(ctx, decided, verdict);
 }
 
-function confirmEarlierDecision(
-  station: Context,
-  approval: Approval,
-  verdict: ApprovalDecision['verdict'],
-): ApprovalView {
-  const agrees =
+function confirmEarlierDecision(ctx: Context, approval: Approval, verdict: ApprovalDecision['verdict']): ApprovalView {
+  const isSameDecision =
     verdict === 'reject' ? approval.state === 'rejected' : ['approved', 'unopposed'].includes(approval.state);
-  if (agrees) return toApprovalView(station, approval);
-  throw new GatewayError('conflict', `It is decided already: ${approval.state}.`, { txn: approval.txn });
+  if (isSameDecision) return toApprovalView(ctx, approval);
+  throw new GatewayError('conflict', `The approval is already decided: ${approval.state}.`, { txn: approval.txn });
 }
 
-/** Who tried to decide what is not theirs to decide is worth an entry: it may be the agent itself. */
+/** The audit log records each unauthorized decision, because the agent itself may have tried it. */
 async function refuseUnauthorizedPerson(
-  station: Context,
+  ctx: Context,
   approval: Approval,
   { person, verdict }: ApprovalDecision,
 ): Promise<void> {
-  const why = findAuthorizationFault(approval, person, verdict);
-  if (why === undefined) return;
+  const fault = findAuthorizationFault(approval, person, verdict);
+  if (fault === undefined) return;
   const { txn, agent, tool } = approval;
-  const error = new GatewayError('forbidden', why);
-  await logRefusal(station, { txn, agent, tool, person: person.name, verdict }, error);
+  const error = new GatewayError('forbidden', fault);
+  await logRefusal(ctx, { txn, agent, tool, person: person.name, verdict }, error);
   throw error;
 }
 
@@ -118,102 +112,104 @@ function findAuthorizationFault(
   person: Person,
   verdict: ApprovalDecision['verdict'],
 ): string | undefined {
-  // What leaves by itself may be stopped by whoever may stop anything: there is no time to look for the right person.
-  const stops = verdict === 'reject' && approval.leavesAt !== null && hasAnyRole(person, 'operator', 'approver');
-  if (stops) return undefined;
+  // Any operator or approver may stop a delayed call, because there is no time to find a member of the right group.
+  const canStop = verdict === 'reject' && approval.leavesAt !== null && hasAnyRole(person, 'operator', 'approver');
+  if (canStop) return undefined;
   if (!hasAnyRole(person, 'approver'))
-    return `${person.name} has the roles ${person.roles.join(', ')}; this needs approver.`;
-  if (person.name === approval.agent) return 'Whoever asks cannot approve.';
+    return `${person.name} has the roles ${person.roles.join(', ')}; this decision needs the role approver.`;
+  if (person.name === approval.agent) return 'An agent cannot approve its own call.';
   if (approval.groups.length === 0 || approval.groups.some((group) => person.groups.includes(group))) return undefined;
-  return `This needs somebody of ${approval.groups.join(' or ')}; ${person.name} is not.`;
+  return `This decision needs a member of ${approval.groups.join(' or ')}; ${person.name} is not one.`;
 }
 
 function hasAnyRole(person: Person, ...roles: readonly Role[]): boolean {
   return person.roles.some((role) => role === 'admin' || roles.includes(role));
 }
 
-/** An approval adds to what policy allows; it never goes beyond. */
-async function refuseIfPolicyForbids(station: Context, approval: Approval, shown: ShownRequest | null): Promise<void> {
-  const why = await findPolicyBlocker(station, approval, shown, undefined);
-  if (why !== undefined)
-    throw new GatewayError('conflict', `It cannot run any more: ${why}. The agent must ask anew.`, {
+/** A person cannot approve a call that the policies forbid. */
+async function refuseIfPolicyForbids(ctx: Context, approval: Approval, shown: ShownRequest | null): Promise<void> {
+  const blocker = await findPolicyBlocker(ctx, approval, shown, undefined);
+  if (blocker !== undefined)
+    throw new GatewayError('conflict', `The call can no longer run: ${blocker}. The agent must make a new call.`, {
       txn: approval.txn,
     });
 }
 
-/** Why a call that was let go must not run under the policies in force; undefined when it may. */
+/** Why an approved call, or one whose delay is over, must not run under the policies in force; undefined when it may. */
 export async function findApprovalBlocker(
-  station: Context,
+  ctx: Context,
   call: { readonly txn: string; readonly agent: string; readonly tool: string },
   payload: Payload,
 ): Promise<string | undefined> {
-  const approval = await readApproval(station.db, call.txn);
-  const isLetGo = approval?.state === 'approved' || approval?.state === 'unopposed';
-  if (approval?.shown == null || !isLetGo) return 'it was held, and never let go';
-  const isAsAgreed = approval.approvedDigest === computeApprovalDigest(approval.shown, station.policies().version);
-  const why = isAsAgreed
-    ? await findPolicyBlocker(station, approval, JSON.parse(approval.shown) as ShownRequest, payload)
-    : `the policies changed after it was ${approval.state === 'approved' ? 'approved' : 'held'}`;
-  if (why === undefined) return undefined;
-  return approval.state === 'approved' ? `approved, but ${why}` : `its delay is over, but ${why}`;
+  const approval = await readApproval(ctx.db, call.txn);
+  const isReleased = approval?.state === 'approved' || approval?.state === 'unopposed';
+  if (approval?.shown == null || !isReleased) return 'the call was held and never released';
+  const isUnchanged = approval.approvedDigest === computeApprovalDigest(approval.shown, ctx.policies().version);
+  const blocker = isUnchanged
+    ? await findPolicyBlocker(ctx, approval, JSON.parse(approval.shown) as ShownRequest, payload)
+    : `the policies changed after the call was ${approval.state === 'approved' ? 'approved' : 'held'}`;
+  if (blocker === undefined) return undefined;
+  return approval.state === 'approved' ? `the call was approved, but ${blocker}` : `the delay is over, but ${blocker}`;
 }
 
-/** Without the exact arguments, which a person may not see where they are redacted, the rules are asked when it runs. */
+/**
+ * Why the policies in force forbid a held call; undefined when they allow it. If the tool redacts and `exact` is undefined,
+ * the rules are not evaluated here: they need the exact arguments, and are evaluated when the call runs.
+ */
 async function findPolicyBlocker(
-  station: Context,
+  ctx: Context,
   approval: Approval,
   shown: ShownRequest | null,
   exact: Payload | undefined,
 ): Promise<string | undefined> {
-  const policies = station.policies();
+  const policies = ctx.policies();
   const { agent: agentName, tool: toolName } = approval;
   const agent = policies.agents.get(agentName);
   const tool = policies.tools.get(toolName);
-  if (agent === undefined) return `there is no agent ${agentName} any more`;
-  if (tool === undefined) return `there is no tool ${toolName} any more`;
+  if (agent === undefined) return `the agent ${agentName} is no longer in the policies`;
+  if (tool === undefined) return `the tool ${toolName} is no longer in the policies`;
   if (tool.disabled !== undefined) return `${toolName} is disabled: ${tool.disabled}`;
   if (shown === null || shown.contract !== tool.digest) return `the contract of ${toolName} changed`;
-  if (exact !== undefined && hasTargetMoved(station, tool, exact, shown))
-    return `${tool.upstream} is somewhere else now`;
+  if (exact !== undefined && hasTargetMoved(ctx, tool, exact, shown)) return `the address of ${tool.upstream} changed`;
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
-  const place = { saga: shown.saga ?? null, run: shown.run ?? null };
-  // What the agent did after it asked was judged with this call in mind, and not the other way round.
-  const facts = await readDecisionFacts(station, agent, toolName, {
-    ...place,
+  const origin = { saga: shown.saga ?? null, run: shown.run ?? null };
+  // Later calls of the agent were decided with this call in their history. So the history here ends at the request.
+  const facts = await readDecisionFacts(ctx, agent, toolName, {
+    ...origin,
     txn: approval.txn,
     asOf: approval.requestedAt,
   });
-  const decision = decideCall(policies, agent, toolName, { args, ...place, now: Date.now(), ...facts });
-  if (!decision.allowed) return `the policies deny it now ("${decision.reason}")`;
-  // People do not stand in for voters, and voters said nothing of what other policies would do.
+  const decision = decideCall(policies, agent, toolName, { args, ...origin, now: Date.now(), ...facts });
+  if (!decision.allowed) return `the policies deny the call now ("${decision.reason}")`;
+  // An approval of people does not replace the votes, and votes count only for the policies under which they were cast.
   const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
   if (decision.rule.voters !== undefined && !isVotedOn)
     return `the voters of ${decision.rule.id} were not asked under these policies`;
-  // Nobody was asked about what only waited for its time: then its rule wanted nobody.
-  const isAgreed = approval.state !== 'unopposed' || approval.delayMs !== null;
-  return decision.hold === undefined || (isAgreed && isApprovalSufficient(approval, decision.hold))
+  // An `unopposed` call with a null `delayMs` only waited for its delay. Its rule required no approvers.
+  const hasApprovers = approval.state !== 'unopposed' || approval.delayMs !== null;
+  return decision.hold === undefined || (hasApprovers && isApprovalSufficient(approval, decision.hold))
     ? undefined
-    : `${decision.rule.id} now asks for other people`;
+    : `${decision.rule.id} now requires other approvers`;
 }
 
 /**
- * The version covers what is written in the policies, not what the environment fills in. Nor does what was shown cover all of
- * that: a credential in a URL chooses an account, and is shown to nobody.
+ * Whether the upstream has another address than the approver saw. The policy version does not cover values from the environment.
+ * The shown URL does not cover credentials, and a credential in a URL may select an account.
  */
-function hasTargetMoved(station: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {
-  const { url } = resolveTarget(tool, request, station.policies());
-  return url !== shown.target.url || !station.adapters.getAdapter(tool).isAt(request.base);
+function hasTargetMoved(ctx: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {
+  const { url } = resolveTarget(tool, request, ctx.policies());
+  return url !== shown.target.url || !ctx.adapters.getAdapter(tool).isAt(request.base);
 }
 
-/** Whether those who may decide about this approval are enough for what the policies ask for today. */
+/** Whether the groups and the quorum of an approval satisfy what the policies require now. */
 function isApprovalSufficient({ groups, quorum }: Approval, hold: ApprovalSpec): boolean {
   if (quorum < hold.quorum) return false;
   return hold.by.length === 0 || (groups.length > 0 && groups.every((group) => hold.by.includes(group)));
 }
 
-function toApprovalView(station: Context, approval: Approval): ApprovalView {
-  const policyVersion = station.policies().version;
+function toApprovalView(ctx: Context, approval: Approval): ApprovalView {
+  const policyVersion = ctx.policies().version;
   const shown = approval.shown === null ? null : (JSON.parse(approval.shown) as ShownRequest);
   return {
     approval,

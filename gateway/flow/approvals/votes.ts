@@ -11,24 +11,24 @@ import { canReachQuorum } from '../../policy/evaluate-voters.ts';
 import { isParticipant } from '../calls/shared-keys.ts';
 import type { Context } from '../context.ts';
 
-/** What is voted on: a call under the policies that were in force when it was judged. */
+/** A call that voters vote on, with the policies under which it was decided. */
 export interface VoteSubject {
   readonly txn: string;
   readonly tool: Tool;
   readonly rule: Rule;
   readonly poll: VoterPoll;
   readonly policies: Policies;
-  /** Everything a person would be shown of it, as canonical JSON. */
+  /** The shown request, as canonical JSON. */
   readonly shown: () => string;
 }
 
-/** Too few voters approve. The agent learns who did not; what they said is for people. */
+/** Too few voters approve. The agent sees which voters did not approve; their reasons are for people only. */
 export class QuorumNotReachedError extends GatewayError {
   readonly votes: readonly Vote[];
 
   constructor({ tool, rule, poll }: VoteSubject, votes: readonly Vote[]) {
-    const others = votes.filter(({ verdict }) => verdict !== 'approve').map(({ voter }) => voter);
-    const detail = `${rule.id} allows ${tool.name} only if ${poll.quorum} of ${votes.length} voters approve; ${countApprovals(votes)} did. Not: ${others.join(', ')}.`;
+    const missing = votes.filter(({ verdict }) => verdict !== 'approve').map(({ voter }) => voter);
+    const detail = `${rule.id} allows ${tool.name} only if ${poll.quorum} of ${votes.length} voters approve; ${countApprovals(votes)} did. Not approved by: ${missing.join(', ')}.`;
     super('denied', detail, {
       members: { rule: rule.id, votes: votes.map(({ voter, verdict }) => ({ voter, verdict })) },
     });
@@ -36,89 +36,91 @@ export class QuorumNotReachedError extends GatewayError {
   }
 }
 
-/** Of a call whose rule has no voters, or while they are asked. */
+/** The votes of a call whose rule has no voters, or whose voters have not answered yet. */
 export const NO_VOTES: readonly Vote[] = Object.freeze([]);
 
-/**
- * What the voters of its rule say of a call. Undefined: it was let through before, or is under way, and is not put to the vote
- * again.
- */
+/** Collects the votes on a call. Returns undefined for a repeat: the call was voted on before and is not voted on again. */
 export async function collectRuleVotes(
-  station: Context,
-  motion: VoteSubject,
+  ctx: Context,
+  subject: VoteSubject,
   { agent, stint }: { readonly agent: string; readonly stint: Span },
 ): Promise<readonly Vote[] | undefined> {
-  const { txn, tool } = motion;
-  const earlier = await station.calls.read(txn);
-  // Of a shared wish the first one's voters were asked: whoever would join it has voters of its own.
-  if (earlier !== undefined && (await isParticipant(station, earlier, agent))) return undefined;
-  const voting = station.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
-  return askVoters(station, motion).finally(() => voting.end());
+  const { txn, tool } = subject;
+  const earlier = await ctx.calls.read(txn);
+  // A shared call was decided by the voters of its first agent. An agent that joins later has its own voters.
+  if (earlier !== undefined && (await isParticipant(ctx, earlier, agent))) return undefined;
+  const voting = ctx.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
+  return askVoters(ctx, subject).finally(() => voting.end());
 }
 
 /**
- * Asks every voter at once, before anything is written: no transaction waits for them. A crash in here leaves nothing, and
- * whoever asks again with the same key has them asked again. Throws when the call is not carried, or when the policies
- * changed meanwhile: a vote is about what these would do.
+ * Asks all voters at once, before the claim, so no transaction waits for them. A crash here leaves nothing; a repeat with the
+ * same key asks the voters again. Throws when the quorum is not reached, and when the policies changed meanwhile: a vote
+ * counts only for the policies under which it was cast.
  */
-export async function askVoters(station: Context, motion: VoteSubject): Promise<readonly Vote[]> {
-  const { poll, policies, tool } = motion;
-  const ask = canReachQuorum(poll) ? (voter: WebhookVoter) => askOneVoter(station, motion, voter) : abstainUnasked;
+export async function askVoters(ctx: Context, subject: VoteSubject): Promise<readonly Vote[]> {
+  const { poll, policies, tool } = subject;
+  const ask = canReachQuorum(poll) ? (voter: WebhookVoter) => askOneVoter(ctx, subject, voter) : abstainUnasked;
   const votes = [...poll.votes, ...(await Promise.all(poll.open.map(ask)))];
-  if (!hasQuorum(votes, poll.quorum)) throw new QuorumNotReachedError(motion, votes);
-  const now = station.policies();
+  if (!hasQuorum(votes, poll.quorum)) throw new QuorumNotReachedError(subject, votes);
+  const now = ctx.policies();
   if (now.version !== policies.version || now.tools.get(tool.name)?.digest !== tool.digest) {
-    const detail = 'The policies changed while voters were asked, so nothing was sent. Ask again with the same key.';
+    const detail =
+      'The policies changed while the voters were asked, so nothing was sent. Repeat the request with the same key.';
     throw new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });
   }
   return votes;
 }
 
 async function abstainUnasked({ name }: WebhookVoter): Promise<Vote> {
-  return { voter: name, verdict: 'abstain', reason: 'it was not asked: too few approvals were left to be had' };
+  return { voter: name, verdict: 'abstain', reason: 'the voter was not asked: the quorum cannot be reached' };
 }
 
-/** Questions of one rule that a voter has open here. A denial costs an agent nothing, so it must not bury whoever denies. */
-const openQuestions = new WeakMap<WebhookVoter, number>();
-const MAX_OPEN_QUESTIONS = 32;
+/** Open requests per voter of a rule. A denied call costs an agent nothing, so the limit protects the voter from a flood. */
+const openRequests = new WeakMap<WebhookVoter, number>();
+const MAX_OPEN_REQUESTS = 32;
 
-async function askOneVoter(station: Context, motion: VoteSubject, voter: WebhookVoter): Promise<Vote> {
-  const { vote, trouble } = await withQuestionLimit(voter, () =>
-    requestVote(voter, buildVoteRequest(motion, voter.name)),
+async function askOneVoter(ctx: Context, subject: VoteSubject, voter: WebhookVoter): Promise<Vote> {
+  const { vote, trouble } = await withRequestLimit(voter, () =>
+    requestVote(voter, buildVoteRequest(subject, voter.name)),
   );
   if (vote.verdict === 'abstain') {
-    const about = { voter: voter.name, txn: motion.txn, tool: motion.tool.name, why: vote.reason, trouble };
-    station.log.warn(about, 'a voter abstained');
+    const about = { voter: voter.name, txn: subject.txn, tool: subject.tool.name, why: vote.reason, trouble };
+    ctx.log.warn(about, 'A voter abstained.');
   }
   return vote;
 }
 
-async function withQuestionLimit(voter: WebhookVoter, ask: () => Promise<VoteResponse>): Promise<VoteResponse> {
-  const open = openQuestions.get(voter) ?? 0;
-  if (open >= MAX_OPEN_QUESTIONS)
+async function withRequestLimit(voter: WebhookVoter, ask: () => Promise<VoteResponse>): Promise<VoteResponse> {
+  const open = openRequests.get(voter) ?? 0;
+  if (open >= MAX_OPEN_REQUESTS)
     return {
-      vote: { voter: voter.name, verdict: 'abstain', reason: `${open} questions of this rule are open already` },
+      vote: {
+        voter: voter.name,
+        verdict: 'abstain',
+        reason: `the voter already has ${open} open requests of this rule`,
+      },
     };
-  openQuestions.set(voter, open + 1);
-  return ask().finally(() => openQuestions.set(voter, (openQuestions.get(voter) ?? 1) - 1));
+  openRequests.set(voter, open + 1);
+  return ask().finally(() => openRequests.set(voter, (openRequests.get(voter) ?? 1) - 1));
 }
 
-/** As a person sees it; what stands for redacted values (the fingerprint) is not for others. */
-function buildVoteRequest({ txn, policies, ...motion }: VoteSubject, voter: string) {
-  const shown = motion.shown();
+/** The shown request without its fingerprint, which would let a voter guess the redacted values. */
+function buildVoteRequest({ txn, policies, shown: renderShown }: VoteSubject, voter: string) {
+  const shown = renderShown();
   const delivery = randomUUID();
-  const asked = sha256Hex(`${delivery}\n${voter}\n${txn}\n${policies.version}\n${shown}`);
-  const { fingerprint: _, contract: __, ...seen } = JSON.parse(shown) as JsonObject;
-  const question = { ...seen, kind: 'vote', voter, delivery, txn, policyVersion: policies.version, digest: asked };
-  return { digest: asked, body: JSON.stringify(question) };
+  const digest = sha256Hex(`${delivery}\n${voter}\n${txn}\n${policies.version}\n${shown}`);
+  const { fingerprint: _, contract: __, ...visible } = JSON.parse(shown) as JsonObject;
+  const body = { ...visible, kind: 'vote', voter, delivery, txn, policyVersion: policies.version, digest };
+  return { digest, body: JSON.stringify(body) };
 }
 
-/** The votes as the log and whoever is shown the call have them. */
+/** The votes as the audit log and the shown request hold them. */
 export function renderVotes(votes: readonly Vote[]): JsonObject[] {
   return votes.map(({ voter, verdict, reason }) => ({ voter, verdict, reason }));
 }
 
-/** And as the call's timeline does. */
+/** The votes as events of the timeline of the call. */
 export function buildVoteEvents(votes: readonly Vote[]): CallEvent[] {
   const at = new Date().toISOString();
   return renderVotes(votes).map((vote) => ({ ...vote, what: 'vote', at }));

@@ -219,7 +219,7 @@ export class Dispatch {
     const outcome = await adapters.getAdapter(job.tool).send(job.tool, withLockToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
-      follower: job.progressListener,
+      listener: job.progressListener,
       discreet: job.secrets.length > 0,
       maySend: () => {
         reach('sending');

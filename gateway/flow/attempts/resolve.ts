@@ -68,7 +68,7 @@ function buildUndoFromVerdict(ctx: Context, call: Call, result: Json): UndoArgum
   if (call.undo?.tool === undefined) return null;
   if (tool === undefined || typeof payload === 'string') {
     const why = tool === undefined ? `the tool ${call.tool} is no longer declared` : payload;
-    return { before: null, args: null, sealed: null, reason: `the arguments of its undo cannot be made: ${why}` };
+    return { before: null, args: null, sealed: null, reason: `the undo arguments cannot be rendered: ${why}` };
   }
   const before = decodeObservation(ctx.sealingKey, call);
   return prepareUndoArguments(

@@ -6,26 +6,28 @@ import type { Operator } from '../controls/freezes-and-breakers.ts';
 import { requireNewestCheckpoint } from './read-log.ts';
 
 export interface LogAcceptance {
-  /** False: there was nothing to accept. */
+  /** False if the log was not in doubt. */
   readonly accepted: boolean;
   readonly checkpoint: string;
 }
 
 /**
- * A person takes the log as it is in the database for the true one, although what was kept of it says otherwise. Who, why,
- * and what it contradicts goes into the log first, and the checkpoints that are set aside stay where they are, under another
- * name. A crash in here leaves the log in doubt, and it is done again.
+ * Accepts the log in the database on a person's decision, although the anchors contradict it. The log first records who
+ * accepted it, why, and which checkpoints it contradicts. The old checkpoints stay in the anchors, under another name.
+ *
+ * A crash here leaves the log in doubt; accepting it again is safe.
  */
-export async function acceptLog(flow: Services, { person, reason }: Operator): Promise<LogAcceptance> {
-  const { db, logWatch } = flow.station;
+export async function acceptLog(services: Services, { person, reason }: Operator): Promise<LogAcceptance> {
+  const { db, logWatch } = services.station;
   await logWatch.verify();
-  const doubt = logWatch.findFault();
-  if (doubt === undefined) return { accepted: false, checkpoint: await requireNewestCheckpoint(flow) };
-  const kept = await logWatch.readAnchorNotes();
-  await enqueueAuditEntry(db, buildAuditEntry('log_accepted', { person, reason, doubt, kept }));
-  await flow.sequencer.seal(0, true);
+  const fault = logWatch.findFault();
+  if (fault === undefined) return { accepted: false, checkpoint: await requireNewestCheckpoint(services) };
+  const anchorNotes = await logWatch.readAnchorNotes();
+  const entry = buildAuditEntry('log_accepted', { person, reason, doubt: fault, kept: anchorNotes });
+  await enqueueAuditEntry(db, entry);
+  await services.sequencer.seal(0, true);
   await logWatch.acceptCurrentLog();
-  const left = logWatch.findFault();
-  if (left !== undefined) throw new GatewayError('conflict', left);
-  return { accepted: true, checkpoint: await requireNewestCheckpoint(flow) };
+  const remainingFault = logWatch.findFault();
+  if (remainingFault !== undefined) throw new GatewayError('conflict', remainingFault);
+  return { accepted: true, checkpoint: await requireNewestCheckpoint(services) };
 }

@@ -11,7 +11,7 @@ import type { Payload } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import type { Operator } from '../controls/freezes-and-breakers.ts';
 
-/** Whose payloads are erased. A subject is a text: every call that has it as a value anywhere in its arguments. */
+/** Selects the calls whose payloads are erased. The scope `subject` selects calls with that text as a value of an argument. */
 export interface ErasureScope {
   readonly of: 'agent' | 'saga' | 'txn' | 'subject';
   readonly value: string;
@@ -19,89 +19,91 @@ export interface ErasureScope {
 
 export interface ErasureResult {
   readonly erased: number;
-  /** Calls in scope that cannot be erased yet: they are open, may still be undone, or their saga is not over. */
+  /** Calls in scope that cannot be erased yet: they are open, may still be undone, or their saga has not ended. */
   readonly open: readonly string[];
-  /** Runs in scope that are not over: what was kept in them is still there. */
+  /** Runs in scope that have not ended. Their checkpoints remain. */
   readonly openRuns: readonly string[];
-  /** Calls whose sealed arguments this gateway cannot open, so that nobody knows whether the subject is in them. */
+  /** Calls whose arguments this gateway cannot decrypt. They may contain the subject. */
   readonly unreadable: readonly string[];
-  /** Where to go on; null when all was looked at. */
+  /** Where to continue; null when every call in scope was visited. */
   readonly cursor: string | null;
 }
 
 const PAGE_SIZE = 200;
-/** Whoever asks is answered within a while, and goes on with the cursor. */
+/** One request erases for at most this long. The caller continues with the cursor. */
 const MAX_DURATION_MS = 10_000;
 
 /**
- * Erases payloads before their time. What remains are tombstones and the log, which holds digests only, goes on verifying,
- * and says who erased what and why. It is answered when no process remembers any of it. A crash half-way leaves some erased
- * and the rest not: asked again, it goes on.
+ * Erases payloads before their retention ends. Tombstones remain, and so does the audit log: it holds digests only, still
+ * verifies, and records who erased what and why. This returns when no replica caches any of the payloads.
+ *
+ * A crash here leaves some payloads erased and others not; repeating the request erases the rest.
  */
 export async function eraseScope(
-  flow: Services,
+  services: Services,
   scope: ErasureScope,
-  hand: Operator,
+  operator: Operator,
   from: string | undefined,
 ): Promise<ErasureResult> {
   if (from !== undefined && !isCursor(from))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  const { station } = flow;
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
+  const { station: ctx } = services;
   const open: string[] = [];
   const unreadable: string[] = [];
   let erased = 0;
   let cursor: string | null | undefined = from;
-  const until = performance.now() + MAX_DURATION_MS;
+  const deadline = performance.now() + MAX_DURATION_MS;
   do {
-    const page = await listCandidates(station, scope, cursor);
+    const page = await listCandidates(ctx, scope, cursor);
     const live = page.items.filter((call) => call.erasedAt === null);
-    const chosen = live.filter((call) => isInScope(station, scope, call, unreadable));
-    const gone = await eraseCalls(
-      station.db,
-      chosen.map((call) => ({ txn: call.txn, entry: buildErasedEntry(call, scope, hand) })),
+    const chosen = live.filter((call) => isInScope(ctx, scope, call, unreadable));
+    const erasedTxns = await eraseCalls(
+      ctx.db,
+      chosen.map((call) => ({ txn: call.txn, entry: buildErasedEntry(call, scope, operator) })),
     );
-    erased += gone.length;
-    open.push(...chosen.map(({ txn }) => txn).filter((txn) => !gone.includes(txn)));
+    erased += erasedTxns.length;
+    open.push(...chosen.map(({ txn }) => txn).filter((txn) => !erasedTxns.includes(txn)));
     cursor = page.cursor;
-  } while (cursor !== null && performance.now() < until);
-  if (scope.of === 'saga') await eraseSaga(station.db, scope.value);
-  if (scope.of === 'agent' && cursor === null) await eraseAgent(station.db, scope.value);
-  const openRuns = scope.of === 'agent' ? await listUnfinishedRuns(station.db, scope.value, PAGE_SIZE) : [];
-  const done = { ...toLoggedScope(scope), person: hand.person, reason: hand.reason, erased, open: open.length };
-  await station.switches.broadcastChange(buildAuditEntry('erasure', done));
+  } while (cursor !== null && performance.now() < deadline);
+  if (scope.of === 'saga') await eraseSaga(ctx.db, scope.value);
+  if (scope.of === 'agent' && cursor === null) await eraseAgent(ctx.db, scope.value);
+  const openRuns = scope.of === 'agent' ? await listUnfinishedRuns(ctx.db, scope.value, PAGE_SIZE) : [];
+  const { person, reason } = operator;
+  const summary = { ...toLoggedScope(scope), person, reason, erased, open: open.length };
+  await ctx.switches.broadcastChange(buildAuditEntry('erasure', summary));
   return { erased, open, openRuns, unreadable, cursor };
 }
 
-async function listCandidates(station: Context, { of, value }: ErasureScope, cursor: string | undefined | null) {
+async function listCandidates(ctx: Context, { of, value }: ErasureScope, cursor: string | undefined | null) {
   if (of === 'txn') {
-    const call = await station.calls.read(value);
-    // What was sent to undo it holds what it was about, each time that was tried.
-    const tries = call === undefined ? [] : listUndoTxns(station, call);
-    const undos = await Promise.all(tries.map((txn) => station.calls.read(txn)));
+    const call = await ctx.calls.read(value);
+    // Every compensation of the call contains its data too.
+    const undoTxns = call === undefined ? [] : listUndoTxns(ctx, call);
+    const undos = await Promise.all(undoTxns.map((txn) => ctx.calls.read(txn)));
     return { items: [call, ...undos].filter((found) => found !== undefined), cursor: null };
   }
   const filter = { limit: PAGE_SIZE, cursor: cursor ?? undefined };
-  return listCalls(station.db, of === 'subject' ? filter : { ...filter, [of]: value });
+  return listCalls(ctx.db, of === 'subject' ? filter : { ...filter, [of]: value });
 }
 
-/** Every try is a call of its own, and the call itself names only the last. */
+/** The txns of all compensations of a call. Each try is a call of its own, and the undone call stores only the last txn. */
 function listUndoTxns({ deployment }: Context, { agent, txn, undoTries }: Call): string[] {
   return Array.from({ length: undoTries }, (_, generation) =>
     deriveTxnId(deployment, agent, { by: 'undo', of: txn, generation }),
   );
 }
 
-function isInScope(station: Context, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
+function isInScope(ctx: Context, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
   if (of !== 'subject') return true;
   try {
-    return containsValue(readExactArgs(station.sealingKey, call), value);
+    return containsValue(readExactArgs(ctx.sealingKey, call), value);
   } catch {
     unreadable.push(call.txn);
     return false;
   }
 }
 
-/** All of them, also what the tool redacts. */
+/** The arguments, including the redacted ones. */
 function readExactArgs(key: Buffer, call: Call): Json {
   if (call.sealed !== null) return (JSON.parse(decrypt(key, call.txn, call.sealed)) as Payload).args;
   return call.args === null ? null : (JSON.parse(call.args) as Json);
@@ -117,7 +119,7 @@ function buildErasedEntry({ txn, agent, tool }: Call, scope: ErasureScope, { per
   return buildAuditEntry('call_erased', { txn, agent, tool, ...toLoggedScope(scope), person, reason });
 }
 
-/** The log is for ever: who is to be forgotten is not written into it, only what that hashes to. */
+/** The audit log is permanent, so it holds only the hash of an erased subject. */
 function toLoggedScope({ of, value }: ErasureScope) {
   return { scope: of === 'subject' ? `subject:sha256:${sha256Hex(value)}` : `${of}:${value}` };
 }

@@ -18,13 +18,13 @@ export interface LogMonitorOptions {
   readonly db: Database;
   readonly lease: Lease;
   readonly key: NoteSigner;
-  /** Where the newest checkpoint is kept outside the database; the first is in the data directory. */
+  /** The anchors. The first one is in the data directory. */
   readonly files: readonly CheckpointFiles[];
   readonly witnesses: readonly WitnessClient[];
   readonly log: AppLogger;
 }
 
-/** What one directory vouches for. */
+/** The newest checkpoint in one anchor directory. */
 interface Anchor {
   readonly files: CheckpointFiles;
   readonly note: string | undefined;
@@ -32,21 +32,23 @@ interface Anchor {
 }
 
 const CHECKING_MESSAGE = 'The log is still being compared with its newest checkpoint.';
-const REMEDY_MESSAGE = 'Nothing is sent until this is mended, or accepted by a person: see docs/guides/audit-log.md.';
+const REMEDY_MESSAGE =
+  'Nothing is sent until this is repaired, or a person accepts the log: see docs/guides/audit-log.md.';
 
 /**
- * Whether the log in the database is still the one that was signed: it must begin with the newest checkpoint that is kept
- * outside of it. If it does not, the database was restored from a backup, is another one, or was tampered with, and nothing
- * may be sent. Asked before every send, answered from memory; looked at about every second, and anew under every new lease,
- * because a database that was replaced under a running process costs it its lease.
+ * Checks that the log in the database extends the newest checkpoint in the anchors. If it does not, the database was restored
+ * from a backup, replaced or tampered with, and nothing may be sent.
+ *
+ * Every send reads the result from memory. The check runs about once a second, and again under every new lease: a replica
+ * whose database is replaced loses its lease.
  */
 export class LogMonitor {
   readonly #options: LogMonitorOptions;
   readonly #verifier: NoteVerifier;
   #lastCheck: { readonly lease: string; readonly doubt: string | undefined } = { lease: '', doubt: undefined };
-  /** What was found good the last time: the same again need not be looked into. */
+  /** The checkpoints that passed the last check. Equal checkpoints are not checked again. */
   #verifiedNotes = '';
-  /** How large the log was then. */
+  /** The size of the log at the last check that passed. */
   #verifiedSize = 0;
   readonly #contradictions = new Map<string, string>();
   readonly #warnings = new Map<string, string>();
@@ -58,51 +60,51 @@ export class LogMonitor {
     this.#verifier = new NoteVerifier(options.key.verifier);
   }
 
-  /** Why nothing may be sent; undefined when all is well. */
+  /** The reason why nothing may be sent; undefined when the log is good. */
   findFault(): string | undefined {
     const { lease, doubt } = this.#lastCheck;
     const [contradiction] = this.#contradictions.values();
     return doubt ?? contradiction ?? (lease === this.#options.lease.id ? undefined : CHECKING_MESSAGE);
   }
 
-  /** What is not as it should be although calls are served. */
+  /** Problems that do not stop calls. */
   warnings(): string[] {
     return [...this.#warnings.values()];
   }
 
-  /** Compares the log with what is kept of it, and keeps its newest checkpoint. */
+  /** Compares the log with the anchors, and writes its newest checkpoint into them. */
   async verify(): Promise<void> {
     const { lease, log } = this.#options;
     const { id } = lease;
-    // In this order: what is kept outside is never newer than what is committed.
+    // Read the anchors before the database, because an anchor is never newer than the committed log.
     const anchors = await Promise.all(this.#options.files.map((files) => this.#readAnchor(files)));
     const newest = anchors.reduce((a, b) => (b.size > a.size ? b : a));
     const note = await readNewestCheckpoint(this.#options.db);
-    const judged = `${newest.note}${note}`;
-    const doubt = judged === this.#verifiedNotes ? undefined : await this.#compareWithAnchor(newest, note);
-    if (doubt !== undefined && doubt !== this.#lastCheck.doubt) log.error({ doubt }, 'the log is in doubt');
-    this.#verifiedNotes = doubt === undefined ? judged : '';
+    const notes = `${newest.note}${note}`;
+    const doubt = notes === this.#verifiedNotes ? undefined : await this.#compareWithAnchor(newest, note);
+    if (doubt !== undefined && doubt !== this.#lastCheck.doubt) log.error({ doubt }, 'The audit log is in doubt.');
+    this.#verifiedNotes = doubt === undefined ? notes : '';
     this.#lastCheck = { lease: id, doubt };
     if (doubt === undefined) this.#verifiedSize = note === undefined ? 0 : parseLogCheckpoint(note).size;
     if (doubt === undefined && note !== undefined) await this.#writeAnchors(note, anchors);
   }
 
-  /** Right before the next checkpoint is signed: that this is the log which was signed before, and not an older state of it. */
+  /** Throws unless the tip is the signed log, and not an older state of it. Called right before the next checkpoint is signed. */
   async requireSignedTip({ size, root, note }: LogTip): Promise<void> {
     const anchors = await Promise.all(this.#options.files.map((files) => this.#readAnchor(files)));
-    const least = Math.max(this.#verifiedSize, ...anchors.map((anchor) => anchor.size));
+    const minSize = Math.max(this.#verifiedSize, ...anchors.map((anchor) => anchor.size));
     const signed = note === undefined ? undefined : this.#verifier.verifyCheckpoint(note);
-    const isOurs = signed === undefined ? size === 0 : signed.size === size && signed.root.equals(root);
-    if (isOurs && size >= least) return;
-    // What was found good is not what is there now.
+    const isSigned = signed === undefined ? size === 0 : signed.size === size && signed.root.equals(root);
+    if (isSigned && size >= minSize) return;
+    // The log changed since it passed the check, so check it again.
     this.#verifiedNotes = '';
     throw new GatewayError(
       'conflict',
-      `nothing is added to a log of ${size} entries that is not the one that was signed`,
+      `The gateway adds nothing to a log of ${size} entries, because it is not the log that was signed.`,
     );
   }
 
-  /** A place that cannot be read now stands for what was last seen there; one that never could be is no proof of anything. */
+  /** An anchor that cannot be read now counts as last seen. An anchor that was never readable is an error. */
   async #readAnchor(files: CheckpointFiles): Promise<Anchor> {
     const { directory } = files;
     try {
@@ -110,14 +112,14 @@ export class LogMonitor {
       this.#lastAnchors.set(directory, found);
       return found;
     } catch (error) {
-      const seen = this.#lastAnchors.get(directory);
-      if (seen === undefined) throw error;
-      this.#warn(directory, `the checkpoints in ${directory} cannot be read: ${error}`);
-      return seen;
+      const lastSeen = this.#lastAnchors.get(directory);
+      if (lastSeen === undefined) throw error;
+      this.#warn(directory, `The checkpoints in ${directory} cannot be read: ${error}`);
+      return lastSeen;
     }
   }
 
-  /** Shows the newest checkpoint to the witnesses. Resolves when each has answered, or is not going to. */
+  /** Sends the newest checkpoint to the witnesses. Resolves when each has answered or failed. */
   requestCosignatures(): Promise<void> {
     this.#cosigning ??= this.#requestAllCosignatures().finally(() => {
       this.#cosigning = undefined;
@@ -125,13 +127,13 @@ export class LogMonitor {
     return this.#cosigning;
   }
 
-  /** The newest checkpoint of each place outside the database. */
+  /** The newest checkpoint of each anchor. */
   async readAnchorNotes(): Promise<string[]> {
     const notes = await Promise.all(this.#options.files.map((files) => files.readNewest()));
     return notes.filter((note) => note !== undefined);
   }
 
-  /** What is kept outside no longer counts: from here on the log in the database does. */
+  /** Archives the checkpoints in the anchors, so that the log in the database counts from here on. */
   async acceptCurrentLog(): Promise<void> {
     for (const files of this.#options.files) await files.archive();
     this.#verifiedNotes = '';
@@ -140,16 +142,17 @@ export class LogMonitor {
     await this.requestCosignatures();
   }
 
-  async #compareWithAnchor({ files, note: kept }: Anchor, note: string | undefined): Promise<string | undefined> {
+  async #compareWithAnchor({ files, note: anchorNote }: Anchor, note: string | undefined): Promise<string | undefined> {
+    const { directory } = files;
     try {
-      const now = note === undefined ? undefined : this.#verifyNote(note, 'The newest checkpoint in the database');
-      const was =
-        kept === undefined ? undefined : this.#verifyNote(kept, `The newest checkpoint in ${files.directory}`);
-      if (was !== undefined && (now === undefined || now.size < was.size))
+      const current = note === undefined ? undefined : this.#verifyNote(note, 'The newest checkpoint in the database');
+      const anchored =
+        anchorNote === undefined ? undefined : this.#verifyNote(anchorNote, `The newest checkpoint in ${directory}`);
+      if (anchored !== undefined && (current === undefined || current.size < anchored.size))
         throw new LogIntegrityError(
-          `The log in the database ends after ${now?.size ?? 0} entries, but ${files.directory} vouches for ${was.size}: an older backup was restored, the database is another one, or entries are gone.`,
+          `The log in the database ends after ${current?.size ?? 0} entries, but the newest checkpoint in ${directory} covers ${anchored.size}: an older backup was restored, the database is another one, or entries are gone.`,
         );
-      for (const checkpoint of [was, now]) if (checkpoint !== undefined) await this.#verifyRoot(checkpoint);
+      for (const checkpoint of [anchored, current]) if (checkpoint !== undefined) await this.#verifyRoot(checkpoint);
       return undefined;
     } catch (error) {
       if (error instanceof LogIntegrityError) return `${error.message} ${REMEDY_MESSAGE}`;
@@ -163,7 +166,7 @@ export class LogMonitor {
     } catch (error) {
       if (!(error instanceof NoteError)) throw error;
       throw new LogIntegrityError(
-        `${what} is not one of this log and key: ${error.message}. Replicas share the data directory, or have the same audit.key.`,
+        `${what} does not belong to this log and key: ${error.message}. Let all replicas share the data directory, or give them the same audit.key.`,
       );
     }
   }
@@ -176,7 +179,7 @@ export class LogMonitor {
       if (!(error instanceof MissingHashError)) throw error;
     }
     throw new LogIntegrityError(
-      `The first ${size} entries of the log are not those that were signed: it was rewritten.`,
+      `The first ${size} entries of the log are not those that were signed: the log was rewritten.`,
     );
   }
 
@@ -186,7 +189,7 @@ export class LogMonitor {
       const { directory } = files;
       await files.write(note, size).then(
         () => this.#warnings.delete(directory),
-        (error: unknown) => this.#warn(directory, `the newest checkpoint cannot be kept in ${directory}: ${error}`),
+        (error: unknown) => this.#warn(directory, `The newest checkpoint cannot be written to ${directory}: ${error}`),
       );
     }
   }
@@ -198,26 +201,27 @@ export class LogMonitor {
   async #requestCosignature(witness: WitnessClient): Promise<void> {
     const { db } = this.#options;
     const note = await readNewestCheckpoint(db);
-    // What is in doubt by itself is shown to nobody.
+    // A log in doubt is not shown to witnesses.
     if (note === undefined || this.#lastCheck.doubt !== undefined) return;
     const checkpoint = parseLogCheckpoint(note);
-    const shown = await witness.requestCosignature(note, checkpoint, (size) =>
+    const result = await witness.requestCosignature(note, checkpoint, (size) =>
       readProofHashes(db, Proof.consistency(size, checkpoint.size)),
     );
-    if (shown.as === 'silent')
-      return this.#warn(witness.url, `the witness ${witness.url} does not cosign: ${shown.why}`);
+    if (result.as === 'silent')
+      return this.#warn(witness.url, `The witness ${witness.url} does not cosign: ${result.why}`);
     this.#warnings.delete(witness.url);
-    if (shown.as === 'cosigned') {
+    if (result.as === 'cosigned') {
       this.#contradictions.delete(witness.url);
       const [files] = this.#options.files;
-      return files?.write(`${note}${shown.line}`, checkpoint.size).catch((error: unknown) => {
-        this.#warn(files.directory, `a cosignature cannot be kept in ${files.directory}: ${error}`);
+      return files?.write(`${note}${result.line}`, checkpoint.size).catch((error: unknown) => {
+        this.#warn(files.directory, `A cosignature cannot be written to ${files.directory}: ${error}`);
       });
     }
-    if (shown.as === 'ahead' && shown.size <= (await this.#readSize())) return this.#requestCosignature(witness);
-    const why = shown.as === 'ahead' ? `it cosigned ${shown.size} entries, there are ${checkpoint.size}` : shown.why;
+    if (result.as === 'ahead' && result.size <= (await this.#readSize())) return this.#requestCosignature(witness);
+    const why =
+      result.as === 'ahead' ? `it cosigned ${result.size} entries, but this log has ${checkpoint.size}` : result.why;
     this.#contradictions.set(witness.url, `The witness ${witness.url} contradicts this log: ${why}. ${REMEDY_MESSAGE}`);
-    this.#options.log.error({ witness: witness.url, why }, 'a witness contradicts the log');
+    this.#options.log.error({ witness: witness.url, why }, 'A witness contradicts the audit log.');
   }
 
   async #readSize(): Promise<number> {
@@ -233,7 +237,7 @@ export class LogMonitor {
 
 class LogIntegrityError extends Error {}
 
-/** One that cannot be read counts as the newest: it must be looked into, not passed over. */
+/** A checkpoint that cannot be parsed counts as the newest, so that it is examined and not skipped. */
 async function readAnchorFile(files: CheckpointFiles): Promise<Anchor> {
   const note = await files.readNewest();
   try {

@@ -13,7 +13,7 @@ import type { Services } from '../calls/execute-call.ts';
 
 export type { LoggedEntry } from '../../ledger/audit/audit-log.ts';
 
-/** An entry is sealed within about a second of what it records: whoever asks earlier waits this long at most. */
+/** The sequencer appends an entry within about a second. A request for a proof waits at most this long for it. */
 const MAX_WAIT_MS = 3_000;
 const POLL_INTERVAL_MS = 100;
 
@@ -28,9 +28,10 @@ export interface InclusionProof {
 }
 
 /** The newest signed checkpoint. */
-export async function requireNewestCheckpoint({ station }: Services): Promise<string> {
-  const note = await readNewestCheckpoint(station.db);
-  if (note === undefined) throw new GatewayError('not_found', 'Nothing was signed so far: ask again in a second.');
+export async function requireNewestCheckpoint({ station: ctx }: Services): Promise<string> {
+  const note = await readNewestCheckpoint(ctx.db);
+  if (note === undefined)
+    throw new GatewayError('not_found', 'The log has no signed checkpoint yet. Ask again in a second.');
   return note;
 }
 
@@ -39,44 +40,47 @@ export function getLogPublicKey({ sequencer }: Services): string {
   return sequencer.key.verifier;
 }
 
-/** Signed entries. Checkpoints of an earlier key, if there was one, are left out: nobody could verify them with this one. */
+/** Reads signed entries. Checkpoints of an earlier key are left out, because the current key cannot verify them. */
 export async function readLogEntries(
-  { station, sequencer }: Services,
+  { station: ctx, sequencer }: Services,
   from: number,
   to: number,
 ): Promise<LoggedEntry[]> {
-  const entries = await readEntries(station.db, from, to);
+  const entries = await readEntries(ctx.db, from, to);
   return entries.map((entry) =>
     entry.checkpoint === null || sequencer.key.hasLineIn(entry.checkpoint) ? entry : { ...entry, checkpoint: null },
   );
 }
 
-/** That an entry is in the log as it was last signed. */
-export async function proveLeaf(flow: Services, leaf: Buffer): Promise<InclusionProof> {
-  const { db } = flow.station;
+/** Proves that an entry is in the newest signed log. */
+export async function proveLeaf(services: Services, leaf: Buffer): Promise<InclusionProof> {
+  const { db } = services.station;
   const found = await pollUntilFound(() => findLeaf(db, leaf));
   if (found === undefined)
-    throw new GatewayError('not_found', 'The log has no entry with this leaf hash. It can take a second to get there.');
-  const checkpoint = await requireNewestCheckpoint(flow);
+    throw new GatewayError(
+      'not_found',
+      'The log has no entry with this leaf hash. A new entry can take a second to appear.',
+    );
+  const checkpoint = await requireNewestCheckpoint(services);
   const { size, root } = parseLogCheckpoint(checkpoint);
   const proof = await readProofHashes(db, Proof.inclusion(found.index, size));
   return { leaf, ...found, size, proof, root, checkpoint };
 }
 
-/** That the log of one size is how that of another began. */
-export async function proveConsistency(flow: Services, from: number, to: number | undefined) {
-  const checkpoint = await requireNewestCheckpoint(flow);
+/** Proves that the log of size `to` extends the log of size `from`. */
+export async function proveConsistency(services: Services, from: number, to: number | undefined) {
+  const checkpoint = await requireNewestCheckpoint(services);
   const { size } = parseLogCheckpoint(checkpoint);
-  const until = to ?? size;
-  if (until > size || from > until)
-    throw new GatewayError('not_found', `The log has ${size} signed entries: ask for from <= to <= ${size}.`);
-  const proof = await readProofHashes(flow.station.db, Proof.consistency(from, until));
-  return { from, to: until, proof, checkpoint };
+  const end = to ?? size;
+  if (end > size || from > end)
+    throw new GatewayError('not_found', `The log has ${size} signed entries. Ask for from <= to <= ${size}.`);
+  const proof = await readProofHashes(services.station.db, Proof.consistency(from, end));
+  return { from, to: end, proof, checkpoint };
 }
 
-async function pollUntilFound<T>(look: () => Promise<T | undefined>): Promise<T | undefined> {
-  for (const until = performance.now() + MAX_WAIT_MS; ; await sleep(POLL_INTERVAL_MS)) {
-    const found = await look();
-    if (found !== undefined || performance.now() > until) return found;
+async function pollUntilFound<T>(find: () => Promise<T | undefined>): Promise<T | undefined> {
+  for (const deadline = performance.now() + MAX_WAIT_MS; ; await sleep(POLL_INTERVAL_MS)) {
+    const found = await find();
+    if (found !== undefined || performance.now() > deadline) return found;
   }
 }

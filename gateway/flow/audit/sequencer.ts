@@ -12,32 +12,32 @@ import { Poller } from '../poller.ts';
 import type { LogMonitor } from './log-monitor.ts';
 
 const POLL_INTERVAL_MS = 400;
-/** Less than this after the last checkpoint there is no hurry with the next. */
+/** The minimum time between two checkpoints. */
 const MIN_SEAL_INTERVAL_MS = 800;
-/** A witness that contradicts is asked again: its operator may have seen to it. */
+/** How often a witness that contradicts the log is asked again. Its operator may have repaired it. */
 const WITNESS_RETRY_MS = 5_000;
-/** It may stumble, as a ledger does that is restarted. */
+/** A shorter failure causes no warning, because a restart of the ledger causes one too. */
 const WARN_AFTER_MS = 10_000;
 
 /**
- * Puts what was logged into the tree and signs it, about once a second while there is news. A worker in every process, of
- * which one at a time is at it. Where the log is in doubt nothing is signed: two checkpoints that exclude one another must
- * never bear our name.
+ * Appends waiting entries to the Merkle tree and signs a checkpoint, about once a second while entries wait. Every replica has
+ * a sequencer, and one at a time works. A log in doubt is not signed, because the gateway must never sign two checkpoints
+ * that contradict each other.
  */
 export class Sequencer {
   readonly #ctx: Context;
   readonly #key: NoteSigner;
   readonly #logMonitor: LogMonitor;
   readonly #poller: Poller;
-  #witnessesAskedAt = performance.now();
+  #lastWitnessRetryAt = performance.now();
   #batchSize = MAX_LEAVES_PER_BATCH;
   #failure: { readonly since: number; readonly why: string } | undefined;
 
-  constructor(station: Context, key: NoteSigner, watch: LogMonitor) {
-    this.#ctx = station;
+  constructor(ctx: Context, key: NoteSigner, logMonitor: LogMonitor) {
+    this.#ctx = ctx;
     this.#key = key;
-    this.#logMonitor = watch;
-    this.#poller = new Poller('the log', POLL_INTERVAL_MS, () => this.#poll(), station.log);
+    this.#logMonitor = logMonitor;
+    this.#poller = new Poller('the sequencer', POLL_INTERVAL_MS, () => this.#poll(), ctx.log);
   }
 
   get key(): NoteSigner {
@@ -48,7 +48,7 @@ export class Sequencer {
     this.#poller.start();
   }
 
-  /** What is still waiting is sealed, if that can be. */
+  /** Stops polling, and seals the entries that still wait if the log is good. */
   async stop(): Promise<void> {
     await this.#poller.stop();
     if (this.#logMonitor.findFault() === undefined)
@@ -62,37 +62,38 @@ export class Sequencer {
     this.#ctx.reach('sealed');
     await this.#logMonitor.verify();
     this.#ctx.reach('anchored');
-    // Not waited for: a slow witness must not hold the log up.
+    // Not awaited, because a slow witness must not delay the log.
     this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.logRetry(error));
   }
 
   /**
-   * Whether anything was sealed, by this process. A crash in here leaves the leaves where they were. What the database shows
-   * is signed only if it goes on from what was signed before: whoever can write to the database must not get a signature for
-   * another past. Unless a person `accepts` it.
+   * Seals the waiting leaves. Returns whether this replica sealed any. A crash here leaves the leaves waiting.
+   *
+   * A tip is signed only if it extends the signed log, because a writer of the database must not get a signature for another
+   * history. `acceptsTip` skips that check after a person accepted the log.
    */
-  async seal(restMs: number, accepts = false): Promise<boolean> {
-    let isAny = false;
-    for (let rest = restMs; await hasWaitingLeaves(this.#ctx.db, rest); rest = 0) {
-      const sealed = await this.#sealBatch(accepts);
+  async seal(minIntervalMs: number, acceptsTip = false): Promise<boolean> {
+    let hasSealed = false;
+    for (let intervalMs = minIntervalMs; await hasWaitingLeaves(this.#ctx.db, intervalMs); intervalMs = 0) {
+      const sealed = await this.#sealBatch(acceptsTip);
       if (sealed === undefined) break;
-      isAny = true;
-      // Whoever waits for the end of this process does not wait for a long backlog: another goes on with it.
+      hasSealed = true;
+      // A stopping replica leaves a long backlog to the other replicas.
       if (!sealed.isFull || this.#poller.isStopped) break;
     }
     if (this.#failure !== undefined) await this.#clearFailureIfSealed();
-    return isAny;
+    return hasSealed;
   }
 
-  /** Another process sealed what this one could not. Looked for without a rest: with one, nothing may only mean not yet. */
+  /** Clears the failure when another replica sealed the leaves. The interval is 0, because only then false means none wait. */
   async #clearFailureIfSealed(): Promise<void> {
     if (!(await hasWaitingLeaves(this.#ctx.db, 0))) this.#failure = undefined;
   }
 
-  /** Entries are of any length: what is too much for the time that a statement has is tried with fewer, down to one. */
-  async #sealBatch(accepts: boolean): Promise<SealedBatch | undefined> {
-    const sign: SignCheckpoint = async (before, size, root) => {
-      if (!accepts) await this.#logMonitor.requireSignedTip(before);
+  /** Seals one batch. A batch of long entries may exceed the statement timeout, so each failure shrinks the next batch. */
+  async #sealBatch(acceptsTip: boolean): Promise<SealedBatch | undefined> {
+    const sign: SignCheckpoint = async (tip, size, root) => {
+      if (!acceptsTip) await this.#logMonitor.requireSignedTip(tip);
       this.#ctx.reach('sealing');
       return this.#key.sign(size, root);
     };
@@ -108,17 +109,17 @@ export class Sequencer {
     }
   }
 
-  /** What people must know of: what is logged is safe, but nobody could prove it yet. */
+  /** Warns people while sealing fails. The waiting entries are safe in the ledger, but cannot be proved yet. */
   warnings(): string[] {
     if (this.#failure === undefined) return [];
     const seconds = Math.round((performance.now() - this.#failure.since) / 1000);
     if (seconds * 1000 < WARN_AFTER_MS) return [];
-    return [`the log could not be sealed for ${seconds} s: ${this.#failure.why}`];
+    return [`The audit log could not be sealed for ${seconds} s: ${this.#failure.why}`];
   }
 
   async #retryWitnesses(): Promise<void> {
-    if (performance.now() - this.#witnessesAskedAt < WITNESS_RETRY_MS) return;
-    this.#witnessesAskedAt = performance.now();
+    if (performance.now() - this.#lastWitnessRetryAt < WITNESS_RETRY_MS) return;
+    this.#lastWitnessRetryAt = performance.now();
     await this.#logMonitor.requestCosignatures();
   }
 }

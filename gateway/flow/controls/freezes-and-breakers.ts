@@ -4,38 +4,36 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { ControlFlagScope } from '../../ledger/controls/control-flags.ts';
 import type { Context } from '../context.ts';
 
+/** Who changes a control flag, and why. */
 export interface Operator {
   readonly person: string;
   readonly reason: string;
 }
 
-/** The kill switch: when this returns, nothing new is sent in its scope by any replica. */
-export async function freezeScope(
-  station: Context,
-  scope: ControlFlagScope,
-  { person, reason }: Operator,
-): Promise<void> {
-  await station.switches.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
+/** Freezes a scope. After this returns, no replica starts a send in the scope. */
+export async function freezeScope(ctx: Context, scope: ControlFlagScope, { person, reason }: Operator): Promise<void> {
+  await ctx.switches.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
 }
 
 export async function unfreezeScope(
-  station: Context,
+  ctx: Context,
   scope: ControlFlagScope,
   { person, reason }: Operator,
 ): Promise<void> {
-  await station.switches.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
+  await ctx.switches.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
 }
 
-/** Why nothing of a call is sent now. */
+/** The reason why a call must not be sent now. */
 export interface SendBlock {
   readonly code: 'frozen' | 'unavailable';
   readonly detail: string;
 }
 
 /**
- * What keeps a call back, if anything does. A compensation runs whatever became of its agent: freezing an agent must not keep
- * what it did from being undone. What freezes everything, or the tool, holds for it too; so does a tool of which its server
- * says something else now, and a log in doubt, for all but reads, which have no effect.
+ * Finds the reason why a call must not be sent: a freeze, a disabled tool, or an audit log in doubt.
+ *
+ * A freeze of the agent does not stop a compensation, because the effects of a frozen agent must remain undoable. A freeze of
+ * everything or of the tool does. An audit log in doubt does not stop reads, because reads have no effect.
  */
 export function findSendBlock(
   { switches, logWatch, policies }: Pick<Context, 'switches' | 'logWatch' | 'policies'>,
@@ -60,32 +58,32 @@ export function findSendBlock(
 export interface BreakerView {
   readonly upstream: string;
   readonly state: 'closed' | 'open' | 'half_open';
-  /** Who put it there: the failures it counted, or a person. */
+  /** `auto` if counted failures set the state, else the person who opened the breaker. */
   readonly by: string;
   readonly reason: string | null;
 }
 
-/** As this process sees them: those opened by hand are the same everywhere, the others are counted by each process. */
-export function listBreakers(station: Pick<Context, 'adapters' | 'switches'>): BreakerView[] {
-  return station.adapters.listBreakers().map(({ upstream, state }) => {
-    const hand = station.switches.get(`breaker:${upstream}`);
-    return { upstream, state, by: hand?.by ?? 'auto', reason: hand?.reason ?? null };
+/** The breakers as this replica sees them. A breaker opened by hand is open on every replica; each replica counts its own failures. */
+export function listBreakers(ctx: Pick<Context, 'adapters' | 'switches'>): BreakerView[] {
+  return ctx.adapters.listBreakers().map(({ upstream, state }) => {
+    const flag = ctx.switches.get(`breaker:${upstream}`);
+    return { upstream, state, by: flag?.by ?? 'auto', reason: flag?.reason ?? null };
   });
 }
 
-/** One opened by hand stays open until it is closed by hand. */
+/** Opens or closes a breaker by hand. A breaker opened by hand stays open until a person closes it. */
 export async function setManualBreaker(
-  station: Context,
+  ctx: Context,
   upstream: string,
   to: 'open' | 'close',
   { person, reason }: Operator,
 ): Promise<BreakerView> {
-  if (!station.policies().upstreams.has(upstream))
+  if (!ctx.policies().upstreams.has(upstream))
     throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   const entry = buildAuditEntry(`breaker_${to}`, { upstream, person, reason });
-  if (to === 'open') await station.switches.set(`breaker:${upstream}`, person, reason, entry);
-  else await station.switches.closeBreaker(upstream, person, reason, entry);
-  const view = listBreakers(station).find((breaker) => breaker.upstream === upstream);
+  if (to === 'open') await ctx.switches.set(`breaker:${upstream}`, person, reason, entry);
+  else await ctx.switches.closeBreaker(upstream, person, reason, entry);
+  const view = listBreakers(ctx).find((breaker) => breaker.upstream === upstream);
   if (view === undefined) throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   return view;
 }

@@ -19,13 +19,13 @@ import type { Job } from '../attempts/job.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
-/** Goes with every attempt of a call that holds locks: a service that refuses smaller ones than it saw is fenced too. */
+/** Sent with every attempt of a call that holds locks. A service that refuses smaller tokens than it has seen is fenced too. */
 const LOCK_TOKEN_HEADER = 'oncegate-lock-token';
 
-/** A call that wants something locked asks again this often, rarer the longer it takes, and not all at the same moment. */
-const POLL_DELAY = { firstMs: 10, mostMs: 200 };
+/** A call that waits for a lock polls with growing delays and jitter. */
+const POLL_DELAY = { firstMs: 10, maxMs: 200 };
 
-/** Whose locks they are to be. */
+/** The call that requests locks. */
 export interface LockingCall {
   readonly txn: string;
   readonly agent: string;
@@ -34,27 +34,27 @@ export interface LockingCall {
   readonly run: string | null;
 }
 
-/** What a call must hold before anything of it is sent; undefined: nothing. */
+/** The locks that a call must hold before it is sent; undefined when it needs none. */
 export function buildLockRequest(
-  station: Pick<Context, 'sealingKey'>,
+  ctx: Pick<Context, 'sealingKey'>,
   tool: Tool,
   call: LockingCall,
 ): LockRequest | undefined {
   if (tool.locks.length === 0) return undefined;
-  const hashed = createNameHasher(station.sealingKey);
-  let locks = 0;
-  let segments = 0;
-  const wishes = tool.locks.flatMap((lock, index) => {
+  const hashName = createNameHasher(ctx.sealingKey);
+  let lockCount = 0;
+  let segmentCount = 0;
+  const requested = tool.locks.flatMap((lock, index) => {
     const names = evaluateLockNames(tool, index, lock, call, call.args);
-    locks += names.length;
-    for (const name of names) segments += name.split('/').length;
-    if (locks > MAX_LOCKS) throw buildTooManyLocksError(tool, `${MAX_LOCKS} things at once`);
-    if (segments > MAX_LOCK_SEGMENTS_PER_CALL)
-      throw buildTooManyLocksError(tool, `${MAX_LOCK_SEGMENTS_PER_CALL} segments in all their names`);
+    lockCount += names.length;
+    for (const name of names) segmentCount += name.split('/').length;
+    if (lockCount > MAX_LOCKS) throw buildTooManyLocksError(tool, `more than ${MAX_LOCKS} locks`);
+    if (segmentCount > MAX_LOCK_SEGMENTS_PER_CALL)
+      throw buildTooManyLocksError(tool, `more than ${MAX_LOCK_SEGMENTS_PER_CALL} segments in all names`);
     const shown = redactLockNames(tool, index, lock, call, names);
     return names.map(
       (name, i): RequestedLock => ({
-        resource: hashed(name),
+        resource: hashName(name),
         displayName: shown[i] ?? REDACTED,
         mode: lock.mode,
         for: lock.for,
@@ -62,11 +62,11 @@ export function buildLockRequest(
     );
   });
   const { txn, agent, saga, run } = call;
-  return wishes.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, locks: wishes };
+  return requested.length === 0 ? undefined : { txn, agent, tool: tool.name, saga, run, locks: requested };
 }
 
-function buildTooManyLocksError({ name }: Tool, most: string): GatewayError {
-  return new GatewayError('invalid_arguments', `The locks of ${name} cannot be made: more than ${most}.`);
+function buildTooManyLocksError({ name }: Tool, excess: string): GatewayError {
+  return new GatewayError('invalid_arguments', `These arguments need too many locks of ${name}: ${excess}.`);
 }
 
 function evaluateLockNames(
@@ -80,11 +80,14 @@ function evaluateLockNames(
     return lock.keys({ args, agent, saga, run });
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error;
-    throw new GatewayError('invalid_arguments', `Lock ${index + 1} of ${tool.name} cannot be made: ${error.message}.`);
+    throw new GatewayError(
+      'invalid_arguments',
+      `The name of lock ${index + 1} of ${tool.name} cannot be evaluated: ${error.message}.`,
+    );
   }
 }
 
-/** The names as they may be stored and shown: without what the tool redacts. */
+/** The names as they are stored and shown, without the values that the tool redacts. */
 function redactLockNames(
   tool: Tool,
   index: number,
@@ -103,48 +106,51 @@ function redactLockNames(
   }
 }
 
-/** 64 bits: two names that hash alike would only wait for each other. */
+/** 64 bits are enough: two names with the same hash would only wait for each other. */
 const HASH_HEX_DIGITS = 16;
 
-/** Segment by segment, so that what lies below a prefix still does; with a key, because what is redacted could be guessed. */
+/**
+ * Hashes each segment of a name, so that a name below a prefix stays below it. The hash is keyed, because redacted values
+ * could otherwise be guessed.
+ */
 function createNameHasher(key: Buffer): (name: string) => string {
-  const known = new Map<string, string>([['*', '*']]);
+  const hashes = new Map<string, string>([['*', '*']]);
   const hash = (segment: string): string => {
-    let text = known.get(segment);
-    if (text === undefined) {
-      text = createHmac('sha256', key)
+    let hex = hashes.get(segment);
+    if (hex === undefined) {
+      hex = createHmac('sha256', key)
         .update('oncegate.lock.1\0')
         .update(segment)
         .digest('hex')
         .slice(0, HASH_HEX_DIGITS);
-      known.set(segment, text);
+      hashes.set(segment, hex);
     }
-    return text;
+    return hex;
   };
   return (name) => name.split('/').map(hash).join('/');
 }
 
-/** Tries again and again while something is locked, as long as the caller has patience; then tells what is. */
+/** Repeats an attempt while it meets a lock, for at most `patienceMs`. Then returns the conflict. */
 export async function retryWhileLocked<T extends { readonly kind: string }>(
   attempt: () => Promise<T>,
   patienceMs: number,
-  ...callers: readonly (CancelToken | undefined)[]
+  ...cancelTokens: readonly (CancelToken | undefined)[]
 ): Promise<T> {
-  const until = performance.now() + patienceMs;
-  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
+  const deadline = performance.now() + patienceMs;
+  for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
     const result = await attempt();
     if (result.kind !== 'lock_conflict') return result;
-    const left = until - performance.now();
-    if (left <= 0 || callers.some((caller) => caller?.gone === true)) return result;
-    await sleepUnlessCancelled(Math.min(poll * (0.5 + Math.random()), left), ...callers);
+    const leftMs = deadline - performance.now();
+    if (leftMs <= 0 || cancelTokens.some((token) => token?.gone === true)) return result;
+    await sleepUnlessCancelled(Math.min(delayMs * (0.5 + Math.random()), leftMs), ...cancelTokens);
   }
 }
 
-/** Who holds it is not told: it may be another agent. */
+/** The error does not name the holder, because the holder may be another agent. */
 export function buildLockedError({ wanted, since }: LockConflict): GatewayError {
   return new GatewayError(
     'locked',
-    `${wanted} is held by another call since ${since.toISOString()}. Ask again later.`,
+    `Another call has held ${wanted} since ${since.toISOString()}. Repeat the call later.`,
     {
       retryAfterSeconds: 1,
       members: { resource: wanted },
@@ -152,38 +158,38 @@ export function buildLockedError({ wanted, since }: LockConflict): GatewayError 
   );
 }
 
-/** Why a call cannot be sent now: something is locked, another has it, or what it must lock cannot be told. */
+/** Why a call cannot be sent now: a lock is held, another replica owns the call, or a lock name cannot be evaluated. */
 export type LockBlocker = LockConflict | CallLost | { readonly kind: 'invalid_locks'; readonly why: string };
 
 /**
- * Takes what a call must hold and does not yet: it waited for a person, or its tool declares more than when it was claimed. A
- * crash after it leaves a call with locks, which keeps them until it is final.
+ * Takes the locks that a call needs but does not hold yet: the call was held for a person, or its tool declares more locks
+ * than at the claim. A crash after this leaves a call with locks, which it keeps until it is final.
  */
-export async function acquireMissingLocks(station: Context, job: Job): Promise<LockBlocker | undefined> {
+export async function acquireMissingLocks(ctx: Context, job: Job): Promise<LockBlocker | undefined> {
   if (job.lockToken !== null) return undefined;
-  let order: LockRequest | undefined;
+  let request: LockRequest | undefined;
   try {
-    order = buildLockRequest(station, job.tool, job);
+    request = buildLockRequest(ctx, job.tool, job);
   } catch (error) {
-    // Its tool declares other locks than when it was claimed.
+    // The tool declares other locks than at the claim.
     if (error instanceof GatewayError) return { kind: 'invalid_locks', why: error.message };
     throw error;
   }
-  if (order === undefined) return undefined;
+  if (request === undefined) return undefined;
   const entry = buildAuditEntry('call_locked', { txn: job.txn, agent: job.agent, tool: job.tool.name });
-  const taken = await takeLocksOfOpenCall(station.db, order, { fence: job.fence, entry });
+  const taken = await takeLocksOfOpenCall(ctx.db, request, { fence: job.fence, entry });
   if (taken.kind !== 'lock_grant') return taken;
   job.lockToken = taken.token;
   return undefined;
 }
 
-/** Not part of what is stored: it is the same for every attempt all the same, because the locks are kept until the end. */
+/** Adds the lock token, which is not stored with the request. Every attempt sends the same token: locks last until the end. */
 export function withLockToken({ request, lockToken }: Job): PreparedRequest {
   if (lockToken === null) return request;
   return { ...request, headers: { ...request.headers, [LOCK_TOKEN_HEADER]: String(lockToken) } };
 }
 
-/** What is locked, by whom and since when: for people. */
+/** Lists the held locks for people. */
 export function listHeldLocks({ db }: Context, filter: LockFilter) {
   return listLocks(db, filter);
 }

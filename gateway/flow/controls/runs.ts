@@ -22,13 +22,13 @@ import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
 const RUN_ID_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
-/** More than this many open calls are not spelled out. */
+/** At most this many open calls are listed. */
 const MAX_OPEN_CALLS = 1_000;
-const POLL_DELAY = { firstMs: 20, mostMs: 250 };
-/** A claim that another process began and paused in keeps the run for five seconds at most; each try waits for 1.2 s. */
+const POLL_DELAY = { firstMs: 20, maxMs: 250 };
+/** A claim in a paused process locks the run for at most 5 s; each try waits 1.2 s for that lock. */
 const MAX_TRIES = 6;
 
-/** A run with what a successor without memory needs of it. */
+/** A run with the data that a successor without memory needs. */
 export interface RunView {
   readonly run: Run;
   readonly open: readonly OlderOpenCall[];
@@ -37,7 +37,7 @@ export interface RunView {
 }
 
 export interface TakenRun extends RunView {
-  /** The epoch that this taker holds; the run itself may be in a later one by now. */
+  /** The epoch of this holder. The run may be in a later epoch by now. */
   readonly epoch: number;
   readonly isRepeat: boolean;
 }
@@ -50,48 +50,46 @@ export interface RunRequest {
 }
 
 /**
- * Takes a run, or takes it over. When this returns nothing of an older epoch is begun any more, by any replica; `open` are the
- * calls of older epochs that may still land. Waits for those to end as long as the caller has patience.
+ * Takes a run, or takes it over. After this returns, no replica starts a call of an older epoch. `open` lists the calls of
+ * older epochs that may still have an effect; this waits at most `patienceMs` for them to end.
  */
 export async function takeOverRun(
-  flow: Services,
-  wish: RunRequest,
+  services: Services,
+  request: RunRequest,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<TakenRun> {
-  const { station } = flow;
-  const { agent, name } = wish;
-  const id = deriveRunId(station.deployment, agent, name);
+  const { station: ctx } = services;
+  const { agent, name } = request;
+  const id = deriveRunId(ctx.deployment, agent, name);
   const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_taken', { run: id, agent, name, epoch, withdrawn: [...withdrawn] });
-  const order = { id, agent, name, key: wish.key ?? null, ttlMs: wish.ttlMs ?? null, buildEntry };
-  const taken = await logIfRefused(station, { run: id, agent }, () =>
-    retryOnLockTimeout(() => takeRun(station.db, order)),
-  );
-  return { ...(await pollUntilDrained(flow, { run: id, epoch: taken.epoch }, patienceMs, caller)), ...taken };
+  const takeover = { id, agent, name, key: request.key ?? null, ttlMs: request.ttlMs ?? null, buildEntry };
+  const taken = await logIfRefused(ctx, { run: id, agent }, () => retryOnLockTimeout(() => takeRun(ctx.db, takeover)));
+  return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, cancelToken)), ...taken };
 }
 
-/** Somebody else has the run, or rows of its calls, locked just now: of two that wait for each other one is refused. */
-async function retryOnLockTimeout<T>(work: () => Promise<T>): Promise<T> {
-  for (let left = MAX_TRIES - 1; ; left--) {
+/** Retries while another transaction has the run or its calls locked. PostgreSQL aborts one of two that deadlock. */
+async function retryOnLockTimeout<T>(write: () => Promise<T>): Promise<T> {
+  for (let triesLeft = MAX_TRIES - 1; ; triesLeft--) {
     try {
-      return await work();
+      return await write();
     } catch (error) {
-      if (!(error instanceof LedgerError) || !error.isRejected || left === 0) throw error;
+      if (!(error instanceof LedgerError) || !error.isRejected || triesLeft === 0) throw error;
     }
   }
 }
 
-/** A run, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
-export async function findRun(station: Context, id: string, agent: string | undefined): Promise<Run> {
-  const run = RUN_ID_PATTERN.test(id) ? await readRun(station.db, id) : undefined;
+/** Reads a run. With `agent`, the run of another agent is not found; a person passes undefined. */
+export async function findRun(ctx: Context, id: string, agent: string | undefined): Promise<Run> {
+  const run = RUN_ID_PATTERN.test(id) ? await readRun(ctx.db, id) : undefined;
   if (run === undefined || (agent !== undefined && run.agent !== agent)) throw buildRunNotFoundError(id);
   return run;
 }
 
-export async function viewRun(station: Context, id: string, agent: string | undefined): Promise<RunView> {
-  const run = await findRun(station, id, agent);
-  return loadRunDetails(station, run, run.epoch);
+export async function viewRun(ctx: Context, id: string, agent: string | undefined): Promise<RunView> {
+  const run = await findRun(ctx, id, agent);
+  return loadRunDetails(ctx, run, run.epoch);
 }
 
 async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise<RunView> {
@@ -99,88 +97,88 @@ async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise
   return { run, open, checkpoint: run.checkpointAt === null ? null : await readRunCheckpoint(db, run.id) };
 }
 
-/** Waits until no call of an epoch before this one can land any more, or the patience ends. */
+/** Waits until no call of an older epoch can have an effect, `patienceMs` passes, or the caller or the gateway is gone. */
 async function pollUntilDrained(
-  { station, dispatch }: Pick<Services, 'station' | 'dispatch'>,
+  { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
   fence: RunEpoch,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<RunView> {
-  const until = performance.now() + patienceMs;
-  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
-    const left = until - performance.now();
-    const isOver = left <= 0 || caller.gone || dispatch.shutdownToken.gone;
-    if (isOver || (await listOlderOpenCalls(station.db, fence, 1)).length === 0)
-      return loadRunDetails(station, await findRun(station, fence.run, undefined), fence.epoch);
-    await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
+  const deadline = performance.now() + patienceMs;
+  for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
+    const leftMs = deadline - performance.now();
+    const shouldStop = leftMs <= 0 || cancelToken.gone || dispatch.shutdownToken.gone;
+    if (shouldStop || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
+      return loadRunDetails(ctx, await findRun(ctx, fence.run, undefined), fence.epoch);
+    await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, dispatch.shutdownToken);
   }
 }
 
-/** The run as it stands, once it is drained or the patience ends. */
+/** Waits until the run is drained or `patienceMs` passes, and then reads it. */
 export async function awaitRunDrained(
-  flow: Services,
+  services: Services,
   id: string,
   agent: string,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<RunView> {
-  const { epoch } = await findRun(flow.station, id, agent);
-  await pollUntilDrained(flow, { run: id, epoch }, patienceMs, caller);
-  return viewRun(flow.station, id, agent);
+  const { epoch } = await findRun(services.station, id, agent);
+  await pollUntilDrained(services, { run: id, epoch }, patienceMs, cancelToken);
+  return viewRun(services.station, id, agent);
 }
 
-export async function findRuns(station: Context, filter: RunFilter) {
+export async function findRuns(ctx: Context, filter: RunFilter) {
   if (filter.cursor !== undefined && !isCursor(filter.cursor))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  return listRuns(station.db, filter);
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
+  return listRuns(ctx.db, filter);
 }
 
-/** Keeps what the holder wants its successor to know. `checkpoint` is JSON text. */
+/** Stores the checkpoint that the holder leaves for its successor. `checkpoint` is JSON text. */
 export async function recordRunCheckpoint(
-  station: Context,
+  ctx: Context,
   agent: string,
   fence: RunEpoch,
   checkpoint: string,
 ): Promise<Run> {
-  await findRun(station, fence.run, agent);
+  await findRun(ctx, fence.run, agent);
   const entry = buildAuditEntry('run_checkpoint', { ...fence, agent, checkpoint: sha256Hex(checkpoint) });
-  await logIfRefused(station, { ...fence, agent }, () => saveRunCheckpoint(station.db, fence, checkpoint, entry));
-  return findRun(station, fence.run, agent);
+  await logIfRefused(ctx, { ...fence, agent }, () => saveRunCheckpoint(ctx.db, fence, checkpoint, entry));
+  return findRun(ctx, fence.run, agent);
 }
 
-export async function keepRunAlive(station: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(station, fence.run, agent);
-  await logIfRefused(station, { ...fence, agent }, () => recordHeartbeat(station.db, fence));
-  return findRun(station, fence.run, agent);
+export async function keepRunAlive(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
+  await findRun(ctx, fence.run, agent);
+  await logIfRefused(ctx, { ...fence, agent }, () => recordHeartbeat(ctx.db, fence));
+  return findRun(ctx, fence.run, agent);
 }
 
-/** Its holder is done: it takes no more calls, and is never missed. */
-export async function finishRun(station: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(station, fence.run, agent);
+/** Ends a run whose holder is done. The run takes no more calls, and never counts as abandoned. */
+export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
+  await findRun(ctx, fence.run, agent);
   const about = { ...fence, agent };
-  await logIfRefused(station, about, () => endRun(station.db, fence, buildAuditEntry('run_finished', about)));
-  return findRun(station, fence.run, agent);
+  await logIfRefused(ctx, about, () => endRun(ctx.db, fence, buildAuditEntry('run_finished', about)));
+  return findRun(ctx, fence.run, agent);
 }
 
-/** A person ends a run that nobody looks after. What its holder has on the wire comes to its end, as after a take-over. */
+/** Ends an abandoned run on a person's request. Calls that its holder has already sent end normally, as after a takeover. */
 export async function finishRunAsOperator(
-  station: Context,
+  ctx: Context,
   id: string,
   { person, reason }: { readonly person: string; readonly reason: string },
 ): Promise<RunView> {
-  const { agent } = await findRun(station, id, undefined);
+  const { agent } = await findRun(ctx, id, undefined);
   const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
     buildAuditEntry('run_finished', { run: id, agent, epoch, person, reason, withdrawn: [...withdrawn] });
-  await retryOnLockTimeout(() => forceEndRun(station.db, id, buildEntry));
-  return viewRun(station, id, undefined);
+  await retryOnLockTimeout(() => forceEndRun(ctx.db, id, buildEntry));
+  return viewRun(ctx, id, undefined);
 }
 
-/** Why a call was not claimed: there is no such run of this agent, or it is not in that epoch. */
-export async function refuseStaleEpoch(station: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
-  const run = await findRun(station, id, agent);
-  const why = explainFenced({ epoch: run.epoch, isEnded: run.endedAt !== null }, { epoch });
-  if (why === undefined) return;
-  const fenced = new GatewayError('fenced', why, { members: { run: id, epoch: run.epoch } });
+/** Throws the reason why a call was not claimed: the agent has no such run, or the run is in another epoch. */
+export async function refuseStaleEpoch(ctx: Context, { run: id, epoch }: RunEpoch, agent: string): Promise<void> {
+  const run = await findRun(ctx, id, agent);
+  const reason = explainFenced({ epoch: run.epoch, isEnded: run.endedAt !== null }, { epoch });
+  if (reason === undefined) return;
+  const fenced = new GatewayError('fenced', reason, { members: { run: id, epoch: run.epoch } });
   throw new Refusal(fenced, { run: id, epoch, current: run.epoch });
 }
 

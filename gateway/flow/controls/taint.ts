@@ -5,10 +5,10 @@ import { isRunOfAgent, recordTaint, type TaintExposure } from '../../ledger/cont
 import type { ToolAnswer, ToolCall } from '../calls/execute-call.ts';
 import type { Context } from '../context.ts';
 
-/** More than this many are not remembered; the ledger knows them all. */
+/** The cache is cleared at this size. The ledger holds every taint. */
 const MAX_CACHED_TAINTS = 10_000;
 
-/** What this process knows to be tainted. It never becomes clean again, so there is nothing to forget. */
+/** Taints that this replica knows. A taint is permanent, so no entry ever becomes wrong. */
 export class TaintCache {
   readonly #known = new Set<string>();
 
@@ -22,7 +22,7 @@ export class TaintCache {
   }
 }
 
-/** Whether what the agent is told may be a stranger's words: the tool's own, or those of what looks for its effect. */
+/** Whether the answer may contain untrusted content: from the tool itself, or from the tool that observes or probes its effect. */
 export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
   const { observe, once } = tool;
   return (
@@ -32,48 +32,48 @@ export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
   );
 }
 
-/** What a call of an untrusted tool taints; undefined: nothing that is not known to be. */
+/** What a call of an untrusted tool taints; undefined when all of it is already tainted. */
 export function findExposure(
   { taints: known }: Pick<Context, 'taints'>,
-  place: CallOrigin,
+  origin: CallOrigin,
   { txn, tool }: { readonly txn: string | null; readonly tool: string },
 ): TaintExposure | undefined {
-  const scopes = listTaintTargets(place).filter((scope) => !known.has(scope));
-  // Which runs are open is known to the ledger only.
-  const loose = place.run === null;
+  const scopes = listTaintTargets(origin).filter((scope) => !known.has(scope));
+  // A call outside a run also taints the open runs of its agent, and only the ledger knows which runs are open.
+  const loose = origin.run === null;
   if (scopes.length === 0 && !loose) return undefined;
-  const { agent } = place;
+  const { agent } = origin;
   const entryOf = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
   return { agent, scopes, isOutsideRuns: loose, txn, tool, buildEntry: entryOf };
 }
 
 /**
- * Taints whoever is about to be told an untrusted answer without having claimed it: a repeat, or a resource. And once more
- * those who claimed it outside of runs: a run that was begun while they waited goes on with what they are told now.
+ * Taints an agent before it receives an untrusted answer that it did not claim: a replay, or an MCP resource. Also taints again
+ * an agent that claimed outside a run, because a run that it began while it waited continues with this answer.
  */
 export async function taintRecipient(
-  station: Context,
-  place: CallOrigin,
-  what: { readonly txn: string | null; readonly tool: string },
+  ctx: Context,
+  origin: CallOrigin,
+  source: { readonly txn: string | null; readonly tool: string },
 ): Promise<void> {
-  const exposure = findExposure(station, place, what);
+  const exposure = findExposure(ctx, origin, source);
   if (exposure === undefined) return;
-  await recordTaint(station.db, exposure);
-  station.taints.add(exposure.scopes);
+  await recordTaint(ctx.db, exposure);
+  ctx.taints.add(exposure.scopes);
 }
 
-/** Whoever is told what strangers wrote is tainted before it is told; whoever claimed the call in a run is already. */
-export function taintIfUntrusted(station: Context, asked: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
-  const policies = station.policies();
-  const tool = policies.tools.get(asked.tool);
-  if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && asked.fence !== undefined)) return;
-  return taintCallingAgent(station, asked, answer);
+/** Taints the caller before it receives an untrusted answer. The claim already tainted a caller that claimed in a run. */
+export function taintIfUntrusted(ctx: Context, toolCall: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
+  const policies = ctx.policies();
+  const tool = policies.tools.get(toolCall.tool);
+  if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && toolCall.fence !== undefined)) return;
+  return taintCallingAgent(ctx, toolCall, answer);
 }
 
-async function taintCallingAgent(station: Context, asked: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
-  const { agent, fence } = asked;
+async function taintCallingAgent(ctx: Context, toolCall: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
+  const { agent, fence } = toolCall;
   const run = fence?.run ?? null;
-  // Of a repeat nobody asked whether the run that it names is the agent's: one that is not is as none.
-  const isOwn = !repeat || run === null || (await isRunOfAgent(station.db, run, agent.name));
-  await taintRecipient(station, { agent: agent.name, saga: asked.saga ?? null, run: isOwn ? run : null }, call);
+  // A replay does not check that the named run belongs to the agent. The run of another agent counts as no run.
+  const isOwn = !repeat || run === null || (await isRunOfAgent(ctx.db, run, agent.name));
+  await taintRecipient(ctx, { agent: agent.name, saga: toolCall.saga ?? null, run: isOwn ? run : null }, call);
 }

@@ -16,7 +16,7 @@ import {
 } from '../../ledger/controls/pins.ts';
 import type { Database } from '../../ledger/db.ts';
 import { importMcpTools, type ListedMcpTool } from '../../policy/import-mcp-tools.ts';
-import { ChangeNotifier } from '../audit/log-news.ts';
+import { ChangeNotifier } from './change-notifier.ts';
 
 export type { Pin };
 

@@ -16,57 +16,63 @@ import type { Context } from '../context.ts';
 import { buildLockRequest } from '../controls/locks.ts';
 import { collectUndoSecrets, decodeUndoArgs } from './undo.ts';
 
-/** A call that undoes another, ready to be claimed. */
+/** A compensation that is ready to be claimed. */
 export interface PreparedCompensation {
   readonly intent: Intent;
   readonly tool: Tool;
   readonly payload: Payload;
-  /** The locks of the tool that undoes. */
+  /** The locks of the undo tool. */
   readonly guards: ClaimGuards | undefined;
 }
 
-/** The call that undoes a step, by the contract in force; or why there is no undoing it as things stand; undefined: not now. */
+/**
+ * Builds the compensation of a step under the policies in force.
+ *
+ * Returns a string when the step cannot be undone, with the reason. Returns undefined when the caller should try later.
+ */
 export async function prepareCompensation(
-  station: Context,
+  ctx: Context,
   step: SagaStep,
 ): Promise<PreparedCompensation | string | undefined> {
-  const call = await station.calls.read(step.txn);
-  if (call === undefined) return 'the call is no longer there';
-  const tool = station.policies().tools.get(step.undo?.tool ?? '');
-  if (tool === undefined) return `there is no tool ${step.undo?.tool} any more`;
+  const call = await ctx.calls.read(step.txn);
+  if (call === undefined) return 'the call no longer exists';
+  const tool = ctx.policies().tools.get(step.undo?.tool ?? '');
+  if (tool === undefined) return `the undo tool ${step.undo?.tool} is no longer in the policies`;
   if (tool.disabled !== undefined) return `${tool.name} is disabled: ${tool.disabled}`;
-  const args = decodeUndoArgs(station.sealingKey, call);
+  const args = decodeUndoArgs(ctx.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);
   if ('restsForMs' in faults)
-    return faults.isResting ? undefined : `it takes too long to tell whether its arguments fit ${tool.name}`;
-  if (faults.length > 0) return `its arguments do not fit ${tool.name}: ${faults.join('; ')}`;
+    return faults.isResting
+      ? undefined
+      : `checking the undo arguments against the schema of ${tool.name} takes too long`;
+  if (faults.length > 0) return `the undo arguments do not match the schema of ${tool.name}: ${faults.join('; ')}`;
   const { agent } = call;
-  const txn = deriveTxnId(station.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
+  const txn = deriveTxnId(ctx.deployment, agent, { by: 'undo', of: call.txn, generation: step.undoTries });
   try {
-    // It is seen as part of the same work: whoever looks at the step's trace sees it undone.
+    // The compensation continues the trace of its step, so the trace of the step shows the undo.
     const trace = parseTraceContext((header) => call.request?.headers[header]);
-    const request = station.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
-    const payload = { args, request, secrets: collectUndoSecrets(station.sealingKey, call) };
-    const locks = buildLockRequest(station, tool, { txn, agent, args, saga: call.saga, run: call.run });
+    const request = ctx.adapters.getAdapter(tool).prepare(tool, { args, agent, trace }, txn);
+    const payload = { args, request, secrets: collectUndoSecrets(ctx.sealingKey, call) };
+    const locks = buildLockRequest(ctx, tool, { txn, agent, args, saga: call.saga, run: call.run });
     const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
-    return { intent: buildUndoIntent(station, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
+    return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
-    // Thrown any further it would end the round for every other step too.
-    const isOfThisStep =
+    // These errors concern this step only. Rethrowing one would end the round for every other step too.
+    const isStepError =
       error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonicalError;
-    if (isOfThisStep) return error.message;
+    if (isStepError) return error.message;
     throw error;
   }
 }
 
 function buildUndoIntent(
-  station: Context,
+  ctx: Context,
   call: Call,
   tries: number,
   { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
 ): Intent {
-  const { version } = station.policies();
+  const { version } = ctx.policies();
   const args = canonicalize(payload.args);
   const fingerprint = fingerprintOf(tool.name, args);
   return {
@@ -79,12 +85,12 @@ function buildUndoIntent(
     kind: tool.effect === 'read' ? 'read' : tool.once.by,
     fence: randomInt(1, 1_000_000_000),
     state: tool.observe === undefined ? 'sending' : 'ready',
-    owner: station.lease.id,
+    owner: ctx.lease.id,
     dueInMs: null,
     keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
     policyVersion: version,
     rule: `undo of ${call.tool} ${call.txn}`,
-    ...encodeUndoPayload(station.sealingKey, txn, tool, payload, args, call),
+    ...encodeUndoPayload(ctx.sealingKey, txn, tool, payload, args, call),
     saga: call.saga,
     dependsOn: null,
     run: null,
@@ -102,7 +108,7 @@ function buildUndoIntent(
   };
 }
 
-/** Where the step's own tool redacts, what its undo repeats of that is shown no more than there. */
+/** Values that the tool of the step redacts stay redacted in the shown arguments of the compensation. */
 function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
   if (call.undoSealed === null) return encodePayload(key, txn, tool, payload, args);
   const shown = JSON.parse(call.undoArgs ?? '{}') as JsonObject;

@@ -13,53 +13,56 @@ import { encodeUndoArguments } from './undo.ts';
 
 const POLL_INTERVAL_MS = 50;
 
+/** Who acts by hand, and why. */
 export interface ManualAction {
   readonly person: string;
   readonly reason: string;
 }
 
-/** A person has one call undone, outside any rollback. Again is fine; what failed before is tried again. */
+/**
+ * Undoes one call on a person's request, outside any rollback. Repeating the request is safe; a repeat retries a failed undo.
+ */
 export async function requestUndo(
-  flow: Services,
+  services: Services,
   txn: string,
   args: JsonObject | undefined,
-  deed: ManualAction,
+  action: ManualAction,
 ): Promise<Call> {
-  const { station } = flow;
-  const call = await readCall(flow, txn, undefined);
+  const { station: ctx } = services;
+  const call = await readCall(services, txn, undefined);
   if (call.undoState === 'done' || call.undoState === 'running') return call;
-  await refuseIfNotUndoable(flow, call);
-  const entry = buildAuditEntry('undo_asked', { txn, agent: call.agent, tool: call.tool, ...deed });
-  await station.undos.beginUndo(txn, encodeGivenArgs(flow, call, args), entry);
-  flow.rollbacks.wake({ id: txn, of: 'call' });
-  return readCall(flow, txn, undefined);
+  await refuseIfNotUndoable(services, call);
+  const entry = buildAuditEntry('undo_asked', { txn, agent: call.agent, tool: call.tool, ...action });
+  await ctx.undos.beginUndo(txn, encodeGivenArgs(services, call, args), entry);
+  services.rollbacks.wake({ id: txn, of: 'call' });
+  return readCall(services, txn, undefined);
 }
 
-async function refuseIfNotUndoable({ station }: Services, call: Call): Promise<void> {
-  const { txn, state, undo, outcome } = call;
+async function refuseIfNotUndoable({ station: ctx }: Services, call: Call): Promise<void> {
+  const { txn, tool, state, undo, outcome } = call;
   const refuse = (detail: string) => new GatewayError('conflict', detail, { txn, state });
-  if (state !== 'succeeded') throw refuse(`Only what succeeded can be undone; this call is ${state}.`);
-  if (call.erasedAt !== null) throw refuse('It is past its retention: what its undo needs is gone.');
+  if (state !== 'succeeded') throw refuse(`Only a succeeded call can be undone. This call is ${state}.`);
+  if (call.erasedAt !== null) throw refuse('The call cannot be undone: retention erased the arguments of its undo.');
   if (call.kind === 'read' || outcome === 'already_satisfied' || outcome === 'input_required')
-    throw refuse('It changed nothing: there is nothing to undo.');
+    throw refuse('The call changed nothing, so there is nothing to undo.');
   if (undo?.tool === undefined)
-    throw refuse(undo === null ? 'Its contract names no undo.' : `Its contract says that its undo is ${undo.kind}.`);
+    throw refuse(`The contract of ${tool} ${undo === null ? 'names no undo' : `says that its undo is ${undo.kind}`}.`);
   if (call.saga === null || call.ordinal === null) return;
-  const { saga } = await readSaga(station, call.saga, undefined);
+  const { saga } = await readSaga(ctx, call.saga, undefined);
   if (saga.state === 'open' || saga.state === 'rolling_back')
-    throw refuse(`It is a step of saga ${saga.id}, which is ${saga.state}: roll the saga back.`);
+    throw refuse(`The call is a step of saga ${saga.id}, which is ${saga.state}. Roll the saga back instead.`);
 }
 
-/** Arguments that a person gives because they could not be made from the outcome. */
-function encodeGivenArgs(flow: Services, call: Call, args: JsonObject | undefined) {
+/** Encodes undo arguments that a person gives because the template could not be rendered from the outcome. */
+function encodeGivenArgs(services: Services, call: Call, args: JsonObject | undefined) {
   if (args === undefined) return undefined;
-  const { station } = flow;
-  const { tools } = station.policies();
+  const { station: ctx } = services;
+  const { tools } = ctx.policies();
   const undoTool = tools.get(call.undo?.tool ?? '');
-  const unfit = undoTool === undefined ? undefined : findArgumentRefusal(undoTool, args);
-  if (unfit !== undefined) throw unfit;
+  const refusal = undoTool === undefined ? undefined : findArgumentRefusal(undoTool, args);
+  if (refusal !== undefined) throw refusal;
   const tool = tools.get(call.tool);
-  const payload = decodePayload(station.sealingKey, call);
+  const payload = decodePayload(ctx.sealingKey, call);
   if (tool === undefined || typeof payload === 'string') return { text: JSON.stringify(args), sealed: null };
   const scope = {
     txn: call.txn,
@@ -69,47 +72,48 @@ function encodeGivenArgs(flow: Services, call: Call, args: JsonObject | undefine
     before: undefined,
     isBeforeSecret: false,
   };
-  const kept = encodeUndoArguments(station.sealingKey, tool, undoTool, scope, args);
-  return { text: kept.args ?? '{}', sealed: kept.sealed };
+  const encoded = encodeUndoArguments(ctx.sealingKey, tool, undoTool, scope, args);
+  return { text: encoded.args ?? '{}', sealed: encoded.sealed };
 }
 
-/** A person takes a parked rollback up again; `waive` names steps that are no longer waited for. */
+/** Resumes a parked rollback on a person's request. The rollback no longer waits for the steps in `waive`. */
 export async function resumeRollback(
-  flow: Services,
+  services: Services,
   id: string,
   waive: readonly string[],
-  deed: ManualAction,
+  action: ManualAction,
 ): Promise<SagaWithSteps> {
-  const { station } = flow;
-  await readSaga(station, id, undefined);
-  const entry = buildAuditEntry('saga_resumed', { saga: id, waive: [...waive], ...deed });
-  await resumeSaga(station.db, id, { waive, by: deed.person, reason: deed.reason, entry });
-  flow.rollbacks.wake({ id, of: 'saga' });
-  return readSaga(station, id, undefined);
+  const { station: ctx } = services;
+  await readSaga(ctx, id, undefined);
+  const entry = buildAuditEntry('saga_resumed', { saga: id, waive: [...waive], ...action });
+  await resumeSaga(ctx.db, id, { waive, by: action.person, reason: action.reason, entry });
+  services.rollbacks.wake({ id, of: 'saga' });
+  return readSaga(ctx, id, undefined);
 }
 
-/** A person has seen to a parked saga by hand. */
-export async function closeParkedSaga(flow: Services, id: string, deed: ManualAction): Promise<SagaWithSteps> {
-  const { station } = flow;
-  await readSaga(station, id, undefined);
-  const entry = buildAuditEntry('saga_closed', { saga: id, ...deed });
-  await closeSaga(station.db, id, { by: deed.person, reason: deed.reason, entry });
-  return readSaga(station, id, undefined);
+/** Closes a parked saga that a person repaired by hand. */
+export async function closeParkedSaga(services: Services, id: string, action: ManualAction): Promise<SagaWithSteps> {
+  const { station: ctx } = services;
+  await readSaga(ctx, id, undefined);
+  const entry = buildAuditEntry('saga_closed', { saga: id, ...action });
+  await closeSaga(ctx.db, id, { by: action.person, reason: action.reason, entry });
+  return readSaga(ctx, id, undefined);
 }
 
-/** Waits until the undo of a call comes to rest or the patience ends. */
-export async function awaitUndo(flow: Services, txn: string, patienceMs: number, caller: CancelToken): Promise<Call> {
-  const until = performance.now() + patienceMs;
+/** Waits until the undo of a call has ended, `patienceMs` has passed, or the caller or the gateway is gone. */
+export async function awaitUndo(
+  services: Services,
+  txn: string,
+  patienceMs: number,
+  cancelToken: CancelToken,
+): Promise<Call> {
+  const deadline = performance.now() + patienceMs;
   for (;;) {
-    const call = await readCall(flow, txn, undefined);
-    const left = until - performance.now();
-    if (
-      (call.undoState !== 'due' && call.undoState !== 'running') ||
-      left <= 0 ||
-      caller.gone ||
-      flow.dispatch.shutdownToken.gone
-    )
-      return call;
-    await sleepUnlessCancelled(Math.min(POLL_INTERVAL_MS, left), caller, flow.dispatch.shutdownToken);
+    const call = await readCall(services, txn, undefined);
+    const leftMs = deadline - performance.now();
+    const isUndoOpen = call.undoState === 'due' || call.undoState === 'running';
+    const { shutdownToken } = services.dispatch;
+    if (!isUndoOpen || leftMs <= 0 || cancelToken.gone || shutdownToken.gone) return call;
+    await sleepUnlessCancelled(Math.min(POLL_INTERVAL_MS, leftMs), cancelToken, shutdownToken);
   }
 }

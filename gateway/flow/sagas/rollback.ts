@@ -23,37 +23,41 @@ import { Poller } from '../poller.ts';
 import { prepareCompensation } from './compensation.ts';
 
 const POLL_INTERVAL_MS = 250;
-/** How often it is looked for switches of steps that are over: those in memory, and there are hardly ever any. */
+/** How often recalls of finished steps are pruned. The recalls are in memory, and there are hardly ever any. */
 const PRUNE_INTERVAL_MS = 500;
-/** Work is this process's for so long; if it dies, somebody else's after that. */
+/** How long a replica owns an undo task. If the replica dies, another replica takes the task after this time. */
 const TASK_LEASE_MS = 2_000;
-/** A parked saga is looked at this often: a doubt that held it up may be resolved. */
+/** How often a parked saga is checked. The doubt that blocks it may have been resolved. */
 const PARKED_POLL_MS = 15_000;
-/** How many rollbacks one process carries on at once. */
+/** How many rollbacks one replica runs at once. */
 const MAX_CONCURRENT_ROLLBACKS = 64;
-/** What could not be moved now is tried again this much later. */
+/** How long the worker waits before it retries a move that failed. */
 const RETRY_DELAY_MS = 1_000;
+/** The shortest wait for a step that becomes due. */
+const MIN_WAIT_MS = 25;
 
 /**
- * The worker that undoes. A rollback has no memory but the ledger: it reads how the steps stand, `unwind` says what may be
- * done now, that is done, and it reads again. Every move is a compare-and-set and every compensation has a txn of its own,
- * so a crash anywhere, or two processes at the same saga, do nothing twice.
+ * Undoes sagas and single calls. The worker keeps no state but the ledger: it reads the steps, asks `planNextMoves` which
+ * moves are possible now, applies them, and reads again.
+ *
+ * Every move is a compare-and-set, and every compensation has its own txn. So neither a crash nor two replicas that work on
+ * one saga undo anything twice.
  */
 export class RollbackWorker {
   readonly #ctx: Context;
   readonly #dispatch: Dispatch;
   readonly #claims: Claims;
   readonly #running = new Map<string, Promise<void>>();
-  /** Something happened to these while they were looked at: they are looked at once more. */
+  /** Ids of tasks that were woken while they ran. Each runs once more. */
   readonly #wokenWhileRunning = new Set<string>();
   readonly #poller: Poller;
   #nextPruneAt = performance.now() + PRUNE_INTERVAL_MS;
 
-  constructor(station: Context, dispatch: Dispatch, claims: Claims) {
-    this.#ctx = station;
+  constructor(ctx: Context, dispatch: Dispatch, claims: Claims) {
+    this.#ctx = ctx;
     this.#dispatch = dispatch;
     this.#claims = claims;
-    this.#poller = new Poller('a rollback', POLL_INTERVAL_MS, () => this.#poll(), station.log);
+    this.#poller = new Poller('the rollback worker', POLL_INTERVAL_MS, () => this.#poll(), ctx.log);
   }
 
   start(): void {
@@ -65,10 +69,10 @@ export class RollbackWorker {
     await Promise.all(this.#running.values());
   }
 
-  /** Something about this saga, or call, happened: it is looked at now. */
-  wake(work: UndoTask): void {
-    if (this.#running.has(work.id)) this.#wokenWhileRunning.add(work.id);
-    else if (!this.#poller.isStopped) this.#startTask(work);
+  /** Runs a task now, because its saga or call changed. */
+  wake(task: UndoTask): void {
+    if (this.#running.has(task.id)) this.#wokenWhileRunning.add(task.id);
+    else if (!this.#poller.isStopped) this.#startTask(task);
   }
 
   async #poll(): Promise<void> {
@@ -79,86 +83,87 @@ export class RollbackWorker {
     while (!this.#poller.isStopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
       const { switches, lease, db } = this.#ctx;
       if (!switches.canSend(lease.id)) return;
-      const work = await claimUndoTasks(db, MAX_CONCURRENT_ROLLBACKS - this.#running.size, TASK_LEASE_MS);
-      if (work.length === 0) return;
-      for (const item of work) if (!this.#running.has(item.id)) this.#startTask(item);
+      const tasks = await claimUndoTasks(db, MAX_CONCURRENT_ROLLBACKS - this.#running.size, TASK_LEASE_MS);
+      if (tasks.length === 0) return;
+      for (const task of tasks) if (!this.#running.has(task.id)) this.#startTask(task);
     }
   }
 
-  #startTask(work: UndoTask): void {
-    const done = this.#runTask(work)
+  #startTask(task: UndoTask): void {
+    const done = this.#runTask(task)
       .catch((error: unknown) => this.#poller.logRetry(error))
       .finally(() => {
-        this.#running.delete(work.id);
-        if (this.#wokenWhileRunning.has(work.id)) this.wake(work);
+        this.#running.delete(task.id);
+        if (this.#wokenWhileRunning.has(task.id)) this.wake(task);
         else this.#poller.wake();
       });
-    this.#running.set(work.id, done);
+    this.#running.set(task.id, done);
   }
 
-  /** As far as it gets without waiting. Then it is left to the clock, or to the end of a compensation. */
-  async #runTask(work: UndoTask): Promise<void> {
+  /** Advances a task until it must wait. The due time of the task, or the end of a compensation, then wakes it. */
+  async #runTask(task: UndoTask): Promise<void> {
     const { undos, db } = this.#ctx;
     for (;;) {
-      this.#wokenWhileRunning.delete(work.id);
-      const { saga, steps } = await undos.readOutline(work.id, work.of);
-      if (work.of === 'saga' && saga === undefined) return removeUndoTask(db, work.id);
+      this.#wokenWhileRunning.delete(task.id);
+      const { saga, steps } = await undos.readOutline(task.id, task.of);
+      if (task.of === 'saga' && saga === undefined) return removeUndoTask(db, task.id);
       if (saga !== undefined && !(await this.#ensureRollingBack(saga))) return;
-      const outlook = planNextMoves(steps, saga?.keep ?? 0, (step) => this.#undoTimingFor(step));
-      if (saga?.state === 'parked' && !(await this.#unpark(saga, outlook))) return;
-      if (outlook.moves.length > 0) {
-        const moved = await Promise.all(outlook.moves.map((move) => this.#applyMove(move, work)));
+      const next = planNextMoves(steps, saga?.keep ?? 0, (step) => this.#undoTimingFor(step));
+      if (saga?.state === 'parked' && !(await this.#unpark(saga, next))) return;
+      if (next.moves.length > 0) {
+        const moved = await Promise.all(next.moves.map((move) => this.#applyMove(move, task)));
         if (moved.includes(true)) continue;
-        // Somebody else was faster, or the ledger is in trouble.
-        return postponeUndoTask(db, work.id, RETRY_DELAY_MS);
+        // Another replica was faster, or the ledger is unavailable.
+        return postponeUndoTask(db, task.id, RETRY_DELAY_MS);
       }
-      if (this.#wokenWhileRunning.has(work.id)) continue;
-      if (outlook.waitMs !== null) return postponeUndoTask(db, work.id, Math.max(outlook.waitMs, 25));
-      return this.#finish(work, saga, outlook);
+      if (this.#wokenWhileRunning.has(task.id)) continue;
+      if (next.waitMs !== null) return postponeUndoTask(db, task.id, Math.max(next.waitMs, MIN_WAIT_MS));
+      return this.#finish(task, saga, next);
     }
   }
 
-  /** Whether there is anything to undo; an open saga whose time is over begins to be, or is parked. */
+  /** Returns whether the saga is being undone. An open saga past its ttl starts its rollback here, or is parked. */
   async #ensureRollingBack(saga: Saga): Promise<boolean> {
-    const station = this.#ctx;
+    const ctx = this.#ctx;
     if (saga.state === 'rolling_back') return true;
     if (saga.state === 'parked' && saga.keep !== null) return true;
     if (saga.state !== 'open') {
-      await removeUndoTask(station.db, saga.id);
+      await removeUndoTask(ctx.db, saga.id);
       return false;
     }
     if (!saga.lapsed) return false;
-    const reason = 'its ttl ran out';
+    const reason = 'the ttl of the saga ran out';
     if (saga.onExpire === 'rollback') {
-      await beginRollback(station, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
+      await beginRollback(ctx, { id: saga.id, to: undefined, reason, by: 'ttl', again: false });
       this.#wokenWhileRunning.add(saga.id);
     } else {
       const entry = buildAuditEntry('saga_parked', { saga: saga.id, agent: saga.agent, reason });
-      await transitionSaga(station.db, saga, { state: 'parked', reason, by: 'ttl', entry, recheckInMs: null });
+      await transitionSaga(ctx.db, saga, { state: 'parked', reason, by: 'ttl', entry, recheckInMs: null });
     }
     return false;
   }
 
-  /** Something that held a parked saga up was resolved: it goes on by itself. */
+  /** Continues a parked saga whose blocking step was resolved. */
   async #unpark(saga: Saga, { moves, waitMs }: NextMoves): Promise<boolean> {
     const { db } = this.#ctx;
     if (moves.length === 0 && waitMs === null) {
       await postponeUndoTask(db, saga.id, PARKED_POLL_MS);
       return false;
     }
-    const reason = 'what held it up was resolved';
+    const reason = 'the step that blocked the rollback was resolved';
     const entry = buildAuditEntry('saga_rolling_back', { saga: saga.id, agent: saga.agent, reason });
     const change = { state: 'rolling_back', reason, by: 'gateway', entry, recheckInMs: TASK_LEASE_MS } as const;
     return transitionSaga(db, saga, change);
   }
 
-  /** True: something moved. False: somebody else was faster, or it could not be done now. */
-  async #applyMove(move: UndoMove, work: UndoTask, logged?: string): Promise<boolean> {
+  /** Returns whether the move was applied. It is not when another replica was faster, or when it is not possible now. */
+  async #applyMove(move: UndoMove, task: UndoTask, loggedReason?: string): Promise<boolean> {
     const { step } = move;
-    if (move.do === 'start') return this.#startCompensation(step, work);
-    const entry = buildAuditEntry(`undo_${move.to}`, { txn: step.txn, tool: step.tool, reason: logged ?? move.reason });
+    if (move.do === 'start') return this.#startCompensation(step, task);
+    const { txn, tool } = step;
+    const entry = buildAuditEntry(`undo_${move.to}`, { txn, tool, reason: loggedReason ?? move.reason });
     const marked = await this.#ctx.undos.mark({
-      txn: step.txn,
+      txn,
       from: step.undoState,
       tries: step.undoTries,
       to: move.to,
@@ -171,29 +176,29 @@ export class RollbackWorker {
   }
 
   /**
-   * Starts the call that undoes a step: an ordinary call, claimed and carried like any other. That the step's undo is running,
-   * and under which txn, is written with the claim. A crash after it leaves a call that recovery carries on.
+   * Starts the compensation of a step. A compensation is claimed and dispatched like any other call. The claim also writes
+   * that the undo of the step is running, and under which txn. A crash after the claim leaves a call that recovery continues.
    */
-  async #startCompensation(step: SagaStep, work: UndoTask): Promise<boolean> {
-    const station = this.#ctx;
-    const owner = station.lease.id;
-    const prepared = await prepareCompensation(station, step);
+  async #startCompensation(step: SagaStep, task: UndoTask): Promise<boolean> {
+    const ctx = this.#ctx;
+    const owner = ctx.lease.id;
+    const prepared = await prepareCompensation(ctx, step);
     if (prepared === undefined) return false;
     if (typeof prepared === 'string') return this.#markFailed(step, prepared);
     const { intent, tool, payload, guards } = prepared;
-    if (!station.switches.canSend(owner)) return false;
-    station.reach('undoing');
+    if (!ctx.switches.canSend(owner)) return false;
+    ctx.reach('undoing');
     try {
       const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
-        station.reach('claimed');
-        void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(work));
+        ctx.reach('claimed');
+        void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(task));
       });
       switch (claimed.kind) {
         case 'won':
           return true;
         case 'lock_conflict':
-          return this.#recordLockWait(step, claimed, work);
-        // A compensation has no limits and no history guard: only `taken` reaches this.
+          return this.#recordLockWait(step, claimed, task);
+        // A compensation has no limits and no history guard, so only `taken` reaches this.
         case 'taken':
         case 'limit_exceeded':
         case 'stale_decision':
@@ -205,15 +210,18 @@ export class RollbackWorker {
     }
   }
 
-  /** Somebody holds what the undo must lock: said at the step, and tried again and again. What its own saga holds is not in its way. */
-  #recordLockWait(step: SagaStep, { wanted }: LockConflict, work: UndoTask): Promise<boolean> {
-    const reason = `it waits for ${wanted}, which another call has locked`;
+  /**
+   * Records at the step that its undo waits for a lock of another call, and retries. Locks of the same saga never block it.
+   */
+  #recordLockWait(step: SagaStep, { wanted }: LockConflict, task: UndoTask): Promise<boolean> {
+    const reason = `the undo waits for ${wanted}, which another call has locked`;
     if (step.undoReason === reason) return Promise.resolve(false);
-    // What is locked is made of arguments, which the log never holds.
-    return this.#applyMove({ do: 'mark', step, to: 'due', reason, inMs: RETRY_DELAY_MS }, work, 'it waits for a lock');
+    const move = { do: 'mark', step, to: 'due', reason, inMs: RETRY_DELAY_MS } as const;
+    // Lock names are built from arguments, and the audit log never holds arguments.
+    return this.#applyMove(move, task, 'the undo waits for a lock');
   }
 
-  /** It cannot be undone as things stand: said at the step, for a person to see. */
+  /** Records at the step why it cannot be undone now, for a person to see. */
   #markFailed(step: SagaStep, reason: string): Promise<boolean> {
     return this.#applyMove({ do: 'mark', step, to: 'failed', reason }, { id: step.txn, of: 'call' });
   }
@@ -226,14 +234,14 @@ export class RollbackWorker {
     };
   }
 
-  async #finish(work: UndoTask, saga: Saga | undefined, { undone, stuck }: NextMoves): Promise<void> {
-    const station = this.#ctx;
+  async #finish(task: UndoTask, saga: Saga | undefined, { undone, stuck }: NextMoves): Promise<void> {
+    const ctx = this.#ctx;
     if (saga === undefined)
       return stuck.some(isInDoubt)
-        ? postponeUndoTask(station.db, work.id, PARKED_POLL_MS)
-        : removeUndoTask(station.db, work.id);
-    if (saga.state === 'parked') return postponeUndoTask(station.db, saga.id, PARKED_POLL_MS);
-    station.reach('finishing');
+        ? postponeUndoTask(ctx.db, task.id, PARKED_POLL_MS)
+        : removeUndoTask(ctx.db, task.id);
+    if (saga.state === 'parked') return postponeUndoTask(ctx.db, saga.id, PARKED_POLL_MS);
+    ctx.reach('finishing');
     const to = !undone ? 'parked' : (saga.keep ?? -1) >= 0 ? 'open' : 'rolled_back';
     const reason = undone ? saga.reason : describeParkReason(stuck);
     const entry = buildAuditEntry(to === 'open' ? 'saga_back_at_savepoint' : `saga_${to}`, {
@@ -248,11 +256,11 @@ export class RollbackWorker {
       entry,
       recheckInMs: undone ? null : PARKED_POLL_MS,
     } as const;
-    if (!(await transitionSaga(station.db, saga, change))) return this.wake(work);
-    station.reach('finished');
+    if (!(await transitionSaga(ctx.db, saga, change))) return this.wake(task);
+    ctx.reach('finished');
   }
 
-  /** Steps that were about to be sent when a rollback began and are over, or were given up: nothing needs to be kept back. */
+  /** Clears the recalls of steps that are final or gone. A recall stops a step that was claimed when its rollback began. */
   async #pruneRecalls(): Promise<void> {
     const { switches, calls } = this.#ctx;
     for (const { scope } of switches.list()) {
@@ -265,14 +273,14 @@ export class RollbackWorker {
   }
 }
 
-/** What is shown as failed, but may turn out to have worked. */
+/** Whether a failed undo may still turn out to have worked. */
 function isInDoubt({ step: { compensation } }: NextMoves['stuck'][number]): boolean {
   return compensation !== null && !isFinalState(compensation.state);
 }
 
 function describeParkReason(stuck: NextMoves['stuck']): string {
   const [first] = stuck;
-  if (first === undefined) return 'it cannot go on';
+  if (first === undefined) return 'the rollback cannot continue';
   const more = stuck.length > 1 ? ` (and ${stuck.length - 1} more)` : '';
   return `${first.step.tool} ${first.step.txn} is not undone: ${first.why}${more}`;
 }
@@ -284,45 +292,45 @@ export interface RollbackCommand {
   /** `agent`, `ttl`, or a person's name. */
   readonly by: string;
   readonly again: boolean;
-  /** The run in which its agent asks for it: in any but the current epoch it is refused. */
+  /** The run in which the agent requests the rollback. An epoch that is not current is refused. */
   readonly fence?: RunEpoch | undefined;
-  /** Of the plan that was confirmed: if anything else would be undone, nothing is. */
+  /** Digest of the confirmed plan. If the plan has changed since, nothing is undone. */
   readonly digest?: string | undefined;
 }
 
-/** Somebody asks for a rollback. That it is refused is in the log too, with who asked. */
+/** Starts a rollback on request. The audit log records a refusal too, with the requester. */
 export async function requestRollback(
-  station: Context,
+  ctx: Context,
   rollback: RollbackCommand,
-  asker: { readonly agent: string } | { readonly person: string },
+  requester: { readonly agent: string } | { readonly person: string },
 ): Promise<void> {
-  const about = { saga: rollback.id, ...rollback.fence, ...asker };
-  await logIfRefused(station, about, () => beginRollback(station, rollback).catch(rethrowAsRefusal));
+  const about = { saga: rollback.id, ...rollback.fence, ...requester };
+  await logIfRefused(ctx, about, () => beginRollback(ctx, rollback).catch(rethrowAsRefusal));
 }
 
-/** The only conflicts here are that something else would be undone than was asked for: no moment's trouble, but a decision. */
+/** A conflict here means that the plan differs from the confirmed one. That is a refusal, not a transient error. */
 function rethrowAsRefusal(error: unknown): never {
   if (!(error instanceof GatewayError) || error.code !== 'conflict') throw error;
   throw new Refusal(error, { reason: error.message });
 }
 
 /**
- * Begins a rollback. When this returns no forward step of the saga is sent any more, by any replica: steps are refused from
- * the commit on, and those that were claimed but not yet on the wire are kept back by a switch that every process has seen.
+ * Begins a rollback. After this returns, no replica sends a forward step of the saga. The committed state refuses new steps,
+ * and a recall that every replica has acknowledged stops the steps that were claimed but not yet sent.
  */
-async function beginRollback(station: Context, rollback: RollbackCommand): Promise<void> {
+async function beginRollback(ctx: Context, rollback: RollbackCommand): Promise<void> {
   const { id, to, reason, by, again, fence, digest } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
   const request = { id, to, reason, by, canResumeParked: again, runEpoch: fence, digest, entry };
-  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(station.db, request));
-  station.reach('rolling_back');
+  const inFlight = await retryOnDeadlock(() => closeSagaForRollback(ctx.db, request));
+  ctx.reach('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });
-    await station.switches.set(`call:${txn}`, by, reason, recalled);
+    await ctx.switches.set(`call:${txn}`, by, reason, recalled);
   }
 }
 
-/** Votes and settles lock the same rows: of two that wait for each other one is refused, and is simply asked again. */
+/** Retries after a deadlock: votes and settlements lock the same rows, and PostgreSQL aborts one of two that deadlock. */
 async function retryOnDeadlock<T>(work: () => Promise<T>): Promise<T> {
   for (let left = 3; ; left--) {
     try {

@@ -34,73 +34,70 @@ export interface SagaRequest {
   readonly onExpire?: 'rollback' | 'park' | undefined;
 }
 
-/** Opens a saga. Under the same key it is the same saga, however often it is asked for. */
+/** Opens a saga. Requests with the same key open one saga. */
 export async function beginSaga(
-  station: Context,
+  ctx: Context,
   agent: string,
-  wish: SagaRequest,
+  request: SagaRequest,
   key: string | undefined,
   fence?: RunEpoch,
 ): Promise<{ readonly story: SagaWithSteps; readonly isRepeat: boolean }> {
-  const id = deriveSagaId(station.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
-  const name = wish.name ?? null;
-  const onExpire = wish.onExpire ?? 'rollback';
+  const id = deriveSagaId(ctx.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
+  const { name = null, ttlMs = null, onExpire = 'rollback' } = request;
   const requestDigest = createHash('sha256')
-    .update(canonicalize({ name, ttl: wish.ttlMs ?? null, onExpire }))
+    .update(canonicalize({ name, ttl: ttlMs, onExpire }))
     .digest();
-  const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs: wish.ttlMs ?? null, onExpire });
-  const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs: wish.ttlMs ?? null, onExpire, entry };
-  const opened = await logIfRefused(station, { agent, saga: id }, async () => {
-    const there = await openSaga(station.db, saga, fence);
-    if (there.isSameRequest) return there;
-    throw new GatewayError('key_reused', 'This key opened a saga with another name, ttl or onExpire.');
+  const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs, onExpire });
+  const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs, onExpire, entry };
+  const opened = await logIfRefused(ctx, { agent, saga: id }, async () => {
+    const existing = await openSaga(ctx.db, saga, fence);
+    if (existing.isSameRequest) return existing;
+    throw new GatewayError(
+      'key_reused',
+      'This Idempotency-Key already opened a saga with another name, ttl or onExpire. Use a new key.',
+    );
   });
-  return { story: await readSaga(station, id, agent), isRepeat: !opened.created };
+  return { story: await readSaga(ctx, id, agent), isRepeat: !opened.created };
 }
 
-/** A saga, to its own agent (or to a person, who names none). Another agent's is as if it did not exist. */
-export async function readSaga(station: Context, id: string, agent: string | undefined): Promise<SagaWithSteps> {
-  const { saga, steps } = SAGA_ID_PATTERN.test(id) ? await station.undos.read(id) : { saga: undefined, steps: [] };
+/** Reads a saga. With `agent`, the saga of another agent is not found; a person passes undefined. */
+export async function readSaga(ctx: Context, id: string, agent: string | undefined): Promise<SagaWithSteps> {
+  const { saga, steps } = SAGA_ID_PATTERN.test(id) ? await ctx.undos.read(id) : { saga: undefined, steps: [] };
   if (saga === undefined || (agent !== undefined && saga.agent !== agent)) throw buildSagaNotFoundError(id);
   return { saga, steps };
 }
 
-export async function findSagas(station: Context, filter: SagaFilter) {
+export async function findSagas(ctx: Context, filter: SagaFilter) {
   if (filter.cursor !== undefined && !isCursor(filter.cursor))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
-  return listSagas(station.db, filter);
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
+  return listSagas(ctx.db, filter);
 }
 
-export async function commitOwnSaga(
-  station: Context,
-  id: string,
-  agent: string,
-  fence?: RunEpoch,
-): Promise<SagaWithSteps> {
-  await readSaga(station, id, agent);
+export async function commitOwnSaga(ctx: Context, id: string, agent: string, fence?: RunEpoch): Promise<SagaWithSteps> {
+  await readSaga(ctx, id, agent);
   const about = { saga: id, agent };
-  await logIfRefused(station, about, () => commitSaga(station.db, id, fence, buildAuditEntry('saga_committed', about)));
-  return readSaga(station, id, agent);
+  await logIfRefused(ctx, about, () => commitSaga(ctx.db, id, fence, buildAuditEntry('saga_committed', about)));
+  return readSaga(ctx, id, agent);
 }
 
-export async function createSavepoint(station: Context, id: string, agent: string, name: string, fence?: RunEpoch) {
-  await readSaga(station, id, agent);
+export async function createSavepoint(ctx: Context, id: string, agent: string, name: string, fence?: RunEpoch) {
+  await readSaga(ctx, id, agent);
   const entry = buildAuditEntry('savepoint', { saga: id, agent, name });
-  const made = await logIfRefused(station, { saga: id, agent }, () => addSavepoint(station.db, id, name, fence, entry));
+  const made = await logIfRefused(ctx, { saga: id, agent }, () => addSavepoint(ctx.db, id, name, fence, entry));
   return { ...made, name };
 }
 
-/** Why a step was not claimed: there is no such saga of this agent, or it takes no more steps. */
-export async function refuseClosedSaga(station: Context, id: string, agent: string): Promise<void> {
-  const [saga] = SAGA_ID_PATTERN.test(id) ? await readSagas(station.db, [id]) : [];
+/** Throws the reason why a step was not claimed: the agent has no such saga, or the saga takes no more steps. */
+export async function refuseClosedSaga(ctx: Context, id: string, agent: string): Promise<void> {
+  const [saga] = SAGA_ID_PATTERN.test(id) ? await readSagas(ctx.db, [id]) : [];
   if (saga === undefined || saga.agent !== agent) throw buildSagaNotFoundError(id);
   if (saga.state !== 'open' || saga.lapsed)
     throw new GatewayError('saga_closed', `Saga ${id} takes no more steps: it ${describeSagaState(saga)}.`);
 }
 
-/** A step can only rest on steps of the same saga. */
+/** A step can depend only on steps of the same saga. */
 export async function refuseForeignDependencies(
-  station: Context,
+  ctx: Context,
   {
     saga,
     dependsOn,
@@ -108,32 +105,37 @@ export async function refuseForeignDependencies(
   }: { saga?: string | undefined; dependsOn?: readonly string[] | undefined; agent: { name: string } },
 ): Promise<void> {
   if (saga === undefined || dependsOn === undefined || dependsOn.length === 0) return;
-  const found = await Promise.all(dependsOn.map((txn) => station.calls.read(txn)));
-  const strange = dependsOn.filter((_, i) => found[i]?.saga !== saga || found[i]?.ordinal === null);
-  if (strange.length === 0) return;
-  await refuseClosedSaga(station, saga, agent.name);
-  throw new GatewayError('malformed', `Oncegate-Depends-On: ${strange.join(', ')}: no step of saga ${saga}.`);
+  const calls = await Promise.all(dependsOn.map((txn) => ctx.calls.read(txn)));
+  const foreign = dependsOn.filter((_, i) => calls[i]?.saga !== saga || calls[i]?.ordinal === null);
+  if (foreign.length === 0) return;
+  await refuseClosedSaga(ctx, saga, agent.name);
+  throw new GatewayError(
+    'malformed',
+    `Oncegate-Depends-On names calls that are not steps of saga ${saga}: ${foreign.join(', ')}.`,
+  );
 }
 
 function buildSagaNotFoundError(id: string): GatewayError {
   return new GatewayError('not_found', `There is no saga ${id.slice(0, 64)}.`);
 }
 
-const POLL_DELAY = { firstMs: 20, mostMs: 250 };
+const POLL_DELAY = { firstMs: 20, maxMs: 250 };
 
-/** Waits until a rollback comes to rest or the patience ends, and tells how the saga stands then. */
+/** Waits until a rollback ends, `patienceMs` passes, or the caller or the gateway is gone. Then returns the saga. */
 export async function awaitRollback(
-  { station, dispatch }: Pick<Services, 'station' | 'dispatch'>,
+  { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
   id: string,
   agent: string | undefined,
   patienceMs: number,
-  caller: CancelToken,
+  cancelToken: CancelToken,
 ): Promise<SagaWithSteps> {
-  const until = performance.now() + patienceMs;
-  for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.mostMs)) {
-    const story = await readSaga(station, id, agent);
-    const left = until - performance.now();
-    if (story.saga.state !== 'rolling_back' || left <= 0 || caller.gone || dispatch.shutdownToken.gone) return story;
-    await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
+  const deadline = performance.now() + patienceMs;
+  const { shutdownToken } = dispatch;
+  for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
+    const current = await readSaga(ctx, id, agent);
+    const leftMs = deadline - performance.now();
+    const isOver = current.saga.state !== 'rolling_back';
+    if (isOver || leftMs <= 0 || cancelToken.gone || shutdownToken.gone) return current;
+    await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, shutdownToken);
   }
 }

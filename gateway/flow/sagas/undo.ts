@@ -20,25 +20,25 @@ import type { Job } from '../attempts/job.ts';
 import { MIN_ECHO_CHARS, type SecretValues } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 
-/** An undo that the caller names because only now it is known (`Oncegate-Undo`). */
+/** An undo that the caller gives with the call (`Oncegate-Undo`). It replaces the undo of the contract. */
 export interface CallerUndo {
   readonly tool: string;
   readonly args: JsonObject;
 }
 
-/** What is written with the intent; null when nobody said how the call is undone. */
+/** Builds the undo that is written with the intent; null when neither caller nor contract declares one. */
 export function buildStoredUndo(
-  station: Context,
+  ctx: Context,
   txn: string,
   tool: Tool,
   { args, undo: own }: { readonly args: JsonObject; readonly undo?: CallerUndo | undefined },
 ): StoredUndo | null {
   if (own !== undefined) {
-    const undoTool = station.policies().tools.get(own.tool);
+    const undoTool = ctx.policies().tools.get(own.tool);
     const template = redactCallerUndoArgs(own, undoTool, tool, args);
     const stored = { kind: 'compensable', tool: own.tool, template, own: true } as const;
     if (tool.redact.length === 0 && pathsUnder('args', undoTool?.redact ?? []).length === 0) return stored;
-    return { ...stored, sealed: encrypt(station.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
+    return { ...stored, sealed: encrypt(ctx.sealingKey, txn, JSON.stringify(own.args)).toString('base64') };
   }
   const { undo } = tool;
   if (!undo.declared) return null;
@@ -49,26 +49,26 @@ export function buildStoredUndo(
   };
 }
 
-/** Of an undo that the caller names, what neither its own tool redacts nor the call that it would undo. */
+/** The arguments of a caller's undo without the values that the undo tool or the undone tool redacts. */
 export function redactCallerUndoArgs(own: CallerUndo, undoTool: Tool | undefined, tool: Tool, args: JsonObject): Json {
   const secrets = collectLeavesAt(args, pathsUnder('args', tool.redact));
   return redact(redactSecrets(own.args, secrets), pathsUnder('args', undoTool?.redact ?? []));
 }
 
-/** What the arguments of an undo are made from, as it really was: before anything is redacted. */
+/** The unredacted values from which the arguments of an undo are rendered. */
 export interface UndoScope {
   readonly txn: string;
   readonly agent: string;
   readonly args: JsonObject;
   readonly result: Json;
   readonly before: Json | undefined;
-  /** The tool that observed `before` redacts some of it. */
+  /** Whether the tool that observed `before` redacts parts of it. */
   readonly isBeforeSecret: boolean;
 }
 
 /**
- * The arguments of a call's undo, made when its outcome is known and written with it. Where the tool redacts, they are
- * sealed, and what is shown of them leaves out what was redacted.
+ * Builds the undo arguments of a call when its outcome is known; both are written together. If the tool redacts, the
+ * arguments are encrypted, and the shown arguments leave out the redacted values.
  */
 export function buildUndoArguments(
   key: Buffer,
@@ -82,7 +82,7 @@ export function buildUndoArguments(
   try {
     const args = renderUndoArguments(undo.template ?? {}, toTemplateScope(scope));
     if (!isJsonObject(args))
-      return { before: null, args: null, sealed: null, reason: 'the arguments of its undo are no object' };
+      return { before: null, args: null, sealed: null, reason: 'the undo arguments are not a JSON object' };
     return encodeUndoArguments(key, tool, undoTool, scope, args, undo.template ?? {});
   } catch (error) {
     if (!(error instanceof ExpressionError) && !(error instanceof NotCanonicalError)) throw error;
@@ -90,12 +90,12 @@ export function buildUndoArguments(
       before: null,
       args: null,
       sealed: null,
-      reason: sanitize(`the arguments of its undo cannot be made: ${error.message}`),
+      reason: sanitize(`the undo arguments cannot be rendered: ${error.message}`),
     };
   }
 }
 
-/** What the caller named is known from the start; where it is sealed it is sealed once more as what it now is. */
+/** Encodes the undo of a caller. Its arguments are known from the start; encrypted ones are encrypted again with the secrets. */
 function encodeCallerUndo(
   key: Buffer,
   txn: string,
@@ -113,7 +113,10 @@ function toTemplateScope({ before, args, result, agent }: Pick<UndoScope, 'befor
   return before === undefined ? scope : { ...scope, before };
 }
 
-/** Arguments as they are kept: in clear, or sealed with what may be shown beside. Without a template nothing is derived. */
+/**
+ * Encodes undo arguments for storage: in clear, or encrypted beside the redacted arguments. Pass the template when the
+ * arguments were rendered from one, so that values derived from secrets are redacted too.
+ */
 export function encodeUndoArguments(
   key: Buffer,
   tool: Tool,
@@ -123,62 +126,66 @@ export function encodeUndoArguments(
   template?: Json,
 ): UndoArguments {
   const paths = pathsUnder('args', undoTool?.redact ?? []);
-  // They are what is sent one day, and only what has such a text can be. What else is sealed need not.
+  // The arguments are sent later, and only canonical JSON can be sent. The other encrypted values need no canonical form.
   const exact = canonicalize(args);
   if (tool.redact.length === 0 && paths.length === 0 && !scope.isBeforeSecret)
     return { before: null, args: exact, sealed: null, reason: null };
   const secrets = collectSecrets(tool, scope);
-  const seen = scope.isBeforeSecret ? collectLeavesAt(scope.before ?? null, [[]]) : [];
+  const observed = scope.isBeforeSecret ? collectLeavesAt(scope.before ?? null, [[]]) : [];
   const plain = template === undefined ? args : redactDerivedArgs(args, template, tool, scope);
   return {
     before: null,
-    args: canonicalize(redact(redactSecrets(plain, [...secrets, ...seen]), paths)),
+    args: canonicalize(redact(redactSecrets(plain, [...secrets, ...observed]), paths)),
     sealed: encrypt(key, scope.txn, JSON.stringify({ args, secrets })),
     reason: null,
   };
 }
 
 function redactDerivedArgs(args: JsonObject, template: Json, tool: Tool, scope: UndoScope): Json {
-  const other = renderFromRedacted(template, tool, scope);
-  return other === undefined ? redactTemplateValues(args, template) : redactDifferences(args, other);
+  const rendered = renderFromRedacted(template, tool, scope);
+  return rendered === undefined ? redactTemplateValues(args, template) : redactDifferences(args, rendered);
 }
 
-/** The arguments as they would be if what is redacted were nothing else; undefined when they cannot be made of that. */
+/** Renders the template from redacted values; undefined when the template cannot be rendered from them. */
 function renderFromRedacted(template: Json, { redact }: Tool, scope: UndoScope): Json | undefined {
   const { agent, before, isBeforeSecret } = scope;
   const args = redactLeavesAndNames(scope.args, pathsUnder('args', redact)) as JsonObject;
   const result = redactLeavesAndNames(scope.result, pathsUnder('result', redact));
-  const seen = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
+  const observed = before !== undefined && isBeforeSecret ? redactLeaves(before, [[]]) : before;
   try {
-    return renderUndoArguments(template, toTemplateScope({ args, result, agent, before: seen }));
+    return renderUndoArguments(template, toTemplateScope({ args, result, agent, before: observed }));
   } catch (error) {
     if (error instanceof ExpressionError) return undefined;
     throw error;
   }
 }
 
-/** Where it is not known which were made of secrets, every value may have been. Names that the template says itself are none. */
+/** Redacts every value, because any of them may derive from a secret. Names that the template itself contains stay. */
 function redactTemplateValues(value: Json, template: Json): Json {
   if (typeof value !== 'object' || value === null || typeof template !== 'object' || template === null)
     return value === null ? null : REDACTED;
   const parts = new Map(Object.entries(template) as [string, Json][]);
   const part = (name: string): Json => parts.get(name) ?? null;
   if (Array.isArray(value)) return value.map((item, i) => redactTemplateValues(item as Json, part(String(i))));
-  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, redactTemplateValues(of, part(name))]));
+  return Object.fromEntries(
+    Object.entries(value).map(([name, member]) => [name, redactTemplateValues(member, part(name))]),
+  );
 }
 
-/** What comes out otherwise without the secrets was made of them, in whatever way. */
+/** Redacts every value that differs from the one rendered without the secrets: a value that differs derives from a secret. */
 function redactDifferences(value: Json, other: Json | undefined): Json {
   if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
   if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
   const others = new Map(Object.entries(other) as [string, Json][]);
-  // It has the names of something that is redacted, or as many items.
+  // The names, or the number of items, come from a redacted value.
   if (others.size > Object.keys(value).length) return REDACTED;
   if (Array.isArray(value)) return value.map((item, i) => redactDifferences(item as Json, others.get(String(i))));
-  return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, redactDifferences(of, others.get(name))]));
+  return Object.fromEntries(
+    Object.entries(value).map(([name, member]) => [name, redactDifferences(member, others.get(name))]),
+  );
 }
 
-/** What a call redacts. */
+/** The values in arguments and result that the tool redacts. */
 function collectSecrets({ redact }: Tool, { args, result }: Pick<UndoScope, 'args' | 'result'>): (string | number)[] {
   return [
     ...collectLeavesAt(args, pathsUnder('args', redact)),
@@ -186,32 +193,32 @@ function collectSecrets({ redact }: Tool, { args, result }: Pick<UndoScope, 'arg
   ];
 }
 
-/** Without the values that are secret, or have a secret in them. */
+/** Redacts the values that equal or contain a secret. */
 function redactSecrets(value: Json, secrets: SecretValues): Json {
   if (secrets.length === 0) return value;
   const exact = new Set(secrets.map(String));
-  const clean = buildSecretScrubber([...exact].filter((secret) => secret.length >= MIN_ECHO_CHARS));
-  const shown = (of: Json): Json => {
-    if (typeof of === 'string') return exact.has(of) || clean(of) !== of ? REDACTED : of;
-    if (typeof of === 'number') return exact.has(String(of)) ? REDACTED : of;
-    if (Array.isArray(of)) return of.map((item) => shown(item as Json));
-    if (!isJsonObject(of)) return of;
-    return Object.fromEntries(Object.entries(of).map(([name, member]) => [name, shown(member)]));
+  const scrub = buildSecretScrubber([...exact].filter((secret) => secret.length >= MIN_ECHO_CHARS));
+  const clean = (node: Json): Json => {
+    if (typeof node === 'string') return exact.has(node) || scrub(node) !== node ? REDACTED : node;
+    if (typeof node === 'number') return exact.has(String(node)) ? REDACTED : node;
+    if (Array.isArray(node)) return node.map((item) => clean(item as Json));
+    if (!isJsonObject(node)) return node;
+    return Object.fromEntries(Object.entries(node).map(([name, member]) => [name, clean(member)]));
   };
-  return shown(value);
+  return clean(value);
 }
 
-/** The arguments of the undo of a call in hand, now that its result is known. */
+/** Builds the undo arguments of a job whose result is known. */
 export function prepareUndoArguments(
-  station: Context,
+  ctx: Context,
   job: Pick<Job, 'txn' | 'agent' | 'args' | 'before' | 'tool' | 'undo'>,
   result: () => Json,
 ): UndoArguments | null {
   if (job.undo?.tool === undefined) return null;
   const { txn, agent, args, before, tool } = job;
-  const observer = tool.observe === undefined ? undefined : station.policies().tools.get(tool.observe.tool);
+  const observer = tool.observe === undefined ? undefined : ctx.policies().tools.get(tool.observe.tool);
   const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
-  return buildUndoArguments(station.sealingKey, tool, station.policies().tools.get(job.undo.tool), job.undo, {
+  return buildUndoArguments(ctx.sealingKey, tool, ctx.policies().tools.get(job.undo.tool), job.undo, {
     txn,
     agent,
     args,
@@ -221,14 +228,14 @@ export function prepareUndoArguments(
   });
 }
 
-/** What was observed before the call, to be kept with its first attempt. */
+/** Encodes the observation made before the call. It is stored with the first attempt. */
 export function encodeObservation(key: Buffer, txn: string, before: Json, isSecret: boolean): UndoArguments {
   return isSecret
     ? { before: null, args: null, sealed: encrypt(key, txn, JSON.stringify({ before }, rejectNonFinite)), reason: null }
     : { before: canonicalize(before), args: null, sealed: null, reason: null };
 }
 
-/** `JSON.stringify` keeps everything that JSON may say, but makes null of a number without end. */
+/** A replacer that throws on NaN and Infinity, which `JSON.stringify` would write as null. */
 function rejectNonFinite(_: string, value: unknown): unknown {
   if (typeof value === 'number' && !Number.isFinite(value)) throw new NotCanonicalError(`${value} is not JSON`);
   return value;
@@ -241,23 +248,23 @@ interface StoredUndoFields {
   readonly undoSealed: Buffer | null;
 }
 
-/** What was observed; undefined when nothing was, or it does not open. */
+/** The observation of a call; undefined when there is none, or when it cannot be decrypted. */
 export function decodeObservation(key: Buffer, call: StoredUndoFields): Json | undefined {
   if (call.before !== null) return JSON.parse(call.before) as Json;
   return decryptUndoFields(key, call)?.['before'];
 }
 
-/** The exact arguments of the undo, or why there are none. */
+/** The exact arguments of the undo, or a string with the reason why there are none. */
 export function decodeUndoArgs(key: Buffer, call: StoredUndoFields): JsonObject | string {
-  if (call.undoArgs === null) return 'the arguments of its undo are not known';
+  if (call.undoArgs === null) return 'the undo arguments are not known';
   if (call.undoSealed === null) return JSON.parse(call.undoArgs) as JsonObject;
   const args = decryptUndoFields(key, call)?.['args'];
-  return isJsonObject(args) ? args : 'the sealed arguments of its undo do not open with the key of this gateway';
+  return isJsonObject(args) ? args : 'the undo arguments cannot be decrypted with the key of this gateway';
 }
 
 /**
- * What must not be told of the answer to an undo: what its call redacts, for an argument may hold it among other things, and
- * each argument that is not shown. Nothing, where the arguments are no secret.
+ * The values that must not appear in the answer to a compensation: the secrets of the undone call, which an argument may
+ * contain, and each hidden argument. Empty if the arguments are stored in clear.
  */
 export function collectUndoSecrets(key: Buffer, call: StoredUndoFields): SecretValues {
   const { args, secrets } = decryptUndoFields(key, call) ?? {};

@@ -10,7 +10,7 @@ const TYPES = { a: 1, aaaa: 28 } as const;
 
 /** A real DNS server on loopback for the names it is told, which may answer otherwise each time they are looked up. */
 export class TestDnsServer {
-  readonly asked: string[] = [];
+  readonly lookups: string[] = [];
   readonly #names: ReadonlyMap<string, DnsAnswers>;
   readonly #socket: Socket = createSocket('udp4');
 
@@ -34,7 +34,7 @@ export class TestDnsServer {
   }
 
   countLookups(name: string): number {
-    return this.asked.filter((asked) => asked === `a ${name}`).length;
+    return this.lookups.filter((lookup) => lookup === `a ${name}`).length;
   }
 
   close(): void {
@@ -45,8 +45,8 @@ export class TestDnsServer {
     const { name, end } = readName(query, 12);
     const type = query.readUInt16BE(end) === TYPES.aaaa ? 'aaaa' : 'a';
     // Each look-up asks for both; that for IPv4 says how many there were before.
-    const before = this.countLookups(name) - (type === 'aaaa' && this.asked.at(-1) === `a ${name}` ? 1 : 0);
-    this.asked.push(`${type} ${name}`);
+    const before = this.countLookups(name) - (type === 'aaaa' && this.lookups.at(-1) === `a ${name}` ? 1 : 0);
+    this.lookups.push(`${type} ${name}`);
     const answers = this.#names.get(name) ?? [];
     const addresses = (answers[Math.min(before, answers.length - 1)] ?? []).filter(
       (address) => address.includes(':') === (type === 'aaaa'),

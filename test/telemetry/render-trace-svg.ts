@@ -4,7 +4,7 @@ const WIDTH = 860;
 const ROW_HEIGHT = 26;
 const LEFT_MARGIN = 300;
 
-/** A trace as people like to see one: who waited for whom, and for how long. Real spans of a real run. */
+/** Renders a trace as a chart: one bar per span, indented below its parent. */
 export function renderTraceSvg(spans: readonly CollectedSpan[], title: string): string {
   const rows = orderAsTree(spans);
   const from = Math.min(...spans.map(({ start }) => start));
@@ -44,16 +44,16 @@ function orderAsTree(spans: readonly CollectedSpan[]): { span: CollectedSpan; de
 }
 
 function formatLabel({ name, attributes }: CollectedSpan): string {
-  const station = attributes['oncegate.station'];
-  if (station === 'undo') return `undo: ${name}`;
-  if (station === undefined || station === 'call') return name;
-  return String(station);
+  const stage = attributes['oncegate.station'];
+  if (stage === 'undo') return `undo: ${name}`;
+  if (stage === undefined || stage === 'call') return name;
+  return String(stage);
 }
 
 function chooseCssClass({ attributes, name }: CollectedSpan): string {
-  const station = attributes['oncegate.station'];
-  if (station === 'call' || station === 'undo' || station === 'send') return station;
-  if (station !== undefined) return 'part';
+  const stage = attributes['oncegate.station'];
+  if (stage === 'call' || stage === 'undo' || stage === 'send') return stage;
+  if (stage !== undefined) return 'part';
   return name.startsWith('agent') ? 'agent' : 'upstream';
 }
 

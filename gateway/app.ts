@@ -94,14 +94,14 @@ export async function buildApp(options: AppOptions): Promise<FastifyInstance> {
 
 async function gatewayRoutes(app: FastifyInstance, options: AppOptions): Promise<void> {
   gatherBodies(app);
-  const { policies } = options.services.station;
+  const { policies } = options.services.ctx;
   const inflight = new Inflight(options.maxInflight, () => policies().agents.size);
   inflight.limitTotal(app);
   await frontDoor(app, policies, options.tokens, options.doorLimits);
   inflight.limitPerAgent(app);
   // During shutdown, close connections: an open one would delay the end of the process.
   app.addHook('onSend', (_request, reply, _payload, done) => {
-    if (options.services.dispatch.shutdownToken.gone) reply.header('connection', 'close');
+    if (options.services.dispatch.shutdownToken.isCancelled) reply.header('connection', 'close');
     done();
   });
   publicRoutes(app, options.services, options.health, options.metrics, options.version);

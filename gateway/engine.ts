@@ -58,9 +58,9 @@ export class Engine {
     const claims = new Claims(context, dispatch);
     this.#recovery = new Recovery(context, dispatch, claims);
     this.#rollbacks = new RollbackWorker(context, dispatch, claims);
-    this.#sequencer = new Sequencer(context, key, context.logWatch);
+    this.#sequencer = new Sequencer(context, key, context.logMonitor);
     this.services = {
-      station: context,
+      ctx: context,
       dispatch,
       claims,
       recovery: this.#recovery,
@@ -99,25 +99,25 @@ export class Engine {
         db,
         calls: new CallStore(db, onBatch),
         undos: new UndoStore(db),
-        finals: replayCache,
-        pasts: new HistoryReader(db),
-        taints: new TaintCache(),
+        replayCache,
+        historyReader: new HistoryReader(db),
+        taintCache: new TaintCache(),
         lease,
-        switches: controlFlags,
-        logWatch: new LogMonitor({ db, lease, key, ...buildAnchors(config), log }),
+        controlFlags,
+        logMonitor: new LogMonitor({ db, lease, key, ...buildAnchors(config), log }),
         adapters,
         policies: () => imports.current,
         imports,
         deployment,
         sealingKey,
-        mostPending: config.limits.pendingApprovals,
+        maxPendingApprovals: config.limits.pendingApprovals,
         log,
-        watch: telemetry,
-        reach: buildKillPoint(config.dieAt),
+        telemetry,
+        reachKillPoint: buildKillPoint(config.dieAt),
       };
       // Check before the first send that the database was not replaced or rolled back.
-      await context.logWatch.verify();
-      await context.logWatch.requestCosignatures();
+      await context.logMonitor.verify();
+      await context.logMonitor.requestCosignatures();
       return new Engine(context, key, startRetentionSweep(db, config, log));
     } catch (error) {
       await db.close();
@@ -132,16 +132,16 @@ export class Engine {
   }
 
   listWarnings(): string[] {
-    return [...this.#context.logWatch.warnings(), ...this.#sequencer.warnings()];
+    return [...this.#context.logMonitor.warnings(), ...this.#sequencer.warnings()];
   }
 
   async findTroubles(): Promise<string[]> {
-    const { db, lease, switches, logWatch } = this.#context;
+    const { db, lease, controlFlags, logMonitor } = this.#context;
     try {
       await db.run({ name: 'ping', text: 'select 1', values: [] });
-      const doubt = logWatch.findFault();
+      const doubt = logMonitor.findFault();
       return [
-        ...(switches.canSend(lease.id) ? [] : ['this process has no lease on the ledger, and is taking a new one']),
+        ...(controlFlags.canSend(lease.id) ? [] : ['this process has no lease on the ledger, and is taking a new one']),
         ...(doubt === undefined ? [] : [doubt]),
       ];
     } catch (error) {
@@ -163,7 +163,7 @@ export class Engine {
     await this.#rollbacks.stop();
     await this.services.dispatch.drain(drainMs);
     // Control flags stop after the drain, because a freeze must also hold for calls that drain.
-    await this.#context.switches.stop();
+    await this.#context.controlFlags.stop();
     await this.#sequencer.stop();
     try {
       await handOverCalls(db, lease.id);

@@ -163,14 +163,14 @@ async function serve(config: Config): Promise<void> {
     });
     stops.push(() => engine.stop(timeLeft()));
 
-    const { db, adapters } = engine.services.station;
+    const { db, adapters } = engine.services.ctx;
     metrics.addSources({
       breakers: () => adapters.listBreakers(),
       backlog: () => readBacklog(db, MAX_COUNTED_BACKLOG),
     });
     const auditRecords = await startAuditRecords(engine, policies, metrics, version, log, stops);
     if (config.webhook !== undefined) {
-      const notifier = new ApprovalNotifier(engine.services.station.db, config.webhook, log);
+      const notifier = new ApprovalNotifier(engine.services.ctx.db, config.webhook, log);
       stops.push(() => notifier.stop());
     }
 
@@ -223,7 +223,7 @@ async function startAuditRecords(
   log: pino.Logger,
   stops: (() => Promise<void>)[],
 ): Promise<ProcessAuditLog> {
-  const { db, lease } = engine.services.station;
+  const { db, lease } = engine.services.ctx;
   const auditRecords = new ProcessAuditLog(db, log);
   stops.push(() => auditRecords.stop());
   await enqueueAuditEntry(

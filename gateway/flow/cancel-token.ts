@@ -3,23 +3,22 @@ export class CancelToken {
   #isCancelled = false;
   readonly #listeners: (() => void)[] = [];
 
-  get gone(): boolean {
+  get isCancelled(): boolean {
     return this.#isCancelled;
   }
 
-  /** The caller hung up. Ends the waiting for an answer, never the call. */
-  hangUp(): void {
+  /** Called when the caller hangs up, among others. Ends the waiting for an answer, never the call. */
+  cancel(): void {
     this.#isCancelled = true;
     for (const listener of this.#listeners.splice(0)) listener();
   }
 
-  onGone(listener: () => void): void {
+  onCancel(listener: () => void): void {
     if (this.#isCancelled) listener();
     else this.#listeners.push(listener);
   }
 
-  /** Removes a listener. */
-  forget(listener: () => void): void {
+  removeListener(listener: () => void): void {
     const index = this.#listeners.indexOf(listener);
     if (index >= 0) this.#listeners.splice(index, 1);
   }
@@ -32,20 +31,20 @@ export function withTimeout<T>(
   token?: CancelToken,
   otherToken?: CancelToken,
 ): Promise<T | undefined> {
-  if (ms <= 0 || token?.gone === true || otherToken?.gone === true) return Promise.resolve(undefined);
+  if (ms <= 0 || token?.isCancelled === true || otherToken?.isCancelled === true) return Promise.resolve(undefined);
   return new Promise((resolve, reject) => {
     const end = () => {
       clearTimeout(timer);
-      token?.forget(giveUp);
-      otherToken?.forget(giveUp);
+      token?.removeListener(giveUp);
+      otherToken?.removeListener(giveUp);
     };
     const giveUp = () => {
       end();
       resolve(undefined);
     };
     const timer = setTimeout(giveUp, ms);
-    token?.onGone(giveUp);
-    otherToken?.onGone(giveUp);
+    token?.onCancel(giveUp);
+    otherToken?.onCancel(giveUp);
     promise.then(
       (value) => {
         end();
@@ -64,10 +63,10 @@ export function sleepUnlessCancelled(ms: number, ...tokens: readonly (CancelToke
   return new Promise((resolve) => {
     const end = () => {
       clearTimeout(timer);
-      for (const token of tokens) token?.forget(end);
+      for (const token of tokens) token?.removeListener(end);
       resolve();
     };
     const timer = setTimeout(end, ms);
-    for (const token of tokens) token?.onGone(end);
+    for (const token of tokens) token?.onCancel(end);
   });
 }

@@ -50,13 +50,13 @@ export interface Context {
   readonly db: Database;
   readonly calls: CallStore;
   readonly undos: UndoStore;
-  readonly finals: ReplayCache;
-  readonly pasts: HistoryReader;
-  readonly taints: TaintCache;
+  readonly replayCache: ReplayCache;
+  readonly historyReader: HistoryReader;
+  readonly taintCache: TaintCache;
   readonly lease: Lease;
-  readonly switches: ControlFlags;
+  readonly controlFlags: ControlFlags;
   /** Checks that the audit log still matches its signed checkpoints. */
-  readonly logWatch: LogMonitor;
+  readonly logMonitor: LogMonitor;
   readonly adapters: AdapterRegistry;
   /** The policies on disk, merged with the tools imported from MCP servers. */
   readonly policies: () => Policies;
@@ -66,9 +66,9 @@ export interface Context {
   /** Encrypts the payloads of redacting tools and keys the hashes of lock names. Kept outside the database. */
   readonly sealingKey: Buffer;
   /** How many calls of one agent may wait for approval at once. */
-  readonly mostPending: number;
+  readonly maxPendingApprovals: number;
   readonly log: AppLogger;
-  readonly watch: Telemetry;
+  readonly telemetry: Telemetry;
   /** Marks a kill point. Does nothing unless a fault test asks for a crash there. */
-  readonly reach: (point: KillPoint) => void;
+  readonly reachKillPoint: (point: KillPoint) => void;
 }

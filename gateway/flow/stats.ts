@@ -37,7 +37,7 @@ export class Stats {
   }
 
   async #readView(): Promise<JsonObject> {
-    const { db, lease, logWatch, switches } = this.#ctx;
+    const { db, lease, logMonitor, controlFlags } = this.#ctx;
     const [tallies, backlog, waiting, processes, head] = await Promise.all([
       countRecentCalls(db, MAX_CALLS),
       readBacklog(db, MAX_WAITING),
@@ -62,7 +62,7 @@ export class Stats {
         parked: toCappedCount(waiting.sagasParked),
       },
       breakers: listBreakers(this.#ctx).map((breaker) => ({ ...breaker })),
-      frozen: switches
+      frozen: controlFlags
         .list()
         .filter(({ scope }) => /^(?:all$|agent:|tool:)/.test(scope))
         .map(({ scope, by, reason, at }) => ({ scope, by, reason, at: at.toISOString() })),
@@ -76,7 +76,7 @@ export class Stats {
         size: head.size,
         sealedAt: head.sealedAt?.toISOString() ?? null,
         waiting: backlog.auditQueue,
-        doubt: logWatch.findFault() ?? null,
+        doubt: logMonitor.findFault() ?? null,
       },
     };
   }

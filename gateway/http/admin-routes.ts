@@ -13,7 +13,7 @@ import { readFilter, readId, readLimit, readParam } from './transport/query.ts';
 
 /** Calls and locks for people. The audit log names the person and the reason of every action. */
 export function adminRoutes(app: FastifyInstance, services: Services): void {
-  const policies = () => services.station.policies();
+  const policies = () => services.ctx.policies();
 
   app.get('/admin/calls', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
@@ -40,7 +40,7 @@ export function adminRoutes(app: FastifyInstance, services: Services): void {
       holder: readId(query, 'holder'),
       cursor: readParam(query, 'cursor'),
     };
-    return listHeldLocks(services.station, { ...filter, limit: readLimit(query) });
+    return listHeldLocks(services.ctx, { ...filter, limit: readLimit(query) });
   });
 
   app.post('/admin/calls/:txn/resolve', async (request, reply) => {

@@ -16,7 +16,7 @@ const PAGE_SIZE = 50;
 
 /** Approvals, for people. */
 export function approvalRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
 
   const readTxn = (request: FastifyRequest) => {
     const { txn } = request.params as { txn: string };

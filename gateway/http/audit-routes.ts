@@ -21,7 +21,7 @@ const MAX_ENTRIES = 4_096;
 
 /** The audit log: its entries, its checkpoint and the proofs that nothing in it changed. */
 export function auditRoutes(app: FastifyInstance, services: Services): void {
-  const policies = () => services.station.policies();
+  const policies = () => services.ctx.policies();
 
   app.get('/admin/audit/checkpoint', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');

@@ -10,7 +10,7 @@ import { type Query, readFilter, readPatience } from './transport/query.ts';
 
 /** The calls of the agent that asks. */
 export function callRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
 
   app.get('/v1/calls', async (request, reply) => {
     const agent = identifyAgent(request, context.policies());

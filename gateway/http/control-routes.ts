@@ -20,7 +20,7 @@ export interface PolicyControl {
 
 /** Circuit breakers, freezes and policies, for people. */
 export function controlRoutes(app: FastifyInstance, services: Services, control: PolicyControl): void {
-  const context = services.station;
+  const context = services.ctx;
   const identify = (request: FastifyRequest, role: Role) => identifyPerson(request, context.policies(), role);
   const param = (request: FastifyRequest, name: string) => (request.params as Record<string, string>)[name] ?? '';
 
@@ -67,13 +67,13 @@ export function controlRoutes(app: FastifyInstance, services: Services, control:
         throw new GatewayError('not_found', `There is no tool ${tool}.`);
       const scope = tool === undefined ? 'all' : (`tool:${tool}` as const);
       await act(context, scope, { person: person.name, ...body });
-      return { scope, frozen: context.switches.get(scope) !== undefined };
+      return { scope, frozen: context.controlFlags.get(scope) !== undefined };
     });
   }
 
   app.get('/admin/freezes', (request) => {
     identify(request, 'viewer');
-    const items = context.switches.list().filter(({ scope }) => !/^(breaker|closed|call):/.test(scope));
+    const items = context.controlFlags.list().filter(({ scope }) => !/^(breaker|closed|call):/.test(scope));
     return { items: items.map(({ at, ...frozen }) => ({ ...frozen, at: at.toISOString() })), cursor: null };
   });
 
@@ -115,7 +115,7 @@ export function controlRoutes(app: FastifyInstance, services: Services, control:
 }
 
 function frozenJson(services: Services, agent: string): JsonObject | null {
-  const frozen = services.station.switches.get('all') ?? services.station.switches.get(`agent:${agent}`);
+  const frozen = services.ctx.controlFlags.get('all') ?? services.ctx.controlFlags.get(`agent:${agent}`);
   return frozen === undefined
     ? null
     : { scope: frozen.scope, by: frozen.by, reason: frozen.reason, at: frozen.at.toISOString() };

@@ -11,7 +11,7 @@ const SCOPES = ['agent', 'saga', 'txn', 'subject'] as const;
 /** Erases payloads before their retention ends. */
 export function eraseRoutes(app: FastifyInstance, services: Services): void {
   app.post('/admin/erase', async (request) => {
-    const person = identifyPerson(request, services.station.policies(), 'admin');
+    const person = identifyPerson(request, services.ctx.policies(), 'admin');
     const body = readBody(request, eraseBody);
     const scopes = SCOPES.flatMap((of): ErasureScope[] => {
       const value = body[of];

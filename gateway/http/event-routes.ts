@@ -13,7 +13,7 @@ const MAX_STREAMS_PER_PERSON = 32;
 
 /** Live events of the audit log as server-sent events. The id of an event is its index in the log. */
 export function eventRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
   const feed = new LogFeed(context);
   const streams = new Set<EventStream>();
   app.addHook('preClose', async () => {
@@ -25,7 +25,8 @@ export function eventRoutes(app: FastifyInstance, services: Services): void {
     const person = identifyPerson(request, context.policies(), 'viewer').name;
     const after = lastEventId(request);
     refuseTooMany(streams, person);
-    if (services.dispatch.shutdownToken.gone) throw new GatewayError('unavailable', 'The gateway is shutting down.');
+    if (services.dispatch.shutdownToken.isCancelled)
+      throw new GatewayError('unavailable', 'The gateway is shutting down.');
     const stream = new EventStream(request, reply, person, () => context.policies());
     streams.add(stream);
     const unregister = () => {

@@ -7,7 +7,7 @@ import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
 
 /** Pins of imported tools: the pinned definition, and the offered one where it differs. */
-export function pinRoutes(app: FastifyInstance, { station: context }: Services): void {
+export function pinRoutes(app: FastifyInstance, { ctx: context }: Services): void {
   app.get('/admin/pins', (request) => {
     identifyPerson(request, context.policies(), 'viewer');
     return { items: context.imports.pins().map(pinView), cursor: null };

@@ -19,16 +19,16 @@ import { identifyAgent } from './transport/identify.ts';
  */
 export function proxyRoutes(app: FastifyInstance, services: Services): void {
   app.all('/v1/proxy/:upstream/*', async (request, reply) => {
-    const policies = services.station.policies();
+    const policies = services.ctx.policies();
     const agent = identifyAgent(request, policies);
     const readToolCall = (cancelToken?: CancelToken): ToolCall => {
       const headers = readCallHeaders(request);
       const { tool, args } = matchTool(policies, request);
       return buildToolCall(agent, tool, args, headers, cancelToken);
     };
-    if (isDryRun(request)) return dryRun(services.station, readToolCall);
+    if (isDryRun(request)) return dryRun(services.ctx, readToolCall);
     // A request without a matching tool is denied and logged like any other denial.
-    const toolCall = await logIfRefused(services.station, { agent: agent.name }, async () =>
+    const toolCall = await logIfRefused(services.ctx, { agent: agent.name }, async () =>
       readToolCall(cancelTokenFor(request, reply)),
     );
     const answer = await executeCall(services, toolCall);

@@ -23,7 +23,7 @@ export function publicRoutes(
   metrics: MetricsPage,
   version: string,
 ): void {
-  const policies = () => services.station.policies();
+  const policies = () => services.ctx.policies();
 
   app.get('/openapi.json', (request) => openApi(policies(), identifyOptionalAgent(request, policies()), version));
   app.get('/healthz', () => ({ status: 'alive' }));

@@ -34,7 +34,7 @@ const MAX_CHECKPOINT_BYTES = 1_048_576;
 
 /** Runs, for their agents and for people. */
 export function runRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
   const identify = (request: FastifyRequest) => identifyAgent(request, context.policies()).name;
 
   app.post('/v1/runs', async (request, reply) => {

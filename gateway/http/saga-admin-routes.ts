@@ -18,7 +18,7 @@ import { type Query, readIdParam, readParam, readPatience } from './transport/qu
 
 /** Sagas and undos, for people. */
 export function sagaAdminRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
   const policies = () => context.policies();
 
   app.get('/admin/sagas', async (request) => {

@@ -15,7 +15,7 @@ import { type Query, readChoice, readIdParam, readLimit, readParam, readPatience
 
 /** The sagas of the agent that asks. */
 export function sagaRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
   const identify = (request: FastifyRequest) => identifyAgent(request, context.policies()).name;
 
   /** The run of the request; its agent must own it. A fenced holder cannot open, commit or roll back a saga. */
@@ -79,7 +79,7 @@ export function sagaRoutes(app: FastifyInstance, services: Services): void {
     const patienceMs = readPatience(request);
     await readSaga(context, id, agent);
     const runEpoch = await readOwnRun(request, agent);
-    const rollback = { id, to: body.to ?? undefined, reason: body.reason, by: 'agent', again: false, fence: runEpoch };
+    const rollback = { id, to: body.to ?? undefined, reason: body.reason, by: 'agent', again: false, runEpoch };
     await requestRollback(context, rollback, { agent });
     services.rollbacks.wake({ id, of: 'saga' });
     const sagaWithSteps = await awaitRollback(services, id, agent, patienceMs, cancelToken);

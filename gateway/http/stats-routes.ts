@@ -6,10 +6,10 @@ import { identifyPerson } from './transport/identify.ts';
 
 /** Current numbers for operators. */
 export function statsRoutes(app: FastifyInstance, services: Services, control: PolicyControl, version: string): void {
-  const stats = new Stats(services.station);
+  const stats = new Stats(services.ctx);
 
   app.get('/admin/stats', async (request) => {
-    const policies = services.station.policies();
+    const policies = services.ctx.policies();
     const { name, roles, groups } = identifyPerson(request, policies, 'viewer');
     return {
       ...(await stats.read()),

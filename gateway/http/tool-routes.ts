@@ -16,7 +16,7 @@ import { identifyAgent } from './transport/identify.ts';
 import { onRequestEnd } from './transport/on-request-end.ts';
 
 export function toolRoutes(app: FastifyInstance, services: Services): void {
-  const context = services.station;
+  const context = services.ctx;
 
   app.get('/v1/tools', (request) => {
     const agent = identifyAgent(request, context.policies());
@@ -60,20 +60,20 @@ export function buildToolCall(
     key: headers.key,
     saga: headers.saga,
     dependsOn: headers.dependsOn,
-    fence: headers.runEpoch,
+    runEpoch: headers.runEpoch,
     undo: headers.undo,
     continuation: undefined,
-    follower: undefined,
+    progressListener: undefined,
     trace: headers.trace,
     patienceMs: headers.patienceMs,
-    caller: cancelToken,
+    cancelToken,
     body,
   };
 }
 
 /** Call right before sending the answer. Records the delivery once the answer has left for the connection. */
 export function markDeliveredOnFinish(services: Services, reply: FastifyReply, call: CallSummary): void {
-  services.station.reach('replying');
+  services.ctx.reachKillPoint('replying');
   if (call.identity === 'repeat' && isFinalState(call.state))
     reply.raw.once('finish', () => markDelivered(services, call));
 }
@@ -81,6 +81,6 @@ export function markDeliveredOnFinish(services: Services, reply: FastifyReply, c
 /** A token that is cancelled when the client disconnects. Cancelling ends the wait for an answer, never the call. */
 export function cancelTokenFor(request: FastifyRequest, reply: FastifyReply): CancelToken {
   const cancelToken = new CancelToken();
-  onRequestEnd(request, reply, () => cancelToken.hangUp());
+  onRequestEnd(request, reply, () => cancelToken.cancel());
   return cancelToken;
 }

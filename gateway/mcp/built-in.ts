@@ -71,7 +71,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     openSagaBody,
     async ({ services, agent, key, runEpoch }, { name, ttl, onExpire }) => {
       const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
-      return sagaView((await beginSaga(services.station, agent.name, input, key, runEpoch)).story, false);
+      return sagaView((await beginSaga(services.ctx, agent.name, input, key, runEpoch)).story, false);
     },
   ),
   defineTool(
@@ -79,16 +79,16 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     'Commit a saga: all its calls stay in effect.',
     z.strictObject({ saga: id }),
     async ({ services, agent, runEpoch }, { saga }) =>
-      sagaView(await commitOwnSaga(services.station, saga, agent.name, runEpoch), false),
+      sagaView(await commitOwnSaga(services.ctx, saga, agent.name, runEpoch), false),
   ),
   defineTool(
     'oncegate.rollback_saga',
     'Undo all calls of a saga, or all calls after a savepoint. The rollback continues in the background; call again to see its progress.',
     z.strictObject({ saga: id, to: shortName.nullish(), reason: reasonText }),
     async ({ services, agent, patienceMs, cancelToken, runEpoch }, { saga, to, reason }) => {
-      await readSaga(services.station, saga, agent.name);
-      const rollback = { id: saga, to: to ?? undefined, reason, by: 'agent', again: false, fence: runEpoch };
-      await requestRollback(services.station, rollback, { agent: agent.name });
+      await readSaga(services.ctx, saga, agent.name);
+      const rollback = { id: saga, to: to ?? undefined, reason, by: 'agent', again: false, runEpoch };
+      await requestRollback(services.ctx, rollback, { agent: agent.name });
       services.rollbacks.wake({ id: saga, of: 'saga' });
       return sagaView(await awaitRollback(services, saga, agent.name, patienceMs, cancelToken), false);
     },
@@ -130,7 +130,7 @@ export function findBuiltIn(name: string): BuiltInTool | undefined {
 }
 
 export async function runBuiltIn(builtIn: BuiltInTool, request: BuiltInRequest, args: JsonObject): Promise<Json> {
-  const context = request.services.station;
+  const context = request.services.ctx;
   await authorizeBuiltIn(context, request.agent, builtIn.name, args, request.runEpoch?.run ?? null);
   // Fails for a run of another agent.
   if (request.runEpoch !== undefined) await findRun(context, request.runEpoch.run, request.agent.name);

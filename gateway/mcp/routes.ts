@@ -31,10 +31,10 @@ export function mcpRoutes(app: FastifyInstance, services: Services, version: str
       if (mcpRequest === undefined) throw new TypeError('The MCP handler received an unregistered request.');
       return createServer(mcpRequest, era);
     },
-    { onerror: (error) => services.station.log.info({ err: error.message }, 'MCP request refused') },
+    { onerror: (error) => services.ctx.log.info({ err: error.message }, 'MCP request refused') },
   );
   const streams = new SessionStreams();
-  services.station.imports.onChange((method, params) => {
+  services.ctx.imports.onChange((method, params) => {
     streams.notify(method, params);
     if (method === 'notifications/resources/updated') handler.notify.resourceUpdated(String(params['uri']));
     if (method === 'notifications/tools/list_changed') handler.notify.toolsChanged();
@@ -96,7 +96,7 @@ export function mcpRoutes(app: FastifyInstance, services: Services, version: str
         answeredCalls: [],
       };
       const gone = new AbortController();
-      cancelToken.onGone(() => gone.abort());
+      cancelToken.onCancel(() => gone.abort());
       const fetchRequest = new Request(`http://gateway${MCP_PATH}`, {
         method: request.method,
         headers: Object.entries(request.headers).flatMap(([name, value]) =>
@@ -118,7 +118,7 @@ export function mcpRoutes(app: FastifyInstance, services: Services, version: str
 }
 
 function identifyCaller(request: FastifyRequest, reply: FastifyReply, services: Services) {
-  const policies = services.station.policies();
+  const policies = services.ctx.policies();
   try {
     return identifyAgent(request, policies);
   } catch (error) {
@@ -131,7 +131,7 @@ function identifyCaller(request: FastifyRequest, reply: FastifyReply, services: 
 /** Tells clients which authorization servers issue tokens (RFC 9728). */
 export function resourceMetadataRoutes(app: FastifyInstance, services: Services): void {
   const handler = async (request: FastifyRequest): Promise<Json> => {
-    const agents = [...services.station.policies().agents.values()];
+    const agents = [...services.ctx.policies().agents.values()];
     const issuers = [...new Set(agents.flatMap(({ jwt }) => (jwt === undefined ? [] : [jwt.issuer])))];
     if (issuers.length === 0)
       throw new GatewayError('not_found', 'No agent of this gateway uses tokens: send a bearer key.');
@@ -202,7 +202,7 @@ async function withAllowedSubscriptions(body: Json | undefined, mcpRequest: McpR
   const reader = readerFor(mcpRequest, 'modern', undefined);
   const watched: string[] = [];
   for (const uri of new Set(requested)) {
-    if (mcpRequest.cancelToken.gone) break;
+    if (mcpRequest.cancelToken.isCancelled) break;
     if (await reader.subscribeResource(uri).catch(() => false)) watched.push(uri);
   }
   const { notifications } = body['params'];

@@ -10,7 +10,7 @@ import { parseTraceContext, type TraceContext } from '../domain/telemetry.ts';
 import { dryRun } from '../flow/calls/dry-run.ts';
 import { executeCall, type Services, type ToolCall } from '../flow/calls/execute-call.ts';
 import type { CancelToken } from '../flow/cancel-token.ts';
-import { McpReader } from '../flow/mcp/offers.ts';
+import { McpReader } from '../flow/mcp/mcp-reader.ts';
 import { resolveToolName } from '../http/catalogue.ts';
 import { type CallHeaders, parseDependsOn, parseRunEpoch, parseSaga } from '../http/transport/headers.ts';
 import { findBuiltIn, runBuiltIn } from './built-in.ts';
@@ -54,7 +54,7 @@ const LIST_CACHE = { ttlMs: 5_000, cacheScope: 'private' } as const;
 /** The gateway as an MCP server, for one request of one agent. */
 export function createServer(mcpRequest: McpRequest, era: McpEra): Server {
   const { services, agent, version } = mcpRequest;
-  const context = services.station;
+  const context = services.ctx;
   const anonymousReader = readerFor(mcpRequest, era, undefined);
   const capabilities = { tools: { listChanged: true }, logging: {}, ...anonymousReader.capabilities() };
   const server = new Server(
@@ -168,7 +168,7 @@ async function callTool(
     const request = { services, agent, key, cancelToken, patienceMs, runEpoch };
     return buildJsonResult(await runBuiltIn(builtIn, request, args));
   }
-  const policies = services.station.policies();
+  const policies = services.ctx.policies();
   const tool = resolveToolName(policies, name);
   const saga = parseSaga(readMetaText(meta, 'oncegate/saga')) ?? headers.saga;
   const listener = listenerFor(mcpRequest, era, server, ctx);
@@ -179,13 +179,13 @@ async function callTool(
     saga,
     dependsOn: parseDependsOn(readMetaText(meta, 'oncegate/depends-on'), saga) ?? headers.dependsOn,
     undo: headers.undo,
-    fence: readRunEpoch(meta, headers),
+    runEpoch: readRunEpoch(meta, headers),
     trace: readTrace(meta, headers),
-    follower: listener,
+    progressListener: listener,
     patienceMs: headers.patienceMs,
-    caller: cancelToken,
+    cancelToken,
   };
-  if (headers.dryRun) return buildJsonResult(await dryRun(services.station, () => ({ ...toolCall, key })));
+  if (headers.dryRun) return buildJsonResult(await dryRun(services.ctx, () => ({ ...toolCall, key })));
   const upstream = policies.upstreams.get(policies.tools.get(tool)?.upstream ?? '');
   let continuation = readContinuation(ctx);
   for (let round = 1; ; round += 1) {
@@ -238,7 +238,7 @@ export function readerFor(
     client === undefined
       ? { era, capabilities: {}, meta: {}, tell: () => {}, ask: () => Promise.reject(new Error('there is no client')) }
       : listenerFor(mcpRequest, era, client.server, client.ctx);
-  return new McpReader(mcpRequest.services.station, mcpRequest.agent, listener);
+  return new McpReader(mcpRequest.services.ctx, mcpRequest.agent, listener);
 }
 
 /** The client of this request as upstream servers see it. */

@@ -45,8 +45,8 @@ beforeAll(async () => {
   database = await createTestDatabase();
   db = new CountingDatabase(database.url, { max: 4, applicationName: 'test' });
   const log = { info: () => {}, warn: () => {}, error: () => {} };
-  const switches = new ControlFlags(db, new Lease(db, () => {}), () => {});
-  feed = new LogFeed({ db, log, adapters: new AdapterRegistry(() => false, Buffer.alloc(32)), switches });
+  const controlFlags = new ControlFlags(db, new Lease(db, () => {}), () => {});
+  feed = new LogFeed({ db, log, adapters: new AdapterRegistry(() => false, Buffer.alloc(32)), controlFlags });
 });
 afterEach(() => {
   for (const listener of listeners.splice(0)) feed.unsubscribe(listener);

@@ -22,7 +22,7 @@ beforeEach(() => {
   id = uniqueId('admin');
 });
 
-async function doubt(): Promise<string> {
+async function createDoubtfulCall(): Promise<string> {
   await upstream.plan({ match: { id }, do: ['drop'] });
   const answer = await gateway.call('world.none', { id }, { key: id });
   expect(answer.status).toBe(504);
@@ -33,7 +33,7 @@ const resolve = (txn: string, body: unknown, key = ADMIN_KEY) => gateway.post(`/
 
 const verdict = { verdict: 'not_applied', reason: 'looked' } as const;
 
-describe('who may', () => {
+describe('access', () => {
   it.each<[string, string | undefined, number, number]>([
     ['nobody', undefined, 401, 401],
     ['a stranger', 'no-such-key', 401, 401],
@@ -43,24 +43,27 @@ describe('who may', () => {
     ['an approver', APPROVER_KEY, 200, 403],
     ['an operator', OPERATOR_KEY, 200, 200],
     ['an admin', ADMIN_KEY, 200, 200],
-  ])('%s: look and resolve', async (_who, key, look, act) => {
-    const txn = await doubt();
-    const asking = key === undefined ? {} : { key };
-    expect((await gateway.request('GET', '/admin/calls', asking)).status).toBe(look);
-    expect((await gateway.request('GET', `/admin/calls/${txn}`, asking)).status).toBe(look);
+  ])('to the admin API depends on the role: %s', async (_caller, key, readStatus, resolveStatus) => {
+    const txn = await createDoubtfulCall();
+    const credentials = key === undefined ? {} : { key };
+    expect((await gateway.request('GET', '/admin/calls', credentials)).status).toBe(readStatus);
+    expect((await gateway.request('GET', `/admin/calls/${txn}`, credentials)).status).toBe(readStatus);
     const resolved = await gateway.request('POST', `/admin/calls/${txn}/resolve`, {
-      ...asking,
+      ...credentials,
       headers: { 'content-type': 'application/json' },
       body: JSON.stringify(verdict),
     });
-    expect(resolved.status).toBe(act);
-    if (act !== 200) {
-      expect(resolved.body).toMatchObject({ code: act === 401 ? 'unauthenticated' : 'forbidden', retry: 'never' });
+    expect(resolved.status).toBe(resolveStatus);
+    if (resolveStatus !== 200) {
+      expect(resolved.body).toMatchObject({
+        code: resolveStatus === 401 ? 'unauthenticated' : 'forbidden',
+        retry: 'never',
+      });
       expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('in_doubt');
     }
   });
 
-  it('a person is no agent', async () => {
+  it('to the agent API is refused for the key of a person', async () => {
     expect((await gateway.call('world.keyed', { id }, { agentKey: ADMIN_KEY })).status).toBe(401);
     const refused = await gateway.get('/v1/calls', ADMIN_KEY);
     expect([refused.status, refused.body.detail]).toEqual([
@@ -76,42 +79,45 @@ describe('POST /admin/calls/{txn}/resolve', () => {
   it.each<[string, unknown, RegExp]>([
     ['no body', '', /verdict/],
     ['no verdict', { reason: 'x' }, /verdict/],
-    ['another verdict', { verdict: 'maybe', reason: 'x' }, /verdict/],
+    ['an unknown verdict', { verdict: 'maybe', reason: 'x' }, /verdict/],
     ['no reason', { verdict: 'applied' }, /^reason is required\.$/],
     ['an empty reason', { verdict: 'applied', reason: '  ' }, /reason/],
-    ['a reason too long', { verdict: 'applied', reason: 'x'.repeat(2_001) }, /reason/],
-    ['a reason that is no text', { verdict: 'applied', reason: 7 }, /^reason must be a string \(got 7\)\.$/],
+    ['a reason that is too long', { verdict: 'applied', reason: 'x'.repeat(2_001) }, /reason/],
+    ['a reason that is not a string', { verdict: 'applied', reason: 7 }, /^reason must be a string \(got 7\)\.$/],
     ['a reason with a NUL', { verdict: 'applied', reason: 'a\u0000b' }, /reason/],
     [
-      'a word too many',
+      'an unknown key',
       { verdict: 'applied', reason: 'x', force: true },
       /^Unknown key "force"\. Known keys: verdict, /,
     ],
     ['a list', '[]', /body/],
-    ['bad JSON', '{"verdict":"applied","verdict":"applied","reason":"x"}', /twice/],
-  ])('refuses %s and changes nothing', async (_name, body, says) => {
-    const txn = await doubt();
+    ['a duplicate key', '{"verdict":"applied","verdict":"applied","reason":"x"}', /twice/],
+  ])('refuses %s and changes nothing', async (_name, body, detail) => {
+    const txn = await createDoubtfulCall();
     const refused = await resolve(txn, body);
     expect(refused.status).toBe(400);
     expect(refused.body.code).toBe('malformed');
-    expect(refused.body.detail).toMatch(says);
+    expect(refused.body.detail).toMatch(detail);
     expect((await gateway.get(`/v1/calls/${txn}`)).body.state).toBe('in_doubt');
   });
 
-  it('tells every fault at once', async () => {
-    const refused = await resolve(await doubt(), { verdict: 'maybe', force: 1 });
+  it('reports every fault at once', async () => {
+    const refused = await resolve(await createDoubtfulCall(), { verdict: 'maybe', force: 1 });
     expect(refused.body.faults).toHaveLength(3);
   });
 
-  it.each(['00000000-0000-8000-8000-000000000000', 'nonsense', '%00'])('is 404 for no call: %s', async (txn) => {
-    expect((await resolve(txn, verdict)).status).toBe(404);
-    expect((await gateway.admin('GET', `/admin/calls/${txn}`)).status).toBe(404);
-  });
+  it.each(['00000000-0000-8000-8000-000000000000', 'nonsense', '%00'])(
+    'answers 404 for an unknown call: %s',
+    async (txn) => {
+      expect((await resolve(txn, verdict)).status).toBe(404);
+      expect((await gateway.admin('GET', `/admin/calls/${txn}`)).status).toBe(404);
+    },
+  );
 
-  it('is refused for a call that is in no doubt', async () => {
+  it('is refused for a call that is not in doubt', async () => {
     const done = await gateway.call('world.keyed', { id }, { key: id });
-    for (const word of ['applied', 'not_applied', 'retry']) {
-      const refused = await resolve(done.body.txn, { verdict: word, reason: 'x' });
+    for (const verdict of ['applied', 'not_applied', 'retry']) {
+      const refused = await resolve(done.body.txn, { verdict, reason: 'x' });
       expect(refused.status).toBe(409);
       expect(refused.body.code).toBe('conflict');
     }
@@ -120,24 +126,24 @@ describe('POST /admin/calls/{txn}/resolve', () => {
     expect((await gateway.call('world.keyed', { id }, { key: id })).body).toEqual({ ...done.body, replayed: true });
   });
 
-  it('gives the agent what the person gave, exactly', async () => {
-    const txn = await doubt();
+  it('passes the result that the person gave to the agent unchanged', async () => {
+    const txn = await createDoubtfulCall();
     const given = { id: 'ch_1', list: [1, null, { deep: '\ud83d\ude00 \u0000' }] };
     expect((await resolve(txn, { verdict: 'applied', reason: 'seen in the console', result: given })).status).toBe(200);
-    const told = await gateway.call('world.none', { id }, { key: id });
-    expect(told.status).toBe(200);
-    expect(told.body).toMatchObject({ state: 'succeeded', replayed: true, result: given });
-    expect(told.body.receipt.leaf).toMatch(/^[0-9a-f]{64}$/);
+    const replayed = await gateway.call('world.none', { id }, { key: id });
+    expect(replayed.status).toBe(200);
+    expect(replayed.body).toMatchObject({ state: 'succeeded', replayed: true, result: given });
+    expect(replayed.body.receipt.leaf).toMatch(/^[0-9a-f]{64}$/);
   });
 
-  it('without a result gives null; with null too', async () => {
-    const txn = await doubt();
+  it('passes null to the agent if the person gave null', async () => {
+    const txn = await createDoubtfulCall();
     expect((await resolve(txn, { verdict: 'applied', reason: 'x', result: null })).status).toBe(200);
     expect((await gateway.call('world.none', { id }, { key: id })).body.result).toBeNull();
   });
 
-  it('by many at once with opposite words ends in one of them', async () => {
-    const txn = await doubt();
+  it('accepts one of several opposite verdicts that arrive at once', async () => {
+    const txn = await createDoubtfulCall();
     const answers = await Promise.all(
       Array.from({ length: 8 }, (_, i) =>
         resolve(txn, { verdict: i % 2 === 0 ? 'applied' : 'not_applied', reason: `vote ${i}` }),
@@ -154,7 +160,7 @@ describe('POST /admin/calls/{txn}/resolve', () => {
 });
 
 describe('GET /admin/calls', () => {
-  it('shows all agents’ calls, and filters them', async () => {
+  it('lists the calls of all agents, and filters them', async () => {
     await gateway.call('world.keyed', { id }, { key: id });
     await gateway.call('world.keyed', { id }, { key: id, agentKey: OTHER_AGENT_KEY });
     const agents = async (query: string) =>
@@ -169,7 +175,7 @@ describe('GET /admin/calls', () => {
   });
 
   it('shows one call with its whole timeline', async () => {
-    const txn = await doubt();
+    const txn = await createDoubtfulCall();
     await resolve(txn, { verdict: 'retry', reason: 'not there' }, OPERATOR_KEY);
     await gateway.waitForCall(txn, (call) => call.state === 'succeeded');
     const { body } = await gateway.admin('GET', `/admin/calls/${txn}`);
@@ -187,8 +193,8 @@ describe('GET /admin/calls', () => {
     expect(steps[0]).toBe('claimed');
     expect(steps.at(-1)).toBe('succeeded');
     expect(steps).toContain('in_doubt');
-    const said = body.timeline.find((event: { what: string }) => event.what === 'verdict');
-    expect(said).toMatchObject({ verdict: 'retry', person: 'omar', reason: 'not there' });
+    const verdictEvent = body.timeline.find((event: { what: string }) => event.what === 'verdict');
+    expect(verdictEvent).toMatchObject({ verdict: 'retry', person: 'omar', reason: 'not there' });
     const times = body.timeline.map((event: { at: string }) => Date.parse(event.at));
     for (const at of times) expect(at).toBeGreaterThan(Date.now() - 60_000);
   });

@@ -32,33 +32,34 @@ tools:
 ${testerYaml('[{ allow: world.* }]')}`,
 });
 
-it('no credential, key or redacted value is in the database, the logs, the metrics or an answer', async () => {
+it('credentials, keys and redacted values appear in no table, log, metric or answer', async () => {
   const answers: string[] = [];
-  const say = (reply: { body: unknown }) => answers.push(JSON.stringify(reply.body));
+  const record = (reply: { body: unknown }) => answers.push(JSON.stringify(reply.body));
   await upstream.plan({ match: { id: 'lost' }, do: ['apply', 'drop'] });
   await upstream.plan({
     match: { id: 'failing' },
     do: [{ reply: 422, body: { said: `your card ${CARD} with ${CREDENTIAL}` } }],
   });
-  for (const id of ['plain', 'lost', 'failing']) say(await gateway.call('world.echo', { id, card: CARD }, { key: id }));
-  say(await gateway.call('world.echo', { id: 'denied', card: CARD, x: 1 }, { key: 'bad key' }));
-  say(await gateway.call('world.nothing', { card: CARD }));
+  for (const id of ['plain', 'lost', 'failing'])
+    record(await gateway.call('world.echo', { id, card: CARD }, { key: id }));
+  record(await gateway.call('world.echo', { id: 'denied', card: CARD, x: 1 }, { key: 'bad key' }));
+  record(await gateway.call('world.nothing', { card: CARD }));
   const held = await gateway.call(
     'world.mail',
     { id: 'held', card: CARD },
     { key: 'held', headers: { prefer: 'wait=0' } },
   );
-  say(held);
-  say(await gateway.admin('GET', '/admin/approvals'));
-  say(await gateway.admin('GET', '/admin/calls'));
-  say(await gateway.get('/v1/calls'));
-  say(await gateway.call('world.echo', { id: 'dry', card: CARD }, { headers: { 'oncegate-dry-run': '?1' } }));
-  for (const path of ['/metrics', '/readyz', '/openapi.json']) say(await gateway.request('GET', path));
+  record(held);
+  record(await gateway.admin('GET', '/admin/approvals'));
+  record(await gateway.admin('GET', '/admin/calls'));
+  record(await gateway.get('/v1/calls'));
+  record(await gateway.call('world.echo', { id: 'dry', card: CARD }, { headers: { 'oncegate-dry-run': '?1' } }));
+  for (const path of ['/metrics', '/readyz', '/openapi.json']) record(await gateway.request('GET', path));
   const { digest } = (await gateway.admin('GET', '/admin/approvals')).body.items[0];
-  say(await gateway.admin('POST', `/admin/approvals/${held.body.txn}/approve`, { reason: 'ok', digest }));
+  record(await gateway.admin('POST', `/admin/approvals/${held.body.txn}/approve`, { reason: 'ok', digest }));
   await gateway.waitForCall(held.body.txn, ({ state }) => state === 'succeeded');
 
-  // What went out was the real thing.
+  // The upstream received the real values.
   expect((await upstream.requests('held'))[0]?.body).toContain(CARD);
   expect((await upstream.requests('plain'))[0]?.headers['authorization']).toBe(`Bearer ${CREDENTIAL}`);
 

@@ -52,7 +52,7 @@ ${PEOPLE_YAML}`,
 const names = (tools: { name: string }[]) => tools.map((tool) => tool.name).sort();
 
 describe('GET /v1/tools', () => {
-  it('lists what this agent may call, and nothing else', async () => {
+  it('lists the tools that the agent may call, and no others', async () => {
     const mine = await gateway.get('/v1/tools');
     expect(mine.status).toBe(200);
     expect(names(mine.body.tools)).toEqual([
@@ -66,7 +66,7 @@ describe('GET /v1/tools', () => {
     expect(names(theirs.body.tools)).toEqual(['deep.er.name', 'shop.find']);
   });
 
-  it('tells what each is, with its schema', async () => {
+  it('describes each tool with its schema', async () => {
     const { tools } = (await gateway.get('/v1/tools')).body;
     expect(tools.find((tool: { name: string }) => tool.name === 'shop.order')).toEqual({
       name: 'shop.order',
@@ -82,7 +82,7 @@ describe('GET /v1/tools', () => {
     });
   });
 
-  it('speaks the shapes of model vendors', async () => {
+  it('offers the formats of model vendors', async () => {
     const openai = (await gateway.get('/v1/tools?format=openai', OTHER_AGENT_KEY)).body.tools;
     expect(openai).toContainEqual({
       type: 'function',
@@ -111,7 +111,7 @@ describe('GET /v1/tools', () => {
     },
   );
 
-  it('offers names that can be called as they are', async () => {
+  it('offers vendor names that can be called unchanged', async () => {
     for (const { name } of (await gateway.get('/v1/tools?format=anthropic', OTHER_AGENT_KEY)).body.tools) {
       const answer = await gateway.call(name, { id: 'deep' }, { agentKey: OTHER_AGENT_KEY });
       expect(answer.status, name).toBe(200);
@@ -119,7 +119,7 @@ describe('GET /v1/tools', () => {
     }
   });
 
-  it('makes a call under either name the same call', async () => {
+  it('treats the dotted name and the vendor name as one tool', async () => {
     const dotted = await gateway.call('shop.order', { id: 'either' }, { key: 'either' });
     const vendor = await gateway.call('shop__order', { id: 'either' }, { key: 'either' });
     expect(vendor.body).toEqual({ ...dotted.body, replayed: true });
@@ -128,7 +128,7 @@ describe('GET /v1/tools', () => {
 });
 
 describe('GET /openapi.json', () => {
-  it('is OpenAPI 3.1 without a key and has an operation per tool with one', async () => {
+  it('is OpenAPI 3.1, and adds the tools of the agent whose key is sent', async () => {
     const open = await gateway.request('GET', '/openapi.json');
     expect(open.status).toBe(200);
     expect(open.body.openapi).toBe('3.1.0');
@@ -150,7 +150,7 @@ describe('GET /openapi.json', () => {
     expect((await gateway.get('/openapi.json', 'no-such-key')).status).toBe(401);
   });
 
-  it('holds no credential, address or rule', async () => {
+  it('contains no credential, address or rule', async () => {
     const all = [
       await gateway.get('/openapi.json'),
       await gateway.get('/v1/tools'),
@@ -165,7 +165,7 @@ describe('GET /openapi.json', () => {
   });
 });
 
-it('who asks for a tool without a body is told how to call it', async () => {
+it('GET on a tool explains how to call the tool', async () => {
   const reply = await gateway.get('/v1/tools/shop.find?x=1');
   const detail = 'There is no GET /v1/tools/shop.find. Call a tool with POST /v1/tools/{tool}.';
   expect([reply.status, reply.body.code, reply.body.detail]).toEqual([404, 'not_found', detail]);

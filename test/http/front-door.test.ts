@@ -16,7 +16,7 @@ agents:
   other: { ${keysYaml(OTHER_AGENT_KEY)}, rules: [{ allow: world.read }] }
 ${PEOPLE_YAML}`,
 });
-// The limits are kept by the process: a new one has seen nobody yet.
+// Each process counts for itself, so a restart resets the limits.
 beforeEach(() => gateway.restart());
 
 const times = async (n: number, ask: () => Promise<Reply>) => {
@@ -26,8 +26,8 @@ const times = async (n: number, ask: () => Promise<Reply>) => {
 };
 const statuses = (answers: readonly Reply[]) => answers.map(({ status }) => status);
 
-describe('the front door', () => {
-  it('lets an agent in as often as its limit says, whatever it asks for, and says when to come back', async () => {
+describe('the request limits', () => {
+  it('admit a number of requests per agent, and say when to retry', async () => {
     const calls = await times(3, () => gateway.call('world.read', { id: 'a' }));
     const lists = await times(3, () => gateway.get('/v1/tools'));
     expect(statuses([...calls, ...lists])).toEqual([200, 200, 200, 200, 200, 429]);
@@ -42,13 +42,13 @@ describe('the front door', () => {
     const after = Number(refused.headers.get('retry-after'));
     expect(after).toBeGreaterThan(30);
     expect(after).toBeLessThanOrEqual(60);
-    // Nothing was done for it, not even its body was looked at.
+    // The gateway refuses the request before it reads the body.
     expect((await gateway.call('world.read', 'not json')).status).toBe(429);
     expect((await gateway.call('world.read', { id: 'a' }, { agentKey: OTHER_AGENT_KEY })).status).toBe(200);
     expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
   });
 
-  it('turns strangers away by address, and nobody else because of them', async () => {
+  it('count unauthenticated requests by address, without an effect on known callers', async () => {
     const unknown = await times(3, () => gateway.get('/v1/tools', `guess-${Math.random()}`));
     expect(statuses(unknown)).toEqual([401, 401, 401]);
     expect(statuses(await times(2, () => gateway.get('/v1/tools', 'guess')))).toEqual([429, 429]);
@@ -58,7 +58,7 @@ describe('the front door', () => {
     expect((await gateway.get('/admin/calls', ADMIN_KEY)).status).toBe(200);
   });
 
-  it('takes so many requests at once and no more, however their address is written', async () => {
+  it('cap concurrent requests, however the URL is written', async () => {
     await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'there' }, { wait: 'go' }, { reply: 200 }], times: 2 });
     const slow = [AGENT_KEY, OTHER_AGENT_KEY].map((agentKey) =>
       gateway.call('world.read', { id: 'slow' }, { agentKey }),
@@ -77,7 +77,7 @@ describe('the front door', () => {
     expect((await gateway.get('/v1/tools')).status).toBe(200);
   });
 
-  it('has room again when a connection is gone on which more was asked than answered', async () => {
+  it('free the slots of pipelined requests when their connection closes', async () => {
     await upstream.plan({ match: { id: 'a' }, do: [{ event: 'begun' }, { wait: 'end' }, { reply: 200 }] });
     const socket = connect({ host: '127.0.0.1', port: gateway.port });
     const body = JSON.stringify({ id: 'a' });
@@ -91,21 +91,21 @@ describe('the front door', () => {
     await upstream.release('end');
   });
 
-  it('keeps half of what it carries at once for others than the one who has the other half', async () => {
+  it('leave half of the concurrent requests to other agents', async () => {
     await upstream.plan({ match: { id: 'hoard' }, do: [{ event: 'hoarded' }, { wait: 'on' }, { reply: 200 }] });
-    const hoarded = gateway.call('world.read', { id: 'hoard' });
+    const running = gateway.call('world.read', { id: 'hoard' });
     await upstream.awaitEvent('hoarded');
-    const greedy = await gateway.get('/v1/tools');
-    expect(greedy).toMatchObject({ status: 429, body: { code: 'rate_limited', retry: 'after_delay' } });
-    expect(greedy.body.detail).toContain('limit of concurrent requests per agent');
+    const refused = await gateway.get('/v1/tools');
+    expect(refused).toMatchObject({ status: 429, body: { code: 'rate_limited', retry: 'after_delay' } });
+    expect(refused.body.detail).toContain('limit of concurrent requests per agent');
     expect((await gateway.get('/v1/tools', OTHER_AGENT_KEY)).status).toBe(200);
     expect((await gateway.admin('GET', '/admin/calls')).status).toBe(200);
     await upstream.release('on');
-    expect((await hoarded).status).toBe(200);
+    expect((await running).status).toBe(200);
     expect((await gateway.get('/v1/tools')).status).toBe(200);
   });
 
-  it('is always open to those who ask whether the gateway is alive', async () => {
+  it('do not apply to health checks', async () => {
     for (const path of ['/healthz', '/readyz']) {
       const answers = await times(10, () => gateway.request('GET', path));
       expect(new Set(statuses(answers))).toEqual(new Set([200]));
@@ -113,7 +113,7 @@ describe('the front door', () => {
   });
 });
 
-it('openapi.json shows a person what everybody sees, an agent its tools, and a stranger nothing', async () => {
+it('/openapi.json shows an agent its tools, a person the public part, and an unknown key nothing', async () => {
   const tool = '/v1/tools/world.read';
   expect((await gateway.get('/openapi.json', ADMIN_KEY)).body.paths).not.toHaveProperty(tool);
   expect((await gateway.get('/openapi.json', ADMIN_KEY)).status).toBe(200);

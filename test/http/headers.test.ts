@@ -12,15 +12,15 @@ beforeEach(() => {
   id = uniqueId('header');
 });
 
-interface Raw {
+interface RawReply {
   readonly status: number;
   readonly head: string;
   // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
   readonly body: any;
 }
 
-/** Header lines as bytes: what `fetch` refuses to send. */
-async function raw(lines: string[], body = JSON.stringify({ id })): Promise<Raw> {
+/** Sends header lines as bytes, because `fetch` refuses some of them. */
+async function postRaw(lines: string[], body = JSON.stringify({ id })): Promise<RawReply> {
   const socket = connect(gateway.port, '127.0.0.1');
   await once(socket, 'connect');
   const head = [
@@ -44,20 +44,20 @@ async function raw(lines: string[], body = JSON.stringify({ id })): Promise<Raw>
 const visible = Array.from({ length: 94 }, (_, i) => String.fromCharCode(0x21 + i)).join('');
 
 describe('Idempotency-Key', () => {
-  it('is the same bare and quoted', async () => {
+  it('means the same bare and quoted', async () => {
     const bare = await gateway.call('world.keyed', { id }, { key: id });
     const quoted = await gateway.call('world.keyed', { id }, { key: `"${id}"` });
     expect(quoted.body).toEqual({ ...bare.body, replayed: true });
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('may escape quotes and backslashes inside quotes', async () => {
+  it('may contain escaped quotes and backslashes inside quotes', async () => {
     const bare = await gateway.call('world.keyed', { id }, { key: `a"${id}\\` });
     const quoted = await gateway.call('world.keyed', { id }, { key: `"a\\"${id}\\\\"` });
     expect(quoted.body.txn).toBe(bare.body.txn);
   });
 
-  it('is case-sensitive and takes every visible character', async () => {
+  it('is case-sensitive and may contain every visible character', async () => {
     const key = `k${visible.slice(1)}`;
     const lower = await gateway.call('world.keyed', { id }, { key });
     expect(lower.status).toBe(200);
@@ -65,7 +65,7 @@ describe('Idempotency-Key', () => {
     expect(other.body.txn).not.toBe(lower.body.txn);
   });
 
-  it('is taken with 1 and with 255 characters', async () => {
+  it('may have 1 to 255 characters', async () => {
     expect((await gateway.call('world.keyed', { id: 'one' }, { key: 'x' })).status).toBe(200);
     expect((await gateway.call('world.keyed', { id }, { key: id.padEnd(255, 'x') })).status).toBe(200);
     expect((await gateway.call('world.keyed', { id }, { key: `"${id.padEnd(255, 'x')}"` })).body.replayed).toBe(true);
@@ -78,7 +78,7 @@ describe('Idempotency-Key', () => {
     ['a space in quotes', '"a b"'],
     ['a tab', 'a\tb'],
     ['an umlaut', 'schl\u00fcssel'],
-    ['nothing', ''],
+    ['no characters', ''],
     ['empty quotes', '""'],
     ['one quote', '"'],
     ['quotes that do not close', '"abc'],
@@ -86,23 +86,25 @@ describe('Idempotency-Key', () => {
     ['parameters after the quotes', '"abc";v=1'],
     ['an unknown escape', '"a\\b"'],
   ])('is refused with %s, and nothing is sent', async (_name, key) => {
-    const refused = await raw([`Idempotency-Key: ${key}`]);
+    const refused = await postRaw([`Idempotency-Key: ${key}`]);
     expect(refused.status).toBe(400);
     expect(refused.body).toMatchObject({ code: 'malformed', retry: 'never', status: 400 });
     expect(refused.body.detail).toMatch(/Idempotency-Key/);
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it.each(['another', 'the same'])('is refused twice in one request, the second %s', async (second) => {
-    const refused = await raw([`Idempotency-Key: ${id}`, `idempotency-key: ${second === 'another' ? 'b' : id}`]);
+  it.each(['another', 'the same'])('is refused if it appears twice in one request, the second %s', async (second) => {
+    const refused = await postRaw([`Idempotency-Key: ${id}`, `idempotency-key: ${second === 'another' ? 'b' : id}`]);
     expect(refused.status).toBe(400);
     expect(refused.body).toMatchObject({ code: 'malformed' });
     expect(await upstream.requests(id)).toEqual([]);
-    expect((await raw([`Idempotency-Key: ${id}`])).body).toMatchObject({ state: 'succeeded', replayed: false });
+    expect((await postRaw([`Idempotency-Key: ${id}`])).body).toMatchObject({ state: 'succeeded', replayed: false });
   });
+});
 
-  it('without its own, a second Authorization is refused', async () => {
-    expect((await raw([`Authorization: Bearer ${AGENT_KEY}`])).status).toBe(400);
+describe('Authorization', () => {
+  it('is refused if it appears twice in one request', async () => {
+    expect((await postRaw([`Authorization: Bearer ${AGENT_KEY}`])).status).toBe(400);
   });
 });
 
@@ -112,7 +114,7 @@ describe('Prefer', () => {
   };
 
   it.each(['wait=0', 'respond-async', 'WAIT=0', 'foo, wait=0', 'return=minimal; x=y, wait=0', 'wait="0"', 'wait = 0'])(
-    '%s answers at once: 202 with where to ask',
+    '%s answers 202 at once, with a Location',
     async (prefer) => {
       await slow();
       const first = await gateway.call('world.keyed', { id }, { key: id, headers: { prefer } });
@@ -153,7 +155,7 @@ describe('Prefer', () => {
     expect((await answer).status).toBe(200);
   });
 
-  it('wait=1 waits that long and no longer', async () => {
+  it('wait=1 waits one second and no longer', async () => {
     await slow();
     const from = performance.now();
     const answer = await gateway.call('world.keyed', { id }, { key: id, headers: { prefer: 'wait=1' } });
@@ -183,20 +185,20 @@ describe('Prefer', () => {
 });
 
 describe('Oncegate-Dry-Run', () => {
-  it.each(['1', 'true', '?2', '', 'yes'])('%j is malformed, and nothing is sent by mistake', async (value) => {
+  it.each(['1', 'true', '?2', '', 'yes'])('%j is malformed, and nothing is sent', async (value) => {
     const refused = await gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-dry-run': value } });
     expect(refused.status).toBe(400);
     expect(refused.body).toMatchObject({ code: 'malformed' });
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('?0 is a call', async () => {
+  it('?0 makes a normal call', async () => {
     const answer = await gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-dry-run': '?0' } });
     expect(answer.body).toMatchObject({ state: 'succeeded' });
   });
 });
 
-describe('a header that cannot be read', () => {
+describe('a malformed control header', () => {
   it.each(['oncegate-saga', 'oncegate-depends-on', 'oncegate-run', 'oncegate-epoch', 'oncegate-undo'])(
     'is refused rather than ignored: %s',
     async (name) => {
@@ -207,13 +209,13 @@ describe('a header that cannot be read', () => {
   );
 });
 
-describe('a request that node itself cannot read', () => {
-  it('is a problem too', async () => {
-    const refused = await raw(['Idempotency-Key: a\x7fb']);
+describe('a request that Node cannot parse', () => {
+  it('is answered with a problem document', async () => {
+    const refused = await postRaw(['Idempotency-Key: a\x7fb']);
     expect(refused.status).toBe(400);
     expect(refused.head).toMatch(/content-type: application\/problem\+json/i);
     expect(refused.body).toMatchObject({ code: 'malformed', status: 400, retry: 'never' });
-    const large = await raw([`X-Large: ${'x'.repeat(40_000)}`]);
+    const large = await postRaw([`X-Large: ${'x'.repeat(40_000)}`]);
     expect(large.status).toBe(431);
     expect(await upstream.requests(id)).toEqual([]);
   });

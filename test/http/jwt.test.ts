@@ -7,12 +7,12 @@ import { useGateway } from '../support/use-gateway.ts';
 
 const RULES = 'rules: [{ allow: world.read }]';
 const issuer = useIssuer();
-/** Stops and starts during the tests. */
-const down = useIssuer();
-const mute = useIssuer();
+/** Stops and starts again during the tests. */
+const restartedIssuer = useIssuer();
+const silentIssuer = useIssuer();
 let key: IssuerKey;
 beforeAll(async () => {
-  mute.isSilent = true;
+  silentIssuer.isSilent = true;
   key = await issuer.addKey('first');
 });
 
@@ -26,12 +26,12 @@ agents:
   biller: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: billing }, allowPrivate: true }, ${RULES} }
   clerk: { jwt: { issuer: "${issuer.url}", audience: gate, claims: { team: clerks, robot: true }, allowPrivate: true }, ${RULES} }
   other-door: { jwt: { issuer: "${issuer.url}", audience: other, allowPrivate: true }, ${RULES} }
-  orphan: { jwt: { issuer: "${down.url}", audience: gate, allowPrivate: true }, ${RULES} }
-  patient: { jwt: { issuer: "${mute.url}", audience: gate, allowPrivate: true }, ${RULES} }
+  orphan: { jwt: { issuer: "${restartedIssuer.url}", audience: gate, allowPrivate: true }, ${RULES} }
+  patient: { jwt: { issuer: "${silentIssuer.url}", audience: gate, allowPrivate: true }, ${RULES} }
 ${PEOPLE_YAML}`,
 });
 
-interface Wish {
+interface TokenOptions {
   readonly iss?: string;
   readonly aud?: string | string[];
   readonly exp?: string | number;
@@ -40,19 +40,19 @@ interface Wish {
   readonly by?: IssuerKey;
 }
 
-function sign(wish: Wish = {}): Promise<string> {
-  const by = wish.by ?? key;
-  const token = new SignJWT(wish.claims ?? { team: 'billing' })
+function sign(options: TokenOptions = {}): Promise<string> {
+  const by = options.by ?? key;
+  const token = new SignJWT(options.claims ?? { team: 'billing' })
     .setProtectedHeader({ alg: 'RS256', kid: by.kid })
-    .setIssuer(wish.iss ?? issuer.url)
-    .setAudience(wish.aud ?? 'gate')
+    .setIssuer(options.iss ?? issuer.url)
+    .setAudience(options.aud ?? 'gate')
     .setIssuedAt();
-  if (wish.nbf !== undefined) token.setNotBefore(wish.nbf);
-  return token.setExpirationTime(wish.exp ?? '5m').sign(by.privateKey);
+  if (options.nbf !== undefined) token.setNotBefore(options.nbf);
+  return token.setExpirationTime(options.exp ?? '5m').sign(by.privateKey);
 }
-const ask = (token: string) => gateway.call('world.read', { id: 'x' }, { agentKey: token });
-const refused = async (token: string) => {
-  const answer = await ask(token);
+const callWithToken = (token: string) => gateway.call('world.read', { id: 'x' }, { agentKey: token });
+const expectRefused = async (token: string) => {
+  const answer = await callWithToken(token);
   expect(answer.body).toMatchObject({ status: 401, code: 'unauthenticated', retry: 'never' });
   expect(answer.headers.get('www-authenticate')).toContain('Bearer');
   return answer.body.detail as string;
@@ -60,11 +60,13 @@ const refused = async (token: string) => {
 const agentOf = async (txn: string) => (await gateway.admin('GET', `/admin/calls/${txn}`)).body.agent;
 
 describe('a token', () => {
-  it('of a named issuer makes its bearer the agent whose claims it has', async () => {
-    const biller = await ask(await sign());
+  it('of a known issuer identifies the agent whose claims match', async () => {
+    const biller = await callWithToken(await sign());
     expect(biller.status).toBe(200);
     expect(await agentOf(biller.body.txn)).toBe('biller');
-    const clerk = await ask(await sign({ aud: ['gate', 'elsewhere'], claims: { team: 'clerks', robot: true } }));
+    const clerk = await callWithToken(
+      await sign({ aud: ['gate', 'elsewhere'], claims: { team: 'clerks', robot: true } }),
+    );
     expect(clerk.status).toBe(200);
     expect(await agentOf(clerk.body.txn)).toBe('clerk');
     const token = await sign();
@@ -74,37 +76,37 @@ describe('a token', () => {
     expect((await gateway.get('/admin/calls', token)).status).toBe(403);
   });
 
-  it('is refused when its time is over or has not come, with a minute of tolerance', async () => {
+  it('is refused when expired or not yet valid, with a minute of tolerance', async () => {
     const now = Math.floor(Date.now() / 1000);
-    expect(await refused(await sign({ exp: now - 90 }))).toContain('expired');
-    expect((await ask(await sign({ exp: now - 30 }))).status).toBe(200);
-    await refused(await sign({ nbf: '2m' }));
-    expect((await ask(await sign({ nbf: '30s' }))).status).toBe(200);
-    const endless = await new SignJWT({ team: 'billing' })
+    expect(await expectRefused(await sign({ exp: now - 90 }))).toContain('expired');
+    expect((await callWithToken(await sign({ exp: now - 30 }))).status).toBe(200);
+    await expectRefused(await sign({ nbf: '2m' }));
+    expect((await callWithToken(await sign({ nbf: '30s' }))).status).toBe(200);
+    const withoutExpiry = await new SignJWT({ team: 'billing' })
       .setProtectedHeader({ alg: 'RS256', kid: key.kid })
       .setIssuer(issuer.url)
       .setAudience('gate')
       .sign(key.privateKey);
-    await refused(endless);
+    await expectRefused(withoutExpiry);
   });
 
   it('is refused for another audience, from another issuer, or with other claims', async () => {
-    await refused(await sign({ aud: 'elsewhere' }));
-    expect(await refused(await sign({ iss: 'https://evil.example' }))).toContain('issuer');
-    await refused(await sign({ claims: { team: 'strangers' } }));
-    await refused(await sign({ claims: {} }));
-    await refused(await sign({ claims: { team: 'clerks', robot: 'true' } }));
-    await refused(await sign({ claims: { team: ['billing'] } }));
-    expect(await refused(await sign({ aud: ['gate', 'other'] }))).toContain('More than one agent');
+    await expectRefused(await sign({ aud: 'elsewhere' }));
+    expect(await expectRefused(await sign({ iss: 'https://evil.example' }))).toContain('issuer');
+    await expectRefused(await sign({ claims: { team: 'strangers' } }));
+    await expectRefused(await sign({ claims: {} }));
+    await expectRefused(await sign({ claims: { team: 'clerks', robot: 'true' } }));
+    await expectRefused(await sign({ claims: { team: ['billing'] } }));
+    expect(await expectRefused(await sign({ aud: ['gate', 'other'] }))).toContain('More than one agent');
   });
 
-  it('is refused unsigned, signed with the public key as a secret, changed, or signed by somebody else', async () => {
+  it('is refused unsigned, signed with the public key as a secret, altered, or signed with another key', async () => {
     const unsigned = new UnsecuredJWT({ team: 'billing' })
       .setIssuer(issuer.url)
       .setAudience('gate')
       .setExpirationTime('5m')
       .encode();
-    await refused(unsigned);
+    await expectRefused(unsigned);
     for (const secret of [await exportSPKI(key.publicKey), JSON.stringify(issuer.keys[0])]) {
       const confused = await new SignJWT({ team: 'billing' })
         .setProtectedHeader({ alg: 'HS256', kid: key.kid })
@@ -112,57 +114,59 @@ describe('a token', () => {
         .setAudience('gate')
         .setExpirationTime('5m')
         .sign(Buffer.from(secret));
-      expect(await refused(confused)).toContain('algorithm');
+      expect(await expectRefused(confused)).toContain('algorithm');
     }
     const good = await sign();
     const [head, , signature] = good.split('.');
     const [, forged] = (await sign({ claims: { team: 'clerks', robot: true } })).split('.');
-    await refused(`${head}.${forged}.${signature}`);
+    await expectRefused(`${head}.${forged}.${signature}`);
     const stranger = await generateKeyPair('RS256');
-    expect(await refused(await sign({ by: { ...stranger, kid: key.kid } }))).toContain('signature');
-    await refused('a.b.c');
-    await refused('eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.');
+    expect(await expectRefused(await sign({ by: { ...stranger, kid: key.kid } }))).toContain('signature');
+    await expectRefused('a.b.c');
+    await expectRefused('eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.');
   });
 
-  it('with an unknown key is refused without asking the issuer each time, and taken once the keys are rotated', async () => {
+  it('with an unknown key is refused without a request to the issuer each time, and accepted after key rotation', async () => {
     const [spare] = [await generateKeyPair('RS256', { extractable: true })];
     const next: IssuerKey = { ...spare, kid: 'second' };
     const before = issuer.requestedPaths.length;
-    for (let i = 0; i < 20; i += 1) await refused(await sign({ by: next, claims: { team: 'billing', i } }));
+    for (let i = 0; i < 20; i += 1) await expectRefused(await sign({ by: next, claims: { team: 'billing', i } }));
     expect(issuer.requestedPaths.length - before).toBeLessThanOrEqual(2);
     issuer.keys = [{ ...(await exportJWK(next.publicKey)), kid: next.kid, alg: 'RS256', use: 'sig' }];
-    await expect.poll(async () => (await ask(await sign({ by: next }))).status, { timeout: 15_000 }).toBe(200);
-    await refused(await sign({ claims: { team: 'billing', late: true } }));
+    await expect
+      .poll(async () => (await callWithToken(await sign({ by: next }))).status, { timeout: 15_000 })
+      .toBe(200);
+    await expectRefused(await sign({ claims: { team: 'billing', late: true } }));
     key = next;
   });
 });
 
-describe('an issuer that cannot be asked', () => {
-  it('is said to be unavailable, quickly, and is found again when it is back', async () => {
-    const pair = await down.addKey('down');
-    const { url } = down;
+describe('an unreachable issuer', () => {
+  it('is reported as unavailable quickly, and works again when it is back', async () => {
+    const pair = await restartedIssuer.addKey('down');
+    const { url } = restartedIssuer;
     const token = await sign({ iss: url, by: pair });
-    await down.close();
+    await restartedIssuer.close();
     const started = performance.now();
-    const answers = await Promise.all(Array.from({ length: 10 }, () => ask(token)));
+    const answers = await Promise.all(Array.from({ length: 10 }, () => callWithToken(token)));
     expect(performance.now() - started).toBeLessThan(3_000);
     for (const answer of answers) expect(answer.body).toMatchObject({ status: 503, code: 'unavailable' });
     expect(answers[0]?.headers.get('retry-after')).toBe('2');
-    await down.listen(Number(new URL(url).port));
-    await expect.poll(async () => (await ask(token)).status, { timeout: 10_000 }).toBe(200);
-    await down.close();
-    expect((await ask(await sign({ iss: url, by: pair, claims: { again: true } }))).status).toBe(200);
+    await restartedIssuer.listen(Number(new URL(url).port));
+    await expect.poll(async () => (await callWithToken(token)).status, { timeout: 10_000 }).toBe(200);
+    await restartedIssuer.close();
+    expect((await callWithToken(await sign({ iss: url, by: pair, claims: { again: true } }))).status).toBe(200);
   });
 
-  it('that accepts and never answers keeps nobody waiting, and others not at all', async () => {
-    const token = await sign({ iss: mute.url });
+  it('that accepts connections and never answers delays its own tokens briefly and other tokens not at all', async () => {
+    const token = await sign({ iss: silentIssuer.url });
     const started = performance.now();
-    const waiting = ask(token);
-    expect((await ask(await sign({ claims: { team: 'billing', meanwhile: true } }))).status).toBe(200);
+    const waiting = callWithToken(token);
+    expect((await callWithToken(await sign({ claims: { team: 'billing', meanwhile: true } }))).status).toBe(200);
     expect((await waiting).status).toBe(503);
     expect(performance.now() - started).toBeLessThan(4_000);
     const again = performance.now();
-    expect((await ask(token)).status).toBe(503);
+    expect((await callWithToken(token)).status).toBe(503);
     expect(performance.now() - again).toBeLessThan(1_000);
   });
 });
@@ -176,7 +180,7 @@ describe('policies', () => {
   };
   const base = 'issuer: "https://id.example", audience: gate';
 
-  it('name two agents that would accept the same token', () => {
+  it('are refused if two agents accept the same token', () => {
     expect(faults(base, base)[0]).toContain('Agent a0 accepts the same tokens.');
     expect(faults(`${base}, claims: { team: a }`, `${base}, claims: { robot: true }`)).toHaveLength(1);
     expect(faults(`${base}, claims: { team: a }`, base)).toHaveLength(1);
@@ -184,7 +188,7 @@ describe('policies', () => {
     expect(faults(base, 'issuer: "https://id.example", audience: other')).toEqual([]);
   });
 
-  it('want an issuer that can be trusted', () => {
+  it('are refused if the issuer cannot be trusted', () => {
     expect(faults('issuer: "http://id.example", audience: gate')[0]).toContain('https://');
     expect(faults('issuer: "http://10.0.0.1", audience: gate, allowPrivate: true')).toEqual([]);
     expect(faults('issuer: "nonsense", audience: gate')[0]).toContain('must be a URL');

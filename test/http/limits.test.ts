@@ -5,7 +5,7 @@ import { createDirectory } from '../cli/terminal.ts';
 
 const read = async (config: string) => readConfig({}, await createDirectory({ 'oncegate.yaml': config }));
 
-it('limits are what the docs say where none are set, and leave one of several agents a thousand requests at once', async () => {
+it('default limits match the docs, and allow one of several agents a thousand concurrent requests', async () => {
   const { limits } = await read('');
   const docs = await readFile('docs/reference/configuration.md', 'utf8');
   const [shown] = /^limits: \{.*\}$/m.exec(docs) ?? [];

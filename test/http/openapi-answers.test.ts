@@ -8,14 +8,14 @@ const ajv = new Ajv2020({ strict: false, allErrors: true, validateFormats: false
 
 beforeAll(async () => {
   const document = (await gateway.request('GET', '/openapi.json')).body;
-  ajv.addSchema(closed(document) as object, 'openapi');
+  ajv.addSchema(forbidUnknownMembers(document) as object, 'openapi');
 });
 
-/** Objects without `additionalProperties` may have no member beyond those in the document. */
-function closed(node: unknown): unknown {
-  if (Array.isArray(node)) return node.map(closed);
+/** Sets `additionalProperties` to false where it is absent, so that an undocumented member is a fault. */
+function forbidUnknownMembers(node: unknown): unknown {
+  if (Array.isArray(node)) return node.map(forbidUnknownMembers);
   if (typeof node !== 'object' || node === null) return node;
-  const copy = Object.fromEntries(Object.entries(node).map(([name, value]) => [name, closed(value)]));
+  const copy = Object.fromEntries(Object.entries(node).map(([name, value]) => [name, forbidUnknownMembers(value)]));
   return copy['type'] !== undefined && typeof copy['properties'] === 'object'
     ? { additionalProperties: false, ...copy }
     : copy;
@@ -23,7 +23,7 @@ function closed(node: unknown): unknown {
 
 const pointer = (name: string) => encodeURIComponent(name.replaceAll('~', '~0').replaceAll('/', '~1'));
 
-/** The faults of an answer against what the document says about it. */
+/** The faults of an answer against its schema in the document. */
 function faultsOf(method: string, path: string, { status, body }: Reply): unknown {
   const schema = `responses/${status}/content/application~1json/schema`;
   const validate = ajv.getSchema(`openapi#/paths/${pointer(path)}/${method.toLowerCase()}/${schema}`);
@@ -44,8 +44,8 @@ async function check(method: 'GET' | 'POST', path: string, ids: Record<string, s
   return reply.body;
 }
 
-describe('answers are what the document says', () => {
-  it('of calls, approvals and undos', async () => {
+describe('answers match the OpenAPI document', () => {
+  it('for calls, approvals and cancellations', async () => {
     await check('POST', '/v1/tools/{tool}', { tool: 'world.keyed' }, { id: 'a' });
     const { txn } = await check('POST', '/v1/tools/{tool}', { tool: 'world.held' }, { id: 'b' });
     await check('GET', '/v1/tools');
@@ -60,7 +60,7 @@ describe('answers are what the document says', () => {
     await check('POST', '/v1/calls/{txn}/cancel', other);
   });
 
-  it('of sagas and runs', async () => {
+  it('for sagas and runs', async () => {
     const { saga } = await check('POST', '/v1/sagas', {}, { name: 'a saga' });
     await check('POST', '/v1/sagas/{id}/savepoints', { id: saga }, { name: 'here' });
     await check('GET', '/v1/sagas');
@@ -73,7 +73,7 @@ describe('answers are what the document says', () => {
     await check('POST', '/admin/runs/{id}/finish', { id: run }, { reason: 'done' });
   });
 
-  it('of controls and the log', async () => {
+  it('for controls and the audit log', async () => {
     const reason = { reason: 'a test' };
     await check('POST', '/admin/breakers/{upstream}/open', { upstream: 'world' }, reason);
     await check('GET', '/admin/breakers');

@@ -33,7 +33,7 @@ paths:
       responses: { 200: { description: ok } }
 `;
 
-/** The four lines, then what only our own YAML can say. */
+/** The import, then the parts of a contract that OpenAPI cannot express. */
 const policies = (url: string) => `
 upstreams:
   world: { adapter: http, url: "${url}", allowPrivate: true, import: world.openapi.yaml }
@@ -52,7 +52,7 @@ const { upstream, gateway } = useGateway({
   policies: (url) => ({ 'world.yaml': policies(url), 'world.openapi.yaml': WORLD }),
 });
 
-it('offers the operations as tools', async () => {
+it('an import offers the operations of the document as tools', async () => {
   const { body } = await gateway.get('/v1/tools');
   expect(body.tools.map((tool: { name: string; effect: string }) => [tool.name, tool.effect]).sort()).toEqual([
     ['world.charge', 'write'],
@@ -64,7 +64,7 @@ it('offers the operations as tools', async () => {
   expect(Object.keys(charge.input.properties)).toEqual(['id', 'amount']);
 });
 
-it('sends what the document says, once', async () => {
+it('a call sends the request that the document describes, once', async () => {
   const args = { 'object-id': 'a/b', dry: true, id: 'import-1', size: 3 };
   const first = await gateway.call('world.objects_put', args, { key: 'put-1' });
   expect(first.status).toBe(200);
@@ -76,7 +76,7 @@ it('sends what the document says, once', async () => {
   ]);
 });
 
-it('takes the rest of the contract from the policies', async () => {
+it('a tool in the policies completes the imported contract', async () => {
   const { status, body } = await gateway.call('world.charge', { id: 'import-2', amount: 5 }, { key: 'charge-1' });
   expect(status).toBe(200);
   const [sent] = (await upstream.requests()).filter(({ id }) => id === 'import-2');
@@ -85,7 +85,7 @@ it('takes the rest of the contract from the policies', async () => {
   expect([refused.status, refused.body.code]).toEqual([400, 'invalid_arguments']);
 });
 
-it('serves them in proxy mode as well', async () => {
+it('imported operations work in proxy mode', async () => {
   const { status } = await gateway.request('PUT', '/v1/proxy/world/idempotent/objects/o2?dry=false', {
     key: AGENT_KEY,
     body: JSON.stringify({ id: 'import-3', size: 4 }),
@@ -99,7 +99,7 @@ it('serves them in proxy mode as well', async () => {
   ]);
 });
 
-it('follows a change of the document', async () => {
+it('a change of the document takes effect without a restart', async () => {
   await writePolicies(gateway, {
     'world.openapi.yaml': WORLD.replace('operationId: getItem', 'operationId: getThing'),
   });

@@ -10,12 +10,12 @@ type Document = {
   paths: Record<string, Record<string, unknown>>;
   components: {
     parameters: Record<string, { name: string }>;
-    // biome-ignore lint/suspicious/noExplicitAny: schemas are looked into wherever they lead
+    // biome-ignore lint/suspicious/noExplicitAny: tests look into schemas of every shape
     schemas: Record<string, any>;
   };
 };
 
-it('every operation that is documented is there, and asks who is asking', async () => {
+it('every documented operation exists and requires authentication', async () => {
   const { paths } = (await gateway.request('GET', '/openapi.json')).body as Document;
   for (const [path, operations] of Object.entries(paths)) {
     for (const method of Object.keys(operations)) {
@@ -25,7 +25,7 @@ it('every operation that is documented is there, and asks who is asking', async 
   }
 });
 
-it('every route that is written is documented', async () => {
+it('every route in the code is documented', async () => {
   const { paths } = (await gateway.request('GET', '/openapi.json')).body as Document;
   const source = readdirSync('gateway/http')
     .filter((file) => file.endsWith('-routes.ts'))
@@ -39,7 +39,7 @@ it('every route that is written is documented', async () => {
   for (const route of routes) expect(documented).toContain(route.replaceAll(/:\w+|\*/g, ':'));
 });
 
-it('every header that steers a call is documented where tools are called', async () => {
+it('every header that controls a call is documented for POST /v1/tools/{tool}', async () => {
   const { paths, components } = (await gateway.request('GET', '/openapi.json')).body as Document;
   const source = readFileSync('gateway/http/transport/headers.ts', 'utf8');
   const read = [...source.matchAll(/header\(request, '([a-z-]+)'\)/g)].map(([, name]) => name ?? '');
@@ -53,7 +53,7 @@ it('every header that steers a call is documented where tools are called', async
   expect(documented.toSorted()).toEqual(read.toSorted());
 });
 
-it('a saga, its plan and its steps are what their schemas say', async () => {
+it('a saga, its plan and its steps match their schemas', async () => {
   const { components } = (await gateway.request('GET', '/openapi.json')).body as Document;
   const { Saga, SagaLine, Plan, Undo } = components.schemas;
   const opened = await gateway.request('POST', '/v1/sagas', { key: AGENT_KEY });
@@ -77,7 +77,7 @@ it('a saga, its plan and its steps are what their schemas say', async () => {
   expect(Object.keys(Plan.properties.plan.items.properties)).toEqual(expect.arrayContaining(Object.keys(plan.plan[0])));
 });
 
-it('a run is what its schemas say', async () => {
+it('a run matches its schemas', async () => {
   const { components } = (await gateway.request('GET', '/openapi.json')).body as Document;
   const { Run, RunLine } = components.schemas;
   const headers = { 'content-type': 'application/json' };
@@ -87,7 +87,7 @@ it('a run is what its schemas say', async () => {
   expect(Object.keys(RunLine.properties)).toEqual(expect.arrayContaining(Object.keys(line)));
 });
 
-it('a known agent sees the tools it may call, each with its schema', async () => {
+it('an agent sees the tools that it may call', async () => {
   const { paths } = (await gateway.get('/openapi.json')).body as Document;
   expect(paths['/v1/tools/world.keyed']?.['post']).toMatchObject({ operationId: 'world__keyed' });
   expect(Object.keys(((await gateway.request('GET', '/openapi.json')).body as Document).paths)).not.toContain(

@@ -76,15 +76,20 @@ interface Answer {
   readonly body: any;
 }
 
-/** The path byte for byte: `fetch` would resolve dots and repair escapes. */
+/** Sends the path unchanged, because `fetch` would resolve dots and repair escapes. */
 function proxy(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): Promise<Answer> {
-  return raw(method, `/v1/proxy/${path}`, body, headers);
+  return sendUnchanged(method, `/v1/proxy/${path}`, body, headers);
 }
 
-function raw(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): Promise<Answer> {
+function sendUnchanged(
+  method: string,
+  path: string,
+  body?: unknown,
+  headers: Record<string, string> = {},
+): Promise<Answer> {
   return new Promise((resolve, reject) => {
     const text = body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body);
-    const asked = request(
+    const outgoing = request(
       {
         host: '127.0.0.1',
         port: gateway.port,
@@ -114,13 +119,13 @@ function raw(method: string, path: string, body?: unknown, headers: Record<strin
         });
       },
     );
-    asked.on('error', reject);
-    asked.end(text);
+    outgoing.on('error', reject);
+    outgoing.end(text);
   });
 }
 
 describe('a proxied call', () => {
-  it('answers as the upstream did, and is replayed under its key', async () => {
+  it('returns the answer of the upstream, and is replayed under its key', async () => {
     const first = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
     expect(first.status).toBe(200);
     expect(first.body).toMatchObject({ t: id });
@@ -134,7 +139,7 @@ describe('a proxied call', () => {
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('is the same call as at /v1/tools under the same key, whichever came first', async () => {
+  it('is the same call as POST /v1/tools under the same key, in either order', async () => {
     const tool = await gateway.call('world.keyed', { id }, { key: id });
     const proxied = await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
     expect(proxied.headers['oncegate-txn']).toBe(tool.body.txn);
@@ -147,7 +152,7 @@ describe('a proxied call', () => {
     expect(await upstream.requests(id)).toHaveLength(2);
   });
 
-  it('under a used key with another request is refused as anywhere', async () => {
+  it('under a used key with another request is refused', async () => {
     await proxy('POST', 'world/keyed/charge', { id }, { 'idempotency-key': id });
     const other = await proxy('POST', 'world/keyed/charge', { id, n: 2 }, { 'idempotency-key': id });
     expect(other.status).toBe(422);
@@ -172,18 +177,18 @@ describe('a proxied call', () => {
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('passes 204 and bodies that are no JSON through', async () => {
+  it('passes 204 without a body through', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 204 }] });
     const none = await proxy('POST', 'world/keyed/charge', { id });
     expect([none.status, none.text]).toEqual([204, '']);
   });
 
-  it('keeps the upstream’s numbers as they were written', async () => {
+  it('keeps the numbers of the upstream as they are written', async () => {
     await upstream.plan({ match: { id }, do: [{ reply: 200, body: { n: 1 } }] });
     expect((await proxy('POST', 'world/keyed/charge', { id })).text).toBe('{"n":1}');
   });
 
-  it('in doubt is a problem, not an answer of the upstream', async () => {
+  it('in doubt is answered with a problem document', async () => {
     const doubt = await proxy('POST', 'world/status/503', undefined, { 'idempotency-key': id, prefer: 'wait=0' });
     expect([202, 504]).toContain(doubt.status);
     const after = await gateway.waitForCall(String(doubt.headers['oncegate-txn']), (call) => call.state === 'in_doubt');
@@ -193,14 +198,14 @@ describe('a proxied call', () => {
     expect(again.headers['content-type']).toMatch(/problem\+json/);
   });
 
-  it('held is 202 with where to ask', async () => {
+  it('that is held is answered 202 with a Location', async () => {
     const held = await proxy('POST', 'world/none/held', { id }, { prefer: 'wait=0' });
     expect(held.status).toBe(202);
     expect(held.headers['location']).toBe(`/v1/calls/${held.body.txn}`);
     expect(held.body.state).toBe('held');
   });
 
-  it('of a tool with its own list of harmless answers fails on those only', async () => {
+  it('fails only on the statuses in noEffect of its tool', async () => {
     expect((await proxy('POST', 'world/status/418', undefined, { 'idempotency-key': id })).status).toBe(418);
     const doubt = await proxy('POST', 'world/status/404', undefined, { 'idempotency-key': `${id}b`, prefer: 'wait=1' });
     expect([202, 504]).toContain(doubt.status);
@@ -216,17 +221,17 @@ describe('the path', () => {
     ['another method', 'PATCH', 'world/keyed/charge'],
     ['HEAD of a GET tool', 'HEAD', 'world/read/items/x'],
     ['an empty segment', 'GET', 'world/read/items/'],
-    ['dots', 'POST', 'world/nowhere/../keyed/charge'],
-    ['a dot', 'POST', 'world/./keyed/charge'],
-    ['encoded dots', 'POST', 'world/nowhere/%2e%2e/keyed/charge'],
+    ['a dot-dot segment', 'POST', 'world/nowhere/../keyed/charge'],
+    ['a dot segment', 'POST', 'world/./keyed/charge'],
+    ['an encoded dot-dot segment', 'POST', 'world/nowhere/%2e%2e/keyed/charge'],
     ['an encoded slash instead of one', 'POST', 'world/keyed%2Fcharge'],
     ['another case', 'POST', 'world/Keyed/charge'],
     ['an unknown upstream', 'POST', 'nowhere/keyed/charge'],
     ['an upstream without tools', 'POST', 'empty/keyed/charge'],
-    ['a prototype as upstream', 'POST', 'constructor/keyed/charge'],
+    ['a member of Object.prototype as upstream', 'POST', 'constructor/keyed/charge'],
     ['an upstream by its address', 'POST', 'http%3A%2F%2F127.0.0.1/keyed/charge'],
     ['a tool that a rule denies', 'POST', 'world/none/mail'],
-  ])('that fits no tool is denied: %s', async (_name, method, path) => {
+  ])('that matches no allowed tool is denied: %s', async (_name, method, path) => {
     const before = (await upstream.requests()).length;
     const denied = await proxy(method, path, method === 'POST' || method === 'PATCH' ? { id } : undefined);
     expect(denied.status).toBe(403);
@@ -239,11 +244,11 @@ describe('the path', () => {
     ['an encoded percent', 'a%252Fb', 'a%2Fb'],
     ['a space and an umlaut', 'a%20%C3%BC', 'a \u00fc'],
     ['a question mark and a hash', 'a%3Fb%23c', 'a?b#c'],
-    ['a dot inside', 'a..b', 'a..b'],
+    ['dots inside', 'a..b', 'a..b'],
     ['a semicolon', 'a;b=c', 'a;b=c'],
     ['a plus', 'a+b', 'a+b'],
     ['a variable’s own name', '$%7Bargs.id%7D', '${args.id}'],
-  ])('carries %s to the upstream as one segment', async (_name, segment, value) => {
+  ])('passes %s to the upstream as one segment', async (_name, segment, value) => {
     const answer = await proxy('GET', `world/read/items/${segment}`);
     expect(answer.status).toBe(200);
     expect(answer.body.id).toBe(value);
@@ -251,15 +256,15 @@ describe('the path', () => {
     expect(sent?.url).toBe(`/read/items/${encodeURIComponent(value)}`);
   });
 
-  it('is decoded once only, also when the upstream’s name is written with escapes or the URL is absolute', async () => {
+  it('is decoded only once, also if the upstream name is escaped or the URL is absolute', async () => {
     for (const start of ['/v1/proxy/w%6Frld', `http://127.0.0.1:${gateway.port}/v1/proxy/world`]) {
-      const answer = await raw('GET', `${start}/read/items/a%252Fb%2Fc`);
+      const answer = await sendUnchanged('GET', `${start}/read/items/a%252Fb%2Fc`);
       expect(answer.status).toBe(200);
       expect(answer.body.id).toBe('a%2Fb/c');
     }
   });
 
-  it.each(['%2e%2e', '..', '.', '%2E'])('never lets %s through as a segment', async (segment) => {
+  it.each(['%2e%2e', '..', '.', '%2E'])('with %s as a segment is refused', async (segment) => {
     const before = (await upstream.requests()).length;
     const refused = await proxy('GET', `world/read/items/${segment}`);
     expect(refused.status).toBe(400);
@@ -273,7 +278,7 @@ describe('the path', () => {
     expect(refused.body).toMatchObject({ code: 'malformed' });
   });
 
-  it('prefers the tool that says it literally', async () => {
+  it('prefers a tool with the literal path', async () => {
     const special = await proxy('PUT', 'world/idempotent/objects/special', { x: 1 });
     expect((await gateway.get(`/v1/calls/${special.headers['oncegate-txn']}`)).body.tool).toBe('world.put_special');
     const other = await proxy('PUT', `world/idempotent/objects/${id}`, {});
@@ -284,7 +289,7 @@ describe('the path', () => {
 describe('parameters', () => {
   const argsOf = async (answer: Answer) => (await gateway.get(`/v1/calls/${answer.headers['oncegate-txn']}`)).body.args;
 
-  it('become arguments of the type that the schema says', async () => {
+  it('become arguments of the type in the schema', async () => {
     const answer = await proxy('PUT', `world/idempotent/objects/${id}?n=-7&r=1.5&on=false&tags=1&s=007`, {});
     expect(answer.status).toBe(200);
     expect(await argsOf(answer)).toEqual({ id, n: -7, r: 1.5, on: false, tags: [1], s: '007' });
@@ -305,14 +310,14 @@ describe('parameters', () => {
     'tags=x',
     's=1&s=2',
     'zz=1',
-  ])('that do not fit are invalid arguments, never guessed: %s', async (query) => {
+  ])('that do not fit the type are refused, not converted: %s', async (query) => {
     const refused = await proxy('PUT', `world/idempotent/objects/${id}?${query}`, {});
     expect(refused.status).toBe(400);
     expect(refused.body.code).toBe('invalid_arguments');
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('may repeat what the body says, and never contradict it', async () => {
+  it('may repeat a value of the body, but not contradict it', async () => {
     expect((await proxy('PUT', `world/idempotent/objects/${id}?n=1`, { id, n: 1 })).status).toBe(200);
     const before = (await upstream.requests(id)).length;
     for (const [query, body] of [
@@ -329,14 +334,14 @@ describe('parameters', () => {
     expect(await upstream.requests(id)).toHaveLength(before);
   });
 
-  it('named like what every object has are arguments like others', async () => {
+  it('named like a member of Object.prototype are normal arguments', async () => {
     const answer = await proxy('GET', `world/read/items/${id}?constructor=x&page=2`);
     expect(answer.status).toBe(200);
     expect(await argsOf(answer)).toEqual({ id, constructor: 'x', page: 2 });
     expect((await proxy('GET', `world/read/items/${id}?__proto__=x`)).status).toBe(400);
   });
 
-  it('come with a strict body', async () => {
+  it('do not relax the checks of the body', async () => {
     for (const body of ['[]', '{"n":1,"n":1}', '"x"', '{'])
       expect((await proxy('PUT', `world/idempotent/objects/${id}`, body)).body.code, body).toBe('malformed');
     const form = await proxy('PUT', `world/idempotent/objects/${id}`, 'n=1', {
@@ -346,7 +351,7 @@ describe('parameters', () => {
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('of the agent’s own name reach the request and the business key', async () => {
+  it('of templates include the agent name, in the request and in the business key', async () => {
     const first = await proxy('POST', 'world/echo', { id });
     expect(first.status).toBe(200);
     expect(first.body).toMatchObject({ url: '/echo?by=tester', body: { id, agent: 'tester' } });
@@ -356,12 +361,12 @@ describe('parameters', () => {
 });
 
 describe('a caller', () => {
-  it('without a key is told nothing', async () => {
+  it('without a key gets 401 for every path', async () => {
     expect((await proxy('POST', 'world/keyed/charge', { id }, { authorization: '' })).status).toBe(401);
     expect((await proxy('POST', 'nowhere/x', { id }, { authorization: 'Bearer x' })).status).toBe(401);
   });
 
-  it('cannot pass headers of its own to the upstream', async () => {
+  it('cannot pass its own headers to the upstream', async () => {
     await proxy('POST', 'world/keyed/charge', { id }, { 'x-mine': '1', cookie: 'a=b', 'idempotency-key': id });
     const [sent] = await upstream.requests(id);
     expect(Object.keys(sent?.headers ?? {})).not.toContain('x-mine');

@@ -14,8 +14,8 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Numbers that are the same in every run. */
-function numbers(seed: number): (below: number) => number {
+/** A seeded generator of integers, so that every run is the same. */
+function createIntegers(seed: number): (below: number) => number {
   let state = seed;
   return (below) => {
     state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
@@ -23,14 +23,14 @@ function numbers(seed: number): (below: number) => number {
   };
 }
 
-/** One of these many milliseconds pass. */
-function pass(next: (below: number) => number, ms: readonly number[]): void {
+/** Advances the clock by one of these durations. */
+function advanceClock(next: (below: number) => number, ms: readonly number[]): void {
   vi.setSystemTime(Date.now() + (ms[next(ms.length)] ?? 0));
 }
 
-const from = (name: string) => ({ ip: name, routeOptions: {} }) as unknown as FastifyRequest;
+const requestFrom = (name: string) => ({ ip: name, routeOptions: {} }) as unknown as FastifyRequest;
 
-/** Fixed windows, of the keys that were used last. */
+/** A reference model: fixed windows for the most recently used keys. */
 function createModel(maxKeys: number) {
   const windows = new Map<string, { count: number; beganMs: number }>();
   return (key: string, isCounted: boolean): string => {
@@ -56,19 +56,19 @@ async function createLimiter(maxKeys: number) {
   await app.register(rateLimit, { global: false });
   const limiter = new RateLimiter(app, RATE, { maxKeys, keyGenerator: ({ ip }) => ip });
   return (key: string, isCounted: boolean): Promise<string> =>
-    limiter[isCounted ? 'count' : 'peek'](from(key)).then(
+    limiter[isCounted ? 'count' : 'peek'](requestFrom(key)).then(
       () => 'in',
       (error: unknown) => `wait ${error instanceof GatewayError ? error.extras.retryAfterSeconds : error}`,
     );
 }
 
 it('admits as many requests per window as the limit says, and says when the next window begins', async () => {
-  const next = numbers(7);
+  const next = createIntegers(7);
   const model = createModel(Number.POSITIVE_INFINITY);
   const limit = await createLimiter(0);
   const seen = { admitted: 0, refused: 0 };
   for (let step = 0; step < STEPS; step += 1) {
-    pass(next, [0, 1, 300, 2_000, 10_000]);
+    advanceClock(next, [0, 1, 300, 2_000, 10_000]);
     const name = `agent ${next(4)}`;
     const answer = await limit(name, true);
     expect(answer, `step ${step}`).toBe(model(name, true));
@@ -77,13 +77,13 @@ it('admits as many requests per window as the limit says, and says when the next
   for (const times of Object.values(seen)) expect(times).toBeGreaterThan(100);
 });
 
-it('counts nothing when it only looks, and forgets the keys that were not used for longest', async () => {
-  const next = numbers(11);
+it('does not count a peek, and evicts the least recently used keys', async () => {
+  const next = createIntegers(11);
   const model = createModel(3);
   const limit = await createLimiter(3);
   let refused = 0;
   for (let step = 0; step < STEPS; step += 1) {
-    pass(next, [0, 1, 100, 1_000, 3_000]);
+    advanceClock(next, [0, 1, 100, 1_000, 3_000]);
     const name = `10.0.0.${Math.min(next(6), next(6))}`;
     const isCounted = next(3) > 0;
     const answer = await limit(name, isCounted);
@@ -93,7 +93,7 @@ it('counts nothing when it only looks, and forgets the keys that were not used f
   expect(refused).toBeGreaterThan(100);
 });
 
-it('keeps no bound of keys when it has none', async () => {
+it('keeps every key when maxKeys is 0', async () => {
   const limit = await createLimiter(0);
   for (let request = 0; request < RATE.limit; request += 1) await limit('first', true);
   for (let key = 0; key < 10_000; key += 1) await limit(`agent ${key}`, true);

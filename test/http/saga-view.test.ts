@@ -3,8 +3,15 @@ import type { Saga, SagaStep } from '../../gateway/domain/sagas/saga.ts';
 import { sagaView } from '../../gateway/http/saga-view.ts';
 
 function step(ordinal: number, dependsOn: readonly string[] | null): SagaStep {
-  const unmoved = { undo: null, undoArgs: null, undoState: 'none', undoReason: null, undoTxn: null };
-  return { txn: `t${ordinal}`, tool: 't', state: 'succeeded', ordinal, dependsOn, ...unmoved } as unknown as SagaStep;
+  const withoutUndo = { undo: null, undoArgs: null, undoState: 'none', undoReason: null, undoTxn: null };
+  return {
+    txn: `t${ordinal}`,
+    tool: 't',
+    state: 'succeeded',
+    ordinal,
+    dependsOn,
+    ...withoutUndo,
+  } as unknown as SagaStep;
 }
 
 function viewOf(steps: readonly SagaStep[]): { txn: string; dependsOn: string[] }[] {
@@ -21,17 +28,17 @@ function viewOf(steps: readonly SagaStep[]): { txn: string; dependsOn: string[] 
   return view['steps'] as unknown as { txn: string; dependsOn: string[] }[];
 }
 
-// It copied what was loose for every step: a minute for these, in which nobody else was served.
-it('a saga of very many steps that rest on nothing is shown at once', { timeout: 20_000 }, () => {
+// Regression: `sagaView` copied the independent steps for every step, which blocked the process for a minute.
+it('a saga of 100,000 independent steps is rendered quickly', { timeout: 20_000 }, () => {
   const count = 100_000;
-  const loose = Array.from({ length: count }, (_, i) => step(i + 1, []));
-  const shown = viewOf([...loose, step(count + 1, null), step(count + 2, ['t7']), step(count + 3, null)]);
+  const independent = Array.from({ length: count }, (_, i) => step(i + 1, []));
+  const shown = viewOf([...independent, step(count + 1, null), step(count + 2, ['t7']), step(count + 3, null)]);
   expect(shown[count - 1]?.dependsOn).toEqual([]);
   expect(shown[count]?.dependsOn).toHaveLength(count);
   expect(shown[count + 2]?.dependsOn).toEqual([`t${count + 1}`, `t${count + 2}`]);
 });
 
-it('a short one says all that each step rests on', () => {
+it('each step of a saga lists all steps that it depends on', () => {
   const shown = viewOf([step(1, []), step(2, null), step(3, ['t1']), step(4, null)]);
   expect(shown.map(({ dependsOn }) => dependsOn)).toEqual([[], ['t1'], ['t1'], ['t1', 't2', 't3']]);
 });

@@ -16,7 +16,7 @@ tools:
 ${testerYaml('[{ allow: hook.* }]')}`,
 });
 
-it('a token in the URL of a service is sent, and found nowhere else', async () => {
+it('a token in the URL of an upstream is sent, and appears nowhere else', async () => {
   const held = await gateway.call('hook.post', { id: 'one' }, { key: 'one', headers: { prefer: 'wait=0' } });
   const { txn } = held.body;
   const approvals = await gateway.admin('GET', '/admin/approvals');
@@ -33,7 +33,7 @@ it('a token in the URL of a service is sent, and found nowhere else', async () =
   const rows = await Promise.all(
     tables.map(({ name }) => database.query<{ row: string }>(`select t::text as row from ${name} t`)),
   );
-  const told = [await gateway.get(`/v1/calls/${txn}`), await gateway.admin('GET', `/admin/calls/${txn}`), approvals];
-  expect(JSON.stringify([rows, told.map(({ body }) => body)])).not.toContain(TOKEN);
+  const replies = [await gateway.get(`/v1/calls/${txn}`), await gateway.admin('GET', `/admin/calls/${txn}`), approvals];
+  expect(JSON.stringify([rows, replies.map(({ body }) => body)])).not.toContain(TOKEN);
   expect(gateway.output).not.toContain(TOKEN);
 });

@@ -11,9 +11,9 @@ import { useGateway } from '../support/use-gateway.ts';
 
 let id = '';
 
-const LIMIT = 65_536;
+const MAX_BODY_BYTES = 65_536;
 
-/** Rules and schemas that a refusal can name. */
+/** Tools whose rules and schemas appear in refusals. */
 const STRICT = `
 tools:
   strict.many:
@@ -45,13 +45,13 @@ const { upstream, database, gateway } = useGateway({
     }),
     'strict.yaml': STRICT,
   }),
-  config: `limits: { body: ${LIMIT} }\n`,
+  config: `limits: { body: ${MAX_BODY_BYTES} }\n`,
 });
 beforeEach(() => {
   id = uniqueId('strict');
 });
 
-/** Bytes as they are: `fetch` with a string would repair what must stay broken. */
+/** Sends bytes unchanged, because `fetch` repairs broken strings. */
 async function post(path: string, body: Buffer | string, headers: Record<string, string> = {}): Promise<Reply> {
   const response = await fetch(gateway.url + path, {
     method: 'POST',
@@ -76,7 +76,7 @@ const nested = (depth: number) => `{"id":${'['.repeat(depth)}${']'.repeat(depth)
 
 describe('a body that is not exactly one JSON object', () => {
   it.each<[string, (id: string) => string | Buffer]>([
-    ['nothing', () => ''],
+    ['an empty body', () => ''],
     ['white space only', () => ' \n'],
     ['a duplicate key', (id) => `{"id":"${id}","id":"${id}"}`],
     ['a duplicate key written with an escape', (id) => `{"id":"${id}","\\u0069d":"other"}`],
@@ -85,26 +85,26 @@ describe('a body that is not exactly one JSON object', () => {
     ['a fraction that loses digits', (id) => `{"id":"${id}","n":0.12345678901234567890}`],
     ['a number that is infinite', (id) => `{"id":"${id}","n":1e400}`],
     ['NaN', (id) => `{"id":"${id}","n":NaN}`],
-    ['half a surrogate pair, escaped', (id) => `{"id":"${id}","x":"\\ud800"}`],
-    ['half a surrogate pair as a key', (id) => `{"id":"${id}","\\udc00":1}`],
-    ['half a surrogate pair, as bytes', (id) => Buffer.from(`{"id":"${id}","x":"\xed\xa0\x80"}`, 'latin1')],
+    ['an escaped lone surrogate', (id) => `{"id":"${id}","x":"\\ud800"}`],
+    ['a lone surrogate as a key', (id) => `{"id":"${id}","\\udc00":1}`],
+    ['a lone surrogate as bytes', (id) => Buffer.from(`{"id":"${id}","x":"\xed\xa0\x80"}`, 'latin1')],
     ['__proto__', (id) => `{"id":"${id}","__proto__":{"admin":true}}`],
     ['__proto__ written with an escape', (id) => `{"id":"${id}","\\u005f_proto__":1}`],
-    ['bytes that are no UTF-8', (id) => Buffer.from(`{"id":"${id}","x":"\xff"}`, 'latin1')],
+    ['bytes that are not UTF-8', (id) => Buffer.from(`{"id":"${id}","x":"\xff"}`, 'latin1')],
     ['an overlong encoding', (id) => Buffer.from(`{"id":"${id}","x":"\xc0\xaf"}`, 'latin1')],
     ['a byte order mark', (id) => Buffer.from(`\ufeff{"id":"${id}"}`)],
     ['UTF-16', (id) => Buffer.from(`{"id":"${id}"}`, 'utf16le')],
-    ['too many levels', () => nested(20_000)],
+    ['too many levels of nesting', () => nested(20_000)],
     ['a list', () => '[]'],
     ['a string', () => '"x"'],
     ['null', () => 'null'],
-    ['something after the end', (id) => `{"id":"${id}"}{}`],
+    ['text after the end', (id) => `{"id":"${id}"}{}`],
     ['a NUL after the end', (id) => `{"id":"${id}"}\0`],
-    ['a comma too many', (id) => `{"id":"${id}",}`],
+    ['a trailing comma', (id) => `{"id":"${id}",}`],
     ['a comment', (id) => `{"id":"${id}"/* */}`],
     ['single quotes', (id) => `{'id':'${id}'}`],
-    ['a bare line break in a string', (id) => `{"id":"${id}","x":"\n"}`],
-    ['a cut-off end', (id) => `{"id":"${id}"`],
+    ['an unescaped line break in a string', (id) => `{"id":"${id}","x":"\n"}`],
+    ['a truncated object', (id) => `{"id":"${id}"`],
   ])('is malformed, sends nothing and binds no key: %s', async (_name, body) => {
     const refused = await post('/v1/tools/world.keyed', body(id), { 'idempotency-key': id });
     expectProblem(refused, 400, 'malformed');
@@ -117,13 +117,13 @@ describe('a body that is not exactly one JSON object', () => {
     expect(good.body.replayed).toBe(false);
   });
 
-  it('says where the fault is', async () => {
+  it('is refused with the location of the fault', async () => {
     const refused = await post('/v1/tools/world.keyed', '{"id":"a",\n "x":{"y":9007199254740993}}');
     expect(refused.body.detail).toMatch(/x.*y/);
     expect(refused.body.detail).toMatch(/line 2/);
   });
 
-  it('carries what is unusual and right to the upstream unchanged', async () => {
+  it('is not confused with an unusual valid body, which reaches the upstream unchanged', async () => {
     const body = `{"id":"${id}","t":"\\ud83d\\ude00 \\u0000 \\u2028","n":9007199254740991,"constructor":1,"toString":{"x":-0.5}}`;
     const answer = await post('/v1/tools/world.keyed', body, { 'idempotency-key': id });
     expect(answer.status).toBe(200);
@@ -146,20 +146,20 @@ describe('arguments that do not fit the schema', () => {
     expect(await upstream.effects(id)).toHaveLength(1);
   });
 
-  it('are told before the rule is: a rule cannot judge what is missing', async () => {
+  it('are reported before rules are evaluated, because a rule cannot judge missing arguments', async () => {
     const refused = await gateway.call('strict.many', {});
     expectProblem(refused, 400, 'invalid_arguments');
     expect(refused.body.faults).toHaveLength(2);
   });
 
-  it('tell nothing about a tool that the agent may not call', async () => {
+  it('reveal nothing about a tool that the agent may not call', async () => {
     expectProblem(await gateway.call('strict.forbidden', { wrong: 1 }), 403, 'denied');
   });
 });
 
-describe('a request that is too large or no JSON', () => {
-  it('is 413, whether its length is told or not', async () => {
-    const long = JSON.stringify({ id, pad: 'x'.repeat(LIMIT) });
+describe('a body that is too large or not JSON', () => {
+  it('is answered 413, with or without Content-Length', async () => {
+    const long = JSON.stringify({ id, pad: 'x'.repeat(MAX_BODY_BYTES) });
     expectProblem(await post('/v1/tools/world.keyed', long, { 'idempotency-key': id }), 413, 'too_large');
     const stream = new ReadableStream({
       start(controller) {
@@ -179,11 +179,11 @@ describe('a request that is too large or no JSON', () => {
   });
 
   it.each([
-    ['413', { 'content-length': String(4 * LIMIT) }],
+    ['413', { 'content-length': String(4 * MAX_BODY_BYTES) }],
     ['413', { 'transfer-encoding': 'chunked' }],
-    ['415', { 'content-length': String(4 * LIMIT), 'content-type': 'text/plain' }],
+    ['415', { 'content-length': String(4 * MAX_BODY_BYTES), 'content-type': 'text/plain' }],
   ])(
-    'is %s to a caller who is still writing it, and whose connection serves the next request (%j)',
+    'is answered %s while the caller still writes, and the connection serves the next request (%j)',
     async (status, as) => {
       const agent = new Agent({ keepAlive: true, maxSockets: 1 });
       const options = { method: 'POST', agent, headers: { authorization: `Bearer ${AGENT_KEY}` } };
@@ -192,13 +192,13 @@ describe('a request that is too large or no JSON', () => {
         headers: { ...options.headers, 'content-type': 'application/json', ...as },
       });
       const answered = once(writing, 'response');
-      writing.write('x'.repeat(2 * LIMIT));
+      writing.write('x'.repeat(2 * MAX_BODY_BYTES));
       const [refused] = (await answered) as [IncomingMessage];
       expect(String(refused.statusCode)).toBe(status);
       refused.resume();
       await once(refused, 'end');
       const { socket } = writing;
-      writing.end('x'.repeat(2 * LIMIT));
+      writing.end('x'.repeat(2 * MAX_BODY_BYTES));
 
       const next = request(`${gateway.url}/v1/tools/world.keyed`, {
         ...options,
@@ -221,29 +221,29 @@ describe('a request that is too large or no JSON', () => {
     ['404', 'HTTP/1.1', '/nothing', 'nobody', 'application/json'],
     ['400', 'HTTP/1.1', '/v1/tools/%zz', AGENT_KEY, 'application/json'],
   ])(
-    'is %s to a caller who reads only when all is written, and wants the connection closed (%s %s)',
+    'is answered %s if the caller reads only after writing, with Connection: close (%s %s)',
     async (status, version, path, key, type) => {
       const socket = connect({ host: '127.0.0.1', port: gateway.port });
-      const body = 'x'.repeat(100 * LIMIT);
+      const body = 'x'.repeat(100 * MAX_BODY_BYTES);
       const head = [`POST ${path} ${version}`, 'Host: a', 'Connection: close', `Authorization: Bearer ${key}`];
       socket.write(`${head.join('\r\n')}\r\nContent-Type: ${type}\r\nContent-Length: ${body.length}\r\n\r\n`);
       const written = promisify<string, void>(socket.write.bind(socket) as never);
-      for (let at = 0; at < body.length; at += LIMIT) await written(body.slice(at, at + LIMIT));
-      const heard = await text(socket);
-      expect(heard).toMatch(new RegExp(`^HTTP/1.1 ${status} [\\s\\S]*\\r\\nconnection: close\\r\\n`, 'i'));
-      expect(heard).toContain(`"status":${status}`);
+      for (let at = 0; at < body.length; at += MAX_BODY_BYTES) await written(body.slice(at, at + MAX_BODY_BYTES));
+      const received = await text(socket);
+      expect(received).toMatch(new RegExp(`^HTTP/1.1 ${status} [\\s\\S]*\\r\\nconnection: close\\r\\n`, 'i'));
+      expect(received).toContain(`"status":${status}`);
     },
   );
 
-  it('is taken at exactly the limit', async () => {
+  it('is accepted at exactly the limit', async () => {
     const frame = JSON.stringify({ id, pad: '' }).length;
-    const body = JSON.stringify({ id, pad: 'x'.repeat(LIMIT - frame) });
-    expect(Buffer.byteLength(body)).toBe(LIMIT);
+    const body = JSON.stringify({ id, pad: 'x'.repeat(MAX_BODY_BYTES - frame) });
+    expect(Buffer.byteLength(body)).toBe(MAX_BODY_BYTES);
     expect((await post('/v1/tools/world.keyed', body)).status).toBe(200);
   });
 
   it.each(['text/plain', 'application/x-www-form-urlencoded', 'application/json-patch+json', 'application/jsonx', '/'])(
-    'is 415 as %s',
+    'is answered 415 as %s',
     async (type) => {
       const refused = await post('/v1/tools/world.keyed', JSON.stringify({ id }), {
         'content-type': type,
@@ -254,7 +254,7 @@ describe('a request that is too large or no JSON', () => {
   );
 
   it.each(['application/json; charset=utf-8', 'Application/JSON', 'application/json;charset="UTF-8"'])(
-    'is taken as %s',
+    'is accepted as %s',
     async (type) => {
       const answer = await post('/v1/tools/world.keyed', JSON.stringify({ id }), { 'content-type': type });
       expect(answer.status).toBe(200);
@@ -262,36 +262,36 @@ describe('a request that is too large or no JSON', () => {
   );
 });
 
-describe('a body for a path where nothing is', () => {
+describe('a body for an unknown path', () => {
   it.each([
-    ['no JSON', '{', {}],
+    ['invalid JSON', '{', {}],
     ['a `__proto__`', '{"__proto__":1}', {}],
-    ['too large', 'x'.repeat(2 * LIMIT), {}],
-    ['some other type', 'x', { 'content-type': 'image/png' }],
-    ['no type at all', 'x', { 'content-type': 'nothing' }],
-  ])('is not looked at: %s', async (_what, body, headers) => {
+    ['too large', 'x'.repeat(2 * MAX_BODY_BYTES), {}],
+    ['another type', 'x', { 'content-type': 'image/png' }],
+    ['an invalid type', 'x', { 'content-type': 'nothing' }],
+  ])('is not inspected: %s', async (_what, body, headers) => {
     expectProblem(await post('/nothing', body, headers), 404, 'not_found');
   });
 
   it('is not waited for, and its connection serves the next request', async () => {
     const socket = connect({ host: '127.0.0.1', port: gateway.port });
-    let heard = '';
+    let received = '';
     socket.on('data', (bytes) => {
-      heard += bytes;
+      received += bytes;
     });
     const pieces = '1\r\nx\r\n'.repeat(20_000);
     socket.write(
       'POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n',
     );
     socket.write(pieces);
-    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 404 ');
+    await expect.poll(() => received, { timeout: 5_000 }).toContain('HTTP/1.1 404 ');
     socket.write(`${pieces}0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n`);
-    await expect.poll(() => heard, { timeout: 5_000 }).toContain('HTTP/1.1 200 ');
+    await expect.poll(() => received, { timeout: 5_000 }).toContain('HTTP/1.1 200 ');
     socket.destroy();
   });
 });
 
-describe('a caller who is not known', () => {
+describe('an unauthenticated caller', () => {
   it.each<[string, Record<string, string>]>([
     ['no key', {}],
     ['another scheme', { authorization: `Basic ${Buffer.from(`a:${AGENT_KEY}`).toString('base64')}` }],
@@ -300,7 +300,7 @@ describe('a caller who is not known', () => {
     ['an unknown key', { authorization: 'Bearer no-such-key' }],
     ['two words', { authorization: `Bearer ${AGENT_KEY} ${AGENT_KEY}` }],
     ['the digest of a key', { authorization: `Bearer sha256:${AGENT_KEY}` }],
-  ])('is 401 with %s', async (_name, headers) => {
+  ])('gets 401 with %s', async (_name, headers) => {
     const refused = await gateway.request('POST', '/v1/tools/world.keyed', {
       body: JSON.stringify({ id }),
       headers: { 'content-type': 'application/json', ...headers },
@@ -312,7 +312,7 @@ describe('a caller who is not known', () => {
     expect(await upstream.requests(id)).toEqual([]);
   });
 
-  it('is told so before the body has come', async () => {
+  it('gets 401 before the body arrives', async () => {
     const writing = request(`${gateway.url}/v1/tools/world.keyed`, {
       method: 'POST',
       headers: { authorization: 'Bearer nobody', 'content-type': 'application/json', 'content-length': '1000' },
@@ -324,7 +324,7 @@ describe('a caller who is not known', () => {
     writing.destroy();
   });
 
-  it('may write the scheme in any case', async () => {
+  it('is not confused with one who writes the scheme in another case', async () => {
     const answer = await gateway.request('POST', '/v1/tools/world.keyed', {
       body: JSON.stringify({ id }),
       headers: { 'content-type': 'application/json', authorization: `bEARER ${AGENT_KEY}` },
@@ -334,7 +334,7 @@ describe('a caller who is not known', () => {
 });
 
 describe('a call that policy does not allow', () => {
-  it('names the rule that denies it', async () => {
+  it('is refused with the name of the denying rule', async () => {
     const denied = await gateway.call('strict.forbidden', { id }, { key: id });
     expectProblem(denied, 403, 'denied');
     expect(denied.body.detail).toMatch(/tester rule \d+ \(.*faults\.yaml:\d+/);
@@ -342,21 +342,21 @@ describe('a call that policy does not allow', () => {
     expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
   });
 
-  it('says that there is no rule', async () => {
+  it('is refused with a note that no rule matches', async () => {
     const denied = await gateway.call('strict.hidden', { id });
     expectProblem(denied, 403, 'denied');
     expect(denied.body.detail).toMatch(/No rule/);
     expect(denied.body).not.toHaveProperty('rule');
   });
 
-  it('names the rules whose condition did not hold', async () => {
+  it('is refused with the rules whose condition is false', async () => {
     const denied = await gateway.call('strict.many', { id, amount: 101 }, { key: id });
     expectProblem(denied, 403, 'denied');
     expect(denied.body.detail).toMatch(/tester rule \d+/);
     expect((await gateway.call('strict.many', { id, amount: 100 }, { key: id })).status).toBe(200);
   });
 
-  it('is told of a missing tool only where a rule covers its name', async () => {
+  it('gets 404 for an unknown tool only if a rule covers the name', async () => {
     expectProblem(await gateway.call('ghost.walk', {}, { key: id }), 404, 'unknown_tool');
     expectProblem(await gateway.call('ghost__walk', {}, { key: id }), 404, 'unknown_tool');
     expectProblem(await gateway.call('nowhere.walk', {}, { key: id }), 403, 'denied');
@@ -367,7 +367,7 @@ describe('a call that policy does not allow', () => {
     expect((await gateway.call('world.keyed', { id }, { key: id })).status).toBe(200);
   });
 
-  it('leaves one audit entry per denial', async () => {
+  it('writes one audit entry per denial', async () => {
     const count = async () =>
       Number(
         (
@@ -382,8 +382,8 @@ describe('a call that policy does not allow', () => {
   });
 });
 
-describe('a place that does not exist', () => {
-  it('is a problem too', async () => {
+describe('an unknown route', () => {
+  it('is answered with a problem document', async () => {
     expectProblem(await gateway.get('/v2/tools'), 404, 'not_found');
     expectProblem(await gateway.get('/v1/tools/a/b'), 404, 'not_found');
     expectProblem(await gateway.get(`/v1/calls/${'x'.repeat(600)}`), 400, 'malformed');

@@ -32,8 +32,8 @@ afterEach(async () => {
   await app.close();
 });
 
-/** A caller who neither hangs up nor writes what is missing. */
-async function dial(bytes: string): Promise<{ socket: Socket; heard: () => string }> {
+/** Opens a connection that the client neither closes nor completes. */
+async function openConnection(bytes: string): Promise<{ socket: Socket; received: () => string }> {
   const socket = connect({ port: (app.server.address() as AddressInfo).port, host: '127.0.0.1', allowHalfOpen: true });
   socket.on('error', () => {});
   let text = '';
@@ -41,53 +41,53 @@ async function dial(bytes: string): Promise<{ socket: Socket; heard: () => strin
     text += data;
   });
   sockets.push(socket);
-  const taken = once(app.server, 'connection');
+  const accepted = once(app.server, 'connection');
   socket.write(bytes);
-  await taken;
-  return { socket, heard: () => text };
+  await accepted;
+  return { socket, received: () => text };
 }
 
-const half = (path: string, connection: string) =>
+const renderPartialRequest = (path: string, connection: string) =>
   `POST ${path} HTTP/1.1\r\nhost: a\r\nconnection: ${connection}\r\ncontent-length: 1000\r\n\r\nhalf`;
 
-describe('an end', { timeout: 10_000 }, () => {
+describe('a shutdown', { timeout: 10_000 }, () => {
   it.each([
-    ['still writes what was refused, on a connection to be closed', half('/refused', 'close')],
-    ['still writes what was refused, on a connection to be kept', half('/refused', 'keep-alive')],
-    ['began to ask again', 'GET /refused HTTP/1.1\r\nhost: a\r\n\r\nGET /refused HTT'],
+    ['still writes a refused request with Connection: close', renderPartialRequest('/refused', 'close')],
+    ['still writes a refused request with Connection: keep-alive', renderPartialRequest('/refused', 'keep-alive')],
+    ['began another request', 'GET /refused HTTP/1.1\r\nhost: a\r\n\r\nGET /refused HTT'],
   ])('does not wait for a caller who %s', async (_, bytes) => {
-    const { socket, heard } = await dial(bytes);
+    const { socket, received } = await openConnection(bytes);
     await once(socket, 'data');
-    expect(heard()).toMatch(/^HTTP\/1.1 401 /);
+    expect(received()).toMatch(/^HTTP\/1.1 401 /);
     await app.close();
   });
 
-  it('does not wait for a caller who has not asked', async () => {
-    await dial('GET /slow HT');
+  it('does not wait for a caller whose first request is incomplete', async () => {
+    await openConnection('GET /slow HT');
     await app.close();
   });
 
-  it('answers whoever still writes, and then waits no longer', async () => {
-    const asked = once(app.server, 'request');
-    const { socket, heard } = await dial(half('/slowly-refused', 'close'));
-    await asked;
+  it('answers a caller who still writes, and then waits no longer', async () => {
+    const requested = once(app.server, 'request');
+    const { socket, received } = await openConnection(renderPartialRequest('/slowly-refused', 'close'));
+    await requested;
     const closed = app.close();
     await expect.poll(() => app.server.listening).toBe(false);
     answerSlow();
     await once(socket, 'data');
-    expect(heard()).toMatch(/^HTTP\/1.1 401 /);
+    expect(received()).toMatch(/^HTTP\/1.1 401 /);
     await closed;
   });
 
-  it('waits for what is at work, and answers it', async () => {
-    const asked = once(app.server, 'request');
-    const { socket, heard } = await dial('GET /slow HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n');
-    await asked;
+  it('waits for a running request, and answers it', async () => {
+    const requested = once(app.server, 'request');
+    const { socket, received } = await openConnection('GET /slow HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n');
+    await requested;
     const closed = app.close();
     await expect.poll(() => app.server.listening).toBe(false);
     answerSlow();
     await once(socket, 'end');
-    expect(heard()).toMatch(/^HTTP\/1.1 200 .*done$/s);
+    expect(received()).toMatch(/^HTTP\/1.1 200 .*done$/s);
     socket.end();
     await closed;
   });

@@ -57,7 +57,7 @@ export interface ApprovalDecision {
  * whose digest differs from what would run now is refused. An approved call runs without its agent.
  */
 export async function decideApproval(services: Services, decision: ApprovalDecision): Promise<ApprovalView> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const { txn, person, verdict } = decision;
   const approval = await requireApproval(ctx, txn);
   await refuseUnauthorizedPerson(ctx, approval, decision);

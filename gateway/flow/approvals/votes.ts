@@ -43,13 +43,13 @@ export const NO_VOTES: readonly Vote[] = Object.freeze([]);
 export async function collectRuleVotes(
   ctx: Context,
   subject: VoteSubject,
-  { agent, stint }: { readonly agent: string; readonly stint: Span },
+  { agent, span }: { readonly agent: string; readonly span: Span },
 ): Promise<readonly Vote[] | undefined> {
   const { txn, tool } = subject;
   const earlier = await ctx.calls.read(txn);
   // A shared call was decided by the voters of its first agent. An agent that joins later has its own voters.
   if (earlier !== undefined && (await isParticipant(ctx, earlier, agent))) return undefined;
-  const voting = ctx.watch.begin('vote', { tool: tool.name, agent, txn }, stint);
+  const voting = ctx.telemetry.begin('vote', { tool: tool.name, agent, txn }, span);
   return askVoters(ctx, subject).finally(() => voting.end());
 }
 

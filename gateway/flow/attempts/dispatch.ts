@@ -76,7 +76,7 @@ export class Dispatch {
 
   /** Resolves when fewer than `limit` calls are in flight, or the process is shutting down. */
   async awaitCapacity(limit: number): Promise<void> {
-    while (this.#inFlight.size >= limit && !this.#shutdownToken.gone) await Promise.race(this.#listResults());
+    while (this.#inFlight.size >= limit && !this.#shutdownToken.isCancelled) await Promise.race(this.#listResults());
   }
 
   /** Cancelled when this process begins to shut down. */
@@ -86,7 +86,7 @@ export class Dispatch {
 
   /** Calls that wait for their next attempt are handed back at once. */
   beginShutdown(): void {
-    this.#shutdownToken.hangUp();
+    this.#shutdownToken.cancel();
   }
 
   /** Begins the shutdown and waits for attempts on the wire. */
@@ -103,7 +103,7 @@ export class Dispatch {
   /** A recovered or compensating call has no caller's span. It continues the trace context of its stored request. */
   #startRootSpan(job: Job): Span {
     const name = job.undoOf === null ? 'recover' : 'undo';
-    return this.#ctx.watch.begin(
+    return this.#ctx.telemetry.begin(
       name,
       toSpanSubject(job),
       parseTraceContext((header) => job.request.headers[header]),
@@ -133,7 +133,7 @@ export class Dispatch {
           }
           if (job.tool.observe !== undefined && job.attempt === 0) {
             const observed = await observeBeforeSend(this.#ctx, job);
-            this.#ctx.reach('observed');
+            this.#ctx.reachKillPoint('observed');
             if (observed.kind === 'failed') {
               failedObservations += 1;
               last = {
@@ -148,7 +148,7 @@ export class Dispatch {
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { kind: 'elsewhere' };
           last = await this.#send(job, approval.policyVersion, span);
           if (last.kind === 'not_sent' && last.abandoned === true) return this.#handleAbandonedSend(job, last);
-          this.#ctx.reach('answered');
+          this.#ctx.reachKillPoint('answered');
           const conclusion = concludeAttempt(job.kind, last, job.unresolved);
           if (conclusion.state !== 'open') return await this.#settleAnswer(job, conclusion.state, last, span);
           closeAttempt(job, conclusion.unknown);
@@ -159,11 +159,15 @@ export class Dispatch {
         }
         case 'probe': {
           const probed = await runProbe(this.#ctx, job);
-          this.#ctx.reach('probed');
+          this.#ctx.reachKillPoint('probed');
           if (probed.kind === 'applied')
             return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
           if (probed.kind === 'failed') {
-            action = { do: 'doubt', wakeMs: job.tool.retry.maxMs, why: `the probe could not tell: ${probed.detail}` };
+            action = {
+              do: 'doubt',
+              wakeMs: job.tool.retry.maxMs,
+              why: `the probe gave no clear answer: ${probed.detail}`,
+            };
             break;
           }
           markDisproved(job, 'probe');
@@ -190,7 +194,7 @@ export class Dispatch {
 
   async #sleepUnlessShutdown(ms: number): Promise<boolean> {
     await sleepUnlessCancelled(ms, this.#shutdownToken);
-    return !this.#shutdownToken.gone;
+    return !this.#shutdownToken.isCancelled;
   }
 
   /** Writes a further attempt (T1) before its first byte leaves. A crash afterwards leaves an unknown attempt. */
@@ -214,20 +218,20 @@ export class Dispatch {
   }
 
   async #send(job: Job, policyVersion: string | undefined, span: Span): Promise<Outcome> {
-    const sendSpan = this.#ctx.watch.begin('send', toSpanSubject(job), span);
-    const { switches, adapters, policies, reach } = this.#ctx;
+    const sendSpan = this.#ctx.telemetry.begin('send', toSpanSubject(job), span);
+    const { controlFlags, adapters, policies, reachKillPoint } = this.#ctx;
     const outcome = await adapters.getAdapter(job.tool).send(job.tool, withLockToken(job), {
       timeoutMs: job.tool.timeoutMs,
       freshConnection: job.kind === 'probe' || job.kind === 'none',
       listener: job.progressListener,
       discreet: job.secrets.length > 0,
       maySend: () => {
-        reach('sending');
+        reachKillPoint('sending');
         if (policyVersion !== undefined && policies().version !== policyVersion) return false;
         // The lifetime of the key may have ended while the request queued and connected.
         if (job.unknownSince !== null && toCallProgress(job).msToResend <= 0) return false;
-        if (job.unresolved === 0 && switches.isRecalled(job.txn)) return false;
-        return switches.canSend(job.owner) && findSendBlock(this.#ctx, job) === undefined;
+        if (job.unresolved === 0 && controlFlags.isRecalled(job.txn)) return false;
+        return controlFlags.canSend(job.owner) && findSendBlock(this.#ctx, job) === undefined;
       },
     });
     sendSpan.end({ outcome: outcome.kind, attempt: job.attempt });
@@ -239,7 +243,7 @@ export class Dispatch {
   }
 
   async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, span: Span): Promise<DispatchResult> {
-    const settleSpan = this.#ctx.watch.begin('settle', toSpanSubject(job), span);
+    const settleSpan = this.#ctx.telemetry.begin('settle', toSpanSubject(job), span);
     try {
       return await settleAnswer(this.#recorder, job, state, outcome);
     } finally {
@@ -270,7 +274,7 @@ export class Dispatch {
    */
   async #reobserve(job: Job): Promise<ReobserveResult> {
     const observed = await observeInDoubt(this.#ctx, job);
-    this.#ctx.reach('probed');
+    this.#ctx.reachKillPoint('probed');
     const isProof = job.tool.observe?.settlesMs !== undefined;
     if (observed.kind === 'failed') {
       const isInTime = toCallProgress(job).msInRound <= job.tool.retry.withinMs;
@@ -321,7 +325,7 @@ export class Dispatch {
   /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
   async #handleAbandonedSend(job: Job, last: Outcome): Promise<DispatchResult> {
     closeAttempt(job, false);
-    if (job.unresolved === 0 && this.#ctx.switches.isRecalled(job.txn)) {
+    if (job.unresolved === 0 && this.#ctx.controlFlags.isRecalled(job.txn)) {
       // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
       job.recalled =
         (await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn)))?.recalled === true;

@@ -34,11 +34,11 @@ export async function readEvidence(
     const args = buildArgs();
     if (!isJsonObject(args)) return buildFailedRead(`the arguments of ${toolName} are not an object`);
     const adapter = ctx.adapters.getAdapter(tool);
-    const { switches } = ctx;
+    const { controlFlags } = ctx;
     const maySend = () =>
-      switches.canSend(job.owner) &&
+      controlFlags.canSend(job.owner) &&
       findSendBlock(ctx, job) === undefined &&
-      switches.get(`tool:${toolName}`) === undefined;
+      controlFlags.get(`tool:${toolName}`) === undefined;
     if (tool.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
       return buildFailedRead(`the address of ${tool.upstream} changed since this call was sent`);
     const request = adapter.prepare(tool, { args, agent: job.agent }, job.txn);

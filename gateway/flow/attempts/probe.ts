@@ -7,7 +7,7 @@ import { prepareUndoArguments } from '../sagas/undo.ts';
 import { type FailedRead, readEvidence } from './evidence-read.ts';
 import type { Job } from './job.ts';
 
-/** Whether the call had its effect, as its probe tells; `failed` when the probe could not tell. */
+/** Whether the call had its effect, as its probe tells; `failed` when the probe gave no clear answer. */
 export type ProbeResult =
   | { readonly kind: 'applied'; readonly answer: UpstreamAnswer }
   | { readonly kind: 'not_applied' }

@@ -65,13 +65,13 @@ export class Recorder {
       answer: answer?.body == null ? undefined : sha256Hex(answer.body),
     });
     const leaf = job.isRecorded ? hashLeaf(entry) : null;
-    const version = this.#ctx.finals.readVersion();
+    const version = this.#ctx.replayCache.readVersion();
     const update = buildClosingUpdate(job, state, answer, settlement, { detail, leaf, entry });
     const isSettled = await this.#update(job, update);
-    this.#ctx.reach('settled');
+    this.#ctx.reachKillPoint('settled');
     if (!isSettled) return this.#recordContradiction(job, state);
     const call = toCallSummary(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
-    this.#ctx.finals.add(call, job.fingerprint, 0, version);
+    this.#ctx.replayCache.add(call, job.fingerprint, 0, version);
     return { kind: 'reported', call };
   }
 
@@ -109,7 +109,7 @@ export class Recorder {
     last: Outcome | undefined,
     observed: JsonObject = {},
   ): Promise<DispatchResult> {
-    this.#ctx.reach('parking');
+    this.#ctx.reachKillPoint('parking');
     // `lastRecordedDetail` reads `told` from the stored event.
     const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
     const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
@@ -124,7 +124,7 @@ export class Recorder {
       entry,
     };
     const isParked = await this.#update(job, update);
-    this.#ctx.reach('parked');
+    this.#ctx.reachKillPoint('parked');
     if (!isParked) return { kind: 'elsewhere' };
     const reported = { answer: null, outcome: null, problem: null, detail, leaf: null };
     return { kind: 'reported', call: toCallSummary(job, 'in_doubt', reported, wakeMs !== null) };
@@ -164,7 +164,7 @@ export class Recorder {
         return await write();
       } catch (error) {
         if (!(error instanceof LedgerError) || error.isPermanent) throw error;
-        job.ledgerFailure.hangUp();
+        job.ledgerFailure.cancel();
         this.#ctx.log.warn(
           { txn: job.txn, err: error.message },
           'The ledger cannot be written. The write is tried again.',

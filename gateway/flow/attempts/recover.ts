@@ -62,12 +62,12 @@ export class Recovery {
     await this.#releaseOrphans();
     for (;;) {
       const owner = this.#ctx.lease.id;
-      if (this.#poller.isStopped || !this.#ctx.switches.canSend(owner)) return;
+      if (this.#poller.isStopped || !this.#ctx.controlFlags.canSend(owner)) return;
       const calls = await takeOverCalls(this.#ctx.db, owner, (txn) =>
         buildAuditEntry('call_taken_over', { txn, owner }),
       );
       if (calls.length === 0) return;
-      this.#ctx.reach('taken');
+      this.#ctx.reachKillPoint('taken');
       for (const call of calls) {
         // If this fails, the ledger still has this process as the owner. `#releaseOrphans` releases the call.
         this.#resume(call, owner).catch((error: unknown) => {

@@ -23,7 +23,7 @@ export interface DoubtVerdict {
 
 /** Writes a person's verdict. The same verdict again is fine. Another one, or one without a doubt, is a conflict. */
 export async function resolveDoubt(services: Services, verdict: DoubtVerdict): Promise<Call> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const call = await ctx.calls.read(verdict.txn);
   if (call === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
   if (call.state !== 'in_doubt' || isBeingRetried(call, verdict)) return confirmEarlierVerdict(call, verdict);

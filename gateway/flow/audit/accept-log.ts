@@ -18,16 +18,16 @@ export interface LogAcceptance {
  * A crash here leaves the log in doubt; accepting it again is safe.
  */
 export async function acceptLog(services: Services, { person, reason }: Operator): Promise<LogAcceptance> {
-  const { db, logWatch } = services.station;
-  await logWatch.verify();
-  const fault = logWatch.findFault();
+  const { db, logMonitor } = services.ctx;
+  await logMonitor.verify();
+  const fault = logMonitor.findFault();
   if (fault === undefined) return { accepted: false, checkpoint: await requireNewestCheckpoint(services) };
-  const anchorNotes = await logWatch.readAnchorNotes();
+  const anchorNotes = await logMonitor.readAnchorNotes();
   const entry = buildAuditEntry('log_accepted', { person, reason, doubt: fault, kept: anchorNotes });
   await enqueueAuditEntry(db, entry);
   await services.sequencer.seal(0, true);
-  await logWatch.acceptCurrentLog();
-  const remainingFault = logWatch.findFault();
+  await logMonitor.acceptCurrentLog();
+  const remainingFault = logMonitor.findFault();
   if (remainingFault !== undefined) throw new GatewayError('conflict', remainingFault);
   return { accepted: true, checkpoint: await requireNewestCheckpoint(services) };
 }

@@ -47,7 +47,7 @@ export async function eraseScope(
 ): Promise<ErasureResult> {
   if (from !== undefined && !isCursor(from))
     throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
-  const { station: ctx } = services;
+  const { ctx } = services;
   const open: string[] = [];
   const unreadable: string[] = [];
   let erased = 0;
@@ -70,7 +70,7 @@ export async function eraseScope(
   const openRuns = scope.of === 'agent' ? await listUnfinishedRuns(ctx.db, scope.value, PAGE_SIZE) : [];
   const { person, reason } = operator;
   const summary = { ...toLoggedScope(scope), person, reason, erased, open: open.length };
-  await ctx.switches.broadcastChange(buildAuditEntry('erasure', summary));
+  await ctx.controlFlags.broadcastChange(buildAuditEntry('erasure', summary));
   return { erased, open, openRuns, unreadable, cursor };
 }
 

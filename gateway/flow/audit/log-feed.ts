@@ -10,7 +10,7 @@ const BATCH_SIZE = 500;
 /** A subscriber that is further behind gets one `gap` event instead of the entries, and reloads everything. */
 export const MAX_LAG_ENTRIES = 10_000;
 
-type FeedContext = Pick<Context, 'db' | 'log' | 'adapters' | 'switches'>;
+type FeedContext = Pick<Context, 'db' | 'log' | 'adapters' | 'controlFlags'>;
 
 export interface FeedSubscriber {
   /** Whether the subscriber is still authorized. Checked before each delivery, and several times a second. */

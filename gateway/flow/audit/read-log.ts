@@ -28,7 +28,7 @@ export interface InclusionProof {
 }
 
 /** The newest signed checkpoint. */
-export async function requireNewestCheckpoint({ station: ctx }: Services): Promise<string> {
+export async function requireNewestCheckpoint({ ctx }: Services): Promise<string> {
   const note = await readNewestCheckpoint(ctx.db);
   if (note === undefined)
     throw new GatewayError('not_found', 'The log has no signed checkpoint yet. Ask again in a second.');
@@ -41,11 +41,7 @@ export function getLogPublicKey({ sequencer }: Services): string {
 }
 
 /** Reads signed entries. Checkpoints of an earlier key are left out, because the current key cannot verify them. */
-export async function readLogEntries(
-  { station: ctx, sequencer }: Services,
-  from: number,
-  to: number,
-): Promise<LoggedEntry[]> {
+export async function readLogEntries({ ctx, sequencer }: Services, from: number, to: number): Promise<LoggedEntry[]> {
   const entries = await readEntries(ctx.db, from, to);
   return entries.map((entry) =>
     entry.checkpoint === null || sequencer.key.hasLineIn(entry.checkpoint) ? entry : { ...entry, checkpoint: null },
@@ -54,7 +50,7 @@ export async function readLogEntries(
 
 /** Proves that an entry is in the newest signed log. */
 export async function proveLeaf(services: Services, leaf: Buffer): Promise<InclusionProof> {
-  const { db } = services.station;
+  const { db } = services.ctx;
   const found = await pollUntilFound(() => findLeaf(db, leaf));
   if (found === undefined)
     throw new GatewayError(
@@ -74,7 +70,7 @@ export async function proveConsistency(services: Services, from: number, to: num
   const end = to ?? size;
   if (end > size || from > end)
     throw new GatewayError('not_found', `The log has ${size} signed entries. Ask for from <= to <= ${size}.`);
-  const proof = await readProofHashes(services.station.db, Proof.consistency(from, end));
+  const proof = await readProofHashes(services.ctx.db, Proof.consistency(from, end));
   return { from, to: end, proof, checkpoint };
 }
 

@@ -59,9 +59,9 @@ export class Sequencer {
     await this.#logMonitor.verify();
     if (this.#logMonitor.findFault() !== undefined) return this.#retryWitnesses();
     if (!(await this.seal(MIN_SEAL_INTERVAL_MS))) return;
-    this.#ctx.reach('sealed');
+    this.#ctx.reachKillPoint('sealed');
     await this.#logMonitor.verify();
-    this.#ctx.reach('anchored');
+    this.#ctx.reachKillPoint('anchored');
     // Not awaited, because a slow witness must not delay the log.
     this.#logMonitor.requestCosignatures().catch((error: unknown) => this.#poller.logRetry(error));
   }
@@ -94,7 +94,7 @@ export class Sequencer {
   async #sealBatch(acceptsTip: boolean): Promise<SealedBatch | undefined> {
     const sign: SignCheckpoint = async (tip, size, root) => {
       if (!acceptsTip) await this.#logMonitor.requireSignedTip(tip);
-      this.#ctx.reach('sealing');
+      this.#ctx.reachKillPoint('sealing');
       return this.#key.sign(size, root);
     };
     try {

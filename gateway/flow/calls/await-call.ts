@@ -26,7 +26,7 @@ export async function awaitCall(
   dispatch: Dispatch,
   txn: string,
   patienceMs: number,
-  caller?: CancelToken,
+  cancelToken?: CancelToken,
   fingerprint?: Buffer,
 ): Promise<CallSummary | undefined> {
   const until = performance.now() + patienceMs;
@@ -34,9 +34,14 @@ export async function awaitCall(
     const local = dispatch.inFlight(txn);
     if (local !== undefined) {
       const { job } = local;
-      let result = await withTimeout(local.result, until - performance.now(), caller, job.ledgerFailure);
-      if (result === undefined && job.ledgerFailure.gone && performance.now() < until && caller?.gone !== true) {
-        result = await withTimeout(local.result, LEDGER_GRACE_MS, caller);
+      let result = await withTimeout(local.result, until - performance.now(), cancelToken, job.ledgerFailure);
+      if (
+        result === undefined &&
+        job.ledgerFailure.isCancelled &&
+        performance.now() < until &&
+        cancelToken?.isCancelled !== true
+      ) {
+        result = await withTimeout(local.result, LEDGER_GRACE_MS, cancelToken);
         if (result === undefined) throw buildUnrecordedError(txn, job.state);
       }
       if (result?.kind === 'reported' && isWaitOver(result.call)) return result.call;
@@ -47,8 +52,9 @@ export async function awaitCall(
     if (call === undefined || fingerprint?.equals(call.fingerprint) === false) return undefined;
     const summary = summarizeCall(call);
     const left = until - performance.now();
-    if (isWaitOver(summary) || left <= 0 || caller?.gone === true || dispatch.shutdownToken.gone) return summary;
-    await sleepUnlessCancelled(Math.min(poll, left), caller, dispatch.shutdownToken);
+    if (isWaitOver(summary) || left <= 0 || cancelToken?.isCancelled === true || dispatch.shutdownToken.isCancelled)
+      return summary;
+    await sleepUnlessCancelled(Math.min(poll, left), cancelToken, dispatch.shutdownToken);
   }
 }
 

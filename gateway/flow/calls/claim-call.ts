@@ -45,7 +45,7 @@ export interface AdmittedCall {
  * `sending` call without an owner: its outcome is unknown, although perhaps nothing was sent.
  */
 export async function claimCall(
-  { station: ctx, dispatch, claims }: Services,
+  { ctx, dispatch, claims }: Services,
   admitted: AdmittedCall,
 ): Promise<ClaimWon | ClaimTaken | StaleDecision> {
   const { toolCall, tool, identified } = admitted;
@@ -78,8 +78,8 @@ export async function claimCall(
     sealed: stored.sealed,
     saga: toolCall.saga ?? null,
     dependsOn: toolCall.dependsOn ?? null,
-    run: toolCall.fence?.run ?? null,
-    epoch: toolCall.fence?.epoch ?? null,
+    run: toolCall.runEpoch?.run ?? null,
+    epoch: toolCall.runEpoch?.epoch ?? null,
     undo: tool.effect === 'read' ? null : buildStoredUndo(ctx, txn, tool, toolCall),
     undoes: null,
     entry: buildAuditEntry(held ? 'call_held' : 'call_claimed', {
@@ -90,21 +90,21 @@ export async function claimCall(
       policy: admitted.policies.version,
       rule: admitted.rule.id,
       saga: toolCall.saga,
-      run: toolCall.fence?.run,
-      epoch: toolCall.fence?.epoch,
+      run: toolCall.runEpoch?.run,
+      epoch: toolCall.runEpoch?.epoch,
       votes: admitted.votes.length === 0 ? undefined : renderVotes(admitted.votes),
     }),
   };
   refuseUnlessLeaseHeld(ctx, owner);
-  ctx.reach('claiming');
+  ctx.reachKillPoint('claiming');
   if (identified.recordGeneration !== undefined) await identified.recordGeneration();
   const attempt = () => {
     // Checked before each try: this process may lose its lease while it waits for a lock.
     refuseUnlessLeaseHeld(ctx, owner);
     return claims.claim(intent, admitted.guards, (lockToken) => {
       if (held) return;
-      ctx.reach('claimed');
-      const { follower: progressListener } = toolCall;
+      ctx.reachKillPoint('claimed');
+      const { progressListener } = toolCall;
       const options = { lockToken, progressListener, span: admitted.span };
       void dispatch.start(createJob(intent, tool, owner, payload, options));
     });
@@ -112,10 +112,10 @@ export async function claimCall(
   const claimed =
     admitted.guards?.locks === undefined
       ? await attempt()
-      : await retryWhileLocked(attempt, toolCall.patienceMs, toolCall.caller, dispatch.shutdownToken);
+      : await retryWhileLocked(attempt, toolCall.patienceMs, toolCall.cancelToken, dispatch.shutdownToken);
   switch (claimed.kind) {
     case 'won':
-      if (admitted.guards?.exposure !== undefined) ctx.taints.add(admitted.guards.exposure.scopes);
+      if (admitted.guards?.exposure !== undefined) ctx.taintCache.add(admitted.guards.exposure.scopes);
       return claimed;
     case 'taken':
     case 'stale_decision':

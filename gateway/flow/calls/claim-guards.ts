@@ -38,7 +38,7 @@ export function buildClaimGuards(ctx: Context, guarded: GuardedCall, votes: read
   const { args } = toolCall;
   const agent = toolCall.agent.name;
   const saga = toolCall.saga ?? null;
-  const run = toolCall.fence?.run ?? null;
+  const run = toolCall.runEpoch?.run ?? null;
   const spends = hasLimits(rule)
     ? computeSpends(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() })
     : [];
@@ -65,19 +65,23 @@ export function buildClaimGuards(ctx: Context, guarded: GuardedCall, votes: read
 /** The call as a person or a voter is shown it. */
 export function describeForApproval(guarded: GuardedCall, votes: readonly Vote[]) {
   const { toolCall, tool, rule, policies, request, fingerprint, scope } = guarded;
-  const { args, undo, saga, fence, continuation } = toolCall;
+  const { args, undo, saga, runEpoch, continuation } = toolCall;
   const decided = { fingerprint, rule: rule.id, ...describeDecisionFacts(scope), votes };
-  const call = { agent: toolCall.agent.name, args, undo, saga, run: fence?.run, continuation, ...decided };
+  const call = { agent: toolCall.agent.name, args, undo, saga, run: runEpoch?.run, continuation, ...decided };
   return buildShownRequest(call, tool, request, policies);
 }
 
 /** A delay begins after the approval. Without an approval it begins now, under the current policies. */
-function buildApprovalRequest({ mostPending }: Context, guarded: GuardedCall, votes: readonly Vote[]): ApprovalRequest {
+function buildApprovalRequest(
+  { maxPendingApprovals }: Context,
+  guarded: GuardedCall,
+  votes: readonly Vote[],
+): ApprovalRequest {
   const { rule, policies, hold } = guarded;
   const { delayMs = null } = rule;
   const shown = describeForApproval(guarded, votes);
   const { by: groups, quorum, withinMs } = hold ?? { ...DEFAULT_APPROVAL, withinMs: delayMs ?? 0 };
-  const common = { shown, groups, quorum, withinMs, maxPending: mostPending };
+  const common = { shown, groups, quorum, withinMs, maxPending: maxPendingApprovals };
   return hold === undefined
     ? { ...common, delayMs: null, releaseDigest: computeApprovalDigest(shown, policies.version) }
     : { ...common, delayMs, releaseDigest: null };

@@ -40,7 +40,7 @@ export function readDecisionFacts(
 const NO_FACTS: DecisionFacts = {};
 
 async function queryDecisionFacts(
-  { db, pasts }: Context,
+  { db, historyReader }: Context,
   agent: Agent,
   inputs: RuleInputs,
   origin: FactsOrigin,
@@ -48,7 +48,7 @@ async function queryDecisionFacts(
   const { saga, run, txn, asOf } = origin;
   const query = { agent: agent.name, queries: inputs.history, exceptTxn: txn ?? null, asOf };
   const [history, tainted] = await Promise.all([
-    inputs.history.length === 0 ? undefined : pasts.read(query),
+    inputs.history.length === 0 ? undefined : historyReader.read(query),
     inputs.taint ? isTainted(db, listTaintSources({ agent: agent.name, saga, run }), asOf) : undefined,
   ]);
   return {

@@ -41,7 +41,7 @@ export async function dryRun(ctx: Context, buildToolCall: () => ToolCall): Promi
 
 async function explainCall(ctx: Context, toolCall: ToolCall): Promise<JsonObject> {
   const policies = ctx.policies();
-  const origin = { saga: toolCall.saga ?? null, run: toolCall.fence?.run ?? null };
+  const origin = { saga: toolCall.saga ?? null, run: toolCall.runEpoch?.run ?? null };
   const facts = await readDecisionFacts(ctx, toolCall.agent, toolCall.tool, origin);
   const scope = { args: toolCall.args, ...origin, now: Date.now(), ...facts };
   const { decision, tried } = explainDecision(policies, toolCall.agent, toolCall.tool, scope);
@@ -120,7 +120,7 @@ async function planCall(
   if (alias !== undefined && (await isAliasTaken(ctx, alias, txn)))
     return { ...plan, wouldAnswer: renderRefusal('key_reused') };
   if (earlier === undefined) {
-    if (toolCall.fence !== undefined) await refuseStaleEpoch(ctx, toolCall.fence, toolCall.agent.name);
+    if (toolCall.runEpoch !== undefined) await refuseStaleEpoch(ctx, toolCall.runEpoch, toolCall.agent.name);
     if (toolCall.saga !== undefined) await refuseClosedSaga(ctx, toolCall.saga, toolCall.agent.name);
     await refuseForeignDependencies(ctx, toolCall);
     const code =
@@ -151,8 +151,8 @@ function renderVoters({ quorum, votes, open }: VoterPoll): JsonObject {
   };
 }
 
-function toLockingCall({ agent, args, saga, fence }: ToolCall) {
-  return { agent: agent.name, args, saga: saga ?? null, run: fence?.run ?? null };
+function toLockingCall({ agent, args, saga, runEpoch }: ToolCall) {
+  return { agent: agent.name, args, saga: saga ?? null, run: runEpoch?.run ?? null };
 }
 
 function renderLocks(lockRequest: LockRequest | undefined): Json {
@@ -170,9 +170,9 @@ async function findLockConflictCode(
 }
 
 function findDisabledCode(ctx: Context, agent: string, tool: Tool, isHeld: boolean): ErrorCode | undefined {
-  if (ctx.switches.findFreeze(agent, tool.name) !== undefined) return 'frozen';
+  if (ctx.controlFlags.findFreeze(agent, tool.name) !== undefined) return 'frozen';
   if (tool.disabled !== undefined) return 'unavailable';
-  if (tool.effect !== 'read' && ctx.logWatch.findFault() !== undefined) return 'unavailable';
+  if (tool.effect !== 'read' && ctx.logMonitor.findFault() !== undefined) return 'unavailable';
   return !isHeld && ctx.adapters.getAdapter(tool).getCooldownMs(tool) > 0 ? 'breaker_open' : undefined;
 }
 
@@ -183,7 +183,7 @@ async function readLimitUsage(ctx: Context, toolCall: ToolCall, rule: Rule) {
     agent: toolCall.agent.name,
     tool: toolCall.tool,
     saga: toolCall.saga ?? null,
-    run: toolCall.fence?.run ?? null,
+    run: toolCall.runEpoch?.run ?? null,
     now: Date.now(),
   };
   return Promise.all(

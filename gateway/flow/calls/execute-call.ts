@@ -50,7 +50,7 @@ const MAX_DECISIONS = 5;
 
 /** The context, and the workers that move calls forward. */
 export interface Services {
-  readonly station: Context;
+  readonly ctx: Context;
   readonly dispatch: Dispatch;
   readonly claims: Claims;
   readonly recovery: Recovery;
@@ -67,19 +67,19 @@ export interface ToolCall {
   readonly saga?: string | undefined;
   readonly dependsOn?: readonly string[] | undefined;
   /** The run of the call, and the epoch that the agent holds. */
-  readonly fence?: RunEpoch | undefined;
+  readonly runEpoch?: RunEpoch | undefined;
   /** An undo that the caller gives, instead of the tool's own. */
   readonly undo?: CallerUndo | undefined;
   /** The caller's reply to a question of an MCP tool. It makes another request of the same arguments. */
   readonly continuation?: Continuation | undefined;
   /** Gets the progress messages of an MCP call. Only the listener of the first request is used, not those of repeats. */
-  readonly follower?: ProgressListener | undefined;
+  readonly progressListener?: ProgressListener | undefined;
   /** The trace context of the caller. */
   readonly trace?: TraceContext | undefined;
   /** How long the caller waits for a held or running call. */
   readonly patienceMs: number;
   /** Cancelled when the caller hangs up. Ends the waiting, never the call. */
-  readonly caller?: CancelToken | undefined;
+  readonly cancelToken?: CancelToken | undefined;
   /** The request body, one character per byte, if `args` was parsed from it alone. */
   readonly body?: string | undefined;
 }
@@ -93,20 +93,20 @@ export interface ToolAnswer {
 /** Executes a call from its request to its answer, in one span. */
 export async function executeCall(services: Services, toolCall: ToolCall): Promise<ToolAnswer> {
   const { agent, tool } = toolCall;
-  const known = services.station.policies().tools.has(tool) ? tool : 'unknown';
-  const span = services.station.watch.begin('call', { tool: known, agent: agent.name }, toolCall.trace ?? {});
+  const known = services.ctx.policies().tools.has(tool) ? tool : 'unknown';
+  const span = services.ctx.telemetry.begin('call', { tool: known, agent: agent.name }, toolCall.trace ?? {});
   try {
     const args = canonicalize(toolCall.args);
     const canonical = {
       args,
       fingerprint: computeFingerprint(tool, args, serializeContinuation(toolCall.continuation)),
     };
-    const answer = await logIfRefused(services.station, { agent: agent.name, tool }, () =>
+    const answer = await logIfRefused(services.ctx, { agent: agent.name, tool }, () =>
       decideAndClaim(services, toolCall, canonical, span),
     );
-    const tainting = taintIfUntrusted(services.station, toolCall, answer);
+    const tainting = taintIfUntrusted(services.ctx, toolCall, answer);
     if (tainting !== undefined) await inDoubtIfUnrecorded(answer.call.txn, answer.call.state, tainting);
-    cacheKey(services.station, toolCall, canonical.fingerprint, answer.call);
+    cacheKey(services.ctx, toolCall, canonical.fingerprint, answer.call);
     span.end(toSpanResult(answer));
     return answer;
   } catch (error) {
@@ -122,8 +122,8 @@ export function toSpanResult({ call, repeat: replayed }: ToolAnswer): SpanResult
   return problem === null ? { txn, state, attempts, replayed } : { txn, state, attempts, replayed, code: problem };
 }
 
-function sagaAndRun({ saga, fence }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
-  return { saga: saga ?? null, run: fence?.run ?? null };
+function sagaAndRun({ saga, runEpoch }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
+  return { saga: saga ?? null, run: runEpoch?.run ?? null };
 }
 
 /** The canonical arguments of a request, and its fingerprint. */
@@ -140,7 +140,7 @@ async function decideAndClaim(
   span: Span,
   previous?: { readonly facts: DecisionFacts; readonly times: number; readonly version: string },
 ): Promise<ToolAnswer> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const startedAt = performance.now();
   const policies = ctx.policies();
   if (previous !== undefined && previous.version !== policies.version) throw buildPoliciesChangedError();
@@ -149,7 +149,7 @@ async function decideAndClaim(
   const cached = findCachedByKey(ctx, toolCall);
   if (cached?.fingerprint.equals(fingerprint) === true) return replayCached(cached, toolCall, fingerprint);
   const subject = { tool: policies.tools.has(toolCall.tool) ? toolCall.tool : 'unknown', agent: toolCall.agent.name };
-  const decideSpan = ctx.watch.begin('decide', subject, span);
+  const decideSpan = ctx.telemetry.begin('decide', subject, span);
   const origin = sagaAndRun(toolCall);
   const reading = previous?.facts ?? readDecisionFacts(ctx, toolCall.agent, toolCall.tool, origin);
   const facts = reading instanceof Promise ? await reading : reading;
@@ -171,7 +171,7 @@ async function decideAndClaim(
     if (toolCall.undo !== undefined) await refuseInvalidUndo(ctx, policies, toolCall);
     const identifying = identifyCall(ctx, toolCall, tool, fingerprint);
     const identified = identifying instanceof Promise ? await identifying : identifying;
-    const cachedByTxn = ctx.finals.get(identified.txn);
+    const cachedByTxn = ctx.replayCache.get(identified.txn);
     if (cachedByTxn !== undefined) return replayCached(cachedByTxn, toolCall, fingerprint);
     if (identified.identity === 'shared') {
       const earlier = await findEarlierCallByKey(ctx, toolCall, identified.txn, fingerprint);
@@ -189,7 +189,7 @@ async function decideAndClaim(
       const cast = await collectRuleVotes(
         ctx,
         { txn: identified.txn, tool, rule, poll, policies, shown },
-        { agent, stint: span },
+        { agent, span },
       );
       if (cast === undefined) return answerRepeat(services, identified.txn, fingerprint, toolCall, span);
       votes = cast;
@@ -219,7 +219,7 @@ async function decideAndClaim(
   if (canSkipLedger(admitted)) return { call: await executeUnrecordedRead(services, admitted), repeat: false };
   const { txn } = admitted.identified;
   if (toolCall.dependsOn !== undefined) await refuseForeignDependencies(ctx, toolCall);
-  const claimSpan = ctx.watch.begin('claim', subject, span);
+  const claimSpan = ctx.telemetry.begin('claim', subject, span);
   let claimed: ClaimWon | ClaimTaken | StaleDecision;
   try {
     claimed = await claimCall(services, admitted);
@@ -232,8 +232,8 @@ async function decideAndClaim(
     case 'won': {
       // Answer at once if the delay outlasts the caller's wait.
       const outlastsWait = admitted.hold === undefined && (admitted.heldMs ?? 0) > patienceMs;
-      const { agent, caller } = toolCall;
-      const waiter = { tool: toolCall.tool, agent, caller, patienceMs: outlastsWait ? 0 : patienceMs };
+      const { agent, cancelToken } = toolCall;
+      const waiter = { tool: toolCall.tool, agent, cancelToken, patienceMs: outlastsWait ? 0 : patienceMs };
       return await awaitResult(services, { txn, fingerprint }, waiter, false, span);
     }
     case 'taken':
@@ -263,7 +263,7 @@ async function refuseUnlessRepeat(
     readonly span: Span;
   },
 ): Promise<ToolAnswer> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const { tool, fingerprint, policies, refusal, facts, span } = refused;
   const earlier = await findEarlierCall(ctx, toolCall, tool, fingerprint);
   if (earlier !== undefined) return answerRepeat(services, earlier.txn, fingerprint, toolCall, span);
@@ -278,11 +278,11 @@ async function refuseUnlessRepeat(
 }
 
 function toRequestInput(
-  { args, agent, follower, continuation }: ToolCall,
+  { args, agent, progressListener, continuation }: ToolCall,
   canonicalArgs: string,
   { trace }: Span,
 ): RequestInput {
-  const clientProfile = follower === undefined ? undefined : toClientProfile(follower);
+  const clientProfile = progressListener === undefined ? undefined : toClientProfile(progressListener);
   return { args, canonicalArgs, agent: agent.name, manner: clientProfile, trace, continuation };
 }
 

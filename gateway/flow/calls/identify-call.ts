@@ -31,7 +31,7 @@ interface IdentifiableCall {
   readonly args: JsonObject;
   readonly key: string | undefined;
   readonly saga?: string | undefined;
-  readonly fence?: RunEpoch | undefined;
+  readonly runEpoch?: RunEpoch | undefined;
   readonly continuation?: Continuation | undefined;
 }
 
@@ -51,7 +51,7 @@ export function identifyCall(
   const deriveTxn = (identity: CallIdentity) => deriveTxnId(ctx.deployment, agent, identity);
   const isShared = tool.key?.scope === 'shared';
   if (key !== undefined && !isShared) return { txn: deriveTxn({ by: 'key', key }), identity: 'key', key };
-  const scope = { args, agent, saga: toolCall.saga ?? null, run: toolCall.fence?.run ?? null };
+  const scope = { args, agent, saga: toolCall.saga ?? null, run: toolCall.runEpoch?.run ?? null };
   const continuation = serializeContinuation(toolCall.continuation);
   const businessKey = evaluateBusinessKey(tool, scope);
   // An answer to a question of an MCP tool is another call, although its business key is the same.

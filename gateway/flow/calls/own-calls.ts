@@ -20,24 +20,24 @@ export async function readCall(
   txn: string,
   agent: string | undefined,
   patienceMs = 0,
-  caller?: CancelToken,
+  cancelToken?: CancelToken,
 ): Promise<Call> {
-  const call = TXN_PATTERN.test(txn) ? await services.station.calls.read(txn) : undefined;
+  const call = TXN_PATTERN.test(txn) ? await services.ctx.calls.read(txn) : undefined;
   if (call === undefined) throw buildCallNotFoundError(txn);
-  if (agent !== undefined && !(await isParticipant(services.station, call, agent))) throw buildCallNotFoundError(txn);
+  if (agent !== undefined && !(await isParticipant(services.ctx, call, agent))) throw buildCallNotFoundError(txn);
   const isOwn = agent === undefined || call.agent === agent;
   const toView = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
   if (patienceMs === 0 || call.settledAt !== null) return toView(call);
-  const waiting = awaitCall(services.station, services.dispatch, txn, patienceMs, caller, call.fingerprint);
+  const waiting = awaitCall(services.ctx, services.dispatch, txn, patienceMs, cancelToken, call.fingerprint);
   await (isOwn ? waiting : hideFreezeDetails(txn, waiting));
-  const now = await services.station.calls.read(txn);
+  const now = await services.ctx.calls.read(txn);
   // The claim was released meanwhile. Another request may have claimed the txn since.
   if (now === undefined || !now.fingerprint.equals(call.fingerprint)) return toView(call);
   return toView(now);
 }
 
 /** The agents that joined a shared call. For people only. */
-export async function listParticipants({ station: ctx }: Services, call: Call): Promise<readonly JoinedAgent[]> {
+export async function listParticipants({ ctx }: Services, call: Call): Promise<readonly JoinedAgent[]> {
   return call.identity === 'shared' ? listJoinedAgents(ctx.db, call.txn) : [];
 }
 
@@ -45,7 +45,7 @@ export async function findCalls(services: Services, filter: CallFilter): Promise
   if (filter.cursor !== undefined && !isCursor(filter.cursor)) {
     throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
   }
-  return listCalls(services.station.db, filter);
+  return listCalls(services.ctx.db, filter);
 }
 
 /** Withdraws a held call. Repeating it is fine. Fails with `conflict` if the call was sent or has another end. */
@@ -58,7 +58,7 @@ export async function cancelCall(services: Services, txn: string, agent: string)
     });
   if (call.state === 'held') {
     const entry = buildAuditEntry('call_cancelled', { txn, agent, tool: call.tool });
-    await endHeldCall(services.station.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);
+    await endHeldCall(services.ctx.db, txn, 'cancelled', 'it was withdrawn before it was sent', entry);
   }
   const now = await readCall(services, txn, agent);
   if (now.state !== 'cancelled') {
@@ -73,7 +73,7 @@ export async function cancelCall(services: Services, txn: string, agent: string)
 /** Records that the answer was written to the caller's connection. Only calls without a key need this. */
 export function markDelivered(services: Services, call: Pick<CallSummary, 'txn' | 'identity'>): void {
   if (call.identity !== 'repeat') return;
-  recordDelivery(services.station.db, call.txn).catch(() => {
+  recordDelivery(services.ctx.db, call.txn).catch(() => {
     // Without the record the answer counts as not delivered, so an identical call is answered with a replay. That is safe.
   });
 }

@@ -42,9 +42,9 @@ export function findArgumentRefusal(tool: Tool, args: JsonObject, prefix = ''): 
 
 /** Judges the caller's undo as if the agent called it now, because it may run later without another decision. */
 export async function refuseInvalidUndo(ctx: Context, policies: Policies, toolCall: ToolCall): Promise<void> {
-  const { agent, tool, undo, saga, fence } = toolCall;
+  const { agent, tool, undo, saga, runEpoch } = toolCall;
   if (undo === undefined) return;
-  const origin = { saga: saga ?? null, run: fence?.run ?? null };
+  const origin = { saga: saga ?? null, run: runEpoch?.run ?? null };
   const facts = await readDecisionFacts(ctx, agent, undo.tool, origin);
   const input = { args: undo.args, ...origin, now: Date.now(), ...facts };
   const decision = decideCall(policies, agent, undo.tool, input);
@@ -69,7 +69,7 @@ export async function refuseInvalidUndo(ctx: Context, policies: Policies, toolCa
 
 /** Refuses while a freeze, a disabled tool, a faulty audit log or an open breaker forbids sends. A held call ignores the breaker. */
 export function refuseIfDisabled(ctx: Context, agent: string, tool: Tool, isHeld: boolean): void {
-  const frozen = ctx.switches.findFreeze(agent, tool.name);
+  const frozen = ctx.controlFlags.findFreeze(agent, tool.name);
   if (frozen !== undefined) {
     throw new GatewayError('frozen', `${frozen.by} froze ${frozen.scope}: ${frozen.reason}`, { retryAfterSeconds: 5 });
   }
@@ -79,15 +79,15 @@ export function refuseIfDisabled(ctx: Context, agent: string, tool: Tool, isHeld
     });
     throw new Refusal(disabled, { reason: disabled.message });
   }
-  const logFault = tool.effect === 'read' ? undefined : ctx.logWatch.findFault();
+  const logFault = tool.effect === 'read' ? undefined : ctx.logMonitor.findFault();
   if (logFault !== undefined) throw new GatewayError('unavailable', logFault, { retryAfterSeconds: 5 });
   const waitMs = isHeld ? 0 : ctx.adapters.getAdapter(tool).getCooldownMs(tool);
   if (waitMs > 0) throw buildBreakerOpenError(ctx, tool.upstream, waitMs);
 }
 
 /** A breaker opened by hand stays open until a person closes it, so its `Retry-After` is only a guess. */
-function buildBreakerOpenError({ switches }: Context, upstream: string, waitMs: number): GatewayError {
-  const manual = switches.get(`breaker:${upstream}`);
+function buildBreakerOpenError({ controlFlags }: Context, upstream: string, waitMs: number): GatewayError {
+  const manual = controlFlags.get(`breaker:${upstream}`);
   if (manual === undefined) {
     const detail = `The circuit breaker of ${upstream} is open because the upstream fails too often. Nothing was sent.`;
     return new GatewayError('breaker_open', detail, { retryAfterSeconds: Math.ceil(waitMs / 1000) });
@@ -97,8 +97,8 @@ function buildBreakerOpenError({ switches }: Context, upstream: string, waitMs: 
 }
 
 /** A process without a lease must not claim. */
-export function refuseUnlessLeaseHeld({ switches }: Context, owner: string): void {
-  if (switches.canSend(owner)) return;
+export function refuseUnlessLeaseHeld({ controlFlags }: Context, owner: string): void {
+  if (controlFlags.canSend(owner)) return;
   const detail = 'This replica has lost its lease in the ledger, so nothing was sent. Ask again with the same key.';
   throw new GatewayError('unavailable', detail);
 }

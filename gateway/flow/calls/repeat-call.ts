@@ -68,22 +68,22 @@ async function readAndAnswerRepeat(
   toolCall: ToolCall,
   span: Span,
 ): Promise<ToolAnswer> {
-  const version = services.station.finals.readVersion();
-  const call = (await services.station.calls.read(txn)) ?? (await resolveAlias(services.station, txn));
-  if (call === undefined && toolCall.fence !== undefined)
-    await refuseStaleEpoch(services.station, toolCall.fence, toolCall.agent.name);
+  const version = services.ctx.replayCache.readVersion();
+  const call = (await services.ctx.calls.read(txn)) ?? (await resolveAlias(services.ctx, txn));
+  if (call === undefined && toolCall.runEpoch !== undefined)
+    await refuseStaleEpoch(services.ctx, toolCall.runEpoch, toolCall.agent.name);
   if (call === undefined && toolCall.saga !== undefined)
-    await refuseClosedSaga(services.station, toolCall.saga, toolCall.agent.name);
+    await refuseClosedSaga(services.ctx, toolCall.saga, toolCall.agent.name);
   if (call === undefined)
     throw buildReleasedError(txn, 'unavailable', 'the earlier call was released before it was sent');
   refuseKeyReuse(call, call.fingerprint, toolCall, fingerprint);
   if (call.erasedAt !== null) throw new AnswerErasedError(call);
-  await joinSharedCall(services.station, call, toolCall);
+  await joinSharedCall(services.ctx, call, toolCall);
   if (call.agent !== toolCall.agent.name)
     return redactForJoiner(call.txn, awaitResult(services, call, toolCall, true, span));
   if (isFinalState(call.state) && call.settledAt !== null) {
     const summary = summarizeCall(call);
-    services.station.finals.add(summary, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), version);
+    services.ctx.replayCache.add(summary, call.fingerprint, call.readAt.getTime() - call.settledAt.getTime(), version);
     return { call: summary, repeat: true };
   }
   return awaitResult(services, call, toolCall, true, span);
@@ -107,8 +107,8 @@ class AnswerErasedError extends GatewayError {
  * Counts `key_expired` as the delivered answer of a call without a key. An identical request is then a new call, as after
  * any answer; otherwise the agent could never make it again. Runs after the refusal is logged. Skipped if the caller hung up.
  */
-export function markErasureDelivered(services: Services, { caller }: ToolCall, error: unknown): void {
-  if (error instanceof AnswerErasedError && caller?.gone !== true) markDelivered(services, error.call);
+export function markErasureDelivered(services: Services, { cancelToken }: ToolCall, error: unknown): void {
+  if (error instanceof AnswerErasedError && cancelToken?.isCancelled !== true) markDelivered(services, error.call);
 }
 
 /**
@@ -130,7 +130,7 @@ export async function findEarlierCallByKey(
 
 /** Finds the cached answer for the caller's key. */
 export function findCachedByKey(ctx: Context, { agent, key }: ToolCall): CachedAnswer | undefined {
-  return key === undefined ? undefined : ctx.finals.getByKey(agent.name, key);
+  return key === undefined ? undefined : ctx.replayCache.getByKey(agent.name, key);
 }
 
 /** Makes a cached answer findable by the caller's key and by the request body. */
@@ -138,7 +138,7 @@ export function cacheKey(ctx: Context, toolCall: ToolCall, fingerprint: Buffer, 
   const { agent, key } = toolCall;
   if (key === undefined || identity !== 'key') return;
   const isRedacting = ctx.policies().tools.get(toolCall.tool)?.redact.length !== 0;
-  ctx.finals.addKey(txn, fingerprint, { agent: agent.name, key, body: isRedacting ? undefined : toolCall.body });
+  ctx.replayCache.addKey(txn, fingerprint, { agent: agent.name, key, body: isRedacting ? undefined : toolCall.body });
 }
 
 /** Replays a cached answer without reading the ledger. */
@@ -153,17 +153,17 @@ export function replayCached(
 
 /** Waits for a call for as long as its caller waits. */
 export async function awaitResult(
-  { station: ctx, dispatch }: Services,
+  { ctx, dispatch }: Services,
   { txn, fingerprint }: { readonly txn: string; readonly fingerprint: Buffer },
-  toolCall: Pick<ToolCall, 'tool' | 'agent' | 'patienceMs' | 'caller'>,
+  toolCall: Pick<ToolCall, 'tool' | 'agent' | 'patienceMs' | 'cancelToken'>,
   isRepeat: boolean,
   span: Span,
 ): Promise<ToolAnswer> {
   const subject = { tool: toolCall.tool, agent: toolCall.agent.name, txn };
-  const waitSpan = isRepeat ? ctx.watch.begin('wait', subject, span) : undefined;
-  const { patienceMs, caller } = toolCall;
+  const waitSpan = isRepeat ? ctx.telemetry.begin('wait', subject, span) : undefined;
+  const { patienceMs, cancelToken } = toolCall;
   try {
-    const waiting = awaitCall(ctx, dispatch, txn, patienceMs, caller, fingerprint);
+    const waiting = awaitCall(ctx, dispatch, txn, patienceMs, cancelToken, fingerprint);
     const call = await inDoubtIfUnrecorded(txn, undefined, waiting);
     if (call === undefined) throw buildReleasedError(txn, 'unavailable', 'the call was released before it was sent');
     return { call, repeat: isRepeat };

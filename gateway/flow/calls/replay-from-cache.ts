@@ -19,11 +19,11 @@ interface UnparsedCall {
  * the call must take the normal way.
  */
 export function replayFromCache(
-  { station: ctx }: Services,
+  { ctx }: Services,
   { agent, tool, key, saga, trace, body }: UnparsedCall,
 ): ToolAnswer | undefined {
   if (key === undefined || body === undefined) return undefined;
-  const cached = ctx.finals.getByBody(body, agent.name, key, tool);
+  const cached = ctx.replayCache.getByBody(body, agent.name, key, tool);
   if (cached === undefined || (saga !== undefined && cached.call.saga !== saga)) return undefined;
   const policies = ctx.policies();
   const declared = policies.tools.get(tool);
@@ -31,6 +31,6 @@ export function replayFromCache(
   if (declared !== undefined && isUntrusted(policies, declared)) return undefined;
   const subject = { tool: declared === undefined ? 'unknown' : tool, agent: agent.name };
   const answer = { call: cached.call, repeat: true };
-  ctx.watch.begin('call', subject, trace).end(toSpanResult(answer));
+  ctx.telemetry.begin('call', subject, trace).end(toSpanResult(answer));
   return answer;
 }

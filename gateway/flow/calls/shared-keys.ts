@@ -29,10 +29,10 @@ export async function joinSharedCall(ctx: Context, call: Call, toolCall: ToolCal
   const alias = toolCall.key === undefined ? undefined : deriveKeyAlias(ctx, agent, toolCall.key);
   if (call.agent === agent && alias === undefined) return;
   // The decision used the run of this request, so the agent must hold that run.
-  if (call.agent !== agent && toolCall.fence !== undefined) await refuseStaleEpoch(ctx, toolCall.fence, agent);
+  if (call.agent !== agent && toolCall.runEpoch !== undefined) await refuseStaleEpoch(ctx, toolCall.runEpoch, agent);
   const policies = ctx.policies();
   const declared = policies.tools.get(tool);
-  const recipient = { agent, saga: null, run: toolCall.fence?.run ?? null };
+  const recipient = { agent, saga: null, run: toolCall.runEpoch?.run ?? null };
   const exposure =
     declared !== undefined && isUntrusted(policies, declared) ? findExposure(ctx, recipient, { txn, tool }) : undefined;
   await joinCall(ctx.db, {
@@ -42,7 +42,7 @@ export async function joinSharedCall(ctx: Context, call: Call, toolCall: ToolCal
     exposure,
     entry: buildAuditEntry('call_joined', { txn, agent, tool }),
   });
-  ctx.taints.add(exposure?.scopes ?? []);
+  ctx.taintCache.add(exposure?.scopes ?? []);
 }
 
 /** The txn that the caller's own key would give if the tool had no shared key. */

@@ -28,15 +28,12 @@ interface UnrecordedRead {
  * A key promises the same answer again, a saga and a run list their calls, and the claim checks limits and approvals.
  */
 export function canSkipLedger({ tool, guards, identified, toolCall }: UnrecordedRead): boolean {
-  const isStandalone = toolCall.saga === undefined && toolCall.fence === undefined;
+  const isStandalone = toolCall.saga === undefined && toolCall.runEpoch === undefined;
   return tool.unrecorded === true && guards === undefined && identified.identity === 'random' && isStandalone;
 }
 
 /** Sends a read like any call, with retries, circuit breaker and freezes. A crash here leaves nothing, and a read has no effect. */
-export async function executeUnrecordedRead(
-  { station: ctx, dispatch }: Services,
-  read: UnrecordedRead,
-): Promise<CallSummary> {
+export async function executeUnrecordedRead({ ctx, dispatch }: Services, read: UnrecordedRead): Promise<CallSummary> {
   const { toolCall, tool, identified, fingerprint, request, span } = read;
   const { txn, identity } = identified;
   const owner = ctx.lease.id;
@@ -55,9 +52,9 @@ export async function executeUnrecordedRead(
     tool,
     owner,
     { args: toolCall.args, request },
-    { lockToken: null, isRecorded: false, progressListener: toolCall.follower, span },
+    { lockToken: null, isRecorded: false, progressListener: toolCall.progressListener, span },
   );
-  const result = await withTimeout(dispatch.start(job), toolCall.patienceMs, toolCall.caller);
+  const result = await withTimeout(dispatch.start(job), toolCall.patienceMs, toolCall.cancelToken);
   switch (result?.kind) {
     case 'reported':
       return result.call;

@@ -12,7 +12,7 @@ export interface Operator {
 
 /** Freezes a scope. After this returns, no replica starts a send in the scope. */
 export async function freezeScope(ctx: Context, scope: ControlFlagScope, { person, reason }: Operator): Promise<void> {
-  await ctx.switches.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
+  await ctx.controlFlags.set(scope, person, reason, buildAuditEntry('frozen', { scope, person, reason }));
 }
 
 export async function unfreezeScope(
@@ -20,7 +20,7 @@ export async function unfreezeScope(
   scope: ControlFlagScope,
   { person, reason }: Operator,
 ): Promise<void> {
-  await ctx.switches.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
+  await ctx.controlFlags.clear(scope, buildAuditEntry('unfrozen', { scope, person, reason }));
 }
 
 /** The reason why a call must not be sent now. */
@@ -36,7 +36,7 @@ export interface SendBlock {
  * everything or of the tool does. An audit log in doubt does not stop reads, because reads have no effect.
  */
 export function findSendBlock(
-  { switches, logWatch, policies }: Pick<Context, 'switches' | 'logWatch' | 'policies'>,
+  { controlFlags, logMonitor, policies }: Pick<Context, 'controlFlags' | 'logMonitor' | 'policies'>,
   call: {
     readonly agent: string;
     readonly tool: { readonly name: string };
@@ -46,12 +46,12 @@ export function findSendBlock(
 ): SendBlock | undefined {
   const frozen =
     call.undoOf === null
-      ? switches.findFreeze(call.agent, call.tool.name)
-      : (switches.get('all') ?? switches.get(`tool:${call.tool.name}`));
+      ? controlFlags.findFreeze(call.agent, call.tool.name)
+      : (controlFlags.get('all') ?? controlFlags.get(`tool:${call.tool.name}`));
   if (frozen !== undefined) return { code: 'frozen', detail: `${frozen.by} froze ${frozen.scope}` };
   const disabled = policies().tools.get(call.tool.name)?.disabled;
   if (disabled !== undefined) return { code: 'unavailable', detail: `${call.tool.name} is disabled: ${disabled}` };
-  const doubt = call.kind === 'read' ? undefined : logWatch.findFault();
+  const doubt = call.kind === 'read' ? undefined : logMonitor.findFault();
   return doubt === undefined ? undefined : { code: 'unavailable', detail: doubt };
 }
 
@@ -64,9 +64,9 @@ export interface BreakerView {
 }
 
 /** The breakers as this replica sees them. A breaker opened by hand is open on every replica; each replica counts its own failures. */
-export function listBreakers(ctx: Pick<Context, 'adapters' | 'switches'>): BreakerView[] {
+export function listBreakers(ctx: Pick<Context, 'adapters' | 'controlFlags'>): BreakerView[] {
   return ctx.adapters.listBreakers().map(({ upstream, state }) => {
-    const flag = ctx.switches.get(`breaker:${upstream}`);
+    const flag = ctx.controlFlags.get(`breaker:${upstream}`);
     return { upstream, state, by: flag?.by ?? 'auto', reason: flag?.reason ?? null };
   });
 }
@@ -81,8 +81,8 @@ export async function setManualBreaker(
   if (!ctx.policies().upstreams.has(upstream))
     throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   const entry = buildAuditEntry(`breaker_${to}`, { upstream, person, reason });
-  if (to === 'open') await ctx.switches.set(`breaker:${upstream}`, person, reason, entry);
-  else await ctx.switches.closeBreaker(upstream, person, reason, entry);
+  if (to === 'open') await ctx.controlFlags.set(`breaker:${upstream}`, person, reason, entry);
+  else await ctx.controlFlags.closeBreaker(upstream, person, reason, entry);
   const view = listBreakers(ctx).find((breaker) => breaker.upstream === upstream);
   if (view === undefined) throw new GatewayError('not_found', `There is no upstream ${upstream.slice(0, 128)}.`);
   return view;

@@ -141,7 +141,7 @@ export async function retryWhileLocked<T extends { readonly kind: string }>(
     const result = await attempt();
     if (result.kind !== 'lock_conflict') return result;
     const leftMs = deadline - performance.now();
-    if (leftMs <= 0 || cancelTokens.some((token) => token?.gone === true)) return result;
+    if (leftMs <= 0 || cancelTokens.some((token) => token?.isCancelled === true)) return result;
     await sleepUnlessCancelled(Math.min(delayMs * (0.5 + Math.random()), leftMs), ...cancelTokens);
   }
 }

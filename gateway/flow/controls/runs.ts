@@ -59,7 +59,7 @@ export async function takeOverRun(
   patienceMs: number,
   cancelToken: CancelToken,
 ): Promise<TakenRun> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const { agent, name } = request;
   const id = deriveRunId(ctx.deployment, agent, name);
   const buildEntry = (epoch: number, withdrawn: readonly string[]) =>
@@ -99,7 +99,7 @@ async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise
 
 /** Waits until no call of an older epoch can have an effect, `patienceMs` passes, or the caller or the gateway is gone. */
 async function pollUntilDrained(
-  { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
+  { ctx, dispatch }: Pick<Services, 'ctx' | 'dispatch'>,
   fence: RunEpoch,
   patienceMs: number,
   cancelToken: CancelToken,
@@ -107,7 +107,7 @@ async function pollUntilDrained(
   const deadline = performance.now() + patienceMs;
   for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
     const leftMs = deadline - performance.now();
-    const shouldStop = leftMs <= 0 || cancelToken.gone || dispatch.shutdownToken.gone;
+    const shouldStop = leftMs <= 0 || cancelToken.isCancelled || dispatch.shutdownToken.isCancelled;
     if (shouldStop || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
       return loadRunDetails(ctx, await findRun(ctx, fence.run, undefined), fence.epoch);
     await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, dispatch.shutdownToken);
@@ -122,9 +122,9 @@ export async function awaitRunDrained(
   patienceMs: number,
   cancelToken: CancelToken,
 ): Promise<RunView> {
-  const { epoch } = await findRun(services.station, id, agent);
+  const { epoch } = await findRun(services.ctx, id, agent);
   await pollUntilDrained(services, { run: id, epoch }, patienceMs, cancelToken);
-  return viewRun(services.station, id, agent);
+  return viewRun(services.ctx, id, agent);
 }
 
 export async function findRuns(ctx: Context, filter: RunFilter) {

@@ -34,11 +34,11 @@ export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
 
 /** What a call of an untrusted tool taints; undefined when all of it is already tainted. */
 export function findExposure(
-  { taints: known }: Pick<Context, 'taints'>,
+  { taintCache }: Pick<Context, 'taintCache'>,
   origin: CallOrigin,
   { txn, tool }: { readonly txn: string | null; readonly tool: string },
 ): TaintExposure | undefined {
-  const scopes = listTaintTargets(origin).filter((scope) => !known.has(scope));
+  const scopes = listTaintTargets(origin).filter((scope) => !taintCache.has(scope));
   // A call outside a run also taints the open runs of its agent, and only the ledger knows which runs are open.
   const loose = origin.run === null;
   if (scopes.length === 0 && !loose) return undefined;
@@ -59,20 +59,20 @@ export async function taintRecipient(
   const exposure = findExposure(ctx, origin, source);
   if (exposure === undefined) return;
   await recordTaint(ctx.db, exposure);
-  ctx.taints.add(exposure.scopes);
+  ctx.taintCache.add(exposure.scopes);
 }
 
 /** Taints the caller before it receives an untrusted answer. The claim already tainted a caller that claimed in a run. */
 export function taintIfUntrusted(ctx: Context, toolCall: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
   const policies = ctx.policies();
   const tool = policies.tools.get(toolCall.tool);
-  if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && toolCall.fence !== undefined)) return;
+  if (tool === undefined || !isUntrusted(policies, tool) || (!answer.repeat && toolCall.runEpoch !== undefined)) return;
   return taintCallingAgent(ctx, toolCall, answer);
 }
 
 async function taintCallingAgent(ctx: Context, toolCall: ToolCall, { call, repeat }: ToolAnswer): Promise<void> {
-  const { agent, fence } = toolCall;
-  const run = fence?.run ?? null;
+  const { agent, runEpoch } = toolCall;
+  const run = runEpoch?.run ?? null;
   // A replay does not check that the named run belongs to the agent. The run of another agent counts as no run.
   const isOwn = !repeat || run === null || (await isRunOfAgent(ctx.db, run, agent.name));
   await taintRecipient(ctx, { agent: agent.name, saga: toolCall.saga ?? null, run: isOwn ? run : null }, call);

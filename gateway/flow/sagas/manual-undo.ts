@@ -28,7 +28,7 @@ export async function requestUndo(
   args: JsonObject | undefined,
   action: ManualAction,
 ): Promise<Call> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   const call = await readCall(services, txn, undefined);
   if (call.undoState === 'done' || call.undoState === 'running') return call;
   await refuseIfNotUndoable(services, call);
@@ -38,7 +38,7 @@ export async function requestUndo(
   return readCall(services, txn, undefined);
 }
 
-async function refuseIfNotUndoable({ station: ctx }: Services, call: Call): Promise<void> {
+async function refuseIfNotUndoable({ ctx }: Services, call: Call): Promise<void> {
   const { txn, tool, state, undo, outcome } = call;
   const refuse = (detail: string) => new GatewayError('conflict', detail, { txn, state });
   if (state !== 'succeeded') throw refuse(`Only a succeeded call can be undone. This call is ${state}.`);
@@ -56,7 +56,7 @@ async function refuseIfNotUndoable({ station: ctx }: Services, call: Call): Prom
 /** Encodes undo arguments that a person gives because the template could not be rendered from the outcome. */
 function encodeGivenArgs(services: Services, call: Call, args: JsonObject | undefined) {
   if (args === undefined) return undefined;
-  const { station: ctx } = services;
+  const { ctx } = services;
   const { tools } = ctx.policies();
   const undoTool = tools.get(call.undo?.tool ?? '');
   const refusal = undoTool === undefined ? undefined : findArgumentRefusal(undoTool, args);
@@ -83,7 +83,7 @@ export async function resumeRollback(
   waive: readonly string[],
   action: ManualAction,
 ): Promise<SagaWithSteps> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   await readSaga(ctx, id, undefined);
   const entry = buildAuditEntry('saga_resumed', { saga: id, waive: [...waive], ...action });
   await resumeSaga(ctx.db, id, { waive, by: action.person, reason: action.reason, entry });
@@ -93,7 +93,7 @@ export async function resumeRollback(
 
 /** Closes a parked saga that a person repaired by hand. */
 export async function closeParkedSaga(services: Services, id: string, action: ManualAction): Promise<SagaWithSteps> {
-  const { station: ctx } = services;
+  const { ctx } = services;
   await readSaga(ctx, id, undefined);
   const entry = buildAuditEntry('saga_closed', { saga: id, ...action });
   await closeSaga(ctx.db, id, { by: action.person, reason: action.reason, entry });
@@ -113,7 +113,7 @@ export async function awaitUndo(
     const leftMs = deadline - performance.now();
     const isUndoOpen = call.undoState === 'due' || call.undoState === 'running';
     const { shutdownToken } = services.dispatch;
-    if (!isUndoOpen || leftMs <= 0 || cancelToken.gone || shutdownToken.gone) return call;
+    if (!isUndoOpen || leftMs <= 0 || cancelToken.isCancelled || shutdownToken.isCancelled) return call;
     await sleepUnlessCancelled(Math.min(POLL_INTERVAL_MS, leftMs), cancelToken, shutdownToken);
   }
 }

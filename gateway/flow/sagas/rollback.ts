@@ -81,8 +81,8 @@ export class RollbackWorker {
       await this.#pruneRecalls();
     }
     while (!this.#poller.isStopped && this.#running.size < MAX_CONCURRENT_ROLLBACKS) {
-      const { switches, lease, db } = this.#ctx;
-      if (!switches.canSend(lease.id)) return;
+      const { controlFlags, lease, db } = this.#ctx;
+      if (!controlFlags.canSend(lease.id)) return;
       const tasks = await claimUndoTasks(db, MAX_CONCURRENT_ROLLBACKS - this.#running.size, TASK_LEASE_MS);
       if (tasks.length === 0) return;
       for (const task of tasks) if (!this.#running.has(task.id)) this.#startTask(task);
@@ -171,7 +171,7 @@ export class RollbackWorker {
       inMs: move.inMs ?? 0,
       entry,
     });
-    this.#ctx.reach('marked');
+    this.#ctx.reachKillPoint('marked');
     return marked;
   }
 
@@ -186,11 +186,11 @@ export class RollbackWorker {
     if (prepared === undefined) return false;
     if (typeof prepared === 'string') return this.#markFailed(step, prepared);
     const { intent, tool, payload, guards } = prepared;
-    if (!ctx.switches.canSend(owner)) return false;
-    ctx.reach('undoing');
+    if (!ctx.controlFlags.canSend(owner)) return false;
+    ctx.reachKillPoint('undoing');
     try {
       const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
-        ctx.reach('claimed');
+        ctx.reachKillPoint('claimed');
         void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(task));
       });
       switch (claimed.kind) {
@@ -241,7 +241,7 @@ export class RollbackWorker {
         ? postponeUndoTask(ctx.db, task.id, PARKED_POLL_MS)
         : removeUndoTask(ctx.db, task.id);
     if (saga.state === 'parked') return postponeUndoTask(ctx.db, saga.id, PARKED_POLL_MS);
-    ctx.reach('finishing');
+    ctx.reachKillPoint('finishing');
     const to = !undone ? 'parked' : (saga.keep ?? -1) >= 0 ? 'open' : 'rolled_back';
     const reason = undone ? saga.reason : describeParkReason(stuck);
     const entry = buildAuditEntry(to === 'open' ? 'saga_back_at_savepoint' : `saga_${to}`, {
@@ -257,18 +257,18 @@ export class RollbackWorker {
       recheckInMs: undone ? null : PARKED_POLL_MS,
     } as const;
     if (!(await transitionSaga(ctx.db, saga, change))) return this.wake(task);
-    ctx.reach('finished');
+    ctx.reachKillPoint('finished');
   }
 
   /** Clears the recalls of steps that are final or gone. A recall stops a step that was claimed when its rollback began. */
   async #pruneRecalls(): Promise<void> {
-    const { switches, calls } = this.#ctx;
-    for (const { scope } of switches.list()) {
+    const { controlFlags, calls } = this.#ctx;
+    for (const { scope } of controlFlags.list()) {
       if (!scope.startsWith('call:')) continue;
       const txn = scope.slice('call:'.length);
       const call = await calls.read(txn);
       if (call !== undefined && !isFinalState(call.state)) continue;
-      await switches.clear(scope, buildAuditEntry('recall_forgotten', { txn }));
+      await controlFlags.clear(scope, buildAuditEntry('recall_forgotten', { txn }));
     }
   }
 }
@@ -293,7 +293,7 @@ export interface RollbackCommand {
   readonly by: string;
   readonly again: boolean;
   /** The run in which the agent requests the rollback. An epoch that is not current is refused. */
-  readonly fence?: RunEpoch | undefined;
+  readonly runEpoch?: RunEpoch | undefined;
   /** Digest of the confirmed plan. If the plan has changed since, nothing is undone. */
   readonly digest?: string | undefined;
 }
@@ -304,7 +304,7 @@ export async function requestRollback(
   rollback: RollbackCommand,
   requester: { readonly agent: string } | { readonly person: string },
 ): Promise<void> {
-  const about = { saga: rollback.id, ...rollback.fence, ...requester };
+  const about = { saga: rollback.id, ...rollback.runEpoch, ...requester };
   await logIfRefused(ctx, about, () => beginRollback(ctx, rollback).catch(rethrowAsRefusal));
 }
 
@@ -319,14 +319,14 @@ function rethrowAsRefusal(error: unknown): never {
  * and a recall that every replica has acknowledged stops the steps that were claimed but not yet sent.
  */
 async function beginRollback(ctx: Context, rollback: RollbackCommand): Promise<void> {
-  const { id, to, reason, by, again, fence, digest } = rollback;
+  const { id, to, reason, by, again, runEpoch, digest } = rollback;
   const entry = buildAuditEntry('saga_rolling_back', { saga: id, to: to ?? null, reason, by });
-  const request = { id, to, reason, by, canResumeParked: again, runEpoch: fence, digest, entry };
+  const request = { id, to, reason, by, canResumeParked: again, runEpoch, digest, entry };
   const inFlight = await retryOnDeadlock(() => closeSagaForRollback(ctx.db, request));
-  ctx.reach('rolling_back');
+  ctx.reachKillPoint('rolling_back');
   for (const txn of inFlight) {
     const recalled = buildAuditEntry('call_recalled', { txn, saga: id, by, reason });
-    await ctx.switches.set(`call:${txn}`, by, reason, recalled);
+    await ctx.controlFlags.set(`call:${txn}`, by, reason, recalled);
   }
 }
 

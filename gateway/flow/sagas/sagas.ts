@@ -123,7 +123,7 @@ const POLL_DELAY = { firstMs: 20, maxMs: 250 };
 
 /** Waits until a rollback ends, `patienceMs` passes, or the caller or the gateway is gone. Then returns the saga. */
 export async function awaitRollback(
-  { station: ctx, dispatch }: Pick<Services, 'station' | 'dispatch'>,
+  { ctx, dispatch }: Pick<Services, 'ctx' | 'dispatch'>,
   id: string,
   agent: string | undefined,
   patienceMs: number,
@@ -135,7 +135,7 @@ export async function awaitRollback(
     const current = await readSaga(ctx, id, agent);
     const leftMs = deadline - performance.now();
     const isOver = current.saga.state !== 'rolling_back';
-    if (isOver || leftMs <= 0 || cancelToken.gone || shutdownToken.gone) return current;
+    if (isOver || leftMs <= 0 || cancelToken.isCancelled || shutdownToken.isCancelled) return current;
     await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, shutdownToken);
   }
 }

@@ -4,7 +4,7 @@ import { testerYaml } from '../support/gateway.ts';
 import { useHttpServer } from '../support/http-server.ts';
 import { useGateway } from '../support/use-gateway.ts';
 
-/** The first unit of 😀 is half a character, which no request can have. */
+/** The first UTF-16 unit of 😀 is a lone surrogate, which a request must not contain. */
 const CUT = `"\${args.text.substring(0, 1)}"`;
 const SMILE = { text: '😀a' };
 
@@ -46,29 +46,29 @@ const upstream = useHttpServer((request, response) => {
 const mcp = useMcpServer();
 const { gateway } = useGateway({ upstream: 'none', policies: () => policies(upstream.url, mcp.url) });
 
-describe('half a character that a template makes of good arguments', () => {
-  it.each(['body', 'query', 'path', 'header'])('is no %s: the arguments are refused', async (part) => {
+describe('a lone surrogate that a template cuts out of valid arguments', () => {
+  it.each(['body', 'query', 'path', 'header'])('is refused in the %s of a request', async (part) => {
     const { status, body } = await gateway.call(`w.${part}`, SMILE, { key: part });
     expect([status, body.code]).toEqual([400, 'invalid_arguments']);
     expect(body.detail).toContain(`The request of w.${part} cannot be built from these arguments`);
     expect((await gateway.call(`w.${part}`, { text: 'ab' }, { key: part })).status).toBe(200);
   });
 
-  it('keeps a look from being made, and says so', async () => {
+  it('stops an observation, and the answer says so', async () => {
     const { status, body } = await gateway.call('w.seen', SMILE, { key: 'seen' });
     expect([status, body.code]).toEqual([503, 'unavailable']);
     expect(body.detail).toContain('w.search cannot be built from these arguments');
     expect(paths).not.toContain('/seen');
   });
 
-  it('keeps a look at an MCP server from being made, and says so', async () => {
+  it('stops an observation through an MCP server, and the answer says so', async () => {
     const { status, body } = await gateway.call('w.asked', SMILE, { key: 'asked' });
     expect([status, body.code]).toEqual([503, 'unavailable']);
     expect(body.detail).toContain('a lone surrogate');
     expect(paths).not.toContain('/asked');
   });
 
-  it('parks the undo that it is in, which says why', async () => {
+  it('fails an undo, with the reason', async () => {
     const { body } = await gateway.call('w.step', SMILE, { key: 'step' });
     await gateway.admin('POST', `/admin/calls/${body.txn}/undo`, { reason: 'wrong' });
     const { undo } = await gateway.waitForCall(body.txn, (now) => now.undo.state === 'failed', 10_000);

@@ -154,8 +154,8 @@ export class McpReader {
   }
 
   #canAsk({ name }: Upstream, kind: McpReadKind): boolean {
-    const { adapters, switches } = this.#ctx;
-    return adapters.isBreakerClosed(name) && switches.findFreeze(this.#agent.name, `${name}.${kind}`) === undefined;
+    const { adapters, controlFlags } = this.#ctx;
+    return adapters.isBreakerClosed(name) && controlFlags.findFreeze(this.#agent.name, `${name}.${kind}`) === undefined;
   }
 
   #listSources(kind: McpReadKind): Upstream[] {

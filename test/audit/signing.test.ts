@@ -29,7 +29,7 @@ afterEach(async () => {
 function process(by: NoteSigner = key) {
   const files = new CheckpointFiles(directory);
   const watch = new LogMonitor({ db, lease, key: by, files: [files], witnesses: [], log });
-  const sequencer = new Sequencer({ db, log, reach: () => {} } as unknown as Context, by, watch);
+  const sequencer = new Sequencer({ db, log, reachKillPoint: () => {} } as unknown as Context, by, watch);
   return { files, watch, sequencer };
 }
 

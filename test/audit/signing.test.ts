@@ -29,7 +29,7 @@ afterEach(async () => {
 function createSealer(signer: NoteSigner = key) {
   const files = new CheckpointFiles(directory);
   const monitor = new LogMonitor({ db, lease, key: signer, files: [files], witnesses: [], log });
-  const sequencer = new Sequencer({ db, log, reach: () => {} } as unknown as Context, signer, monitor);
+  const sequencer = new Sequencer({ db, log, reachKillPoint: () => {} } as unknown as Context, signer, monitor);
   return { files, monitor, sequencer };
 }
 

@@ -7,7 +7,7 @@ import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 const COOLDOWN_MS = 60;
 const answer = (status: number): UpstreamAnswer => ({ status, contentType: null, body: '{}', encoding: 'utf8' });
 const OK: Outcome = { kind: 'ok', answer: answer(200) };
-const SICK: Outcome = { kind: 'ambiguous', detail: 'the upstream answered 500', answer: answer(500) };
+const FAILED: Outcome = { kind: 'ambiguous', detail: 'the upstream answered 500', answer: answer(500) };
 const SILENT: Outcome = { kind: 'ambiguous', detail: 'no answer within 5 ms' };
 const REQUEST = { method: 'POST', path: '/', headers: {}, body: null };
 
@@ -17,8 +17,8 @@ const READ = tool('none', 'read');
 const KEY = tool('key');
 const NONE = tool('none');
 
-/** An upstream that answers what it is told to; like the real adapter it asks `maySend` right before the first byte. */
-class Scripted implements Adapter {
+/** An adapter with scripted outcomes. Like a real adapter, it calls `maySend` right before the first byte. */
+class ScriptedAdapter implements Adapter {
   sent: string[] = [];
   answers: (Outcome | Promise<Outcome>)[] = [];
   connecting: Promise<void> | undefined;
@@ -41,30 +41,30 @@ class Scripted implements Adapter {
   async close() {}
 }
 
-const guards: CircuitBreakerAdapter[] = [];
+const breakers: CircuitBreakerAdapter[] = [];
 afterEach(async () => {
-  for (const guard of guards.splice(0)) await guard.close();
+  for (const breaker of breakers.splice(0)) await breaker.close();
 });
 
-function guarded(concurrency = 8) {
-  const adapter = new Scripted();
-  const hand = { open: false };
-  const breaker = { threshold: 0.5, minimum: 4, windowMs: 10_000, cooldownMs: COOLDOWN_MS };
-  const upstream = { name: 'world', concurrency, breaker } as Upstream;
-  const guard = new CircuitBreakerAdapter(upstream, adapter, () => hand.open);
-  guards.push(guard);
+function createBreaker(concurrency = 8) {
+  const adapter = new ScriptedAdapter();
+  const manual = { isOpen: false };
+  const settings = { threshold: 0.5, minimum: 4, windowMs: 10_000, cooldownMs: COOLDOWN_MS };
+  const upstream = { name: 'world', concurrency, breaker: settings } as Upstream;
+  const breaker = new CircuitBreakerAdapter(upstream, adapter, () => manual.isOpen);
+  breakers.push(breaker);
   const send = (what: Tool, options: Partial<SendOptions> = {}) =>
-    guard.send(what, REQUEST, { timeoutMs: 2_000, freshConnection: false, maySend: () => true, ...options });
-  const sicken = async () => {
-    for (let i = 0; i < 5 && guard.state === 'closed'; i += 1) {
-      adapter.answers.push(SICK);
+    breaker.send(what, REQUEST, { timeoutMs: 2_000, freshConnection: false, maySend: () => true, ...options });
+  const failUntilOpen = async () => {
+    for (let i = 0; i < 5 && breaker.state === 'closed'; i += 1) {
+      adapter.answers.push(FAILED);
       await send(READ);
     }
-    expect(guard.state).toBe('open');
+    expect(breaker.state).toBe('open');
     adapter.sent = [];
   };
-  const halfOpen = () => expect.poll(() => guard.state, { interval: 2 }).toBe('half_open');
-  return { adapter, hand, guard, send, sicken, halfOpen };
+  const waitForHalfOpen = () => expect.poll(() => breaker.state, { interval: 2 }).toBe('half_open');
+  return { adapter, manual, breaker, send, failUntilOpen, waitForHalfOpen };
 }
 
 function deferred<T>() {
@@ -75,7 +75,7 @@ function deferred<T>() {
   return { promise, resolve };
 }
 
-describe('a breaker', () => {
+describe('a circuit breaker', () => {
   it.each<[string, Outcome]>([
     ['400', { kind: 'refused', answer: answer(400) }],
     ['404', { kind: 'refused', answer: answer(404) }],
@@ -85,39 +85,39 @@ describe('a breaker', () => {
     ['a lost right to send', { kind: 'not_sent', detail: '', abandoned: true }],
     ['a body that was cut after 200', { kind: 'ok_body_lost', detail: '', answer: answer(200) }],
   ])('is never opened by %s', async (_, outcome) => {
-    const { adapter, guard, send } = guarded();
+    const { adapter, breaker, send } = createBreaker();
     for (let i = 0; i < 50; i += 1) {
       adapter.answers.push(outcome);
       expect(await send(KEY)).toEqual(outcome);
     }
-    expect(guard.state).toBe('closed');
+    expect(breaker.state).toBe('closed');
   });
 
   it.each<[string, Outcome]>([
-    ['a 500', SICK],
+    ['a 500', FAILED],
     ['silence', SILENT],
     ['no connection', { kind: 'not_sent', detail: 'connect ECONNREFUSED' }],
-  ])('is opened by %s, tells it unchanged, and then sends nothing', async (_, outcome) => {
-    const { adapter, guard, send } = guarded();
-    for (let i = 0; i < 5 && guard.state === 'closed'; i += 1) {
+  ])('is opened by %s, returns the outcome unchanged, and then sends nothing', async (_, outcome) => {
+    const { adapter, breaker, send } = createBreaker();
+    for (let i = 0; i < 5 && breaker.state === 'closed'; i += 1) {
       adapter.answers.push(outcome);
       expect(await send(KEY)).toEqual(outcome);
     }
-    expect(guard.state).toBe('open');
+    expect(breaker.state).toBe('open');
     adapter.sent = [];
     for (const what of [READ, KEY, NONE]) {
-      expect(guard.getCooldownMs(what)).toBeGreaterThan(0);
+      expect(breaker.getCooldownMs(what)).toBeGreaterThan(0);
       expect(await send(what)).toMatchObject({ kind: 'not_sent', heldBack: true });
     }
     expect(adapter.sent).toEqual([]);
   });
 
-  it('half open admits one trial, and no write that cannot be repeated', async () => {
-    const { adapter, guard, send, sicken, halfOpen } = guarded();
-    await sicken();
-    await halfOpen();
+  it('that is half open admits one trial, and no write that cannot be repeated', async () => {
+    const { adapter, breaker, send, failUntilOpen, waitForHalfOpen } = createBreaker();
+    await failUntilOpen();
+    await waitForHalfOpen();
     for (const what of [NONE, tool('probe')]) {
-      expect(guard.getCooldownMs(what)).toBeGreaterThan(0);
+      expect(breaker.getCooldownMs(what)).toBeGreaterThan(0);
       expect(await send(what)).toMatchObject({ kind: 'not_sent', heldBack: true });
     }
     const slow = deferred<Outcome>();
@@ -128,55 +128,55 @@ describe('a breaker', () => {
     expect(adapter.sent).toEqual(['t.key']);
     slow.resolve(OK);
     expect(await trial).toEqual(OK);
-    expect(guard.state).toBe('closed');
+    expect(breaker.state).toBe('closed');
     expect(await send(NONE)).toEqual(OK);
   });
 
   it('stays open when its trial fails', async () => {
-    const { adapter, guard, send, sicken, halfOpen } = guarded();
-    await sicken();
-    await halfOpen();
+    const { adapter, breaker, send, failUntilOpen, waitForHalfOpen } = createBreaker();
+    await failUntilOpen();
+    await waitForHalfOpen();
     adapter.answers.push(SILENT);
     expect(await send(KEY)).toEqual(SILENT);
-    expect(guard.state).toBe('open');
+    expect(breaker.state).toBe('open');
   });
 
-  it('learns nothing from a trial that never left', async () => {
-    const { guard, send, sicken, halfOpen } = guarded();
-    await sicken();
-    await halfOpen();
+  it('ignores a trial that was not sent', async () => {
+    const { breaker, send, failUntilOpen, waitForHalfOpen } = createBreaker();
+    await failUntilOpen();
+    await waitForHalfOpen();
     expect(await send(KEY, { maySend: () => false })).toMatchObject({ kind: 'not_sent', abandoned: true });
-    expect(guard.state).toBe('open');
-    await halfOpen();
+    expect(breaker.state).toBe('open');
+    await waitForHalfOpen();
     expect(await send(KEY)).toEqual(OK);
-    expect(guard.state).toBe('closed');
+    expect(breaker.state).toBe('closed');
   });
 
-  it('that opens changes nothing about what is on its way', async () => {
-    const { adapter, guard, send, sicken } = guarded();
+  it('that opens does not affect calls in flight', async () => {
+    const { adapter, breaker, send, failUntilOpen } = createBreaker();
     const [lost, fine] = [deferred<Outcome>(), deferred<Outcome>()];
     adapter.answers.push(lost.promise, fine.promise);
     const none = send(NONE);
     const key = send(KEY);
-    await sicken();
+    await failUntilOpen();
     lost.resolve(SILENT);
     fine.resolve(OK);
     expect(await none).toEqual(SILENT);
     expect(await key).toEqual(OK);
-    expect(guard.state).toBe('open');
+    expect(breaker.state).toBe('open');
   });
 
-  it('that opened while calls queued keeps them back, by itself or by hand', async () => {
+  it('that opened while calls waited stops them, by itself or by hand', async () => {
     for (const by of ['auto', 'hand'] as const) {
-      const { adapter, hand, send } = guarded(1);
+      const { adapter, manual, send } = createBreaker(1);
       const busy = deferred<Outcome>();
-      adapter.answers.push(SICK, SICK, SICK, busy.promise);
+      adapter.answers.push(FAILED, FAILED, FAILED, busy.promise);
       for (let i = 0; i < 3; i += 1) await send(READ);
       const inside = send(READ);
       const queued = [send(NONE), send(KEY), send(NONE)];
       await sleep(1);
-      if (by === 'hand') hand.open = true;
-      busy.resolve(by === 'auto' ? SICK : OK);
+      if (by === 'hand') manual.isOpen = true;
+      busy.resolve(by === 'auto' ? FAILED : OK);
       await inside;
       for (const outcome of await Promise.all(queued))
         expect(outcome).toMatchObject({ kind: 'not_sent', heldBack: true });
@@ -184,48 +184,48 @@ describe('a breaker', () => {
     }
   });
 
-  it('that opened while a call connected keeps it back, by itself or by hand', async () => {
+  it('that opened while a call connected stops it, by itself or by hand', async () => {
     for (const by of ['auto', 'hand'] as const) {
-      const { adapter, hand, send, sicken } = guarded();
+      const { adapter, manual, send, failUntilOpen } = createBreaker();
       const connected = deferred<void>();
       adapter.connecting = connected.promise;
       const outcome = send(NONE);
       await sleep(1);
       adapter.connecting = undefined;
-      if (by === 'auto') await sicken();
-      else hand.open = true;
+      if (by === 'auto') await failUntilOpen();
+      else manual.isOpen = true;
       connected.resolve();
       expect(await outcome).toMatchObject({ kind: 'not_sent', heldBack: true });
       expect(adapter.sent).toEqual([]);
     }
   });
 
-  it('opened by hand beats its own judgement, and closed by hand forgets what was counted', async () => {
-    const { adapter, hand, guard, send, sicken, halfOpen } = guarded();
-    await sicken();
-    await halfOpen();
-    hand.open = true;
-    expect(guard.state).toBe('open');
+  it('opened by hand is open whatever it counted, and closed by hand forgets its counts', async () => {
+    const { adapter, manual, breaker, send, failUntilOpen, waitForHalfOpen } = createBreaker();
+    await failUntilOpen();
+    await waitForHalfOpen();
+    manual.isOpen = true;
+    expect(breaker.state).toBe('open');
     expect(await send(READ)).toMatchObject({ kind: 'not_sent', heldBack: true });
-    hand.open = false;
-    guard.reset();
-    expect(guard.state).toBe('closed');
-    // Fewer failures than its minimum: what came before the reset does not count, closed or not.
+    manual.isOpen = false;
+    breaker.reset();
+    expect(breaker.state).toBe('closed');
+    // Fewer failures than the minimum: failures before the reset do not count.
     for (let round = 0; round < 3; round += 1) {
-      adapter.answers.push(SICK, SICK);
+      adapter.answers.push(FAILED, FAILED);
       await send(READ);
       await send(READ);
-      expect(guard.state).toBe('closed');
-      guard.reset();
+      expect(breaker.state).toBe('closed');
+      breaker.reset();
     }
   });
 
-  it('reset under a call in flight leaves its outcome alone', async () => {
-    const { adapter, guard, send } = guarded();
+  it('that is reset does not change the outcome of a call in flight', async () => {
+    const { adapter, breaker, send } = createBreaker();
     const [sick, fine] = [deferred<Outcome>(), deferred<Outcome>()];
     adapter.answers.push(sick.promise, fine.promise);
     const calls = [send(NONE), send(KEY)];
-    guard.reset();
+    breaker.reset();
     sick.resolve(SILENT);
     fine.resolve(OK);
     expect(await Promise.all(calls)).toEqual([SILENT, OK]);
@@ -233,8 +233,8 @@ describe('a breaker', () => {
 });
 
 describe('concurrency', () => {
-  it('is kept, the queue is bounded, and the time in it is not taken from the upstream', async () => {
-    const { adapter, send, guard } = guarded(2);
+  it('is limited, the queue is bounded, and waiting does not reduce the timeout of the send', async () => {
+    const { adapter, send, breaker } = createBreaker(2);
     const slow = Array.from({ length: 2 }, () => deferred<Outcome>());
     adapter.answers.push(...slow.map(({ promise }) => promise));
     const timeouts: number[] = [];
@@ -251,11 +251,11 @@ describe('concurrency', () => {
     for (const { resolve } of slow) resolve(OK);
     expect(await Promise.all([...inside, ...queued])).toEqual(Array(34).fill(OK));
     expect(new Set(timeouts)).toEqual(new Set([2_000]));
-    expect(guard.state).toBe('closed');
+    expect(breaker.state).toBe('closed');
   });
 
-  it('gives up on a queue that does not move, which is not the upstream’s fault', async () => {
-    const { adapter, send, guard } = guarded(1);
+  it('times out in the queue, which does not count as a failure of the upstream', async () => {
+    const { adapter, send, breaker } = createBreaker(1);
     const slow = deferred<Outcome>();
     adapter.answers.push(slow.promise);
     const inside = send(NONE);
@@ -263,7 +263,7 @@ describe('concurrency', () => {
     for (const outcome of late) expect(outcome).toMatchObject({ kind: 'not_sent' });
     slow.resolve(OK);
     expect(await inside).toEqual(OK);
-    expect(guard.state).toBe('closed');
+    expect(breaker.state).toBe('closed');
     expect(adapter.sent).toEqual(['t.none']);
   });
 });

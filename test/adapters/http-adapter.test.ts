@@ -18,7 +18,7 @@ import { useGateway, useUpstream } from '../support/use-gateway.ts';
 
 const DEFAULT_NO_EFFECT = new Set([400, 401, 403, 404, 422, 429]);
 
-describe('what a status proves', () => {
+describe('the outcome of a status', () => {
   const answer = (status: number): UpstreamAnswer => ({ status, contentType: null, body: 'x', encoding: 'utf8' });
 
   it.each<[number, Outcome['kind']]>([
@@ -57,7 +57,7 @@ describe('what a status proves', () => {
     if (kind !== 'ambiguous') expect('answer' in cut && cut.answer?.body).toBeNull();
   });
 
-  it('is said by the tool where it says so', () => {
+  it('follows noEffect of the tool', () => {
     expect(classifyStatus(503, new Set([503]), answer(503)).kind).toBe('refused');
     expect(classifyStatus(404, new Set([503]), answer(404)).kind).toBe('ambiguous');
     expect(classifyStatus(202, new Set([202]), answer(202)).kind).toBe('refused');
@@ -65,29 +65,29 @@ describe('what a status proves', () => {
 });
 
 describe('scrub', () => {
-  it('finds a secret in whatever way JSON may write it', () => {
+  it('replaces a secret in every JSON encoding', () => {
     fc.assert(
       fc.property(fc.string({ unit: 'binary', minLength: 6, maxLength: 30 }), fc.string(), (secret, around) => {
         const hex = Array.from({ length: secret.length }, (_, i) => secret.charCodeAt(i).toString(16).padStart(4, '0'));
-        const writings = [
+        const encodings = [
           secret,
           JSON.stringify(secret).slice(1, -1),
           JSON.stringify(secret).slice(1, -1).replaceAll('/', '\\/'),
           hex.map((digits) => `\\u${digits}`).join(''),
           hex.map((digits) => `\\u${digits.toUpperCase()}`).join(''),
         ];
-        for (const writing of writings) {
-          expect(scrub(`${around}<${writing}>`, [secret])).toContain('<[redacted]>');
+        for (const encoded of encodings) {
+          expect(scrub(`${around}<${encoded}>`, [secret])).toContain('<[redacted]>');
         }
       }),
     );
   });
 
-  it('finds a credential as it looks in a URL, in base64 or in hexadecimal digits', () => {
+  it('replaces a credential in a URL, in base64 and in hex', () => {
     const credential = 'a/b?c d+ö=~>>>';
     const bytes = Buffer.from(credential);
     const url = encodeURIComponent(credential);
-    const writings = [
+    const encodings = [
       credential,
       url,
       url.replaceAll('%20', '+'),
@@ -99,19 +99,19 @@ describe('scrub', () => {
       bytes.toString('hex'),
       bytes.toString('hex').toUpperCase(),
     ];
-    const clean = buildCredentialScrubber(['longer than that', credential]);
-    for (const writing of writings) expect(clean(`<${writing}>`)).toBe('<[redacted]>');
-    expect(clean('{"a":"b"}')).toBe('{"a":"b"}');
+    const scrubCredential = buildCredentialScrubber(['longer than that', credential]);
+    for (const encoded of encodings) expect(scrubCredential(`<${encoded}>`)).toBe('<[redacted]>');
+    expect(scrubCredential('{"a":"b"}')).toBe('{"a":"b"}');
   });
 
-  it('leaves everything else as it is', () => {
+  it('changes nothing else', () => {
     for (const text of ['', '{"a":"b\\/c"}', 'secre', '\\u0073ecre']) expect(scrub(text, ['secret'])).toBe(text);
     expect(scrub('$& aXb', ['X'])).toBe('$& a[redacted]b');
     expect(scrub('aa.c abc', ['a.c'])).toBe('a[redacted] abc');
   });
 });
 
-describe('one exchange', () => {
+describe('a request', () => {
   let server: Server;
   let port = 0;
   let listener: RequestListener = (_request, response) => response.end('{}');
@@ -160,7 +160,7 @@ describe('one exchange', () => {
   const send = (options: Partial<SendOptions> = {}, adapter = make(), request = REQUEST) =>
     adapter.send(tool, request, { timeoutMs: 1_000, maySend: () => true, freshConnection: false, ...options });
 
-  it('tells no credential that is echoed in the type of an answer, or encoded in it', async () => {
+  it('hides a credential that the answer echoes in its content type, or encoded', async () => {
     listener = (request, response) => {
       const sent = String(request.headers['authorization']);
       const hex = Buffer.from(sent).toString('hex');
@@ -171,12 +171,12 @@ describe('one exchange', () => {
     });
   });
 
-  it('says nothing of its own mistakes but that the answer was lost', async () => {
+  it('reports an internal error only as an unreadable answer', async () => {
     listener = (_request, response) => response.writeHead(200).end('{}');
-    let mistakes = 1;
+    let failuresLeft = 1;
     const noEffect = {
       has: () => {
-        if (mistakes-- > 0) throw new Error('Invalid regular expression: /Bearer abcdef/');
+        if (failuresLeft-- > 0) throw new Error('Invalid regular expression: /Bearer abcdef/');
         return false;
       },
     };
@@ -211,7 +211,7 @@ describe('one exchange', () => {
     expect(got).toEqual(Array(2).fill(['POST', '/base/x?y=1', 'Bearer abcdef', '{"a":1}']));
   });
 
-  it('keeps bytes that are no text, without the credential in them', async () => {
+  it('keeps binary answers, without the credential', async () => {
     const bytes = Buffer.concat([Buffer.from([0xff, 0xfe, 0]), Buffer.from('Bearer abcdef!')]);
     listener = (_request, response) => response.writeHead(200, { 'content-type': 'image/png' }).end(bytes);
     const outcome = await send();
@@ -229,7 +229,7 @@ describe('one exchange', () => {
     expect(seen).toBe(1);
   });
 
-  it('times out after sending: ambiguous, and the connection is cut', async () => {
+  it('that times out after sending is ambiguous, and the connection is closed', async () => {
     let closed: Promise<unknown> = Promise.resolve();
     listener = (request) => {
       closed = once(request.socket, 'close');
@@ -240,7 +240,7 @@ describe('one exchange', () => {
     expect(seen).toBe(1);
   });
 
-  it('times out in the middle of a body: the status is known, the body is not', async () => {
+  it('that times out in the middle of a body keeps its status and loses the body', async () => {
     for (const [status, kind] of [
       [200, 'ok_body_lost'],
       [404, 'refused'],
@@ -254,7 +254,7 @@ describe('one exchange', () => {
     }
   });
 
-  it('times out before sending, behind a busy connection: nothing left', async () => {
+  it('that times out before sending, behind a busy connection, is not sent', async () => {
     listener = (_request, response) => setTimeout(() => response.end('{}'), 200);
     const adapter = make();
     const first = send({}, adapter);
@@ -266,7 +266,7 @@ describe('one exchange', () => {
     expect(seen).toBe(2);
   });
 
-  it('does not send when nobody listens, when the name is unknown, or when it may not', async () => {
+  it('is not sent if the port is closed, the name is unknown, or maySend returns false', async () => {
     const gone = createServer().listen(0, '127.0.0.1');
     await once(gone, 'listening');
     const { port: free } = gone.address() as AddressInfo;
@@ -283,21 +283,21 @@ describe('one exchange', () => {
     expect(seen).toBe(0);
   });
 
-  it('asks for leave once per send, right before the first byte', async () => {
+  it('calls maySend once, right before the first byte', async () => {
     listener = (_request, response) => response.end('{}');
-    let asked = 0;
+    let checks = 0;
     const adapter = make();
     const maySend = () => {
-      asked += 1;
-      expect(seen).toBe(asked - 1);
+      checks += 1;
+      expect(seen).toBe(checks - 1);
       return true;
     };
     await send({ maySend }, adapter);
     await send({ maySend }, adapter);
-    expect(asked).toBe(2);
+    expect(checks).toBe(2);
   });
 
-  it('takes no more than the tool says', async () => {
+  it('reads at most maxResultBytes of the tool', async () => {
     const answerWith = (length: number, status = 200) => {
       listener = (_request, response) => response.writeHead(status).end('x'.repeat(length));
     };
@@ -330,7 +330,7 @@ describe('one exchange', () => {
     ['a broken chunk', 'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n', 'ok_body_lost'],
     ['early hints and a cut', 'HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n', 'ambiguous'],
     [
-      'an upgrade nobody asked for',
+      'an unexpected upgrade',
       'HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n',
       'ambiguous',
     ],
@@ -341,7 +341,7 @@ describe('one exchange', () => {
     ],
     ['an empty answer', 'HTTP/1.1 204 No Content\r\n\r\n', 'ok'],
     ['an answer until the end of the connection', 'HTTP/1.0 200 OK\r\n\r\nabc', 'ok'],
-  ])('that ends in %s is told apart', async (_name, text, kind) => {
+  ])('that ends in %s has the right outcome', async (_name, text, kind) => {
     const sockets = new Set<Socket>();
     const wire = createServer((socket) => {
       sockets.add(socket);
@@ -359,7 +359,7 @@ describe('one exchange', () => {
     }
   });
 
-  it('opens a connection of its own when asked to, and leaves none behind', async () => {
+  it('opens a fresh connection if required, and leaves none open', async () => {
     const sockets = new Set<unknown>();
     listener = (request, response) => {
       sockets.add(request.socket);
@@ -384,72 +384,73 @@ describe('a rendered request', () => {
     ...more,
   });
   const tool = (once: Tool['once']) => ({ name: 't', effect: 'write', once }) as Tool;
-  const wish = { args: { a: 1 }, agent: 'me' };
+  const input = { args: { a: 1 }, agent: 'me' };
 
-  it('is the same bytes for the same wish', () => {
+  it('has the same bytes for the same input', () => {
     const body = template({ body: ({ args }) => ({ z: 1, a: args as Json }), query: { q: () => ['1', 2, null, 'ü'] } });
-    const first = renderRequest(tool({ by: 'idempotent' }), body, wish, 'txn');
-    expect(renderRequest(tool({ by: 'idempotent' }), body, { ...wish }, 'txn')).toEqual(first);
+    const first = renderRequest(tool({ by: 'idempotent' }), body, input, 'txn');
+    expect(renderRequest(tool({ by: 'idempotent' }), body, { ...input }, 'txn')).toEqual(first);
     expect(first.body).toBe('{"a":{"a":1},"z":1}');
     expect(first.path).toBe('/x?q=1&q=2&q=%C3%BC');
     expect(first.headers['oncegate-txn']).toBe('txn');
   });
 
-  it('carries the key in the header or field the tool names, whatever the arguments say', () => {
+  it('carries the txn in the header or field of the contract, whatever the arguments contain', () => {
     const header = renderRequest(
       tool({ by: 'key', header: 'X-Key', lifetimeMs: 1 }),
       template({ headers: { 'x-key': () => 'mine' } }),
-      wish,
+      input,
       'txn',
     );
     expect(header.headers['x-key']).toBe('txn');
     const field = renderRequest(
       tool({ by: 'key', field: ['meta', 'key'], lifetimeMs: 1 }),
       template({ body: () => ({ meta: { key: 'mine', other: 1 } }) }),
-      wish,
+      input,
       'txn',
     );
     expect(JSON.parse(field.body ?? '')).toEqual({ meta: { key: 'txn', other: 1 } });
   });
 
   it.each(['a\r\nx: y', 'a\nb', 'a\0', '\u20ac', '\x7f'])('refuses the header value %j', (value) => {
-    const act = () => renderRequest(tool({ by: 'idempotent' }), template({ headers: { x: () => value } }), wish, 'txn');
+    const act = () =>
+      renderRequest(tool({ by: 'idempotent' }), template({ headers: { x: () => value } }), input, 'txn');
     expect(act).toThrow(GatewayError);
   });
 
-  it('that cannot be built is the arguments’ fault, and no other', () => {
+  it('that cannot be built is an error of the arguments', () => {
     const failing = template({
       path: () => {
         throw new ExpressionError('no');
       },
     });
-    expect(() => renderRequest(tool({ by: 'idempotent' }), failing, wish, 'txn')).toThrow(/cannot be built/);
+    expect(() => renderRequest(tool({ by: 'idempotent' }), failing, input, 'txn')).toThrow(/cannot be built/);
   });
 
-  it('has a body of bounded length, found out before it is written', () => {
-    const of = (copies: number, args: Json) => {
+  it('has a limited body, checked before it is serialized', () => {
+    const render = (copies: number, args: Json) => {
       const repeating = template({ body: () => Array.from({ length: copies }, () => args) });
-      return () => renderRequest(tool({ by: 'idempotent' }), repeating, { ...wish, args: args as JsonObject }, 'txn');
+      return () => renderRequest(tool({ by: 'idempotent' }), repeating, { ...input, args: args as JsonObject }, 'txn');
     };
     const text = 'x'.repeat(100_000);
-    expect(of(80, { text })().body).toHaveLength(80 * 100_012 - 1 + 2);
-    expect(of(200, { text })).toThrow(/cannot be built.*the body is longer than 8388608 characters/);
-    // Three gigabytes: longer than any string can be.
-    expect(of(30_000, { text })).toThrow(GatewayError);
-    // `limits.body` let it in.
-    expect(of(1, { text: 'x'.repeat(9_000_000) })().body).toHaveLength(9_000_013);
+    expect(render(80, { text })().body).toHaveLength(80 * 100_012 - 1 + 2);
+    expect(render(200, { text })).toThrow(/cannot be built.*the body is longer than 8388608 characters/);
+    // Three gigabytes, which exceeds the longest possible string.
+    expect(render(30_000, { text })).toThrow(GatewayError);
+    // Arguments of this size passed `limits.body`.
+    expect(render(1, { text: 'x'.repeat(9_000_000) })().body).toHaveLength(9_000_013);
   });
 
-  it('has no more values in its query than can be sent', () => {
+  it('has a limited query', () => {
     const many = template({ query: { a: () => Array.from({ length: 20_000 }, () => 'x') } });
-    expect(() => renderRequest(tool({ by: 'idempotent' }), many, wish, 'txn')).toThrow(
+    expect(() => renderRequest(tool({ by: 'idempotent' }), many, input, 'txn')).toThrow(
       /path and query are longer than 16384/,
     );
   });
 });
 
 describe('through the gateway', () => {
-  /** Answers with what breaks whoever walks it recursively. */
+  /** Answers with JSON that is nested too deep for recursion. */
   const hostile = useHttpServer((request, response) => {
     const body = `${'['.repeat(200_000)}${']'.repeat(200_000)}`;
     response.writeHead(Number(request.url?.slice(1)), { 'content-type': 'application/json' }).end(body);
@@ -501,7 +502,7 @@ tools:
 ${testerYaml('[{ allow: "*", approve: never }]')}`,
   });
 
-  it('a private address is refused, nothing is heard, and the key is free', async () => {
+  it('a private address is refused, nothing is sent, and the key is not bound', async () => {
     const refused = await gateway.call('inside.keyed', { id: 'inside' }, { key: 'inside' });
     expect(refused.status).toBe(503);
     expect(refused.body).toMatchObject({ code: 'unavailable', retry: 'after_delay' });
@@ -510,7 +511,7 @@ ${testerYaml('[{ allow: "*", approve: never }]')}`,
     expect((await gateway.call('world.keyed', { id: 'inside' }, { key: 'inside' })).status).toBe(200);
   });
 
-  it('a read of an upstream that is down is 503 too, and its key is as free', async () => {
+  it('a read of an upstream that is down is 503 too, and its key is not bound', async () => {
     await world.kill();
     const down = await gateway.call('world.read', { id: 'unread' }, { key: 'unread' });
     expect(down.body).toMatchObject({ status: 503, code: 'unavailable', retry: 'after_delay' });
@@ -519,7 +520,7 @@ ${testerYaml('[{ allow: "*", approve: never }]')}`,
     expect(up.body).toMatchObject({ state: 'succeeded', replayed: false, txn: down.body.txn });
   });
 
-  it('an upstream that is down is 503, and the same key works when it is up', async () => {
+  it('an upstream that is down is 503, and the same key works when it is up again', async () => {
     await world.kill();
     const down = await gateway.call('world.keyed', { id: 'down' }, { key: 'down' });
     expect(down.status).toBe(503);
@@ -534,7 +535,7 @@ ${testerYaml('[{ allow: "*", approve: never }]')}`,
     expect(await world.effects('down')).toHaveLength(1);
   });
 
-  it('its own list of harmless answers replaces the usual one', async () => {
+  it('noEffect of a tool replaces the default list', async () => {
     for (const status of [409, 503]) {
       await world.plan({ match: { id: `n${status}` }, do: [{ reply: status }] });
       const failed = await gateway.call('world.lenient', { id: `n${status}` });
@@ -561,7 +562,7 @@ ${testerYaml('[{ allow: "*", approve: never }]')}`,
     ['hostile.write', 422],
     ['hostile.redacted', 200],
     ['hostile.redacted', 422],
-  ])('an answer nested without end breaks nothing: %s, %i', async (tool, status) => {
+  ])('a very deeply nested answer breaks nothing: %s, %i', async (tool, status) => {
     for (const replayed of [false, true]) {
       const response = await fetch(`${gateway.url}/v1/tools/${tool}`, {
         method: 'POST',

@@ -16,7 +16,7 @@ beforeAll(async () => {
       response.writeHead(200, { 'content-length': '100' }).write('half', () => response.destroy());
     else if (request.url === '/away') response.writeHead(302, { location: '/target' }).end();
     else if (request.url === '/fine?a=b') response.end('fine');
-    // Anything else is never answered.
+    // Any other path is never answered.
   });
   await new Promise<void>((done) => server.listen(0, '127.0.0.1', done));
   url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
@@ -26,7 +26,7 @@ afterAll(() => {
   server.close();
 });
 
-const run = (path: string, more: Partial<OutboundRequest> = {}) =>
+const send = (path: string, more: Partial<OutboundRequest> = {}) =>
   sendOutboundRequest({
     url: url + path,
     method: 'GET',
@@ -37,27 +37,27 @@ const run = (path: string, more: Partial<OutboundRequest> = {}) =>
     ...more,
   });
 
-it('brings back status and body, and follows no redirect', async () => {
-  expect(await run('/fine?a=b')).toMatchObject({ status: 200, body: 'fine' });
-  expect(await run('/away')).toMatchObject({ status: 302 });
+it('returns status and body, and follows no redirect', async () => {
+  expect(await send('/fine?a=b')).toMatchObject({ status: 200, body: 'fine' });
+  expect(await send('/away')).toMatchObject({ status: 302 });
   expect(paths).not.toContain('/target');
 });
 
-it.each(['/silence', '/half'])('gives up in time: %s', async (path) => {
+it.each(['/silence', '/half'])('times out: %s', async (path) => {
   const started = performance.now();
-  await expect(run(path)).rejects.toThrow();
+  await expect(send(path)).rejects.toThrow();
   expect(performance.now() - started).toBeLessThan(2_000);
 });
 
-it('takes no answer that is cut or too large', async () => {
-  await expect(run('/cut')).rejects.toThrow();
-  await expect(run('/large')).rejects.toThrow('larger than 1000 bytes');
+it('refuses an answer that is cut or too large', async () => {
+  await expect(send('/cut')).rejects.toThrow();
+  await expect(send('/large')).rejects.toThrow('larger than 1000 bytes');
 });
 
-it('goes to a private address only when that is allowed', async () => {
+it('connects to a private address only if that is allowed', async () => {
   const before = paths.length;
-  await expect(run('/fine?a=b', { allowPrivate: false })).rejects.toThrow('private address');
-  await expect(run('/fine?a=b', { allowPrivate: false, url: url.replace('127.0.0.1', 'localhost') })).rejects.toThrow(
+  await expect(send('/fine?a=b', { allowPrivate: false })).rejects.toThrow('private address');
+  await expect(send('/fine?a=b', { allowPrivate: false, url: url.replace('127.0.0.1', 'localhost') })).rejects.toThrow(
     'private address',
   );
   expect(paths.length).toBe(before);

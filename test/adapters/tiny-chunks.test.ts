@@ -9,20 +9,20 @@ import { McpHttpTransport } from '../../adapters/mcp/mcp-http-transport.ts';
 import type { OutgoingMessage } from '../../adapters/mcp/mcp-transport.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 
-const PIECES = 500_000;
-const PIECE = 'ab';
-/** A list of the pieces takes two to seven times as much. */
-const MOST_HELD = 8_000_000;
+const CHUNK_COUNT = 500_000;
+const CHUNK = 'ab';
+/** A list of the chunks would take two to seven times as much. */
+const MAX_HELD_BYTES = 8_000_000;
 
 setFlagsFromString('--expose_gc');
 const collectGarbage = runInNewContext('gc') as () => void;
-const held = () => {
+const measureHeldBytes = () => {
   collectGarbage();
   const { heapUsed, arrayBuffers } = process.memoryUsage();
   return heapUsed + arrayBuffers;
 };
 
-/** Bytes that the client has read: what was written may still be on its way. */
+/** Bytes that the client has read. Written bytes may still be in flight. */
 let received = 0;
 subscribe('undici:request:bodyChunkReceived', (message) => {
   received += (message as { chunk: Buffer }).chunk.length;
@@ -49,12 +49,12 @@ beforeAll(async () => {
     allowPrivate: true,
     expose: 'prefixed',
   };
-  /** Answers the next request with all the pieces, each a chunk of its own, and not with the end. */
+  /** Answers the next request with all chunks, without the end of the answer. */
   begin = async (before, type) => {
     const socket = await new Promise<Socket>((resolve) => answering.push(resolve));
     socket.write(`HTTP/1.1 200 OK\r\ncontent-type: ${type}\r\ntransfer-encoding: chunked\r\n\r\n${before}`);
-    const block = `${PIECE.length}\r\n${PIECE}\r\n`.repeat(5_000);
-    for (let sent = 0; sent < PIECES; sent += 5_000) if (!socket.write(block)) await once(socket, 'drain');
+    const block = `${CHUNK.length}\r\n${CHUNK}\r\n`.repeat(5_000);
+    for (let sent = 0; sent < CHUNK_COUNT; sent += 5_000) if (!socket.write(block)) await once(socket, 'drain');
     return socket;
   };
 });
@@ -83,16 +83,16 @@ const mcpAnswer = () => {
 const SSE = 'text/event-stream';
 
 it.each([
-  ['of an HTTP tool', 'text/plain', '', httpAnswer, PIECES * PIECE.length],
-  ['of an MCP server', 'application/json', '', mcpAnswer, PIECES * PIECE.length],
+  ['of an HTTP tool', 'text/plain', '', httpAnswer, CHUNK_COUNT * CHUNK.length],
+  ['of an MCP server', 'application/json', '', mcpAnswer, CHUNK_COUNT * CHUNK.length],
   ['of an MCP server, as a stream', SSE, '6\r\ndata: \r\n', mcpAnswer, 'lost'],
-])('an answer %s in tiny pieces is held as its bytes', async (_, type, before, ask, expected) => {
+])('an answer %s in tiny chunks needs about as much memory as its bytes', async (_, type, before, ask, expected) => {
   received = 0;
-  const [started, writing] = [held(), begin(before, type)];
-  const asked = ask();
+  const [started, writing] = [measureHeldBytes(), begin(before, type)];
+  const answer = ask();
   const socket = await writing;
-  await expect.poll(() => received, { timeout: 20_000 }).toBeGreaterThanOrEqual(PIECES * PIECE.length);
-  expect(held() - started).toBeLessThan(MOST_HELD);
+  await expect.poll(() => received, { timeout: 20_000 }).toBeGreaterThanOrEqual(CHUNK_COUNT * CHUNK.length);
+  expect(measureHeldBytes() - started).toBeLessThan(MAX_HELD_BYTES);
   socket.end('0\r\n\r\n');
-  expect(await asked).toBe(expected);
+  expect(await answer).toBe(expected);
 });

@@ -5,8 +5,8 @@ import { useDatabase } from '../support/use-gateway.ts';
 
 const database = useDatabase();
 
-/** Columns that let a row stand in a state as far as its CHECKs go: what is left to refuse a move is the trigger. */
-function columns(state: CallState) {
+/** Column values that satisfy all CHECK constraints of a state, so that only the trigger can refuse a transition. */
+function columnsFor(state: CallState) {
   const final = isFinalState(state);
   return {
     attempt: ['held', 'ready', 'rejected'].includes(state) ? 0 : 1,
@@ -17,9 +17,9 @@ function columns(state: CallState) {
   };
 }
 
-async function callIn(state: CallState, more: Record<string, unknown> = {}): Promise<string> {
+async function insertCall(state: CallState, more: Record<string, unknown> = {}): Promise<string> {
   const txn = randomUUID();
-  const row = { ...columns(state), ...more };
+  const row = { ...columnsFor(state), ...more };
   await database.query(
     `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, problem, evidence, outcome)
      values ($1, 'a', 't', 'random', $2, 'none', $3, 'v', $4, $5, $6, $7, $8)`,
@@ -29,7 +29,7 @@ async function callIn(state: CallState, more: Record<string, unknown> = {}): Pro
 }
 
 const move = (txn: string, state: CallState) => {
-  const row = columns(state);
+  const row = columnsFor(state);
   return database.query(
     'update calls set state = $2, attempt = greatest(attempt, $3), settled_at = $4, problem = $5, evidence = $6, outcome = $7 where txn = $1 returning txn',
     [txn, state, row.attempt, row.settled_at, row.problem, row.evidence, row.outcome],
@@ -38,46 +38,46 @@ const move = (txn: string, state: CallState) => {
 
 const pairs = CALL_STATES.flatMap((from) => CALL_STATES.map((to) => [from, to] as const));
 
-describe('the life of a call', () => {
-  it.each(pairs)('from %s to %s: table and database agree', async (from, to) => {
-    // A call that was sent cannot become held again by its CHECK; here it must be the trigger that says no.
+describe('the states of a call', () => {
+  it.each(pairs)('from %s to %s: the code and the database agree', async (from, to) => {
+    // A CHECK already forbids that a sent call becomes held. With attempt 0, only the trigger can refuse it.
     const sent = ['held', 'ready', 'rejected'].includes(to) ? { attempt: 0 } : {};
-    const possible = !(sent.attempt === 0 && ['sending', 'in_doubt'].includes(from));
-    const txn = await callIn(from, possible ? sent : {});
-    const allowed = from === to || CALL_TRANSITIONS[from].includes(to);
-    if (allowed) {
+    const canInsert = !(sent.attempt === 0 && ['sending', 'in_doubt'].includes(from));
+    const txn = await insertCall(from, canInsert ? sent : {});
+    const isAllowed = from === to || CALL_TRANSITIONS[from].includes(to);
+    if (isAllowed) {
       await expect(move(txn, to)).resolves.toHaveLength(1);
     } else {
       await expect(move(txn, to)).rejects.toThrow(/may not go from|is final|violates check/);
       const [row] = await database.query<{ state: string }>('select state from calls where txn = $1', [txn]);
       expect(row?.state).toBe(from);
-      if (possible)
+      if (canInsert)
         await expect(move(txn, to)).rejects.toThrow(new RegExp(`may not go from ${from} to ${to}|is final`));
     }
   });
 
-  it('has no way out of a final state and one out of every other', () => {
+  it('final states have no transitions, all others have some', () => {
     for (const state of CALL_STATES) expect(isFinalState(state)).toBe(CALL_TRANSITIONS[state].length === 0);
     expect(CALL_STATES.filter(isFinalState)).toEqual(['succeeded', 'failed', 'rejected', 'expired', 'cancelled']);
   });
 
-  it('never goes backwards', () => {
-    const reach = (from: CallState): Set<CallState> => {
+  it('have no cycle', () => {
+    const listReachable = (from: CallState): Set<CallState> => {
       const found = new Set<CallState>();
-      const walk = (state: CallState) => {
+      const visit = (state: CallState) => {
         for (const next of CALL_TRANSITIONS[state]) {
           if (found.has(next)) continue;
           found.add(next);
-          walk(next);
+          visit(next);
         }
       };
-      walk(from);
+      visit(from);
       return found;
     };
-    for (const state of CALL_STATES) expect(reach(state).has(state), state).toBe(false);
+    for (const state of CALL_STATES) expect(listReachable(state).has(state), state).toBe(false);
   });
 
-  it('once sent can only succeed or fail', () => {
+  it('after the send are in_doubt, succeeded and failed only', () => {
     for (const state of ['sending', 'in_doubt'] as const)
       for (const next of CALL_TRANSITIONS[state]) expect(['in_doubt', 'succeeded', 'failed']).toContain(next);
   });
@@ -92,8 +92,8 @@ describe('the database', () => {
     ['settled_at', 'now()'],
     ['leaf', "'\\x00'"],
     ['attempt', 'attempt + 1'],
-  ])('lets nobody change %s of a final call', async (column, value) => {
-    const txn = await callIn('failed');
+  ])('refuses a change of %s of a final call', async (column, value) => {
+    const txn = await insertCall('failed');
     await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow(
       /is final/,
     );
@@ -107,13 +107,13 @@ describe('the database', () => {
     ['kind', "'key'"],
     ['created_at', "now() + interval '1 s'"],
     ['fence', 'fence - 1'],
-  ])('lets nobody change %s of any call', async (column, value) => {
-    const txn = await callIn('sending');
+  ])('refuses a change of %s of any call', async (column, value) => {
+    const txn = await insertCall('sending');
     await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow();
   });
 
-  it('lets the answer of a final call be erased, and only that', async () => {
-    const txn = await callIn('succeeded');
+  it('allows erasing the payload of a final call', async () => {
+    const txn = await insertCall('succeeded');
     const erase = 'update calls set args = null, answer = null, erased_at = now() where txn = $1 returning txn';
     await expect(database.query(erase, [txn])).resolves.toHaveLength(1);
   });
@@ -131,13 +131,13 @@ describe('the database', () => {
       'sending',
       "state = 'succeeded', settled_at = now(), evidence = 'answer', problem = 'internal'",
     ],
-    ['a failure without one', 'sending', "state = 'failed', settled_at = now(), evidence = 'answer'"],
+    ['a failure without a problem', 'sending', "state = 'failed', settled_at = now(), evidence = 'answer'"],
     ['more unresolved than attempts', 'sending', 'unresolved = 2'],
     ['a send without an attempt', 'held', "state = 'sending'"],
     ['an attempt while held', 'held', 'attempt = 1'],
-    ['a state of its own', 'held', "state = 'lost'"],
+    ['an unknown state', 'held', "state = 'lost'"],
   ])('refuses %s', async (_name, state, change) => {
-    const txn = await callIn(state);
+    const txn = await insertCall(state);
     await expect(database.query(`update calls set ${change} where txn = $1`, [txn])).rejects.toThrow(
       /violates check|may not go/,
     );

@@ -5,7 +5,7 @@ import { HttpAdapter } from '../../adapters/http/http-adapter.ts';
 import { isPrivateAddress } from '../../adapters/http/private-address.ts';
 import type { Tool, Upstream } from '../../gateway/domain/policy.ts';
 
-describe('an address that leads inside', () => {
+describe('isPrivateAddress', () => {
   it.each([
     '0.0.0.0',
     '0.1.2.3',
@@ -69,12 +69,12 @@ describe('an address that leads inside', () => {
     'febf::1',
     'fec0::1',
     'ff02::1',
-  ])('is refused: %s', (address) => {
+  ])('is true for %s', (address) => {
     expect(isPrivateAddress(address)).toBe(true);
   });
 
   it.each(['', 'localhost', 'example.com', '1.2.3', '256.1.1.1', '0x7f000001', '2130706433', '[::1]', '1.1.1.1:80'])(
-    'is assumed of what is no address: %j',
+    'is true for text that is not an address: %j',
     (text) => {
       expect(isPrivateAddress(text)).toBe(true);
     },
@@ -103,33 +103,33 @@ describe('an address that leads inside', () => {
     '2a00:1450::1',
     '::ffff:1.1.1.1',
     '64:ff9b::1.1.1.1',
-  ])('is not meant by a public one: %s', (address) => {
+  ])('is false for the public address %s', (address) => {
     expect(isPrivateAddress(address)).toBe(false);
   });
 });
 
 describe('an upstream without allowPrivate', () => {
-  let wire: Server;
+  let server: Server;
   let port: number;
-  let heard = 0;
+  let connections = 0;
   let hasIpv6 = true;
 
   beforeAll(async () => {
-    wire = createServer((socket) => {
-      heard += 1;
+    server = createServer((socket) => {
+      connections += 1;
       socket.destroy();
     });
-    // Dual-stack where there is IPv6, so that every notation of loopback would be heard.
-    wire.listen(0, '::');
-    await once(wire, 'listening').catch(() => {
+    // Dual-stack if the machine has IPv6, so that every notation of loopback would connect.
+    server.listen(0, '::');
+    await once(server, 'listening').catch(() => {
       hasIpv6 = false;
-      wire.listen(0, '0.0.0.0');
-      return once(wire, 'listening');
+      server.listen(0, '0.0.0.0');
+      return once(server, 'listening');
     });
-    ({ port } = wire.address() as AddressInfo);
+    ({ port } = server.address() as AddressInfo);
   });
   afterAll(() => {
-    wire.close();
+    server.close();
   });
 
   const send = async (host: string, allowPrivate: boolean, freshConnection: boolean) => {
@@ -192,19 +192,19 @@ describe('an upstream without allowPrivate', () => {
     for (const fresh of [false, true]) {
       const outcome = await send(host, false, fresh);
       expect(outcome.kind).toBe('not_sent');
-      // With its dot the name is a matter of DNS, which need not know it.
+      // With a trailing dot, DNS resolves the name, and may not know it.
       const why = host === 'localhost.' ? /private address|ENOTFOUND|EAI_AGAIN/ : /private address/;
       expect('detail' in outcome && outcome.detail).toMatch(why);
     }
-    expect(heard).toBe(0);
+    expect(connections).toBe(0);
   });
 
-  it('would have been heard: with allowPrivate the same wire rings', async () => {
+  it('connects to the same server with allowPrivate', async () => {
     const hosts = ['127.0.0.1', 'localhost', ...(hasIpv6 ? ['[::1]', '[::ffff:127.0.0.1]'] : [])];
     for (const host of hosts) {
-      const before = heard;
+      const before = connections;
       expect((await send(host, true, false)).kind).toBe('ambiguous');
-      expect(heard, host).toBe(before + 1);
+      expect(connections, host).toBe(before + 1);
     }
   });
 });

@@ -8,7 +8,7 @@ import {
   decideNextAction,
   MAX_OWNER_DEATHS,
   type NextAction,
-} from '../../gateway/domain/attempts/next-step.ts';
+} from '../../gateway/domain/attempts/next-action.ts';
 import type { CallKind } from '../../gateway/domain/calls/call.ts';
 import type { RetryPolicy, Tool } from '../../gateway/domain/policy.ts';
 
@@ -22,18 +22,18 @@ const onceOf = (kind: CallKind): Tool['once'] => {
   return kind === 'idempotent' ? { by: 'idempotent' } : { by: 'none' };
 };
 const toolOf = (kind: CallKind, retry = RETRY) => ({ retry, once: onceOf(kind) });
-const observing = (settlesMs?: number): NonNullable<Tool['observe']> => ({
+const observeSpec = (settlesMs?: number): NonNullable<Tool['observe']> => ({
   tool: 'o',
   args: () => ({}),
   satisfied: () => true,
   ...(settlesMs !== undefined && { settlesMs }),
 });
 
-const facts = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallProgress => ({
+const progressOf = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallProgress => ({
   bound: false,
   recalled: false,
   fenced: false,
-  isSaid: true,
+  isRecordedInDoubt: true,
   wasObserved: false,
   attempt: 1,
   roundFrom: 0,
@@ -45,14 +45,14 @@ const facts = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallPr
   msToResend: Number.POSITIVE_INFINITY,
   ...more,
 });
-const step = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, woken = false): NextAction =>
-  decideNextAction(facts(more), toolOf(more.kind), woken);
+const decide = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, woken = false): NextAction =>
+  decideNextAction(progressOf(more), toolOf(more.kind), woken);
 
-/** Of a tool that looked before it sent, and may look again. */
-const watched = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, settlesMs?: number): NextAction =>
+/** The next action of a tool that observed before its first send. */
+const decideObserved = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>, settlesMs?: number): NextAction =>
   decideNextAction(
-    facts({ wasObserved: true, unresolved: 1, ...more }),
-    { ...toolOf(more.kind), observe: observing(settlesMs) },
+    progressOf({ wasObserved: true, unresolved: 1, ...more }),
+    { ...toolOf(more.kind), observe: observeSpec(settlesMs) },
     true,
   );
 
@@ -68,7 +68,7 @@ const OUTCOMES: readonly Outcome[] = [
   { kind: 'ambiguous', detail: '500', answer: answerOf(500) },
 ];
 
-describe('what an outcome concludes', () => {
+describe('the conclusion of an outcome', () => {
   it.each<[CallKind, Outcome['kind'], number, string]>([
     ['none', 'ok', 0, 'succeeded'],
     ['none', 'ok_body_lost', 0, 'succeeded'],
@@ -89,7 +89,7 @@ describe('what an outcome concludes', () => {
     );
   });
 
-  it('lets a read try again when it is told to slow down, and nothing else', () => {
+  it('lets only a read retry after a 429', () => {
     const slow: Outcome = { kind: 'refused', answer: answerOf(429) };
     expect(concludeAttempt('read', slow, 0)).toEqual({ state: 'open', unknown: false });
     for (const kind of KINDS.filter((each) => each !== 'read'))
@@ -109,7 +109,7 @@ describe('what an outcome concludes', () => {
     );
   });
 
-  it('succeeds only on a success, fails only on a refusal, and is unknown only when it is', () => {
+  it('is succeeded only for a success, failed only for a refusal, and unknown only for an ambiguous outcome', () => {
     fc.assert(
       fc.property(fc.constantFrom(...KINDS), fc.constantFrom(...OUTCOMES), fc.nat(), (kind, outcome, n) => {
         const conclusion = concludeAttempt(kind, outcome, n);
@@ -122,103 +122,121 @@ describe('what an outcome concludes', () => {
   });
 });
 
-describe('what comes next', () => {
+describe('the next action', () => {
   it.each<[string, NextAction['do'], NextAction]>([
-    ['first not sent: again after a pause', 'send', step({ kind: 'none' })],
-    ['not sent, attempts used up: the key is free', 'release', step({ kind: 'none', attempt: 3 })],
-    ['not sent, time used up: the key is free', 'release', step({ kind: 'key', msInRound: 60_001 })],
-    ['read, attempts used up: it failed', 'fail', step({ kind: 'read', attempt: 3 })],
-    ['probed "not applied", attempts left: again', 'send', step({ kind: 'probe', wasUnknown: true })],
-    ['probed "not applied", none left: it failed', 'fail', step({ kind: 'probe', wasUnknown: true, attempt: 3 })],
-    ['none in doubt: a person', 'doubt', step({ kind: 'none', unresolved: 1 })],
-    ['probe not settled: doubt', 'doubt', step({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES - 1 })],
-    ['probe settled: probe', 'probe', step({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES })],
+    ['not sent: send again after a pause', 'send', decide({ kind: 'none' })],
+    ['not sent, attempts used up: release the key', 'release', decide({ kind: 'none', attempt: 3 })],
+    ['not sent, time used up: release the key', 'release', decide({ kind: 'key', msInRound: 60_001 })],
+    ['read, attempts used up: fail', 'fail', decide({ kind: 'read', attempt: 3 })],
+    ['probed "not applied", attempts left: send again', 'send', decide({ kind: 'probe', wasUnknown: true })],
+    ['probed "not applied", none left: fail', 'fail', decide({ kind: 'probe', wasUnknown: true, attempt: 3 })],
+    ['none in doubt: a person', 'doubt', decide({ kind: 'none', unresolved: 1 })],
+    ['probe not settled: doubt', 'doubt', decide({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES - 1 })],
+    ['probe settled: probe', 'probe', decide({ kind: 'probe', unresolved: 1, msSinceUnknown: SETTLES })],
     [
       'probe out of time: a person',
       'doubt',
-      step({ kind: 'probe', unresolved: 1, msSinceUnknown: 70_000, msInRound: 60_001 }),
+      decide({ kind: 'probe', unresolved: 1, msSinceUnknown: 70_000, msInRound: 60_001 }),
     ],
-    ['key in doubt: again', 'send', step({ kind: 'key', unresolved: 1 })],
-    ['key in doubt, lifetime over: a person', 'doubt', step({ kind: 'key', unresolved: 1, msToResend: 0 })],
+    ['key in doubt: send again', 'send', decide({ kind: 'key', unresolved: 1 })],
+    ['key in doubt, lifetime over: a person', 'doubt', decide({ kind: 'key', unresolved: 1, msToResend: 0 })],
     [
-      'key in doubt, lifetime over when the pause is: a person',
+      'key in doubt, lifetime over before the pause ends: a person',
       'doubt',
-      step({ kind: 'key', unresolved: 1, msToResend: 100 }),
+      decide({ kind: 'key', unresolved: 1, msToResend: 100 }),
     ],
-    ['idempotent in doubt: again', 'send', step({ kind: 'idempotent', unresolved: 1 })],
-    ['key in doubt, attempts used up: later', 'doubt', step({ kind: 'key', unresolved: 1, attempt: 3 })],
+    ['idempotent in doubt: send again', 'send', decide({ kind: 'idempotent', unresolved: 1 })],
+    ['key in doubt, attempts used up: later', 'doubt', decide({ kind: 'key', unresolved: 1, attempt: 3 })],
     [
       'idempotent in doubt, attempts used up: a person',
       'doubt',
-      step({ kind: 'idempotent', unresolved: 1, attempt: 3 }),
+      decide({ kind: 'idempotent', unresolved: 1, attempt: 3 }),
     ],
-    ['key in doubt, woken: again', 'send', step({ kind: 'key', unresolved: 1, attempt: 9 }, true)],
+    ['key in doubt, woken: send again', 'send', decide({ kind: 'key', unresolved: 1, attempt: 9 }, true)],
     [
       'idempotent in doubt, woken too late: a person',
       'doubt',
-      step({ kind: 'idempotent', unresolved: 1, attempt: 9 }, true),
+      decide({ kind: 'idempotent', unresolved: 1, attempt: 9 }, true),
     ],
-    ['a new round has new attempts', 'send', step({ kind: 'none', attempt: 9, roundFrom: 9 })],
-    ['owners keep dying: a person', 'doubt', step({ kind: 'key', ownerDeaths: MAX_OWNER_DEATHS + 1 })],
-    ['owners keep dying, nothing sent: the key is free', 'release', step({ kind: 'key', attempt: 0, ownerDeaths: 9 })],
+    ['a new round has new attempts', 'send', decide({ kind: 'none', attempt: 9, roundFrom: 9 })],
+    ['owners keep dying: a person', 'doubt', decide({ kind: 'key', ownerDeaths: MAX_OWNER_DEATHS + 1 })],
+    [
+      'owners keep dying, nothing sent: release the key',
+      'release',
+      decide({ kind: 'key', attempt: 0, ownerDeaths: 9 }),
+    ],
   ])('%s', (_name, expected, actual) => {
     expect(actual.do).toBe(expected);
   });
 
-  it('looks again by itself exactly where looking can help', () => {
-    expect(step({ kind: 'none', unresolved: 1 })).toMatchObject({ wakeMs: null });
-    expect(step({ kind: 'key', unresolved: 1, msToResend: -1 })).toMatchObject({ wakeMs: null });
-    expect(step({ kind: 'probe', unresolved: 1, msSinceUnknown: 1_000 })).toMatchObject({ wakeMs: SETTLES - 1_000 });
-    expect(step({ kind: 'key', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: 400 });
-    expect(step({ kind: 'key', unresolved: 1, attempt: 3, msInRound: 60_001 })).toMatchObject({ wakeMs: null });
-    // Later somebody may have written something newer that a repeat would overwrite.
-    expect(step({ kind: 'idempotent', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: null });
+  it('wakes by itself only if that can end the doubt', () => {
+    expect(decide({ kind: 'none', unresolved: 1 })).toMatchObject({ wakeMs: null });
+    expect(decide({ kind: 'key', unresolved: 1, msToResend: -1 })).toMatchObject({ wakeMs: null });
+    expect(decide({ kind: 'probe', unresolved: 1, msSinceUnknown: 1_000 })).toMatchObject({ wakeMs: SETTLES - 1_000 });
+    expect(decide({ kind: 'key', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: 400 });
+    expect(decide({ kind: 'key', unresolved: 1, attempt: 3, msInRound: 60_001 })).toMatchObject({ wakeMs: null });
+    // A later repeat could overwrite newer data.
+    expect(decide({ kind: 'idempotent', unresolved: 1, attempt: 3 })).toMatchObject({ wakeMs: null });
   });
 });
 
-describe('a tool that can look at what it would change', () => {
+describe('the next action of a tool with observe', () => {
   const settled = { msSinceUnknown: SETTLES };
   const usedUp = { attempt: 9 };
 
   it.each<[string, NextAction['do'], NextAction]>([
-    ['none, settled: look', 'observe', watched({ kind: 'none', ...settled }, SETTLES)],
-    ['none, not settled: wait', 'doubt', watched({ kind: 'none', msSinceUnknown: SETTLES - 1 }, SETTLES)],
+    ['none, settled: observe', 'observe', decideObserved({ kind: 'none', ...settled }, SETTLES)],
+    ['none, not settled: wait', 'doubt', decideObserved({ kind: 'none', msSinceUnknown: SETTLES - 1 }, SETTLES)],
     [
-      'none, settled, not yet said: say it first',
+      'none, settled, doubt not recorded: record it first',
       'doubt',
-      watched({ kind: 'none', isSaid: false, ...settled }, SETTLES),
+      decideObserved({ kind: 'none', isRecordedInDoubt: false, ...settled }, SETTLES),
     ],
-    ['none, settles at once: look', 'observe', watched({ kind: 'none' }, 0)],
-    ['none, says nothing about settling: look, to tell a person', 'observe', watched({ kind: 'none' })],
+    ['none, settles at once: observe', 'observe', decideObserved({ kind: 'none' }, 0)],
+    ['none, without settles: observe, to inform a person', 'observe', decideObserved({ kind: 'none' })],
     [
       'none, never observed before: a person',
       'doubt',
-      watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES),
+      decideObserved({ kind: 'none', wasObserved: false, ...settled }, SETTLES),
     ],
-    ['idempotent, attempts left: the same bytes', 'send', watched({ kind: 'idempotent', ...settled }, SETTLES)],
-    ['idempotent, attempts used up: look', 'observe', watched({ kind: 'idempotent', ...usedUp, ...settled }, SETTLES)],
-    ['idempotent, taken over: look', 'observe', watched({ kind: 'idempotent', fenced: true, ...settled }, SETTLES)],
-    ['key, in its lifetime: the same key', 'send', watched({ kind: 'key', ...settled }, SETTLES)],
-    ['key, lifetime over: look', 'observe', watched({ kind: 'key', msToResend: 0, ...settled }, SETTLES)],
-    ['key, no time for retries: look', 'observe', watched({ kind: 'key', msInRound: 60_001, ...settled }, SETTLES)],
-    ['probe: the probe knows better', 'probe', watched({ kind: 'probe', ...settled }, SETTLES)],
-    ['owners keep dying: a person', 'doubt', watched({ kind: 'none', ownerDeaths: 9, ...settled }, SETTLES)],
+    ['idempotent, attempts left: the same bytes', 'send', decideObserved({ kind: 'idempotent', ...settled }, SETTLES)],
+    [
+      'idempotent, attempts used up: observe',
+      'observe',
+      decideObserved({ kind: 'idempotent', ...usedUp, ...settled }, SETTLES),
+    ],
+    [
+      'idempotent, taken over: observe',
+      'observe',
+      decideObserved({ kind: 'idempotent', fenced: true, ...settled }, SETTLES),
+    ],
+    ['key, in its lifetime: the same key', 'send', decideObserved({ kind: 'key', ...settled }, SETTLES)],
+    ['key, lifetime over: observe', 'observe', decideObserved({ kind: 'key', msToResend: 0, ...settled }, SETTLES)],
+    [
+      'key, time for retries over: observe',
+      'observe',
+      decideObserved({ kind: 'key', msInRound: 60_001, ...settled }, SETTLES),
+    ],
+    ['probe: probe instead', 'probe', decideObserved({ kind: 'probe', ...settled }, SETTLES)],
+    ['owners keep dying: a person', 'doubt', decideObserved({ kind: 'none', ownerDeaths: 9, ...settled }, SETTLES)],
   ])('%s', (_name, expected, actual) => {
     expect(actual.do).toBe(expected);
   });
 
-  it('waits exactly until the upstream has settled, and says the doubt before it looks', () => {
-    expect(watched({ kind: 'none', msSinceUnknown: 1_000 }, SETTLES)).toMatchObject({ wakeMs: SETTLES - 1_000 });
-    expect(watched({ kind: 'none', isSaid: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: 1 });
-    expect(watched({ kind: 'none', wasObserved: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: null });
+  it('waits exactly until the upstream has settled, and records the doubt before it observes', () => {
+    expect(decideObserved({ kind: 'none', msSinceUnknown: 1_000 }, SETTLES)).toMatchObject({ wakeMs: SETTLES - 1_000 });
+    expect(decideObserved({ kind: 'none', isRecordedInDoubt: false, ...settled }, SETTLES)).toMatchObject({
+      wakeMs: 1,
+    });
+    expect(decideObserved({ kind: 'none', wasObserved: false, ...settled }, SETTLES)).toMatchObject({ wakeMs: null });
   });
 
-  it('seen not to have happened it is sent again, but no key after its lifetime (I2)', () => {
-    const seen = { unresolved: 0, wasUnknown: true };
-    expect(watched({ kind: 'none', ...seen }, SETTLES).do).toBe('send');
-    expect(watched({ kind: 'key', ...seen }, SETTLES).do).toBe('send');
-    expect(watched({ kind: 'key', msToResend: 0, ...seen }, SETTLES).do).toBe('fail');
-    expect(watched({ kind: 'none', recalled: true, ...seen }, SETTLES).do).toBe('fail');
+  it('sends again after an observation without effect, but no key after its lifetime', () => {
+    const withoutEffect = { unresolved: 0, wasUnknown: true };
+    expect(decideObserved({ kind: 'none', ...withoutEffect }, SETTLES).do).toBe('send');
+    expect(decideObserved({ kind: 'key', ...withoutEffect }, SETTLES).do).toBe('send');
+    expect(decideObserved({ kind: 'key', msToResend: 0, ...withoutEffect }, SETTLES).do).toBe('fail');
+    expect(decideObserved({ kind: 'none', recalled: true, ...withoutEffect }, SETTLES).do).toBe('fail');
   });
 });
 
@@ -229,7 +247,7 @@ const anyRetry = fc.record({
   withinMs: fc.integer({ min: 1, max: 86_400_000 }),
 });
 const ms = fc.oneof(fc.integer({ min: 0, max: 100_000_000 }), fc.constant(0));
-const anyFacts = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.Arbitrary<CallProgress> =>
+const anyProgress = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.Arbitrary<CallProgress> =>
   fc
     .record({
       kind,
@@ -240,14 +258,14 @@ const anyFacts = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.
       bound: fc.boolean(),
       recalled: fc.boolean(),
       fenced: fc.boolean(),
-      isSaid: fc.boolean(),
+      isRecordedInDoubt: fc.boolean(),
       wasObserved: fc.boolean(),
       wasUnknown: fc.boolean(),
       msInRound: ms,
       msSinceUnknown: ms,
       msToResend: fc.oneof(fc.integer({ min: -100_000, max: 100_000 }), fc.constant(Number.POSITIVE_INFINITY)),
     })
-    // What the ledger's own constraints guarantee.
+    // The constraints of the ledger guarantee these.
     .map((each) => {
       const unresolved = Math.min(each.unresolved, each.attempt);
       return {
@@ -257,12 +275,12 @@ const anyFacts = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): fc.
         wasUnknown: each.wasUnknown || unresolved > 0,
       };
     });
-const anyCase = (kind?: fc.Arbitrary<CallKind>) => fc.tuple(anyFacts(kind), anyRetry, fc.boolean());
+const anyCase = (kind?: fc.Arbitrary<CallKind>) => fc.tuple(anyProgress(kind), anyRetry, fc.boolean());
 
-describe('whatever the facts', () => {
+describe('for any progress', () => {
   const always = (
     kind: fc.Arbitrary<CallKind> | undefined,
-    check: (facts: CallProgress, step: NextAction, retry: RetryPolicy) => void,
+    check: (progress: CallProgress, next: NextAction, retry: RetryPolicy) => void,
   ) =>
     fc.assert(
       fc.property(anyCase(kind), ([given, retry, woken]) =>
@@ -271,38 +289,38 @@ describe('whatever the facts', () => {
       { numRuns: 2_000 },
     );
 
-  it('a probe or none tool is never sent again while an attempt is unresolved (I1)', () => {
+  it('a probe or none tool is never sent again while an attempt is unresolved', () => {
     always(fc.constantFrom<CallKind>('probe', 'none'), (given, next) => {
       if (given.unresolved > 0) expect(next.do).not.toBe('send');
     });
   });
 
-  it('a key tool with an unresolved attempt is never sent when the key’s time is over, nor after a pause that ends it (I2)', () => {
+  it('a key tool with an unresolved attempt is never sent after the lifetime of its key, nor after a pause that exceeds it', () => {
     always(fc.constant<CallKind>('key'), (given, next) => {
       if (given.unresolved > 0 && next.do === 'send') expect(given.msToResend).toBeGreaterThan(next.afterMs);
       if (given.unresolved > 0 && given.msToResend <= 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
     });
   });
 
-  it('an idempotent tool whose run was taken over is not sent again while an attempt is unresolved (I21)', () => {
+  it('an idempotent tool whose run was taken over is not sent again while an attempt is unresolved', () => {
     always(fc.constant<CallKind>('idempotent'), (given, next) => {
       if (given.fenced && given.unresolved > 0) expect(next).toMatchObject({ do: 'doubt', wakeMs: null });
     });
   });
 
-  it('nothing unresolved is failed or released, but a read (I5)', () => {
+  it('an unresolved call is never failed or released, except a read', () => {
     always(fc.constantFrom<CallKind>('key', 'idempotent', 'probe', 'none'), (given, next) => {
       if (given.unresolved > 0) expect(['send', 'probe', 'doubt']).toContain(next.do);
     });
   });
 
-  it('a call that was ever unknown is not released, unless nothing was ever sent', () => {
+  it('a call that was ever unknown is not released if anything was sent', () => {
     always(undefined, (given, next) => {
       if (given.wasUnknown && given.attempt > 0) expect(next.do).not.toBe('release');
     });
   });
 
-  it('only what has a probe is probed, and not before it has settled', () => {
+  it('only a tool with a probe is probed, and only after it has settled', () => {
     always(undefined, (given, next) => {
       if (next.do !== 'probe') return;
       expect(given.kind).toBe('probe');
@@ -311,16 +329,16 @@ describe('whatever the facts', () => {
     });
   });
 
-  it('only what was observed before and may settle is looked at again, said, settled, and with no better evidence left', () => {
+  it('a call is observed again only if it was observed before, is recorded in doubt, has settled and has no better evidence', () => {
     const settles = fc.option(fc.integer({ min: 0, max: 100_000 }), { nil: undefined });
     fc.assert(
       fc.property(anyCase(), settles, ([given, retry, woken], settlesMs) => {
         const plain = decideNextAction(given, toolOf(given.kind, retry), woken);
-        const next = decideNextAction(given, { ...toolOf(given.kind, retry), observe: observing(settlesMs) }, woken);
-        // A look takes the place of a person's, and of nothing else.
+        const next = decideNextAction(given, { ...toolOf(given.kind, retry), observe: observeSpec(settlesMs) }, woken);
+        // An observation replaces the question to a person, and nothing else.
         if (!(plain.do === 'doubt' && plain.wakeMs === null)) expect(next).toEqual(plain);
         if (next.do !== 'observe') return;
-        expect(given).toMatchObject({ wasObserved: true, isSaid: true });
+        expect(given).toMatchObject({ wasObserved: true, isRecordedInDoubt: true });
         expect(given.unresolved).toBeGreaterThan(0);
         expect(given.msSinceUnknown).toBeGreaterThanOrEqual(settlesMs ?? 0);
         expect(['key', 'idempotent', 'none']).toContain(given.kind);
@@ -335,7 +353,7 @@ describe('whatever the facts', () => {
     });
   });
 
-  it('a pause is between nothing and the longest that the tool allows', () => {
+  it('a pause is at least 0 and at most maxMs of the tool', () => {
     always(undefined, (_given, next, retry) => {
       if (next.do === 'send') {
         expect(next.afterMs).toBeGreaterThanOrEqual(0);
@@ -345,7 +363,7 @@ describe('whatever the facts', () => {
     });
   });
 
-  it('it ends: past its time nothing is sent and nothing wakes, but a probe that has yet to settle', () => {
+  it('after withinMs nothing is sent and nothing wakes, except a probe that has not settled', () => {
     always(undefined, (given, next, retry) => {
       if (given.msInRound <= retry.withinMs) return;
       expect(['send', 'probe']).not.toContain(next.do);
@@ -353,7 +371,7 @@ describe('whatever the facts', () => {
     });
   });
 
-  it('owners that keep dying end it', () => {
+  it('too many dead owners end the retries', () => {
     always(undefined, (given, next) => {
       if (given.ownerDeaths > MAX_OWNER_DEATHS)
         expect(next).toMatchObject(
@@ -364,7 +382,7 @@ describe('whatever the facts', () => {
 });
 
 describe('the pause between attempts', () => {
-  it('doubles from the base to the longest', () => {
+  it('doubles from baseMs to maxMs', () => {
     expect([0, 1, 2, 3, 4, 5, 6].map((tries) => computeBackoffMs(RETRY, tries))).toEqual([
       0, 100, 200, 400, 800, 1_000, 1_000,
     ]);

@@ -45,7 +45,7 @@ export interface CallProgress {
   /** The run was taken over: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
   /** The ledger already shows the call as `in_doubt`. */
-  readonly isSaid: boolean;
+  readonly isRecordedInDoubt: boolean;
   /** The target was observed before the first attempt, and was not yet as requested. */
   readonly wasObserved: boolean;
   /** Whether the outcome of any attempt was ever unknown. */
@@ -91,7 +91,7 @@ export function decideNextAction(
 function observeBeforeDoubt(progress: CallProgress, observe: Tool['observe'], doubt: NextAction): NextAction {
   if (observe === undefined || !progress.wasObserved) return doubt;
   const leftMs = (observe.settlesMs ?? 0) - progress.msSinceUnknown;
-  if (progress.isSaid && leftMs <= 0) return { do: 'observe' };
+  if (progress.isRecordedInDoubt && leftMs <= 0) return { do: 'observe' };
   return {
     do: 'doubt',
     wakeMs: Math.max(leftMs, 1),

@@ -26,17 +26,17 @@ const printFault = () => {
 };
 await monitor.verify();
 printFault();
-const reach = (point) => {
+const reachKillPoint = (point) => {
   if (point === dieAt) process.kill(process.pid, 'SIGKILL');
 };
-const sequencer = new Sequencer({ db, log, reach }, key, monitor);
+const sequencer = new Sequencer({ db, log, reachKillPoint }, key, monitor);
 print('ready');
 if (pace === 'normal') sequencer.start();
 // Seals without pauses between batches, so that more happens before each kill.
 for (; pace === 'fast'; ) {
   await sequencer.seal(0).catch((error) => print(`retry ${error.message}`));
-  reach('sealed');
+  reachKillPoint('sealed');
   await monitor.verify().catch((error) => print(`retry ${error.message}`));
-  reach('anchored');
+  reachKillPoint('anchored');
   printFault();
 }

@@ -8,11 +8,11 @@ process.on('exit', () => {
   for (const child of running) child.kill('SIGKILL');
 });
 
-/** An agent that is a process of its own: it can be killed, frozen and thawed. It tells what it does line by line. */
+/** An agent in its own process, which can be killed, paused and resumed. It reports each action as a line of output. */
 export class AgentProcess {
   readonly lines: string[] = [];
   readonly #child: ChildProcess;
-  readonly #waiting: { readonly told: (line: string) => boolean; readonly resolve: (line: string) => void }[] = [];
+  readonly #waiters: { readonly matches: (line: string) => boolean; readonly resolve: (line: string) => void }[] = [];
 
   constructor(program: string, args: readonly string[]) {
     const file = fileURLToPath(new URL(program, import.meta.url));
@@ -24,17 +24,17 @@ export class AgentProcess {
 
   #onLine(line: string): void {
     this.lines.push(line);
-    const heard = this.#waiting.filter(({ told }) => told(line));
-    for (const each of heard) this.#waiting.splice(this.#waiting.indexOf(each), 1);
-    for (const { resolve } of heard) resolve(line);
+    const matching = this.#waiters.filter(({ matches }) => matches(line));
+    for (const waiter of matching) this.#waiters.splice(this.#waiters.indexOf(waiter), 1);
+    for (const { resolve } of matching) resolve(line);
   }
 
-  /** The first line, past or to come, that is so; or the end of the process, which is told as a line of its own. */
-  waitForLine(told: (line: string) => boolean): Promise<string> {
-    const said = this.lines.find(told);
-    if (said !== undefined) return Promise.resolve(said);
-    const heard = new Promise<string>((resolve) => this.#waiting.push({ told, resolve }));
-    return Promise.race([heard, this.waitForExit().then((how) => `ended with ${how}`)]);
+  /** The first matching line, past or future. If the process exits first, a line that says so. */
+  waitForLine(matches: (line: string) => boolean): Promise<string> {
+    const earlier = this.lines.find(matches);
+    if (earlier !== undefined) return Promise.resolve(earlier);
+    const later = new Promise<string>((resolve) => this.#waiters.push({ matches, resolve }));
+    return Promise.race([later, this.waitForExit().then((exit) => `ended with ${exit}`)]);
   }
 
   signal(signal: NodeJS.Signals): void {

@@ -1,18 +1,18 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import { OTHER_AGENT_KEY } from '../support/gateway.ts';
 import { connectLegacyClient, connectNewestClient, requestLegacy, requestNewest } from './clients.ts';
-import { useMcpGateway } from './front.ts';
+import { useMcpGateway } from './use-mcp-gateway.ts';
 
 const { upstream, gateway } = useMcpGateway();
 beforeEach(() => upstream.reset());
 
-const NOW = { prefer: 'wait=0' };
+const NO_WAIT = { prefer: 'wait=0' };
 const call = (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
   requestLegacy(gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers });
 const effects = async (id: string) => (await upstream.effects(id)).length;
 
 describe('tools/list', () => {
-  it('shows what the agent may call, with our own annotations, and no more', async () => {
+  it('shows only the tools that the agent may call, with annotations from their contracts', async () => {
     const client = await connectNewestClient(gateway);
     const { tools } = await client.listTools();
     const names = tools.map(({ name }) => name);
@@ -35,11 +35,11 @@ describe('tools/list', () => {
 });
 
 describe('a call', () => {
-  it.each(['2025-06-18', '2025-11-25'])('is carried out for a client of revision %s', async (version) => {
-    const greeting = { protocolVersion: version, capabilities: {}, clientInfo: { name: 'raw', version: '1' } };
-    const hello = await requestLegacy(gateway, 'initialize', greeting);
-    expect(hello.answer.result).toMatchObject({ protocolVersion: version, serverInfo: { name: 'oncegate' } });
-    const session = hello.headers.get('mcp-session-id') ?? '';
+  it.each(['2025-06-18', '2025-11-25'])('is executed for a client of revision %s', async (version) => {
+    const initializeParams = { protocolVersion: version, capabilities: {}, clientInfo: { name: 'raw', version: '1' } };
+    const initialized = await requestLegacy(gateway, 'initialize', initializeParams);
+    expect(initialized.answer.result).toMatchObject({ protocolVersion: version, serverInfo: { name: 'oncegate' } });
+    const session = initialized.headers.get('mcp-session-id') ?? '';
     const params = { name: 'world__charge', arguments: { id: `v${version}` } };
     const { answer } = await requestLegacy(gateway, 'tools/call', params, {
       version,
@@ -49,7 +49,7 @@ describe('a call', () => {
     expect(await effects(`v${version}`)).toBe(1);
   });
 
-  it('is carried out for a client of the newest revision, which has no session', async () => {
+  it('is executed for a client of the newest revision, which has no session', async () => {
     const client = await connectNewestClient(gateway);
     const result = await client.callTool({ name: 'world__charge', arguments: { id: 'new' } });
     expect(result.structuredContent).toMatchObject({ t: 'new' });
@@ -59,12 +59,12 @@ describe('a call', () => {
     await client.close();
   });
 
-  it('is understood under the name with a dot too', async () => {
+  it('accepts the dotted tool name', async () => {
     expect((await call('world.charge', { id: 'dot' })).answer.result.isError).toBeUndefined();
     expect(await effects('dot')).toBe(1);
   });
 
-  it('that no rule allows is a result the model can read, with the problem in it', async () => {
+  it('that no rule allows gets a readable error result that contains the problem', async () => {
     for (const [name, args] of [
       ['world__secret', { id: 'x' }],
       ['world__charge', { id: 'x', n: 5000 }],
@@ -80,7 +80,7 @@ describe('a call', () => {
     expect(await effects('x')).toBe(0);
   });
 
-  it('of a tool that is covered but does not exist is a protocol error, and so is what cannot be read', async () => {
+  it('of an unknown tool that a rule covers gets a protocol error, as do malformed parameters', async () => {
     for (const name of ['ghost.x', 'ghost__x']) {
       const unknown = await requestLegacy(gateway, 'tools/call', { name }, { key: OTHER_AGENT_KEY });
       expect(unknown.answer.error).toMatchObject({ code: -32602, data: { code: 'unknown_tool' } });
@@ -101,13 +101,13 @@ describe('a call', () => {
     expect(await effects('bad')).toBe(0);
   });
 
-  it('with wrong arguments is told every fault', async () => {
+  it('with wrong arguments gets every fault', async () => {
     const { result } = (await call('world__charge', { n: 'many' })).answer;
     expect(result).toMatchObject({ isError: true, structuredContent: { code: 'invalid_arguments', status: 400 } });
     expect(result.structuredContent.faults).toHaveLength(2);
   });
 
-  it('whose tool failed says so, and that nothing happened', async () => {
+  it('of a tool that fails gets tool_failed with the answer of the upstream', async () => {
     await upstream.plan({ match: { id: 'failed' }, do: [{ reply: 422, body: { why: 'no funds' } }] });
     const { result } = (await call('world__charge', { id: 'failed' })).answer;
     expect(result.structuredContent).toMatchObject({
@@ -117,7 +117,7 @@ describe('a call', () => {
     expect(result.isError).toBe(true);
   });
 
-  it('in doubt says so and is never sent twice', async () => {
+  it('in doubt gets in_doubt, and is never sent twice', async () => {
     await upstream.plan({ match: { id: 'doubt' }, do: ['apply', 'drop'] });
     const first = (await call('world__mail', { id: 'doubt' })).answer.result;
     expect(first).toMatchObject({
@@ -129,7 +129,7 @@ describe('a call', () => {
     expect(await effects('doubt')).toBe(1);
   });
 
-  it('to an upstream whose breaker is open is held back and binds nothing', async () => {
+  it('to an upstream with an open breaker is refused and does not bind its key', async () => {
     await gateway.admin('POST', '/admin/breakers/sick/open', { reason: 'test' });
     const meta = { 'oncegate/idempotency-key': 'sick-1' };
     const { result } = (await call('sick__pay', { id: 'sick' }, meta)).answer;
@@ -145,14 +145,14 @@ describe('a call', () => {
     expect(await effects('dry')).toBe(0);
   });
 
-  it('that nobody waits for any more goes on: closing the stream is a hang-up, not an undo', async () => {
+  it('continues after its client disconnects', async () => {
     await upstream.plan({ match: { id: 'gone' }, do: [{ event: 'in' }, { wait: 'go' }] });
     const body = { name: 'world__charge', arguments: { id: 'gone' }, _meta: { 'oncegate/idempotency-key': 'gone-1' } };
-    const hangUp = new AbortController();
-    const asked = requestLegacy(gateway, 'tools/call', body, { signal: hangUp.signal });
+    const controller = new AbortController();
+    const pending = requestLegacy(gateway, 'tools/call', body, { signal: controller.signal });
     await upstream.awaitEvent('in');
-    hangUp.abort();
-    await expect(asked).rejects.toThrow();
+    controller.abort();
+    await expect(pending).rejects.toThrow();
     await upstream.release('go');
     const again = (await requestLegacy(gateway, 'tools/call', body)).answer.result;
     expect(again.structuredContent).toMatchObject({ t: 'gone' });
@@ -167,25 +167,25 @@ describe('a call that a person must approve', () => {
     expect((await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' })).status).toBe(200);
   };
 
-  it('answers within the patience of the client, says how to ask again, and is sent once when approved', async () => {
-    const held = (await call('world__held', { id: 'h1' }, {}, NOW)).answer.result;
+  it('answers within the wait of the client, says how to ask again, and is sent once when approved', async () => {
+    const held = (await call('world__held', { id: 'h1' }, {}, NO_WAIT)).answer.result;
     expect(held).toMatchObject({ isError: true, structuredContent: { state: 'held', tool: 'world.held' } });
     const { txn } = held.structuredContent;
     expect(held.content[0].text).toContain(txn);
-    expect((await call('world__held', { id: 'h1' }, {}, NOW)).answer.result.structuredContent.txn).toBe(txn);
+    expect((await call('world__held', { id: 'h1' }, {}, NO_WAIT)).answer.result.structuredContent.txn).toBe(txn);
     await approve(txn);
-    const told = (await call('world__held', { id: 'h1' })).answer.result;
-    expect(told.structuredContent).toMatchObject({ t: 'h1' });
+    const approved = (await call('world__held', { id: 'h1' })).answer.result;
+    expect(approved.structuredContent).toMatchObject({ t: 'h1' });
     expect((await call('oncegate__get_call', { txn })).answer.result.structuredContent).toMatchObject({
       state: 'succeeded',
     });
     expect(await effects('h1')).toBe(1);
   });
 
-  it('sends a client that can show a page to it, and knows the call when it comes back', async () => {
+  it('gives a client with URL elicitation the approval page, and recognizes the call afterwards', async () => {
     const capabilities = { elicitation: { url: {} } };
     const params = { name: 'world__held', arguments: { id: 'h2' } };
-    const { answer } = await requestNewest(gateway, 'tools/call', params, { capabilities, headers: NOW });
+    const { answer } = await requestNewest(gateway, 'tools/call', params, { capabilities, headers: NO_WAIT });
     expect(answer.result).toMatchObject({
       resultType: 'input_required',
       inputRequests: { approval: { method: 'elicitation/create', params: { mode: 'url' } } },
@@ -199,44 +199,44 @@ describe('a call that a person must approve', () => {
       requestState: answer.result.requestState,
       inputResponses: { approval: { action: 'accept' } },
     };
-    const told = await requestNewest(gateway, 'tools/call', back, { capabilities });
-    expect(told.answer.result.structuredContent).toMatchObject({ t: 'h2' });
+    const approved = await requestNewest(gateway, 'tools/call', back, { capabilities });
+    expect(approved.answer.result.structuredContent).toMatchObject({ t: 'h2' });
     expect(await effects('h2')).toBe(1);
   });
 
-  it('is no page to visit for a client that can show none', async () => {
+  it('gives no approval page to a client without URL elicitation', async () => {
     const params = { name: 'world__held', arguments: { id: 'h3' } };
-    const { answer } = await requestNewest(gateway, 'tools/call', params, { headers: NOW });
+    const { answer } = await requestNewest(gateway, 'tools/call', params, { headers: NO_WAIT });
     expect(answer.result).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
   });
 });
 
-describe('a tool with an output schema, to which old clients hold every answer', () => {
-  it('still tells them of a hold, a failure, a denial and a lost answer', async () => {
+describe('a tool with an output schema, against which legacy clients validate every answer', () => {
+  it('still reports a hold, a failure, a denial and a lost answer', async () => {
     const client = await connectLegacyClient(gateway);
     const { tools } = await client.listTools();
     expect(tools.find(({ name }) => name === 'world__charge')?.outputSchema).toMatchObject({ type: 'object' });
-    const told = async (name: string, args: Record<string, unknown>) => client.callTool({ name, arguments: args });
-    expect(await told('world__charge', { id: 'o1' })).toMatchObject({ structuredContent: { t: 'o1' } });
+    const callTool = async (name: string, args: Record<string, unknown>) => client.callTool({ name, arguments: args });
+    expect(await callTool('world__charge', { id: 'o1' })).toMatchObject({ structuredContent: { t: 'o1' } });
     await upstream.plan({ match: { id: 'o2' }, do: [{ reply: 422 }] });
-    const failed = await told('world__charge', { id: 'o2' });
+    const failed = await callTool('world__charge', { id: 'o2' });
     expect(failed).toMatchObject({ isError: true, structuredContent: { code: 'tool_failed' } });
-    const denied = await told('world__charge', { id: 'o3', n: 5000 });
+    const denied = await callTool('world__charge', { id: 'o3', n: 5000 });
     expect(denied).toMatchObject({ isError: true, structuredContent: { code: 'denied' } });
     await upstream.plan({ match: { id: 'o4' }, do: ['apply', 'partial'] });
-    const lost = await told('world__charge', { id: 'o4' });
+    const lost = await callTool('world__charge', { id: 'o4' });
     expect(lost).toMatchObject({
       structuredContent: { state: 'succeeded', outcome: 'body_unavailable', result: null },
     });
     await client.close();
-    const hasty = await connectLegacyClient(gateway, { headers: NOW });
-    await hasty.listTools();
-    const held = await hasty.callTool({ name: 'world__held', arguments: { id: 'o5' } });
+    const impatient = await connectLegacyClient(gateway, { headers: NO_WAIT });
+    await impatient.listTools();
+    const held = await impatient.callTool({ name: 'world__held', arguments: { id: 'o5' } });
     expect(held).toMatchObject({ isError: true, structuredContent: { state: 'held' } });
-    await hasty.close();
+    await impatient.close();
   });
 
-  it('still shows them what does not fit it, by refusing it', async () => {
+  it('makes legacy clients reject an answer that does not fit', async () => {
     const client = await connectLegacyClient(gateway);
     await client.listTools();
     await upstream.plan({ match: { id: 'o6' }, do: [{ reply: 200, body: { id: 7 } }] });

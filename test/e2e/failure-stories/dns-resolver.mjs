@@ -1,21 +1,21 @@
-// Loaded into a gateway before itself. Names under .example are asked of the DNS server that the test runs, where a machine
-// would ask that of its network; all else of the gateway, and all else that it looks up, is as it is.
+// Preloaded into a gateway process. The DNS server of the test resolves names under .example; the systemLookup resolves all other
+// names, and nothing else of the gateway changes.
 import dns from 'node:dns';
 import { syncBuiltinESMExports } from 'node:module';
 
 const resolver = new dns.promises.Resolver({ timeout: 10_000, tries: 1 });
 resolver.setServers([process.env.TEST_NAME_SERVER]);
-const system = dns.lookup;
+const systemLookup = dns.lookup;
 
-const none = () => [];
+const returnNone = () => [];
 async function resolve(name) {
-  const v4 = await resolver.resolve4(name).catch(none);
-  const v6 = await resolver.resolve6(name).catch(none);
+  const v4 = await resolver.resolve4(name).catch(returnNone);
+  const v6 = await resolver.resolve6(name).catch(returnNone);
   return [...v4.map((address) => ({ address, family: 4 })), ...v6.map((address) => ({ address, family: 6 }))];
 }
 
 dns.lookup = (name, options, callback) => {
-  if (!name.endsWith('.example')) return system(name, options, callback);
+  if (!name.endsWith('.example')) return systemLookup(name, options, callback);
   resolve(name).then((found) => {
     if (found.length > 0) return callback(null, found);
     callback(Object.assign(new Error(`getaddrinfo ENOTFOUND ${name}`), { code: 'ENOTFOUND' }));

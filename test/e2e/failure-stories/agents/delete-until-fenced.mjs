@@ -1,9 +1,9 @@
 /**
- * An agent that takes a run, says so, and then deletes one object after the other, whatever it is told, until it is told no.
+ * An agent that takes a run, and then deletes one object after another until a call is fenced.
  *
- * zombie.mjs <gateway> <agent key> <run>
+ * delete-until-fenced.mjs <gateway> <agent key> <run>
  */
-import { createPost } from './post.mjs';
+import { createPost } from './post-json.mjs';
 
 const [gateway, agentKey, name] = process.argv.slice(2);
 const post = createPost(gateway, agentKey);

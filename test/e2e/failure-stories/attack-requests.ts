@@ -1,17 +1,17 @@
 import { AGENT_KEY } from '../../support/gateway.ts';
 
-/** One request, byte for byte; `{wire}` stands for where nothing must arrive. */
+/** A request, sent unchanged. `{forbidden}` stands for the address that must not be contacted. */
 export interface HttpAttack {
   readonly name: string;
   readonly request: {
     readonly line: string;
     readonly headers?: readonly string[];
     readonly body?: string;
-    /** Other than the one that is right. */
+    /** The Host header, if not the right one. Null leaves it out. */
     readonly host?: string | null;
   };
   readonly status: number;
-  /** How many requests the service may hear of. */
+  /** How many requests reach the service. */
   readonly sent?: number;
 }
 
@@ -19,7 +19,7 @@ const AUTH = `Authorization: Bearer ${AGENT_KEY}`;
 
 export function renderAttackRequest(
   { line, headers = [], body, host = 'gateway' }: HttpAttack['request'],
-  places: { wire: string },
+  forbiddenHost: string,
 ) {
   const head = [
     `${line} HTTP/1.1`,
@@ -28,7 +28,7 @@ export function renderAttackRequest(
     ...(body === undefined ? [] : ['Content-Type: application/json', `Content-Length: ${body.length}`]),
     ...headers,
   ];
-  return `${head.join('\r\n')}\r\n\r\n${body ?? ''}`.replaceAll('{wire}', places.wire);
+  return `${head.join('\r\n')}\r\n\r\n${body ?? ''}`.replaceAll('{forbidden}', forbiddenHost);
 }
 
 const ITEM = 'GET /v1/proxy/world/items/a';
@@ -40,7 +40,7 @@ const pathAttack = (name: string, line: string, status = 403): HttpAttack => ({
   request: { line },
   status,
 });
-/** A good request with something beside it that must make no difference. */
+/** A valid request with extra headers that must not matter. */
 const ignoredHeaderAttack = (name: string, ...headers: string[]): HttpAttack => ({
   name: `a header that changes nothing: ${name}`,
   request: { line: ITEM, headers },
@@ -57,36 +57,36 @@ export const HTTP_ATTACKS: readonly HttpAttack[] = [
   pathAttack('encoded twice', 'GET /v1/proxy/world/items/%252e%252e%252fadmin', 400),
   pathAttack('path parameters', 'GET /v1/proxy/world/items/..;/admin'),
   pathAttack('two slashes', 'GET /v1/proxy/world//items/a'),
-  pathAttack('two slashes before all', 'GET //{wire}/v1/proxy/world/items/a', 404),
-  pathAttack('an address instead of an upstream', 'GET /v1/proxy/{wire}/items/a'),
-  pathAttack('a URL instead of an upstream', 'GET /v1/proxy/http:%2f%2f{wire}/items/a'),
-  pathAttack('a URL instead of a path', 'GET /v1/proxy/world/http://{wire}/', 403),
+  pathAttack('two slashes at the start', 'GET //{forbidden}/v1/proxy/world/items/a', 404),
+  pathAttack('an address instead of an upstream', 'GET /v1/proxy/{forbidden}/items/a'),
+  pathAttack('a URL instead of an upstream', 'GET /v1/proxy/http:%2f%2f{forbidden}/items/a'),
+  pathAttack('a URL instead of a path', 'GET /v1/proxy/world/http://{forbidden}/', 403),
   pathAttack('a NUL', 'GET /v1/proxy/world/items/a%00', 400),
-  pathAttack('encoded line ends', 'GET /v1/proxy/world/items/a%0d%0aHost:%20{wire}', 400),
+  pathAttack('encoded line ends', 'GET /v1/proxy/world/items/a%0d%0aHost:%20{forbidden}', 400),
   pathAttack('broken UTF-8', 'GET /v1/proxy/world/items/%c0%ae%c0%ae', 400),
   pathAttack('a query that contradicts it', 'GET /v1/proxy/world/items/a?id=b', 400),
   pathAttack('a method that no tool has', 'DELETE /v1/proxy/world/items/a'),
   pathAttack('a tool that a rule denies', 'DELETE /v1/proxy/world/admin'),
-  { name: 'an absolute URL of somebody else', request: { line: 'GET http://{wire}/' }, status: 200 },
+  { name: 'an absolute URL of another server', request: { line: 'GET http://{forbidden}/' }, status: 200 },
   {
     name: 'an absolute URL with a path of ours',
-    request: { line: ITEM.replace('/', 'http://{wire}/') },
+    request: { line: ITEM.replace('/', 'http://{forbidden}/') },
     status: 200,
     sent: 1,
   },
-  { name: 'an absolute URL with a user', request: { line: 'GET http://x@{wire}/v1/proxy/world/..' }, status: 403 },
-  { name: 'CONNECT', request: { line: 'CONNECT {wire}', host: '{wire}' }, status: 0 },
+  { name: 'an absolute URL with a user', request: { line: 'GET http://x@{forbidden}/v1/proxy/world/..' }, status: 403 },
+  { name: 'CONNECT', request: { line: 'CONNECT {forbidden}', host: '{forbidden}' }, status: 0 },
   { name: 'OPTIONS *', request: { line: 'OPTIONS *' }, status: 404 },
   { name: 'TRACE', request: { line: 'TRACE /v1/proxy/world/items/a' }, status: 403 },
-  { name: 'another Host', request: { line: ITEM, host: '{wire}' }, status: 200, sent: 1 },
+  { name: 'another Host', request: { line: ITEM, host: '{forbidden}' }, status: 200, sent: 1 },
   { name: 'no Host', request: { line: ITEM, host: null }, status: 400 },
   ignoredHeaderAttack(
     'X-Forwarded-*',
-    'X-Forwarded-Host: {wire}',
+    'X-Forwarded-Host: {forbidden}',
     'X-Forwarded-For: 127.0.0.1',
     'X-Forwarded-Proto: https',
   ),
-  ignoredHeaderAttack('Forwarded', 'Forwarded: for=127.0.0.1;host={wire}'),
+  ignoredHeaderAttack('Forwarded', 'Forwarded: for=127.0.0.1;host={forbidden}'),
   ignoredHeaderAttack('X-Original-URL and X-Rewrite-URL', 'X-Original-URL: /admin', 'X-Rewrite-URL: /admin'),
   ignoredHeaderAttack(
     'a method override',
@@ -96,10 +96,10 @@ export const HTTP_ATTACKS: readonly HttpAttack[] = [
   ),
   ignoredHeaderAttack('Connection that lists others', 'Connection: keep-alive, authorization, idempotency-key, host'),
   ignoredHeaderAttack(
-    'a proxy’s own',
+    'headers of a proxy',
     'Proxy-Authorization: Basic eDp5',
     'Proxy-Connection: keep-alive',
-    'Via: 1.1 {wire}',
+    'Via: 1.1 {forbidden}',
   ),
   ignoredHeaderAttack('Upgrade to WebSocket', 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Key: x'),
   ignoredHeaderAttack(
@@ -111,18 +111,18 @@ export const HTTP_ATTACKS: readonly HttpAttack[] = [
   ignoredHeaderAttack(
     'Cookie and Referer',
     'Cookie: session=admin',
-    'Referer: http://{wire}/',
-    'Origin: http://{wire}',
+    'Referer: http://{forbidden}/',
+    'Origin: http://{forbidden}',
   ),
   ignoredHeaderAttack(
-    'the gateway’s own answers',
+    'response headers of the gateway',
     'Oncegate-Lock-Token: 999',
     'Oncegate-Txn: 999',
     'Oncegate-State: succeeded',
   ),
   ignoredHeaderAttack('Expect and Trailer', 'Expect: 100-continue', 'Trailer: Authorization', 'TE: trailers'),
   {
-    name: 'a charge as it should be',
+    name: 'a correct charge',
     request: { line: CHARGE, body: BODY, headers: ['Idempotency-Key: clever-1'] },
     status: 200,
     sent: 1,
@@ -136,10 +136,10 @@ export const HTTP_ATTACKS: readonly HttpAttack[] = [
   { name: 'a folded header', request: { line: ITEM, headers: ['X-A: b', ' c'] }, status: 400 },
   { name: 'a space before the colon', request: { line: ITEM, headers: ['X-A : b'] }, status: 400 },
   { name: 'a header with a NUL', request: { line: ITEM, headers: ['X-A: \0'] }, status: 400 },
-  { name: 'headers without end', request: { line: ITEM, headers: [`X-A: ${'a'.repeat(100_000)}`] }, status: 431 },
+  { name: 'headers that are too long', request: { line: ITEM, headers: [`X-A: ${'a'.repeat(100_000)}`] }, status: 431 },
 ];
 
-/** What a careless reader would take for another request than the gateway does: it is refused, or all of it is one request. */
+/** Bytes that a careless parser reads as a second request. The gateway must refuse them or read them as part of the first. */
 const SMUGGLED_REQUEST = `DELETE /v1/proxy/world/admin HTTP/1.1\r\nHost: gateway\r\n${AUTH}\r\n\r\n`;
 const renderChargeHead = (...headers: string[]) =>
   [`${CHARGE} HTTP/1.1`, 'Host: gateway', AUTH, 'Content-Type: application/json', ...headers, '', ''].join('\r\n');
@@ -180,7 +180,10 @@ export const SMUGGLING_ATTACKS: readonly {
     name: 'a chunk longer than it says',
     bytes: `${renderChargeHead('Transfer-Encoding: chunked')}1\r\nxx\r\n0\r\n\r\n`,
   },
-  { name: 'a chunk without end', bytes: `${renderChargeHead('Transfer-Encoding: chunked')}fffffffffffffffff\r\nx` },
+  {
+    name: 'a chunk of endless length',
+    bytes: `${renderChargeHead('Transfer-Encoding: chunked')}fffffffffffffffff\r\nx`,
+  },
   {
     name: 'bare line feeds',
     bytes: `${renderChargeHead('X-A: b\nTransfer-Encoding: chunked')}0\r\n\r\n${SMUGGLED_REQUEST}`,
@@ -194,7 +197,7 @@ export const SMUGGLING_ATTACKS: readonly {
   },
 ];
 
-/** Values for a place in a path that would leave it, if some server decoded them once too often. */
+/** Path arguments that leave their segment if a server decodes them once too often. */
 export const PATH_TRAVERSALS = [
   ...[
     '..',
@@ -210,7 +213,7 @@ export const PATH_TRAVERSALS = [
   ...['%252e%252e%252fadmin', '..;/admin', 'x/..;a=b/admin', '..?', '..#', '', 'x\0y', 'x\r\nHost: evil.example'],
   ...['x HTTP/1.1\r\nHost: evil.example\r\n\r\nGET /admin', 'x\ny', `x${'y'.repeat(20_000)}`],
 ];
-/** And some that only look so. */
+/** Path arguments that only look dangerous. */
 export const HARMLESS_PATH_VALUES = [
   ...[
     '//127.0.0.1/x',

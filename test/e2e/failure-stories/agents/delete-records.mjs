@@ -1,9 +1,9 @@
 /**
- * An agent that tidies up: it deletes records by their ids, many at once, through every gateway it knows, and does not wonder.
+ * An agent that deletes records by their ids, many at once, through every given gateway.
  *
- * janitor.mjs <agent key> <prefix> <how many> <gateway>...
+ * delete-records.mjs <agent key> <prefix> <how many> <gateway>...
  */
-const [agentKey, prefix, many, ...gateways] = process.argv.slice(2);
+const [agentKey, prefix, count, ...gateways] = process.argv.slice(2);
 
 async function remove(n) {
   const id = `${prefix}-${n}`;
@@ -16,17 +16,17 @@ async function remove(n) {
   return `${response.status} ${body.code ?? body.state}`;
 }
 
-const told = new Map();
+const counts = new Map();
 let next = 0;
-const hand = async () => {
-  while (next < Number(many)) {
+const work = async () => {
+  while (next < Number(count)) {
     const n = next++;
     let answer = await remove(n);
-    // Whoever is told that nothing was sent, and to ask again, asks again.
+    // The gateway answers that nothing was sent, so the call is repeated.
     while (answer === '503 unavailable') answer = await remove(n);
-    told.set(answer, (told.get(answer) ?? 0) + 1);
+    counts.set(answer, (counts.get(answer) ?? 0) + 1);
   }
 };
-await Promise.all(Array.from({ length: 50 }, hand));
-for (const [answer, times] of [...told].sort()) process.stdout.write(`${answer} ${times}\n`);
+await Promise.all(Array.from({ length: 50 }, work));
+for (const [answer, times] of [...counts].sort()) process.stdout.write(`${answer} ${times}\n`);
 process.stdout.write('done\n');

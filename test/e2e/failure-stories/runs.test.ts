@@ -3,7 +3,7 @@ import { RunHolder } from '../../controls/run-holder.ts';
 import { buildFaultPolicies } from '../../support/fault-policies.ts';
 import { AGENT_KEY } from '../../support/gateway.ts';
 import { useReplicas } from '../../support/use-gateway.ts';
-import { AgentProcess } from './agents.ts';
+import { AgentProcess } from './agent-process.ts';
 
 const { upstream, one, two } = useReplicas({
   policies: (url) =>
@@ -13,14 +13,14 @@ beforeEach(() => upstream.reset());
 
 const deletes = async (id: string) => (await upstream.requests(id)).filter(({ method }) => method === 'DELETE');
 
-describe('the crashed one', () => {
-  it('is killed again and again while it moves 100 objects, and successors without memory finish: each moved once', async () => {
-    const many = 100;
+describe('a crashed agent', () => {
+  it('that is killed four times while it moves 100 objects has successors that finish, and each object moves once', async () => {
+    const count = 100;
     const start = (k: number) =>
-      new AgentProcess('./mover.mjs', [(k % 2 === 0 ? one : two).url, AGENT_KEY, 'move', String(many)]);
+      new AgentProcess('./agents/move-objects.mjs', [(k % 2 === 0 ? one : two).url, AGENT_KEY, 'move', String(count)]);
     for (const [k, at] of [9, 31, 47, 78].entries()) {
       const mover = start(k);
-      // It dies with a call on the wire: the next one is sent the moment this line is said.
+      // The agent dies with a call in flight, because it sends the next call right after this line.
       expect(await mover.waitForLine((line) => line === `moved ${at}`)).toBe(`moved ${at}`);
       await mover.kill();
     }
@@ -28,18 +28,18 @@ describe('the crashed one', () => {
     expect(await last.waitForLine((line) => line === 'finished')).toBe('finished');
     expect(last.lines[0]).toMatch(/^took 5 with (7[89]|8\d) done$/);
     const ids = (await upstream.effects()).map(({ id }) => id);
-    expect(ids).toHaveLength(many);
-    expect(new Set(ids).size).toBe(many);
+    expect(ids).toHaveLength(count);
+    expect(new Set(ids).size).toBe(count);
   });
 });
 
-describe('the zombie', () => {
-  it('that is frozen with a delete in flight is taken over, and thawed deletes nothing more', async () => {
+describe('a zombie agent', () => {
+  it('that is paused with a delete in flight is taken over, and deletes nothing after it resumes', async () => {
     await upstream.plan({
       match: { id: 'frozen-2' },
       do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }],
     });
-    const zombie = new AgentProcess('./zombie.mjs', [one.url, AGENT_KEY, 'frozen']);
+    const zombie = new AgentProcess('./agents/delete-until-fenced.mjs', [one.url, AGENT_KEY, 'frozen']);
     await upstream.awaitEvent('there');
     zombie.signal('SIGSTOP');
     const next = await RunHolder.take(two, 'frozen');
@@ -53,13 +53,13 @@ describe('the zombie', () => {
     expect(await upstream.requests()).toHaveLength(before);
   });
 
-  it('whose gateway is frozen too: what it had on the wire is known when it thaws, what it had not is never sent', async () => {
+  it('whose gateway is paused too: the sent call is settled on resume, and the queued call is never sent', async () => {
     for (const id of ['wire', 'queued']) await one.call('world.put', { id });
     const old = await RunHolder.take(one, 'deep-frozen');
     await upstream.plan({ match: { id: 'wire' }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
     const wire = old.call('world.delete', { id: 'wire' }, { key: 'wire' });
     await upstream.awaitEvent('there');
-    // The upstream takes one request at a time, so this one is claimed, and waits in the gateway for its turn.
+    // The upstream takes one request at a time, so this call is claimed and waits in the gateway.
     const queued = old.call('world.delete', { id: 'queued' }, { key: 'queued' });
     const claimed = async () => (await new RunHolder(two, old.took, AGENT_KEY).history()).body.items.length;
     await expect.poll(claimed).toBe(2);
@@ -71,7 +71,7 @@ describe('the zombie', () => {
       const items = (await next.history()).body.items as { args: { id: string }; state: string }[];
       return Object.fromEntries(items.map(({ args, state }) => [args.id, state]));
     };
-    // Its lease lapses, and the other replica takes both over: it repeats neither.
+    // The lease lapses, and the other replica takes over both calls without repeating them.
     await expect.poll(states, { timeout: 30_000 }).toEqual({ wire: 'in_doubt', queued: 'in_doubt' });
     expect((await next.read()).body.drained).toBe(false);
     await upstream.release('go');

@@ -1,7 +1,7 @@
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 import { useGateway } from '../support/use-gateway.ts';
 
-/** A gateway with HTTP tools of every kind behind it, for tests that call it over MCP. `more` is one more policy file. */
+/** A gateway with HTTP tools of every kind, for tests that call it over MCP. `more` renders another policy file. */
 export function useMcpGateway(more?: () => string) {
   return useGateway({
     policies: (url) => ({

@@ -5,11 +5,11 @@ import { expect, it } from 'vitest';
 import { AGENT_KEY, testerYaml } from '../../support/gateway.ts';
 import { readBody, useHttpServer } from '../../support/http-server.ts';
 import { useReplicas } from '../../support/use-gateway.ts';
-import { AgentProcess } from './agents.ts';
+import { AgentProcess } from './agent-process.ts';
 
 const ROUNDS = 200;
 
-/** A table that notices when two neighbours eat at once, and when somebody comes with an older token than was seen at a fork. */
+/** A service that notices when two neighbours eat at once, or when a fork gets an older lock token than before. */
 class Table {
   readonly eaten: string[] = [];
   readonly clashes: string[] = [];
@@ -51,11 +51,11 @@ tools:
 ${testerYaml('[{ allow: table.eat, approve: never }]')}`,
 });
 
-/** Sees one philosopher through all rounds, however often it dies. Answers how often it did. */
-async function see(me: number): Promise<number> {
+/** Restarts one philosopher until it has eaten in all rounds. Returns how often it died. */
+async function runPhilosopher(me: number): Promise<number> {
   for (let round = 0, deaths = 0; ; deaths += 1) {
     const gateway = (me + deaths) % 2 === 0 ? one : two;
-    const philosopher = new AgentProcess('./philosopher.mjs', [
+    const philosopher = new AgentProcess('./agents/philosopher.mjs', [
       gateway.url,
       AGENT_KEY,
       `${me}`,
@@ -69,8 +69,8 @@ async function see(me: number): Promise<number> {
   }
 }
 
-it('five philosophers eat 200 times each at two replicas, a fifth of them dying over their forks, and no two neighbours at once', async () => {
-  const deaths = await Promise.all([0, 1, 2, 3, 4].map(see));
+it('five philosophers on two replicas eat 200 times each, die in every fifth round, and never eat beside a neighbour who eats', async () => {
+  const deaths = await Promise.all([0, 1, 2, 3, 4].map(runPhilosopher));
   expect(deaths.every((times) => times >= ROUNDS / 5 - 1)).toBe(true);
   expect(table.clashes).toEqual([]);
   expect(table.eaten).toHaveLength(5 * ROUNDS);

@@ -11,7 +11,7 @@ import { buildUncooperativePolicies } from './lazy-policies.ts';
 
 let id = '';
 
-const MANY = 10_000;
+const MAX_KEYS = 10_000;
 
 const issuer = useIssuer();
 let pair: IssuerKey;
@@ -28,9 +28,9 @@ beforeEach(async () => {
 
 const charge = (options: CallOptions = {}, args: object = {}) =>
   gateway.call('world.charge', { id, card: 'c', ...args }, options);
-const locked = async () => (await database.query<{ n: number }>('select count(*)::int as n from locks'))[0]?.n;
+const countLocks = async () => (await database.query<{ n: number }>('select count(*)::int as n from locks'))[0]?.n;
 
-/** Every request that went out carries the token of its own call's locks, as the ledger has it, and no two the same. */
+/** After each test: every sent request carries the lock token that the ledger has for its call, and no token repeats. */
 afterEach(async () => {
   const requests = await upstream.requests();
   const rows = await database.query<{ txn: string; lock_token: string }>('select txn, lock_token from calls');
@@ -40,39 +40,39 @@ afterEach(async () => {
   const sent = requests.map(({ headers }) => Number(headers['oncegate-lock-token']));
   expect(sent.every((token) => token > 0)).toBe(true);
   expect(new Set(sent).size).toBe(sent.length);
-  expect(await locked()).toBe(0);
+  expect(await countLocks()).toBe(0);
 });
 
-describe('the lazy one', () => {
-  it(`asks for ${MANY} things at once, and has all of them or none`, async () => {
+describe('a lazy agent', () => {
+  it(`that needs ${MAX_KEYS} locks for one call gets all of them or none`, async () => {
     await upstream.plan({ match: { id }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
-    const keys = Array.from({ length: MANY }, (_, i) => `thing-${i}`);
+    const keys = Array.from({ length: MAX_KEYS }, (_, i) => `thing-${i}`);
     let started = 0;
-    const ask = async (): Promise<Reply> => {
+    const lockAll = async (): Promise<Reply> => {
       started = performance.now();
       const reply = await gateway.call('world.many', { id, keys }, { key: id });
-      // On a machine that is busy with something else the ledger may be too slow for it: it is asked for again.
-      return reply.status === 503 ? ask() : reply;
+      // On a busy machine the ledger may be too slow for so many locks, so a 503 is repeated.
+      return reply.status === 503 ? lockAll() : reply;
     };
-    const many = ask();
+    const many = lockAll();
     await upstream.awaitEvent('there');
     const tookMs = Math.round(performance.now() - started);
-    process.stdout.write(`${MANY} keys were locked, and the request had arrived, after ${tookMs} ms\n`);
-    expect(await locked()).toBe(MANY);
+    process.stdout.write(`${MAX_KEYS} keys were locked, and the request had arrived, after ${tookMs} ms\n`);
+    expect(await countLocks()).toBe(MAX_KEYS);
 
-    const wants = (wanted: readonly string[], headers: Record<string, string> = {}) =>
+    const callMany = (wanted: readonly string[], headers: Record<string, string> = {}) =>
       gateway.call('world.many', { id: `${id}-late`, keys: wanted }, { agentKey: OTHER_AGENT_KEY, headers });
-    const now = { prefer: 'wait=0' };
-    expect((await wants(['thing-0'], now)).body).toMatchObject({ code: 'locked', resource: 'key/thing-0' });
-    expect((await wants(['free', `thing-${MANY - 1}`], now)).body.code).toBe('locked');
-    expect((await wants(['free'])).status).toBe(200);
+    const noWait = { prefer: 'wait=0' };
+    expect((await callMany(['thing-0'], noWait)).body).toMatchObject({ code: 'locked', resource: 'key/thing-0' });
+    expect((await callMany(['free', `thing-${MAX_KEYS - 1}`], noWait)).body.code).toBe('locked');
+    expect((await callMany(['free'])).status).toBe(200);
     await upstream.release('go');
     expect((await many).status).toBe(200);
-    expect((await wants(['free', 'thing-0', `thing-${MANY - 1}`])).status).toBe(200);
+    expect((await callMany(['free', 'thing-0', `thing-${MAX_KEYS - 1}`])).status).toBe(200);
     expect(await upstream.requests(id)).toHaveLength(1);
   });
 
-  it('asks for nothing, and has its locks all the same: two of it never meet', async () => {
+  it('that asks for no locks gets the locks of the tool, so that two calls never overlap', async () => {
     await upstream.plan({ match: { id }, do: [{ event: 'there' }, { wait: 'go' }, 'apply', { reply: 200 }] });
     const first = charge();
     await upstream.awaitEvent('there');
@@ -89,15 +89,15 @@ describe('the lazy one', () => {
     expect(after).toBeGreaterThan(before);
   });
 
-  it('leaves out what names the thing: what cannot be locked is not sent', async () => {
+  it('that leaves out the resource to lock is refused', async () => {
     for (const args of [{ card: undefined }, { card: '' }, { card: null }])
       expect((await charge({}, args)).body.code).toBe('invalid_arguments');
-    for (const keys of [[''], ['a', ''], Array.from({ length: MANY + 1 }, (_, i) => String(i))])
+    for (const keys of [[''], ['a', ''], Array.from({ length: MAX_KEYS + 1 }, (_, i) => String(i))])
       expect((await gateway.call('world.many', { id, keys })).body.code).toBe('invalid_arguments');
     expect(await upstream.requests()).toEqual([]);
   });
 
-  it('leaves out its run, its epoch or both', async () => {
+  it('that leaves out its run, its epoch or both is refused', async () => {
     const { headers } = await RunHolder.take(gateway, id);
     const inRun = (sent: Record<string, string>) => gateway.call('world.in_run', { id, card: 'c' }, { headers: sent });
     const { 'oncegate-run': run = '', 'oncegate-epoch': epoch = '' } = headers;
@@ -109,8 +109,8 @@ describe('the lazy one', () => {
   });
 });
 
-describe('the forger', () => {
-  it('invents epochs', async () => {
+describe('a forging agent', () => {
+  it('that invents epochs is refused', async () => {
     const old = await RunHolder.take(gateway, id);
     const current = await RunHolder.take(gateway, id);
     const at = (epoch: string) =>
@@ -123,7 +123,7 @@ describe('the forger', () => {
     expect((await at(String(current.took.epoch))).status).toBe(200);
   });
 
-  it('brings tokens of its own making, which nobody reads', async () => {
+  it('that sends its own lock tokens has them ignored', async () => {
     const forged = {
       'oncegate-lock-token': '999999',
       'x-lock-token': '999999',
@@ -142,7 +142,7 @@ describe('the forger', () => {
     );
   });
 
-  const bad: readonly (readonly [string, string])[] = [
+  const badKeys: readonly (readonly [string, string])[] = [
     ['a key cut short', AGENT_KEY.slice(0, -1)],
     ['a key with more behind it', `${AGENT_KEY}x`],
     ['a key in capitals', AGENT_KEY.toUpperCase()],
@@ -155,31 +155,33 @@ describe('the forger', () => {
     ['the name of an agent', 'lazy'],
     ['null', 'null'],
   ];
-  it.each(bad)('comes with %s', async (_what, agentKey) => {
+  it.each(badKeys)('that sends %s as its key is refused', async (_what, agentKey) => {
     expect((await charge({ agentKey })).body).toMatchObject({ status: 401, code: 'unauthenticated' });
     expect(await upstream.requests()).toEqual([]);
   });
 
-  it('brings a key where none is looked for, or two where one belongs', async () => {
+  it('that sends its key in another place, or two keys, is refused', async () => {
     const body = JSON.stringify({ id, card: 'c' });
-    const ask = async (path: string, ...headers: string[]) => {
+    const postRaw = async (path: string, ...headers: string[]) => {
       const head = [`POST ${path} HTTP/1.1`, 'Host: gateway', ...headers, 'Content-Type: application/json'];
       const text = await sendRaw(gateway.port, `${head.join('\r\n')}\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
       return Number(/^HTTP\/1\.1 (\d+)/.exec(text)?.[1]);
     };
     const path = '/v1/tools/world.charge';
-    expect(await ask(`${path}?access_token=${AGENT_KEY}`)).toBe(401);
-    expect(await ask(path, `X-Api-Key: ${AGENT_KEY}`)).toBe(401);
-    expect(await ask(path, `Cookie: authorization=Bearer ${AGENT_KEY}`)).toBe(401);
-    expect(await ask(path, `Proxy-Authorization: Bearer ${AGENT_KEY}`)).toBe(401);
-    expect(await ask(path, `Authorization: Basic ${btoa(`lazy:${AGENT_KEY}`)}`)).toBe(401);
-    expect(await ask(path, 'Authorization: Bearer nobody', `Authorization: Bearer ${AGENT_KEY}`)).toBe(401);
-    expect(await ask(path, `Authorization: Bearer ${AGENT_KEY}`, `Authorization: Bearer ${OTHER_AGENT_KEY}`)).toBe(400);
+    expect(await postRaw(`${path}?access_token=${AGENT_KEY}`)).toBe(401);
+    expect(await postRaw(path, `X-Api-Key: ${AGENT_KEY}`)).toBe(401);
+    expect(await postRaw(path, `Cookie: authorization=Bearer ${AGENT_KEY}`)).toBe(401);
+    expect(await postRaw(path, `Proxy-Authorization: Bearer ${AGENT_KEY}`)).toBe(401);
+    expect(await postRaw(path, `Authorization: Basic ${btoa(`lazy:${AGENT_KEY}`)}`)).toBe(401);
+    expect(await postRaw(path, 'Authorization: Bearer nobody', `Authorization: Bearer ${AGENT_KEY}`)).toBe(401);
+    expect(await postRaw(path, `Authorization: Bearer ${AGENT_KEY}`, `Authorization: Bearer ${OTHER_AGENT_KEY}`)).toBe(
+      400,
+    );
     expect(await upstream.requests()).toEqual([]);
-    expect(await ask(path, `Authorization: Bearer ${AGENT_KEY}`)).toBe(200);
+    expect(await postRaw(path, `Authorization: Bearer ${AGENT_KEY}`)).toBe(200);
   });
 
-  it('signs its own tokens', async () => {
+  it('that signs its own tokens is refused', async () => {
     const now = Math.floor(Date.now() / 1000);
     const claims = { sub: 'biller', iss: issuer.url, aud: 'gate', exp: now + 300 };
     const sign = (more: object, alg: string, key: Parameters<SignJWT['sign']>[0]) =>
@@ -206,49 +208,49 @@ describe('the forger', () => {
   });
 });
 
-describe('the impostor', () => {
+describe('an impostor', () => {
   const mine = { agentKey: AGENT_KEY };
-  const refused = (reply: Reply) => expect(reply.body).toMatchObject({ status: 404, code: 'not_found' });
+  const expectNotFound = (reply: Reply) => expect(reply.body).toMatchObject({ status: 404, code: 'not_found' });
 
-  it('speaks in another agent’s run', async () => {
+  it('cannot use the run of another agent', async () => {
     const theirs = await RunHolder.take(gateway, id, '', OTHER_AGENT_KEY);
     const stranger = new RunHolder(gateway, theirs.took, AGENT_KEY);
-    refused(await stranger.call('world.in_run', { id, card: 'c' }));
-    refused(await stranger.call('world.charge', { id, card: 'c' }));
-    refused(await stranger.checkpoint({ mine: true }));
-    for (const verb of ['heartbeat', 'finish'] as const) refused(await stranger.postAction(verb));
-    refused(await stranger.read());
-    refused(await stranger.history());
+    expectNotFound(await stranger.call('world.in_run', { id, card: 'c' }));
+    expectNotFound(await stranger.call('world.charge', { id, card: 'c' }));
+    expectNotFound(await stranger.checkpoint({ mine: true }));
+    for (const verb of ['heartbeat', 'finish'] as const) expectNotFound(await stranger.postAction(verb));
+    expectNotFound(await stranger.read());
+    expectNotFound(await stranger.history());
     expect(await upstream.requests()).toEqual([]);
     expect((await theirs.read()).body).toMatchObject({ epoch: 1, checkpoint: null });
     expect((await theirs.call('world.charge', { id, card: 'c' })).status).toBe(200);
   });
 
-  it('takes a step in another agent’s saga, commits it, rolls it back', async () => {
+  it('cannot add a step to the saga of another agent, commit it or roll it back', async () => {
     const theirs = await TestSaga.open(gateway, {}, OTHER_AGENT_KEY);
-    refused(await charge({ ...mine, headers: { 'oncegate-saga': theirs.id } }));
+    expectNotFound(await charge({ ...mine, headers: { 'oncegate-saga': theirs.id } }));
     for (const [verb, body] of [
       ['commit', {}],
       ['rollback', { reason: 'mine' }],
       ['savepoints', { name: 'x' }],
     ] as const)
-      refused(await gateway.post(`/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
-    refused(await gateway.get(`/v1/sagas/${theirs.id}`));
+      expectNotFound(await gateway.post(`/v1/sagas/${theirs.id}/${verb}`, body, AGENT_KEY));
+    expectNotFound(await gateway.get(`/v1/sagas/${theirs.id}`));
     expect(await theirs.read()).toMatchObject({ state: 'open', steps: [] });
     expect(await upstream.requests()).toEqual([]);
   });
 
-  it('asks for another agent’s call, under its key or its txn', async () => {
+  it('cannot read the call of another agent by its key or its txn', async () => {
     const theirs = await charge({ agentKey: OTHER_AGENT_KEY, key: 'shared' });
-    refused(await gateway.get(`/v1/calls/${theirs.body.txn}`));
-    refused(await gateway.post(`/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
+    expectNotFound(await gateway.get(`/v1/calls/${theirs.body.txn}`));
+    expectNotFound(await gateway.post(`/v1/calls/${theirs.body.txn}/cancel`, {}, AGENT_KEY));
     const own = await charge({ ...mine, key: 'shared' });
     expect(own.body).toMatchObject({ replayed: false, state: 'succeeded' });
     expect(own.body.txn).not.toBe(theirs.body.txn);
     expect(await upstream.requests(id)).toHaveLength(2);
   });
 
-  it('plays the operator', async () => {
+  it('cannot use the admin API', async () => {
     for (const path of ['locks', 'calls', 'agents', 'policies', 'approvals'])
       expect((await gateway.get(`/admin/${path}`)).body.code, path).toBe('forbidden');
     expect((await gateway.post('/admin/freeze', { reason: 'x' }, AGENT_KEY)).status).toBe(403);

@@ -1,5 +1,5 @@
-// What the MCP server of the tests can do: tools whose every effect is on disk before anybody hears of it.
-// It shares no code with the gateway and uses no MCP library, so that neither can hide a mistake of the other.
+// The tools of the test MCP server. Every effect is on disk before the server answers.
+// The server shares no code with the gateway and uses no MCP library, so that no common bug can hide.
 import { createHash } from 'node:crypto';
 import fs from 'node:fs';
 
@@ -12,7 +12,7 @@ const output = {
 };
 const text = (words) => ({ type: 'text', text: words });
 
-/** The effects, in a file that outlives the process: one line each, synced before the caller may know. */
+/** The effects, one line each, in a file that outlives the process. Each line is synced before the answer is sent. */
 export class Journal {
   constructor(file) {
     this.fd = fs.openSync(file, 'a+');
@@ -20,11 +20,11 @@ export class Journal {
   }
 
   add(entry) {
-    const whole = { n: this.entries.length + 1, ...entry };
-    fs.writeSync(this.fd, `${JSON.stringify(whole)}\n`);
+    const recorded = { n: this.entries.length + 1, ...entry };
+    fs.writeSync(this.fd, `${JSON.stringify(recorded)}\n`);
     fs.fsyncSync(this.fd);
-    this.entries.push(whole);
-    return whole;
+    this.entries.push(recorded);
+    return recorded;
   }
 
   clear() {
@@ -33,11 +33,11 @@ export class Journal {
   }
 }
 
-/** The key a caller brings: in a header, or in `_meta` where there are no headers. */
+/** The key of a call: from a header, or from `_meta` over stdio. */
 const keyOf = (call) => call.headers['idempotency-key'] ?? call.params._meta?.['oncegate/idempotency-key'] ?? null;
 const digest = (value) => createHash('sha256').update(JSON.stringify(value)).digest('hex');
 
-function effect(journal, call, more = {}) {
+function recordEffect(journal, call, more = {}) {
   const { name, arguments: args = {}, _meta } = call.params;
   const key = _meta?.['oncegate/idempotency-key'] ?? null;
   const entry = journal.add({ tool: name, id: args.id ?? null, key, argsSha256: digest(args), ...more });
@@ -45,21 +45,27 @@ function effect(journal, call, more = {}) {
   return { content: [text(`${name} of ${args.id} done`)], structuredContent };
 }
 
-/** Each tool: what it says of itself, and what it does. `ask` puts a question to the client and waits for its answer. */
+/** Each tool has a description (`about`) and an action (`run`). `call.ask` asks the client and waits for the answer. */
 export const TOOLS = {
   pay: {
     about: { description: 'Pays once a key.', inputSchema: input, outputSchema: output },
     run(call, journal) {
       const key = keyOf(call);
       const earlier = journal.entries.find((entry) => entry.tool === 'pay' && entry.key === key && key !== null);
-      if (earlier === undefined) return effect(journal, call);
-      const same = earlier.argsSha256 === digest(call.params.arguments);
-      if (!same) return { isError: true, content: [text('this key paid something else')] };
+      if (earlier === undefined) return recordEffect(journal, call);
+      const isSame = earlier.argsSha256 === digest(call.params.arguments);
+      if (!isSame) return { isError: true, content: [text('this key paid something else')] };
       return { content: [text('paid before')], structuredContent: { id: earlier.id, effect: earlier.n } };
     },
   },
-  put: { about: { description: 'Puts it there.', inputSchema: input }, run: (call, journal) => effect(journal, call) },
-  mail: { about: { description: 'Sends it.', inputSchema: input }, run: (call, journal) => effect(journal, call) },
+  put: {
+    about: { description: 'Puts it there.', inputSchema: input },
+    run: (call, journal) => recordEffect(journal, call),
+  },
+  mail: {
+    about: { description: 'Sends it.', inputSchema: input },
+    run: (call, journal) => recordEffect(journal, call),
+  },
   find: {
     about: { description: 'Looks for it.', inputSchema: input, annotations: { readOnlyHint: true } },
     run(call, journal) {
@@ -96,7 +102,7 @@ export const TOOLS = {
       const params = { mode: 'form', message: 'What is your name?', requestedSchema: schema };
       const answer = await call.ask('name', 'elicitation/create', params);
       if (answer?.action !== 'accept') return { isError: true, content: [text(`not greeted: ${answer?.action}`)] };
-      return effect(journal, call, { said: answer.content.name });
+      return recordEffect(journal, call, { said: answer.content.name });
     },
   },
   think: {
@@ -105,7 +111,7 @@ export const TOOLS = {
       const messages = [{ role: 'user', content: { type: 'text', text: 'Say a word.' } }];
       const answer = await call.ask('word', 'sampling/createMessage', { messages, maxTokens: 10 });
       if (answer?.content === undefined) return { isError: true, content: [text('no model to ask')] };
-      return effect(journal, call, { said: answer.content.text ?? answer.content[0]?.text });
+      return recordEffect(journal, call, { said: answer.content.text ?? answer.content[0]?.text });
     },
   },
   steps: {
@@ -115,7 +121,7 @@ export const TOOLS = {
       for (const progress of [1, 2, 3])
         call.say('notifications/progress', { progressToken, progress, total: 3, message: `step ${progress}` });
       call.say('notifications/message', { level: 'warning', logger: 'world', data: 'almost done' });
-      return effect(journal, call);
+      return recordEffect(journal, call);
     },
   },
 };
@@ -124,8 +130,8 @@ export const RESOURCES = [{ uri: 'notes://1', name: 'one', mimeType: 'text/plain
 export const TEMPLATES = [{ uriTemplate: 'notes://{id}', name: 'notes' }];
 export const PROMPTS = [{ name: 'hello', description: 'Says hello.', arguments: [{ name: 'who', required: true }] }];
 
-/** What is no tool call: the lists are given by the server, because they change. */
-export function offer(method, params, label) {
+/** Answers methods other than tools/call. The server answers list methods, because lists change. */
+export function answerOtherMethod(method, params, label) {
   if (method === 'resources/read' && params.uri.startsWith(`notes://`))
     return { contents: [{ uri: params.uri, mimeType: 'text/plain', text: `${label}: ${params.uri}` }] };
   if (method === 'prompts/get' && params.name === 'hello')

@@ -2,12 +2,12 @@ import { createHash } from 'node:crypto';
 import { beforeEach, describe, expect, it } from 'vitest';
 import { AGENT_KEY } from '../support/gateway.ts';
 import { requestLegacy, requestNewest } from './clients.ts';
-import { useMcpGateway } from './front.ts';
+import { useMcpGateway } from './use-mcp-gateway.ts';
 
 const { upstream, gateway } = useMcpGateway();
 beforeEach(() => upstream.reset());
 
-const OWN = 'oncegate/idempotency-key';
+const KEY_META = 'oncegate/idempotency-key';
 const call = async (name: string, args: object, meta: object = {}, headers: Record<string, string> = {}) =>
   (await requestLegacy(gateway, 'tools/call', { name, arguments: args, _meta: meta }, { headers })).answer.result;
 // biome-ignore lint/suspicious/noExplicitAny: results of every shape
@@ -15,10 +15,10 @@ const txnOf = (result: any): string => result._meta['oncegate/txn'];
 const effects = async (id: string) => (await upstream.effects(id)).length;
 
 describe('the key of a call', () => {
-  it('is its own, then the header, then the id of its framework: the first that is there', async () => {
+  it('is the first of: the key in _meta, the header, the id of the framework', async () => {
     const framework = { 'claudecode/toolUseId': 'toolu_order' };
     const header = { 'idempotency-key': 'k-header' };
-    const all = await call('world__charge', { id: 'a' }, { [OWN]: 'k-own', ...framework }, header);
+    const all = await call('world__charge', { id: 'a' }, { [KEY_META]: 'k-own', ...framework }, header);
     const two = await call('world__charge', { id: 'b' }, framework, header);
     const one = await call('world__charge', { id: 'c' }, framework);
     const keyOf = async (txn: string) => (await gateway.admin('GET', `/admin/calls/${txn}`)).body.key;
@@ -44,7 +44,7 @@ describe('the key of a call', () => {
     },
   );
 
-  it('is the business key of the tool for a call that brings none', async () => {
+  it('is the business key of the tool if the call has none', async () => {
     const first = await call('world__by_order', { id: 'order-1' });
     const again = await call('world__by_order', { id: 'order-1' });
     expect(txnOf(again)).toBe(txnOf(first));
@@ -52,32 +52,32 @@ describe('the key of a call', () => {
     expect(await effects('order-1')).toBe(1);
   });
 
-  it('is the same here and at /v1/tools: one call, one effect', async () => {
+  it('names the same call over MCP and at /v1/tools', async () => {
     const http = await gateway.call('world.charge', { id: 'shared' }, { key: 'shared-1' });
-    const mcp = await call('world__charge', { id: 'shared' }, { [OWN]: 'shared-1' });
+    const mcp = await call('world__charge', { id: 'shared' }, { [KEY_META]: 'shared-1' });
     expect(txnOf(mcp)).toBe(http.body.txn);
     expect(mcp).toMatchObject({ structuredContent: http.body.result, _meta: { 'oncegate/replayed': true } });
     const newest = await requestNewest(gateway, 'tools/call', {
       name: 'world__charge',
       arguments: { id: 'shared' },
-      _meta: { [OWN]: 'shared-1' },
+      _meta: { [KEY_META]: 'shared-1' },
     });
     expect(txnOf(newest.answer.result)).toBe(http.body.txn);
     expect(await effects('shared')).toBe(1);
   });
 
   it('with other arguments is refused, and nothing is sent', async () => {
-    await call('world__charge', { id: 'first' }, { [OWN]: 'reused' });
-    const other = await call('world__charge', { id: 'second' }, { [OWN]: 'reused' });
+    await call('world__charge', { id: 'first' }, { [KEY_META]: 'reused' });
+    const other = await call('world__charge', { id: 'second' }, { [KEY_META]: 'reused' });
     expect(other).toMatchObject({ isError: true, structuredContent: { code: 'key_reused', status: 422 } });
     expect(await effects('second')).toBe(0);
   });
 
-  it('makes simultaneous calls of both fronts one', async () => {
+  it('joins simultaneous calls over MCP and HTTP into one', async () => {
     const answers = await Promise.all(
       Array.from({ length: 8 }, (_, i) =>
         i % 2 === 0
-          ? call('world__mail', { id: 'storm' }, { [OWN]: 'storm-1' }).then(txnOf)
+          ? call('world__mail', { id: 'storm' }, { [KEY_META]: 'storm-1' }).then(txnOf)
           : gateway.call('world.mail', { id: 'storm' }, { key: 'storm-1' }).then(({ body }) => body.txn as string),
       ),
     );
@@ -87,7 +87,7 @@ describe('the key of a call', () => {
 });
 
 describe('a repeat without a key', () => {
-  it('is told what was recorded, in words that a model understands', async () => {
+  it('gets the recorded result, with an explanation for the model', async () => {
     const first = await call('world__mail', { id: 'twice' });
     const again = await call('world__mail', { id: 'twice' });
     expect(first.content).toHaveLength(1);
@@ -99,21 +99,21 @@ describe('a repeat without a key', () => {
     expect(await effects('twice')).toBe(1);
   });
 
-  it('of a call whose answer never arrived is that call', async () => {
+  it('of a call whose answer was lost gets the result of that call', async () => {
     await upstream.plan({ match: { id: 'unheard' }, do: [{ event: 'in' }, { wait: 'go' }] });
-    const hangUp = new AbortController();
+    const controller = new AbortController();
     const params = { name: 'world__mail', arguments: { id: 'unheard' } };
-    const asked = requestLegacy(gateway, 'tools/call', params, { signal: hangUp.signal });
+    const pending = requestLegacy(gateway, 'tools/call', params, { signal: controller.signal });
     await upstream.awaitEvent('in');
-    hangUp.abort();
-    await expect(asked).rejects.toThrow();
+    controller.abort();
+    await expect(pending).rejects.toThrow();
     await upstream.release('go');
-    const told = await call('world__mail', { id: 'unheard' });
-    expect(told.structuredContent).toMatchObject({ t: 'unheard' });
+    const repeated = await call('world__mail', { id: 'unheard' });
+    expect(repeated.structuredContent).toMatchObject({ t: 'unheard' });
     expect(await effects('unheard')).toBe(1);
   });
 
-  it('of a call that failed is a new wish, once the failure was told', async () => {
+  it('of a failed call is a new call, once the failure was delivered', async () => {
     await upstream.plan({ match: { id: 'retry' }, do: [{ reply: 422 }] });
     expect(await call('world__mail', { id: 'retry' })).toMatchObject({ isError: true });
     await expect.poll(async () => (await call('world__mail', { id: 'retry' })).isError).toBeUndefined();
@@ -124,21 +124,21 @@ describe('a repeat without a key', () => {
 describe('a saga', () => {
   const begin = async () => (await call('oncegate__begin_saga', { name: 'trip' })).structuredContent.saga as string;
 
-  it('is begun, filled through _meta and rolled back with the built-in tools', async () => {
+  it('is begun and rolled rolledBack with the built-in tools, and takes steps through _meta', async () => {
     const saga = await begin();
     const step = await call('world__charge', { id: 's1' }, { 'oncegate/saga': saga });
     const seen = (await gateway.get(`/v1/sagas/${saga}`)).body;
     expect(seen.steps.map(({ txn }: { txn: string }) => txn)).toEqual([txnOf(step)]);
-    const back = await call('oncegate__rollback_saga', { saga, reason: 'changed my mind' });
-    expect(back.structuredContent).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
+    const rolledBack = await call('oncegate__rollback_saga', { saga, reason: 'changed my mind' });
+    expect(rolledBack.structuredContent).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'done' } }] });
     const routes = (await upstream.effects('s1')).map(({ route }) => route);
     expect(routes).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     const late = await call('world__charge', { id: 's2' }, { 'oncegate/saga': saga });
     expect(late).toMatchObject({ isError: true, structuredContent: { code: 'saga_closed' } });
   });
 
-  it('is begun once under one key, and committed', async () => {
-    const meta = { [OWN]: 'saga-key' };
+  it('is begun once per key, and committed', async () => {
+    const meta = { [KEY_META]: 'saga-key' };
     const [one, two] = [await call('oncegate__begin_saga', {}, meta), await call('oncegate__begin_saga', {}, meta)];
     expect(two.structuredContent.saga).toBe(one.structuredContent.saga);
     const { saga } = one.structuredContent;
@@ -148,7 +148,7 @@ describe('a saga', () => {
     expect(listed.structuredContent.items).toMatchObject([{ tool: 'world.charge', state: 'succeeded' }]);
   });
 
-  it('is out of reach for a holder of its run that was replaced, as over HTTP', async () => {
+  it('is fenced for a replaced holder of its run, as over HTTP', async () => {
     const take = () =>
       gateway.request('POST', '/v1/runs', {
         key: AGENT_KEY,
@@ -170,7 +170,7 @@ describe('a saga', () => {
     expect(await effects('zombie')).toBe(0);
   });
 
-  it('takes a run only whole and well-formed: a promise that is misread is a promise broken', async () => {
+  it('refuses an incomplete or malformed run in _meta', async () => {
     for (const meta of [
       { 'oncegate/run': 'r' },
       { 'oncegate/epoch': 1 },
@@ -182,7 +182,7 @@ describe('a saga', () => {
     expect(await effects('fenced')).toBe(0);
   });
 
-  it('is rolled back for real only: a dry run of a built-in tool is refused', async () => {
+  it('cannot be rolled rolledBack in a dry run, because built-in tools refuse dry runs', async () => {
     const saga = await begin();
     const params = { name: 'oncegate__rollback_saga', arguments: { saga, reason: 'x' } };
     const { answer } = await requestLegacy(gateway, 'tools/call', params, {

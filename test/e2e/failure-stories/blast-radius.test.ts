@@ -5,11 +5,11 @@ import { TestSaga } from '../../sagas/saga.ts';
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../../support/gateway.ts';
 import { readAuditEntries } from '../../support/ledger.ts';
 import { useReplicas } from '../../support/use-gateway.ts';
-import { AgentProcess } from './agents.ts';
+import { AgentProcess } from './agent-process.ts';
 
 const CAP = 40;
 
-/** A desk where strangers write tickets, and a store whose records can be deleted and put back. */
+/** A ticket system with untrusted content, and a store whose records can be deleted and restored. */
 const policies = (url: string) => `
 upstreams:
   desk: { adapter: http, url: "${url}", allowPrivate: true }
@@ -55,15 +55,15 @@ ${PEOPLE_YAML}`;
 const { upstream, database, one, two } = useReplicas({ policies });
 beforeEach(() => upstream.reset());
 
-/** A record with what gets lost when somebody is careless. */
+/** A record with values that careless code would change. */
 const record = (id: string) => ({
   ...{ id, name: 'Zoë "Zo" O\u2019Hara\n\u{1F600}', balance: 1234.56, tiny: 5e-324, huge: 1e21, minus: -0.5 },
   ...{ tags: ['b', 'a', ''], nothing: null, nested: { z: { y: [] }, a: {} }, html: '<b>&amp;</b>', empty: '' },
 });
 
-/** What the store has at each of many ids, or says of it, byte for byte. */
-function each(prefix: string, many: number, init: (id: string) => RequestInit = () => ({})): Promise<string[]> {
-  const ids = Array.from({ length: many }, (_, n) => `${prefix}-${n}`);
+/** Sends a request to the store for each of many ids, and returns the statuses and bodies. */
+function requestEach(prefix: string, count: number, init: (id: string) => RequestInit = () => ({})): Promise<string[]> {
+  const ids = Array.from({ length: count }, (_, n) => `${prefix}-${n}`);
   return Promise.all(
     ids.map(async (id) => {
       const response = await fetch(`${upstream.url}/idempotent/objects/${id}`, init(id));
@@ -72,37 +72,37 @@ function each(prefix: string, many: number, init: (id: string) => RequestInit = 
   );
 }
 
-/** With members in order, as the gateway sends them: JSON has no other order that could be kept. */
-const fill = (prefix: string, many: number) =>
-  each(prefix, many, (id) => ({ method: 'PUT', body: canonicalize(record(id)) }));
+/** Writes records with members in canonical order, because the gateway restores them in that order. */
+const writeRecords = (prefix: string, count: number) =>
+  requestEach(prefix, count, (id) => ({ method: 'PUT', body: canonicalize(record(id)) }));
 
-const table = (prefix: string, many: number) => each(prefix, many);
+const readRecords = (prefix: string, count: number) => requestEach(prefix, count);
 
 const deleted = async () => (await upstream.effects()).filter(({ method }) => method === 'DELETE').map(({ id }) => id);
 
-const logged = (what: string) => readAuditEntries(database, what);
+const readEntries = (what: string) => readAuditEntries(database, what);
 
-describe('the rogue', () => {
-  it('that reads a ticket called delete-everything and obeys deletes nothing; a run that read none still may', async () => {
-    await fill('r', 3);
-    const before = await table('r', 3);
-    const wish = { name: 'delete-everything', records: ['r-0', 'r-1', 'r-2'] };
-    await upstream.plan({ match: { path: '/read/items/t-1' }, do: [{ reply: 200, body: wish }] });
+describe('a rogue agent', () => {
+  it('that obeys a ticket called delete-everything deletes nothing, while an untainted run still can', async () => {
+    await writeRecords('r', 3);
+    const before = await readRecords('r', 3);
+    const ticket = { name: 'delete-everything', records: ['r-0', 'r-1', 'r-2'] };
+    await upstream.plan({ match: { path: '/read/items/t-1' }, do: [{ reply: 200, body: ticket }] });
 
-    const agent = new AgentProcess('./obedient.mjs', [one.url, AGENT_KEY, 'support', 't-1']);
+    const agent = new AgentProcess('./agents/obey-ticket.mjs', [one.url, AGENT_KEY, 'support', 't-1']);
     expect(await agent.waitForLine((line) => line === 'done')).toBe('done');
     expect(agent.lines).toEqual([
       'read delete-everything',
-      ...wish.records.flatMap((id) => [`403 denied ${id}`, `403 denied ${id}`]),
+      ...ticket.records.flatMap((id) => [`403 denied ${id}`, `403 denied ${id}`]),
       'done',
     ]);
-    expect(await table('r', 3)).toEqual(before);
+    expect(await readRecords('r', 3)).toEqual(before);
     expect(await deleted()).toEqual([]);
     expect((await upstream.requests()).filter(({ method }) => method === 'DELETE')).toEqual([]);
 
-    const [tainted] = (await logged('tainted')).filter((entry) => 'run' in entry);
+    const [tainted] = (await readEntries('tainted')).filter((entry) => 'run' in entry);
     expect(tainted).toMatchObject({ agent: 'helper', tool: 'desk.read_ticket' });
-    const denials = (await logged('denied')).filter(({ agent: who }) => who === 'helper');
+    const denials = (await readEntries('denied')).filter(({ agent: name }) => name === 'helper');
     expect(denials).toHaveLength(6);
     for (const denial of denials)
       expect(denial).toMatchObject({
@@ -120,36 +120,36 @@ describe('the rogue', () => {
   });
 });
 
-describe('the stupid one', () => {
-  it('that deletes 500 records at once through two replicas loses exactly as many as its cap', async () => {
-    await fill('j', 500);
-    const agent = new AgentProcess('./janitor.mjs', [OTHER_AGENT_KEY, 'j', '500', one.url, two.url]);
+describe('a careless agent', () => {
+  it('that deletes 500 records at once through two replicas deletes exactly as many as its cap', async () => {
+    await writeRecords('j', 500);
+    const agent = new AgentProcess('./agents/delete-records.mjs', [OTHER_AGENT_KEY, 'j', '500', one.url, two.url]);
     expect(await agent.waitForLine((line) => line === 'done')).toBe('done');
     expect(agent.lines).toEqual([`200 succeeded ${CAP}`, `403 denied ${500 - CAP}`, 'done']);
-    const gone = (await table('j', 500)).map((row) => row.startsWith('404'));
+    const gone = (await readRecords('j', 500)).map((row) => row.startsWith('404'));
     expect(gone.filter(Boolean)).toHaveLength(CAP);
     expect(new Set(await deleted()).size).toBe(CAP);
 
-    // Asked again with the same keys: what was done is told, what was not is not.
+    // Repeats under the same keys: finished deletes are replayed, and the others are still denied.
     const done = gone.slice(0, 100).filter(Boolean).length;
-    const again = new AgentProcess('./janitor.mjs', [OTHER_AGENT_KEY, 'j', '100', two.url, one.url]);
+    const again = new AgentProcess('./agents/delete-records.mjs', [OTHER_AGENT_KEY, 'j', '100', two.url, one.url]);
     expect(await again.waitForLine((line) => line === 'done')).toBe('done');
     expect(again.lines).toEqual([`200 succeeded ${done}`, `403 denied ${100 - done}`, 'done']);
     expect(await deleted()).toHaveLength(CAP);
-    const [denial] = (await logged('denied')).filter(({ agent: who }) => who === 'janitor');
+    const [denial] = (await readEntries('denied')).filter(({ agent: name }) => name === 'janitor');
     expect(denial).toMatchObject({ facts: { history: { 'count("*.delete_*", "1h")': CAP } } });
   });
 });
 
-describe('the mistake', () => {
-  it('that a person approved is rolled back by another, and the table is what it was to the byte', async () => {
-    const many = 12;
-    await fill('m', many);
-    const before = await table('m', many);
+describe('an approved mistake', () => {
+  it('is rolled back, and the records are byte for byte as before', async () => {
+    const count = 12;
+    await writeRecords('m', count);
+    const before = await readRecords('m', count);
     const clean = await RunHolder.take(one, 'tidy');
     const saga = await TestSaga.open(one, { name: 'tidy up' });
     const steps = await Promise.all(
-      Array.from({ length: many }, (_, n) =>
+      Array.from({ length: count }, (_, n) =>
         saga.callStep(
           'store.delete_record',
           { id: `m-${n}` },
@@ -160,19 +160,19 @@ describe('the mistake', () => {
     expect(steps.map(({ status, body }) => `${status} ${body.state}`)).toEqual(steps.map(() => '202 held'));
     expect(await deleted()).toEqual([]);
 
-    // Twelve times yes, without reading.
+    // A person approves all twelve calls without reading them.
     const { items } = (await one.admin('GET', '/admin/approvals?state=pending')).body;
-    expect(items).toHaveLength(many);
+    expect(items).toHaveLength(count);
     for (const { txn, digest } of items) {
-      const yes = { reason: 'looks fine', digest };
-      expect((await two.admin('POST', `/admin/approvals/${txn}/approve`, yes)).status).toBe(200);
+      const decision = { reason: 'looks fine', digest };
+      expect((await two.admin('POST', `/admin/approvals/${txn}/approve`, decision)).status).toBe(200);
     }
     for (const { body } of steps) await one.waitForCall(body.txn, ({ state }) => state === 'succeeded');
-    expect((await table('m', many)).filter((row) => row.startsWith('404'))).toHaveLength(many);
+    expect((await readRecords('m', count)).filter((row) => row.startsWith('404'))).toHaveLength(count);
 
     const rolledBack = await saga.admin('rollback', { reason: 'those were customers' }, '?wait=30');
     expect(rolledBack.body).toMatchObject({ state: 'rolled_back' });
-    expect(await table('m', many)).toEqual(before);
-    expect(await deleted()).toHaveLength(many);
+    expect(await readRecords('m', count)).toEqual(before);
+    expect(await deleted()).toHaveLength(count);
   });
 });

@@ -1,7 +1,7 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../../support/gateway.ts';
 
-/** Tools that lock, one of them for runs only; agents by key and by token. */
+/** Tools with locks, one of them only for runs; agents with keys and with tokens. */
 export function buildUncooperativePolicies(url: string, issuerUrl: string): string {
   const tool = (name: string, lock: string) => `
   world.${name}:
@@ -22,7 +22,7 @@ agents:
   lazy:
     ${keysYaml(AGENT_KEY)}
     rules:
-      # What belongs into a run is allowed in one only: whoever leaves the run out is not fenced, but refused.
+      # A call without a run is refused, because it could not be fenced.
       - { allow: world.in_run, when: run != null }
       - { allow: world.charge }
       - { allow: world.many }

@@ -1,6 +1,6 @@
 /**
- * One of five at a round table. It needs the forks on both sides to eat, and every fifth time it dies as soon as it has asked
- * for them, whether it holds them by then or not.
+ * One of the five dining philosophers. It needs the forks on both sides to eat. In every fifth round it dies right after it
+ * has asked for the forks, whether it holds them or not.
  *
  * philosopher.mjs <gateway> <agent key> <which> <first round> <rounds>
  */
@@ -9,7 +9,7 @@ import http from 'node:http';
 const [gateway, agentKey, which, first, rounds] = process.argv.slice(2);
 const me = Number(which);
 
-/** Plain http: this process lives for a few rounds only, and whatever it loads it loads two hundred times. */
+/** Uses node:http, because the process starts two hundred times and `fetch` takes longer to load. */
 function eat(round) {
   const headers = {
     authorization: `Bearer ${agentKey}`,

@@ -3,12 +3,12 @@ import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import { fileURLToPath } from 'node:url';
 
-/** What a name answers: the first time the first list, then the next; the last one for ever. */
+/** The addresses of a name: one list per lookup. The last list repeats. */
 export type DnsAnswers = readonly (readonly string[])[];
 
 const TYPES = { a: 1, aaaa: 28 } as const;
 
-/** A real DNS server on loopback for the names it is told, which may answer otherwise each time they are looked up. */
+/** A DNS server on loopback. Its names may resolve differently on each lookup. */
 export class TestDnsServer {
   readonly lookups: string[] = [];
   readonly #names: ReadonlyMap<string, DnsAnswers>;
@@ -26,10 +26,10 @@ export class TestDnsServer {
     return server;
   }
 
-  /** How a gateway must be started so that it asks this server, as it would ask that of its machine. */
+  /** The environment that makes a gateway resolve names with this server. */
   get env(): Record<string, string> {
     const { port } = this.#socket.address() as AddressInfo;
-    const resolver = fileURLToPath(new URL('./resolver.mjs', import.meta.url));
+    const resolver = fileURLToPath(new URL('./dns-resolver.mjs', import.meta.url));
     return { NODE_OPTIONS: `--import=${resolver}`, TEST_NAME_SERVER: `127.0.0.1:${port}` };
   }
 
@@ -44,7 +44,7 @@ export class TestDnsServer {
   #answer(query: Buffer): Buffer {
     const { name, end } = readName(query, 12);
     const type = query.readUInt16BE(end) === TYPES.aaaa ? 'aaaa' : 'a';
-    // Each look-up asks for both; that for IPv4 says how many there were before.
+    // Each lookup asks for A and AAAA records; the queries for A records count the earlier lookups.
     const before = this.countLookups(name) - (type === 'aaaa' && this.lookups.at(-1) === `a ${name}` ? 1 : 0);
     this.lookups.push(`${type} ${name}`);
     const answers = this.#names.get(name) ?? [];

@@ -2,11 +2,11 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
 
 /**
- * Listens where nothing must ever arrive: at every loopback address, of IPv6 too where there is one. Whatever connects is heard,
- * even if it says nothing.
+ * Listens at every loopback address, where no connection may ever arrive; also on IPv6 if the machine has it. Every
+ * connection is recorded, even without data.
  */
 export class ForbiddenListener {
-  readonly heard: string[] = [];
+  readonly connections: string[] = [];
   readonly #server: Server;
   readonly hasIpv6: boolean;
 
@@ -14,7 +14,7 @@ export class ForbiddenListener {
     this.#server = server;
     this.hasIpv6 = hasIpv6;
     server.on('connection', (socket) => {
-      this.heard.push(`${socket.localAddress}`);
+      this.connections.push(`${socket.localAddress}`);
       socket.on('error', () => {});
       socket.once('data', () => socket.destroy());
     });

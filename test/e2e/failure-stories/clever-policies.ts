@@ -1,8 +1,8 @@
 // biome-ignore-all lint/suspicious/noTemplateCurlyInString: policies hold templates
 import { AGENT_KEY, keysYaml, PEOPLE_YAML } from '../../support/gateway.ts';
-import type { DnsAnswers } from './name-server.ts';
+import type { DnsAnswers } from './dns-server.ts';
 
-/** Ways to write an address of this machine, or of what is inside its network. */
+/** Ways to write an address of this machine or of its private network. */
 export const PRIVATE_HOSTS = [
   '127.0.0.1',
   '127.1',
@@ -40,13 +40,13 @@ export const PRIVATE_HOSTS = [
   '255.255.255.255',
 ] as const;
 
-/** Global by its number, and nobody's: packets to it end at the first router. */
+/** A global address that nobody owns, so that packets to it go nowhere. */
 const UNROUTABLE_ADDRESS = '2d00::1';
 
-/** For an upstream that may go inside. */
+/** The host name of a control upstream, which may reach private addresses. */
 export const CONTROL_NAME = 'control.example';
 
-/** Names whose owner is no friend, and what they answer. */
+/** Host names of an attacker, and the addresses that they resolve to. */
 export const HOSTILE_NAMES: Readonly<Record<string, DnsAnswers>> = {
   'loopback.example': [['127.0.0.1']],
   'loopback2.example': [['127.0.0.2']],
@@ -65,60 +65,64 @@ const toIdentifier = (name: string) => name.replaceAll(/[^a-z0-9]/g, '_');
 export const toNameTool = (name: string) => `names.${toIdentifier(name)}`;
 export const toPrivateHostTool = (index: number) => `inside.n${index}`;
 
-const renderOpenApi = (wire: string) => `openapi: 3.1.0
+const renderOpenApi = (forbiddenUrl: string) => `openapi: 3.1.0
 info: { title: Elsewhere, version: "1" }
-servers: [{ url: "${wire}" }]
+servers: [{ url: "${forbiddenUrl}" }]
 paths:
   /documented/{id}:
-    servers: [{ url: "${wire}" }]
+    servers: [{ url: "${forbiddenUrl}" }]
     get:
       operationId: documented
-      servers: [{ url: "${wire}" }]
-      externalDocs: { url: "${wire}" }
+      servers: [{ url: "${forbiddenUrl}" }]
+      externalDocs: { url: "${forbiddenUrl}" }
       parameters:
         - { name: id, in: path, required: true, schema: { type: string } }
         - { name: Host, in: header, schema: { type: string } }
         - { name: X-HTTP-Method-Override, in: header, schema: { type: string } }
         - { name: X-Original-URL, in: header, schema: { type: string } }
         - { name: Oncegate-Lock-Token, in: header, schema: { type: string } }
-      responses: { 200: { description: ok, links: { next: { operationRef: "${wire}" } } } }
+      responses: { 200: { description: ok, links: { next: { operationRef: "${forbiddenUrl}" } } } }
 `;
 
-/** Where things are: the world that may be spoken to, and the wire that may not. */
+/** `world` may be contacted; the listener at `forbiddenPort` may not. */
 export interface AttackEndpoints {
   readonly world: string;
-  readonly wirePort: number;
+  readonly forbiddenPort: number;
   readonly credential: string;
 }
 
-export function buildAdversarialPolicies({ world, wirePort, credential }: AttackEndpoints): Record<string, string> {
-  // Of those that are rebound the first connection may lead nowhere at all, and is given up in time.
-  const outside = (name: string, host: string, more = '') =>
-    `  ${name}: { adapter: http, url: "http://${host}:${wirePort}", timeout: ${host.startsWith('rebinding') ? '2s' : '10s'}, breaker: { minimum: 100000 }${more} }`;
-  const look = (tool: string, upstream: string) =>
+export function buildAdversarialPolicies({
+  world,
+  forbiddenPort,
+  credential,
+}: AttackEndpoints): Record<string, string> {
+  // The first connection of a rebinding name may lead nowhere, so it has a short timeout.
+  const renderUpstream = (name: string, host: string, more = '') =>
+    `  ${name}: { adapter: http, url: "http://${host}:${forbiddenPort}", timeout: ${host.startsWith('rebinding') ? '2s' : '10s'}, breaker: { minimum: 100000 }${more} }`;
+  const renderReadTool = (tool: string, upstream: string) =>
     `  ${tool}: { upstream: ${upstream}, effect: read, request: { method: GET, path: /x }, retry: { attempts: 1 } }`;
   return {
     'inside.yaml': `
 upstreams:
-${PRIVATE_HOSTS.map((host, i) => outside(`inside${i}`, host)).join('\n')}
+${PRIVATE_HOSTS.map((host, i) => renderUpstream(`inside${i}`, host)).join('\n')}
 ${Object.keys(HOSTILE_NAMES)
-  .map((name) => outside(toIdentifier(name), name))
+  .map((name) => renderUpstream(toIdentifier(name), name))
   .join('\n')}
-${['127.0.0.1', '127.0.0.2', '[::1]', CONTROL_NAME].map((host, i) => outside(`control${i}`, host, ', allowPrivate: true')).join('\n')}
+${['127.0.0.1', '127.0.0.2', '[::1]', CONTROL_NAME].map((host, i) => renderUpstream(`control${i}`, host, ', allowPrivate: true')).join('\n')}
 tools:
-${PRIVATE_HOSTS.map((_, i) => look(toPrivateHostTool(i), `inside${i}`)).join('\n')}
+${PRIVATE_HOSTS.map((_, i) => renderReadTool(toPrivateHostTool(i), `inside${i}`)).join('\n')}
 ${Object.keys(HOSTILE_NAMES)
   .filter((name) => name !== 'rebinding.example')
-  .map((name) => look(toNameTool(name), toIdentifier(name)))
+  .map((name) => renderReadTool(toNameTool(name), toIdentifier(name)))
   .join('\n')}
-${[0, 1, 2, 3].map((i) => look(`control.n${i}`, `control${i}`)).join('\n')}
-  # Each attempt on a connection of its own, so that each looks the name up.
+${[0, 1, 2, 3].map((i) => renderReadTool(`control.n${i}`, `control${i}`)).join('\n')}
+  # Each attempt opens its own connection, and so looks the name up again.
   ${toNameTool('rebinding.example')}:
     upstream: ${toIdentifier('rebinding.example')}
     request: { method: POST, path: /x }
     retry: { attempts: 3, base: 1ms, max: 1ms }
 `,
-    'world.openapi.yaml': renderOpenApi(`http://127.0.0.1:${wirePort}`),
+    'world.openapi.yaml': renderOpenApi(`http://127.0.0.1:${forbiddenPort}`),
     'world.yaml': `
 upstreams:
   world: { adapter: http, url: "http://${world}/api", allowPrivate: true, headers: { authorization: "${credential}" }, timeout: 3s, breaker: { minimum: 100000 }, import: world.openapi.yaml }
@@ -144,16 +148,16 @@ tools:
     request: { method: POST, path: /charges, body: "\${args}" }
     once: { by: key, header: Idempotency-Key }
     repeats: { policy: run }
-  world.astray:
+  world.redirect:
     upstream: world
     effect: read
     input: { type: object, properties: { way: { type: string } }, required: [way] }
-    request: { method: GET, path: "/astray/\${args.way}" }
+    request: { method: GET, path: "/redirect/\${args.way}" }
     retry: { attempts: 1 }
-  world.write_astray:
+  world.write_redirect:
     upstream: world
     input: { type: object, properties: { way: { type: string } }, required: [way] }
-    request: { method: POST, path: "/astray/\${args.way}" }
+    request: { method: POST, path: "/redirect/\${args.way}" }
     once: { by: idempotent }
     retry: { attempts: 1 }
   world.forbidden: { upstream: world, request: { method: DELETE, path: "/admin" }, once: { by: idempotent } }

@@ -1,12 +1,12 @@
 /**
- * An agent that closes tickets, as its twin does at the same time elsewhere, and knows nothing of it. It brings no key; whatever
- * goes wrong, it asks for the same again until it is told a result.
+ * An agent that closes tickets while its twin closes the same tickets through another gateway. It sends no key, and repeats
+ * each call until it gets a result.
  *
- * twin.mjs <gateway> <agent key> <how many>
+ * close-tickets.mjs <gateway> <agent key> <how many>
  */
 import { setTimeout as sleep } from 'node:timers/promises';
 
-const [gateway, agentKey, many] = process.argv.slice(2);
+const [gateway, agentKey, count] = process.argv.slice(2);
 
 async function close(ticket) {
   for (;;) {
@@ -21,7 +21,7 @@ async function close(ticket) {
   }
 }
 
-for (let ticket = 1; ticket <= Number(many); ticket += 1) {
+for (let ticket = 1; ticket <= Number(count); ticket += 1) {
   const { txn, result } = await close(ticket);
   process.stdout.write(`closed ${ticket} ${txn} ${JSON.stringify(result)}\n`);
 }

@@ -6,16 +6,16 @@ export interface ObservedServiceRequest {
   readonly method: string;
   readonly url: string;
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
-  /** Names as they came, each as often as it came. */
+  /** The header names in order, with duplicates. */
   readonly names: readonly string[];
   readonly body: string;
 }
 
 export const CREDENTIAL = 'Bearer the-credential-of-the-world';
 
-/** The services behind the gateway, one process for all: an API, an MCP server, an OIDC issuer. They try to lead it astray. */
+/** An API, an MCP server and an OIDC issuer on one port. Their answers try to redirect the gateway. */
 export class HostileServices {
-  readonly heard: ObservedServiceRequest[] = [];
+  readonly requests: ObservedServiceRequest[] = [];
   /** JSON-RPC messages that the MCP server got. */
   // biome-ignore lint/suspicious/noExplicitAny: tests look into messages of every shape
   readonly messages: any[] = [];
@@ -24,13 +24,13 @@ export class HostileServices {
   readonly #server: Server = createServer((request, response) => void this.#serve(request, response));
   readonly #forbiddenUrl: string;
 
-  private constructor(elsewhere: string) {
-    this.#forbiddenUrl = elsewhere;
+  private constructor(forbiddenUrl: string) {
+    this.#forbiddenUrl = forbiddenUrl;
   }
 
-  /** `elsewhere` is where its answers point. */
-  static async start(elsewhere: string): Promise<HostileServices> {
-    const world = new HostileServices(elsewhere);
+  /** `forbiddenUrl` is the address to which the answers point. */
+  static async start(forbiddenUrl: string): Promise<HostileServices> {
+    const world = new HostileServices(forbiddenUrl);
     world.#server.listen(0, '127.0.0.1');
     await once(world.#server, 'listening');
     return world;
@@ -53,13 +53,13 @@ export class HostileServices {
     if (url.startsWith('/issuer')) return this.#serveIssuer(url, response);
     if (url.startsWith('/mcp')) return this.#serveMcp(url, body, response);
     const names = request.rawHeaders.filter((_, i) => i % 2 === 0).map((name) => name.toLowerCase());
-    this.heard.push({ method, url, headers, names, body });
-    const [, astray] = /^\/api\/astray\/([\w-]+)/.exec(url) ?? [];
-    if (astray !== undefined) return this.#answerWithRedirection(astray, response);
+    this.requests.push({ method, url, headers, names, body });
+    const [, redirection] = /^\/api\/redirect\/([\w-]+)/.exec(url) ?? [];
+    if (redirection !== undefined) return this.#answerWithRedirection(redirection, response);
     sendJson(response, { url });
   }
 
-  /** Every way in which an answer can ask its reader to go somewhere else. */
+  /** Answers in one of the ways that point a client to another address. */
   #answerWithRedirection(way: string, response: ServerResponse): void {
     const to = this.#forbiddenUrl;
     const headers: Readonly<Record<string, string>> = {
@@ -90,7 +90,7 @@ export class HostileServices {
     this.messages.push(message);
     if (message.id === undefined) return void response.writeHead(202).end();
     const result = this.#buildMcpResult(message.method);
-    const answer = result === undefined ? { error: { code: -32601, message: 'no such method' } } : { result };
+    const answer = result === undefined ? { error: { code: -32601, message: 'There is no such method.' } } : { result };
     sendJson(response, { jsonrpc: '2.0', id: message.id, ...answer });
   }
 
@@ -136,19 +136,19 @@ const DECLARED_REQUESTS = [
   /^GET \/api\/documented\/[^/?#;\\]+$/,
   /^GET \/api\/search(?:\?(?:&?q=[^&?#]*)+)?$/,
   /^POST \/api\/charges$/,
-  /^(?:GET|POST) \/api\/astray\/[\w-]+$/,
+  /^(?:GET|POST) \/api\/redirect\/[\w-]+$/,
 ];
 
-/** What about a request is not as some tool declares it. */
+/** The first part of a request that no tool declares, or undefined. */
 export function findUndeclared(
   { method, url, headers, names, body }: ObservedServiceRequest,
   host: string,
 ): string | undefined {
   if (!DECLARED_REQUESTS.some((shape) => shape.test(`${method} ${url}`))) return `${method} ${url}`;
   if (/\.\.(?:[/\\;]|$)/.test(decodeURIComponent(decodeURIComponent(url.replaceAll(/%25(?![0-9a-f]{2})/gi, '')))))
-    return `climbs: ${url}`;
-  const foreign = names.find((name, i) => !ALLOWED_HEADERS.has(name) || names.indexOf(name) !== i);
-  if (foreign !== undefined) return `header ${foreign}`;
+    return `path traversal ${url}`;
+  const undeclaredHeader = names.find((name, i) => !ALLOWED_HEADERS.has(name) || names.indexOf(name) !== i);
+  if (undeclaredHeader !== undefined) return `header ${undeclaredHeader}`;
   if (headers['host'] !== host) return `host ${headers['host']}`;
   if (headers['authorization'] !== CREDENTIAL) return `authorization ${headers['authorization']}`;
   if (url === '/api/charges' && !/^\{"amount":\d+\}$/.test(body)) return `body ${body}`;

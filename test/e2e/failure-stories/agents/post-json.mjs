@@ -1,4 +1,4 @@
-/** How an agent process sends JSON to its gateway. */
+/** Creates the function with which an agent process posts JSON to its gateway. */
 export function createPost(gateway, agentKey) {
   return async (path, body, headers = {}) => {
     const response = await fetch(gateway + path, {

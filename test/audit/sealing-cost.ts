@@ -115,7 +115,7 @@ async function fillQueue(count: number): Promise<void> {
 
 /** Seals about once per second, like a gateway. Returns a function that stops the process. */
 async function startSealer(keyFile: string): Promise<() => Promise<void>> {
-  const argv = ['test/audit/sealer.mjs', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'normal'];
+  const argv = ['dist/test/audit/sealer.js', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'normal'];
   const child = spawn(process.execPath, argv, { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(child.stdout, 'data');
   return async () => {

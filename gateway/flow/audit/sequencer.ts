@@ -19,13 +19,15 @@ const WITNESS_RETRY_MS = 5_000;
 /** A failure shorter than this causes no warning, because every restart of PostgreSQL causes a short failure. */
 const WARN_AFTER_MS = 10_000;
 
+type SequencerContext = Pick<Context, 'db' | 'log' | 'reachKillPoint'>;
+
 /**
  * Appends waiting entries to the Merkle tree and signs a checkpoint, about once a second while entries wait. Every replica has
  * a sequencer, and one at a time works. A log in doubt is not signed, because the gateway must never sign two checkpoints
  * that contradict each other.
  */
 export class Sequencer {
-  readonly #ctx: Context;
+  readonly #ctx: SequencerContext;
   readonly #key: NoteSigner;
   readonly #logMonitor: LogMonitor;
   readonly #poller: Poller;
@@ -33,7 +35,7 @@ export class Sequencer {
   #batchSize = MAX_LEAVES_PER_BATCH;
   #failure: { readonly since: number; readonly why: string } | undefined;
 
-  constructor(ctx: Context, key: NoteSigner, logMonitor: LogMonitor) {
+  constructor(ctx: SequencerContext, key: NoteSigner, logMonitor: LogMonitor) {
     this.#ctx = ctx;
     this.#key = key;
     this.#logMonitor = logMonitor;

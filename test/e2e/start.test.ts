@@ -113,11 +113,10 @@ describe('a shutdown', () => {
     await other.query('lock table schema_migrations in access exclusive mode');
     const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML }, databaseUrl: database.url });
     gateway.launch();
-    await expect
-      .poll(() => other.query('select 1 from pg_locks where not granted').then(({ rowCount }) => rowCount), {
-        timeout: 20_000,
-      })
-      .toBeGreaterThan(0);
+    const waiting = `select 1 from pg_locks where relation = 'schema_migrations'::regclass and not granted
+      and database = (select oid from pg_database where datname = current_database())`;
+    const countWaiting = async () => (await other.query(waiting)).rowCount;
+    await expect.poll(countWaiting, { timeout: 20_000 }).toBeGreaterThan(0);
     gateway.signal('SIGTERM');
     expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
   });

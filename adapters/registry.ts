@@ -10,7 +10,7 @@ interface RegistryEntry {
   readonly mcp: McpAdapter | undefined;
 }
 
-/** The adapters of all upstreams, each behind its circuit breaker. An upstream whose policy did not change keeps its connections. */
+/** The adapters of all upstreams, each behind a circuit breaker. An unchanged upstream keeps its connections on a reload. */
 export class AdapterRegistry {
   readonly #isManuallyOpen: (upstream: string) => boolean;
   readonly #key: Buffer;

@@ -69,7 +69,7 @@ const LOWER_U = 0x75;
 const OPEN_BRACE = 0x7b;
 const CLOSE_BRACE = 0x7d;
 
-/** A double represents a decimal of at most 15 digits exactly enough to print it again, and digits / 10^n is correctly rounded. */
+/** A decimal of at most 15 digits survives the round trip through a double, and digits / 10^n is correctly rounded. */
 const MAX_EXACT_DIGITS = 15;
 const POWERS_OF_TEN = Array.from({ length: MAX_EXACT_DIGITS + 1 }, (_, n) => 10 ** n);
 

@@ -5,7 +5,7 @@ export interface TraceContext {
   readonly baggage?: string;
 }
 
-/** The timed parts of a call. `call` is the whole call as its caller sees it; `recover` and `undo` are whole calls without a caller. */
+/** The timed stages of a call. `call` is the whole call; `recover` and `undo` are whole calls that have no caller. */
 export const SPAN_NAMES = ['call', 'decide', 'vote', 'claim', 'wait', 'send', 'settle', 'recover', 'undo'] as const;
 export type SpanName = (typeof SPAN_NAMES)[number];
 

@@ -30,13 +30,7 @@ export function sagaRoutes(app: FastifyInstance, services: Services): void {
     const key = readKeyHeader(request);
     const { name, ttl, onExpire } = readBody(request, openSagaBody);
     const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
-    const { story: sagaWithSteps, isRepeat } = await beginSaga(
-      context,
-      agent,
-      input,
-      key,
-      await readOwnRun(request, agent),
-    );
+    const { sagaWithSteps, isRepeat } = await beginSaga(context, agent, input, key, await readOwnRun(request, agent));
     if (isRepeat) reply.header('idempotent-replayed', 'true');
     return reply
       .status(201)

@@ -70,7 +70,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     openSagaBody,
     async ({ services, agent, key, runEpoch }, { name, ttl, onExpire }) => {
       const input = { name: name ?? undefined, ttlMs: parseTtl(ttl), onExpire: onExpire ?? undefined };
-      return sagaView((await beginSaga(services.ctx, agent.name, input, key, runEpoch)).story, false);
+      return sagaView((await beginSaga(services.ctx, agent.name, input, key, runEpoch)).sagaWithSteps, false);
     },
   ),
   defineTool(

@@ -1,11 +1,11 @@
 import type { SpanName } from '../domain/telemetry.ts';
 
-const METRIC_NAME = 'oncegate_station_seconds';
+const METRIC_NAME = 'oncegate_stage_seconds';
 /** The upper bounds of the buckets, in seconds. */
 const BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30];
 
 interface Labels {
-  readonly station: SpanName;
+  readonly stage: SpanName;
   readonly tool: string;
 }
 
@@ -39,7 +39,7 @@ export class LatencyHistogram {
   }
 
   #addHistogram(spanName: SpanName, tool: string): LabeledHistogram {
-    const histogram = new LabeledHistogram({ station: spanName, tool });
+    const histogram = new LabeledHistogram({ stage: spanName, tool });
     const bySpanName = this.#byTool.get(tool) ?? new Map<SpanName, LabeledHistogram>();
     this.#byTool.set(tool, bySpanName.set(spanName, histogram));
     this.#histograms.push(histogram);

@@ -89,7 +89,7 @@ function isWholeCall(name: SpanName): boolean {
 }
 
 function buildAttributes(name: SpanName, { tool, agent, txn }: SpanSubject): Attributes {
-  const attributes: Attributes = { 'gen_ai.tool.name': tool, 'gen_ai.agent.name': agent, 'oncegate.station': name };
+  const attributes: Attributes = { 'gen_ai.tool.name': tool, 'gen_ai.agent.name': agent, 'oncegate.stage': name };
   if (isWholeCall(name)) {
     attributes['gen_ai.operation.name'] = 'execute_tool';
     attributes['gen_ai.tool.type'] = 'function';

@@ -15,7 +15,7 @@ const read = async (config: string) => {
   return { cwd, config: await readConfig({}, cwd) };
 };
 
-it('signing key and anchors are read, paths from the working directory', async () => {
+it('the audit configuration has a key and anchors; paths are relative to the working directory', async () => {
   const text = `audit:
   key: good.pem
   anchors:
@@ -47,9 +47,9 @@ it.each<[string, RegExp]>([
   [`audit: { anchors: [{ witness: "https://w.example", key: x }] }`, /is not a public key such as/],
   ['audit: { anchors: [{ witness: "https://w.example" }] }', /has no key/],
   ['audit: { anchor: [] }', /anchor/],
-])('a fault at start: %s', async (config, says) => {
+])('readConfig reports the fault in %s', async (config, message) => {
   const fault = await read(config).catch((error: unknown) => error);
   expect(fault).toBeInstanceOf(ConfigError);
   expect((fault as ConfigError).faults).toHaveLength(1);
-  expect((fault as ConfigError).faults[0]).toMatch(says);
+  expect((fault as ConfigError).faults[0]).toMatch(message);
 });

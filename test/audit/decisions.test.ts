@@ -11,8 +11,8 @@ const CAROL_KEY = 'test-carol-key';
 const NO_WAIT = { prefer: 'wait=0' };
 const JSON_TYPE = { 'content-type': 'application/json' };
 
-/** Held for people of a group that carol, who may approve, is not in; and a service where nobody listens. */
-const MORE = `
+/** A tool that only the group finance approves (carol is an approver outside it), and an upstream that does not listen. */
+const EXTRA_POLICY = `
 upstreams:
   gone: { adapter: http, url: "http://127.0.0.1:1", allowPrivate: true, breaker: { minimum: 1, cooldown: 1h } }
 tools:
@@ -39,32 +39,32 @@ people:
 const { database, gateway } = useGateway({
   policies: (url) => ({
     ...buildFaultPolicies(url, { rules: ['{ allow: oncegate.* }', '{ allow: world.put, rate: 1/h }'] }),
-    'more.yaml': MORE,
+    'more.yaml': EXTRA_POLICY,
   }),
   config: 'retention: { payloads: 1s }\nlimits: { pendingApprovals: 1 }\n',
 });
 
-/** What the log says, sealed or not, of this kind. */
-const said = (what: string) => readAuditEntries(database, what);
+/** Log entries of this kind, sealed or waiting. */
+const readEntries = (what: string) => readAuditEntries(database, what);
 
-it('a refusal by a limit has its leaf, as a denial has', async () => {
+it('a refusal by a limit is logged', async () => {
   expect((await gateway.call('world.put', { id: 'first' }, { key: 'first' })).status).toBe(200);
   expect((await gateway.call('world.put', { id: 'second' }, { key: 'second' })).status).toBe(429);
-  expect(await said('rate_limited')).toMatchObject([{ agent: 'tester', tool: 'world.put' }]);
+  expect(await readEntries('rate_limited')).toMatchObject([{ agent: 'tester', tool: 'world.put' }]);
 });
 
-const ofAgent = (path: string, body: object, headers: Record<string, string> = {}) =>
+const postAsAgent = (path: string, body: object, headers: Record<string, string> = {}) =>
   gateway.request('POST', path, { key: AGENT_KEY, body: JSON.stringify(body), headers: { ...JSON_TYPE, ...headers } });
 
-/** One refusal each, of a call of `tool` under the key or in the place that `refuse` makes ready. */
+/** `refuse` causes one refusal; `entry` is the log entry that it must write. */
 const REFUSALS: readonly {
-  readonly of: string;
+  readonly title: string;
   readonly what: string;
   readonly refuse: (id: string) => Promise<Reply>;
   readonly entry: object;
 }[] = [
   {
-    of: 'a frozen agent',
+    title: 'a frozen agent',
     what: 'refused',
     refuse: async (id) => {
       await gateway.admin('POST', '/admin/agents/tester/freeze', { reason: 'lunch' });
@@ -75,18 +75,18 @@ const REFUSALS: readonly {
     entry: { code: 'frozen', agent: 'tester', tool: 'world.keyed', reason: expect.stringContaining('lunch') },
   },
   {
-    of: 'a tool behind an open breaker',
+    title: 'a tool behind an open breaker',
     what: 'refused',
     refuse: async (id) => {
-      await gateway.admin('POST', '/admin/breakers/world/open', { reason: 'it coughs' });
+      await gateway.admin('POST', '/admin/breakers/world/open', { reason: 'it fails' });
       const refused = await gateway.call('world.keyed', { id }, { key: id });
-      await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'it is well' });
+      await gateway.admin('POST', '/admin/breakers/world/close', { reason: 'it is repaired' });
       return refused;
     },
     entry: { code: 'breaker_open', agent: 'tester', tool: 'world.keyed' },
   },
   {
-    of: 'a key that is of another call',
+    title: 'a key that another call used',
     what: 'refused',
     refuse: async (id) => {
       await gateway.call('world.keyed', { id }, { key: id });
@@ -95,7 +95,7 @@ const REFUSALS: readonly {
     entry: { code: 'key_reused', agent: 'tester', tool: 'world.keyed', txn: expect.any(String) },
   },
   {
-    of: 'a key whose call is forgotten',
+    title: 'a key whose call was erased',
     what: 'refused',
     refuse: async (id) => {
       const { headers } = await gateway.call('world.keyed', { id }, { key: id });
@@ -105,64 +105,64 @@ const REFUSALS: readonly {
     entry: { code: 'key_expired', agent: 'tester', tool: 'world.keyed', txn: expect.any(String) },
   },
   {
-    of: 'a step of a saga that is over',
+    title: 'a step of a saga that is over',
     what: 'refused',
     refuse: async (id) => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent(`/v1/sagas/${saga}/commit`, {});
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent(`/v1/sagas/${saga}/commit`, {});
       return gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-saga': saga } });
     },
     entry: { code: 'saga_closed', agent: 'tester', tool: 'world.keyed' },
   },
   {
-    of: 'a commit of a saga that is over',
+    title: 'a commit of a saga that is over',
     what: 'refused',
     refuse: async () => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent(`/v1/sagas/${saga}/rollback?wait=5`, { reason: 'no more' });
-      return ofAgent(`/v1/sagas/${saga}/commit`, {});
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent(`/v1/sagas/${saga}/rollback?wait=5`, { reason: 'no more' });
+      return postAsAgent(`/v1/sagas/${saga}/commit`, {});
     },
     entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
   },
   {
-    of: 'a rollback of a saga that is committed',
+    title: 'a rollback of a saga that is committed',
     what: 'refused',
     refuse: async () => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent(`/v1/sagas/${saga}/commit`, {});
-      return ofAgent(`/v1/sagas/${saga}/rollback`, { reason: 'too late' });
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent(`/v1/sagas/${saga}/commit`, {});
+      return postAsAgent(`/v1/sagas/${saga}/rollback`, { reason: 'too late' });
     },
     entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
   },
   {
-    of: 'a rollback by one who lost the run',
+    title: 'a rollback with an old epoch',
     what: 'fenced',
     refuse: async (id) => {
-      const { run } = (await ofAgent('/v1/runs', { name: id })).body;
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent('/v1/runs', { name: id });
-      const lost = { 'oncegate-run': run, 'oncegate-epoch': '1' };
-      return ofAgent(`/v1/sagas/${saga}/rollback`, { reason: 'still me' }, lost);
+      const { run } = (await postAsAgent('/v1/runs', { name: id })).body;
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent('/v1/runs', { name: id });
+      const oldEpoch = { 'oncegate-run': run, 'oncegate-epoch': '1' };
+      return postAsAgent(`/v1/sagas/${saga}/rollback`, { reason: 'still me' }, oldEpoch);
     },
     entry: { agent: 'tester', saga: expect.any(String), run: expect.any(String), epoch: 1 },
   },
   {
-    of: 'a rollback that a tool of the gateway is asked for',
+    title: 'a rollback through a tool of the gateway',
     what: 'refused',
     refuse: async () => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent(`/v1/sagas/${saga}/commit`, {});
-      const asked = { name: 'oncegate.rollback_saga', arguments: { saga, reason: 'too late' } };
-      const { answer, headers } = await requestLegacy(gateway, 'tools/call', asked);
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent(`/v1/sagas/${saga}/commit`, {});
+      const params = { name: 'oncegate.rollback_saga', arguments: { saga, reason: 'too late' } };
+      const { answer, headers } = await requestLegacy(gateway, 'tools/call', params);
       return { status: answer.result.structuredContent.status, headers, body: answer.result };
     },
     entry: { code: 'saga_closed', agent: 'tester', saga: expect.any(String) },
   },
   {
-    of: 'a rollback by a person who was shown another plan',
+    title: 'a rollback by a person with the digest of an old plan',
     what: 'refused',
     refuse: async (id) => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
       const { digest } = (await gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { dryRun: true })).body;
       await gateway.call('world.keyed', { id }, { key: id, headers: { 'oncegate-saga': saga } });
       return gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { reason: 'as shown', digest });
@@ -170,36 +170,36 @@ const REFUSALS: readonly {
     entry: { code: 'conflict', person: 'root', saga: expect.any(String), reason: expect.stringContaining('digest') },
   },
   {
-    of: 'a rollback by a person of a saga that is committed',
+    title: 'a rollback by a person of a saga that is committed',
     what: 'refused',
     refuse: async () => {
-      const { saga } = (await ofAgent('/v1/sagas', {})).body;
-      await ofAgent(`/v1/sagas/${saga}/commit`, {});
+      const { saga } = (await postAsAgent('/v1/sagas', {})).body;
+      await postAsAgent(`/v1/sagas/${saga}/commit`, {});
       return gateway.admin('POST', `/admin/sagas/${saga}/rollback`, { reason: 'too late' });
     },
     entry: { code: 'saga_closed', person: 'root', saga: expect.any(String) },
   },
   {
-    of: 'a key that opened another saga',
+    title: 'a key that opened another saga',
     what: 'refused',
     refuse: async (id) => {
-      await ofAgent('/v1/sagas', { name: 'one' }, { 'idempotency-key': id });
-      return ofAgent('/v1/sagas', { name: 'two' }, { 'idempotency-key': id });
+      await postAsAgent('/v1/sagas', { name: 'one' }, { 'idempotency-key': id });
+      return postAsAgent('/v1/sagas', { name: 'two' }, { 'idempotency-key': id });
     },
     entry: { code: 'key_reused', agent: 'tester', saga: expect.any(String) },
   },
   {
-    of: 'a heartbeat of one who lost the run',
+    title: 'a heartbeat with an old epoch',
     what: 'fenced',
     refuse: async (id) => {
-      const { run } = (await ofAgent('/v1/runs', { name: id })).body;
-      await ofAgent('/v1/runs', { name: id });
-      return ofAgent(`/v1/runs/${run}/heartbeat`, {}, { 'oncegate-epoch': '1' });
+      const { run } = (await postAsAgent('/v1/runs', { name: id })).body;
+      await postAsAgent('/v1/runs', { name: id });
+      return postAsAgent(`/v1/runs/${run}/heartbeat`, {}, { 'oncegate-epoch': '1' });
     },
     entry: { agent: 'tester', run: expect.any(String), epoch: 1 },
   },
   {
-    of: 'one more call than may wait for people',
+    title: 'a call beyond the limit of pending approvals',
     what: 'rate_limited',
     refuse: async (id) => {
       await gateway.call('world.held', { id }, { key: id, headers: NO_WAIT });
@@ -208,48 +208,54 @@ const REFUSALS: readonly {
     entry: { agent: 'tester', tool: 'world.held', reason: expect.stringContaining('wait for approval') },
   },
   {
-    of: 'a request that is no call of any tool',
+    title: 'a proxied request that matches no tool',
     what: 'denied',
     refuse: (id) => gateway.request('GET', `/v1/proxy/world/secret-${id}`, { key: AGENT_KEY }),
     entry: { agent: 'tester', upstream: 'world', method: 'GET', path: expect.stringMatching(/^[0-9a-f]{64}$/) },
   },
 ];
 
-it.each(REFUSALS)('a refusal has one leaf: $of', async ({ what, refuse, entry, of }) => {
-  const before = await said(what);
-  const refused = await refuse(`r-${of.replaceAll(' ', '-')}`);
+it.each(REFUSALS)('a refusal is logged once: $title', async ({ what, refuse, entry, title }) => {
+  const before = await readEntries(what);
+  const refused = await refuse(`r-${title.replaceAll(' ', '-')}`);
   expect(refused.status).toBeGreaterThanOrEqual(400);
-  const now = await said(what);
-  expect(now.filter((line) => !before.some((old) => isDeepStrictEqual(old, line)))).toMatchObject([entry]);
-  expect(now).toHaveLength(before.length + 1);
-  expect(JSON.stringify(now)).not.toContain('secret-');
+  const after = await readEntries(what);
+  expect(after.filter((line) => !before.some((old) => isDeepStrictEqual(old, line)))).toMatchObject([entry]);
+  expect(after).toHaveLength(before.length + 1);
+  expect(JSON.stringify(after)).not.toContain('secret-');
 });
 
-it('a call that was claimed and could not leave is logged as released, and not as refused too', async () => {
-  const ask = () => gateway.call('gone.put', {}, { agentKey: 'test-mailer-key' });
-  const ofGone = async (what: string) => (await said(what)).filter(({ tool }) => tool === 'gone.put');
-  expect((await ask()).body.code).toBe('breaker_open');
-  expect([await ofGone('call_released'), await ofGone('refused')]).toMatchObject([[{ agent: 'mailer' }], []]);
-  expect((await ask()).body.code).toBe('breaker_open');
-  expect([await ofGone('call_released'), await ofGone('refused')]).toMatchObject([[{}], [{ code: 'breaker_open' }]]);
+it('a claimed call that could not be sent is logged as released and not as refused', async () => {
+  const callGone = () => gateway.call('gone.put', {}, { agentKey: 'test-mailer-key' });
+  const readEntriesOfGone = async (what: string) => (await readEntries(what)).filter(({ tool }) => tool === 'gone.put');
+  expect((await callGone()).body.code).toBe('breaker_open');
+  expect([await readEntriesOfGone('call_released'), await readEntriesOfGone('refused')]).toMatchObject([
+    [{ agent: 'mailer' }],
+    [],
+  ]);
+  expect((await callGone()).body.code).toBe('breaker_open');
+  expect([await readEntriesOfGone('call_released'), await readEntriesOfGone('refused')]).toMatchObject([
+    [{}],
+    [{ code: 'breaker_open' }],
+  ]);
 });
 
-it('what would be refused is not logged when it is only asked', async () => {
+it('a dry run logs no refusal', async () => {
   await gateway.call('world.keyed', { id: 'dry' }, { key: 'dry' });
-  const before = await said('refused');
+  const before = await readEntries('refused');
   const plan = await gateway.call(
     'world.keyed',
     { id: 'dry', n: 2 },
     { key: 'dry', headers: { 'oncegate-dry-run': '?1' } },
   );
   expect(plan.body.wouldAnswer).toMatchObject({ code: 'key_reused' });
-  expect(await said('refused')).toEqual(before);
+  expect(await readEntries('refused')).toEqual(before);
 });
 
 it.each([
   ['carol', CAROL_KEY, 'finance'],
   ['watcher', VIEWER_KEY, 'approver'],
-])('whoever votes without a right to leaves a trace: %s', async (person, key, why) => {
+])('a vote without permission is logged: %s', async (person, key, missing) => {
   const { body } = await gateway.call(
     'world.mailed',
     { id: 'vote' },
@@ -262,14 +268,14 @@ it.each([
     headers: JSON_TYPE,
   });
   expect(refused.status).toBe(403);
-  expect((await said('refused')).filter((line) => line.code === 'forbidden' && line.person === person)).toMatchObject([
-    { txn, agent: 'mailer', verdict: 'approve', reason: expect.stringContaining(why) },
-  ]);
+  expect(
+    (await readEntries('refused')).filter((line) => line.code === 'forbidden' && line.person === person),
+  ).toMatchObject([{ txn, agent: 'mailer', verdict: 'approve', reason: expect.stringContaining(missing) }]);
 });
 
-it('payloads that expire leave a word about it', async () => {
+it('the expiry of payloads is logged', async () => {
   const [entry] = await pollUntil(
-    () => said('payloads_expired'),
+    () => readEntries('payloads_expired'),
     (entries) => entries.length > 0,
   );
   expect(entry).toMatchObject({ calls: expect.any(Number), afterMs: 1_000 });

@@ -8,7 +8,7 @@ import { createRandom } from '../support/random.ts';
 import { killSealers } from './kill-sealers.ts';
 
 /**
- * Kills what seals the log, again and again, and checks that the log is still one.
+ * Kills the processes that seal the audit log again and again, and checks that the log stays consistent.
  *
  *   npm run build && npx tsx test/audit/kill-campaign.ts --kills 500 [--seed 1]
  */
@@ -21,7 +21,7 @@ const postgres = await startEmbeddedPostgres({ dataDir: join(home, 'postgres'), 
 console.log(`${kills} kills; seed ${values.seed}`);
 try {
   await migrateDatabase(postgres.url, 'migrations');
-  const found = await killSealers({
+  const faults = await killSealers({
     databaseUrl: postgres.url,
     home,
     kills,
@@ -30,11 +30,11 @@ try {
       if (done % 50 === 0) console.log(`${done} kills`);
     },
   });
-  for (const fault of found) console.log(fault);
+  for (const fault of faults) console.log(fault);
   console.log(
-    `${found.length === 0 ? kills : 'Not all'} kills: ${found.length === 0 ? 'the log is one' : `${found.length} faults`}`,
+    `${faults.length === 0 ? kills : 'Not all'} kills: ${faults.length === 0 ? 'the log is consistent' : `${faults.length} faults`}`,
   );
-  process.exitCode = found.length === 0 ? 0 : 1;
+  process.exitCode = faults.length === 0 ? 0 : 1;
 } finally {
   await postgres.stop();
   await rm(home, { recursive: true, force: true });

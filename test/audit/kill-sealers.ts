@@ -24,20 +24,20 @@ export interface KillSealersOptions {
 const KILL_POINTS = ['sealing', 'sealed', 'anchored', '', '', ''];
 
 /**
- * Two processes seal one log while leaves come in, and are killed again and again, at named points and at any. Then the log
- * must be one: every leaf once, every checkpoint ever signed a true beginning of it. Tells what is not so, as sentences.
+ * Two processes seal one log while entries arrive. They are killed again and again, at kill points and at random moments. Then
+ * every entry must be in the log once, and every signed checkpoint must match the log. Returns the faults.
  */
-export async function killSealers(killing: KillSealersOptions): Promise<string[]> {
-  const { databaseUrl, home, kills, random } = killing;
+export async function killSealers(options: KillSealersOptions): Promise<string[]> {
+  const { databaseUrl, home, kills, random } = options;
   const keyFile = join(home, 'audit.key');
   const { privateKey } = generateKeyPairSync('ed25519');
   await writeFile(keyFile, privateKey.export({ type: 'pkcs8', format: 'pem' }));
   const key = new NoteSigner('test/killed', privateKey);
-  const found: string[] = [];
-  const start = (dieAt: string) => startSealer([databaseUrl, key.name, keyFile, join(home, 'kept'), dieAt], found);
+  const faults: string[] = [];
+  const start = (dieAt: string) => startSealer([databaseUrl, key.name, keyFile, join(home, 'kept'), dieAt], faults);
   const writer = writeLeaves(databaseUrl);
   const slots = [await start(''), await start('')];
-  for (let killed = 0; killed < kills && found.length === 0; killed++) {
+  for (let killed = 0; killed < kills && faults.length === 0; killed++) {
     const slot = killed % 2;
     const dieAt = KILL_POINTS[Math.floor(random() * KILL_POINTS.length)] ?? '';
     await killProcess(slots[slot] as ChildProcess);
@@ -45,25 +45,25 @@ export async function killSealers(killing: KillSealersOptions): Promise<string[]
     slots[slot] = next;
     if (dieAt === '') await sleep(random() * 120);
     else await Promise.race([once(next, 'exit'), sleep(2_000)]);
-    killing.progress?.(killed + 1);
+    options.progress?.(killed + 1);
   }
   for (const slot of slots) await killProcess(slot as ChildProcess);
   const written = await writer.stop();
   const last = await start('');
   const client = new pg.Client({ connectionString: databaseUrl });
   await client.connect();
-  const waiting = async () => (await client.query('select 1 from audit_queue limit 1')).rows.length > 0;
-  for (let left = 2_400; left > 0 && (await waiting()); left--) await sleep(50);
+  const isEntryWaiting = async () => (await client.query('select 1 from audit_queue limit 1')).rows.length > 0;
+  for (let left = 2_400; left > 0 && (await isEntryWaiting()); left--) await sleep(50);
   await killProcess(last);
-  found.push(...(await findLogFaults(client, new NoteVerifier(key.verifier), written, join(home, 'kept'))));
+  faults.push(...(await findLogFaults(client, new NoteVerifier(key.verifier), written, join(home, 'kept'))));
   await client.end();
-  return found;
+  return faults;
 }
 
-/** A busy database may refuse a few starts; a sealer that never starts is a fault of the test, and its error says why. */
+/** A busy database may refuse a few starts. A sealer that never starts is a fault of the test. */
 const MAX_START_TRIES = 20;
 
-async function startSealer(argv: readonly string[], found: string[], tries = 1): Promise<ChildProcess> {
+async function startSealer(argv: readonly string[], faults: string[], tries = 1): Promise<ChildProcess> {
   const child = spawn(process.execPath, [resolve('test/audit/sealer.mjs'), ...argv], {
     stdio: ['ignore', 'pipe', 'pipe'],
   });
@@ -74,14 +74,14 @@ async function startSealer(argv: readonly string[], found: string[], tries = 1):
   const lines = createInterface({ input: child.stdout as NodeJS.ReadableStream });
   const ready = new Promise<void>((done) => {
     lines.on('line', (line) => {
-      if (line.startsWith('error')) found.push(line);
+      if (line.startsWith('error')) faults.push(line);
       if (line === 'ready') done();
     });
   });
   const [code] = (await Promise.race([ready.then(() => []), once(child, 'exit')])) as [number?];
   if (code !== 1) return child;
   if (tries === MAX_START_TRIES) throw new Error(`The sealer does not start: ${stderr}`);
-  return startSealer(argv, found, tries + 1);
+  return startSealer(argv, faults, tries + 1);
 }
 
 async function killProcess(child: ChildProcess): Promise<void> {
@@ -90,28 +90,28 @@ async function killProcess(child: ChildProcess): Promise<void> {
   await once(child, 'exit');
 }
 
-/** Leaves as they come in, some in transactions that commit late. */
+/** Writes entries until it is stopped, some of them in transactions that commit late. */
 function writeLeaves(databaseUrl: string) {
   const pool = new pg.Pool({ connectionString: databaseUrl, max: 4 });
-  let stopped = false;
+  let isStopped = false;
   let count = 0;
-  const work = async (late: boolean) => {
+  const write = async (isLate: boolean) => {
     const client = await pool.connect();
-    while (!stopped) {
+    while (!isStopped) {
       const entries = Array.from({ length: 20 }, () => `{"leaf":${count++}}`);
       await client.query('begin');
       await client.query('insert into audit_queue (entry) select unnest($1::text[])', [entries]);
-      if (late) await sleep(200);
+      if (isLate) await sleep(200);
       await client.query('commit');
       await sleep(20);
     }
     client.release();
   };
-  const working = Promise.all([work(false), work(false), work(true)]);
+  const writers = Promise.all([write(false), write(false), write(true)]);
   return {
     stop: async () => {
-      stopped = true;
-      await working;
+      isStopped = true;
+      await writers;
       await pool.end();
       return count;
     },
@@ -132,19 +132,20 @@ async function findLogFaults(
   const seen = new Set<string>();
   for (const { index, entry, leaf, note } of rows) {
     if (Number(index) !== frontier.size) faults.push(`entry ${frontier.size} is missing`);
-    if (!leaf.equals(hashLeaf(entry))) faults.push(`entry ${index} is not what was hashed`);
-    if (seen.has(entry)) faults.push(`${entry} is there twice`);
+    if (!leaf.equals(hashLeaf(entry))) faults.push(`entry ${index} does not match its hash`);
+    if (seen.has(entry)) faults.push(`${entry} is in the log twice`);
     seen.add(entry);
     frontier.append(leaf);
     if (note !== null && !log.verifyCheckpoint(note).root.equals(frontier.computeRoot()))
-      faults.push(`checkpoint ${frontier.size} is of another log`);
+      faults.push(`checkpoint ${frontier.size} does not match the log`);
   }
   const { rowCount: left } = await client.query('select 1 from audit_queue');
   if (seen.size !== written || left !== 0)
-    faults.push(`${written} leaves were written, ${seen.size} are in the log, ${left} still wait`);
+    faults.push(`${written} entries were written, ${seen.size} are in the log, ${left} still wait`);
   const newest = rows.at(-1)?.note;
-  if (newest === null || newest === undefined) faults.push('the last entry is under no checkpoint');
-  const kept = log.verifyCheckpoint((await new CheckpointFiles(directory).readNewest()) ?? '');
-  if (kept.size > frontier.size) faults.push(`${kept.size} entries were vouched for, there are ${frontier.size}`);
+  if (newest === null || newest === undefined) faults.push('no checkpoint covers the last entry');
+  const anchored = log.verifyCheckpoint((await new CheckpointFiles(directory).readNewest()) ?? '');
+  if (anchored.size > frontier.size)
+    faults.push(`the anchor covers ${anchored.size} entries, but the log has ${frontier.size}`);
   return faults;
 }

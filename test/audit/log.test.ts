@@ -9,51 +9,51 @@ import { type CliResult, runCli } from '../cli/terminal.ts';
 import { ADMIN_KEY, AGENT_KEY, VIEWER_KEY } from '../support/gateway.ts';
 import { useReplicas } from '../support/use-gateway.ts';
 
-const { one: gateway, two: beside, database } = useReplicas();
+const { one: gateway, two: secondReplica, database } = useReplicas();
 let scratch: string;
 beforeAll(async () => {
   scratch = await mkdtemp(join(tmpdir(), 'oncegate-audit-'));
 });
 afterAll(() => rm(scratch, { recursive: true, force: true }));
 
-const ask = (path: string) => gateway.request('GET', path, { key: VIEWER_KEY });
+const readAsViewer = (path: string) => gateway.request('GET', path, { key: VIEWER_KEY });
 const cli = (...argv: string[]): Promise<CliResult> =>
   runCli(argv, { env: { ONCEGATE_URL: gateway.url, ONCEGATE_KEY: ADMIN_KEY }, cwd: scratch });
-const bytes = (hex: string) => Buffer.from(hex, 'hex');
+const fromHex = (hex: string) => Buffer.from(hex, 'hex');
 
-async function log(): Promise<NoteVerifier> {
-  return new NoteVerifier((await ask('/admin/audit/key')).body.trim());
+async function createVerifier(): Promise<NoteVerifier> {
+  return new NoteVerifier((await readAsViewer('/admin/audit/key')).body.trim());
 }
 
 describe('a receipt', () => {
-  it('is proved to be in the log, by nothing but hashes and a signature', async () => {
+  it('is proved to be in the log by hashes and a signature alone', async () => {
     const call = await gateway.call('world.keyed', { id: 'receipt' }, { key: 'receipt' });
     const { leaf } = call.body.receipt;
-    const { status, body } = await ask(`/admin/audit/proof?leaf=${leaf}`);
+    const { status, body } = await readAsViewer(`/admin/audit/proof?leaf=${leaf}`);
     expect(status).toBe(200);
-    const { size, root } = (await log()).verifyCheckpoint(body.checkpoint);
+    const { size, root } = (await createVerifier()).verifyCheckpoint(body.checkpoint);
     expect(size).toBe(body.size);
     expect(root.toString('hex')).toBe(body.root);
-    expect(verifyInclusion(bytes(leaf), body.index, size, body.proof.map(bytes), root)).toBe(true);
+    expect(verifyInclusion(fromHex(leaf), body.index, size, body.proof.map(fromHex), root)).toBe(true);
     expect(body.entry).toMatchObject({ what: 'call_succeeded', txn: call.body.txn, agent: 'tester' });
-    const [listed] = (await ask(`/admin/audit/entries?from=${body.index}&to=${body.index + 1}`)).body.items;
+    const [listed] = (await readAsViewer(`/admin/audit/entries?from=${body.index}&to=${body.index + 1}`)).body.items;
     expect(listed).toMatchObject({ index: body.index, leaf, entry: body.entry });
-    // The same answer later: the same receipt.
+    // A replay has the same receipt.
     expect((await gateway.call('world.keyed', { id: 'receipt' }, { key: 'receipt' })).body.receipt.leaf).toBe(leaf);
   });
 
-  it('of nothing is told so', async () => {
-    expect((await ask(`/admin/audit/proof?leaf=${'0'.repeat(64)}`)).body.code).toBe('not_found');
+  it('that does not exist answers 404, and a malformed query 400', async () => {
+    expect((await readAsViewer(`/admin/audit/proof?leaf=${'0'.repeat(64)}`)).body.code).toBe('not_found');
     for (const query of ['', '?leaf=xyz', '?from=-1', '?from=1&leaf=00', `?leaf=${'0'.repeat(64)}&from=1`])
-      expect([query, (await ask(`/admin/audit/proof${query}`)).body.code]).toEqual([query, 'malformed']);
-    expect((await ask('/admin/audit/proof?from=9&to=8')).body.code).toBe('not_found');
-    expect((await ask('/admin/audit/entries?from=x')).body.code).toBe('malformed');
-    expect((await ask('/admin/audit/entries?format=xml')).body.code).toBe('malformed');
+      expect([query, (await readAsViewer(`/admin/audit/proof${query}`)).body.code]).toEqual([query, 'malformed']);
+    expect((await readAsViewer('/admin/audit/proof?from=9&to=8')).body.code).toBe('not_found');
+    expect((await readAsViewer('/admin/audit/entries?from=x')).body.code).toBe('malformed');
+    expect((await readAsViewer('/admin/audit/entries?format=xml')).body.code).toBe('malformed');
   });
 });
 
-describe('the log', () => {
-  it('is for people', async () => {
+describe('the audit log', () => {
+  it('is readable by people and not by agents', async () => {
     for (const path of ['checkpoint', 'key', 'entries', `proof?leaf=${'0'.repeat(64)}`]) {
       expect((await gateway.request('GET', `/admin/audit/${path}`)).status).toBe(401);
       expect((await gateway.get(`/admin/audit/${path}`, AGENT_KEY)).status).toBe(403);
@@ -65,20 +65,20 @@ describe('the log', () => {
     expect((await accept(ADMIN_KEY)).body).toMatchObject({ accepted: false });
   });
 
-  it('has a checkpoint, a signed note as text, that each later one extends', async () => {
-    const verifier = await log();
-    const first = await ask('/admin/audit/checkpoint');
+  it('has a checkpoint as a signed note, and each later checkpoint extends it', async () => {
+    const verifier = await createVerifier();
+    const first = await readAsViewer('/admin/audit/checkpoint');
     expect(first.headers.get('content-type')).toMatch(/^text\/plain/);
     const before = verifier.verifyCheckpoint(first.body);
-    const call = await beside.call('world.keyed', { id: 'later' }, { key: 'later' });
-    await ask(`/admin/audit/proof?leaf=${call.body.receipt.leaf}`);
-    const after = verifier.verifyCheckpoint((await ask('/admin/audit/checkpoint')).body);
+    const call = await secondReplica.call('world.keyed', { id: 'later' }, { key: 'later' });
+    await readAsViewer(`/admin/audit/proof?leaf=${call.body.receipt.leaf}`);
+    const after = verifier.verifyCheckpoint((await readAsViewer('/admin/audit/checkpoint')).body);
     expect(after.size).toBeGreaterThan(before.size);
-    const { body } = await ask(`/admin/audit/proof?from=${before.size}&to=${after.size}`);
-    expect(verifyConsistency(before, after, body.proof.map(bytes))).toBe(true);
+    const { body } = await readAsViewer(`/admin/audit/proof?from=${before.size}&to=${after.size}`);
+    expect(verifyConsistency(before, after, body.proof.map(fromHex))).toBe(true);
   });
 
-  it('holds denials, votes, boots and what people did and why; nothing of a dry run', async () => {
+  it('records denials, votes, starts and actions of people with their reasons, but no dry run', async () => {
     const headers = { 'oncegate-dry-run': '?1' };
     await gateway.call('world.keyed', { id: 'dry-only' }, { key: 'dry-only', headers });
     expect((await gateway.call('nothing.here', { id: 'denied' })).status).toBe(403);
@@ -90,32 +90,34 @@ describe('the log', () => {
     await gateway.admin('POST', '/admin/freeze', { tool: 'world.none', reason: 'odd mails' });
     await gateway.admin('POST', '/admin/unfreeze', { tool: 'world.none', reason: 'all good' });
     const last = await gateway.call('world.keyed', { id: 'last' }, { key: 'last' });
-    await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
-    const { items } = (await ask('/admin/audit/entries')).body;
-    const of = (what: string) =>
+    await readAsViewer(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
+    const { items } = (await readAsViewer('/admin/audit/entries')).body;
+    const findEntries = (what: string) =>
       items.map(({ entry }: never) => entry).filter((entry: { what: string }) => entry.what === what);
-    expect(of('booted').length).toBeGreaterThanOrEqual(2);
-    expect(of('denied')).toMatchObject([{ tool: 'nothing.here', agent: 'tester' }]);
-    expect(of('vote')).toMatchObject([{ txn: held.body.txn, person: 'root', reason: 'looks fine' }]);
-    expect(of('frozen')).toMatchObject([{ scope: 'tool:world.none', person: 'root', reason: 'odd mails' }]);
-    expect(of('unfrozen')).toMatchObject([{ reason: 'all good' }]);
-    const ways = items.map(({ entry }: never) => entry).filter((entry: { txn?: string }) => entry.txn === done.txn);
-    expect(ways.map(({ what }: { what: string }) => what)).toEqual(
+    expect(findEntries('booted').length).toBeGreaterThanOrEqual(2);
+    expect(findEntries('denied')).toMatchObject([{ tool: 'nothing.here', agent: 'tester' }]);
+    expect(findEntries('vote')).toMatchObject([{ txn: held.body.txn, person: 'root', reason: 'looks fine' }]);
+    expect(findEntries('frozen')).toMatchObject([{ scope: 'tool:world.none', person: 'root', reason: 'odd mails' }]);
+    expect(findEntries('unfrozen')).toMatchObject([{ reason: 'all good' }]);
+    const entriesOfCall = items
+      .map(({ entry }: never) => entry)
+      .filter((entry: { txn?: string }) => entry.txn === done.txn);
+    expect(entriesOfCall.map(({ what }: { what: string }) => what)).toEqual(
       expect.arrayContaining(['call_held', 'vote', 'call_failed']),
     );
     expect(JSON.stringify(items)).not.toContain('dry-only');
   });
 
-  it('is one, with two replicas at it, and not a leaf is lost or there twice', async () => {
+  it('contains every entry of two replicas exactly once', async () => {
     const calls = await Promise.all(
       Array.from({ length: 400 }, (_, i) =>
-        (i % 2 === 0 ? gateway : beside).call('world.keyed', { id: `both-${i}` }, { key: `both-${i}` }),
+        (i % 2 === 0 ? gateway : secondReplica).call('world.keyed', { id: `both-${i}` }, { key: `both-${i}` }),
       ),
     );
     const leaves = calls.map(({ body }) => body.receipt.leaf);
-    // Whatever was there before the last one is sealed with it, or was before.
+    // Every earlier entry is sealed together with the last one or before it.
     const last = await gateway.call('world.keyed', { id: 'both-last' }, { key: 'both-last' });
-    expect((await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`)).status).toBe(200);
+    expect((await readAsViewer(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`)).status).toBe(200);
     const rows = await database.query<{ leaf: string; n: number }>(
       `select encode(leaf, 'hex') as leaf, count(*)::int as n from audit_log where encode(leaf, 'hex') = any($1) group by leaf`,
       [leaves],
@@ -124,17 +126,17 @@ describe('the log', () => {
     expect(new Set(rows.map(({ n }) => n))).toEqual(new Set([1]));
   });
 
-  it('is kept outside the database too, by a key that only its owner can read', async () => {
+  it('has an anchor outside the database, and a key file that only its owner can read', async () => {
     const directory = join(gateway.home, 'data', 'checkpoints');
     const names = (await readdir(directory)).filter((name) => name.startsWith('checkpoint-'));
     expect(names.length).toBeGreaterThanOrEqual(1);
-    (await log()).verifyCheckpoint(await readFile(join(directory, names.sort().at(-1) ?? ''), 'utf8'));
+    (await createVerifier()).verifyCheckpoint(await readFile(join(directory, names.sort().at(-1) ?? ''), 'utf8'));
     expect((await stat(join(gateway.home, 'data', 'audit.key'))).mode & 0o777).toBe(0o600);
   });
 });
 
 describe('audit export and verify', () => {
-  it('an export is verified offline, and what was done to it is named', async () => {
+  it('an export is verified offline, and verification names the first changed entry', async () => {
     const exported = await cli('audit', 'export');
     expect([exported.code, exported.err]).toEqual([0, '']);
     const lines = exported.out.split('\n');
@@ -148,39 +150,39 @@ describe('audit export and verify', () => {
     ]);
     expect((await cli('audit', 'verify', 'log.jsonl')).out).toBe(`good\t${lines.length - 1} entries\n`);
 
-    const victim = lines.findIndex((line) => line.includes('"what":"denied"'));
-    await writeFile(join(scratch, 'bent.jsonl'), exported.out.replace('"what":"denied"', '"what":"allowd"'));
-    const bent = await cli('audit', 'verify', 'bent.jsonl', '--json');
-    expect([bent.code, JSON.parse(bent.out)]).toMatchObject([
+    const target = lines.findIndex((line) => line.includes('"what":"denied"'));
+    await writeFile(join(scratch, 'changed.jsonl'), exported.out.replace('"what":"denied"', '"what":"allowd"'));
+    const changed = await cli('audit', 'verify', 'changed.jsonl', '--json');
+    expect([changed.code, JSON.parse(changed.out)]).toMatchObject([
       1,
-      { good: false, fault: { entry: victim, upTo: victim } },
+      { good: false, fault: { entry: target, upTo: target } },
     ]);
-    expect((await cli('audit', 'verify', 'bent.jsonl')).out).toContain(`the first bad entry is ${victim}:`);
+    expect((await cli('audit', 'verify', 'changed.jsonl')).out).toContain(`the first bad entry is ${target}:`);
 
-    const leaf = JSON.parse(lines[victim] ?? '').leaf;
-    const entry = /"entry":(.*)}$/.exec(lines[victim] ?? '')?.[1]?.replace('denied', 'allowd') ?? '';
+    const leaf = JSON.parse(lines[target] ?? '').leaf;
+    const entry = /"entry":(.*)}$/.exec(lines[target] ?? '')?.[1]?.replace('denied', 'allowd') ?? '';
     const forged = lines.with(
-      victim,
-      (lines[victim] ?? '').replace(leaf, hashLeaf(entry).toString('hex')).replace('denied', 'allowd'),
+      target,
+      (lines[target] ?? '').replace(leaf, hashLeaf(entry).toString('hex')).replace('denied', 'allowd'),
     );
     await writeFile(join(scratch, 'forged.jsonl'), `${forged.join('\n')}\n`);
     const { fault } = JSON.parse((await cli('audit', 'verify', 'forged.jsonl', '--json')).out);
-    expect(fault.entry).toBeLessThanOrEqual(victim);
-    expect(fault.upTo).toBeGreaterThanOrEqual(victim);
+    expect(fault.entry).toBeLessThanOrEqual(target);
+    expect(fault.upTo).toBeGreaterThanOrEqual(target);
   });
 
-  it('a checkpoint and a key that somebody kept are compared with it', async () => {
-    const checkpoint = (await ask('/admin/audit/checkpoint')).body;
+  it('an export is compared with a checkpoint and a key that the user kept', async () => {
+    const checkpoint = (await readAsViewer('/admin/audit/checkpoint')).body;
     await writeFile(join(scratch, 'kept'), checkpoint);
-    await writeFile(join(scratch, 'key'), (await ask('/admin/audit/key')).body);
+    await writeFile(join(scratch, 'key'), (await readAsViewer('/admin/audit/key')).body);
     const last = await gateway.call('world.keyed', { id: 'kept' }, { key: 'kept' });
-    await ask(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
+    await readAsViewer(`/admin/audit/proof?leaf=${last.body.receipt.leaf}`);
     const { out } = await cli('audit', 'export');
     await writeFile(join(scratch, 'whole.jsonl'), out);
     const argv = ['audit', 'verify', 'whole.jsonl', '--checkpoint', 'kept', '--key', 'key'];
     expect((await cli(...argv)).code).toBe(0);
-    const { size } = (await log()).verifyCheckpoint(checkpoint);
-    // Cut back to where an older signature vouches for it: only somebody who kept a newer one can tell.
+    const { size } = (await createVerifier()).verifyCheckpoint(checkpoint);
+    // The export ends at an older signed checkpoint. Only a user who kept a newer checkpoint can detect the cut.
     const lines = out.split('\n');
     const [signed] = await database.query<{ size: number; note: string }>(
       'select size::int as size, note from audit_checkpoints where size < $1 order by size desc limit 1',
@@ -194,8 +196,8 @@ describe('audit export and verify', () => {
     ];
     await writeFile(join(scratch, 'cut.jsonl'), cut.join('\n'));
     expect((await cli('audit', 'verify', 'cut.jsonl')).code).toBe(0);
-    const noticed = await cli('audit', 'verify', 'cut.jsonl', '--checkpoint', 'kept', '--json');
-    expect([noticed.code, JSON.parse(noticed.out).fault.entry]).toEqual([1, older]);
+    const detected = await cli('audit', 'verify', 'cut.jsonl', '--checkpoint', 'kept', '--json');
+    expect([detected.code, JSON.parse(detected.out).fault.entry]).toEqual([1, older]);
     await writeFile(join(scratch, 'other'), 'oncegate/x+00000000+AAAA\n');
     expect((await cli('audit', 'verify', 'whole.jsonl', '--key', 'other')).code).toBe(1);
     expect((await cli('audit', 'verify', 'nowhere.jsonl')).err).toContain('cannot be read: ENOENT');

@@ -9,8 +9,8 @@ import { createDirectory, runCli } from '../cli/terminal.ts';
 import { createRandom } from '../support/random.ts';
 import { buildSignedExport, findMissedDetection, joinLines, MUTATIONS, verifyInChunks } from './mutations.ts';
 
-describe('an export', () => {
-  it('that was left alone is good, whatever checkpoint of it somebody kept', () => {
+describe('the verification of an export', () => {
+  it('accepts an unchanged export with any of its checkpoints', () => {
     const random = createRandom(11);
     for (const [size, every] of [
       [1, 1],
@@ -19,11 +19,11 @@ describe('an export', () => {
       [256, 256],
       [300, 40],
     ] as const) {
-      const kept = buildSignedExport(size, every, random);
-      for (const checkpoint of [undefined, ...kept.checkpoints.values()]) {
+      const signedExport = buildSignedExport(size, every, random);
+      for (const checkpoint of [undefined, ...signedExport.checkpoints.values()]) {
         const verdict = verifyInChunks(
-          Buffer.from(joinLines(kept.lines)),
-          { key: kept.key.verifier, checkpoint },
+          Buffer.from(joinLines(signedExport.lines)),
+          { key: signedExport.key.verifier, checkpoint },
           random,
         );
         expect(verdict).toMatchObject({ isGood: true, entries: size, proved: size, fault: null });
@@ -31,68 +31,67 @@ describe('an export', () => {
     }
   });
 
-  it.each(Object.keys(MUTATIONS))('is found out, and the first bad entry named, when %s', (name) => {
+  it.each(Object.keys(MUTATIONS))('detects the change and names the first bad entry: %s', (name) => {
     const random = createRandom(name.length);
-    const wrong: string[] = [];
+    const wrongVerdicts: string[] = [];
     for (let round = 0; round < 10; round++) {
-      const kept = buildSignedExport(1 + Math.floor(random() * 60), 1 + Math.floor(random() * 30), random);
+      const signedExport = buildSignedExport(1 + Math.floor(random() * 60), 1 + Math.floor(random() * 30), random);
       for (let i = 0; i < 25; i++)
-        wrong.push(...[findMissedDetection(kept, name, random)].filter((text) => text !== undefined));
+        wrongVerdicts.push(...[findMissedDetection(signedExport, name, random)].filter((text) => text !== undefined));
     }
-    expect(wrong).toEqual([]);
+    expect(wrongVerdicts).toEqual([]);
   });
 });
 
-it('no export is good that no key was there for, or no signature', () => {
-  const kept = buildSignedExport(3, 3, createRandom(5));
-  for (const trusted of [{}, { checkpoint: kept.newest }]) {
+it('an export without a public key is not verified', () => {
+  const signedExport = buildSignedExport(3, 3, createRandom(5));
+  for (const trusted of [{}, { checkpoint: signedExport.newest }]) {
     const verifier = new ExportVerifier(undefined, trusted);
-    verifier.feed(Buffer.from(joinLines(kept.lines)));
-    const why = 'there is no public key to verify the export with';
-    expect(verifier.finish()).toMatchObject({ isGood: false, proved: 0, fault: { entry: null, why } });
+    verifier.feed(Buffer.from(joinLines(signedExport.lines)));
+    const reason = 'there is no public key to verify the export with';
+    expect(verifier.finish()).toMatchObject({ isGood: false, proved: 0, fault: { entry: null, why: reason } });
   }
 });
 
-describe('an export that can be read only once', () => {
-  const kept = buildSignedExport(300, 100, createRandom(7));
-  const good = joinLines(kept.lines);
-  const bent = joinLines(kept.lines.with(150, (kept.lines[150] ?? '').replace('"bot"', '"bob"')));
-  const pieces = (text: string) => text.match(/.{1,1000}/gs) ?? [];
-  const spools = async () => (await readdir(tmpdir())).filter((name) => name.startsWith('oncegate-spool-'));
+describe('an export from a stream that can be read only once', () => {
+  const signedExport = buildSignedExport(300, 100, createRandom(7));
+  const good = joinLines(signedExport.lines);
+  const changed = joinLines(signedExport.lines.with(150, (signedExport.lines[150] ?? '').replace('"bot"', '"bob"')));
+  const splitText = (text: string) => text.match(/.{1,1000}/gs) ?? [];
+  const listSpoolFiles = async () => (await readdir(tmpdir())).filter((name) => name.startsWith('oncegate-spool-'));
 
-  /** From standard input, and from a named pipe. */
-  const ways = {
+  const readers = {
     '-': async (text: string, cwd: string, argv: readonly string[]) =>
-      runCli(['audit', 'verify', '-', ...argv], { cwd, stdin: Readable.from(pieces(text)) }),
+      runCli(['audit', 'verify', '-', ...argv], { cwd, stdin: Readable.from(splitText(text)) }),
     'a named pipe': async (text: string, cwd: string, argv: readonly string[]) => {
       execFileSync('mkfifo', [join(cwd, 'pipe')]);
-      const [said] = await Promise.all([
+      const [result] = await Promise.all([
         runCli(['audit', 'verify', 'pipe', ...argv], { cwd }),
         writeFile(join(cwd, 'pipe'), text),
       ]);
-      return said;
+      return result;
     },
   } as const;
 
   it.each(
-    Object.entries(ways).flatMap(([way, read]) => [
-      { way, read, options: [] },
-      { way, read, options: ['--checkpoint', 'kept'] },
+    Object.entries(readers).flatMap(([source, read]) => [
+      { source, read, options: [] },
+      { source, read, options: ['--checkpoint', 'kept'] },
     ]),
-  )('is verified as a file is: $way $options', async ({ read, options }) => {
-    const files = { kept: kept.checkpoints.get(200) ?? '' };
-    const left = await spools();
-    const told = await read(good, await createDirectory(files), [...options, '--json']);
-    const { verifier: publicKey } = kept.key;
-    expect(JSON.parse(told.out)).toEqual({ good: true, entries: 300, proved: 300, publicKey, fault: null });
-    expect(told.code).toBe(0);
-    const found = await read(bent, await createDirectory(files), [...options, '--json']);
-    expect(JSON.parse(found.out)).toMatchObject({ good: false, proved: 100, fault: { entry: 150, upTo: 150 } });
-    expect(found.code).toBe(1);
-    expect(await spools()).toEqual(left);
+  )('is verified like a file: $source $options', async ({ read, options }) => {
+    const files = { kept: signedExport.checkpoints.get(200) ?? '' };
+    const spoolFilesBefore = await listSpoolFiles();
+    const accepted = await read(good, await createDirectory(files), [...options, '--json']);
+    const { verifier: publicKey } = signedExport.key;
+    expect(JSON.parse(accepted.out)).toEqual({ good: true, entries: 300, proved: 300, publicKey, fault: null });
+    expect(accepted.code).toBe(0);
+    const rejected = await read(changed, await createDirectory(files), [...options, '--json']);
+    expect(JSON.parse(rejected.out)).toMatchObject({ good: false, proved: 100, fault: { entry: 150, upTo: 150 } });
+    expect(rejected.code).toBe(1);
+    expect(await listSpoolFiles()).toEqual(spoolFilesBefore);
   });
 
-  it('and is none: nothing, or a directory', async () => {
+  it('is refused if it is empty or a directory', async () => {
     const cwd = await createDirectory({});
     const nothing = await runCli(['audit', 'verify', '-', '--json'], { cwd });
     expect([nothing.code, JSON.parse(nothing.out)]).toMatchObject([1, { good: false, publicKey: null }]);
@@ -100,12 +99,12 @@ describe('an export that can be read only once', () => {
   });
 });
 
-it('a terminal sees how far it is, and how fast', async () => {
-  const kept = buildSignedExport(500, 100, createRandom(3));
+it('audit verify prints its rate on a terminal', async () => {
+  const signedExport = buildSignedExport(500, 100, createRandom(3));
   const cwd = await createDirectory({});
-  await writeFile(join(cwd, 'log.jsonl'), joinLines(kept.lines));
-  const said = await runCli(['audit', 'verify', 'log.jsonl'], { cwd, isTty: true, env: { NO_COLOR: '1' } });
-  expect(said.code).toBe(0);
-  expect(said.out).toMatch(/^good\t500 entries\n[\d,]+ entries\/s\n$/);
-  expect(said.err).toContain('Compare it with the key that you know');
+  await writeFile(join(cwd, 'log.jsonl'), joinLines(signedExport.lines));
+  const result = await runCli(['audit', 'verify', 'log.jsonl'], { cwd, isTty: true, env: { NO_COLOR: '1' } });
+  expect(result.code).toBe(0);
+  expect(result.out).toMatch(/^good\t500 entries\n[\d,]+ entries\/s\n$/);
+  expect(result.err).toContain('Compare it with the key that you know');
 });

@@ -13,13 +13,13 @@ import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
 
 export type Random = () => number;
 
-/** A log that was kept well. */
+/** An unchanged export with the key that signed it. */
 export interface SignedExport {
   readonly key: NoteSigner;
   readonly entries: readonly string[];
-  /** The lines of its export, without newlines. */
+  /** The lines of the export, without newlines. */
   readonly lines: readonly string[];
-  /** The checkpoint that was signed at each of these sizes. */
+  /** Signed checkpoints by the size of the log. */
   readonly checkpoints: ReadonlyMap<number, string>;
   readonly newest: string;
 }
@@ -56,7 +56,7 @@ function buildRandomEntry(i: number, random: Random): string {
 
 export const joinLines = (lines: readonly string[]) => lines.map((line) => `${line}\n`).join('');
 
-/** As the command line does it, cut wherever chance cuts. */
+/** Verifies like the command line does, in chunks of random length. */
 export function verifyInChunks(
   bytes: Buffer,
   trusted: TrustedInputs,
@@ -73,124 +73,124 @@ export function verifyInChunks(
   return verifier.finish();
 }
 
-/** What somebody did to an export. `first` is the first entry that is not what it was; undefined: no entry. */
+/** A changed export. `first` is the first changed entry; undefined if no entry changed. */
 export interface Mutation {
   readonly bytes: Buffer;
   readonly first: number | undefined;
 }
 
-type Mutator = (kept: SignedExport, random: Random) => Mutation | undefined;
+type Mutator = (original: SignedExport, random: Random) => Mutation | undefined;
 
 const toMutation = (lines: readonly string[], first: number | undefined): Mutation => ({
   bytes: Buffer.from(joinLines(lines)),
   first,
 });
-const randomBelow = (random: Random, most: number) => Math.floor(random() * most);
+const randomBelow = (random: Random, limit: number) => Math.floor(random() * limit);
 
-/** Whoever changes entries and makes everything fit again that needs no key: indexes, leaf hashes, and which checkpoints go along. */
-function forge(kept: SignedExport, entries: readonly string[], first: number, random: Random): Mutation {
-  const keepsCheckpoints = random() < 0.5;
-  const lines = buildExportLines(entries, (size) => (keepsCheckpoints ? (kept.checkpoints.get(size) ?? null) : null));
-  return toMutation([...lines, formatLastLine(kept.newest, kept.key.verifier)], first);
+/** Rebuilds the export from changed entries with all that needs no key: indexes, leaf hashes and, at random, old checkpoints. */
+function forge(original: SignedExport, entries: readonly string[], first: number, random: Random): Mutation {
+  const hasCheckpoints = random() < 0.5;
+  const lines = buildExportLines(entries, (size) => (hasCheckpoints ? (original.checkpoints.get(size) ?? null) : null));
+  return toMutation([...lines, formatLastLine(original.newest, original.key.verifier)], first);
 }
 
 function editEntry(entry: string, random: Random): string {
   const digit = /[0-9]/g;
-  const places = [...entry.matchAll(digit)].map((match) => match.index);
-  const at = places[randomBelow(random, places.length)] ?? 0;
+  const positions = [...entry.matchAll(digit)].map((match) => match.index);
+  const at = positions[randomBelow(random, positions.length)] ?? 0;
   return `${entry.slice(0, at)}${(Number(entry[at]) + 1 + randomBelow(random, 8)) % 10}${entry.slice(at + 1)}`;
 }
 
 export const MUTATIONS: Readonly<Record<string, Mutator>> = {
-  'one byte is another': (kept, random) => {
-    const bytes = Buffer.from(joinLines(kept.lines));
+  'one byte is changed': (original, random) => {
+    const bytes = Buffer.from(joinLines(original.lines));
     const at = randomBelow(random, bytes.length);
     const before = bytes[at] ?? 0;
     bytes[at] = (before + 1 + randomBelow(random, 255)) % 256;
     const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
-    return { bytes, first: line < kept.entries.length ? line : undefined };
+    return { bytes, first: line < original.entries.length ? line : undefined };
   },
-  'an entry is edited and hashed anew': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    const entry = editEntry(kept.entries[at] ?? '', random);
+  'an entry is edited and hashed again': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    const entry = editEntry(original.entries[at] ?? '', random);
     const line = formatEntryLine({
       index: at,
       leaf: hashLeaf(entry),
       entry,
-      checkpoint: kept.checkpoints.get(at + 1) ?? null,
+      checkpoint: original.checkpoints.get(at + 1) ?? null,
     });
-    return toMutation(kept.lines.with(at, line), at);
+    return toMutation(original.lines.with(at, line), at);
   },
-  'an entry is edited, and everything after it made to fit': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    return forge(kept, kept.entries.with(at, editEntry(kept.entries[at] ?? '', random)), at, random);
+  'an entry is edited, and all later lines are rebuilt': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    return forge(original, original.entries.with(at, editEntry(original.entries[at] ?? '', random)), at, random);
   },
-  'lines are deleted': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    return toMutation(kept.lines.toSpliced(at, 1 + randomBelow(random, 3)), at);
+  'lines are deleted': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    return toMutation(original.lines.toSpliced(at, 1 + randomBelow(random, 3)), at);
   },
-  'an entry is deleted, and everything after it made to fit': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    return forge(kept, kept.entries.toSpliced(at, 1), at, random);
+  'an entry is deleted, and all later lines are rebuilt': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    return forge(original, original.entries.toSpliced(at, 1), at, random);
   },
-  'a line is inserted': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    const from = randomBelow(random, kept.lines.length);
-    // Of a line that is there twice in a row, the second is the one too many.
-    return toMutation(kept.lines.toSpliced(at, 0, kept.lines[from] ?? ''), from === at ? at + 1 : at);
+  'a line is inserted': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    const from = randomBelow(random, original.lines.length);
+    // If the inserted line repeats its neighbour, the second of the two is the bad one.
+    return toMutation(original.lines.toSpliced(at, 0, original.lines[from] ?? ''), from === at ? at + 1 : at);
   },
-  'an entry is inserted, and everything after it made to fit': (kept, random) => {
-    const at = randomBelow(random, kept.entries.length);
-    return forge(kept, kept.entries.toSpliced(at, 0, buildRandomEntry(-1, random)), at, random);
+  'an entry is inserted, and all later lines are rebuilt': (original, random) => {
+    const at = randomBelow(random, original.entries.length);
+    return forge(original, original.entries.toSpliced(at, 0, buildRandomEntry(-1, random)), at, random);
   },
-  'two lines are swapped': (kept, random) => {
-    const [a, b] = [randomBelow(random, kept.entries.length), randomBelow(random, kept.entries.length)];
+  'two lines are swapped': (original, random) => {
+    const [a, b] = [randomBelow(random, original.entries.length), randomBelow(random, original.entries.length)];
     if (a === b) return undefined;
-    return toMutation(kept.lines.with(a, kept.lines[b] ?? '').with(b, kept.lines[a] ?? ''), Math.min(a, b));
+    return toMutation(original.lines.with(a, original.lines[b] ?? '').with(b, original.lines[a] ?? ''), Math.min(a, b));
   },
-  'two entries are swapped, and everything made to fit': (kept, random) => {
-    const [a, b] = [randomBelow(random, kept.entries.length), randomBelow(random, kept.entries.length)];
+  'two entries are swapped, and all lines are rebuilt': (original, random) => {
+    const [a, b] = [randomBelow(random, original.entries.length), randomBelow(random, original.entries.length)];
     if (a === b) return undefined;
-    const swapped = kept.entries.with(a, kept.entries[b] ?? '').with(b, kept.entries[a] ?? '');
-    return forge(kept, swapped, Math.min(a, b), random);
+    const swapped = original.entries.with(a, original.entries[b] ?? '').with(b, original.entries[a] ?? '');
+    return forge(original, swapped, Math.min(a, b), random);
   },
-  'it is cut off anywhere': (kept, random) => {
-    const bytes = Buffer.from(joinLines(kept.lines));
+  'it is cut off at a random byte': (original, random) => {
+    const bytes = Buffer.from(joinLines(original.lines));
     const at = randomBelow(random, bytes.length);
     const line = bytes.subarray(0, at).filter((byte) => byte === 10).length;
-    return { bytes: bytes.subarray(0, at), first: line < kept.entries.length ? line : undefined };
+    return { bytes: bytes.subarray(0, at), first: line < original.entries.length ? line : undefined };
   },
-  'it is cut back to an older checkpoint': (kept, random) => {
-    const sizes = [...kept.checkpoints.keys()].slice(0, -1);
+  'it is cut back to an older checkpoint': (original, random) => {
+    const sizes = [...original.checkpoints.keys()].slice(0, -1);
     const size = sizes[randomBelow(random, sizes.length)];
     if (size === undefined) return undefined;
     return toMutation(
-      [...kept.lines.slice(0, size), formatLastLine(kept.checkpoints.get(size) ?? '', kept.key.verifier)],
+      [...original.lines.slice(0, size), formatLastLine(original.checkpoints.get(size) ?? '', original.key.verifier)],
       size,
     );
   },
-  'it is written anew under another key': (kept, random) => {
+  'it is rewritten with another key': (original, random) => {
     const other = new NoteSigner('oncegate/kept', generateKeyPairSync('ed25519').privateKey);
-    const at = randomBelow(random, kept.entries.length);
-    const entries = kept.entries.with(at, editEntry(kept.entries[at] ?? '', random));
+    const at = randomBelow(random, original.entries.length);
+    const entries = original.entries.with(at, editEntry(original.entries[at] ?? '', random));
     let newest = '';
     const lines = buildExportLines(entries, (size, root) => {
       newest = other.sign(size, root);
-      return kept.checkpoints.has(size) ? newest : null;
+      return original.checkpoints.has(size) ? newest : null;
     });
     return toMutation([...lines, formatLastLine(newest, other.verifier)], undefined);
   },
 };
 
-/** What is wrong with the verdict over a mutated export; undefined when it was found out, and the right entry named. */
-export function findMissedDetection(kept: SignedExport, name: string, random: Random): string | undefined {
-  const mutation = MUTATIONS[name]?.(kept, random);
-  if (mutation === undefined || mutation.bytes.equals(Buffer.from(joinLines(kept.lines)))) return undefined;
-  const { fault } = verifyInChunks(mutation.bytes, { key: kept.key.verifier, checkpoint: kept.newest }, random);
+/** Verifies a mutated export. Returns what is wrong with the verdict; undefined if it names the right entry. */
+export function findMissedDetection(original: SignedExport, name: string, random: Random): string | undefined {
+  const mutation = MUTATIONS[name]?.(original, random);
+  if (mutation === undefined || mutation.bytes.equals(Buffer.from(joinLines(original.lines)))) return undefined;
+  const { fault } = verifyInChunks(mutation.bytes, { key: original.key.verifier, checkpoint: original.newest }, random);
   if (fault === null) return `${name}: not detected`;
   const { first } = mutation;
   if (first === undefined) return undefined;
   const { entry, upTo } = fault;
   if (entry !== null && upTo !== null && entry <= first && first <= upTo) return undefined;
-  return `${name}: entry ${first} was the first bad one, ${JSON.stringify(fault)} was named`;
+  return `${name}: entry ${first} is the first bad one, but the verdict is ${JSON.stringify(fault)}`;
 }

@@ -1,4 +1,4 @@
-// Seals the audit log and does nothing else, so that a test can start and kill it often.
+// A process that only seals the audit log, so that a test can start and kill it often.
 import { readFileSync } from 'node:fs';
 import { CheckpointFiles } from '../../dist/adapters/checkpoint-files.js';
 import { NoteSigner } from '../../dist/gateway/domain/audit/signed-note.js';
@@ -7,36 +7,36 @@ import { Sequencer } from '../../dist/gateway/flow/audit/sequencer.js';
 import { Database } from '../../dist/gateway/ledger/db.js';
 import { Lease } from '../../dist/gateway/ledger/process-lease.js';
 
-const [url, origin, keyFile, directory, dieAt = '', pace = 'hurried'] = process.argv.slice(2);
-const say = (line) => process.stdout.write(`${line}\n`);
+const [url, origin, keyFile, directory, dieAt = '', pace = 'fast'] = process.argv.slice(2);
+const print = (line) => process.stdout.write(`${line}\n`);
 const log = {
   info: () => {},
   warn: () => {},
-  error: (fields, message) => say(`error ${message} ${JSON.stringify(fields)}`),
+  error: (fields, message) => print(`error ${message} ${JSON.stringify(fields)}`),
 };
 const db = new Database(url, { max: 3, applicationName: 'sealer' });
 const lease = new Lease(db, () => {});
 await lease.start();
 const key = NoteSigner.fromPem(origin, readFileSync(keyFile, 'utf8'));
 const monitor = new LogMonitor({ db, lease, key, files: [new CheckpointFiles(directory)], witnesses: [], log });
-// A fault without the guide's name only says that the comparison is still under way, because a slow machine lost its lease.
-const sayFault = () => {
+// A fault that does not name the guide only means that the comparison still runs, because a slow machine lost its lease.
+const printFault = () => {
   const fault = monitor.findFault();
-  if (fault?.includes('docs/guides/audit-log.md')) say(`error fault ${fault}`);
+  if (fault?.includes('docs/guides/audit-log.md')) print(`error fault ${fault}`);
 };
 await monitor.verify();
-sayFault();
-const reach = (point) => {
+printFault();
+const reachKillPoint = (point) => {
   if (point === dieAt) process.kill(process.pid, 'SIGKILL');
 };
-const sequencer = new Sequencer({ db, log, reach }, key, monitor);
-say('ready');
-if (pace === 'usual') sequencer.start();
-// No pauses between batches, so that more happens before each kill.
-for (; pace === 'hurried'; ) {
-  await sequencer.seal(0).catch((error) => say(`retry ${error.message}`));
-  reach('sealed');
-  await monitor.verify().catch((error) => say(`retry ${error.message}`));
-  reach('anchored');
-  sayFault();
+const sequencer = new Sequencer({ db, log, reachKillPoint }, key, monitor);
+print('ready');
+if (pace === 'normal') sequencer.start();
+// Seals without pauses between batches, so that more happens before each kill.
+for (; pace === 'fast'; ) {
+  await sequencer.seal(0).catch((error) => print(`retry ${error.message}`));
+  reachKillPoint('sealed');
+  await monitor.verify().catch((error) => print(`retry ${error.message}`));
+  reachKillPoint('anchored');
+  printFault();
 }

@@ -19,8 +19,8 @@ import { Lease } from '../../gateway/ledger/process-lease.ts';
 import { buildIntent } from '../support/intent.ts';
 
 /**
- * What sealing costs the ledger: calls claimed and settled a second, with a process beside that seals the log and without one,
- * in turns, so that whatever else the machine does hits both; and how fast leaves are sealed when many wait.
+ * Measures the cost of sealing: claimed and settled calls per second with and without a process that seals the log. The rounds
+ * alternate, so that other load on the machine affects both. Also measures how fast a long queue of entries is sealed.
  *
  *   npm run build && npx tsx test/audit/sealing-cost.ts [--rounds 6] [--seconds 6]
  */
@@ -43,7 +43,7 @@ try {
   await runLoad(db, lease, 2_000);
   for (let round = 0; round < Number(values.rounds); round++) {
     for (const side of round % 2 === 0 ? (['without', 'with'] as const) : (['with', 'without'] as const)) {
-      // Whatever waits from the round without is not to be sealed on the other's account.
+      // Seals the queue first, so that a round with sealing does not pay for entries of a round without.
       await sealQueue(db, key);
       const stop = side === 'with' ? await startSealer(keyFile) : async () => {};
       rates[side].push(await runLoad(db, lease, Number(values.seconds) * 1_000));
@@ -51,13 +51,13 @@ try {
     }
     console.log(`round ${round + 1}: ${rates.without.at(-1)} calls/s without, ${rates.with.at(-1)} with sealing`);
   }
-  const [without, beside] = [median(rates.without), median(rates.with)];
-  console.log(`median ${without} without, ${beside} with: ${((beside / without) * 100).toFixed(1)} %`);
+  const [without, withSealing] = [median(rates.without), median(rates.with)];
+  console.log(`median ${without} without, ${withSealing} with: ${((withSealing / without) * 100).toFixed(1)} %`);
   await sealQueue(db, key);
   await fillQueue(100_000);
   const started = performance.now();
   await sealQueue(db, key);
-  console.log(`${Math.round(100_000 / ((performance.now() - started) / 1_000))} leaves/s sealed when many wait`);
+  console.log(`${Math.round(100_000 / ((performance.now() - started) / 1_000))} leaves/s sealed from a long queue`);
   await lease.end();
   await db.close();
 } finally {
@@ -65,24 +65,24 @@ try {
   await rm(home, { recursive: true, force: true });
 }
 
-/** Calls a second that are claimed and settled, many at once. */
+/** Returns how many calls per second are claimed and settled by concurrent workers. */
 async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> {
   const calls = new CallStore(db);
-  const until = performance.now() + ms;
+  const deadline = performance.now() + ms;
   let done = 0;
   const worker = async () => {
-    while (performance.now() < until) {
+    while (performance.now() < deadline) {
       const txn = randomUUID();
-      const about = { txn, agent: 'billing-bot', tool: 'payments.charge', fingerprint: 'ab'.repeat(32) };
+      const fields = { txn, agent: 'billing-bot', tool: 'payments.charge', fingerprint: 'ab'.repeat(32) };
       const intent = buildIntent(lease.id, {
         txn,
-        entry: buildAuditEntry('call_claimed', { ...about, rule: 'r'.repeat(40) }),
+        entry: buildAuditEntry('call_claimed', { ...fields, rule: 'r'.repeat(40) }),
       });
       await calls.claim(intent);
-      const entry = buildAuditEntry('call_succeeded', { ...about, answer: randomBytes(32).toString('hex') });
-      const standing = { ...intent, step: 0, state: 'sending', attempt: 1, attemptOpen: true, unresolved: 0 } as const;
+      const entry = buildAuditEntry('call_succeeded', { ...fields, answer: randomBytes(32).toString('hex') });
+      const current = { ...intent, step: 0, state: 'sending', attempt: 1, attemptOpen: true, unresolved: 0 } as const;
       await calls.update({
-        ...buildBaseUpdate({ ...standing, unknownSince: null }),
+        ...buildBaseUpdate({ ...current, unknownSince: null }),
         ...{ state: 'succeeded', custody: 'close', outcome: 'answered', evidence: 'answer', attemptOpen: false },
         leaf: hashLeaf(entry),
         entry,
@@ -106,9 +106,9 @@ async function fillQueue(count: number): Promise<void> {
   await client.end();
 }
 
-/** As a gateway does it: about once a second. */
+/** Seals about once per second, like a gateway. Returns a function that stops the process. */
 async function startSealer(keyFile: string): Promise<() => Promise<void>> {
-  const argv = ['test/audit/sealer.mjs', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'usual'];
+  const argv = ['test/audit/sealer.mjs', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'normal'];
   const child = spawn(process.execPath, argv, { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(child.stdout, 'data');
   return async () => {

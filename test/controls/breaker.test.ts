@@ -126,7 +126,8 @@ it.each(['mail', 'order', 'pay', 'read'])(
         await sleep(5);
       }
     })();
-    const answers = await Promise.all(Array.from({ length: 20 }, (_, i) => call(tool, `${id}-${i}`)));
+    // Few enough that even a slow machine sends the last one within the timeout of one second.
+    const answers = await Promise.all(Array.from({ length: 8 }, (_, i) => call(tool, `${id}-${i}`)));
     isDone = true;
     await watch;
     expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([200]));

@@ -106,14 +106,14 @@ describe('canonical', () => {
     expect(() => canonicalize(new Array(2) as Json[])).toThrow(TypeError);
   });
 
-  it('leaves the value as it was', () => {
+  it('does not change the value', () => {
     const value = { b: 1, a: [2, 1] };
     canonicalize(value);
     expect(Object.keys(value)).toEqual(['b', 'a']);
     expect(value.a).toEqual([2, 1]);
   });
 
-  it('sorts few keys and many alike', () => {
+  it('sorts few and many keys in the same order', () => {
     fc.assert(
       fc.property(fc.uniqueArray(fc.string({ unit: 'binary' }), { maxLength: 60, size: 'max' }), (keys) => {
         const names = keys.filter((key) => key !== '__proto__');
@@ -145,7 +145,7 @@ describe('canonical', () => {
   });
 });
 
-/** The same value with the keys of every object inserted in another order. */
+/** The same value, with the keys of every object in another order. */
 function shuffled(value: Json, random: () => number): Json {
   if (Array.isArray(value)) return value.map((item) => shuffled(item, random));
   if (typeof value !== 'object' || value === null) return value;

@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { describe, expect, it } from 'vitest';
 import { ERRORS, type ErrorCode, GatewayError, LedgerError } from '../../gateway/domain/errors.ts';
 
-/** The contract's table by its letters: whoever changes one of these changes what clients rely on. */
+/** The error table of the public contract. Clients rely on these values. */
 const CONTRACT: readonly [code: string, status: number, retry: string][] = [
   ['malformed', 400, 'never'],
   ['invalid_arguments', 400, 'never'],
@@ -29,8 +29,8 @@ const CONTRACT: readonly [code: string, status: number, retry: string][] = [
   ['in_doubt', 504, 'same_key'],
 ];
 
-/** Beside the contract: what HTTP itself and the admin API need. */
-const BESIDE: typeof CONTRACT = [
+/** Further errors, for HTTP itself and the admin API. */
+const FURTHER: typeof CONTRACT = [
   ['forbidden', 403, 'never'],
   ['not_found', 404, 'never'],
   ['conflict', 409, 'never'],
@@ -38,15 +38,15 @@ const BESIDE: typeof CONTRACT = [
 ];
 
 describe('the error table', () => {
-  it.each([...CONTRACT, ...BESIDE])('%s is %i, retry %s', (code, status, retry) => {
+  it.each([...CONTRACT, ...FURTHER])('%s is %i, retry %s', (code, status, retry) => {
     expect(ERRORS[code as ErrorCode]).toMatchObject({ status, retry });
   });
 
-  it('has nothing else', () => {
-    expect(Object.keys(ERRORS).sort()).toEqual([...CONTRACT, ...BESIDE].map(([code]) => code).sort());
+  it('has no other errors', () => {
+    expect(Object.keys(ERRORS).sort()).toEqual([...CONTRACT, ...FURTHER].map(([code]) => code).sort());
   });
 
-  it('has a title of its own for each', () => {
+  it('has a unique title for each error', () => {
     const titles = Object.values(ERRORS).map(({ title }) => title);
     expect(new Set(titles).size).toBe(titles.length);
     for (const title of titles) expect(title).toMatch(/^[A-Z].*[^.]$/);
@@ -54,7 +54,7 @@ describe('the error table', () => {
 });
 
 describe('docs/reference/errors.md', () => {
-  it('holds the same table, in the same order, and tells of each when and what to do', async () => {
+  it('has the same table in the same order, with a cause and advice for each error', async () => {
     const text = await readFile('docs/reference/errors.md', 'utf8');
     const rows = [...text.matchAll(/^\| `(\w+)` +\| (\d{3}) +\| `(\w+)` +\| (.*?) +\| (.*?) +\|$/gm)];
     expect(rows.map(([, code, status, retry]) => [code, Number(status), retry])).toEqual(
@@ -66,7 +66,7 @@ describe('docs/reference/errors.md', () => {
     }
   });
 
-  it('explains every kind of advice', async () => {
+  it('explains every value of retry', async () => {
     const text = await readFile('docs/reference/errors.md', 'utf8');
     for (const advice of new Set(Object.values(ERRORS).map(({ retry }) => retry)))
       expect(text).toMatch(new RegExp(`^\\| \`${advice}\` +\\| .+ \\|$`, 'm'));
@@ -74,7 +74,7 @@ describe('docs/reference/errors.md', () => {
 });
 
 describe('an error', () => {
-  it('keeps its code, detail and what it says more', () => {
+  it('keeps its code, detail and extras', () => {
     const error = new GatewayError('denied', 'because', { txn: 't', members: { rule: 'r' } });
     expect(error).toMatchObject({ code: 'denied', message: 'because', extras: { txn: 't', members: { rule: 'r' } } });
     expect(error).toBeInstanceOf(Error);

@@ -12,7 +12,7 @@ import {
   verifyInclusion,
 } from '../../gateway/domain/audit/merkle.ts';
 
-/** The definitions of RFC 6962, section 2.1, word for word and as slow as they are. */
+/** A literal, slow implementation of the definitions in RFC 6962, section 2.1. */
 const sha = (...parts: Uint8Array[]) => createHash('sha256').update(Buffer.concat(parts)).digest();
 const largestPowerBelow = (n: number): number => 2 ** Math.ceil(Math.log2(n) - 1);
 function naiveRoot(leaves: readonly Buffer[]): Buffer {
@@ -36,22 +36,22 @@ function naiveSubproof(m: number, leaves: readonly Buffer[], whole: boolean): Bu
     : [...naiveSubproof(m - k, leaves.slice(k), false), naiveRoot(leaves.slice(0, k))];
 }
 
-/** Everything that a log of these leaves would have stored. */
-function grown(leaves: readonly Buffer[]): { frontier: Frontier; stored: StoredHash[] } {
+/** The frontier and the stored hashes of a log with these leaves. */
+function growTree(leaves: readonly Buffer[]): { frontier: Frontier; stored: StoredHash[] } {
   const frontier = new Frontier();
   const stored = leaves.map((hash, index): StoredHash => ({ level: 0, index, hash }));
   for (const leaf of leaves) frontier.append(leaf, (node) => stored.push(node));
   return { frontier, stored };
 }
 
-/** Only what a proof asked for may be used to answer it. */
-function answer(proof: Proof, stored: readonly StoredHash[]): Buffer[] {
-  const runs = proof.listRequiredRanges();
-  for (const { from, to } of runs) expect(to - from).toBeLessThanOrEqual(128);
-  const asked = stored.filter((node) =>
-    runs.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
+/** Computes a proof from only those hashes that the proof requires. */
+function computeProof(proof: Proof, stored: readonly StoredHash[]): Buffer[] {
+  const ranges = proof.listRequiredRanges();
+  for (const { from, to } of ranges) expect(to - from).toBeLessThanOrEqual(128);
+  const required = stored.filter((node) =>
+    ranges.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
   );
-  return proof.computeHashes(new StoredHashes(asked));
+  return proof.computeHashes(new StoredHashes(required));
 }
 
 const leavesOf = (n: number) => Array.from({ length: n }, (_, i) => hashLeaf(`entry ${i}`));
@@ -72,22 +72,22 @@ describe('known answers', () => {
     '5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328',
   ];
 
-  it('roots of the test vectors that go with RFC 6962', () => {
+  it('match the roots of the RFC 6962 test vectors', () => {
     for (const [size, root] of roots.entries()) {
-      const { frontier } = grown(leaves.slice(0, size));
+      const { frontier } = growTree(leaves.slice(0, size));
       expect([size, frontier.computeRoot().toString('hex')]).toEqual([size, root]);
     }
     expect(EMPTY_ROOT.toString('hex')).toBe(roots[0]);
   });
 
-  it('their paths and consistency proofs', () => {
-    const { stored } = grown(leaves);
-    expect(hex(answer(Proof.inclusion(5, 8), stored))).toEqual([
+  it('match the inclusion and consistency proofs of the test vectors', () => {
+    const { stored } = growTree(leaves);
+    expect(hex(computeProof(Proof.inclusion(5, 8), stored))).toEqual([
       'bc1a0643b12e4d2d7c77918f44e0f4f79a838b6cf9ec5b5c283e1f4d88599e6b',
       'ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0',
       'd37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7',
     ]);
-    expect(hex(answer(Proof.consistency(6, 8), stored))).toEqual([
+    expect(hex(computeProof(Proof.consistency(6, 8), stored))).toEqual([
       '0ebc5d3437fbe2db158b9f126a1d118e308181031d0a949f8dededebc558ef6a',
       'ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0',
       'd37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7',
@@ -95,23 +95,23 @@ describe('known answers', () => {
   });
 });
 
-describe('beside the definitions of the RFC', () => {
-  it('roots, paths and consistency proofs are the same, and are believed', () => {
+describe('compared with the definitions of the RFC', () => {
+  it('roots and proofs are equal, and the proofs verify', () => {
     fc.assert(
       fc.property(fc.integer({ min: 1, max: 700 }), fc.nat(), fc.nat(), (size, a, b) => {
         const all = leavesOf(size + (b % 40));
         const leaves = all.slice(0, size);
-        const { stored } = grown(all);
+        const { stored } = growTree(all);
         const root = naiveRoot(leaves);
-        expect(answer(Proof.root(size), stored)).toEqual([root]);
+        expect(computeProof(Proof.root(size), stored)).toEqual([root]);
 
         const index = a % size;
-        const path = answer(Proof.inclusion(index, size), stored);
+        const path = computeProof(Proof.inclusion(index, size), stored);
         expect(hex(path)).toEqual(hex(naivePath(index, leaves)));
         expect(verifyInclusion(leaves[index] as Buffer, index, size, path, root)).toBe(true);
 
         const first = a % (size + 1);
-        const proof = answer(Proof.consistency(first, size), stored);
+        const proof = computeProof(Proof.consistency(first, size), stored);
         expect(hex(proof)).toEqual(hex(first === 0 ? [] : naiveSubproof(first, leaves, true)));
         const before = { size: first, root: naiveRoot(leaves.slice(0, first)) };
         expect(verifyConsistency(before, { size, root }, proof)).toBe(true);
@@ -120,14 +120,14 @@ describe('beside the definitions of the RFC', () => {
     );
   });
 
-  it('a log goes on from what is stored as if it had never stopped', () => {
+  it('a tree restored from stored hashes grows like one that never stopped', () => {
     fc.assert(
       fc.property(fc.integer({ min: 0, max: 1_200 }), fc.integer({ min: 0, max: 300 }), (before, more) => {
         const leaves = leavesOf(before + more);
-        const { stored } = grown(leaves.slice(0, before));
-        const runs = Frontier.listRequiredRanges(before);
+        const { stored } = growTree(leaves.slice(0, before));
+        const ranges = Frontier.listRequiredRanges(before);
         const read = stored.filter((node) =>
-          runs.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
+          ranges.some(({ level, from, to }) => node.level === level && node.index >= from && node.index < to),
         );
         const frontier = Frontier.restore(before, new StoredHashes(read));
         for (const leaf of leaves.slice(before)) frontier.append(leaf);
@@ -138,19 +138,19 @@ describe('beside the definitions of the RFC', () => {
     );
   });
 
-  it('nothing else is believed: another leaf, place, size, root, or a bent proof', () => {
+  it('another leaf, index, size or root, or a changed proof, does not verify', () => {
     fc.assert(
       fc.property(fc.integer({ min: 2, max: 300 }), fc.nat(), fc.nat(), (size, a, b) => {
         const leaves = leavesOf(size);
-        const { stored } = grown(leaves);
+        const { stored } = growTree(leaves);
         const root = naiveRoot(leaves);
         const index = a % size;
         const leaf = leaves[index] as Buffer;
-        const path = answer(Proof.inclusion(index, size), stored);
+        const path = computeProof(Proof.inclusion(index, size), stored);
         const other = hashLeaf('another');
-        const bent = path.with(b % path.length, other);
+        const changed = path.with(b % path.length, other);
         expect(verifyInclusion(other, index, size, path, root)).toBe(false);
-        expect(verifyInclusion(leaf, index, size, bent, root)).toBe(false);
+        expect(verifyInclusion(leaf, index, size, changed, root)).toBe(false);
         expect(verifyInclusion(leaf, index, size, path.slice(1), root)).toBe(false);
         expect(verifyInclusion(leaf, index, size, [...path, other], root)).toBe(false);
         expect(verifyInclusion(leaf, (index + 1) % size, size, path, root)).toBe(false);
@@ -160,7 +160,7 @@ describe('beside the definitions of the RFC', () => {
         const first = 1 + (a % (size - 1));
         const before = { size: first, root: naiveRoot(leaves.slice(0, first)) };
         const now = { size, root };
-        const proof = answer(Proof.consistency(first, size), stored);
+        const proof = computeProof(Proof.consistency(first, size), stored);
         expect(verifyConsistency({ ...before, root: other }, now, proof)).toBe(false);
         expect(verifyConsistency(before, { ...now, root: other }, proof)).toBe(false);
         expect(verifyConsistency(before, now, proof.with(b % proof.length, other))).toBe(false);

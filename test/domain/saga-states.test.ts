@@ -18,7 +18,7 @@ const pairsOf = <T>(states: readonly T[]) => states.flatMap((from) => states.map
 const endedAt = (state: SagaState) =>
   SAGA_TRANSITIONS[state].length === 0 ? new Date('2026-01-01T00:00:00Z').toISOString() : null;
 
-async function sagaIn(state: SagaState): Promise<string> {
+async function insertSaga(state: SagaState): Promise<string> {
   const id = randomUUID();
   await database.query(`insert into sagas (id, agent, asked, state, keep, ended_at) values ($1, 'a', $2, $3, 0, $4)`, [
     id,
@@ -32,7 +32,7 @@ async function sagaIn(state: SagaState): Promise<string> {
 const moveSaga = (id: string, to: SagaState) =>
   database.query('update sagas set state = $2, ended_at = $3 where id = $1 returning id', [id, to, endedAt(to)]);
 
-async function succeededWith(undo: UndoState): Promise<string> {
+async function insertSucceededCall(undo: UndoState): Promise<string> {
   const txn = randomUUID();
   await database.query(
     `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, evidence, outcome, undo_state, undo_txn)
@@ -45,9 +45,9 @@ async function succeededWith(undo: UndoState): Promise<string> {
 const moveUndo = (txn: string, to: UndoState) =>
   database.query('update calls set undo_state = $2 where txn = $1 returning txn', [txn, to]);
 
-describe('the life of a saga', () => {
-  it.each(pairsOf(SAGA_STATES))('from %s to %s: table and database agree', async (from, to) => {
-    const id = await sagaIn(from);
+describe('the states of a saga', () => {
+  it.each(pairsOf(SAGA_STATES))('from %s to %s: the code and the database agree', async (from, to) => {
+    const id = await insertSaga(from);
     if (from === to || SAGA_TRANSITIONS[from].includes(to)) {
       await expect(moveSaga(id, to)).resolves.toHaveLength(1);
       return;
@@ -57,7 +57,7 @@ describe('the life of a saga', () => {
     expect(row?.state).toBe(from);
   });
 
-  it('ends as committed, rolled_back or closed, and can end from everywhere', () => {
+  it('end in committed, rolled_back or closed, which are reachable from every state', () => {
     const finals = SAGA_STATES.filter((state) => SAGA_TRANSITIONS[state].length === 0);
     expect(finals).toEqual(['committed', 'rolled_back', 'closed']);
     const ends = (state: SagaState, seen: readonly SagaState[] = []): boolean =>
@@ -67,22 +67,22 @@ describe('the life of a saga', () => {
   });
 
   it.each([
-    ['a state of its own', `state = 'lost'`],
-    ['an end without its time', `state = 'committed'`],
-    ['a time of its end before the end', 'ended_at = now()'],
-    ['a rollback without its reach', `state = 'rolling_back', keep = null`],
-    ['a reach below the first step', 'keep = -2'],
+    ['an unknown state', `state = 'lost'`],
+    ['a final state without an end time', `state = 'committed'`],
+    ['an end time before the end', 'ended_at = now()'],
+    ['a rollback without keep', `state = 'rolling_back', keep = null`],
+    ['a keep below -1', 'keep = -2'],
   ])('the database refuses %s', async (_name, change) => {
-    const id = await sagaIn('open');
+    const id = await insertSaga('open');
     await expect(database.query(`update sagas set ${change} where id = $1`, [id])).rejects.toThrow(
       /violates check|may not go/,
     );
   });
 });
 
-describe('the life of an undo', () => {
-  it.each(pairsOf(UNDO_STATES))('from %s to %s: table and database agree', async (from, to) => {
-    const txn = await succeededWith(from);
+describe('the states of an undo', () => {
+  it.each(pairsOf(UNDO_STATES))('from %s to %s: the code and the database agree', async (from, to) => {
+    const txn = await insertSucceededCall(from);
     if (from === to || UNDO_TRANSITIONS[from].includes(to)) {
       await expect(moveUndo(txn, to)).resolves.toHaveLength(1);
       return;
@@ -92,18 +92,18 @@ describe('the life of an undo', () => {
     expect(row?.undo_state).toBe(from);
   });
 
-  it('never leaves what is done, skipped or irreversible', () => {
+  it('end in done, skipped or irreversible', () => {
     const finals = UNDO_STATES.filter((state) => UNDO_TRANSITIONS[state].length === 0);
     expect(finals).toEqual(['done', 'skipped', 'irreversible']);
   });
 
-  it('has no compensation without its txn', async () => {
-    const txn = await succeededWith('due');
+  it('running requires the txn of the compensation', async () => {
+    const txn = await insertSucceededCall('due');
     const change = `update calls set undo_state = 'running', undo_txn = null where txn = $1`;
     await expect(database.query(change, [txn])).rejects.toThrow(/running_undos_have_a_txn/);
   });
 
-  it.each(['due', 'failed'] as const)('is never %s for what did not happen', async (state) => {
+  it.each(['due', 'failed'] as const)('%s is refused for a call that did not happen', async (state) => {
     const txn = randomUUID();
     await database.query(
       `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, problem, evidence, outcome)
@@ -119,15 +119,15 @@ describe('the life of an undo', () => {
     ['ordinal', '7'],
     ['undo_of', 'gen_random_uuid()'],
     ['undo', `'{"kind":"none"}'`],
-  ])('lets nobody change %s of a call afterwards', async (column, value) => {
-    const txn = await succeededWith('none');
+  ])('the column %s of a call never changes', async (column, value) => {
+    const txn = await insertSucceededCall('none');
     await expect(database.query(`update calls set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow();
   });
 });
 
 describe('docs/reference/states.md', () => {
-  /** The first table below a heading: its first column, and its second as a list of names. */
-  async function table(heading: string): Promise<Map<string, string[]>> {
+  /** Reads the first table below a heading: its first column, with the names in its second column. */
+  async function readTable(heading: string): Promise<Map<string, string[]>> {
     const text = await readFile('docs/reference/states.md', 'utf8');
     const below = text.split(`\n${heading}\n`)[1];
     if (below === undefined) throw new Error(`docs/reference/states.md has no ${heading}`);
@@ -141,16 +141,16 @@ describe('docs/reference/states.md', () => {
     ['## Transitions', CALL_TRANSITIONS],
     ['### Transitions of a saga', SAGA_TRANSITIONS],
     ['### Transitions of an undo', UNDO_TRANSITIONS],
-  ])('has under "%s" what the code has', async (heading, transitions) => {
+  ])('has the transitions of the code under "%s"', async (heading, transitions) => {
     const left = Object.entries(transitions).filter(([, to]) => to.length > 0);
-    expect([...(await table(heading))]).toEqual(left);
+    expect([...(await readTable(heading))]).toEqual(left);
   });
 
   it.each<[string, readonly string[]]>([
     ['## States', CALL_STATES],
     ['## The life of a saga', SAGA_STATES],
     ['## The life of an undo', UNDO_STATES],
-  ])('explains under "%s" every state', async (heading, states) => {
-    expect([...(await table(heading)).keys()].sort()).toEqual([...states].sort());
+  ])('explains every state under "%s"', async (heading, states) => {
+    expect([...(await readTable(heading)).keys()].sort()).toEqual([...states].sort());
   });
 });

@@ -8,7 +8,7 @@ import {
   type UndoTiming,
 } from '../../gateway/domain/sagas/saga.ts';
 
-const manner: UndoTiming = {
+const timing: UndoTiming = {
   retry: { attempts: 3, baseMs: 100, maxMs: 1_000, withinMs: 60_000 },
   quietMs: 5_000,
 };
@@ -47,16 +47,16 @@ const compensation = (more: Partial<CompensationStatus>): CompensationStatus => 
   ...more,
 });
 
-const look = (steps: readonly SagaStep[], keep = 0) => planNextMoves(steps, keep, () => manner);
-const started = (steps: readonly SagaStep[], keep = 0) =>
-  look(steps, keep).moves.flatMap((move) => (move.do === 'start' ? [move.step.txn] : []));
-const marks = (steps: readonly SagaStep[]) =>
-  look(steps).moves.flatMap((move) => (move.do === 'mark' ? [`${move.step.txn} ${move.to}`] : []));
+const plan = (steps: readonly SagaStep[], keep = 0) => planNextMoves(steps, keep, () => timing);
+const listStarted = (steps: readonly SagaStep[], keep = 0) =>
+  plan(steps, keep).moves.flatMap((move) => (move.do === 'start' ? [move.step.txn] : []));
+const listMarks = (steps: readonly SagaStep[]) =>
+  plan(steps).moves.flatMap((move) => (move.do === 'mark' ? [`${move.step.txn} ${move.to}`] : []));
 
-describe('what is undone next', () => {
-  it('the last step first, when each rests on all earlier ones', () => {
-    expect(started([step(1), step(2), step(3)])).toEqual(['t3']);
-    expect(started([step(1), step(2), step(3, { undoState: 'done', undoTxn: 'u' })])).toEqual(['t2']);
+describe('the steps that are undone next', () => {
+  it('the last step first, if each depends on all earlier ones', () => {
+    expect(listStarted([step(1), step(2), step(3)])).toEqual(['t3']);
+    expect(listStarted([step(1), step(2), step(3, { undoState: 'done', undoTxn: 'u' })])).toEqual(['t2']);
   });
 
   it('independent branches at once', () => {
@@ -66,63 +66,63 @@ describe('what is undone next', () => {
       step(3, { dependsOn: [] }),
       step(4, { dependsOn: ['t3'] }),
     ];
-    expect(started(two)).toEqual(['t4', 't2']);
+    expect(listStarted(two)).toEqual(['t4', 't2']);
   });
 
-  it('not what a step without effect rests on, before what rests on that', () => {
+  it('a dependency through a step without effect still counts', () => {
     const steps = [
       step(1, { dependsOn: [] }),
       step(2, { dependsOn: ['t1'], state: 'failed', undoState: 'skipped' }),
       step(3, { dependsOn: ['t2'] }),
     ];
-    expect(started(steps)).toEqual(['t3']);
+    expect(listStarted(steps)).toEqual(['t3']);
   });
 
-  it('only what came after the savepoint', () => {
-    expect(started([step(1), step(2), step(3)], 2)).toEqual(['t3']);
-    expect(look([step(1), step(2), step(3, { undoState: 'done' })], 2).undone).toBe(true);
+  it('only steps after the savepoint', () => {
+    expect(listStarted([step(1), step(2), step(3)], 2)).toEqual(['t3']);
+    expect(plan([step(1), step(2), step(3, { undoState: 'done' })], 2).undone).toBe(true);
   });
 
-  it('nothing of a step that may still happen', () => {
+  it('no step that an open step depends on', () => {
     for (const state of ['held', 'ready', 'sending'] as const) {
-      const outlook = look([step(1), step(2, { state, undoState: 'none', pursued: true })]);
-      expect(outlook.moves).toEqual([]);
-      expect(outlook.waitMs).not.toBeNull();
+      const next = plan([step(1), step(2, { state, undoState: 'none', pursued: true })]);
+      expect(next.moves).toEqual([]);
+      expect(next.waitMs).not.toBeNull();
     }
-    expect(look([step(1), step(2, { state: 'in_doubt', undoState: 'none', pursued: true })]).waitMs).not.toBeNull();
-    const doubt = look([step(1), step(2, { state: 'in_doubt', undoState: 'none', pursued: false })]);
+    expect(plan([step(1), step(2, { state: 'in_doubt', undoState: 'none', pursued: true })]).waitMs).not.toBeNull();
+    const doubt = plan([step(1), step(2, { state: 'in_doubt', undoState: 'none', pursued: false })]);
     expect(doubt).toMatchObject({ moves: [], waitMs: null, undone: false });
     expect(doubt.stuck[0]?.why).toContain('person');
     expect(doubt.blocked.get('t1')).toBe('t2');
   });
 
-  it('nothing of a repeatable write before its lost attempt can no longer arrive', () => {
+  it('no idempotent write whose lost attempt may still arrive', () => {
     const lost = { kind: 'idempotent', msSinceUnknown: 1_000 } as const;
-    expect(look([step(1, lost)])).toMatchObject({ moves: [], waitMs: 4_000 });
-    expect(started([step(1, { ...lost, msSinceUnknown: 6_000 })])).toEqual(['t1']);
-    expect(started([step(1, { ...lost, kind: 'key' })])).toEqual(['t1']);
+    expect(plan([step(1, lost)])).toMatchObject({ moves: [], waitMs: 4_000 });
+    expect(listStarted([step(1, { ...lost, msSinceUnknown: 6_000 })])).toEqual(['t1']);
+    expect(listStarted([step(1, { ...lost, kind: 'key' })])).toEqual(['t1']);
   });
 });
 
-describe('how a step is judged', () => {
+describe('the evaluation of a step', () => {
   it.each<[string, Partial<SagaStep>, string]>([
     ['failed', { state: 'failed' }, 'skipped'],
     ['rejected', { state: 'rejected' }, 'skipped'],
     ['a read', { kind: 'read', undo: null }, 'skipped'],
-    ['satisfied before', { outcome: 'already_satisfied' }, 'skipped'],
-    ['nothing to undo, in writing', { undo: { kind: 'none' } }, 'skipped'],
+    ['already satisfied', { outcome: 'already_satisfied' }, 'skipped'],
+    ['with a contract that says none', { undo: { kind: 'none' } }, 'skipped'],
     ['compensable', {}, 'due'],
     ['reversible', { undo: { kind: 'reversible', tool: 'x' } }, 'due'],
     ['irreversible', { undo: { kind: 'irreversible' } }, 'irreversible'],
-    ['a write of which nobody said how to undo it', { undo: null }, 'irreversible'],
+    ['a write without a declared undo', { undo: null }, 'irreversible'],
   ])('%s', (_, more, to) => {
-    expect(marks([step(1, { undoState: 'none', ...more })])).toEqual([`t1 ${to}`]);
+    expect(listMarks([step(1, { undoState: 'none', ...more })])).toEqual([`t1 ${to}`]);
   });
 
   it.each<[string, Partial<SagaStep>, string[]]>([
     ['succeeded', { compensation: compensation({ state: 'succeeded' }) }, ['t1 done']],
-    ['still under way', { compensation: compensation({}) }, []],
-    ['in doubt a moment', { compensation: compensation({ state: 'in_doubt' }) }, []],
+    ['is still in flight', { compensation: compensation({}) }, []],
+    ['has been in doubt for a moment', { compensation: compensation({ state: 'in_doubt' }) }, []],
     ['in doubt, its attempts used up', { compensation: compensation({ state: 'in_doubt', attempt: 3 }) }, []],
     [
       'in doubt, its attempts used up long ago',
@@ -149,7 +149,7 @@ describe('how a step is judged', () => {
       ['t1 failed'],
     ],
   ])('an undo that %s', (_, more, expected) => {
-    expect(marks([step(1, { undoState: 'running', undoTxn: 'u1', ...more })])).toEqual(expected);
+    expect(listMarks([step(1, { undoState: 'running', undoTxn: 'u1', ...more })])).toEqual(expected);
   });
 
   it.each<[string, string, Partial<CompensationStatus>, string[]]>([
@@ -181,45 +181,45 @@ describe('how a step is judged', () => {
     ['because it failed too often', 'tried 3 times; x', { state: 'failed' }, []],
   ])('an undo that was parked %s', (_, undoReason, more, expected) => {
     const parked = step(1, { undoState: 'failed', undoTxn: 'u1', undoReason, compensation: compensation(more) });
-    expect(marks([parked])).toEqual(expected);
+    expect(listMarks([parked])).toEqual(expected);
   });
 
-  it('parked, but a late success is a success', () => {
+  it('a late success of a failed undo counts as done', () => {
     const late = step(1, { undoState: 'failed', undoTxn: 'u', compensation: compensation({ state: 'succeeded' }) });
-    expect(marks([late])).toEqual(['t1 done']);
+    expect(listMarks([late])).toEqual(['t1 done']);
   });
 
-  it('waived: what it rests on is undone, and it is never said to be', () => {
+  it('a waived step does not block others, and never counts as undone', () => {
     const steps = [step(1), step(2, { undoState: 'irreversible', waived: true })];
-    expect(started(steps)).toEqual(['t1']);
-    expect(look([step(1, { undoState: 'done' }), steps[1] as SagaStep])).toMatchObject({ undone: false, waitMs: null });
+    expect(listStarted(steps)).toEqual(['t1']);
+    expect(plan([step(1, { undoState: 'done' }), steps[1] as SagaStep])).toMatchObject({ undone: false, waitMs: null });
   });
 });
 
-/** A saga as the ledger could hold it: steps depend on earlier ones only. */
+/** Any saga that the ledger can hold: steps depend only on earlier ones. */
 const anySaga = fc.integer({ min: 1, max: 9 }).chain((n) =>
   fc.tuple(
     ...Array.from({ length: n }, (_, i) =>
       fc.record({
         dependsOn: fc.option(fc.subarray(Array.from({ length: i }, (_, j) => `t${j + 1}`)), { nil: null }),
-        fate: fc.constantFrom('undoable', 'undoable', 'undoable', 'failed', 'irreversible', 'flaky', 'hopeless'),
+        fate: fc.constantFrom('undoable', 'undoable', 'undoable', 'failed', 'irreversible', 'flaky', 'failing'),
         waived: fc.boolean(),
       }),
     ),
   ),
 );
 
-type Drawn = { dependsOn: string[] | null; fate: string; waived: boolean };
-const dependsOn = (drawn: readonly Drawn[], later: number, earlier: number): boolean => {
-  const rests = drawn[later - 1]?.dependsOn ?? null;
-  return later > earlier && (rests === null || rests.includes(`t${earlier}`));
+type GeneratedStep = { dependsOn: string[] | null; fate: string; waived: boolean };
+const dependsOn = (generated: readonly GeneratedStep[], later: number, earlier: number): boolean => {
+  const dependencies = generated[later - 1]?.dependsOn ?? null;
+  return later > earlier && (dependencies === null || dependencies.includes(`t${earlier}`));
 };
 
-/** Plays a whole rollback, with compensations that end in any order, and returns the order in which steps were undone. */
-function play(drawn: readonly Drawn[], pick: (from: readonly number[]) => number) {
-  const steps = drawn.map(({ dependsOn: rests, fate, waived }, i) =>
+/** Simulates a rollback whose compensations end in any order. Returns the order in which steps were started and undone. */
+function simulateRollback(generated: readonly GeneratedStep[], pick: (from: readonly number[]) => number) {
+  const steps = generated.map(({ dependsOn: dependencies, fate, waived }, i) =>
     step(i + 1, {
-      dependsOn: rests,
+      dependsOn: dependencies,
       waived,
       undoState: 'none',
       ...(fate === 'failed' ? { state: 'failed' as const } : {}),
@@ -227,17 +227,17 @@ function play(drawn: readonly Drawn[], pick: (from: readonly number[]) => number
     }),
   );
   const undone: number[] = [];
-  const begun: number[] = [];
+  const startedSteps: number[] = [];
   for (let round = 0; round < 500; round++) {
-    const outlook = look(steps);
-    for (const move of outlook.moves) {
+    const next = plan(steps);
+    for (const move of next.moves) {
       const at = move.step.ordinal - 1;
       const now = steps[at] as SagaStep;
       if (move.do === 'mark') {
         if (move.to === 'done') undone.push(move.step.ordinal);
         steps[at] = { ...now, undoState: move.to, undoReason: move.reason };
       } else {
-        begun.push(move.step.ordinal);
+        startedSteps.push(move.step.ordinal);
         steps[at] = {
           ...now,
           undoState: 'running',
@@ -247,78 +247,78 @@ function play(drawn: readonly Drawn[], pick: (from: readonly number[]) => number
         };
       }
     }
-    if (outlook.moves.length > 0) continue;
+    if (next.moves.length > 0) continue;
     const running = steps.flatMap((each, i) => (each.compensation?.state === 'sending' ? [i] : []));
-    if (running.length === 0) return { steps, undone, begun, outlook };
+    if (running.length === 0) return { steps, undone, startedSteps, next };
     const at = pick(running);
     const now = steps[at] as SagaStep;
-    const fate = drawn[at]?.fate;
-    const fails = fate === 'hopeless' || (fate === 'flaky' && now.undoTries < 3);
+    const fate = generated[at]?.fate;
+    const fails = fate === 'failing' || (fate === 'flaky' && now.undoTries < 3);
     steps[at] = { ...now, compensation: compensation({ state: fails ? 'failed' : 'succeeded' }) };
   }
-  throw new Error('the rollback does not end');
+  throw new Error('The rollback does not end.');
 }
 
 describe('any rollback', () => {
-  it('ends, in legal order, and holds up only what a stuck step rests on', () => {
+  it('ends, in dependency order, and a stuck step blocks only its dependencies', () => {
     fc.assert(
-      fc.property(anySaga, fc.infiniteStream(fc.nat()), (drawn, choices) => {
+      fc.property(anySaga, fc.infiniteStream(fc.nat()), (generated, choices) => {
         const draw = choices[Symbol.iterator]();
-        const { steps, undone, begun, outlook } = play(
-          drawn,
+        const { steps, undone, startedSteps, next } = simulateRollback(
+          generated,
           (from) => from[(draw.next().value ?? 0) % from.length] ?? 0,
         );
-        expect(outlook.waitMs).toBeNull();
-        for (const [place, a] of begun.entries()) {
-          for (let b = a + 1; b <= drawn.length; b++) {
-            if (!dependsOn(drawn, b, a)) continue;
+        expect(next.waitMs).toBeNull();
+        for (const [place, a] of startedSteps.entries()) {
+          for (let b = a + 1; b <= generated.length; b++) {
+            if (!dependsOn(generated, b, a)) continue;
             const isClear =
-              ['done', 'skipped'].includes(steps[b - 1]?.undoState ?? '') || drawn[b - 1]?.waived === true;
-            expect(isClear, `${a} was begun although ${b} rests on it`).toBe(true);
-            if (steps[b - 1]?.undoState === 'done') expect(begun.slice(place)).not.toContain(b);
+              ['done', 'skipped'].includes(steps[b - 1]?.undoState ?? '') || generated[b - 1]?.waived === true;
+            expect(isClear, `${a} was started although ${b} depends on it`).toBe(true);
+            if (steps[b - 1]?.undoState === 'done') expect(startedSteps.slice(place)).not.toContain(b);
           }
         }
-        // Everything that nothing stuck rests on, directly or not, is undone.
+        // Every step that no stuck step depends on, directly or not, is undone.
         const stuck = new Set<number>();
-        for (let n = drawn.length; n >= 1; n--) {
-          const fate = drawn[n - 1]?.fate ?? '';
-          const isStuck = (fate === 'irreversible' || fate === 'hopeless') && drawn[n - 1]?.waived !== true;
-          const above = [...stuck].some((b) => dependsOn(drawn, b, n));
+        for (let n = generated.length; n >= 1; n--) {
+          const fate = generated[n - 1]?.fate ?? '';
+          const isStuck = (fate === 'irreversible' || fate === 'failing') && generated[n - 1]?.waived !== true;
+          const above = [...stuck].some((b) => dependsOn(generated, b, n));
           if (isStuck || above) stuck.add(n);
         }
-        for (let n = 1; n <= drawn.length; n++) {
-          const fate = drawn[n - 1]?.fate ?? '';
+        for (let n = 1; n <= generated.length; n++) {
+          const fate = generated[n - 1]?.fate ?? '';
           if ((fate === 'undoable' || fate === 'flaky') && !stuck.has(n))
-            expect(undone, `${n} of ${JSON.stringify(drawn)}`).toContain(n);
+            expect(undone, `${n} of ${JSON.stringify(generated)}`).toContain(n);
         }
-        expect(outlook.undone).toBe(steps.every((each) => ['done', 'skipped'].includes(each.undoState)));
+        expect(next.undone).toBe(steps.every((each) => ['done', 'skipped'].includes(each.undoState)));
       }),
       { numRuns: 2_000 },
     );
   });
 
-  it('goes as its plan said', () => {
+  it('follows its plan', () => {
     fc.assert(
-      fc.property(anySaga, (drawn) => {
-        const tame = drawn.map((each) =>
-          each.fate === 'hopeless' || each.fate === 'flaky' ? { ...each, fate: 'undoable' } : each,
+      fc.property(anySaga, (generated) => {
+        const withoutFailures = generated.map((each) =>
+          each.fate === 'failing' || each.fate === 'flaky' ? { ...each, fate: 'undoable' } : each,
         );
-        const before = tame.map(({ dependsOn: rests, fate, waived }, i) =>
+        const before = withoutFailures.map(({ dependsOn: dependencies, fate, waived }, i) =>
           step(i + 1, {
-            dependsOn: rests,
+            dependsOn: dependencies,
             waived,
             undoState: 'none',
             ...(fate === 'failed' ? { state: 'failed' as const } : {}),
             ...(fate === 'irreversible' ? { undo: { kind: 'irreversible' as const } } : {}),
           }),
         );
-        const plan = buildRollbackPlan(before, 0);
-        const { undone } = play(tame, (from) => from[0] ?? 0);
-        const promised = plan.filter(({ wave }) => wave !== null).map((each) => each.step.ordinal);
-        expect(undone.toSorted()).toEqual(promised.toSorted());
-        for (const a of plan)
-          for (const b of plan)
-            if (a.wave !== null && b.wave !== null && dependsOn(tame, b.step.ordinal, a.step.ordinal))
+        const rollbackPlan = buildRollbackPlan(before, 0);
+        const { undone } = simulateRollback(withoutFailures, (from) => from[0] ?? 0);
+        const planned = rollbackPlan.filter(({ wave }) => wave !== null).map((each) => each.step.ordinal);
+        expect(undone.toSorted()).toEqual(planned.toSorted());
+        for (const a of rollbackPlan)
+          for (const b of rollbackPlan)
+            if (a.wave !== null && b.wave !== null && dependsOn(withoutFailures, b.step.ordinal, a.step.ordinal))
               expect(a.wave).toBeGreaterThan(b.wave);
       }),
       { numRuns: 2_000 },

@@ -9,7 +9,7 @@ const verifier = new NoteVerifier(key.verifier);
 const root = hashLeaf('x');
 
 describe('a checkpoint', () => {
-  it('has the form of a signed note: origin, size, root, an empty line, a signature', () => {
+  it('is a signed note: origin, size, root, an empty line, a signature', () => {
     const note = key.sign(42, root);
     const lines = note.split('\n');
     expect(lines.slice(0, 4)).toEqual(['oncegate/log', '42', root.toString('base64'), '']);
@@ -18,8 +18,8 @@ describe('a checkpoint', () => {
     expect(verifier.verifyCheckpoint(note)).toEqual({ origin: 'oncegate/log', size: 42, root });
   });
 
-  it('of another example is understood: a note and key that others published', () => {
-    // The example of the Go package golang.org/x/mod/sumdb/note.
+  it('verifies a note and key that others published', () => {
+    // From the documentation of the Go package golang.org/x/mod/sumdb/note.
     const known = new NoteVerifier('PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW');
     const note =
       'If you think cryptography is the answer to your problem,\n' +
@@ -29,7 +29,7 @@ describe('a checkpoint', () => {
     expect(known.hasSigned(note.replace('answer', 'Answer'))).toBe(false);
   });
 
-  it('is refused when any byte of it is another', () => {
+  it('is refused when any byte changes', () => {
     const note = key.sign(42, root);
     for (let at = 0; at < note.length; at++) {
       const bent = `${note.slice(0, at)}${note[at] === 'A' ? 'B' : 'A'}${note.slice(at + 1)}`;
@@ -49,7 +49,7 @@ describe('a checkpoint', () => {
     );
   });
 
-  it('bears the cosignatures of witnesses, each of which is its own', () => {
+  it('carries the cosignatures of several witnesses', () => {
     const witness = NoteSigner.fromPem('witness.example', pem(), 'witness');
     const note = key.sign(42, root);
     const cosigned = note + witness.cosign(note, 1_700_000_000);
@@ -67,12 +67,12 @@ it.each([
   'a b+00000000+AAAA',
   key.verifier.slice(0, -4),
   key.verifier.replace(/\+[0-9a-f]{8}\+/, '+00000000+'),
-])('no public key: %s', (text) => {
+])('is not a public key: %s', (text) => {
   expect(() => new NoteVerifier(text)).toThrow(NoteError);
 });
 
 it.each(['', 'a\n1\nb\n', 'a\n-1\nAAAA\n\n\u2014 a AAAAAAAA\n', 'a\n01\nAAAA\n\n\u2014 a AAAAAAAA\n'])(
-  'no checkpoint: %j',
+  'is not a checkpoint: %j',
   (text) => {
     expect(() => parseLogCheckpoint(text)).toThrow(NoteError);
   },

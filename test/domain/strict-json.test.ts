@@ -5,7 +5,7 @@ import { parseStrictJson, StrictJsonError } from '../../gateway/domain/strict-js
 const nested = (depth: number) => '['.repeat(depth) + ']'.repeat(depth);
 const million = (character: string) => character.repeat(1_000_000);
 
-/** Any value that JSON can carry and we accept: whole code points, no `__proto__`. */
+/** Any accepted JSON value: whole code points, no `__proto__`. */
 const json = fc
   .jsonValue({ stringUnit: 'binary', maxDepth: 5 })
   .filter((value) => !JSON.stringify(value).includes('__proto__'));
@@ -87,26 +87,26 @@ describe('accepts', () => {
     expect(parseStrictJson(`[${text}]`)).toStrictEqual([value]);
   });
 
-  it('64 levels, or as many as asked for', () => {
+  it('64 levels, or as many as maxDepth allows', () => {
     expect(parseStrictJson(nested(64))).toStrictEqual(JSON.parse(nested(64)));
     expect(parseStrictJson(nested(3), { maxDepth: 3 })).toStrictEqual([[[]]]);
     expect(parseStrictJson('1', { maxDepth: 0 })).toBe(1);
     expect(parseStrictJson(nested(1000), { maxDepth: 1000 })).toStrictEqual(JSON.parse(nested(1000)));
-    // Depth is about nesting, not about how many there are.
+    // Depth counts nesting, not the number of arrays.
     expect(parseStrictJson(`[${'[],{},'.repeat(100)}1]`)).toHaveLength(201);
   });
 
-  it('gives ordinary objects, inherited names and all', () => {
+  it('and returns ordinary objects with inherited members', () => {
     const value = parseStrictJson('{"a":1}');
     expect(Object.getPrototypeOf(value)).toBe(Object.prototype);
   });
 
-  it('does not lend its prototype to a duplicate check: inherited names may be keys, once', () => {
+  it('an inherited name as a key, once', () => {
     expect(refusal('{"toString":1,"toString":2}')).toContain('"toString" occurs twice');
   });
 });
 
-describe('refuses, saying what, where and what would be right', () => {
+describe('refuses, and says what is wrong, where, and what to send', () => {
   it.each<[string, string]>([
     ['', '$ (line 1, column 1): the text ends where a value is expected'],
     ['  ', 'the text ends where a value is expected'],
@@ -189,7 +189,7 @@ describe('refuses, saying what, where and what would be right', () => {
     ['{"\\u005f_proto__":{}}', 'the key "__proto__" is refused'],
   ])('%j', (text, message) => {
     expect(refusal(text)).toContain(message);
-    // Well-formed text is refused in the same words when it comes as bytes.
+    // Well-formed text gets the same message when it arrives as bytes.
     if (Buffer.from(text).toString() === text) expect(refusal(Buffer.from(text))).toBe(refusal(text));
   });
 
@@ -230,7 +230,7 @@ describe('refuses, saying what, where and what would be right', () => {
     ['a cut sequence', [0x22, 0x61, 0xe2, 0x82], 2],
     ['a fault after a real U+FFFD', [0x22, 0xef, 0xbf, 0xbd, 0xff, 0x22], 4],
     ['UTF-16', [0xff, 0xfe, 0x31, 0x00], 0],
-  ])('bytes that are no UTF-8: %s', (_, bytes, at) => {
+  ])('bytes that are not UTF-8: %s', (_, bytes, at) => {
     expect(refusal(Buffer.from(bytes))).toBe(`near byte ${at}: not UTF-8; JSON is sent as UTF-8`);
   });
 
@@ -238,7 +238,7 @@ describe('refuses, saying what, where and what would be right', () => {
     expect(refusal(Buffer.from([0xef, 0xbb, 0xbf, 0x31]))).toContain('byte order mark');
   });
 
-  it('deeper than 64 levels, or than asked for', () => {
+  it('more than 64 levels, or more than maxDepth', () => {
     for (const text of [nested(65), '{"a":'.repeat(65), million('[')]) {
       expect(refusal(text)).toContain('nested deeper than 64 levels; send a flatter value');
     }
@@ -248,21 +248,21 @@ describe('refuses, saying what, where and what would be right', () => {
     expect(refusal('{}', { maxDepth: 0 })).toContain('nested deeper than 0 levels');
   });
 
-  it('a depth that recursion could not carry, as the programming error it is', () => {
+  it('a maxDepth that recursion cannot handle, as a programming error', () => {
     for (const maxDepth of [1001, Number.POSITIVE_INFINITY, -1, Number.NaN]) {
       expect(() => parseStrictJson('1', { maxDepth })).toThrow(RangeError);
     }
   });
 
-  it('names the place by path, line and column', () => {
+  it('with path, line and column', () => {
     expect(refusal('{\n  "a b": [1,\n    {"c": x}]\n}')).toMatch(
       /^\$\["a b"\]\[1\]\.c \(line 3, column 11\): found "x"/,
     );
-    // A sibling that was left behind is not part of the path.
+    // An earlier sibling is not part of the path.
     expect(refusal('{"a":{"b":1},"c":{x}}')).toMatch(/^\$\.c \(line 1, column 19\)/);
   });
 
-  it('in few words, however much was sent', () => {
+  it('with a short message, however long the text is', () => {
     expect(refusal(`{"${million('k')}":x}`).length).toBeLessThan(300);
     expect(refusal(million('9')).length).toBeLessThan(300);
     expect(refusal(`{"${million('k')}":1,"${million('k')}":1}`).length).toBeLessThan(300);
@@ -270,7 +270,7 @@ describe('refuses, saying what, where and what would be right', () => {
 });
 
 describe('long literals', () => {
-  it('are read in linear time', () => {
+  it('are parsed in linear time', () => {
     const zeros = million('0');
     expect(parseStrictJson(`1${zeros}e-1000000`)).toBe(1);
     expect(parseStrictJson(`0.${zeros}1e1000000`)).toBe(0.1);
@@ -286,7 +286,7 @@ describe('long literals', () => {
 });
 
 describe('properties', () => {
-  it('reads back whatever JSON.stringify writes', () => {
+  it('parses everything that JSON.stringify writes', () => {
     fc.assert(
       fc.property(json, fc.constantFrom('', ' ', '\n\t'), (value, indent) => {
         const text = JSON.stringify(value, null, indent);
@@ -334,7 +334,7 @@ describe('properties', () => {
   });
 
   it('survives 20,000 damaged documents: agrees with JSON.parse or throws StrictJsonError', () => {
-    // What JSON.parse lets pass and we do not: a refusal for any other reason must be JSON.parse's refusal too.
+    // Reasons for which the parser refuses a text that JSON.parse accepts. For any other reason, JSON.parse must refuse it too.
     const stricter =
       /occurs twice|__proto__|would be read as|too large|surrogate|nested deeper|not UTF-8|byte order mark/;
     const outcomes = { accepted: 0, refused: 0 };
@@ -368,7 +368,7 @@ describe('properties', () => {
           return;
         }
         outcomes.accepted++;
-        // As text, so that the order of keys counts and -0 is 0.
+        // Compare as text, so that the order of keys counts and -0 equals 0.
         if (JSON.stringify(value) !== JSON.stringify(JSON.parse(damaged.toString()))) {
           throw new Error(`not what JSON.parse reads: ${JSON.stringify(value)}`);
         }
@@ -379,7 +379,7 @@ describe('properties', () => {
   });
 });
 
-/** The decimal as a whole number of 10^-200ths, by arithmetic that has nothing in common with the parser's. */
+/** The decimal as an integer multiple of 10^-200, computed independently of the parser. */
 function scaled(literal: string): bigint {
   const [mantissa = '', exponent = '0'] = literal.toLowerCase().split('e');
   const [whole = '', fraction = ''] = mantissa.split('.');

@@ -13,7 +13,7 @@ import { canonicalize } from '../../gateway/domain/canonical.ts';
 const UUID_V8 = /^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
 const CHARGE = '67d8b0051156f3788af41871ab5a5127ccf614f842058c1361e8180ea36fb988';
 
-/** Short words of few letters, so that two of them often run together to the same text; and the characters of JSON. */
+/** Short words of few letters, so that two of them often join to the same text, and special characters of JSON. */
 const word = fc.oneof(
   fc.string({ unit: fc.constantFrom('a', 'b', '"', ',', ':', '[', ']', '\\', '0', '1'), maxLength: 3 }),
   fc.constantFrom('key', 'business', 'null', 'é', '\ufffd', '\ud83d', '\u0000'),
@@ -34,8 +34,8 @@ const identity: fc.Arbitrary<CallIdentity> = fc.oneof(
   fc.record({ by: fc.constant('random' as const), nonce: word }),
 );
 
-describe('txnId', () => {
-  // Computed by other code (Python's hashlib and json). They change never: a retry of a call made before must find it.
+describe('deriveTxnId', () => {
+  // Computed with Python's hashlib and json. These values must never change: a retry must derive the id of its first call.
   it.each<[CallIdentity, string]>([
     [{ by: 'key', key: 'order-1' }, '2315d206-23e4-866c-98a0-e0c6f5eaf55d'],
     [{ by: 'business', tool: 'payments.charge', key: 'order-1' }, '5b39794f-b2b8-8283-aedc-f7894405e68d'],
@@ -45,7 +45,7 @@ describe('txnId', () => {
     ],
     [{ by: 'undo', of: '7c0e0000-0000-8000-8000-000000000000', generation: 0 }, '59fb7643-7516-8095-9d7b-13de669b4560'],
     [{ by: 'random', nonce: 'n-1' }, '7d6d4ae3-1484-85c5-b020-fa8c32d3faa1'],
-  ])('is for ever: %j', (identity, id) => {
+  ])('never changes: %j', (identity, id) => {
     expect(deriveTxnId('dep', 'agent-é', identity)).toBe(id);
   });
 
@@ -58,7 +58,7 @@ describe('txnId', () => {
     );
   });
 
-  it('uses every variant and leaves the other bits to the hash', () => {
+  it('uses every variant, and every digit occurs', () => {
     const ids = Array.from({ length: 500 }, (_, n) => deriveTxnId('d', 'a', { by: 'key', key: String(n) }));
     expect(new Set(ids.map((id) => id.charAt(19)))).toEqual(new Set(['8', '9', 'a', 'b']));
     for (const place of [0, 15, 20, 35]) expect(new Set(ids.map((id) => id.charAt(place))).size).toBe(16);
@@ -69,13 +69,13 @@ describe('txnId', () => {
     fc.assert(
       fc.property(call, call, (one, other) => {
         expect(deriveTxnId(...one) === deriveTxnId(...other)).toBe(isDeepStrictEqual(one, other));
-        expect(deriveTxnId(...structuredCloneOf(one))).toBe(deriveTxnId(...one));
+        expect(deriveTxnId(...cloneCall(one))).toBe(deriveTxnId(...one));
       }),
       { numRuns: 5000 },
     );
   });
 
-  it('does not let parts run into one another', () => {
+  it('keeps adjacent parts apart', () => {
     const print = Buffer.from('00ff', 'hex');
     const repeat = { by: 'repeat', fingerprint: print, saga: null, run: null, generation: 0 } as const;
     const ids = [
@@ -101,7 +101,7 @@ describe('txnId', () => {
     expect(new Set(ids).size).toBe(ids.length);
   });
 
-  it('refuses a generation that JSON cannot tell from another', () => {
+  it('refuses a generation that JSON cannot represent exactly', () => {
     for (const generation of [Number.NaN, Number.POSITIVE_INFINITY, 0.5, 2 ** 53]) {
       const identity = { by: 'repeat', fingerprint: Buffer.alloc(32), saga: null, run: null, generation } as const;
       expect(() => deriveTxnId('d', 'a', identity)).toThrow(RangeError);
@@ -109,18 +109,18 @@ describe('txnId', () => {
   });
 });
 
-describe('sharedTxnId', () => {
-  // Computed by other code (Python's hashlib and json), and for ever.
-  it('is for ever', () => {
+describe('deriveSharedTxnId', () => {
+  // Computed with Python's hashlib and json.
+  it('never changes', () => {
     expect(deriveSharedTxnId('dep', 'tickets.close', 'é-1')).toBe('036e4765-3491-8df0-916c-6404ba03915f');
   });
 
-  it('is equal for equal wishes, differs for different ones, and is never the call of an agent', () => {
-    const wish = fc.tuple(word, word, word);
+  it('is equal for equal keys, differs for different ones, and never equals the txn of an agent', () => {
+    const parts = fc.tuple(word, word, word);
     fc.assert(
-      fc.property(wish, wish, identity, (one, other, agents) => {
+      fc.property(parts, parts, identity, (one, other, agentIdentity) => {
         expect(deriveSharedTxnId(...one) === deriveSharedTxnId(...other)).toBe(isDeepStrictEqual(one, other));
-        expect(deriveSharedTxnId(...one)).not.toBe(deriveTxnId(one[0], one[1], agents));
+        expect(deriveSharedTxnId(...one)).not.toBe(deriveTxnId(one[0], one[1], agentIdentity));
       }),
       { numRuns: 5000 },
     );
@@ -130,8 +130,8 @@ describe('sharedTxnId', () => {
   });
 });
 
-describe('repeatSlot', () => {
-  it('is for ever', () => {
+describe('deriveRepeatSlot', () => {
+  it('never changes', () => {
     const slot = deriveRepeatSlot('dep', 'agent-é', Buffer.from(CHARGE, 'hex'), null, 'run-1');
     expect(slot).toBe('2aef9c90-b1a6-84e5-b724-6f23d26db792');
     expect(slot).toMatch(UUID_V8);
@@ -147,7 +147,7 @@ describe('repeatSlot', () => {
     );
   });
 
-  it('tells saga from run, and absent from empty', () => {
+  it('distinguishes saga from run, and null from empty', () => {
     const slots = [
       [null, null],
       ['', null],
@@ -160,7 +160,7 @@ describe('repeatSlot', () => {
   });
 });
 
-describe('fingerprint', () => {
+describe('computeFingerprint', () => {
   it('is SHA-256 over the canonical text of [tool, arguments]', () => {
     const print = computeFingerprint('payments.charge', canonicalize({ amount: 5 }));
     expect(print).toBeInstanceOf(Buffer);
@@ -168,7 +168,7 @@ describe('fingerprint', () => {
   });
 
   it('is equal for equal calls and differs for different ones', () => {
-    // The arguments need not be JSON for this: the tool alone must say where it ends. They are well-formed, as canonical's are.
+    // The arguments need not be JSON here, because the encoded tool is self-delimiting. They have no lone surrogates, like canonical text.
     const call = fc.tuple(
       word,
       word.filter((text) => text !== '\ud83d'),
@@ -184,12 +184,8 @@ describe('fingerprint', () => {
   });
 });
 
-/** The same call from other objects: nothing but the values may count. */
-function structuredCloneOf([deployment, agent, identity]: [string, string, CallIdentity]): [
-  string,
-  string,
-  CallIdentity,
-] {
+/** A copy of a call, to show that only the values count. */
+function cloneCall([deployment, agent, identity]: [string, string, CallIdentity]): [string, string, CallIdentity] {
   const copy =
     identity.by === 'repeat' ? { ...identity, fingerprint: Buffer.from(identity.fingerprint) } : { ...identity };
   return [`${deployment}`, `${agent}`, copy];

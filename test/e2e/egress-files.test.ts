@@ -26,33 +26,45 @@ describe('the compose file with agents', () => {
   });
   const service = (name: string) => compose.services[name] ?? {};
   const networks = (name: string) => service(name).networks ?? ['default'];
-  const leadsOut = (network: string) => compose.networks[network]?.internal !== true;
+  const isExternal = (network: string) => compose.networks[network]?.internal !== true;
 
-  it('gives the agent no network that leads out, and nobody on its networks but the gateway', () => {
-    expect(networks('agent').filter(leadsOut)).toEqual([]);
+  it('gives the agent only internal networks, shared only with the gateway', () => {
+    expect(networks('agent').filter(isExternal)).toEqual([]);
     const neighbours = Object.keys(compose.services).filter((name) =>
       networks(name).some((network) => networks('agent').includes(network)),
     );
     expect(neighbours.sort()).toEqual(['agent', 'gateway']);
   });
 
-  it('lets only the gateway out, and keeps the ledger inside', () => {
-    const outward = Object.keys(compose.services).filter((name) => networks(name).some(leadsOut));
-    expect(outward).toEqual(['gateway']);
-    expect(networks('postgres').filter(leadsOut)).toEqual([]);
+  it('gives only the gateway an external network, and keeps PostgreSQL internal', () => {
+    const external = Object.keys(compose.services).filter((name) => networks(name).some(isExternal));
+    expect(external).toEqual(['gateway']);
+    expect(networks('postgres').filter(isExternal)).toEqual([]);
   });
 
-  it('gives the agent no other way: no host, no port, no volume, no secret, no more than its own key', () => {
+  it('gives the agent no host network, port, volume or secret, and only its own key', () => {
     const agent = service('agent');
-    const ways = ['network_mode', 'ports', 'volumes', 'secrets', 'env_file', 'extra_hosts', 'dns', 'links', 'pid'];
-    expect(Object.keys(agent).filter((key) => [...ways, 'privileged', 'devices', 'cap_add'].includes(key))).toEqual([]);
+    const forbiddenKeys = [
+      'network_mode',
+      'ports',
+      'volumes',
+      'secrets',
+      'env_file',
+      'extra_hosts',
+      'dns',
+      'links',
+      'pid',
+    ];
+    expect(
+      Object.keys(agent).filter((key) => [...forbiddenKeys, 'privileged', 'devices', 'cap_add'].includes(key)),
+    ).toEqual([]);
     expect(Object.keys(agent.environment ?? {})).toEqual(['ONCEGATE_URL', 'ONCEGATE_KEY']);
     expect(agent['cap_drop']).toEqual(['ALL']);
     for (const name of Object.keys(compose.services)) expect(service(name)['network_mode'], name).toBeUndefined();
   });
 });
 
-it('the compose file of the demo keeps the ledger away from what leads out', async () => {
+it('the compose file of the demo keeps PostgreSQL on an internal network', async () => {
   const { services, networks } = parse(await readFile('docker-compose.yml', 'utf8'), { merge: true }) as Compose;
   expect(services['postgres']?.networks?.map((name) => networks[name]?.internal)).toEqual([true]);
 });
@@ -88,7 +100,7 @@ describe('the network policies', () => {
   const of = (namespace: string) => policies.filter(({ metadata }) => metadata.namespace === namespace);
   const egressOf = (namespace: string) => of(namespace).flatMap(({ spec }) => spec.egress ?? []);
 
-  it('are all policies, and deny by default in both namespaces', () => {
+  it('are NetworkPolicy objects, and deny by default in both namespaces', () => {
     for (const { apiVersion, kind } of policies)
       expect([apiVersion, kind]).toEqual(['networking.k8s.io/v1', 'NetworkPolicy']);
     for (const namespace of ['agents', 'oncegate']) {
@@ -97,7 +109,7 @@ describe('the network policies', () => {
     }
   });
 
-  it('let agents reach the gateway and the names of the cluster, and no address', () => {
+  it('let agents reach only the gateway and the cluster DNS', () => {
     const reached = egressOf('agents').map(({ to, ports }) => ({
       to: to?.map((peer) => peer.namespaceSelector?.matchLabels['kubernetes.io/metadata.name'] ?? 'anywhere'),
       pods: to?.map((peer) => peer.podSelector?.matchLabels),
@@ -120,29 +132,29 @@ describe('the network policies', () => {
   });
 });
 
-describe('the check', () => {
-  /** As the docs say: the program comes in by standard input. */
-  const check = async (...places: string[]) => {
-    const child = spawn(process.execPath, ['--input-type=module', '-', ...places]);
+describe('check-egress.mjs', () => {
+  /** Runs the program through standard input, as the docs say. */
+  const check = async (...targets: string[]) => {
+    const child = spawn(process.execPath, ['--input-type=module', '-', ...targets]);
     createReadStream('deploy/check-egress.mjs').pipe(child.stdin);
-    let said = '';
+    let output = '';
     child.stdout.on('data', (chunk: Buffer) => {
-      said += chunk.toString();
+      output += chunk.toString();
     });
     const [code] = await once(child, 'close');
-    return { code, said };
+    return { code, output };
   };
 
-  it('is content when nothing can be reached, and not when a single place can', async () => {
+  it('exits 0 if no target is reachable, 1 if one is, and 2 for a bad argument', async () => {
     const server = createServer().listen(0, '127.0.0.1');
     await once(server, 'listening');
     const open = `127.0.0.1:${(server.address() as AddressInfo).port}`;
     const closed = `127.0.0.1:${await findFreePort()}`;
     const [good, bad, wrong] = await Promise.all([check(closed), check(closed, open), check('nonsense')]);
     server.close();
-    expect(good).toEqual({ code: 0, said: `${closed} closed (ECONNREFUSED)\n` });
+    expect(good).toEqual({ code: 0, output: `${closed} closed (ECONNREFUSED)\n` });
     expect(bad.code).toBe(1);
-    expect(bad.said).toContain(`${open} OPEN`);
+    expect(bad.output).toContain(`${open} OPEN`);
     expect(wrong.code).toBe(2);
   });
 });

@@ -17,9 +17,9 @@ const run = promisify(execFile);
 /** A gateway that the test starts. */
 const makeGatewayForTest = (options: GatewayOptions) => stopAfterTest(makeGateway(options), (made) => made.dispose());
 
-const postmaster = async (gateway: Gateway) =>
+const readPostmasterPid = async (gateway: Gateway) =>
   Number((await readFile(join(gateway.home, 'data/postgres/postmaster.pid'), 'utf8')).split('\n')[0]);
-/** A zombie has ended; only its parent has not noticed yet. */
+/** A zombie process counts as ended; its parent has only not collected it yet. */
 const isAlive = (pid: number) => {
   try {
     process.kill(pid, 0);
@@ -30,18 +30,18 @@ const isAlive = (pid: number) => {
 };
 
 describe('the embedded ledger', () => {
-  it('survives kill -9 of the gateway, is found again, and ends with a clean stop', async () => {
+  it('survives kill -9 of the gateway, is reused, and ends with a clean stop', async () => {
     const upstream = await startUpstreamForTest();
     const gateway = await makeGatewayForTest({ policies: buildFaultPolicies(upstream.url) });
     await gateway.start();
     const first = await gateway.call('world.keyed', { id: 'a' }, { key: 'a' });
     expect(first.status).toBe(200);
-    const pid = await postmaster(gateway);
+    const pid = await readPostmasterPid(gateway);
     await gateway.kill();
     expect(isAlive(pid)).toBe(true);
 
     await gateway.start();
-    expect(await postmaster(gateway)).toBe(pid);
+    expect(await readPostmasterPid(gateway)).toBe(pid);
     const again = await gateway.call('world.keyed', { id: 'a' }, { key: 'a' });
     expect(again.body).toEqual({ ...first.body, replayed: true });
     expect(await gateway.stop()).toEqual({ code: 0, signal: null });
@@ -52,12 +52,12 @@ describe('the embedded ledger', () => {
     expect(await upstream.effects('a')).toHaveLength(1);
   });
 
-  it('is shared by a second replica with the same data directory, and the last one out stops it', async () => {
+  it('is shared by a second replica with the same data directory, and the last replica stops it', async () => {
     const upstream = await startUpstreamForTest();
     const one = await makeGatewayForTest({ policies: buildFaultPolicies(upstream.url) });
     const two = await makeGatewayForTest({ policies: buildFaultPolicies(upstream.url), beside: one });
     await Promise.all([one.start(), two.start()]);
-    const pid = await postmaster(one);
+    const pid = await readPostmasterPid(one);
     const first = await one.call('world.keyed', { id: 'b' }, { key: 'b' });
     const second = await two.call('world.keyed', { id: 'b' }, { key: 'b' });
     expect(second.body).toEqual({ ...first.body, replayed: true });
@@ -69,8 +69,8 @@ describe('the embedded ledger', () => {
   });
 });
 
-describe('the end', () => {
-  it('on SIGTERM settles what is in flight, answers its caller, and exits 0', async () => {
+describe('a shutdown', () => {
+  it('on SIGTERM settles calls in flight, answers their callers, and exits 0', async () => {
     const upstream = await startUpstreamForTest();
     const database = await createDatabaseForTest();
     const gateway = await makeGatewayForTest({ policies: buildFaultPolicies(upstream.url), databaseUrl: database.url });
@@ -84,7 +84,7 @@ describe('the end', () => {
       .toBe(1);
     gateway.signal('SIGTERM');
     expect((await held).status).toBe(202);
-    // Once more, as whoever signals a group does through npm: it is ending already.
+    // Further signals change nothing. A signal to the process group arrives again through npm.
     for (const again of ['SIGTERM', 'SIGINT'] as const) gateway.signal(again);
     await upstream.release('go');
     expect((await inFlight).status).toBe(200);
@@ -92,23 +92,23 @@ describe('the end', () => {
     expect(await database.query(`select 1 from processes where ended_at is null`)).toEqual([]);
   });
 
-  it('while it starts waits until it has, and leaves nothing running', async () => {
+  it('during a start waits until the start is complete, and leaves nothing running', async () => {
     const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML } });
     gateway.launch();
-    const started = () => postmaster(gateway).catch(() => 0);
+    const started = () => readPostmasterPid(gateway).catch(() => 0);
     await expect.poll(started, { timeout: 30_000 }).toBeGreaterThan(0);
-    const pid = await postmaster(gateway);
+    const pid = await readPostmasterPid(gateway);
     gateway.signal('SIGINT');
     expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
     expect(isAlive(pid)).toBe(false);
   });
 
-  it('while a start hangs does not wait for it', { timeout: 30_000 }, async () => {
+  it('during a start that hangs does not wait', { timeout: 30_000 }, async () => {
     const database = await createDatabaseForTest();
     const other = new pg.Client({ connectionString: database.url });
     await other.connect();
     onTestFinished(() => other.end());
-    // A replica that has hung while it brings the schema up to date.
+    // This lock simulates a replica that hangs during a migration.
     await other.query('begin');
     await other.query('lock table schema_migrations in access exclusive mode');
     const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML }, databaseUrl: database.url });
@@ -122,45 +122,48 @@ describe('the end', () => {
     expect(await gateway.waitForExit()).toEqual({ code: 0, signal: null });
   });
 
-  it.each(['to npm', 'to its whole group'])('through npm start, too, with nothing left running: %s', async (to) => {
-    const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML } });
-    const npm = spawn('npm', ['start', '--ignore-scripts'], {
-      env: {
-        ...process.env,
-        PORT: String(gateway.port),
-        ONCEGATE_DATA_DIR: join(gateway.home, 'data'),
-        LOG_LEVEL: 'warn',
-      },
-      stdio: 'ignore',
-      detached: true,
-    });
-    await expect
-      .poll(
-        () =>
-          fetch(`${gateway.url}/readyz`).then(
-            (r) => r.status,
-            () => 0,
-          ),
-        { timeout: 30_000 },
-      )
-      .toBe(200);
-    const pid = await postmaster(gateway);
-    const ended = once(npm, 'exit');
-    process.kill(to === 'to npm' ? (npm.pid ?? 0) : -(npm.pid ?? 0), 'SIGTERM');
-    const [code] = await ended;
-    expect(code).toBe(0);
-    await expect.poll(() => isAlive(pid), { timeout: 5_000 }).toBe(false);
-    expect(
-      await fetch(`${gateway.url}/healthz`).then(
-        () => 'up',
-        () => 'down',
-      ),
-    ).toBe('down');
-  });
+  it.each(['to npm', 'to its whole group'])(
+    'works through npm start and leaves nothing running, with the signal sent %s',
+    async (to) => {
+      const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML } });
+      const npm = spawn('npm', ['start', '--ignore-scripts'], {
+        env: {
+          ...process.env,
+          PORT: String(gateway.port),
+          ONCEGATE_DATA_DIR: join(gateway.home, 'data'),
+          LOG_LEVEL: 'warn',
+        },
+        stdio: 'ignore',
+        detached: true,
+      });
+      await expect
+        .poll(
+          () =>
+            fetch(`${gateway.url}/readyz`).then(
+              (r) => r.status,
+              () => 0,
+            ),
+          { timeout: 30_000 },
+        )
+        .toBe(200);
+      const pid = await readPostmasterPid(gateway);
+      const ended = once(npm, 'exit');
+      process.kill(to === 'to npm' ? (npm.pid ?? 0) : -(npm.pid ?? 0), 'SIGTERM');
+      const [code] = await ended;
+      expect(code).toBe(0);
+      await expect.poll(() => isAlive(pid), { timeout: 5_000 }).toBe(false);
+      expect(
+        await fetch(`${gateway.url}/healthz`).then(
+          () => 'up',
+          () => 'down',
+        ),
+      ).toBe('down');
+    },
+  );
 });
 
-describe('a start that cannot be', () => {
-  it('tells every fault of configuration and policies at once, as file:line, and exits 1', async () => {
+describe('a start that fails', () => {
+  it('reports every fault of configuration and policies at once, as file:line, and exits 1', async () => {
     const gateway = await makeGatewayForTest({
       policies: {
         'bad.yaml':
@@ -181,20 +184,20 @@ describe('a start that cannot be', () => {
     expect(gateway.output).toMatch(/oncegate\.yaml:1:\d+: port must be at most 65535 \(got 99999999\)\./);
     expect(gateway.output).toMatch(/oncegate\.yaml:2:\d+: payloads .*\(got soon\)\./);
     expect(gateway.output).toMatch(/oncegate\.yaml:3:1: Unknown key "foo"/);
-    expect(gateway.output.split('bad.yaml:8:9').length, 'policies are told with it').toBe(3);
+    expect(gateway.output.split('bad.yaml:8:9').length, 'the policies are reported with the configuration').toBe(3);
   });
 
   it('says what to do when the port is taken', async () => {
     const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML } });
-    const squatter = createServer().listen(gateway.port, '127.0.0.1');
-    await once(squatter, 'listening');
-    onTestFinished(() => void squatter.close());
+    const occupant = createServer().listen(gateway.port, '127.0.0.1');
+    await once(occupant, 'listening');
+    onTestFinished(() => void occupant.close());
     gateway.launch();
     expect((await gateway.waitForExit()).code).toBe(1);
     expect(gateway.output).toMatch(/port \d+ of 127\.0\.0\.1 is taken.*PORT=/s);
   });
 
-  it('says what to do when the data directory is unusable or the database is away', async () => {
+  it('says what to do when the data directory is unusable or the database is unreachable', async () => {
     const gateway = await makeGatewayForTest({ policies: { 'people.yaml': PEOPLE_YAML } });
     await mkdir(gateway.home, { recursive: true });
     await writeFile(join(gateway.home, 'a-file'), '');
@@ -206,7 +209,7 @@ describe('a start that cannot be', () => {
     expect(gateway.output).toMatch(/DATABASE_URL/);
   });
 
-  it('says so when what is to be the database takes the connection and is silent', { timeout: 30_000 }, async () => {
+  it('reports a database that accepts the connection and never answers', { timeout: 30_000 }, async () => {
     const sockets: Socket[] = [];
     const silent = createServer((socket) => sockets.push(socket)).listen(0, '127.0.0.1');
     await once(silent, 'listening');
@@ -217,9 +220,9 @@ describe('a start that cannot be', () => {
     const { port } = silent.address() as AddressInfo;
     const options = { policies: { 'people.yaml': PEOPLE_YAML }, databaseUrl: `postgres://x:y@127.0.0.1:${port}/none` };
     const [left, ended] = [await makeGatewayForTest(options), await makeGatewayForTest(options)];
-    const dialled = once(silent, 'connection');
+    const connected = once(silent, 'connection');
     ended.launch();
-    await dialled;
+    await connected;
     ended.signal('SIGTERM');
     left.launch();
     expect(await ended.waitForExit()).toEqual({ code: 0, signal: null });
@@ -228,7 +231,7 @@ describe('a start that cannot be', () => {
   });
 });
 
-it('the demo tells its stories against a running gateway, and they are true', async () => {
+it('the demo walkthrough runs against a gateway without a failed check', async () => {
   const gateway = await makeGatewayForTest({ policies: {} });
   await gateway.start({ ONCEGATE_POLICIES: resolve('policies') });
   expect(gateway.output).toMatch(/agent key {3}og_demo_/);
@@ -244,28 +247,28 @@ it('the demo tells its stories against a running gateway, and they are true', as
     env: { ...process.env, ONCEGATE_URL: gateway.url, ONCEGATE_DATA_DIR: join(gateway.home, 'data') },
   });
   expect(stdout).toMatch(/1\./);
-  // A saga is undone, the last step first; another one says what it cannot undo.
+  // One saga is undone in reverse order; another one lists what it cannot undo.
   const undone = ['payments.charge: nothing to undo', 'undone by payments.refund', 'undone by tickets.close'];
-  const places = [...undone, 'undone by files.restore', 'says "Welcome, Ann." again'].map((text) =>
+  const positions = [...undone, 'undone by files.restore', 'says "Welcome, Ann." again'].map((text) =>
     stdout.indexOf(text),
   );
-  expect(places).not.toContain(-1);
-  expect(places).toEqual(places.toSorted((a, b) => a - b));
+  expect(positions).not.toContain(-1);
+  expect(positions).toEqual(positions.toSorted((a, b) => a - b));
   for (const text of ['< parked: mail.send', 'resume, and waive the mail', '< closed: Ann knows'])
     expect(stdout).toContain(text);
   expect(stdout).not.toMatch(/✗/);
 
-  // The keys are in the data directory of a gateway: whoever gave it one must give the demo the same.
-  const elsewhere = async (dir: string) => {
+  // The demo reads its keys from the data directory of the gateway, so both need the same directory.
+  const runWithDataDir = async (dir: string) => {
     const env = { ...process.env, ONCEGATE_URL: gateway.url, ONCEGATE_DATA_DIR: join(gateway.home, dir) };
     const failed = await run(process.execPath, ['dist/demo/walkthrough.js'], { env }).catch((error) => error);
     return String(failed.stdout).replace(/\s+/g, ' ');
   };
-  expect(await elsewhere('nothing')).toContain('with an ONCEGATE_DATA_DIR, set the same one here');
+  expect(await runWithDataDir('nothing')).toContain('with an ONCEGATE_DATA_DIR, set the same one here');
   await mkdir(join(gateway.home, 'other'));
   await writeFile(
     join(gateway.home, 'other', 'demo-keys.json'),
     JSON.stringify({ agentKey: 'og_demo_old', adminKey: 'og_admin_old' }),
   );
-  expect(await elsewhere('other')).toContain('Set ONCEGATE_DATA_DIR to the one it was started with');
+  expect(await runWithDataDir('other')).toContain('Set ONCEGATE_DATA_DIR to the one it was started with');
 });

@@ -35,13 +35,13 @@ const started = performance.now();
 const violations: string[] = [];
 let killed = 0;
 let rounds = 0;
-console.log(`killing ${targetKills} calls in flight; seed ${values.seed}`);
+console.log(`Killing ${targetKills} calls in flight; seed ${values.seed}.`);
 try {
   while (killed < targetKills && violations.length === 0) {
     rounds += 1;
     const calls = Array.from({ length: CALLS_PER_ROUND }, (_, i) => planCall(`r${rounds}-${i}`));
     const deaths: Record<string, string>[] = [{}];
-    // Now and then it dies in recovery too, once or twice.
+    // In some rounds the gateway also dies once or twice during recovery.
     while (random() < 0.3 && deaths.length < 3)
       deaths.push({ ONCEGATE_DIE_AT: pickRandom(['taken', 'parking', 'probed', 'answered', 'sending']) });
     const verdict = await runCrashRound({
@@ -50,7 +50,7 @@ try {
       calls,
       deaths,
       killAfterMs: 5 + random() * 250,
-      restWithinMs: 30_000,
+      settleWithinMs: 30_000,
     });
     violations.push(...verdict.violations);
     killed += verdict.killedInFlight;
@@ -72,7 +72,10 @@ console.log(
 );
 process.exitCode = violations.length === 0 ? 0 : 1;
 
-/** Slow enough to be in flight when the gateway dies: before the effect, after it, or with the answer lost anyway. */
+/**
+ * Plans a call that is slow enough to be in flight when the gateway dies. The delay falls before or after the effect; some
+ * plans also drop the answer.
+ */
 function planCall(id: string): PlannedCall {
   const delay = { delay: Math.round(random() * 300) };
   const plans: NonNullable<PlannedCall['plans']>[number][] = [

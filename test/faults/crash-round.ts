@@ -23,16 +23,16 @@ export interface CrashRoundOptions {
   readonly gateway: Gateway;
   readonly upstream: TestUpstream;
   readonly calls: readonly PlannedCall[];
-  /** Environments of the lives of the gateway that must end by themselves, in order; the last life goes on. */
+  /** The environment of each start of the gateway that ends in a death, in order. One more start without a death follows. */
   readonly deaths: readonly Readonly<Record<string, string>>[];
-  /** Kill from outside, this long after the calls went out, instead of waiting for a life to end by itself. */
+  /** If set, the round kills the gateway this long after it sent the calls, instead of waiting for a kill point. */
   readonly killAfterMs?: number;
-  readonly restWithinMs?: number;
+  readonly settleWithinMs?: number;
 }
 
 export interface CrashRoundResult {
   readonly violations: readonly string[];
-  /** Calls whose caller heard nothing because the gateway died under it. */
+  /** Number of calls that got no answer because the gateway died. */
   readonly killedInFlight: number;
 }
 
@@ -44,12 +44,12 @@ interface CallRecord {
 }
 
 /**
- * One crash: the calls go out, the gateway dies (again and again), comes back, and every call must come to rest by
- * itself; then the agent asks again with the same keys. Tells the invariants that did not hold, as sentences.
+ * Sends the calls and lets the gateway die once per entry of `deaths`. After the last start every call must settle by
+ * itself. Then the agent repeats all calls with the same keys. Returns the violated invariants.
  */
 export async function runCrashRound(round: CrashRoundOptions): Promise<CrashRoundResult> {
   const { gateway, upstream, calls } = round;
-  const seen = calls.map((planned): CallRecord => ({ planned, states: [], answers: [], txn: '' }));
+  const records = calls.map((planned): CallRecord => ({ planned, states: [], answers: [], txn: '' }));
   for (const { id, kind, plans } of calls) {
     for (const plan of plans ?? [])
       await upstream.plan({ ...plan, match: kind === 'probe' ? { id, method: 'POST' } : { id } });
@@ -57,78 +57,78 @@ export async function runCrashRound(round: CrashRoundOptions): Promise<CrashRoun
 
   const [first, ...later] = round.deaths;
   await gateway.start(first);
-  const asked = Promise.all(seen.map((call) => sendCall(gateway, call)));
+  const sent = Promise.all(records.map((record) => sendCall(gateway, record)));
   if (round.killAfterMs !== undefined) {
     await sleep(round.killAfterMs);
     gateway.signal('SIGKILL');
   }
-  await Promise.race([gateway.waitForExit(), asked]);
+  await Promise.race([gateway.waitForExit(), sent]);
   if (gateway.isAlive) await gateway.kill();
-  await asked;
-  const killedInFlight = seen.filter((call) => call.answers.length === 0).length;
-  for (const life of later) {
-    gateway.launch(life);
+  await sent;
+  const killedInFlight = records.filter((record) => record.answers.length === 0).length;
+  for (const env of later) {
+    gateway.launch(env);
     await Promise.race([gateway.waitForExit(), sleep(8_000, undefined, { ref: false })]);
     if (gateway.isAlive) await gateway.kill();
   }
 
   await gateway.start();
-  await waitUntilSettled(gateway, seen, round.restWithinMs ?? 15_000);
-  await Promise.all(seen.map((call) => sendCall(gateway, call)));
-  await Promise.all(seen.map((call) => sendCall(gateway, call)));
-  return { violations: await findViolations(round, seen), killedInFlight };
+  await waitUntilSettled(gateway, records, round.settleWithinMs ?? 15_000);
+  await Promise.all(records.map((record) => sendCall(gateway, record)));
+  await Promise.all(records.map((record) => sendCall(gateway, record)));
+  return { violations: await findViolations(round, records), killedInFlight };
 }
 
-async function sendCall(gateway: Gateway, seen: CallRecord): Promise<void> {
-  const { id, kind } = seen.planned;
+async function sendCall(gateway: Gateway, record: CallRecord): Promise<void> {
+  const { id, kind } = record.planned;
   try {
     const answer = await gateway.call(TOOL_BY_KIND[kind], { id }, { key: id, headers: { prefer: 'wait=20' } });
-    seen.answers.push(answer);
-    seen.txn ||= answer.headers.get('oncegate-txn') ?? '';
+    record.answers.push(answer);
+    record.txn ||= answer.headers.get('oncegate-txn') ?? '';
     const state = answer.headers.get('oncegate-state');
-    if (state !== null) seen.states.push(state);
+    if (state !== null) record.states.push(state);
   } catch {
-    // The gateway died under the request: the agent knows nothing, which is the point.
+    // The gateway died during the request, so the agent has no answer. The round expects that.
   }
 }
 
-/** Watches every open call until it is final, or in doubt with nobody but a person left to tell. */
-async function waitUntilSettled(gateway: Gateway, seen: readonly CallRecord[], withinMs: number): Promise<void> {
-  const byKey = new Map(seen.map((call) => [call.planned.id, call]));
-  const until = performance.now() + withinMs;
+/** Polls every open call until it is final, held, or in doubt until a person decides. */
+async function waitUntilSettled(gateway: Gateway, records: readonly CallRecord[], withinMs: number): Promise<void> {
+  const byKey = new Map(records.map((call) => [call.planned.id, call]));
+  const deadline = performance.now() + withinMs;
   for (;;) {
     let open = 0;
     for (let cursor: string | null = ''; cursor !== null; ) {
       const page: Reply = await gateway.get(`/v1/calls?limit=200${cursor === '' ? '' : `&cursor=${cursor}`}`);
       for (const call of page.body.items) {
-        const mine = byKey.get(call.key);
-        if (mine === undefined) continue;
-        mine.txn = call.txn;
-        mine.states.push(call.state);
-        const resting =
+        const record = byKey.get(call.key);
+        if (record === undefined) continue;
+        record.txn = call.txn;
+        record.states.push(call.state);
+        const isSettled =
           call.settledAt !== null ||
           (call.state === 'in_doubt' && /person/.test(call.problem.detail)) ||
           call.state === 'held';
-        if (!resting) open += 1;
+        if (!isSettled) open += 1;
       }
       cursor = page.body.cursor;
     }
     if (open === 0) return;
-    if (performance.now() > until)
-      throw new Error(`${open} calls did not come to rest within ${withinMs} ms\n${gateway.output}`);
+    if (performance.now() > deadline)
+      throw new Error(`${open} calls did not settle within ${withinMs} ms.\n${gateway.output}`);
     await sleep(50);
   }
 }
 
 async function findViolations(
   { upstream, gateway }: CrashRoundOptions,
-  seen: readonly CallRecord[],
+  records: readonly CallRecord[],
 ): Promise<string[]> {
   const observed: ObservedCall[] = [];
-  const found: string[] = [];
-  for (const { planned, states, answers, txn } of seen) {
+  const violations: string[] = [];
+  for (const { planned, states, answers, txn } of records) {
     const final = await gateway.admin('GET', `/admin/calls/${txn}`);
-    const verdicts = (final.body.timeline ?? []).filter(
+    const verdictsNotApplied = (final.body.timeline ?? []).filter(
       (event: { what: string }) => event.what === 'probe_not_applied',
     ).length;
     observed.push({
@@ -142,18 +142,20 @@ async function findViolations(
         body: answer.body,
         replayed: answer.headers.get('idempotent-replayed') === 'true',
       })),
-      verdictsNotApplied: verdicts,
+      verdictsNotApplied,
     });
     if (final.body.contradiction !== null && final.body.contradiction !== undefined)
-      found.push(`${planned.id}: ${final.body.contradiction}`);
-    // `none` alone may end in doubt; everything else must have been found out.
+      violations.push(`${planned.id}: ${final.body.contradiction}`);
+    // Only a call of kind `none` may stay in doubt; the gateway must resolve every other doubt.
     if (planned.kind !== 'none' && final.body.state !== 'succeeded')
-      found.push(`${planned.id} (${planned.kind}) ended as ${final.body.state}: ${JSON.stringify(final.body.problem)}`);
+      violations.push(
+        `${planned.id} (${planned.kind}) ended as ${final.body.state}: ${JSON.stringify(final.body.problem)}`,
+      );
   }
-  const ids = new Set(seen.map((call) => call.planned.id));
+  const ids = new Set(records.map((call) => call.planned.id));
   const requests = (await upstream.requests()).filter(
     (request) => request.id !== null && request.id !== undefined && ids.has(request.id),
   );
   const effects = (await upstream.effects()).filter((effect) => effect.id !== null && ids.has(effect.id));
-  return [...found, ...checkInvariants({ calls: observed, requests, effects })];
+  return [...violations, ...checkInvariants({ calls: observed, requests, effects })];
 }

@@ -4,8 +4,8 @@ import { parseStrictJson, StrictJsonError } from '../../gateway/domain/strict-js
 import { compilePolicies } from '../../gateway/policy/load-policies.ts';
 
 /**
- * Throws mutated bytes at what parses: the strict JSON parser and the policy loader. Nothing may be thrown but what is
- * meant to be, and nothing may take long.
+ * Feeds mutated bytes to the strict JSON parser and the policy loader. The parser may throw only `StrictJsonError`, the loader
+ * nothing. The slowest input is printed, so that a hang is visible.
  *
  *   npm run fuzz -- --inputs 100000 [--seed 1]
  */
@@ -62,13 +62,13 @@ const ENV = {
   ONCEGATE_DEMO_ADMIN_SHA256: '1'.repeat(64),
 };
 
-// Cold code is slow whatever it reads.
+// Warms up the loader: code that V8 has not optimized yet is slow for any input.
 for (let i = 0; i < 30; i += 1) compilePolicies([{ name: 'p.yaml', file: 'p.yaml', bytes: Buffer.from(POLICY) }], ENV);
 
-let slowest = { ms: 0, of: '', input: '' };
+let slowest = { ms: 0, target: '', input: '' };
 let accepted = 0;
 for (let i = 0; i < inputs; i += 1) {
-  // A whole policy costs milliseconds to compile; a tenth of the inputs keeps both well fed.
+  // A policy takes milliseconds to compile, so only a tenth of the inputs goes to the loader.
   if (i % 10 === 0) {
     const text = mutate(cutPolicy(POLICY), 1 + Math.floor(random() * 6));
     recordSlowest('loader', text, () => {
@@ -86,18 +86,21 @@ for (let i = 0; i < inputs; i += 1) {
     });
   }
   if (i % 5_000 === 0 && i > 0)
-    console.log(`${i} of ${inputs}, slowest so far ${slowest.ms.toFixed(1)} ms (${slowest.of})`);
+    console.log(`${i} of ${inputs}, slowest so far ${slowest.ms.toFixed(1)} ms (${slowest.target})`);
 }
 console.log(
-  `${inputs} inputs, ${accepted} accepted, none crashed; slowest ${slowest.ms.toFixed(1)} ms of processor time (${slowest.of})`,
+  `${inputs} inputs, ${accepted} accepted, none crashed; slowest ${slowest.ms.toFixed(1)} ms of processor time (${slowest.target})`,
 );
 if (slowest.ms > 50) console.log(JSON.stringify(slowest.input.slice(0, 2_000)));
 
-/** Processor time, so that a busy machine does not look like a hang; what seems slow is tried again, to leave out the collector. */
-function recordSlowest(of: string, input: string, work: () => void): void {
+/**
+ * Measures processor time, because on a busy machine wall time looks like a hang. A slow input is measured again, because
+ * the garbage collector may have run.
+ */
+function recordSlowest(target: string, input: string, work: () => void): void {
   let ms = measureCpuMs(work);
-  for (let again = 0; again < 3 && ms > 25; again += 1) ms = Math.min(ms, measureCpuMs(work));
-  if (ms > slowest.ms) slowest = { ms, of, input };
+  for (let repeats = 0; repeats < 3 && ms > 25; repeats += 1) ms = Math.min(ms, measureCpuMs(work));
+  if (ms > slowest.ms) slowest = { ms, target, input };
 }
 
 function measureCpuMs(work: () => void): number {
@@ -107,7 +110,7 @@ function measureCpuMs(work: () => void): number {
   return (user + system) / 1000;
 }
 
-/** Some of the blocks of a policy: whole ones are slow to compile and mostly the same. */
+/** Returns some lines of the policy. Whole policies are slow to compile and differ little. */
 function cutPolicy(policy: string): string {
   const lines = policy.split('\n');
   const from = Math.floor(random() * lines.length);

@@ -11,51 +11,61 @@ const { upstream, gateway } = useGateway({
 const KINDS: readonly OnceKind[] = ['key', 'idempotent', 'probe', 'none', 'read'];
 const LOST_ANSWER: PlannedCall['plans'] = [{ do: ['apply', 'drop'] }];
 const NEVER_ARRIVED: PlannedCall['plans'] = [{ do: ['drop'] }];
-const die = (at: string) => ({ ONCEGATE_DIE_AT: at });
+const buildDeathEnv = (killPoint: string) => ({ ONCEGATE_DIE_AT: killPoint });
 
-async function round(name: string, kind: OnceKind, deaths: string[], plans?: PlannedCall['plans']): Promise<void> {
+async function expectNoViolations(
+  name: string,
+  kind: OnceKind,
+  deaths: string[],
+  plans?: PlannedCall['plans'],
+): Promise<void> {
   const calls = [{ id: `${kind}-${name}`, kind, ...(plans === undefined ? {} : { plans }) }];
-  const { violations } = await runCrashRound({ gateway, upstream, calls, deaths: deaths.map(die) });
+  const { violations } = await runCrashRound({ gateway, upstream, calls, deaths: deaths.map(buildDeathEnv) });
   expect(violations).toEqual([]);
   await gateway.kill();
 }
 
-describe('kill -9 at a named point', () => {
+describe('a gateway that dies at a kill point', () => {
   for (const kind of KINDS) {
     for (const point of ['claiming', 'claimed', 'sending', 'answered', 'settled', 'replying']) {
-      it(`${point}, ${kind}`, () => round(point, kind, [point]));
+      it(`keeps its promises at ${point} with a ${kind} call`, () => expectNoViolations(point, kind, [point]));
     }
   }
-  it.each(['parking', 'parked', 'probed'])('%s, probe whose answer was lost', (point) =>
-    round(`lost-${point}`, 'probe', [point], LOST_ANSWER),
+  it.each(['parking', 'parked', 'probed'])(
+    'keeps its promises at %s with a probe call whose answer was lost',
+    (point) => expectNoViolations(`lost-${point}`, 'probe', [point], LOST_ANSWER),
   );
-  it.each(['parking', 'parked', 'probed', 'sending:2', 'answered:2'])('%s, probe that never arrived', (point) =>
-    round(`gone-${point}`, 'probe', [point], NEVER_ARRIVED),
+  it.each(['parking', 'parked', 'probed', 'sending:2', 'answered:2'])(
+    'keeps its promises at %s with a probe call that never arrived',
+    (point) => expectNoViolations(`gone-${point}`, 'probe', [point], NEVER_ARRIVED),
   );
-  it.each(['parking', 'parked'])('%s, none whose answer was lost', (point) =>
-    round(`lost-${point}`, 'none', [point], LOST_ANSWER),
+  it.each(['parking', 'parked'])('keeps its promises at %s with a none call whose answer was lost', (point) =>
+    expectNoViolations(`lost-${point}`, 'none', [point], LOST_ANSWER),
   );
-  it.each(['answered', 'sending:2', 'answered:2'])('%s, key whose answer was lost', (point) =>
-    round(`lost-${point}`, 'key', [point], LOST_ANSWER),
+  it.each(['answered', 'sending:2', 'answered:2'])(
+    'keeps its promises at %s with a key call whose answer was lost',
+    (point) => expectNoViolations(`lost-${point}`, 'key', [point], LOST_ANSWER),
   );
 });
 
-describe('kill -9 again in recovery', () => {
+describe('a gateway that dies again during recovery', () => {
   for (const kind of ['key', 'idempotent', 'probe', 'none'] as const) {
-    it(`taken, ${kind}`, () => round('again-taken', kind, ['answered', 'taken']));
-    it(`taken twice, then on the way, ${kind}`, () =>
-      round('again-way', kind, [
+    it(`keeps its promises at taken with a ${kind} call`, () =>
+      expectNoViolations('again-taken', kind, ['answered', 'taken']));
+    it(`keeps its promises at taken twice and then during the attempt of a ${kind} call`, () =>
+      expectNoViolations('again-way', kind, [
         'sending',
         'taken',
         'taken',
         kind === 'none' || kind === 'probe' ? 'parking' : 'answered',
       ]));
   }
-  it('probed, probe', () => round('again-probed', 'probe', ['answered', 'probed', 'probed']));
+  it('keeps its promises at probed with a probe call', () =>
+    expectNoViolations('again-probed', 'probe', ['answered', 'probed', 'probed']));
 });
 
-describe('kill -9 from outside', () => {
-  it.each(KINDS)('with many in flight, before and after their effects: %s', async (kind) => {
+describe('a gateway that another process kills', () => {
+  it.each(KINDS)('keeps its promises with many %s calls in flight, before and after their effects', async (kind) => {
     const plans: NonNullable<PlannedCall['plans']>[] = [
       [{ do: [{ delay: 150 }] }],
       [{ do: ['apply', { delay: 150 }] }],

@@ -4,8 +4,8 @@ import { useGateway } from '../support/use-gateway.ts';
 
 const { upstream, database, gateway } = useGateway({ start: false });
 
-/** As a gateway leaves them that dies with many calls in flight. */
-async function orphan(n: number, kind: 'none' | 'key'): Promise<void> {
+/** Inserts calls as a gateway leaves them when it dies with many calls in flight. */
+async function insertOrphanedCalls(count: number, kind: 'none' | 'key'): Promise<void> {
   const tool = kind === 'key' ? 'world.keyed' : 'world.none';
   const path = kind === 'key' ? '/keyed/charge' : '/none/mail';
   const seed = createHash('sha256').update(kind).digest('hex').slice(0, 8);
@@ -18,15 +18,15 @@ async function orphan(n: number, kind: 'none' | 'key'): Promise<void> {
        from (select i, ($5 || '-0000-8000-8000-' || lpad(to_hex(i), 12, '0'))::uuid as txn from generate_series(1, $1::int) i) s
        returning txn)
      insert into open_calls (txn, owner) select txn, '00000000-0000-4000-8000-00000000dead' from made`,
-    [n, tool, kind, path, seed],
+    [count, tool, kind, path, seed],
   );
 }
 
-it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibly in doubt', async () => {
-  await orphan(9_000, 'none');
-  await orphan(1_000, 'key');
+it('a restarted gateway re-sends each of 10,000 open calls or reports it in doubt', async () => {
+  await insertOrphanedCalls(9_000, 'none');
+  await insertOrphanedCalls(1_000, 'key');
   await gateway.start();
-  const ready = performance.now();
+  const readyAt = performance.now();
   await expect
     .poll(
       () =>
@@ -36,8 +36,8 @@ it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibl
       { timeout: 60_000, interval: 50 },
     )
     .toBe(0);
-  console.log(`10,000 open calls at rest ${Math.round(performance.now() - ready)} ms after /readyz`);
-  // On a busy machine a re-send may take several attempts; it ends by itself all the same.
+  console.log(`10,000 open calls settled or in doubt ${Math.round(performance.now() - readyAt)} ms after /readyz`);
+  // On a busy machine a re-send may need several attempts, but it ends without help.
   await expect
     .poll(() => database.query(`select kind, state, count(*)::int n from calls group by 1, 2 order by 1`), {
       timeout: 60_000,
@@ -52,17 +52,17 @@ it('a restart with 10,000 open calls leaves none unlooked at: re-sent, or visibl
   expect(effects).toHaveLength(1_000);
 });
 
-it('a call in the name of a living process that does not carry it is found, and not taken for granted', async () => {
-  const [me] = await database.query<{ id: string }>('select id from processes where ended_at is null');
+it('a gateway finds an open call that names it as owner but that it is not executing, and reports it in doubt', async () => {
+  const [gatewayProcess] = await database.query<{ id: string }>('select id from processes where ended_at is null');
   await database.query(
     `with made as (
        insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, attempt, attempt_open, first_sent_at, policy_version, rule, args, request)
-       values ('00000000-0000-8000-8000-00000000aaaa', 'tester', 'world.none', 'stray', 'key', sha256('x'), 'none', 'sending', 1, true, now(), 'v', 'r', '{}',
+       values ('00000000-0000-8000-8000-00000000aaaa', 'tester', 'world.none', 'orphan', 'key', sha256('x'), 'none', 'sending', 1, true, now(), 'v', 'r', '{}',
          '{"method":"POST","path":"/none/mail","headers":{},"body":"{}"}')
        returning txn)
      insert into open_calls (txn, owner) select txn, $1 from made`,
-    [me?.id],
+    [gatewayProcess?.id],
   );
-  const stray = await gateway.waitForCall('00000000-0000-8000-8000-00000000aaaa', ({ state }) => state === 'in_doubt');
-  expect(stray.problem.code).toBe('in_doubt');
+  const orphan = await gateway.waitForCall('00000000-0000-8000-8000-00000000aaaa', ({ state }) => state === 'in_doubt');
+  expect(orphan.problem.code).toBe('in_doubt');
 });

@@ -8,34 +8,39 @@ import { checkInvariants, type ObservedCall } from './checker.ts';
 
 const { upstream, gateway } = useGateway({ database: 'embedded' });
 
-const KINDS = { key: 'world.keyed', idempotent: 'world.put', probe: 'world.probed', none: 'world.none' } as const;
+const TOOL_BY_KIND = {
+  key: 'world.keyed',
+  idempotent: 'world.put',
+  probe: 'world.probed',
+  none: 'world.none',
+} as const;
 
-/** An agent that repeats each call with its key until it hears something that is not "ask again". */
-async function insist(kind: keyof typeof KINDS, id: string): Promise<Reply[]> {
+/** Repeats a call with its key until an answer no longer asks for a retry. Returns all answers. */
+async function callUntilSettled(kind: keyof typeof TOOL_BY_KIND, id: string): Promise<Reply[]> {
   const answers: Reply[] = [];
-  const until = performance.now() + 40_000;
-  while (performance.now() < until) {
-    const answer = await gateway.call(KINDS[kind], { id }, { key: id, headers: { prefer: 'wait=5' } });
+  const deadline = performance.now() + 40_000;
+  while (performance.now() < deadline) {
+    const answer = await gateway.call(TOOL_BY_KIND[kind], { id }, { key: id, headers: { prefer: 'wait=5' } });
     answers.push(answer);
-    const more =
+    const shouldRetry =
       answer.status === 503 ||
       answer.status === 409 ||
       answer.status === 202 ||
       (answer.status === 504 && kind !== 'none');
-    if (!more) return answers;
+    if (!shouldRetry) return answers;
     await sleep(50);
   }
   return answers;
 }
 
-it('PostgreSQL killed and restarted under load: every call happens once, and is told truthfully', async () => {
-  const calls: { kind: keyof typeof KINDS; id: string; answers: Promise<Reply[]> }[] = [];
+it('every call happens once and is reported truthfully while PostgreSQL is killed and restarted under load', async () => {
+  const calls: { kind: keyof typeof TOOL_BY_KIND; id: string; answers: Promise<Reply[]> }[] = [];
   for (const [i, signal] of (['SIGKILL', 'SIGQUIT', 'SIGKILL'] as const).entries()) {
-    const kinds = Object.keys(KINDS) as (keyof typeof KINDS)[];
+    const kinds = Object.keys(TOOL_BY_KIND) as (keyof typeof TOOL_BY_KIND)[];
     for (let n = 0; n < 60; n += 1) {
       const kind = kinds[n % kinds.length] ?? 'key';
       const id = `pg-${i}-${n}`;
-      calls.push({ kind, id, answers: insist(kind, id) });
+      calls.push({ kind, id, answers: callUntilSettled(kind, id) });
       if (n === 30) {
         const [pid] = (await readFile(join(gateway.home, 'data/postgres/postmaster.pid'), 'utf8')).split('\n');
         process.kill(Number(pid), signal);
@@ -48,15 +53,15 @@ it('PostgreSQL killed and restarted under load: every call happens once, and is 
 
   const observed: ObservedCall[] = [];
   for (const { kind, id, answers } of calls) {
-    const heard = await answers;
-    const last = heard.at(-1);
+    const received = await answers;
+    const last = received.at(-1);
     expect(kind === 'none' ? [200, 504] : [200], `${kind} ${id}`).toContain(last?.status);
     observed.push({
       txn: last?.headers.get('oncegate-txn') ?? '',
       id,
       kind,
-      states: heard.map((answer) => answer.headers.get('oncegate-state')).filter((state) => state !== null),
-      answers: heard.map((answer) => ({
+      states: received.map((answer) => answer.headers.get('oncegate-state')).filter((state) => state !== null),
+      answers: received.map((answer) => ({
         status: answer.status,
         code: answer.body.code,
         body: answer.body,

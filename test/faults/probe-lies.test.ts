@@ -2,8 +2,8 @@ import { expect, it } from 'vitest';
 import { buildFaultPolicies } from '../support/fault-policies.ts';
 import { useGateway } from '../support/use-gateway.ts';
 
-/** Tried once, at an upstream that settles at once: the probe is asked by who sent it. */
-const hasty = (url: string) => `
+/** A tool with one attempt and `settles: 0s`: the process that sends it also runs the probe. */
+const buildHastyPolicy = (url: string) => `
 upstreams:
   hasty: { adapter: http, url: "${url}", allowPrivate: true, breaker: { minimum: 1000 } }
 tools:
@@ -16,10 +16,10 @@ tools:
 `;
 
 const { upstream, gateway } = useGateway({
-  policies: (url) => ({ ...buildFaultPolicies(url, { settles: '1500ms' }), 'hasty.yaml': hasty(url) }),
+  policies: (url) => ({ ...buildFaultPolicies(url, { settles: '1500ms' }), 'hasty.yaml': buildHastyPolicy(url) }),
 });
 
-it('a probe that does not see the effect yet is not believed before the upstream settled', async () => {
+it('a probe that does not see the effect yet proves nothing before settles is over', async () => {
   const id = 'eventually';
   await upstream.plan({ match: { id, method: 'POST' }, do: [{ lie: 800 }, 'apply', 'drop'] });
   const answer = await gateway.call('world.probed', { id }, { key: id });
@@ -28,7 +28,7 @@ it('a probe that does not see the effect yet is not believed before the upstream
   expect(await upstream.effects(id)).toHaveLength(1);
 });
 
-it('an effect that lands after the connection was lost is found, not repeated', async () => {
+it('an effect that happens after the connection was lost is found and not repeated', async () => {
   const id = 'late';
   await upstream.plan({ match: { id, method: 'POST' }, do: [{ 'late-apply': 700 }, 'drop'] });
   const answer = await gateway.call('world.probed', { id }, { key: id });
@@ -36,7 +36,7 @@ it('an effect that lands after the connection was lost is found, not repeated', 
   expect(await upstream.effects(id)).toHaveLength(1);
 });
 
-it('a probe that cannot be reached leaves the call in doubt, and finds out later', async () => {
+it('a probe that fails leaves the call in doubt, and a later probe resolves it', async () => {
   const id = 'unreachable';
   await upstream.plan({ match: { id, method: 'POST' }, do: ['apply', 'drop'] });
   await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 500 }], times: 2 });
@@ -45,15 +45,15 @@ it('a probe that cannot be reached leaves the call in doubt, and finds out later
   expect(await upstream.effects(id)).toHaveLength(1);
 });
 
-/** How a call ended that nothing came of, for its agent and for people. */
-async function ended(id: string, txn: string) {
+/** Expects that the call failed without an effect, and that a probe is the evidence. */
+async function expectFailedByProbe(id: string, txn: string) {
   const { state, outcome, evidence, timeline } = (await gateway.admin('GET', `/admin/calls/${txn}`)).body;
   expect({ state, outcome, evidence }).toEqual({ state: 'failed', outcome: 'no_effect', evidence: 'probe' });
   expect(timeline.at(-1)).toMatchObject({ what: 'failed', evidence: 'probe' });
   expect(await upstream.effects(id)).toEqual([]);
 }
 
-it('a probe that says "not applied" to the end is what the call fails by, with what the last attempt was told', async () => {
+it('a call fails if every probe says "not applied", and its detail names the status of the last attempt', async () => {
   const id = 'never';
   await upstream.plan({ match: { id, method: 'POST' }, do: [{ reply: 500 }], times: 'always' });
   const answer = await gateway.call('world.probed', { id }, { key: id, headers: { prefer: 'wait=40' } });
@@ -62,33 +62,33 @@ it('a probe that says "not applied" to the end is what the call fails by, with w
     code: 'tool_failed',
     detail: 'The upstream answered 500; the probe found no effect after 4 attempts.',
   });
-  await ended(id, answer.body.txn);
+  await expectFailedByProbe(id, answer.body.txn);
 });
 
-it('an answer that is still known when the probe ends the call is told with it', async () => {
+it('a call that a probe fails includes the upstream answer if the process still has it', async () => {
   const id = 'at-once';
-  await upstream.plan({ match: { id, method: 'POST' }, do: [{ reply: 500, body: { why: 'no' } }], times: 'always' });
+  await upstream.plan({ match: { id, method: 'POST' }, do: [{ reply: 500, body: { reason: 'no' } }], times: 'always' });
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
     detail: 'The upstream answered 500; the probe found no effect after 1 attempt.',
-    upstream: { status: 500, body: { why: 'no' } },
+    upstream: { status: 500, body: { reason: 'no' } },
   });
-  await ended(id, answer.body.txn);
+  await expectFailedByProbe(id, answer.body.txn);
 });
 
-it('only of a sender that died it is said that it is gone', async () => {
+it('a failure says that the sending process ended only if it did', async () => {
   const id = 'orphan';
   await upstream.plan({ match: { id, method: 'POST' }, do: [{ event: 'arrived' }, 'hang'] });
-  const asked = gateway.call('world.hasty', { id }, { key: id }).catch(() => undefined);
+  const pending = gateway.call('world.hasty', { id }, { key: id }).catch(() => undefined);
   await upstream.awaitEvent('arrived');
   await gateway.kill();
-  await asked;
+  await pending;
   await gateway.start();
   const answer = await gateway.call('world.hasty', { id }, { key: id });
   expect(answer.body).toMatchObject({
     code: 'tool_failed',
     detail: 'The process that sent it ended; the probe found no effect after 1 attempt.',
   });
-  await ended(id, answer.body.txn);
+  await expectFailedByProbe(id, answer.body.txn);
 });

@@ -12,7 +12,7 @@ const { upstream, database, one, two } = useReplicas({
 
 describe('two replicas', () => {
   it.each(['key', 'none'] as const)(
-    'send once for 200 simultaneous calls with one key, and answer all equally: %s',
+    'send once for 200 simultaneous %s calls with one key, and give all the same answer',
     async (kind) => {
       const tool = kind === 'key' ? 'world.keyed' : 'world.none';
       const id = `burst-${kind}`;
@@ -41,9 +41,9 @@ describe('two replicas', () => {
     },
   );
 
-  it('leave each other’s calls alone however long they take: time never makes a call retryable', async () => {
+  it('never take over a call of a living replica, however long the call takes', async () => {
     await upstream.plan({ match: { id: 'slow' }, do: [{ event: 'arrived' }, { wait: 'go' }] });
-    const asked = one.call('world.none', { id: 'slow' }, { key: 'slow' });
+    const pending = one.call('world.none', { id: 'slow' }, { key: 'slow' });
     await upstream.awaitEvent('arrived');
     const [lease] = await database.query<{ until: string }>(
       'select max(lease_until)::text as until from processes join open_calls on owner = id',
@@ -55,11 +55,11 @@ describe('two replicas', () => {
     const [row] = await database.query('select state, step, owner_deaths from calls');
     expect(row).toEqual({ state: 'sending', step: 0, owner_deaths: 0 });
     await upstream.release('go');
-    expect((await asked).status).toBe(200);
+    expect((await pending).status).toBe(200);
     expect(await upstream.requests('slow')).toHaveLength(1);
   });
 
-  it('finish each other’s calls: the survivor carries on what a killed one had in flight', async () => {
+  it('continue the calls that a killed replica had in flight', async () => {
     for (const kind of ['keyed', 'put', 'probed', 'none']) {
       await upstream.plan({ match: { id: `dead-${kind}` }, do: [{ event: 'arrived' }, 'apply', { wait: 'never' }] });
     }
@@ -70,8 +70,8 @@ describe('two replicas', () => {
     await one.kill();
     await Promise.all(lost);
     for (const kind of ['keyed', 'put', 'probed']) {
-      const told = await two.call(`world.${kind}`, { id: `dead-${kind}` }, { key: `dead-${kind}` });
-      expect([kind, told.status]).toEqual([kind, 200]);
+      const answer = await two.call(`world.${kind}`, { id: `dead-${kind}` }, { key: `dead-${kind}` });
+      expect([kind, answer.status]).toEqual([kind, 200]);
     }
     expect((await two.call('world.none', { id: 'dead-none' }, { key: 'dead-none' })).status).toBe(504);
     expect(await upstream.effects('dead-none')).toHaveLength(1);
@@ -79,10 +79,10 @@ describe('two replicas', () => {
     expect(await upstream.effects('dead-probed')).toHaveLength(1);
   });
 
-  it('a paused one that wakes up after its lease lapsed sends nothing, and its late answer still counts', async () => {
-    // In flight when paused: the answer comes while it sleeps.
+  it('accept the late answer of a paused replica whose lease lapsed, which sends nothing more', async () => {
+    // The call is in flight when the replica is paused; the answer arrives during the pause.
     await upstream.plan({ match: { id: 'paused' }, do: [{ event: 'arrived' }, { wait: 'go' }, 'apply'] });
-    const sleeping = one.call('world.none', { id: 'paused' }, { key: 'paused' });
+    const paused = one.call('world.none', { id: 'paused' }, { key: 'paused' });
     await upstream.awaitEvent('arrived');
     one.signal('SIGSTOP');
     await expect
@@ -95,33 +95,33 @@ describe('two replicas', () => {
     await upstream.release('go');
     await upstream.awaitEvent('applied:paused');
     one.signal('SIGCONT');
-    expect((await sleeping).status).toBe(200);
-    const told = await two.call('world.none', { id: 'paused' }, { key: 'paused' });
-    expect(told.status).toBe(200);
-    const { body } = await two.admin('GET', `/admin/calls/${told.body.txn}`);
+    expect((await paused).status).toBe(200);
+    const answer = await two.call('world.none', { id: 'paused' }, { key: 'paused' });
+    expect(answer.status).toBe(200);
+    const { body } = await two.admin('GET', `/admin/calls/${answer.body.txn}`);
     expect(body.contradiction).toBeNull();
     expect(await upstream.requests('paused')).toHaveLength(1);
     expect(await upstream.effects('paused')).toHaveLength(1);
 
-    // It takes a new lease and goes on.
+    // The replica takes a new lease and serves calls again.
     await one.waitUntilReady();
     expect((await one.call('world.none', { id: 'after' }, { key: 'after' })).status).toBe(200);
   });
 
-  it('a paused one that had claimed but not yet sent gives up', async () => {
-    // A first byte needs a connection: the upstream's port is closed, so the gateway is between attempts when it is paused.
+  it('do not send twice if a replica is paused between its claim and its send', async () => {
+    // The port of the upstream is closed, so the gateway cannot send and is between attempts when it is paused.
     await upstream.kill();
-    const asked = one.call('world.none', { id: 'unsent' }, { key: 'unsent', headers: { prefer: 'wait=1' } });
+    const pending = one.call('world.none', { id: 'unsent' }, { key: 'unsent', headers: { prefer: 'wait=1' } });
     await expect
       .poll(() => database.query<{ n: string }>(`select count(*) n from calls`).then(([row]) => row?.n))
       .toBe('1');
     one.signal('SIGSTOP');
     await sleep(50);
     await upstream.restart();
-    const told = await two.call('world.none', { id: 'unsent' }, { key: 'unsent' });
+    const answer = await two.call('world.none', { id: 'unsent' }, { key: 'unsent' });
     one.signal('SIGCONT');
-    await asked.catch(() => undefined);
-    expect([200, 503, 504]).toContain(told.status);
+    await pending.catch(() => undefined);
+    expect([200, 503, 504]).toContain(answer.status);
     await one.waitUntilReady();
     const final = await two.call('world.none', { id: 'unsent' }, { key: 'unsent' });
     expect([200, 504]).toContain(final.status);

@@ -3,8 +3,8 @@ import net from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 /**
- * A TCP link that can be broken in every way a network breaks: one stands between the gateway and PostgreSQL, or between
- * the gateway and an upstream. Modes may change while connections are open.
+ * A TCP proxy that imitates network faults between the gateway and PostgreSQL, or between the gateway and an upstream. Modes
+ * may change while connections are open.
  */
 export type TcpProxy = {
   readonly port: number;
@@ -15,32 +15,32 @@ export type TcpProxy = {
     clientBytes: number;
     serverBytes: number;
   };
-  /** Back to an honest link: listens, forwards, no delay, nothing armed. */
+  /** Ends every fault: listens, forwards without delay, and disarms the cut. */
   pass(): Promise<void>;
-  /** Nobody listens any more, and what was open is destroyed. `pass()` listens again on the same port. */
+  /** Stops listening and destroys open connections. `pass()` listens again on the same port. */
   refuse(): Promise<void>;
-  /** Destroys what is open now; new connections are welcome. */
-  cut(how?: { reset?: boolean }): void;
-  /** Accepts, but no byte passes in either direction until `resume()`. */
+  /** Destroys open connections and still accepts new ones. */
+  cut(options?: { reset?: boolean }): void;
+  /** Accepts connections, but forwards no byte in either direction until `resume()`. */
   stall(): void;
   resume(): void;
-  /** Each chunk, in both directions, arrives this much later. */
+  /** Delays each chunk in both directions. */
   delay(ms: number): void;
   /**
-   * Waits for the first client→server chunk that matches, on any connection, once.
-   * `forward: false`: it never reaches the server, both sides are destroyed (failed *and not* persisted).
-   * `forward: true`: it does, the server's answer is waited for and swallowed, then both sides are destroyed (failed *but*
-   * persisted). A pipelining client may get earlier answers in between: `answered` says which bytes are the awaited ones.
-   * Resolves true when the cut was made, false when it was disarmed before.
+   * Cuts one connection at the first matching chunk from a client to the server.
+   * `forward: false`: the chunk does not reach the server (the write failed *and was not* persisted).
+   * `forward: true`: the chunk reaches the server, and the proxy swallows the answer before the cut (the write failed *but was*
+   * persisted). Answers to earlier pipelined requests may come first; `answered` recognizes the right one.
+   * Resolves to true when the cut happened, to false when another mode disarmed it.
    */
   cutAfterClientBytes(
     predicate: ChunkPredicate,
-    how: { forward: boolean; answered?: ChunkPredicate },
+    options: { forward: boolean; answered?: ChunkPredicate },
   ): Promise<boolean>;
   close(): Promise<void>;
 };
 
-/** `total` counts the bytes of that connection and direction, the chunk included; connections are told apart by their number. */
+/** `total` counts the bytes of this connection and direction, including the chunk; `connection` is its number. */
 export type ChunkPredicate = (chunk: Buffer, total: number, connection: number) => boolean;
 
 type ProxyEndpoint = { socket: net.Socket; total: number; queue: Promise<void> };
@@ -48,15 +48,16 @@ type ProxiedConnection = {
   number: number;
   client: ProxyEndpoint;
   server: ProxyEndpoint;
+  /** While set, chunks of the server are dropped; the chunk that matches ends the connection. */
   swallow: ChunkPredicate | undefined;
-  swallowed: number;
-  done: () => void;
+  swallowedBytes: number;
+  onDestroyed: () => void;
 };
 type ArmedCut = {
   matches: ChunkPredicate;
   forward: boolean;
   answered: ChunkPredicate;
-  sprung: boolean;
+  isTriggered: boolean;
   settle: (cut: boolean) => void;
 };
 
@@ -65,63 +66,63 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
   const counters = { accepted: 0, open: 0, cut: 0, clientBytes: 0, serverBytes: 0 };
   let delayMs = 0;
   let gate = createGate();
-  let trap: ArmedCut | undefined;
+  let armedCut: ArmedCut | undefined;
 
   const destroy = (link: ProxiedConnection, reset = false) => {
     if (!links.delete(link)) return;
     counters.open -= 1;
     for (const { socket } of [link.client, link.server]) reset ? socket.resetAndDestroy() : socket.destroy();
-    link.done();
+    link.onDestroyed();
   };
   const cutLink = (link: ProxiedConnection, reset = false) => {
     if (links.has(link)) counters.cut += 1;
     destroy(link, reset);
   };
 
-  /** Keeps the order of chunks whatever delay and stall do meanwhile, and stops reading from who sends faster than we pass on. */
+  /** Keeps chunks in order despite delays and stalls. Pauses the sender until the receiver accepted the chunk. */
   const relay = (
     link: ProxiedConnection,
     from: ProxyEndpoint,
     to: ProxyEndpoint,
-    act: (socket: net.Socket) => boolean,
+    write: (socket: net.Socket) => boolean,
   ) => {
-    const due = performance.now() + delayMs;
+    const forwardAt = performance.now() + delayMs;
     from.socket.pause();
     from.queue = from.queue.then(async () => {
-      const left = due - performance.now();
-      if (left > 0) await sleep(left);
-      while (gate.closed) await gate.opened;
+      const remainingMs = forwardAt - performance.now();
+      if (remainingMs > 0) await sleep(remainingMs);
+      while (gate.isClosed) await gate.opened;
       if (!links.has(link)) return;
-      if (!act(to.socket)) await waitForDrain(to.socket);
+      if (!write(to.socket)) await waitForDrain(to.socket);
       from.socket.resume();
     });
   };
   const forward = (link: ProxiedConnection, from: ProxyEndpoint, to: ProxyEndpoint, chunk: Buffer) =>
     relay(link, from, to, (socket) => socket.destroyed || socket.write(chunk));
 
-  const fromClient = (link: ProxiedConnection, chunk: Buffer) => {
+  const handleClientChunk = (link: ProxiedConnection, chunk: Buffer) => {
     counters.clientBytes += chunk.length;
     link.client.total += chunk.length;
-    const armed = trap;
-    if (!armed || armed.sprung || !armed.matches(chunk, link.client.total, link.number)) {
+    const armed = armedCut;
+    if (!armed || armed.isTriggered || !armed.matches(chunk, link.client.total, link.number)) {
       forward(link, link.client, link.server, chunk);
       return;
     }
-    armed.sprung = true;
-    link.done = () => {
+    armed.isTriggered = true;
+    link.onDestroyed = () => {
       armed.settle(true);
-      if (trap === armed) trap = undefined;
+      if (armedCut === armed) armedCut = undefined;
     };
     if (!armed.forward) return cutLink(link);
     link.swallow = armed.answered;
     forward(link, link.client, link.server, chunk);
   };
-  const fromServer = (link: ProxiedConnection, chunk: Buffer) => {
+  const handleServerChunk = (link: ProxiedConnection, chunk: Buffer) => {
     counters.serverBytes += chunk.length;
     link.server.total += chunk.length;
     if (!link.swallow) return forward(link, link.server, link.client, chunk);
-    link.swallowed += chunk.length;
-    if (link.swallow(chunk, link.swallowed, link.number)) cutLink(link);
+    link.swallowedBytes += chunk.length;
+    if (link.swallow(chunk, link.swallowedBytes, link.number)) cutLink(link);
   };
 
   const server = net.createServer({ allowHalfOpen: true, noDelay: true }, (socket) => {
@@ -131,26 +132,36 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
       allowHalfOpen: true,
       noDelay: true,
     });
-    const side = (of: net.Socket): ProxyEndpoint => ({ socket: of, total: 0, queue: Promise.resolve() });
+    const createEndpoint = (endpoint: net.Socket): ProxyEndpoint => ({
+      socket: endpoint,
+      total: 0,
+      queue: Promise.resolve(),
+    });
     counters.accepted += 1;
-    const ends = { client: side(socket), server: side(upstream) };
-    const link: ProxiedConnection = { number: counters.accepted, ...ends, swallow: undefined, swallowed: 0, done() {} };
+    const endpoints = { client: createEndpoint(socket), server: createEndpoint(upstream) };
+    const link: ProxiedConnection = {
+      number: counters.accepted,
+      ...endpoints,
+      swallow: undefined,
+      swallowedBytes: 0,
+      onDestroyed() {},
+    };
     links.add(link);
     counters.open += 1;
-    socket.on('data', (chunk) => fromClient(link, chunk));
-    upstream.on('data', (chunk) => fromServer(link, chunk));
+    socket.on('data', (chunk) => handleClientChunk(link, chunk));
+    upstream.on('data', (chunk) => handleServerChunk(link, chunk));
     for (const [from, to] of [
       [link.client, link.server],
       [link.server, link.client],
     ] as const) {
       from.socket.on('end', () => {
-        // A server that closes instead of answering has answered too.
+        // If the server closes instead of answering, no answer will come to swallow: cut now.
         if (link.swallow && from === link.server) cutLink(link);
         else relay(link, from, to, (other) => other.end() !== undefined);
       });
       from.socket.on('error', () => destroy(link));
       from.socket.on('close', () => {
-        // Closed after both ends were passed on: an ordinary goodbye. Otherwise the other side must not wait for ever.
+        // Both sides closed: an ordinary end. A side that closed without FIN must not leave the other side waiting.
         if (link.client.socket.destroyed && link.server.socket.destroyed) destroy(link);
         else if (!from.socket.readableEnded) destroy(link);
       });
@@ -162,11 +173,11 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
   const { port } = server.address() as net.AddressInfo;
 
   const disarm = () => {
-    if (trap && !trap.sprung) trap.settle(false);
-    trap = undefined;
+    if (armedCut && !armedCut.isTriggered) armedCut.settle(false);
+    armedCut = undefined;
   };
-  const cut = (how: { reset?: boolean } = {}) => {
-    for (const link of [...links]) cutLink(link, how.reset);
+  const cut = (options: { reset?: boolean } = {}) => {
+    for (const link of [...links]) cutLink(link, options.reset);
   };
   const resume = () => {
     gate.open();
@@ -199,10 +210,10 @@ export async function startTcpProxy(target: { targetPort: number; targetHost?: s
     delay(ms) {
       delayMs = ms;
     },
-    cutAfterClientBytes(predicate, { forward: forwards, answered = () => true }) {
+    cutAfterClientBytes(predicate, { forward: shouldForward, answered = () => true }) {
       disarm();
       return new Promise((settle) => {
-        trap = { matches: predicate, forward: forwards, answered, sprung: false, settle };
+        armedCut = { matches: predicate, forward: shouldForward, answered, isTriggered: false, settle };
       });
     },
     async close() {
@@ -232,13 +243,13 @@ function createGate() {
     open = resolve;
   });
   const gate = {
-    closed: false,
+    isClosed: false,
     opened,
     close() {
-      gate.closed = true;
+      gate.isClosed = true;
     },
     open() {
-      gate.closed = false;
+      gate.isClosed = false;
       open();
     },
   };

@@ -1,37 +1,37 @@
-// The effect-counting upstream: the witness every promise of the gateway is measured against. It runs with bare node and
-// shares no code with the gateway, so that one mistake cannot be made on both sides.
+// The upstream that counts effects; tests measure every promise of the gateway against it. It runs with plain node and shares
+// no code with the gateway, so that one mistake cannot affect both sides.
 //
-//   node upstream.mjs --port 0 --journal FILE [--tether]      prints "listening <port>"; --tether: dies when stdin closes
+//   node upstream.mjs --port 0 --journal FILE [--tether]      prints "listening <port>"; --tether: exits when stdin closes
 //
-// FILE           one JSON line per effect, fsynced before anything is answered; reloaded on start
-// FILE.requests  every request as it arrives, not fsynced: enough to outlive a SIGKILL of this process, not a power cut
+// FILE           one JSON line per effect, fsynced before the answer; reloaded on start
+// FILE.requests  every request as it arrives, not fsynced: survives a SIGKILL of this process but not a power cut
 //
-// A request lives like this: recorded at its headers, completed at its body's end, then either the steps of the first plan
-// that matches it, or apply and 200. Steps that run out without having answered go on as if there were no plan.
+// A request is recorded when its headers arrive and completed when its body ends. Then the steps of the first matching plan run.
+// Without a plan, or after steps that did not answer, the request is applied and answered 200.
 import { createHash } from 'node:crypto';
 import * as fs from 'node:fs';
 import http from 'node:http';
 import os from 'node:os';
 import path from 'node:path';
 
-const MAX_BODY = 64 * 1024 * 1024;
-const MAX_BIG = 1024 * 1024 * 1024;
-const MAX_TIMER = 2 ** 31 - 1;
+const MAX_BODY_BYTES = 64 * 1024 * 1024;
+const MAX_BIG_BYTES = 1024 * 1024 * 1024;
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);
 const isName = (value) => typeof value === 'string' && value !== '';
-const isMs = (value) => Number.isFinite(value) && value >= 0 && value <= MAX_TIMER;
-// 0 and negative pids address process groups: one typing error would kill the whole test run.
+const isMs = (value) => Number.isFinite(value) && value >= 0 && value <= MAX_TIMER_MS;
+// 0 and negative pids address process groups: a typo would kill the whole test run.
 const isPid = (value) => Number.isInteger(value) && value > 1;
 const isSignal = (value) => value === undefined || Object.hasOwn(os.constants.signals, value);
 const isStatus = (value) => Number.isInteger(value) && value >= 200 && value <= 599;
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const sha256 = (bytes) => createHash('sha256').update(bytes).digest('hex');
 
-// ---- what is kept on disk ------------------------------------------------------------------------------------------
+// ---- files on disk -------------------------------------------------------------------------------------------------
 
-/** A file of JSON lines. A torn last line is cut off: nobody was answered on the strength of it. */
-function openLines(file, { sync }) {
+/** Opens a file of JSON lines. Cuts off a torn last line, because no answer followed it. */
+function openJsonLines(file, { sync }) {
   const fd = fs.openSync(file, fs.constants.O_RDWR | fs.constants.O_CREAT, 0o644);
   const bytes = fs.readFileSync(fd);
   let size = bytes.lastIndexOf(0x0a) + 1;
@@ -56,7 +56,7 @@ function openLines(file, { sync }) {
         for (let done = 0; done < line.length; ) done += fs.writeSync(fd, line, done, line.length - done, size + done);
         if (sync) fs.fsyncSync(fd);
       } catch (error) {
-        fs.ftruncateSync(fd, size); // a full disk is "no effect", not half of one
+        fs.ftruncateSync(fd, size); // a full disk means no effect, not half an effect
         throw error;
       }
       size += line.length;
@@ -75,19 +75,19 @@ function readArguments(argv) {
     if (argv[i] === '--port') options.port = Number(argv[++i]);
     else if (argv[i] === '--journal') options.journal = argv[++i];
     else if (argv[i] === '--tether') options.tether = true;
-    else throw new Error(`unknown argument ${argv[i]}`);
+    else throw new Error(`Unknown argument ${argv[i]}.`);
   }
   if (!Number.isInteger(options.port) || options.port < 0 || options.port > 65535)
-    throw new Error('--port: 0 to 65535');
-  if (!options.journal) throw new Error('--journal FILE is required');
+    throw new Error('--port must be an integer from 0 to 65535.');
+  if (!options.journal) throw new Error('--journal FILE is required.');
   return options;
 }
 
 const options = readArguments(process.argv.slice(2));
-const journal = openLines(options.journal, { sync: true });
-const requestLog = openLines(`${options.journal}.requests`, { sync: false });
+const journal = openJsonLines(options.journal, { sync: true });
+const requestLog = openJsonLines(`${options.journal}.requests`, { sync: false });
 
-// ---- the world: derived from the journal, so a restart derives the same one ----------------------------------------
+// ---- state: derived from the journal, so a restart derives the same state ------------------------------------------
 
 const effects = [];
 const objects = new Map(); // idempotent: path id → the object
@@ -95,23 +95,23 @@ const answered = new Map(); // keyed: route and key → {bodySha256, response}
 const requests = [];
 let mismatches = [];
 
-function remember(entry) {
+function addToState(entry) {
   effects.push(entry);
   if (entry.route === 'PUT /idempotent/objects' || entry.route === 'PUT /restored')
     objects.set(entry.target, entry.body);
   if (entry.route === 'DELETE /idempotent/objects') objects.delete(entry.target);
   if (entry.key !== null) answered.set(`${entry.route}\0${entry.key}`, entry);
 }
-for (const entry of journal.loaded) remember(entry);
+for (const entry of journal.loaded) addToState(entry);
 for (const part of requestLog.loaded) {
-  // Two lines a request, headers and body: one whose second line is missing was cut off by our own death.
+  // A request has two lines, for headers and body. The second is missing if this process died in between.
   const known = requests[part.n - 1];
   if (known) Object.assign(known, part);
   else requests[part.n - 1] = part;
 }
 
-/** The one place where something happens. Synchronous to the end of the fsync: no other request sees half of it. */
-function effect(call, response = {}) {
+/** The only function that causes an effect. Synchronous until the fsync ends, so that no request sees half of it. */
+function applyEffect(call, response = {}) {
   const n = (effects.at(-1)?.n ?? 0) + 1;
   const { id, key, target, json: body } = call;
   const { method, bodySha256, n: request } = call.record;
@@ -119,24 +119,24 @@ function effect(call, response = {}) {
   const entry = { n, id, route: call.route.name, method, key, target, bodySha256, body, response: stored, request };
   const complete = { ...entry, at: Date.now() };
   journal.append(complete);
-  remember(complete);
-  happened('applied', id);
+  addToState(complete);
+  recordEvent('applied', id);
   return { status: 200, body: stored };
 }
 
-function keyed(call) {
+function applyKeyed(call) {
   const earlier = call.key === null ? undefined : answered.get(`${call.route.name}\0${call.key}`);
-  if (!earlier) return effect(call);
+  if (!earlier) return applyEffect(call);
   if (earlier.bodySha256 === call.record.bodySha256) {
     return { status: 200, body: earlier.response, headers: { 'idempotent-replayed': 'true' } };
   }
   mismatches.push({ id: call.id, key: call.key, request: call.record.n });
-  happened('mismatch', call.id);
+  recordEvent('mismatch', call.id);
   return { status: 409, body: { error: 'this key was used with another body', key: call.key } };
 }
 
-/** Effects younger than the lie are not shown: a read replica that lags. */
-function probe(call) {
+/** Hides effects that are younger than the lie, like a read replica that lags. */
+function answerProbe(call) {
   const lie = lies.get(call.id) ?? 0;
   const seen = effects.filter(
     (entry) => entry.route === 'POST /probed/orders' && entry.id === call.id && Date.now() - entry.at >= lie,
@@ -145,36 +145,40 @@ function probe(call) {
   return { status: 200, body: { found: seen.length > 0, count: seen.length, order } };
 }
 
-function objectOf(call) {
+function readObject(call) {
   if (!objects.has(call.target)) return { status: 404, body: { error: 'no such object', id: call.target } };
   return { status: 200, body: { id: call.target, object: objects.get(call.target) } };
 }
 
 function deleteObject(call) {
-  return objects.has(call.target) ? effect(call, { deleted: true }) : objectOf(call);
+  return objects.has(call.target) ? applyEffect(call, { deleted: true }) : readObject(call);
 }
 
 function echo(call) {
   const { method, url, headers } = call.record;
-  effect(call);
+  applyEffect(call);
   return { status: 200, body: { method, url, headers, body: call.json ?? call.record.body } };
 }
 
-const headerKey = (call) => call.record.headers['idempotency-key'] ?? null;
-const fieldKey = (call) => (isName(call.json?.meta?.key) ? call.json.meta.key : null);
+const readHeaderKey = (call) => call.record.headers['idempotency-key'] ?? null;
+const readFieldKey = (call) => (isName(call.json?.meta?.key) ? call.json.meta.key : null);
 
-// A path ending in "/" takes one more segment: the target, and the id of a call that names none elsewhere.
+// A path that ends in "/" takes one more segment: the target. It is also the id of a call without another id.
 const routes = [
-  { name: 'POST /keyed/charge', act: keyed, key: headerKey },
-  { name: 'POST /keyed/refund', act: keyed, key: headerKey },
-  { name: 'POST /keyed-field/charge', act: keyed, key: fieldKey },
-  { name: 'PUT /idempotent/objects', path: '/idempotent/objects/', act: (call) => effect(call, { object: call.json }) },
-  { name: 'PUT /restored', path: '/restored/', act: (call) => effect(call, { object: call.json }) },
+  { name: 'POST /keyed/charge', act: applyKeyed, key: readHeaderKey },
+  { name: 'POST /keyed/refund', act: applyKeyed, key: readHeaderKey },
+  { name: 'POST /keyed-field/charge', act: applyKeyed, key: readFieldKey },
+  {
+    name: 'PUT /idempotent/objects',
+    path: '/idempotent/objects/',
+    act: (call) => applyEffect(call, { object: call.json }),
+  },
+  { name: 'PUT /restored', path: '/restored/', act: (call) => applyEffect(call, { object: call.json }) },
   { name: 'DELETE /idempotent/objects', path: '/idempotent/objects/', act: deleteObject },
-  { name: 'GET /idempotent/objects', path: '/idempotent/objects/', act: objectOf },
-  { name: 'POST /probed/orders', act: (call) => effect(call, { order: call.json }) },
-  { name: 'GET /probed/orders', act: probe },
-  { name: 'POST /none/mail', act: (call) => effect(call) },
+  { name: 'GET /idempotent/objects', path: '/idempotent/objects/', act: readObject },
+  { name: 'POST /probed/orders', act: (call) => applyEffect(call, { order: call.json }) },
+  { name: 'GET /probed/orders', act: answerProbe },
+  { name: 'POST /none/mail', act: (call) => applyEffect(call) },
   {
     name: 'GET /read/items',
     path: '/read/items/',
@@ -194,19 +198,19 @@ const statusRoute = {
 };
 const noRoute = { name: 'none', anyBody: true, act: () => ({ status: 404, body: { error: 'no such route' } }) };
 
-function routeOf(method, pathname) {
-  const below = (prefix) => pathname.startsWith(prefix) && pathname.length > prefix.length;
-  const last = (prefix) => unescaped(pathname.slice(prefix.length));
-  if (below('/status/')) return { route: statusRoute, target: last('/status/') };
+function findRoute(method, pathname) {
+  const isBelow = (prefix) => pathname.startsWith(prefix) && pathname.length > prefix.length;
+  const readTarget = (prefix) => decodeSegment(pathname.slice(prefix.length));
+  if (isBelow('/status/')) return { route: statusRoute, target: readTarget('/status/') };
   for (const route of routes) {
     if (route.method !== method) continue;
     if (route.path === pathname) return { route, target: null };
-    if (route.path.endsWith('/') && below(route.path)) return { route, target: last(route.path) };
+    if (route.path.endsWith('/') && isBelow(route.path)) return { route, target: readTarget(route.path) };
   }
   return { route: noRoute, target: null };
 }
 
-function unescaped(text) {
+function decodeSegment(text) {
   try {
     return decodeURIComponent(text);
   } catch {
@@ -221,36 +225,36 @@ const watchers = new Set(); // functions called after each event
 const latches = new Map(); // name → {permits, waiting}
 const lies = new Map(); // id → ms after its effect
 let plans = [];
-let generation = 0; // grows with each reset; what an older one still has under way has no effect any more
+let generation = 0; // grows with each reset; requests of an older generation have no effect any more
 
-function happened(name, id) {
+function recordEvent(name, id) {
   for (const event of (id ?? null) === null ? [name] : [name, `${name}:${id}`])
     events.set(event, (events.get(event) ?? 0) + 1);
   for (const watcher of [...watchers]) watcher();
 }
 
-function latch(name) {
+function getLatch(name) {
   const known = latches.get(name) ?? { permits: 0, waiting: [] };
   latches.set(name, known);
   return known;
 }
 
 function passLatch(name) {
-  const { permits, waiting } = latch(name);
+  const { permits, waiting } = getLatch(name);
   if (permits === 0) return new Promise((resolve) => waiting.push(resolve));
-  latch(name).permits -= 1;
+  getLatch(name).permits -= 1;
   return undefined;
 }
 
-/** Lets go all who wait; if nobody does yet, the next one who comes. */
+/** Releases every waiting request, or the next one if none waits yet. */
 function release(name) {
-  const held = latch(name);
+  const held = getLatch(name);
   if (held.waiting.length === 0) held.permits += 1;
   for (const resolve of held.waiting.splice(0)) resolve();
 }
 
-/** After SIGKILL and SIGSTOP we go on only when the kernel has carried them out: an answer cannot overtake the signal. */
-function signal(pid, name) {
+/** Returns only after the kernel carried out a SIGKILL or SIGSTOP, so that no answer overtakes the signal. */
+function sendSignal(pid, name) {
   try {
     process.kill(pid, name);
     if (name !== 'SIGKILL' && name !== 'SIGSTOP') return;
@@ -261,20 +265,20 @@ function signal(pid, name) {
       Atomics.wait(cell, 0, 0, 1);
     }
   } catch {
-    // Gone already, or not ours: the test sees that for itself.
+    // The process is gone or not ours. The test finds out by itself.
   }
 }
 
-// Each step: the check of its argument, and what it does. A step that answers or ends the socket is the last: it returns true.
+// Each step checks its argument and runs. A step that answers or ends the socket returns true, which ends the plan.
 const steps = {
   apply: {
     run(call) {
-      call.response = guarded(call, () => usual(call));
+      call.response = catchErrors(call, () => applyRoute(call));
     },
   },
   delay: { check: isMs, run: (_call, ms) => sleep(ms).then(() => false) },
-  drop: { run: (call) => end(call, (socket) => socket.destroy()) },
-  reset: { run: (call) => end(call, (socket) => socket.resetAndDestroy()) },
+  drop: { run: (call) => endConnection(call, (socket) => socket.destroy()) },
+  reset: { run: (call) => endConnection(call, (socket) => socket.resetAndDestroy()) },
   reply: {
     check: isStatus,
     run(call, status, { body, headers }) {
@@ -292,7 +296,8 @@ const steps = {
     },
   },
   garbage: {
-    run: (call) => end(call, (socket) => socket.write('\x00\xffNOT HTTP\x07 at all\r\n\r\n', () => socket.destroy())),
+    run: (call) =>
+      endConnection(call, (socket) => socket.write('\x00\xffNOT HTTP\x07 at all\r\n\r\n', () => socket.destroy())),
   },
   redirect: {
     check: (location) => isName(location) && /^[\x21-\x7e]+$/.test(location),
@@ -305,30 +310,30 @@ const steps = {
       call.applyLater = true;
       setTimeout(() => {
         if (call.generation !== generation) return;
-        guarded(call, () => usual(call));
+        catchErrors(call, () => applyRoute(call));
       }, ms);
     },
   },
-  kill: { check: isPid, run: (_call, pid, { signal: name }) => signal(pid, name ?? 'SIGKILL') },
+  kill: { check: isPid, run: (_call, pid, { signal: name }) => sendSignal(pid, name ?? 'SIGKILL') },
   'kill-all': {
     check: (pids) => Array.isArray(pids) && pids.every(isPid),
     run(_call, pids) {
-      for (const pid of pids) signal(pid, 'SIGKILL');
+      for (const pid of pids) sendSignal(pid, 'SIGKILL');
     },
   },
-  stop: { check: isPid, run: (_call, pid) => signal(pid, 'SIGSTOP') },
+  stop: { check: isPid, run: (_call, pid) => sendSignal(pid, 'SIGSTOP') },
   lie: {
     check: isMs,
     run(call, ms) {
       lies.set(call.id, ms);
     },
   },
-  big: { check: (bytes) => Number.isInteger(bytes) && bytes >= 0 && bytes <= MAX_BIG, run: answerBig },
-  event: { check: isName, run: (_call, name) => happened(name) },
+  big: { check: (bytes) => Number.isInteger(bytes) && bytes >= 0 && bytes <= MAX_BIG_BYTES, run: answerBig },
+  event: { check: isName, run: (_call, name) => recordEvent(name) },
   wait: { check: isName, run: (_call, name) => passLatch(name) },
 };
 
-/** "drop" and {"delay": 5} to {name, value, more}, or a sentence saying what is wrong. */
+/** Turns "drop" or {"delay": 5} into {name, value, more}. Returns a string that names the mistake if there is one. */
 function parseStep(raw) {
   if (typeof raw === 'string' && Object.hasOwn(steps, raw) && !steps[raw].check) return { name: raw, more: {} };
   if (!isObject(raw)) return `not a step: ${JSON.stringify(raw)}`;
@@ -344,26 +349,26 @@ function parsePlan(raw) {
   const { match = {}, times = 1 } = raw;
   if (!isObject(match)) return 'match: {id?, path?, method?, nth?}';
   for (const name of Object.keys(match)) {
-    const good = name === 'nth' ? Number.isInteger(match.nth) && match.nth > 0 : isName(match[name]);
-    if (!good || !['id', 'path', 'method', 'nth'].includes(name)) return `match: ${name} is not understood`;
+    const isValid = name === 'nth' ? Number.isInteger(match.nth) && match.nth > 0 : isName(match[name]);
+    if (!isValid || !['id', 'path', 'method', 'nth'].includes(name)) return `match: ${name} is not understood`;
   }
   if (times !== 'always' && !(Number.isInteger(times) && times > 0)) return 'times: a positive integer or "always"';
   const parsed = raw.do.map(parseStep);
-  const wrong = parsed.find((step) => typeof step === 'string');
-  return wrong ?? { match, left: times === 'always' ? Number.POSITIVE_INFINITY : times, steps: parsed, seen: 0 };
+  const mistake = parsed.find((step) => typeof step === 'string');
+  return mistake ?? { match, left: times === 'always' ? Number.POSITIVE_INFINITY : times, steps: parsed, seen: 0 };
 }
 
-const fits = (match, call) =>
+const matchesCall = (match, call) =>
   (match.id === undefined || match.id === call.id) &&
   (match.method === undefined || match.method === call.record.method) &&
   (match.path === undefined ||
     (match.path.endsWith('*') ? call.pathname.startsWith(match.path.slice(0, -1)) : call.pathname === match.path));
 
-/** Every plan that fits counts the request, the first that is due takes it. */
-function planFor(call) {
-  const fitting = plans.filter((plan) => fits(plan.match, call));
-  for (const plan of fitting) plan.seen += 1;
-  const due = fitting.find((plan) => plan.left > 0 && (plan.match.nth === undefined || plan.match.nth === plan.seen));
+/** Every matching plan counts the request; the first one that is due provides the steps. */
+function takeSteps(call) {
+  const matching = plans.filter((plan) => matchesCall(plan.match, call));
+  for (const plan of matching) plan.seen += 1;
+  const due = matching.find((plan) => plan.left > 0 && (plan.match.nth === undefined || plan.match.nth === plan.seen));
   if (due) due.left -= 1;
   return due?.steps ?? [];
 }
@@ -374,17 +379,17 @@ function answer(call, status, body, headers = {}) {
   const { res } = call;
   if (res.destroyed || res.headersSent) return true;
   const text = Buffer.from(JSON.stringify(body));
-  const bodiless = status === 204 || status === 304;
-  const length = bodiless ? {} : { 'content-type': 'application/json', 'content-length': text.length };
+  const hasNoBody = status === 204 || status === 304;
+  const length = hasNoBody ? {} : { 'content-type': 'application/json', 'content-length': text.length };
   res.writeHead(status, { ...length, ...headers });
-  res.end(bodiless ? undefined : text);
+  res.end(hasNoBody ? undefined : text);
   return true;
 }
 
-/** Ends the connection under the answer; on a socket that is gone already there is nothing to end. */
-function end(call, how) {
+/** Ends the connection instead of answering. Does nothing if the socket is already closed. */
+function endConnection(call, close) {
   const { socket } = call;
-  if (!socket.destroyed) how(socket);
+  if (!socket.destroyed) close(socket);
   return true;
 }
 
@@ -398,36 +403,36 @@ async function answerBig(call, bytes) {
   for (let left = bytes - head.length - tail.length; left > 0 && !res.destroyed; left -= block.length) {
     if (res.write(block.subarray(0, Math.min(left, block.length)))) continue;
     await new Promise((resolve) => {
-      const goOn = () => {
-        res.off('drain', goOn);
-        res.off('close', goOn);
+      const resume = () => {
+        res.off('drain', resume);
+        res.off('close', resume);
         resolve();
       };
-      res.on('drain', goOn);
-      res.on('close', goOn);
+      res.on('drain', resume);
+      res.on('close', resume);
     });
   }
   if (!res.destroyed) res.end(tail);
   return true;
 }
 
-/** Whatever goes wrong inside costs this request a 500 without effect, never the process. */
-function guarded(call, act) {
+/** Turns an exception into a 500 without effect for this request; the process survives. */
+function catchErrors(call, act) {
   try {
     return act();
   } catch (error) {
     process.stderr.write(`upstream: request ${call.record.n}: ${error?.message ?? error}\n`);
-    happened('error');
+    recordEvent('error');
     return { status: 500, body: { error: 'the upstream failed', t: call.id } };
   }
 }
 
-// ---- the life of a business request --------------------------------------------------------------------------------
+// ---- business requests ---------------------------------------------------------------------------------------------
 
 const inFlight = new Set();
 let maxConcurrent = 0;
 
-async function business(req, res) {
+async function handleBusiness(req, res) {
   const record = {
     n: (requests.at(-1)?.n ?? 0) + 1,
     ...{ method: req.method, url: req.url, headers: req.headers, id: null, key: null, route: null },
@@ -437,21 +442,21 @@ async function business(req, res) {
   requests.push(record);
   requestLog.append(record);
   const call = { req, res, record, socket: req.socket, generation, response: undefined, applyLater: false };
-  const mine = () => call.generation === generation;
+  const isCurrent = () => call.generation === generation;
   inFlight.add(call);
   maxConcurrent = Math.max(maxConcurrent, inFlight.size);
   res.on('close', () => {
     inFlight.delete(call);
-    if (mine() && !res.writableFinished) happened('closed', call.id);
+    if (isCurrent() && !res.writableFinished) recordEvent('closed', call.id);
   });
 
   const url = splitUrl(req.url);
   call.pathname = url.pathname;
-  Object.assign(call, routeOf(req.method, url.pathname));
+  Object.assign(call, findRoute(req.method, url.pathname));
   identify(call, url, undefined);
   const bytes = await readBody(req);
-  if (!mine()) return;
-  if (bytes === undefined) return void happened('cut', call.id); // no request, so no effect
+  if (!isCurrent()) return;
+  if (bytes === undefined) return void recordEvent('cut', call.id); // an incomplete request has no effect
   if (bytes === null) return void answer(call, 413, { error: 'too large' }, { connection: 'close' });
   record.complete = true;
   record.bodySha256 = sha256(bytes);
@@ -460,27 +465,27 @@ async function business(req, res) {
   identify(call, url, call.json);
   const { n, id, key, route, complete, bodySha256, body } = record;
   requestLog.append({ n, id, key, route, complete, bodySha256, body });
-  happened('received', id);
+  recordEvent('received', id);
 
-  for (const step of planFor(call)) {
+  for (const step of takeSteps(call)) {
     if (await steps[step.name].run(call, step.value, step.more)) return;
-    if (!mine()) return;
+    if (!isCurrent()) return;
   }
-  if (!call.response && !call.applyLater) call.response = guarded(call, () => usual(call));
-  const { status, body: usualBody, headers } = call.response ?? { status: 200, body: { t: call.id } };
-  answer(call, status, usualBody, headers);
+  if (!call.response && !call.applyLater) call.response = catchErrors(call, () => applyRoute(call));
+  const { status, body: responseBody, headers } = call.response ?? { status: 200, body: { t: call.id } };
+  answer(call, status, responseBody, headers);
 }
 
-function usual(call) {
-  const broken = call.record.body !== '' && call.json === undefined && !call.route.anyBody;
-  return broken ? { status: 400, body: { error: 'the body is not JSON' } } : call.route.act(call);
+function applyRoute(call) {
+  const isBroken = call.record.body !== '' && call.json === undefined && !call.route.anyBody;
+  return isBroken ? { status: 400, body: { error: 'the body is not JSON' } } : call.route.act(call);
 }
 
 function identify(call, url, json) {
-  const named = [json?.id, url.searchParams.get('id')].find((id) => isName(id) || Number.isFinite(id));
+  const explicitId = [json?.id, url.searchParams.get('id')].find((id) => isName(id) || Number.isFinite(id));
   const fromPath = call.route === statusRoute ? null : call.target;
   call.json = json;
-  call.record.id = call.id = named === undefined ? fromPath : String(named);
+  call.record.id = call.id = explicitId === undefined ? fromPath : String(explicitId);
   call.record.key = call.key = call.route.key?.(call) ?? null;
   call.record.route = call.route.name;
 }
@@ -498,14 +503,14 @@ function parseJson(text) {
   }
 }
 
-/** undefined: the sender went away in the middle; null: more than we take. */
+/** Returns undefined if the sender disconnected during the body, null if the body is too large. */
 async function readBody(req) {
   const chunks = [];
   let size = 0;
   try {
     for await (const chunk of req) {
       size += chunk.length;
-      if (size > MAX_BODY) return null;
+      if (size > MAX_BODY_BYTES) return null;
       chunks.push(chunk);
     }
   } catch {
@@ -518,24 +523,24 @@ async function readBody(req) {
 
 const sockets = new Set();
 let connections = 0;
-let unreadable = 0; // what came in and was not HTTP
+let unreadable = 0; // number of inputs that were not HTTP
 
-const ofId = (list, id) => (id === null ? list : list.filter((item) => item.id === id));
+const filterById = (list, id) => (id === null ? list : list.filter((item) => item.id === id));
 
 const controls = {
   'GET /_effects': (query) => {
-    const entries = ofId(effects, query.get('id'));
-    const asked = ofId(requests, query.get('id'));
-    const count = (route) => asked.filter((request) => request.route === route).length;
+    const entries = filterById(effects, query.get('id'));
+    const matching = filterById(requests, query.get('id'));
+    const count = (route) => matching.filter((request) => request.route === route).length;
     const counts = { reads: count('GET /read/items'), probes: count('GET /probed/orders') };
-    return { count: entries.length, entries, mismatches: ofId(mismatches, query.get('id')), ...counts };
+    return { count: entries.length, entries, mismatches: filterById(mismatches, query.get('id')), ...counts };
   },
   'GET /_requests': (query) => {
-    const entries = ofId(requests, query.get('id'));
+    const entries = filterById(requests, query.get('id'));
     return { count: entries.length, entries };
   },
   'GET /_connections': () => {
-    // A connection that only ever asked control routes is the test's own.
+    // A connection that used only control routes belongs to the test and is not counted.
     const open = [...sockets].filter((socket) => !socket.control || socket.business).length;
     return { open, total: connections, concurrent: inFlight.size, maxConcurrent, unreadable };
   },
@@ -564,7 +569,7 @@ const controls = {
   },
 };
 
-async function control(req, res) {
+async function handleControl(req, res) {
   req.socket.control = true;
   const { pathname, searchParams } = splitUrl(req.url);
   const call = { res };
@@ -588,13 +593,13 @@ function awaitEvent(call, query) {
   const timer = setTimeout(() => {
     answer(call, 408, { error: `"${event}" was seen ${seen()} of ${count} times`, event, count: seen() });
   }, timeout);
-  const look = () => seen() >= count && answer(call, 200, { event, count: seen() });
-  watchers.add(look);
+  const answerIfSeen = () => seen() >= count && answer(call, 200, { event, count: seen() });
+  watchers.add(answerIfSeen);
   call.res.on('close', () => {
     clearTimeout(timer);
-    watchers.delete(look);
+    watchers.delete(answerIfSeen);
   });
-  return look();
+  return answerIfSeen();
 }
 
 // ---- the process ---------------------------------------------------------------------------------------------------
@@ -604,14 +609,14 @@ const server = http.createServer((req, res) => {
   req.socket[isControl ? 'control' : 'business'] = true;
   if (!isControl && req.socket.serial === undefined) req.socket.serial = ++connections;
   res.on('error', () => {});
-  (isControl ? control : business)(req, res).catch((error) => {
+  (isControl ? handleControl : handleBusiness)(req, res).catch((error) => {
     process.stderr.write(`upstream: ${error?.stack ?? error}\n`);
-    happened('error');
+    recordEvent('error');
     if (!res.headersSent && !res.destroyed) res.writeHead(500).end();
     else res.destroy();
   });
 });
-server.keepAliveTimeout = 60_000; // an idle socket closed by us at a bad moment is a fault to be asked for, not met by chance
+server.keepAliveTimeout = 60_000; // long, so that this process never closes an idle socket by chance; tests plan such faults
 server.on('connection', (socket) => {
   sockets.add(socket);
   socket.on('error', () => {});
@@ -626,7 +631,7 @@ server.on('error', (error) => {
   process.stderr.write(`upstream: ${error.message}\n`);
   process.exit(1);
 });
-// The witness must not be the first to fall: what slipped past every guard above is written down and survived.
+// The upstream must outlive its own mistakes, because the tests depend on it: an uncaught error is only logged.
 process.on('uncaughtException', (error) => process.stderr.write(`upstream: uncaught ${error?.stack ?? error}\n`));
 process.stdout.on('error', () => {});
 process.stderr.on('error', () => {});

@@ -9,12 +9,12 @@ import { useResource } from '../support/use-resource.ts';
 import { startTcpProxy } from './tcp-proxy.ts';
 
 type Answer = { status: number; headers: http.IncomingHttpHeaders; text: string; json: Record<string, unknown> };
-type Options = { body?: unknown; headers?: Record<string, string>; port?: number; signal?: AbortSignal };
+type SendOptions = { body?: unknown; headers?: Record<string, string>; port?: number; signal?: AbortSignal };
 
 const upstream = useUpstream();
 beforeEach(() => upstream.reset());
 
-function send(method: string, path: string, { body, headers = {}, port = upstream.port, signal }: Options = {}) {
+function send(method: string, path: string, { body, headers = {}, port = upstream.port, signal }: SendOptions = {}) {
   return new Promise<Answer>((resolve, reject) => {
     const options = { host: '127.0.0.1', port, method, path, headers, agent: false, ...(signal ? { signal } : {}) };
     const request = http.request(options, (response) => {
@@ -31,13 +31,13 @@ function send(method: string, path: string, { body, headers = {}, port = upstrea
     request.end(body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body));
   });
 }
-const order = (id: string, over: Options = {}) => send('POST', '/probed/orders', { body: { id }, ...over });
-const mail = (id: string, over: Options = {}) => send('POST', '/none/mail', { body: { id }, ...over });
+const order = (id: string, options: SendOptions = {}) => send('POST', '/probed/orders', { body: { id }, ...options });
+const mail = (id: string, options: SendOptions = {}) => send('POST', '/none/mail', { body: { id }, ...options });
 const charge = (id: string, key: string, amount = 1) =>
   send('POST', '/keyed/charge', { body: { id, amount }, headers: { 'idempotency-key': key } });
 
-describe('business', () => {
-  it('keyed: one effect a key, the same answer again, another body refused and counted', async () => {
+describe('the upstream handles requests', () => {
+  it('keyed: one effect per key, the same answer to a repeat, and a counted 409 to another body', async () => {
     const first = await charge('a', 'k');
     const again = await charge('a', 'k');
     expect([first.status, again.status]).toEqual([200, 200]);
@@ -50,7 +50,7 @@ describe('business', () => {
     expect((await upstream.requests('a')).map((request) => request.key)).toEqual(['k', 'k', 'k']);
   });
 
-  it('keyed by a field: the same', async () => {
+  it('keyed by a body field: one effect per key, the same answer to a repeat, and a 409 to another body', async () => {
     const body = { id: 'f', meta: { key: 'k' } };
     const first = await send('POST', '/keyed-field/charge', { body });
     expect((await send('POST', '/keyed-field/charge', { body })).json).toEqual(first.json);
@@ -58,7 +58,7 @@ describe('business', () => {
     expect(await upstream.effects('f')).toHaveLength(1);
   });
 
-  it('idempotent: every application is counted, the state is that of the last', async () => {
+  it('idempotent: counts every effect and keeps the last state', async () => {
     for (const v of [1, 2, 2]) await send('PUT', '/idempotent/objects/n%201', { body: { v } });
     expect((await send('GET', '/idempotent/objects/n%201')).json).toEqual({ id: 'n 1', object: { v: 2 } });
     expect((await send('DELETE', '/idempotent/objects/n%201')).status).toBe(200);
@@ -66,7 +66,7 @@ describe('business', () => {
     expect((await upstream.effects('n 1')).map((entry) => entry.method)).toEqual(['PUT', 'PUT', 'PUT', 'DELETE']);
   });
 
-  it('probed, none, read, echo, status', async () => {
+  it('probed, none, read, echo and status: each counts or reports its effects', async () => {
     expect((await send('GET', '/probed/orders?id=o')).json).toEqual({ found: false, count: 0, order: null });
     await order('o');
     await order('o');
@@ -86,11 +86,11 @@ describe('business', () => {
   });
 });
 
-describe('faults', () => {
+describe('a fault plan', () => {
   const probe = async (id: string) => (await send('GET', `/probed/orders?id=${id}`)).json['found'];
 
   it.each(['drop', 'reset', 'garbage', 'partial'] as const)(
-    'apply, then %s: happened, and nobody was told',
+    'applies and then does %s: the effect exists, and the caller gets no answer',
     async (step) => {
       await upstream.plan({ match: { id: 'x' }, do: ['apply', step] });
       await expect(order('x')).rejects.toThrow();
@@ -99,14 +99,14 @@ describe('faults', () => {
     },
   );
 
-  it('drop without apply: did not happen', async () => {
+  it('drops without apply: there is no effect', async () => {
     await upstream.plan({ match: { id: 'x' }, do: ['drop'] });
     await expect(order('x')).rejects.toThrow();
     expect(await upstream.effects('x')).toEqual([]);
     expect(await upstream.requests('x')).toHaveLength(1);
   });
 
-  it('partial: the declared length is whole, half of it comes', async () => {
+  it('answers partial: declares the whole length and sends half of it', async () => {
     await upstream.plan({ do: ['apply', 'partial'] });
     const socket = net.connect(upstream.port, '127.0.0.1');
     socket.write('POST /none/mail?id=p HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n');
@@ -119,7 +119,7 @@ describe('faults', () => {
     expect(body).toHaveLength(declared >> 1);
   });
 
-  it('a status after the effect, and before', async () => {
+  it('answers with a status after or before the effect', async () => {
     await upstream.plan({ match: { id: 'x', nth: 2 }, do: ['apply', { reply: 500 }] });
     await upstream.plan({ match: { id: 'x', nth: 3 }, do: [{ reply: 503, body: { why: 'busy' } }] });
     const answers = [await mail('x'), await mail('x'), await mail('x'), await mail('x')];
@@ -128,13 +128,13 @@ describe('faults', () => {
     expect(await upstream.effects('x')).toHaveLength(3);
   });
 
-  it('redirects without effect', async () => {
+  it('redirects without an effect', async () => {
     await upstream.plan({ match: { path: '/none/*', method: 'POST' }, do: [{ redirect: '/echo' }] });
     expect(await mail('x')).toMatchObject({ status: 302, headers: { location: '/echo' } });
     expect(await upstream.effects()).toEqual([]);
   });
 
-  it('a plan lasts once, n times or always', async () => {
+  it('applies once, n times or always', async () => {
     await upstream.plan({ match: { id: 'a' }, do: [{ reply: 500 }], times: 2 });
     await upstream.plan({ match: { id: 'b' }, do: [{ reply: 500 }], times: 'always' });
     const statuses = async (id: string) => [await mail(id), await mail(id), await mail(id)].map((a) => a.status);
@@ -142,19 +142,19 @@ describe('faults', () => {
     expect(await statuses('b')).toEqual([500, 500, 500]);
   });
 
-  it('hangs until the caller leaves, and sees it leave', async () => {
+  it('hangs until the caller leaves, and reports that it left', async () => {
     await upstream.plan({ match: { id: 'h' }, do: ['hang'] });
-    const leave = new AbortController();
-    const answer = mail('h', { signal: leave.signal });
+    const controller = new AbortController();
+    const answer = mail('h', { signal: controller.signal });
     await upstream.awaitEvent('received:h');
     expect(await upstream.connections()).toMatchObject({ concurrent: 1, maxConcurrent: 1 });
-    leave.abort();
+    controller.abort();
     await expect(answer).rejects.toThrow();
     await upstream.awaitEvent('closed:h');
     expect(await upstream.effects('h')).toEqual([]);
   });
 
-  it('applies after the socket is gone', async () => {
+  it('applies after the socket is closed', async () => {
     await upstream.plan({ match: { id: 'l' }, do: [{ 'late-apply': 50 }, 'drop'] });
     await expect(order('l')).rejects.toThrow();
     expect(await probe('l')).toBe(false);
@@ -162,7 +162,7 @@ describe('faults', () => {
     expect(await probe('l')).toBe(true);
   });
 
-  it('a probe lies for a while', async () => {
+  it('hides an effect from the probe for a while', async () => {
     await upstream.plan({ match: { id: 'z', method: 'POST' }, do: [{ lie: 300 }, 'apply'] });
     await order('z');
     expect(await probe('z')).toBe(false);
@@ -171,7 +171,7 @@ describe('faults', () => {
     expect(await probe('z')).toBe(true);
   });
 
-  it('waits to be released, in the order a test wants', async () => {
+  it('waits until the test releases it', async () => {
     await upstream.plan({ match: { id: 'w' }, do: [{ event: 'in' }, { wait: 'go' }, 'apply', { reply: 201 }] });
     const answer = mail('w');
     await upstream.awaitEvent('in');
@@ -181,22 +181,22 @@ describe('faults', () => {
     await expect(upstream.awaitEvent('in', 2, 1)).rejects.toThrow('seen 1 of 2 times');
   });
 
-  it('a release that comes first lets the next one through', async () => {
+  it('does not wait if its release came first', async () => {
     await upstream.release('go');
     await upstream.plan({ do: [{ wait: 'go' }] });
     expect((await mail('w')).status).toBe(200);
   });
 
-  it('answers big', async () => {
+  it('answers with as many bytes as planned', async () => {
     for (const bytes of [0, 9, 10, 3_000_000]) {
       await upstream.plan({ do: [{ big: bytes }] });
       expect((await send('GET', '/read/items/b')).text).toHaveLength(bytes);
     }
   });
 
-  it('kills and stops other processes before it answers', async () => {
+  it('kills or stops other processes before it answers', async () => {
     const victim = spawn(process.execPath, ['-e', 'setInterval(() => {}, 1000)'], { stdio: 'ignore' });
-    const gone = once(victim, 'exit');
+    const exited = once(victim, 'exit');
     const pid = victim.pid ?? -1;
     try {
       await upstream.plan({ match: { id: 's' }, do: ['apply', { stop: pid }] });
@@ -206,10 +206,10 @@ describe('faults', () => {
       await upstream.plan({ match: { id: 'k' }, do: ['apply', { kill: pid }, { 'kill-all': [pid] }] });
       await mail('k');
     }
-    expect(await gone).toEqual([null, 'SIGKILL']);
+    expect(await exited).toEqual([null, 'SIGKILL']);
   });
 
-  it('refuses a plan it does not understand', async () => {
+  it('is refused if it has a mistake', async () => {
     const plans: unknown[] = [{ do: ['explode'] }, { do: [{ kill: 0 }] }, { do: [{ kill: -1 }] }, { do: 'drop' }, 7];
     plans.push(
       { match: { nth: 0 }, do: [] },
@@ -225,7 +225,7 @@ describe('faults', () => {
     for (const plan of plans) await expect(upstream.plan(plan as never)).rejects.toThrow(/400/);
   });
 
-  it('forgets what was under way when reset', async () => {
+  it('ends with a reset, and so do requests in flight', async () => {
     await upstream.plan({ match: { id: 'w' }, do: [{ wait: 'never' }, 'apply'] });
     await upstream.plan({ match: { id: 'l' }, do: [{ 'late-apply': 20 }, { reply: 202 }] });
     const waiting = mail('w');
@@ -240,14 +240,14 @@ describe('faults', () => {
   });
 });
 
-describe('robustness', () => {
-  it('remembers effects, keys, objects and requests through its own death', async () => {
+describe('the upstream process', () => {
+  it('keeps effects, keys, objects and requests when it is killed and restarted', async () => {
     const first = await charge('a', 'k');
     await send('PUT', '/idempotent/objects/o', { body: { v: 1 } });
     await upstream.plan({ match: { id: 'd' }, do: ['apply', { kill: upstream.pid }] });
     await expect(mail('d')).rejects.toThrow();
     const port = upstream.port;
-    appendFileSync(upstream.journal, '{"n":4,"id":"torn"'); // what a kill in the middle of a write leaves
+    appendFileSync(upstream.journal, '{"n":4,"id":"torn"'); // a kill in the middle of a write leaves such a line
     await upstream.restart();
     expect(upstream.port).toBe(port);
     expect((await upstream.effects()).map((entry) => entry.id)).toEqual(['a', 'o', 'd']);
@@ -258,18 +258,18 @@ describe('robustness', () => {
     expect((await upstream.effects()).map((entry) => entry.n)).toEqual([1, 2, 3, 4]);
   });
 
-  it('survives what is not HTTP, not JSON, and not finished', async () => {
+  it('survives input that is not HTTP, not JSON or not complete', async () => {
     const pid = upstream.pid;
-    const raw = async (bytes: string) => {
+    const sendRaw = async (bytes: string) => {
       const socket = net.connect(upstream.port, '127.0.0.1', () => socket.end(bytes));
       socket.on('error', () => {});
       socket.resume();
       await once(socket, 'close');
     };
-    await raw('\x00\x01\x02\r\n\r\n');
-    await raw('GET http://%zz/ HTTP/1.1\r\nhost: x\r\n\r\n');
-    await raw('CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n');
-    await raw('POST /none/mail?id=half HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"id":');
+    await sendRaw('\x00\x01\x02\r\n\r\n');
+    await sendRaw('GET http://%zz/ HTTP/1.1\r\nhost: x\r\n\r\n');
+    await sendRaw('CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n');
+    await sendRaw('POST /none/mail?id=half HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"id":');
     await upstream.awaitEvent('cut:half');
     expect(await upstream.requests('half')).toMatchObject([{ complete: false, bodySha256: null }]);
     for (const body of ['{', 'null', '[]', '7', '"x"', '{"id":{}}', '{"__proto__":{"id":1}}', '{"meta":null}']) {
@@ -297,9 +297,9 @@ describe('robustness', () => {
     expect(await upstream.effects('half')).toEqual([]);
   });
 
-  it('tells connections apart, and its own from the business ones', async () => {
+  it('numbers connections and does not count control connections', async () => {
     const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
-    const keptAlive = () =>
+    const readOverKeepAlive = () =>
       new Promise<void>((resolve, reject) => {
         const request = http.get(
           { port: upstream.port, host: '127.0.0.1', path: '/read/items/c', agent },
@@ -309,8 +309,8 @@ describe('robustness', () => {
         );
         request.on('error', reject);
       });
-    await keptAlive();
-    await keptAlive();
+    await readOverKeepAlive();
+    await readOverKeepAlive();
     expect((await upstream.requests('c')).map((request) => request.connectionSerial)).toEqual([1, 1]);
     expect(await upstream.connections()).toMatchObject({ total: 1, open: 1 });
     agent.destroy();
@@ -325,10 +325,10 @@ describe('the TCP proxy', () => {
     (started) => started.close(),
   );
   beforeEach(() => proxy.pass());
-  const through = (id: string) => mail(id, { port: proxy.port });
+  const mailThroughProxy = (id: string) => mail(id, { port: proxy.port });
   const isMail = (chunk: Buffer) => chunk.includes('/none/mail');
 
-  it('passes, also what is larger than any buffer', async () => {
+  it('passes bodies that are larger than any buffer', async () => {
     await upstream.plan({ do: [{ big: 20_000_000 }] });
     expect((await send('GET', '/read/items/b', { port: proxy.port })).text).toHaveLength(20_000_000);
     const body = { id: 'big', pad: 'x'.repeat(5_000_000) };
@@ -336,19 +336,19 @@ describe('the TCP proxy', () => {
     expect(proxy.counters.serverBytes).toBeGreaterThan(20_000_000);
   });
 
-  it('refuses, and comes back on the same port', async () => {
+  it('refuses connections, and listens again on the same port', async () => {
     await proxy.refuse();
-    await expect(through('r')).rejects.toThrow('ECONNREFUSED');
+    await expect(mailThroughProxy('r')).rejects.toThrow('ECONNREFUSED');
     await proxy.pass();
-    expect((await through('r')).status).toBe(200);
+    expect((await mailThroughProxy('r')).status).toBe(200);
   });
 
-  it('cuts what is open', async () => {
+  it('cuts open connections', async () => {
     await upstream.plan({ match: { id: 'c' }, do: ['hang'], times: 'always' });
-    for (const [i, how] of [{}, { reset: true }].entries()) {
-      const answer = expect(through('c')).rejects.toThrow();
+    for (const [i, options] of [{}, { reset: true }].entries()) {
+      const answer = expect(mailThroughProxy('c')).rejects.toThrow();
       await upstream.awaitEvent('received:c', i + 1);
-      proxy.cut(how);
+      proxy.cut(options);
       await answer;
     }
     await upstream.awaitEvent('closed:c', 2);
@@ -358,14 +358,14 @@ describe('the TCP proxy', () => {
   it('holds bytes in both directions until resumed', async () => {
     proxy.stall();
     const before = proxy.counters.clientBytes;
-    const answer = through('s');
+    const answer = mailThroughProxy('s');
     while (proxy.counters.clientBytes === before) await upstream.connections();
     expect(await upstream.requests('s')).toEqual([]);
     proxy.resume();
     expect((await answer).status).toBe(200);
 
     await upstream.plan({ match: { id: 't' }, do: ['apply', { wait: 'stalled' }] });
-    const second = through('t');
+    const second = mailThroughProxy('t');
     await upstream.awaitEvent('applied:t');
     proxy.stall();
     const answered = proxy.counters.serverBytes;
@@ -376,58 +376,58 @@ describe('the TCP proxy', () => {
     expect((await second).status).toBe(200);
   });
 
-  it('delays', async () => {
+  it('delays chunks in both directions', async () => {
     proxy.delay(40);
     const started = performance.now();
-    await through('d');
+    await mailThroughProxy('d');
     expect(performance.now() - started).toBeGreaterThan(75);
   });
 
-  it('cuts before the chunk: failed, and nothing persisted', async () => {
+  it('cuts before the chunk, so that the request fails and is not persisted', async () => {
     const cut = proxy.cutAfterClientBytes(isMail, { forward: false });
-    await expect(through('n')).rejects.toThrow();
+    await expect(mailThroughProxy('n')).rejects.toThrow();
     expect(await cut).toBe(true);
     expect(await upstream.requests('n')).toEqual([]);
-    expect((await through('n')).status).toBe(200);
+    expect((await mailThroughProxy('n')).status).toBe(200);
   });
 
-  it('cuts after the answer to the chunk: failed, but persisted', async () => {
+  it('cuts after the answer to the chunk, so that the request fails but is persisted', async () => {
     const cut = proxy.cutAfterClientBytes(isMail, { forward: true, answered: (chunk) => chunk.includes('eff_') });
-    await expect(through('p')).rejects.toThrow();
+    await expect(mailThroughProxy('p')).rejects.toThrow();
     expect(await cut).toBe(true);
     expect(await upstream.effects('p')).toHaveLength(1);
-    expect((await through('p')).status).toBe(200);
+    expect((await mailThroughProxy('p')).status).toBe(200);
   });
 
   it('cuts when the server closes instead of answering', async () => {
     await upstream.plan({ match: { id: 'q' }, do: ['apply', 'drop'] });
     const cut = proxy.cutAfterClientBytes(isMail, { forward: true });
-    await expect(through('q')).rejects.toThrow();
+    await expect(mailThroughProxy('q')).rejects.toThrow();
     expect(await cut).toBe(true);
   });
 
-  it('counts the bytes of one connection, and can be disarmed', async () => {
+  it('counts the bytes of each connection, and pass() disarms a cut', async () => {
     const totals: number[] = [];
-    const never = proxy.cutAfterClientBytes(
+    const cut = proxy.cutAfterClientBytes(
       (chunk, total) => {
         totals.push(total - chunk.length);
         return false;
       },
       { forward: false },
     );
-    await through('u');
+    await mailThroughProxy('u');
     expect(totals[0]).toBe(0);
     await proxy.pass();
-    expect(await never).toBe(false);
+    expect(await cut).toBe(false);
   });
 
-  it('drops a client whose target is not there', async () => {
-    const orphan = await startTcpProxy({ targetPort: 1 });
+  it('drops a client if its target does not listen', async () => {
+    const untargeted = await startTcpProxy({ targetPort: 1 });
     try {
-      await expect(mail('o', { port: orphan.port })).rejects.toThrow();
-      expect(orphan.counters).toMatchObject({ accepted: 1, open: 0 });
+      await expect(mail('o', { port: untargeted.port })).rejects.toThrow();
+      expect(untargeted.counters).toMatchObject({ accepted: 1, open: 0 });
     } finally {
-      await orphan.close();
+      await untargeted.close();
     }
   });
 });

@@ -10,7 +10,7 @@ import { fileURLToPath } from 'node:url';
 
 const UPSTREAM_SCRIPT = fileURLToPath(new URL('./upstream.mjs', import.meta.url));
 
-/** One request as the upstream got it. `complete` is false when the sender went away before the end of the body. */
+/** One request as the upstream received it. `complete` is false if the sender disconnected before the end of the body. */
 export type UpstreamRequest = {
   n: number;
   method: string;
@@ -18,7 +18,7 @@ export type UpstreamRequest = {
   headers: Record<string, string | string[]>;
   id: string | null;
   key: string | null;
-  /** `POST /probed/orders` and the like: method and path without what varies. */
+  /** Method and path without the variable segment, such as `POST /probed/orders`. */
   route: string;
   complete: boolean;
   bodySha256: string | null;
@@ -28,7 +28,7 @@ export type UpstreamRequest = {
   connectionSerial: number;
 };
 
-/** One line of the journal: something that happened. `request` is the `n` of the request that caused it. */
+/** One line of the journal: an effect. `request` is the `n` of the request that caused it. */
 export type UpstreamEffect = {
   n: number;
   id: string | null;
@@ -62,7 +62,10 @@ export type UpstreamFaultStep =
   | { event: string }
   | { wait: string };
 
-/** `path` may end in `*`; `nth` counts, from 1, what fits the rest of `match` since the plan was made. `times` is 1 unless told. */
+/**
+ * `path` may end in `*`. `nth` counts, from 1, the requests since the plan was made that fit the rest of `match`. `times` defaults
+ * to 1.
+ */
 export type UpstreamFaultPlan = {
   match?: { id?: string; path?: string; method?: string; nth?: number };
   do: UpstreamFaultStep[];
@@ -90,21 +93,21 @@ export type TestUpstream = {
   readonly pid: number;
   readonly journal: string;
   effects(id?: string): Promise<UpstreamEffect[]>;
-  /** Effects with what was counted beside them: key mismatches, reads, probes. */
+  /** Effects, key mismatches, and the numbers of reads and probes. */
   report(id?: string): Promise<EffectReport>;
   requests(id?: string): Promise<UpstreamRequest[]>;
   connections(): Promise<ConnectionStats>;
   plan(plan: UpstreamFaultPlan): Promise<void>;
   release(name: string): Promise<void>;
   /**
-   * Resolves when `name` has been seen `count` times since the last reset. Beside the names of `{event}` steps there are
-   * `received`, `applied`, `closed` (the caller left before the answer), `cut` (in the middle of its request), `mismatch`
-   * and `error`, each also as `applied:<id>`.
+   * Resolves when the event `name` has happened `count` times since the last reset. Events are the names of `{event}` steps and
+   * `received`, `applied`, `closed` (the caller left before the answer), `cut` (the caller left during its request), `mismatch`
+   * and `error`. Each also exists per id, such as `applied:<id>`.
    */
   awaitEvent(name: string, count?: number, timeoutMs?: number): Promise<void>;
-  /** Forgets everything: plans, effects, requests, events; what is under way is cut off and has no effect any more. */
+  /** Forgets plans, effects, requests and events. Requests in flight are cut and have no effect any more. */
   reset(): Promise<void>;
-  /** SIGKILL. Effects and requests outlive it, plans and events do not. */
+  /** Sends SIGKILL. Effects and requests are kept; plans and events are lost. */
   kill(): Promise<void>;
   restart(): Promise<void>;
   stop(): Promise<void>;
@@ -117,13 +120,13 @@ export async function startUpstream(options: { journal?: string; port?: number }
 
   const kill = async () => {
     if (child.exitCode !== null || child.signalCode !== null) return;
-    const gone = once(child, 'exit');
+    const exited = once(child, 'exit');
     child.kill('SIGKILL');
-    await gone;
+    await exited;
   };
-  const ask = (method: string, path: string, body?: unknown) => requestControl(port, method, path, body);
-  const about = (id: string | undefined) => (id === undefined ? '' : `?${new URLSearchParams({ id })}`);
-  const report = async (id?: string) => (await ask('GET', `/_effects${about(id)}`)) as EffectReport;
+  const control = (method: string, path: string, body?: unknown) => requestControl(port, method, path, body);
+  const buildIdQuery = (id: string | undefined) => (id === undefined ? '' : `?${new URLSearchParams({ id })}`);
+  const report = async (id?: string) => (await control('GET', `/_effects${buildIdQuery(id)}`)) as EffectReport;
 
   return {
     get url() {
@@ -138,15 +141,16 @@ export async function startUpstream(options: { journal?: string; port?: number }
     journal,
     report,
     effects: async (id) => (await report(id)).entries,
-    requests: async (id) => ((await ask('GET', `/_requests${about(id)}`)) as { entries: UpstreamRequest[] }).entries,
-    connections: async () => (await ask('GET', '/_connections')) as ConnectionStats,
-    plan: async (plan) => void (await ask('POST', '/_plan', plan)),
-    release: async (name) => void (await ask('POST', '/_release', { name })),
+    requests: async (id) =>
+      ((await control('GET', `/_requests${buildIdQuery(id)}`)) as { entries: UpstreamRequest[] }).entries,
+    connections: async () => (await control('GET', '/_connections')) as ConnectionStats,
+    plan: async (plan) => void (await control('POST', '/_plan', plan)),
+    release: async (name) => void (await control('POST', '/_release', { name })),
     awaitEvent: async (name, count = 1, timeoutMs = 30_000) => {
       const query = new URLSearchParams({ event: name, count: String(count), timeout: String(timeoutMs) });
-      await ask('GET', `/_await?${query}`);
+      await control('GET', `/_await?${query}`);
     },
-    reset: async () => void (await ask('POST', '/_reset')),
+    reset: async () => void (await control('POST', '/_reset')),
     kill,
     restart: async () => {
       await kill();
@@ -159,7 +163,7 @@ export async function startUpstream(options: { journal?: string; port?: number }
   };
 }
 
-/** Tethered by its stdin: a test worker that dies, however it dies, takes its upstream along. */
+/** The upstream exits when its stdin closes, so it never outlives the test worker. */
 async function spawnUpstream(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
   const args = [UPSTREAM_SCRIPT, '--port', String(port), '--journal', journal, '--tether'];
   const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'inherit'] });
@@ -167,15 +171,17 @@ async function spawnUpstream(journal: string, port: number): Promise<{ child: Ch
   child.stdin.on('error', () => {});
   return new Promise((resolve, reject) => {
     child.once('error', reject);
-    child.once('exit', (code, signal) => reject(new Error(`the upstream ended with ${code ?? signal}`)));
+    child.once('exit', (code, signal) =>
+      reject(new Error(`The upstream exited with ${code ?? signal} before it was listening.`)),
+    );
     lines.on('line', (line) => {
-      const said = /^listening (\d+)$/.exec(line)?.[1];
-      if (said !== undefined) resolve({ child, port: Number(said) });
+      const listeningPort = /^listening (\d+)$/.exec(line)?.[1];
+      if (listeningPort !== undefined) resolve({ child, port: Number(listeningPort) });
     });
   });
 }
 
-/** A client that keeps trying a dead loopback port may for a moment be connected to itself, and then holds the port. */
+/** Retries, because a client that connects to a closed loopback port can connect to itself and hold the port for a moment. */
 async function respawnUpstream(journal: string, port: number): Promise<{ child: ChildProcess; port: number }> {
   for (let left = 40; ; left--) {
     try {
@@ -187,10 +193,11 @@ async function respawnUpstream(journal: string, port: number): Promise<{ child: 
   }
 }
 
-/** A connection of its own each time: the control channel never rides on a socket the test is about to break. */
+/** Each control request has its own connection, so that it never uses a socket that the test is about to break. */
 function requestControl(port: number, method: string, path: string, body?: unknown): Promise<unknown> {
   return new Promise((resolve, reject) => {
-    const fail = (why: unknown) => reject(new Error(`${method} ${path}: ${why instanceof Error ? why.message : why}`));
+    const fail = (reason: unknown) =>
+      reject(new Error(`${method} ${path}: ${reason instanceof Error ? reason.message : reason}`));
     const request = http.request({ host: '127.0.0.1', port, method, path, agent: false }, (response) => {
       const chunks: Buffer[] = [];
       response.on('error', fail);

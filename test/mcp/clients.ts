@@ -17,7 +17,7 @@ function buildHeaders({ key = AGENT_KEY, headers = {} }: ClientOptions): Record<
   return { authorization: `Bearer ${key}`, ...headers };
 }
 
-/** A client of the newest revision, as its SDK is today. Its handlers answer what an `input_required` result asks. */
+/** Connects the SDK client of the newest revision. Its handlers answer `input_required` results. */
 export async function connectNewestClient(
   gateway: Gateway,
   options: ClientOptions & { prepare?: (client: NewClient) => void } = {},
@@ -33,7 +33,7 @@ export async function connectNewestClient(
   return client;
 }
 
-/** A client of the older revisions, with a session. */
+/** Connects the SDK client of the older revisions, which uses a session. */
 export async function connectLegacyClient(
   gateway: Gateway,
   options: ClientOptions & { prepare?: (client: OldClient) => void } = {},
@@ -50,7 +50,7 @@ export async function connectLegacyClient(
 export interface McpReply {
   readonly status: number;
   readonly headers: Headers;
-  /** Everything that was said before the answer, and the answer. */
+  /** All messages of the response. The last one is the answer. */
   // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
   readonly messages: any[];
   // biome-ignore lint/suspicious/noExplicitAny: tests look into answers of every shape
@@ -64,7 +64,7 @@ interface McpPostOptions {
   readonly signal?: AbortSignal;
 }
 
-/** One POST to /mcp, byte for byte as it is given, and all that came back. */
+/** Posts a body to /mcp unchanged, and returns all messages of the response. */
 export async function postMcp(
   gateway: Gateway,
   body: string,
@@ -92,7 +92,7 @@ export async function postMcp(
   return { status: response.status, headers: response.headers, messages, answer: messages.at(-1), text };
 }
 
-/** A start does not wait for slow servers: resolves when the tools of these are there. */
+/** Waits until these tools are imported, because a gateway starts without waiting for its MCP servers. */
 export async function waitForImport(gateway: Gateway, ...tools: string[]): Promise<void> {
   await vi.waitFor(
     async () => {
@@ -105,7 +105,7 @@ export async function waitForImport(gateway: Gateway, ...tools: string[]): Promi
 
 let rpcId = 0;
 
-/** A request of an older revision without any client between: a session that says only what `session` says. */
+/** Sends a request of an older revision without an SDK client. */
 export function requestLegacy(
   gateway: Gateway,
   method: string,
@@ -117,7 +117,7 @@ export function requestLegacy(
   return postMcp(gateway, body, { ...more, headers: { 'mcp-protocol-version': version, ...more.headers } });
 }
 
-/** The same in the newest revision, where every request says all there is to know. */
+/** Sends a request of the newest revision, in which each request carries the client's capabilities. */
 export function requestNewest(
   gateway: Gateway,
   method: string,

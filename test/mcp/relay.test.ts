@@ -49,8 +49,8 @@ const effects = async (id: string) => (await world.effects()).filter((effect) =>
 const text = (result: unknown) =>
   (result as { content: { text: string }[] }).content.map((part) => part.text).join('\n');
 
-describe('a question of a server in the middle of a call', () => {
-  it('reaches an old client that can be asked, and its answer finds the way back', async () => {
+describe('a question that a server asks during a call', () => {
+  it('reaches a legacy client with the capability, and the answer reaches the server', async () => {
     const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {}, sampling: {} },
       prepare: (each) => {
@@ -72,7 +72,7 @@ describe('a question of a server in the middle of a call', () => {
     await client.close();
   });
 
-  it('is no when the client declines, and nobody is asked who cannot be', async () => {
+  it('can be declined, and is not sent to a client without the capability', async () => {
     const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {} },
       prepare: (each) => each.setRequestHandler(ElicitRequestSchema, () => ({ action: 'decline' })),
@@ -86,12 +86,12 @@ describe('a question of a server in the middle of a call', () => {
   });
 
   it('cannot be answered by another agent', async () => {
-    const hello = await requestLegacy(gateway, 'initialize', {
+    const initialized = await requestLegacy(gateway, 'initialize', {
       protocolVersion: '2025-11-25',
       capabilities: { elicitation: {} },
       clientInfo: { name: 'raw', version: '1' },
     });
-    const session = hello.headers.get('mcp-session-id') ?? '';
+    const session = initialized.headers.get('mcp-session-id') ?? '';
     const response = await fetch(`${gateway.url}/mcp`, {
       method: 'POST',
       headers: {
@@ -108,25 +108,25 @@ describe('a question of a server in the middle of a call', () => {
       }),
     });
     const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
-    let heard = '';
-    const hear = async (words: string) => {
-      while (!heard.includes(words)) {
+    let received = '';
+    const readUntil = async (expected: string) => {
+      while (!received.includes(expected)) {
         const { done, value } = (await reader?.read()) ?? { done: true, value: '' };
-        if (done) throw new Error(`the stream ended before ${words}: ${heard}`);
-        heard += value;
+        if (done) throw new Error(`The stream ended before "${expected}": ${received}`);
+        received += value;
       }
     };
-    await hear('elicitation/create');
-    const { id } = JSON.parse(/^data: (.*elicitation.*)$/m.exec(heard)?.[1] ?? '{}');
+    await readUntil('elicitation/create');
+    const { id } = JSON.parse(/^data: (.*elicitation.*)$/m.exec(received)?.[1] ?? '{}');
     const reply = (name: string) =>
       JSON.stringify({ jsonrpc: '2.0', id, result: { action: 'accept', content: { name } } });
     expect((await postMcp(gateway, reply('Eve'), { key: OTHER_AGENT_KEY })).status).toBe(202);
     expect((await postMcp(gateway, reply('Ada'))).status).toBe(202);
-    await hear('"result"');
+    await readUntil('"result"');
     expect(await effects('eve')).toMatchObject([{ said: 'Ada' }]);
   });
 
-  it('is an input_required result to the newest client, whose answers go back with the state: two calls, one effect', async () => {
+  it('is an input_required result for the newest client, and its answer causes one effect', async () => {
     const client = await connectNewestClient(gateway, {
       capabilities: { elicitation: { form: {} } },
       prepare: (each) =>
@@ -144,7 +144,7 @@ describe('a question of a server in the middle of a call', () => {
     await client.close();
   });
 
-  it('is asked of an old client right away where the server speaks only the newest revision', async () => {
+  it('reaches a legacy client during the call if the server speaks only the newest revision', async () => {
     const client = await connectLegacyClient(gateway, {
       capabilities: { elicitation: {} },
       prepare: (each) =>
@@ -156,9 +156,9 @@ describe('a question of a server in the middle of a call', () => {
   });
 });
 
-describe('what a server says while it works', () => {
+describe('a notification during a call', () => {
   it.each(['old', 'new'])(
-    'reaches the %s client that asked: progress under its own token, and its log',
+    'reaches the calling %s client: progress with its own token, and log messages',
     async (kind) => {
       const progress: number[] = [];
       const id = `steps ${kind}`;
@@ -188,7 +188,7 @@ describe('what a server says while it works', () => {
 });
 
 describe('resources and prompts', () => {
-  it('are offered where a rule allows them, and read from the server that has them', async () => {
+  it('are offered if a rule allows them, and read from their server', async () => {
     const client = await connectNewestClient(gateway);
     const { resources } = await client.listResources();
     expect(resources.map(({ uri }) => uri)).toContain('notes://1');
@@ -207,7 +207,7 @@ describe('resources and prompts', () => {
     await client.close();
   });
 
-  it('are refused where none does: asked of one server only, by its rule, and logged', async () => {
+  it('are refused without a rule, and the denied server is not asked', async () => {
     const denied = await requestLegacy(gateway, 'resources/read', { uri: 'notes://private' });
     expect(denied.answer.result.contents[0].text).toBe('second: notes://private');
     const other = await requestLegacy(gateway, 'resources/read', { uri: 'notes://1' }, { key: OTHER_AGENT_KEY });
@@ -224,7 +224,7 @@ describe('resources and prompts', () => {
     expect(answer.result?.contents[0].text).toBe('second: notes://7');
   });
 
-  it('are listed by those servers that can be asked', async () => {
+  it('are listed from the servers that are reachable', async () => {
     await second.kill();
     const { answer } = await requestLegacy(gateway, 'resources/list', {});
     await second.restart();
@@ -232,30 +232,32 @@ describe('resources and prompts', () => {
   });
 });
 
-describe('news', () => {
-  it('of tools reach old and new clients that listen, once what they list has changed', async () => {
+describe('a notification outside of calls', () => {
+  it('of a changed tool list reaches a listening client after the list has changed', async () => {
     const listedNames = async () =>
       (await requestLegacy(gateway, 'tools/list', {})).answer.result.tools.map(({ name }: { name: string }) => name);
-    const heard: Promise<string[]>[] = [];
+    const received: Promise<string[]>[] = [];
     const old = await connectLegacyClient(gateway, {
       prepare: (each) =>
-        each.setNotificationHandler(ToolListChangedNotificationSchema, () => void heard.push(listedNames())),
+        each.setNotificationHandler(ToolListChangedNotificationSchema, () => void received.push(listedNames())),
     });
     await old.listTools();
     const arrived = { name: 'arrived', description: 'New.', inputSchema: { type: 'object' } };
-    await expect.poll(() => world.changeTool(arrived).then(() => heard.length), { timeout: 10_000 }).toBeGreaterThan(0);
-    expect(await heard[0]).toContain('world__arrived');
+    await expect
+      .poll(() => world.changeTool(arrived).then(() => received.length), { timeout: 10_000 })
+      .toBeGreaterThan(0);
+    expect(await received[0]).toContain('world__arrived');
     await old.close();
   });
 
-  it('of a resource reach whoever subscribed and may read it, and nobody else', async () => {
-    const seen: string[] = [];
+  it('of a changed resource reaches only subscribers that may read it', async () => {
+    const updates: string[] = [];
     const prepare =
       (name: string) =>
       (each: Parameters<NonNullable<NonNullable<Parameters<typeof connectLegacyClient>[1]>['prepare']>>[0]) =>
         each.setNotificationHandler(
           ResourceUpdatedNotificationSchema,
-          ({ params }) => void seen.push(`${name} ${params.uri}`),
+          ({ params }) => void updates.push(`${name} ${params.uri}`),
         );
     const reader = await connectLegacyClient(gateway, { prepare: prepare('reader') });
     const stranger = await connectLegacyClient(gateway, { key: OTHER_AGENT_KEY, prepare: prepare('stranger') });
@@ -265,23 +267,23 @@ describe('news', () => {
     await expect
       .poll(
         async () => {
-          await world.tell(updated);
-          return seen;
+          await world.notify(updated);
+          return updates;
         },
         { timeout: 10_000 },
       )
       .toContain('reader notes://1');
-    expect(seen.every((line) => line === 'reader notes://1')).toBe(true);
+    expect(updates.every((line) => line === 'reader notes://1')).toBe(true);
     await reader.close();
     await stranger.close();
   });
 });
 
-describe('a held call that brings an answer', () => {
-  it('is known when its client comes back from the page where it was approved', async () => {
+describe('a held call that carries an answer', () => {
+  it('is recognized when its client returns from the approval page', async () => {
     const capabilities = { elicitation: { url: {}, form: {} }, sampling: {} };
     const params = { name: 'second__think', arguments: { id: 'twice held' } };
-    const go = async (more: object = {}) =>
+    const callTool = async (more: object = {}) =>
       (
         await requestNewest(
           gateway,
@@ -297,14 +299,20 @@ describe('a held call that brings an answer', () => {
       await gateway.admin('POST', `/admin/approvals/${txn}/approve`, { digest, reason: 'ok' });
       await gateway.waitForCall(txn, ({ state }) => state === 'succeeded');
     };
-    const held = await go();
+    const held = await callTool();
     await approve(held);
-    const asked = await go({ requestState: held.requestState, inputResponses: { approval: { action: 'accept' } } });
+    const asked = await callTool({
+      requestState: held.requestState,
+      inputResponses: { approval: { action: 'accept' } },
+    });
     expect(asked.inputRequests).toMatchObject({ word: { method: 'sampling/createMessage' } });
     const word = { role: 'assistant', model: 'm', content: { type: 'text', text: 'deep' } };
-    const heldAgain = await go({ requestState: asked.requestState, inputResponses: { word } });
+    const heldAgain = await callTool({ requestState: asked.requestState, inputResponses: { word } });
     await approve(heldAgain);
-    const done = await go({ requestState: heldAgain.requestState, inputResponses: { approval: { action: 'accept' } } });
+    const done = await callTool({
+      requestState: heldAgain.requestState,
+      inputResponses: { approval: { action: 'accept' } },
+    });
     expect(done.structuredContent).toMatchObject({ id: 'twice held' });
     expect((await second.effects()).filter(({ id }) => id === 'twice held')).toMatchObject([{ said: 'deep' }]);
   });

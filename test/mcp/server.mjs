@@ -1,11 +1,11 @@
-// An MCP server that counts its effects and fails as it is told to, over HTTP or over its standard streams:
+// An MCP server that records its effects and fails as planned, over HTTP or over stdio:
 //   node server.mjs --journal FILE --port N [--era both|legacy|modern] [--label NAME] [--tether] [--stdio]
 // With --stdio the port carries only the control routes (/_…); without it also /mcp. See server.ts for the control routes.
 import { randomUUID } from 'node:crypto';
 import http from 'node:http';
 import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
-import { Journal, offer, PROMPTS, RESOURCES, TEMPLATES, TOOLS } from './world.mjs';
+import { answerOtherMethod, Journal, PROMPTS, RESOURCES, TEMPLATES, TOOLS } from './server-tools.mjs';
 
 const { values: options } = parseArgs({
   options: {
@@ -27,10 +27,10 @@ let era = options.era;
 let plans = [];
 let requests = [];
 let tools = initialTools();
-let listing = {}; // how tools/list misbehaves: {repeat, pages, raw, delay}
-const sessions = new Map(); // id → what its client can do
-const questions = new Map(); // id → who waits for the answer
-const listeners = new Set(); // functions that send a notification to somebody who listens
+let listing = {}; // how tools/list misbehaves: {extra, pages}
+const sessions = new Map(); // id → the capabilities of its client
+const questions = new Map(); // id → the function that takes the client's answer
+const listeners = new Set(); // functions that each send a notification to one client
 const events = new Map();
 const watchers = new Set();
 const latches = new Map();
@@ -39,9 +39,9 @@ function initialTools() {
   return new Map(Object.entries(TOOLS).map(([name, { about }]) => [name, { name, ...about }]));
 }
 
-function happened(...names) {
+function recordEvent(...names) {
   for (const name of names) events.set(name, (events.get(name) ?? 0) + 1);
-  for (const look of [...watchers]) look();
+  for (const check of [...watchers]) check();
 }
 
 const latch = (name) => {
@@ -56,15 +56,15 @@ function withResolvers() {
   return { promise, resolve };
 }
 
-// ---- the faults: each step does something to the answer of a call; the first that returns true has ended it -----------
+// ---- fault steps: each step changes the answer of a call; the first step that returns true ends the answer ----------
 
 const steps = {
   apply: async (call) => {
     call.result = await run(call);
-    happened('applied', `applied:${call.id}`);
+    recordEvent('applied', `applied:${call.id}`);
   },
   delay: (_call, ms) => sleep(ms),
-  event: (_call, name) => happened(name),
+  event: (_call, name) => recordEvent(name),
   wait: (_call, name) => latch(name).promise,
   kill: (_call, pid) => void process.kill(pid, 'SIGKILL'),
   exit: () => process.kill(process.pid, 'SIGKILL'),
@@ -81,7 +81,7 @@ const steps = {
   big: (call, bytes) => call.answer({ result: { content: [{ type: 'text', text: 'x'.repeat(bytes) }] } }),
   deep: (call, depth) =>
     call.raw(`{"jsonrpc":"2.0","id":${JSON.stringify(call.message.id)},"result":${nested(depth)}}`),
-  isError: (call, words) => call.answer({ result: { isError: true, content: [{ type: 'text', text: words }] } }),
+  isError: (call, text) => call.answer({ result: { isError: true, content: [{ type: 'text', text }] } }),
   error: (call, error) => call.answer({ error }),
   wrongId: (call) => call.send({ jsonrpc: '2.0', id: 'somebody-else', result: call.result ?? { content: [] } }),
   twice: (call) => {
@@ -91,8 +91,8 @@ const steps = {
   },
   later: (call, ms) => call.resumeLater(ms),
 };
-/** That the answer has come to its end, whatever ended it. */
-const ended = (_how) => true;
+/** Reports that the answer has ended. The argument is evaluated only for its effect. */
+const ended = (_effect) => true;
 const nested = (depth) => `{"content":[],"deep":${'['.repeat(depth)}${']'.repeat(depth)}}`;
 
 function planFor(call) {
@@ -120,7 +120,7 @@ function answerTo(method, params) {
   if (method === 'resources/list') return { resources: RESOURCES };
   if (method === 'resources/templates/list') return { resourceTemplates: TEMPLATES };
   if (method === 'prompts/list') return { prompts: PROMPTS };
-  return offer(method, params, options.label);
+  return answerOtherMethod(method, params, options.label);
 }
 
 function listTools({ cursor }) {
@@ -130,7 +130,7 @@ function listTools({ cursor }) {
   return { tools: page === 0 ? items : [], ...(page < listing.pages ? { nextCursor: String(page + 1) } : {}) };
 }
 
-/** What asks for input is told so and comes back with it; in the older way the question goes out while the call is open. */
+/** The result that asks a modern client for input. A legacy client gets the question while the call is open. */
 class InputRequired {
   constructor(name, method, params) {
     this.result = {
@@ -144,7 +144,7 @@ class InputRequired {
 async function serve(call) {
   const { message, params } = call;
   requests.push({ method: message.method, params, headers: call.headers, id: call.id, rpcId: message.id });
-  happened('received', `received:${call.id}`, message.method);
+  recordEvent('received', `received:${call.id}`, message.method);
   try {
     for (const step of planFor(call)) {
       const [name, value] = typeof step === 'string' ? [step] : Object.entries(step)[0];
@@ -159,10 +159,10 @@ async function serve(call) {
   }
 }
 
-/** A request of a client, whichever way it came. `wire` says how messages leave. */
+/** A request of a client. `wire` builds the functions that send messages over the transport of the client. */
 class Call {
-  constructor(message, headers, isModern, can, wire) {
-    Object.assign(this, { message, headers, isModern, can, ...wire(this) });
+  constructor(message, headers, isModern, capabilities, wire) {
+    Object.assign(this, { message, headers, isModern, capabilities, ...wire(this) });
     this.params = message.params ?? {};
     this.id = this.params.arguments?.id ?? null;
   }
@@ -183,21 +183,21 @@ class Call {
       if (answer !== undefined && this.params.requestState === 'asked once') return answer;
       throw new InputRequired(name, method, params);
     }
-    if (this.can[kind] === undefined) return undefined;
+    if (this.capabilities[kind] === undefined) return undefined;
     const id = randomUUID();
     this.send({ jsonrpc: '2.0', id, method, params });
     return new Promise((resolve) => questions.set(id, resolve));
   }
 }
 
-function dispatch(message, headers, isModern, can, wire) {
+function dispatch(message, headers, isModern, capabilities, wire) {
   if (message.method === undefined) {
     questions.get(message.id)?.(message.result);
     questions.delete(message.id);
     return undefined;
   }
   if (message.id === undefined) return undefined;
-  return serve(new Call(message, headers, isModern, can, wire));
+  return serve(new Call(message, headers, isModern, capabilities, wire));
 }
 
 const isModernMessage = ({ params }) => params?._meta?.[`${META}/protocolVersion`] === MODERN;
@@ -260,15 +260,15 @@ async function mcp(req, res) {
   if (req.method === 'DELETE') return sendJson(res, 200, {});
   const message = JSON.parse(await read(req));
   const isModern = isModernMessage(message);
-  const fail = (status, code, words) =>
-    sendJson(res, status, { jsonrpc: '2.0', id: message.id ?? null, error: { code, message: words } });
+  const fail = (status, code, text) =>
+    sendJson(res, status, { jsonrpc: '2.0', id: message.id ?? null, error: { code, message: text } });
   if (isModern && era === 'legacy') return fail(400, -32022, 'unsupported protocol version');
   if (isModern && message.method === 'subscriptions/listen') return subscribe(res);
   if (!isModern && era === 'modern') return fail(400, -32022, 'unsupported protocol version');
   if (message.method === 'initialize') {
     const id = randomUUID();
     sessions.set(id, message.params?.capabilities ?? {});
-    happened('initialize');
+    recordEvent('initialize');
     return sendJson(res, 200, reply(message, initialized(message.params)), { 'mcp-session-id': id });
   }
   if (!isModern && !sessions.has(session))
@@ -287,20 +287,20 @@ function listen(req, res, session) {
   }
   if (!sessions.has(session)) return sendJson(res, 405, {});
   res.writeHead(200, { 'content-type': 'text/event-stream' });
-  return stay(res);
+  return keepOpen(res);
 }
 
 function subscribe(res) {
   res.writeHead(200, { 'content-type': 'text/event-stream' });
-  return stay(res);
+  return keepOpen(res);
 }
 
-function stay(res) {
-  const tell = (text) => res.write(`data: ${text}\n\n`);
+function keepOpen(res) {
+  const notify = (text) => res.write(`data: ${text}\n\n`);
   res.write(': here\n\n');
-  listeners.add(tell);
-  res.on('close', () => listeners.delete(tell));
-  happened('listening');
+  listeners.add(notify);
+  res.on('close', () => listeners.delete(notify));
+  recordEvent('listening');
 }
 
 async function read(req) {
@@ -309,7 +309,7 @@ async function read(req) {
   return Buffer.concat(chunks).toString('utf8');
 }
 
-// ---- over standard streams -------------------------------------------------------------------------------------------
+// ---- over stdio -------------------------------------------------------------------------------------------------------
 
 function overStdio() {
   const write = (text) => void process.stdout.write(`${text}\n`);
@@ -347,16 +347,16 @@ const controls = {
   'GET /_pid': () => process.pid,
   'POST /_plan': (plan) => void plans.push({ ...plan, left: plan.times ?? 1 }),
   'POST /_tool': ({ name, ...more }) => void tools.set(name, { ...tools.get(name), name, ...more }),
-  'POST /_untool': ({ name }) => void tools.delete(name),
+  'POST /_remove-tool': ({ name }) => void tools.delete(name),
   'POST /_listing': (wanted) => {
     listing = wanted;
   },
   'POST /_era': (wanted) => {
     era = wanted;
   },
-  'POST /_tell': ({ raw, message, times = 1 }) => {
-    const words = raw ?? JSON.stringify({ jsonrpc: '2.0', ...message });
-    for (let i = 0; i < times; i += 1) for (const tell of listeners) tell(words);
+  'POST /_notify': ({ raw, message, times = 1 }) => {
+    const text = raw ?? JSON.stringify({ jsonrpc: '2.0', ...message });
+    for (let i = 0; i < times; i += 1) for (const notify of listeners) notify(text);
   },
   'POST /_forget-sessions': () => sessions.clear(),
   'POST /_release': (name) => latch(name).resolve(),
@@ -380,10 +380,10 @@ async function control(req, res) {
 }
 
 function awaitEvent(res, event, count) {
-  const look = () => (events.get(event) ?? 0) >= count && sendJson(res, 200, null);
-  watchers.add(look);
-  res.on('close', () => watchers.delete(look));
-  look();
+  const check = () => (events.get(event) ?? 0) >= count && sendJson(res, 200, null);
+  watchers.add(check);
+  res.on('close', () => watchers.delete(check));
+  check();
 }
 
 const server = http.createServer((req, res) => {

@@ -10,7 +10,7 @@ import { findFreePort } from '../support/gateway.ts';
 
 const SERVER_SCRIPT = fileURLToPath(new URL('./server.mjs', import.meta.url));
 
-/** Something that happened, as it is on the server's disk. */
+/** An effect as the server's journal records it. */
 export type McpEffect = {
   n: number;
   tool: string;
@@ -20,7 +20,7 @@ export type McpEffect = {
   said?: string;
 };
 
-/** One request as the server got it. */
+/** A request as the server received it. */
 export type ObservedMcpRequest = {
   method: string;
   // biome-ignore lint/suspicious/noExplicitAny: tests look into requests of every shape
@@ -30,7 +30,7 @@ export type ObservedMcpRequest = {
   rpcId: unknown;
 };
 
-/** What the server does with a call, in order; one that ends the answer is the last. Without any it applies and answers. */
+/** One step of the server for a call. Without steps, the server applies the call and answers. */
 export type McpFaultStep =
   | 'apply'
   | 'drop'
@@ -48,7 +48,7 @@ export type McpFaultStep =
   | { say: { method: string; params: object } }
   | { raw: string }
   | { status: number }
-  /** A status with an error of the protocol that names no request. */
+  /** An HTTP status with a JSON-RPC error whose id is null. */
   | { refuse: { status: number; code: number } }
   | { big: number }
   | { deep: number }
@@ -79,25 +79,26 @@ export class McpServerControl {
   requests = (): Promise<ObservedMcpRequest[]> => this.#request('GET', '/_requests') as Promise<ObservedMcpRequest[]>;
   pid = (): Promise<number> => this.#request('GET', '/_pid') as Promise<number>;
   plan = (plan: McpFaultPlan) => this.#request('POST', '/_plan', plan);
-  /** Changes what it says of a tool, or adds one. */
-  tool = (tool: { name: string; [about: string]: unknown }) => this.#request('POST', '/_tool', tool);
-  untool = (name: string) => this.#request('POST', '/_untool', { name });
-  /** `extra` tools that stand at the end of the list, or a list that goes on for so many empty `pages`. */
-  listing = (listing: { extra?: object[]; pages?: number }) => this.#request('POST', '/_listing', listing);
-  speak = (era: ProtocolEra) => this.#request('POST', '/_era', era);
-  /** Tells everybody who listens. */
-  tell = (news: { message?: object; raw?: string; times?: number }) => this.#request('POST', '/_tell', news);
+  /** Changes the definition of a tool, or adds a tool. */
+  setTool = (tool: { name: string; [about: string]: unknown }) => this.#request('POST', '/_tool', tool);
+  removeTool = (name: string) => this.#request('POST', '/_remove-tool', { name });
+  /** Appends `extra` tools to the list, or follows it with a number of empty `pages`. */
+  setListing = (listing: { extra?: object[]; pages?: number }) => this.#request('POST', '/_listing', listing);
+  setEra = (era: ProtocolEra) => this.#request('POST', '/_era', era);
+  /** Sends a notification to all listening clients. */
+  notify = (notification: { message?: object; raw?: string; times?: number }) =>
+    this.#request('POST', '/_notify', notification);
   forgetSessions = () => this.#request('POST', '/_forget-sessions');
   release = (latch: string) => this.#request('POST', '/_release', latch);
   reset = () => this.#request('POST', '/_reset');
-  /** Resolves once it was seen: `received:<id>`, `applied:<id>`, a method, `initialize`, `listening`, or an `{event}`. */
+  /** Events are `received:<id>`, `applied:<id>`, a method, `initialize`, `listening`, or the name of an `{event}` step. */
   awaitEvent = (event: string, count = 1) =>
     this.#request('GET', `/_await?${new URLSearchParams({ event, count: String(count) })}`);
 
-  /** That one tool changed, and everybody is told so. */
+  /** Changes a tool and notifies all listening clients. */
   async changeTool(tool: { name: string; [about: string]: unknown }): Promise<void> {
-    await this.tool(tool);
-    await this.tell({ message: { method: 'notifications/tools/list_changed' } });
+    await this.setTool(tool);
+    await this.notify({ message: { method: 'notifications/tools/list_changed' } });
   }
 
   async #request(method: string, path: string, body?: unknown): Promise<unknown> {
@@ -122,7 +123,7 @@ export class TestMcpServer extends McpServerControl {
     this.#child = child;
   }
 
-  /** SIGKILL. Effects outlive it, plans and sessions do not. */
+  /** Kills the process. Its effects survive; its plans and sessions do not. */
   async kill(): Promise<void> {
     if (this.#child.exitCode !== null || this.#child.signalCode !== null) return;
     const gone = once(this.#child, 'exit');
@@ -141,7 +142,7 @@ export class TestMcpServer extends McpServerControl {
   }
 }
 
-/** A real process that speaks MCP over HTTP. Tethered by its stdin: it ends with the tests, however they end. */
+/** Starts a process that speaks MCP over HTTP. It exits when its stdin closes, so it never outlives the tests. */
 export async function startTestMcpServer(options: { era?: ProtocolEra; label?: string } = {}): Promise<TestMcpServer> {
   const directory = await mkdtemp(join(tmpdir(), 'oncegate-mcp-'));
   const args = ['--journal', join(directory, 'effects.jsonl'), '--tether', '--era', options.era ?? 'both'];
@@ -157,10 +158,10 @@ async function spawnServer(args: readonly string[]): Promise<{ child: ChildProce
     const [, port] = /^listening (\d+)$/.exec(line) ?? [];
     if (port !== undefined) return { child, port: Number(port) };
   }
-  throw new Error('the MCP server did not start');
+  throw new Error('The MCP server did not start.');
 }
 
-/** A server that a gateway starts by itself, over standard streams: the command for its policies, and the way to control it. */
+/** An MCP server that a gateway starts over stdio. `command` belongs into the policies. */
 export class TestStdioServer extends McpServerControl {
   readonly command: readonly string[];
   readonly #directory: string;
@@ -183,7 +184,7 @@ export class TestStdioServer extends McpServerControl {
     ];
   }
 
-  /** Also while no process of it runs. */
+  /** Reads the journal, so that it also works while no server process runs. */
   override effects = async (): Promise<McpEffect[]> => {
     const text = await readFile(this.#journal, 'utf8');
     return text
@@ -192,7 +193,7 @@ export class TestStdioServer extends McpServerControl {
       .map((line) => JSON.parse(line) as McpEffect);
   };
 
-  /** Resolves when the process that a gateway started can be controlled: another one than `after`, if that is given. */
+  /** Resolves with the pid of the running server process, which differs from `after` if that is given. */
   async waitUntilRunning(after?: number): Promise<number> {
     for (;;) {
       const pid = await this.pid().catch(() => undefined);

@@ -29,7 +29,7 @@ beforeAll(async () => {
   await waitForImport(gateway, 'local.find');
   await world.waitUntilRunning();
 });
-// A gateway that is killed leaves the server that it started.
+// A clean stop also ends the server that the gateway started.
 afterAll(() => gateway.stop());
 beforeEach(async () => {
   await world.waitUntilRunning();
@@ -41,8 +41,8 @@ const call = (tool: string, id: string, key?: string) =>
 const plan = (tool: string, id: string, steps: McpFaultStep[]) => world.plan({ match: { tool, id }, do: steps });
 const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
 
-describe('a server over standard streams', () => {
-  it('is started, and carries out what it is asked', async () => {
+describe('an MCP server over stdio', () => {
+  it('is started, and executes calls', async () => {
     expect((await call('mail', 'one')).body).toMatchObject({ state: 'succeeded' });
     const many = await Promise.all(Array.from({ length: 20 }, (_, i) => call('put', `many ${i}`)));
     many.forEach(({ body }, i) => {
@@ -50,14 +50,14 @@ describe('a server over standard streams', () => {
     });
   });
 
-  it('is given the environment that its policy names, and nothing else of ours', async () => {
+  it('gets only the environment variables that its policy names', async () => {
     const { body } = await call('tell', 'env');
     const { env } = JSON.parse(body.result.content[0].text);
     expect(env.WORLD_KEY).toBe('[redacted]');
     expect(JSON.stringify(env)).not.toMatch(/of-the-gateway|DATABASE_URL|ONCEGATE/);
   });
 
-  it('is given what the environment adds to its command, and that is found nowhere else', async () => {
+  it('gets environment values in its command, and they are redacted everywhere else', async () => {
     const { body } = await call('tell', 'argv');
     expect(JSON.parse(body.result.content[0].text).argv.slice(-2)).toEqual(['--label', '[redacted]']);
     const rows = await database.query<{ row: string }>('select c::text as row from calls c');
@@ -67,10 +67,10 @@ describe('a server over standard streams', () => {
 
   it.each([
     ['it is killed after the effect', ['apply', 'exit']],
-    ['it answers what is no message, and dies', ['apply', { raw: 'this is no {JSON' }, 'exit']],
+    ['it sends an invalid message and dies', ['apply', { raw: 'this is no {JSON' }, 'exit']],
     ['it never answers', ['apply', 'hang']],
     ['its answer is too large', ['apply', { big: 2_000_000 }]],
-  ] as [string, McpFaultStep[]][])('when %s, is asked again only where that is harmless', async (how, steps) => {
+  ] as [string, McpFaultStep[]][])('is called again only if a repeat is harmless, when %s', async (how, steps) => {
     const isKilled = steps.includes('exit');
     for (const tool of ['pay', 'mail']) {
       const before = await world.waitUntilRunning();
@@ -83,14 +83,14 @@ describe('a server over standard streams', () => {
     }
   });
 
-  it('that is killed before the effect is asked again for what is idempotent', async () => {
+  it('that is killed before the effect is called again for an idempotent tool', async () => {
     await plan('put', 'early', ['exit']);
     const { body } = await call('put', 'early');
     await gateway.waitForCall(body.txn, ({ state }) => state === 'succeeded');
     expect(await effects('early')).toHaveLength(1);
   });
 
-  it('that is killed while nothing is asked of it is started again: nobody is in doubt', async () => {
+  it('that is killed while idle is restarted, and no call is in doubt', async () => {
     const pid = await world.waitUntilRunning();
     process.kill(pid, 'SIGKILL');
     await world.waitUntilRunning(pid);
@@ -98,9 +98,9 @@ describe('a server over standard streams', () => {
     expect(await effects('again')).toHaveLength(1);
   });
 
-  it('that talks to nobody, floods, or nests without end does not harm the gateway', async () => {
+  it('that sends unexpected, endless or deeply nested messages does not harm the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
-    const say = (raw: string, times = 1) => world.tell({ raw, times });
+    const say = (raw: string, times = 1) => world.notify({ raw, times });
     await say('not json at all');
     await say('{"jsonrpc":"2.0","id":"nobody","result":{}}');
     await say('[]');
@@ -115,7 +115,7 @@ describe('a server over standard streams', () => {
     expect(gateway.isAlive).toBe(true);
   });
 
-  it('that nests what it says during a call does not harm the gateway either', async () => {
+  it('that sends a deeply nested message during a call does not harm the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
     await plan('mail', 'nested', [
       { raw: `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":${deep}}}` },
@@ -125,12 +125,12 @@ describe('a server over standard streams', () => {
     expect(gateway.isAlive).toBe(true);
   });
 
-  it('that names its messages with what is no name does not end the gateway', async () => {
+  it('that sends invalid message ids does not crash the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
     for (const name of ['{"toString":1}', '{"toString":1,"valueOf":1}', deep, JSON.stringify('x'.repeat(5_000))]) {
-      await world.tell({ raw: `{"jsonrpc":"2.0","id":${name},"result":{}}` });
-      await world.tell({ raw: `{"jsonrpc":"2.0","id":${name},"method":"ping"}` });
-      await world.tell({
+      await world.notify({ raw: `{"jsonrpc":"2.0","id":${name},"result":{}}` });
+      await world.notify({ raw: `{"jsonrpc":"2.0","id":${name},"method":"ping"}` });
+      await world.notify({
         raw: `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":${name}}}`,
       });
     }
@@ -138,39 +138,40 @@ describe('a server over standard streams', () => {
     expect(gateway.isAlive).toBe(true);
   });
 
-  it('whose progress cannot be written down again does not end the gateway', async () => {
+  it('whose progress cannot be serialized does not crash the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
     await plan('mail', 'progress', [{ event: 'asked' }, { wait: 'told' }]);
     const params = { name: 'local__mail', arguments: { id: 'progress' }, _meta: { progressToken: 'mine' } };
-    const asked = requestLegacy(gateway, 'tools/call', params);
+    const pending = requestLegacy(gateway, 'tools/call', params);
     await world.awaitEvent('asked');
     const request = (await world.requests()).find(({ id }) => id === 'progress');
     const token = JSON.stringify(request?.rpcId);
-    await world.tell({
+    await world.notify({
       raw: `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":${token},"progress":1,"x":${deep}}}`,
     });
     await world.release('told');
-    expect((await asked).answer.result.isError).toBeUndefined();
+    expect((await pending).answer.result.isError).toBeUndefined();
     expect(gateway.isAlive).toBe(true);
   });
 
-  it('that cannot be started is not sent to', async () => {
+  it('that cannot be started gets no call', async () => {
     expect((await gateway.call('absent.mail', {})).body).toMatchObject({ status: 503, code: 'unavailable' });
   });
 });
 
 describe('a gateway that is killed', () => {
-  it('between the effect and its record finds the call in doubt, or done, and never sends it twice', async () => {
+  it('between the effect and its record leaves the call in doubt or done, and never sends it twice', async () => {
     for (const tool of ['pay', 'mail']) {
       const pid = await world.waitUntilRunning();
       await plan(tool, `crash ${tool}`, ['apply', { kill: gateway.pid }, 'hang']);
-      const asked = call(tool, `crash ${tool}`, `crash-${tool}`).catch(() => undefined);
+      const pending = call(tool, `crash ${tool}`, `crash-${tool}`).catch(() => undefined);
       await gateway.waitForExit();
-      await asked;
+      await pending;
       await gateway.start();
-      const call2 = async () => (await call(tool, `crash ${tool}`, `crash-${tool}`)).body;
-      if (tool === 'pay') await expect.poll(async () => (await call2()).state, { timeout: 15_000 }).toBe('succeeded');
-      else expect(await call2()).toMatchObject({ code: 'in_doubt' });
+      const repeatCall = async () => (await call(tool, `crash ${tool}`, `crash-${tool}`)).body;
+      if (tool === 'pay')
+        await expect.poll(async () => (await repeatCall()).state, { timeout: 15_000 }).toBe('succeeded');
+      else expect(await repeatCall()).toMatchObject({ code: 'in_doubt' });
       expect(await effects(`crash ${tool}`)).toHaveLength(1);
       await world.waitUntilRunning(pid);
     }

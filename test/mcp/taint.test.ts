@@ -5,7 +5,7 @@ import { useGateway } from '../support/use-gateway.ts';
 import { requestLegacy, waitForImport } from './clients.ts';
 import { useMcpServer } from './use-mcp-server.ts';
 
-/** Each test has an agent of its own: outside of runs an agent is tainted for ever. */
+/** Each test uses its own agent, because a taint outside of runs never ends. */
 const agent = (name: string, key: string) => `  ${name}:
     ${keysYaml(key)}
     rules:
@@ -35,28 +35,28 @@ async function isTainted(key: string, headers: Readonly<Record<string, string>> 
   return (await gateway.call('files.put', { id: 'dry' }, { agentKey: key, headers: dry })).body.facts.tainted;
 }
 
-/** Whoever is told that nothing was sent, and to ask again, asks again. */
-async function use(name: string, key: string, meta: object, id = name) {
+/** Calls a tool, and repeats the call while the gateway answers that nothing was sent. */
+async function callTool(name: string, key: string, meta: object, id = name) {
   for (;;) {
-    const told = await requestLegacy(gateway, 'tools/call', { name, arguments: { id }, _meta: meta }, { key });
-    if (told.answer.result.structuredContent?.code !== 'unavailable') return told;
+    const reply = await requestLegacy(gateway, 'tools/call', { name, arguments: { id }, _meta: meta }, { key });
+    if (reply.answer.result.structuredContent?.code !== 'unavailable') return reply;
   }
 }
 
-describe('an MCP server whose words are strangers’', () => {
-  it('taints by every tool that is taken in, but not by one whose contract says otherwise', async () => {
+describe('an untrusted MCP server', () => {
+  it('taints through every imported tool except those with untrusted: false', async () => {
     const run = await RunHolder.take(gateway, 'mail');
     const meta = { 'oncegate/run': run.took.run, 'oncegate/epoch': String(run.took.epoch) };
-    expect((await use('inbox__pay', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
-    expect((await use('files__put', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
+    expect((await callTool('inbox__pay', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
+    expect((await callTool('files__put', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
     expect(await isTainted(AGENT_KEY, run.headers)).toBe(false);
-    expect((await use('inbox__put', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
+    expect((await callTool('inbox__put', AGENT_KEY, meta)).answer.result.isError).not.toBe(true);
     expect((await run.read()).body.tainted).toMatchObject({ tool: 'inbox.put' });
-    const { result } = (await use('files__put', AGENT_KEY, meta, 'another')).answer;
+    const { result } = (await callTool('files__put', AGENT_KEY, meta, 'another')).answer;
     expect(result).toMatchObject({ isError: true, structuredContent: { code: 'denied', facts: { tainted: true } } });
   });
 
-  it('taints by its resources, every run that is not finished too', async () => {
+  it('taints the agent and its unfinished runs through its resources', async () => {
     const run = await RunHolder.take(gateway, 'notes', '', 'reads');
     const read = async (uri: string) =>
       (await requestLegacy(gateway, 'resources/read', { uri }, { key: 'reads' })).answer.result;
@@ -69,11 +69,11 @@ describe('an MCP server whose words are strangers’', () => {
     expect((await run.read()).body.tainted).toMatchObject({ txn: null, tool: 'inbox.resources' });
   });
 
-  it('taints by its prompts', async () => {
+  it('taints through its prompts', async () => {
     expect(await isTainted('prompted')).toBe(false);
-    const asked = { name: 'inbox__hello', arguments: { who: 'you' } };
+    const params = { name: 'inbox__hello', arguments: { who: 'you' } };
     expect(
-      (await requestLegacy(gateway, 'prompts/get', asked, { key: 'prompted' })).answer.result.messages,
+      (await requestLegacy(gateway, 'prompts/get', params, { key: 'prompted' })).answer.result.messages,
     ).toHaveLength(1);
     expect(await isTainted('prompted')).toBe(true);
   });

@@ -9,17 +9,17 @@ import { deriveContinuationKey, FRAMEWORK_IDS, readKey, readMetaText } from '../
 import { compilePolicies } from '../../gateway/policy/load-policies.ts';
 
 const bytes = new TextEncoder();
-const all = (text: string): ServerSentEvent[] => new SseParser().parse(bytes.encode(text));
+const parseAll = (text: string): ServerSentEvent[] => new SseParser().parse(bytes.encode(text));
 
-/** The same bytes, cut at any places. */
-function cut(text: string, at: readonly number[]): ServerSentEvent[] {
+/** Parses the same bytes, split at any offsets. */
+function parseSplit(text: string, at: readonly number[]): ServerSentEvent[] {
   const whole = bytes.encode(text);
-  const places = [...new Set(at.map((place) => place % (whole.length + 1)))].sort((a, b) => a - b);
-  const reader = new SseParser();
-  return [...places, whole.length].flatMap((end, i) => reader.parse(whole.subarray(places[i - 1] ?? 0, end)));
+  const offsets = [...new Set(at.map((offset) => offset % (whole.length + 1)))].sort((a, b) => a - b);
+  const parser = new SseParser();
+  return [...offsets, whole.length].flatMap((end, i) => parser.parse(whole.subarray(offsets[i - 1] ?? 0, end)));
 }
 
-describe('a reader of server-sent events', () => {
+describe('the parser of server-sent events', () => {
   const line = fc.oneof(
     fc.string({ unit: 'grapheme' }).map((data) => `data: ${data.replaceAll(/[\r\n]/g, '')}`),
     fc.constantFrom(
@@ -36,50 +36,50 @@ describe('a reader of server-sent events', () => {
   );
   const stream = fc.array(fc.tuple(line, fc.constantFrom('\n', '\r\n', '\r')), { maxLength: 30 });
 
-  it('hears the same however the bytes are cut', () => {
+  it('returns the same events however the bytes are split', () => {
     fc.assert(
       fc.property(stream, fc.array(fc.nat()), (lines, at) => {
-        const text = `${lines.map(([words, end]) => words + end).join('')}\n\n`;
-        expect(cut(text, at)).toEqual(all(text));
+        const text = `${lines.map(([content, end]) => content + end).join('')}\n\n`;
+        expect(parseSplit(text, at)).toEqual(parseAll(text));
         expect(
-          cut(
+          parseSplit(
             text,
             Array.from({ length: bytes.encode(text).length }, (_, i) => i),
           ),
-        ).toEqual(all(text));
+        ).toEqual(parseAll(text));
       }),
     );
   });
 
-  it('joins the data of one event and passes over what is not for us', () => {
-    expect(all(': hi\nevent: message\ndata: a\ndata:b\nid: 1\n\ndata\n\n')).toEqual([
+  it('joins the data lines of an event and ignores other fields', () => {
+    expect(parseAll(': hi\nevent: message\ndata: a\ndata:b\nid: 1\n\ndata\n\n')).toEqual([
       { id: '1', data: 'a\nb' },
       { id: undefined, data: '' },
     ]);
   });
 
-  it('keeps an event that has not ended, and the time the server asks for', () => {
-    const reader = new SseParser();
-    expect(reader.parse(bytes.encode('retry: 250\ndata: half'))).toEqual([]);
-    expect(reader.retryMs).toBe(250);
-    expect(reader.parse(bytes.encode('\n\n'))).toEqual([{ id: undefined, data: 'half' }]);
+  it('keeps an unfinished event and the retry time', () => {
+    const parser = new SseParser();
+    expect(parser.parse(bytes.encode('retry: 250\ndata: half'))).toEqual([]);
+    expect(parser.retryMs).toBe(250);
+    expect(parser.parse(bytes.encode('\n\n'))).toEqual([{ id: undefined, data: 'half' }]);
   });
 
-  it('reads a line of many chunks in time that grows with its length, not with its square', () => {
-    const reader = new SseParser();
+  it('reads a line of many chunks in linear time', () => {
+    const parser = new SseParser();
     const chunk = bytes.encode('x'.repeat(1_024));
-    reader.parse(bytes.encode('data: '));
-    for (let i = 0; i < 32 * 1_024; i += 1) reader.parse(chunk);
-    expect(reader.parse(bytes.encode('\n\n'))[0]?.data.length).toBe(32 * 1_024 * 1_024);
+    parser.parse(bytes.encode('data: '));
+    for (let i = 0; i < 32 * 1_024; i += 1) parser.parse(chunk);
+    expect(parser.parse(bytes.encode('\n\n'))[0]?.data.length).toBe(32 * 1_024 * 1_024);
   });
 });
 
 describe('the key of a tools/call', () => {
   const visible = fc.stringMatching(/^[\x21\x23-\x7e][\x21-\x7e]{0,254}$/);
-  /** No counter: those are no keys, see below. */
+  /** Ends in a letter, because a counter is not accepted as a key. */
   const unique = fc.stringMatching(/^[\x21\x23-\x7e][\x21-\x7e]{0,200}x$/);
 
-  it('is its own before any other, then the header, then the frameworks in their order', () => {
+  it('is the first of: the key in _meta, the header, the framework ids in order', () => {
     fc.assert(
       fc.property(visible, visible, unique, fc.constantFrom(...FRAMEWORK_IDS), (own, header, id, name) => {
         expect(readKey({ 'oncegate/idempotency-key': own, [name]: id }, header)).toBe(own);
@@ -93,7 +93,7 @@ describe('the key of a tools/call', () => {
     expect(readKey({ [first]: '', [second]: { id: 'x' } }, undefined)).toBeUndefined();
   });
 
-  it('of a framework is always one that can be stored, and different ids are different keys', () => {
+  it('from a framework id can always be stored, and different ids give different keys', () => {
     fc.assert(
       fc.property(fc.string(), fc.string(), (one, two) => {
         const [a, b] = [one, two].map((id) => readKey({ toolCallId: `${id}x` }, undefined));
@@ -103,7 +103,7 @@ describe('the key of a tools/call', () => {
     );
   });
 
-  it('is not an id that only counts: the next run begins to count again', () => {
+  it('is not taken from a counter, because the next run starts at the same number', () => {
     for (const id of [
       '0',
       '17',
@@ -118,13 +118,13 @@ describe('the key of a tools/call', () => {
     expect(readKey({ 'claudecode/toolUseId': 'toolu_1' }, undefined)).toBe('toolu_1');
   });
 
-  it('that is none is refused, not passed over', () => {
+  it('is refused, not ignored, if it is malformed', () => {
     for (const own of [7, '', 'with space', 'ü', 'x'.repeat(256), null])
       expect(() => readKey({ 'oncegate/idempotency-key': own as string }, 'header')).toThrow(GatewayError);
     expect(() => readMetaText({ 'oncegate/saga': {} }, 'oncegate/saga')).toThrow(GatewayError);
   });
 
-  it('of a call that brings answers is another for other answers, and the same for the same', () => {
+  it('of a continuation depends on the answers that it carries', () => {
     const responses = fc.dictionary(fc.string(), fc.string());
     fc.assert(
       fc.property(visible, visible, responses, responses, (key, other, one, two) => {
@@ -140,7 +140,7 @@ describe('the key of a tools/call', () => {
 });
 
 describe('a session', () => {
-  it('says what its client can do, to any replica', () => {
+  it('tells any replica the capabilities of its client', () => {
     expect(
       parseSessionCapabilities(createSessionId({ elicitation: {}, roots: { listChanged: true }, experimental: {} })),
     ).toEqual({
@@ -170,15 +170,15 @@ tools:
   const prepared = (name: string) => {
     if (!policies.ok) throw new Error(JSON.stringify(policies.faults));
     const [upstream, tool] = [policies.policies.upstreams.get('crm'), policies.policies.tools.get(name)];
-    if (upstream === undefined || tool === undefined) throw new Error('not there');
+    if (upstream === undefined || tool === undefined) throw new Error('The upstream or the tool is missing.');
     const { body } = new McpAdapter(upstream, Buffer.alloc(32)).prepare(tool, { args: {}, agent: 'a' }, 'the-txn');
     return JSON.parse(body ?? '')._meta as Record<string, string>;
   };
 
-  it('carries the transaction; a look that is made in its name does not, or its answer would pass for that of the write', () => {
+  it('carries the txn; a read does not, because its answer could be taken for the answer of a write', () => {
     expect(prepared('crm.make')).toEqual({ progressToken: 'the-txn', 'oncegate/idempotency-key': 'the-txn' });
-    const looks = [prepared('crm.find'), prepared('crm.find')];
-    expect(looks.map((meta) => Object.keys(meta))).toEqual([['progressToken'], ['progressToken']]);
-    expect(new Set([...looks.map(({ progressToken }) => progressToken), 'the-txn']).size).toBe(3);
+    const reads = [prepared('crm.find'), prepared('crm.find')];
+    expect(reads.map((meta) => Object.keys(meta))).toEqual([['progressToken'], ['progressToken']]);
+    expect(new Set([...reads.map(({ progressToken }) => progressToken), 'the-txn']).size).toBe(3);
   });
 });

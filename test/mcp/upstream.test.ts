@@ -7,7 +7,7 @@ import { useMcpServer } from './use-mcp-server.ts';
 
 const SECRET = 'tok/en+with=odd.letters';
 
-/** Contracts for the tools of the server: it is the same server, spoken to in the newer way and in the older. */
+/** Contracts for the tools of one upstream. The modern and the legacy server have the same tools. */
 function contracts(upstream: string): string {
   const retry = 'retry: { attempts: 3, base: 20ms, max: 100ms, within: 20s }';
   return `
@@ -40,7 +40,7 @@ ${declare('legacy')}
 tools:${contracts('modern')}${contracts('legacy')}
 ${testerYaml('[{ allow: "*.think" }, { allow: "*", approve: never }]')}`,
 });
-// Tools that only the servers name.
+// Imported tools, which no policy declares.
 beforeAll(() => waitForImport(gateway, 'modern.think', 'legacy.think'));
 
 describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
@@ -53,23 +53,23 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   const plan = (tool: string, id: string, steps: McpFaultStep[], more: Partial<McpFaultPlan> = {}) =>
     world.plan({ match: { tool, id }, do: steps, ...more });
   const effects = async (id: string) => (await world.effects()).filter((effect) => effect.id === id);
-  const sends = async (id: string) => (await world.requests()).filter((request) => request.id === id);
+  const sentRequests = async (id: string) => (await world.requests()).filter((request) => request.id === id);
 
   it.each([
     ['with a NUL', 'half\0done', 'half\uFFFDdone'],
     ['cut in the middle of a character', `${'x'.repeat(999)}😀`, `${'x'.repeat(999)}\uFFFD`],
-    ['that are half a character', 'half \uD83D', 'half \uFFFD'],
-  ])('that fails in words %s leaves a doubt like any other', async (_, words, kept) => {
-    const id = `words-${words.length}`;
-    await plan('mail', id, ['apply', { isError: words }]);
-    const doubt = await call('mail', id);
-    expect([doubt.status, doubt.body.code]).toEqual([504, 'in_doubt']);
-    const told = (await gateway.admin('GET', `/admin/calls/${doubt.body.txn}`)).body;
-    expect(told).toMatchObject({ state: 'in_doubt', problem: { detail: expect.stringContaining(kept) } });
+    ['with a lone surrogate', 'half \uD83D', 'half \uFFFD'],
+  ])('that fails with an error text %s leaves the call in doubt', async (_, text, kept) => {
+    const id = `text-${text.length}`;
+    await plan('mail', id, ['apply', { isError: text }]);
+    const reply = await call('mail', id);
+    expect([reply.status, reply.body.code]).toEqual([504, 'in_doubt']);
+    const recorded = (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body;
+    expect(recorded).toMatchObject({ state: 'in_doubt', problem: { detail: expect.stringContaining(kept) } });
     expect(await effects(id)).toHaveLength(1);
   });
 
-  it('gives its answer as it is: text, picture, sound, files, structure', async () => {
+  it('returns every kind of content unchanged: text, image, audio, resources, structure', async () => {
     const { answer } = await requestLegacy(gateway, 'tools/call', { name: `${era}__show`, arguments: {} });
     const { content, structuredContent, _meta } = answer.result;
     expect(content.map(({ type }: { type: string }) => type)).toEqual([
@@ -97,15 +97,15 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(pay.outputSchema.type).toBe('object');
   });
 
-  it('is told whose call it is by the key, and nothing of the agent', async () => {
+  it('gets the txn as the idempotency key, and nothing about the agent', async () => {
     const { body } = await call('pay', 'keyed');
-    const [sent] = await sends('keyed');
+    const [sent] = await sentRequests('keyed');
     expect(sent?.params._meta['oncegate/idempotency-key']).toBe(body.txn);
     expect(JSON.stringify(sent)).not.toContain(AGENT_KEY);
     expect(body).toMatchObject({ state: 'succeeded', attempts: 1 });
   });
 
-  /** What happens to the first answer. After each of them the effect has happened, or not, exactly as often as told. */
+  /** Faults of the first answer. In each case the effect has happened once. */
   const applied: [string, McpFaultStep[]][] = [
     ['the connection is cut after the effect', ['apply', 'drop']],
     ['the connection is cut after the headers', ['apply', 'headers', 'drop']],
@@ -116,40 +116,40 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     ['it answers 302', ['apply', { status: 302 }]],
     ['it answers garbage', ['apply', 'garbage']],
     ['it never answers', ['apply', 'hang']],
-    ['it answers somebody else', ['apply', 'wrongId', 'end']],
+    ['it answers another request', ['apply', 'wrongId', 'end']],
     ['its answer is too large', ['apply', { big: 2_000_000 }]],
-    ['it fails inside', ['apply', { error: { code: -32603, message: 'oops' } }]],
+    ['it returns an internal error', ['apply', { error: { code: -32603, message: 'oops' } }]],
     ['it says isError', ['apply', { isError: 'half of it' }]],
   ];
 
   describe.each(applied)('when %s', (how, steps) => {
     const id = (tool: string) => `${tool} ${how}`;
 
-    it('a tool with a key is asked again with the same bytes and the same key: one effect, told as succeeded', async () => {
+    it('a tool with a key is called again with the same bytes, and has one effect', async () => {
       await plan('pay', id('pay'), steps);
       const { body } = await call('pay', id('pay'));
       expect(body).toMatchObject({ state: 'succeeded', result: { structuredContent: { id: id('pay') } } });
-      const sent = await sends(id('pay'));
+      const sent = await sentRequests(id('pay'));
       expect(sent.length).toBe(2);
       expect(sent[1]?.params).toEqual(sent[0]?.params);
       expect(await effects(id('pay'))).toHaveLength(1);
     });
 
-    it('a tool that nothing makes repeatable is sent once and is in doubt', async () => {
+    it('a tool with once: none is called once, and the call is in doubt', async () => {
       await plan('mail', id('mail'), steps);
       const { body } = await call('mail', id('mail'));
       expect(body).toMatchObject({ status: 504, code: 'in_doubt' });
-      expect(await sends(id('mail'))).toHaveLength(1);
+      expect(await sentRequests(id('mail'))).toHaveLength(1);
       expect(await effects(id('mail'))).toHaveLength(1);
       expect((await gateway.call(`${era}.mail`, { id: id('mail') })).body).toMatchObject({
         code: 'in_doubt',
         txn: body.txn,
       });
-      expect(await sends(id('mail'))).toHaveLength(1);
+      expect(await sentRequests(id('mail'))).toHaveLength(1);
     });
   });
 
-  it('is asked again for what is idempotent, and probed where a probe can tell', async () => {
+  it('is called again for an idempotent tool, and probed for a tool with a probe', async () => {
     await plan('put', 'n1', ['drop']);
     expect((await call('put', 'n1')).body).toMatchObject({ state: 'succeeded', attempts: 2 });
     await plan('steps', 'p1', ['apply', 'drop']);
@@ -161,14 +161,14 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(await effects('p2')).toHaveLength(1);
   });
 
-  it('that refuses in the words of the protocol has done nothing, and the call has failed', async () => {
+  it('that refuses with a protocol error has done nothing, and the call fails', async () => {
     await plan('mail', 'refused', [{ error: { code: -32602, message: 'no such thing' } }]);
     const { body } = await call('mail', 'refused');
     expect(body).toMatchObject({ status: 502, code: 'tool_failed' });
     expect(await effects('refused')).toHaveLength(0);
   });
 
-  it('that fails with a status and an error of its own may have done it, whatever the status', async () => {
+  it('that fails with an internal error may have had the effect, whatever the status', async () => {
     await plan('mail', 'own-error', ['apply', { refuse: { status: 400, code: -32603 } }]);
     expect((await call('mail', 'own-error')).body).toMatchObject({ status: 504, code: 'in_doubt' });
     expect(await effects('own-error')).toHaveLength(1);
@@ -177,7 +177,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
   });
 
   it.each([400, 401, 403])(
-    'whose answer is only a %d, perhaps of something on the way, may have done it',
+    'whose answer is a bare %d, perhaps from a proxy, may have had the effect',
     async (status) => {
       const id = `bare-${status}`;
       await plan('mail', id, ['apply', { status }]);
@@ -187,14 +187,14 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     },
   );
 
-  it('whose contract says that isError means nothing happened is believed', async () => {
+  it('is believed if its contract says that isError means no effect', async () => {
     await plan('greet', 'trusted', [{ isError: 'declined' }]);
     expect((await call('greet', 'trusted')).body).toMatchObject({ code: 'tool_failed' });
     const read = await plan('find', 'r', [{ isError: 'not found' }]).then(() => call('find', 'r'));
     expect(read.body).toMatchObject({ code: 'tool_failed' });
   });
 
-  it('that answers twice is heard once, and one that ends the stream to be asked later is asked later', async () => {
+  it('that answers twice counts once, and one that postpones its answer is asked later', async () => {
     await plan('mail', 'dup', ['twice']);
     expect((await call('mail', 'dup')).body.result.content).toEqual([{ type: 'text', text: 'answer 1' }]);
     await plan('mail', 'later', ['apply', { later: 60 }]);
@@ -202,14 +202,14 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(await effects('later')).toHaveLength(1);
   });
 
-  it('that is slow is waited for, and its late answer after the deadline leaves doubt', async () => {
+  it('is awaited until the deadline; a later answer leaves the call in doubt', async () => {
     await plan('mail', 'slow', ['apply', { delay: 400 }]);
     expect((await call('mail', 'slow')).body).toMatchObject({ state: 'succeeded' });
     await plan('mail', 'late', ['apply', { delay: 1_300 }]);
     expect((await call('mail', 'late')).body).toMatchObject({ code: 'in_doubt' });
   });
 
-  it('that echoes its credentials is scrubbed, wherever it puts them', async () => {
+  it('that echoes its credentials is redacted everywhere', async () => {
     const { body } = await call('tell', 'echo');
     expect(body.result.content[0].text).toContain('[redacted]');
     const error = { code: -32000, message: `bad ${SECRET}`, data: { seen: SECRET } };
@@ -222,8 +222,8 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
       ['mail', 's2'],
       ['find', 's3'],
     ] as const) {
-      const told = await call(tool, id);
-      answers.push(told.body, (await gateway.admin('GET', `/admin/calls/${told.body.txn}`)).body);
+      const reply = await call(tool, id);
+      answers.push(reply.body, (await gateway.admin('GET', `/admin/calls/${reply.body.txn}`)).body);
     }
     expect(JSON.stringify(answers)).not.toContain(JSON.stringify(SECRET).slice(1, -1));
     expect(gateway.output).not.toContain(SECRET);
@@ -231,7 +231,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(JSON.stringify(rows)).not.toContain('tok/en');
   });
 
-  it('that answers a depth no stack can hold leaves doubt, and the gateway standing', async () => {
+  it('whose answer is nested too deeply leaves the call in doubt, and the gateway keeps running', async () => {
     await plan('mail', 'deep', ['apply', { deep: 50_000 }, 'end']);
     const unreadable = { code: 'in_doubt', detail: expect.stringMatching(/the answer cannot be read/i) };
     expect((await call('mail', 'deep')).body).toMatchObject(unreadable);
@@ -240,7 +240,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect((await call('mail', 'after')).body).toMatchObject({ state: 'succeeded' });
   });
 
-  it('that asks back under what is no name is passed over, and the gateway stands', async () => {
+  it('that sends requests with invalid ids is ignored, and the gateway keeps running', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
     const pings = [deep, '{"toString":1}', JSON.stringify('x'.repeat(5_000))].map((name) => ({
       raw: `{"jsonrpc":"2.0","id":${name},"method":"ping"}`,
@@ -250,7 +250,7 @@ describe.each(['modern', 'legacy'])('a %s MCP server', (era) => {
     expect(gateway.isAlive).toBe(true);
   });
 
-  it('that is gone is not sent to: nothing is bound, and it is found again', async () => {
+  it('that is down gets no call and binds no key, and is called again when it is back', async () => {
     await world.kill();
     const key = `gone-${era}`;
     expect((await gateway.call(`${era}.pay`, { id: 'gone' }, { key })).body).toMatchObject({ status: 503 });
@@ -267,7 +267,7 @@ describe('a session that the server forgot', () => {
   };
   const effects = async (id: string) => (await server['legacy']?.effects())?.filter((effect) => effect.id === id);
 
-  it('is begun anew for what may be repeated', async () => {
+  it('is replaced for a call that may be repeated', async () => {
     await forget();
     expect((await gateway.call('legacy.pay', { id: 'forgotten' })).body).toMatchObject({
       state: 'succeeded',
@@ -276,7 +276,7 @@ describe('a session that the server forgot', () => {
     expect(await effects('forgotten')).toHaveLength(1);
   });
 
-  it('fails one call that may not be, which had no effect, and no other', async () => {
+  it('fails one call with once: none, which had no effect, and no other', async () => {
     await forget();
     expect((await gateway.call('legacy.mail', { id: 'unlucky' })).body).toMatchObject({ code: 'tool_failed' });
     expect(await effects('unlucky')).toHaveLength(0);

@@ -5,7 +5,7 @@ import { buildSagaPolicies } from './saga-policies.ts';
 
 const { upstream, gateway } = useGateway({ policies: buildSagaPolicies });
 
-it('rolls 100 sagas of five steps back at once, each in order and once', async () => {
+it('100 sagas of five steps roll back at once, each step once and in order', async () => {
   const { violations, undos } = await runRollbackLoad([gateway], upstream, { sagas: 100, steps: 5, name: 'load' });
   expect(violations).toEqual([]);
   expect(undos).toBe(500);

@@ -7,7 +7,7 @@ import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 export interface RollbackLoadResult {
   readonly violations: readonly string[];
   readonly undos: number;
-  /** From the first request for a rollback until the last saga came to rest. */
+  /** From the first rollback request until the last saga is rolled back. */
   readonly seconds: number;
 }
 
@@ -16,27 +16,27 @@ interface SagaWithSteps {
   readonly steps: readonly ExecutedStep[];
 }
 
-/** How many sagas take their steps at once; their rollbacks are asked for all at once. */
+/** How many sagas execute their steps at once. All rollbacks are requested at once. */
 const SAGA_CONCURRENCY = 32;
 
-/** Many sagas, each of so many charges in a row, all rolled back at the same time by all the gateways in turn. */
+/** Opens sagas on the gateways in turn, executes their charges in sequence, and rolls all sagas back at the same time. */
 export async function runRollbackLoad(
   gateways: readonly Gateway[],
   upstream: TestUpstream,
   load: { readonly sagas: number; readonly steps: number; readonly name: string },
 ): Promise<RollbackLoadResult> {
-  const loaded: SagaWithSteps[] = [];
+  const executed: SagaWithSteps[] = [];
   let next = 0;
-  const take = async () => {
+  const executeSagas = async () => {
     for (let k = next++; k < load.sagas; k = next++) {
       const gateway = gateways[k % gateways.length] as Gateway;
-      loaded[k] = await executeSteps(await TestSaga.open(gateway), `${load.name}-${k}`, load.steps);
+      executed[k] = await executeSteps(await TestSaga.open(gateway), `${load.name}-${k}`, load.steps);
     }
   };
-  await Promise.all(Array.from({ length: SAGA_CONCURRENCY }, take));
+  await Promise.all(Array.from({ length: SAGA_CONCURRENCY }, executeSagas));
 
   const started = performance.now();
-  const answers = await Promise.all(loaded.map(({ saga }) => saga.rollback({}, '')));
+  const answers = await Promise.all(executed.map(({ saga }) => saga.rollback({}, '')));
   const refused = answers.filter(({ status }) => status !== 202).map(({ status, body }) => `${status} ${body?.detail}`);
   await waitUntilRolledBack(gateways[0] as Gateway);
   const seconds = (performance.now() - started) / 1000;
@@ -44,16 +44,16 @@ export async function runRollbackLoad(
   const byId = new Map<string, UpstreamEffect[]>();
   for (const effect of await upstream.effects())
     byId.set(effect.id ?? '', [...(byId.get(effect.id ?? '') ?? []), effect]);
-  const found: string[] = refused.map((answer) => `a rollback was answered ${answer}`);
+  const violations: string[] = refused.map((answer) => `a rollback was answered ${answer}`);
   let undos = 0;
-  for (const { saga, steps } of loaded) {
-    const seen = await saga.read();
-    if (seen.state !== 'rolled_back') found.push(`saga ${saga.id} is ${seen.state}: ${seen.reason}`);
+  for (const { saga, steps } of executed) {
+    const observed = await saga.read();
+    if (observed.state !== 'rolled_back') violations.push(`saga ${saga.id} is ${observed.state}: ${observed.reason}`);
     const effects = steps.flatMap(({ id }) => byId.get(id) ?? []);
     undos += effects.filter(({ route }) => route === 'POST /keyed/refund').length;
-    found.push(...checkSaga(seen, steps, effects));
+    violations.push(...checkSaga(observed, steps, effects));
   }
-  return { violations: found, undos, seconds };
+  return { violations, undos, seconds };
 }
 
 async function executeSteps(saga: TestSaga, name: string, count: number): Promise<SagaWithSteps> {
@@ -70,6 +70,6 @@ async function waitUntilRolledBack(gateway: Gateway): Promise<void> {
   await pollUntil(
     () => gateway.admin('GET', '/admin/sagas?state=rolling_back&limit=1'),
     ({ status, body }) => status === 200 && body.items.length === 0,
-    { withinMs: 300_000, explain: () => `Some sagas did not come to rest.\n${gateway.output}` },
+    { withinMs: 300_000, explain: () => `Some sagas are still rolling back.\n${gateway.output}` },
   );
 }

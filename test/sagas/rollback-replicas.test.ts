@@ -15,14 +15,14 @@ beforeEach(async () => {
 });
 
 const CHARGE = { forward: 'POST /keyed/charge', undo: 'POST /keyed/refund' };
-const FORWARD = new Set(['POST /keyed/charge', 'POST /probed/orders', 'PUT /idempotent/objects']);
+const FORWARD_ROUTES = new Set(['POST /keyed/charge', 'POST /probed/orders', 'PUT /idempotent/objects']);
 
-interface Taken {
+interface SagaWithSteps {
   readonly saga: TestSaga;
   readonly steps: readonly ExecutedStep[];
 }
 
-async function takeSteps(gateway: Gateway, name: string, count = 3): Promise<Taken> {
+async function executeSteps(gateway: Gateway, name: string, count = 3): Promise<SagaWithSteps> {
   const saga = await TestSaga.open(gateway);
   const steps: ExecutedStep[] = [];
   for (let n = 1; n <= count; n += 1) {
@@ -32,70 +32,70 @@ async function takeSteps(gateway: Gateway, name: string, count = 3): Promise<Tak
   return { saga, steps };
 }
 
-/** The saga as this replica tells it, once its rollback is over. */
-async function restedOn(gateway: Gateway, { id }: TestSaga): Promise<Reply['body']> {
+/** Waits until the rollback is over, and returns the saga as this replica reports it. */
+async function waitUntilSettledOn(gateway: Gateway, { id }: TestSaga): Promise<Reply['body']> {
   const read = async () => (await gateway.get(`/v1/sagas/${id}`)).body;
   await expect.poll(async () => (await read()).state, { timeout: 40_000, interval: 50 }).not.toBe('rolling_back');
   return read();
 }
 
-async function expectUndone(on: Gateway, { saga, steps }: Taken): Promise<void> {
-  const rested = await restedOn(on, saga);
-  expect(rested.state).toBe('rolled_back');
-  expect(checkSaga(rested, steps, await upstream.effects())).toEqual([]);
+async function expectUndone(gateway: Gateway, { saga, steps }: SagaWithSteps): Promise<void> {
+  const settled = await waitUntilSettledOn(gateway, saga);
+  expect(settled.state).toBe('rolled_back');
+  expect(checkSaga(settled, steps, await upstream.effects())).toEqual([]);
 }
 
 const rollBackOn = (gateway: Gateway, { id }: TestSaga) =>
-  gateway.post(`/v1/sagas/${id}/rollback`, { reason: 'both say so' }, AGENT_KEY);
+  gateway.post(`/v1/sagas/${id}/rollback`, { reason: 'both replicas get it' }, AGENT_KEY);
 
 describe('two replicas', () => {
   it.each<[string, UpstreamFaultStep[]]>([
     ['before', [{ event: 'undo' }, 'hang']],
     ['after', ['apply', { event: 'undo' }, 'hang']],
-  ])('finish each other’s rollbacks: one dies with an undo on the wire, %s it happened', async (when, plan) => {
-    const taken = await takeSteps(one, `killed-${when}`);
+  ])('finish a rollback whose replica dies with an undo in flight, %s the effect', async (when, plan) => {
+    const executed = await executeSteps(one, `killed-${when}`);
     await upstream.plan({ match: { id: `killed-${when}-2`, path: '/keyed/refund' }, do: plan });
-    expect((await taken.saga.rollback({}, '')).status).toBe(202);
+    expect((await executed.saga.rollback({}, '')).status).toBe(202);
     await upstream.awaitEvent('undo');
     await one.kill();
-    await expectUndone(two, taken);
+    await expectUndone(two, executed);
   });
 
-  it('finish each other’s rollbacks: one dies right after it acknowledged many', async () => {
-    const many = await Promise.all(Array.from({ length: 12 }, (_, k) => takeSteps(one, `acked-${k}`)));
+  it('finish many rollbacks whose replica dies right after it acknowledged them', async () => {
+    const many = await Promise.all(Array.from({ length: 12 }, (_, k) => executeSteps(one, `acked-${k}`)));
     const answers = await Promise.all(many.map(({ saga }) => saga.rollback({}, '')));
     one.signal('SIGKILL');
     expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([202]));
-    for (const taken of many) await expectUndone(two, taken);
+    for (const executed of many) await expectUndone(two, executed);
   });
 
-  it('one that is paused beyond its lease and wakes up undoes nothing again', async () => {
-    const busy = await takeSteps(one, 'paused');
-    const others = await Promise.all(Array.from({ length: 6 }, (_, k) => takeSteps(one, `asleep-${k}`)));
+  it('undo nothing twice if a replica is paused beyond its lease and resumes', async () => {
+    const inFlight = await executeSteps(one, 'paused');
+    const others = await Promise.all(Array.from({ length: 6 }, (_, k) => executeSteps(one, `asleep-${k}`)));
     await upstream.plan({ match: { id: 'paused-2', path: '/keyed/refund' }, do: [{ event: 'undo' }, { wait: 'go' }] });
-    expect((await busy.saga.rollback({}, '')).status).toBe(202);
+    expect((await inFlight.saga.rollback({}, '')).status).toBe(202);
     await upstream.awaitEvent('undo');
     await Promise.all(others.map(({ saga }) => saga.rollback({}, '')));
     one.signal('SIGSTOP');
-    for (const taken of [busy, ...others]) await expectUndone(two, taken);
+    for (const executed of [inFlight, ...others]) await expectUndone(two, executed);
     const before = (await upstream.effects()).length;
     await upstream.release('go');
     one.signal('SIGCONT');
     await one.waitUntilReady();
-    // It has a new lease and looks at the ledger again: one more rollback goes through it.
-    const after = await takeSteps(one, 'awake');
+    // The replica has a new lease and reads the ledger again; one more rollback proves that.
+    const after = await executeSteps(one, 'awake');
     expect((await after.saga.rollback()).body.state).toBe('rolled_back');
-    for (const taken of [busy, ...others, after]) await expectUndone(one, taken);
+    for (const executed of [inFlight, ...others, after]) await expectUndone(one, executed);
     expect(await upstream.effects()).toHaveLength(before + 2 * after.steps.length);
   });
 
-  it('told to roll back the same sagas at the same time undo everything once', async () => {
+  it('undo every step once if both roll back the same sagas at the same time', async () => {
     const many = await Promise.all(
-      Array.from({ length: 10 }, (_, k) => takeSteps(k % 2 === 0 ? one : two, `both-${k}`)),
+      Array.from({ length: 10 }, (_, k) => executeSteps(k % 2 === 0 ? one : two, `both-${k}`)),
     );
     const answers = await Promise.all(many.flatMap(({ saga }) => [rollBackOn(one, saga), rollBackOn(two, saga)]));
     expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([202]));
-    for (const taken of many) await expectUndone(one, taken);
+    for (const executed of many) await expectUndone(one, executed);
   });
 });
 
@@ -110,14 +110,14 @@ describe('steps that race with the rollback of their saga', () => {
     },
   ] as const;
 
-  it.each([1, 2, 3])('are not sent once it is acknowledged, by neither replica (round %i)', async (round) => {
-    // So that some are on the wire and some queue at any moment.
+  it.each([1, 2, 3])('are not sent by any replica after the rollback is acknowledged (round %i)', async (round) => {
+    // The delay keeps some steps in flight and some queued at every moment.
     await upstream.plan({ match: { path: '/keyed/charge' }, do: [{ delay: 60 }], times: 'always' });
     const saga = await TestSaga.open(one);
     const steps: ExecutedStep[] = [];
-    let racing = true;
+    let isRacing = true;
     const worker = async (gateway: Gateway, w: number) => {
-      for (let k = 0; racing; k += 1) {
+      for (let k = 0; isRacing; k += 1) {
         const { tool, kind } = tools[(w + k) % tools.length] as (typeof tools)[number];
         const id = `race${round}-${w}-${k}`;
         const args = tool === 'world.write' ? { id, text: 'new' } : { id };
@@ -131,16 +131,16 @@ describe('steps that race with the rollback of their saga', () => {
     const workers = Array.from({ length: 12 }, (_, w) => worker(w % 2 === 0 ? one : two, w));
     await upstream.awaitEvent('received', 60);
     expect((await rollBackOn(two, saga)).status).toBe(202);
-    const forwards = async () =>
-      (await upstream.requests()).filter(({ route }) => FORWARD.has(route)).map(({ n }) => n);
-    const before = await forwards();
-    racing = false;
+    const readForwardRequests = async () =>
+      (await upstream.requests()).filter(({ route }) => FORWARD_ROUTES.has(route)).map(({ n }) => n);
+    const before = await readForwardRequests();
+    isRacing = false;
     await Promise.all(workers);
-    const rested = await restedOn(one, saga);
-    expect(rested.state).toBe('rolled_back');
-    expect(checkSaga(rested, steps, await upstream.effects())).toEqual([]);
-    expect(await forwards()).toEqual(before);
-    const recalls = () => database.query(`select scope from switches where scope like 'call:%'`);
-    await expect.poll(recalls).toEqual([]);
+    const settled = await waitUntilSettledOn(one, saga);
+    expect(settled.state).toBe('rolled_back');
+    expect(checkSaga(settled, steps, await upstream.effects())).toEqual([]);
+    expect(await readForwardRequests()).toEqual(before);
+    const readRecalls = () => database.query(`select scope from switches where scope like 'call:%'`);
+    await expect.poll(readRecalls).toEqual([]);
   });
 });

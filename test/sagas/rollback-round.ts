@@ -4,7 +4,7 @@ import type { Gateway, Reply } from '../support/gateway.ts';
 import { TestSaga } from './saga.ts';
 import { checkSaga, type ExecutedStep } from './saga-checker.ts';
 
-/** Points of a rollback at which the gateway dies. The later ones of a call's own points belong to later undos. */
+/** Kill points of a rollback. `sending:2` is the second time that the gateway reaches the point, so it belongs to a later undo. */
 export const FIRST_KILL_POINTS = [
   'rolling_back',
   'marked',
@@ -25,7 +25,7 @@ export const FIRST_KILL_POINTS = [
   'finishing',
   'finished',
 ] as const;
-/** In a life after that: the same again, and in the recovery of what the dead one had in flight. */
+/** Kill points after the restart: those of the rollback, and those of the recovery of calls in flight. */
 export const LATER_KILL_POINTS = [
   'rolling_back',
   'taken',
@@ -41,11 +41,11 @@ export const LATER_KILL_POINTS = [
   'finished',
 ] as const;
 
-/** A saga of seven steps in two branches, of which the sixth failed. */
+/** A saga of seven steps in two branches. Its sixth step failed. */
 export interface SevenStepSaga {
   readonly saga: TestSaga;
   readonly steps: readonly ExecutedStep[];
-  /** Effects up to this one are older than the saga. */
+  /** The number of the last effect before the saga. */
   readonly since: number;
   readonly file: string;
 }
@@ -55,8 +55,8 @@ const ORDER = { forward: 'POST /probed/orders', undo: 'POST /keyed/refund' };
 const WRITE = { forward: 'PUT /idempotent/objects', undo: 'PUT /restored', repeatable: true };
 
 /**
- * Step 1 carries two branches: 2, 4, 6 and 3, 5, 7. The sixth is refused, the undo of the fourth is refused three times
- * before it works; the undo of the fifth can only be probed, that of the third puts back what was there.
+ * Two branches depend on step 1: steps 2, 4, 6 and steps 3, 5, 7. Step 6 fails. The undo of step 4 fails three times before it
+ * succeeds, the undo of step 5 has `once: probe`, and the undo of step 3 restores the earlier state.
  */
 export async function createSevenStepSaga(
   gateway: Gateway,
@@ -73,33 +73,33 @@ export async function createSevenStepSaga(
 
   const saga = await TestSaga.open(gateway, { name });
   const steps: ExecutedStep[] = [];
-  const take = async (
+  const executeStep = async (
     n: number,
     tool: string,
     on: readonly number[],
     kind: Omit<ExecutedStep, 'id' | 'txn' | 'on'>,
   ) => {
     const args = tool === 'world.write' ? { id: id(n), text: 'new' } : { id: id(n) };
-    const below = on.map((m) => steps.find((step) => step.id === id(m))?.txn ?? '');
-    const answer = await saga.callStep(tool, args, { key: id(n), on: below });
+    const dependencies = on.map((m) => steps.find((step) => step.id === id(m))?.txn ?? '');
+    const answer = await saga.callStep(tool, args, { key: id(n), on: dependencies });
     steps.push({ id: id(n), txn: answer.body.txn, on: on.map(id), ...kind });
     return answer.status;
   };
   const statuses = [
-    await take(1, 'world.charge', [], CHARGE),
-    await take(2, 'world.order', [1], ORDER),
-    await take(3, 'world.write', [1], WRITE),
-    await take(4, 'world.charge', [2], CHARGE),
-    await take(5, 'wide.reserve', [3], { ...CHARGE, undo: 'POST /probed/orders', undoId: `undo-${id(5)}` }),
-    ...(await Promise.all([take(6, 'world.charge', [4], CHARGE), take(7, 'world.order', [5], ORDER)])),
+    await executeStep(1, 'world.charge', [], CHARGE),
+    await executeStep(2, 'world.order', [1], ORDER),
+    await executeStep(3, 'world.write', [1], WRITE),
+    await executeStep(4, 'world.charge', [2], CHARGE),
+    await executeStep(5, 'wide.reserve', [3], { ...CHARGE, undo: 'POST /probed/orders', undoId: `undo-${id(5)}` }),
+    ...(await Promise.all([executeStep(6, 'world.charge', [4], CHARGE), executeStep(7, 'world.order', [5], ORDER)])),
   ];
-  if (statuses.join() !== '200,200,200,200,200,502,200') throw new Error(`the steps answered ${statuses.join()}`);
+  if (statuses.join() !== '200,200,200,200,200,502,200') throw new Error(`The steps answered ${statuses.join()}.`);
   return { saga, steps, since, file };
 }
 
 /**
- * A rollback in a life of the gateway that ends at a point, and in further ones that do; then in one that goes on. Nobody
- * asks for it again: it must come to rest as rolled back by itself. Tells what did not hold, and how many lives ended so.
+ * Requests a rollback and lets the gateway die at each of the kill points, one per start. Then a gateway without a kill point must
+ * finish the rollback without another request. Returns the violations and the number of deaths.
  */
 export async function crashRollback(
   { saga, steps, since, file }: SevenStepSaga,
@@ -108,42 +108,45 @@ export async function crashRollback(
 ): Promise<{ readonly violations: readonly string[]; readonly died: number }> {
   const { gateway } = saga;
   let died = 0;
-  for (const [life, point] of deaths.entries()) {
+  for (const [start, point] of deaths.entries()) {
     if (gateway.isAlive) await gateway.kill();
     gateway.launch({ ONCEGATE_DIE_AT: point });
     await gateway.waitUntilReady().catch(() => undefined);
-    // Only the first time; and again by an agent that is impatient, where that is what the gateway dies of.
-    if (gateway.isAlive && (life === 0 || point === 'rolling_back')) await saga.rollback({}, '').catch(() => undefined);
+    // Only the first start requests the rollback. The kill point `rolling_back` needs another request to be reached.
+    if (gateway.isAlive && (start === 0 || point === 'rolling_back'))
+      await saga.rollback({}, '').catch(() => undefined);
     if (await waitForCrash(saga, point)) died += 1;
   }
   if (gateway.isAlive) await gateway.kill();
   await gateway.start();
-  const found: string[] = [];
-  const rested = await saga.waitUntilSettled();
-  if (rested.state !== 'rolled_back') found.push(`it came to rest as ${rested.state}: ${rested.reason}`);
-  const again = await saga.rollback();
-  if (again.status !== 202 || again.body.state !== rested.state)
-    found.push(`asked for once more it answered ${again.status} ${JSON.stringify(again.body)}`);
+  const violations: string[] = [];
+  const settled = await saga.waitUntilSettled();
+  if (settled.state !== 'rolled_back') violations.push(`it ended as ${settled.state}: ${settled.reason}`);
+  const repeated = await saga.rollback();
+  if (repeated.status !== 202 || repeated.body.state !== settled.state)
+    violations.push(`a repeated rollback answered ${repeated.status} ${JSON.stringify(repeated.body)}`);
   const text = (await gateway.call('world.look', { id: file })).body.result?.object?.text;
-  if (text !== 'old') found.push(`the file says ${text}`);
+  if (text !== 'old') violations.push(`the file contains ${text}`);
   const effects = (await upstream.effects()).filter((effect) => effect.n > since);
-  found.push(...checkSaga(again.body, steps, effects));
-  return { violations: found, died };
+  violations.push(...checkSaga(repeated.body, steps, effects));
+  return { violations, died };
 }
 
 async function waitForCrash(saga: TestSaga, point: string): Promise<boolean> {
   const { gateway } = saga;
-  const until = performance.now() + 30_000;
+  const deadline = performance.now() + 30_000;
   while (gateway.isAlive) {
-    const seen: Reply['body'] = await saga.read().catch(() => undefined);
-    if (seen?.state === 'rolled_back' || seen?.state === 'parked') {
-      // It says so a moment before it dies of having said it.
-      const patience = point === 'finished' || point.startsWith('settled') ? 1_000 : 0;
-      await Promise.race([gateway.waitForExit(), sleep(patience)]);
+    const observed: Reply['body'] = await saga.read().catch(() => undefined);
+    if (observed?.state === 'rolled_back' || observed?.state === 'parked') {
+      // The gateway reports the final state a moment before it dies at these points.
+      const graceMs = point === 'finished' || point.startsWith('settled') ? 1_000 : 0;
+      await Promise.race([gateway.waitForExit(), sleep(graceMs)]);
       return !gateway.isAlive;
     }
-    if (performance.now() > until)
-      throw new Error(`neither death nor rest: ${JSON.stringify(seen)}\n${gateway.output}`);
+    if (performance.now() > deadline)
+      throw new Error(
+        `The gateway neither died nor finished the rollback: ${JSON.stringify(observed)}\n${gateway.output}`,
+      );
     await sleep(20);
   }
   return true;

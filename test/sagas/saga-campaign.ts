@@ -11,8 +11,8 @@ import { crashRollback, createSevenStepSaga, FIRST_KILL_POINTS, LATER_KILL_POINT
 import { buildSagaPolicies } from './saga-policies.ts';
 
 /**
- * Kills the gateway at every named point of a rollback, singly and in all pairs, and checks after each that the saga came to
- * rest by itself, undone, in a legal order, and nothing twice. Or rolls many sagas back at once and says how fast that is.
+ * Kills the gateway at every kill point of a rollback, once and in all pairs. After each round the saga must be rolled back by
+ * itself, in a legal order, and no step twice. With `--load`, rolls many sagas back at once and prints the rate.
  *
  *   tsx test/sagas/saga-campaign.ts [--lanes 2] [--first POINT]
  *   tsx test/sagas/saga-campaign.ts --load [--sagas 1000] [--steps 5]
@@ -44,20 +44,20 @@ async function runCrashCampaign(): Promise<void> {
     ...firsts.map((point) => [point]),
     ...firsts.flatMap((point) => LATER_KILL_POINTS.map((later) => [point, later])),
   ];
-  const left = [...rounds.entries()];
+  const remaining = [...rounds.entries()];
   let deaths = 0;
-  const lane = async (n: number) => {
+  const runLane = async (n: number) => {
     const upstream = await startUpstream();
     const gateway = await makeGateway({
       policies: buildSagaPolicies(upstream.url),
       databaseUrl: await createDatabase(`lane${n}`),
     });
     try {
-      for (let next = left.shift(); next !== undefined; next = left.shift()) {
+      for (let next = remaining.shift(); next !== undefined; next = remaining.shift()) {
         const [number, points] = next;
         if (!gateway.isAlive) await gateway.start();
-        const seven = await createSevenStepSaga(gateway, upstream, `r${number}`);
-        const { violations, died } = await crashRollback(seven, upstream, points);
+        const saga = await createSevenStepSaga(gateway, upstream, `r${number}`);
+        const { violations, died } = await crashRollback(saga, upstream, points);
         deaths += died;
         if (violations.length > 0) violationCount += 1;
         const verdict = violations.length === 0 ? 'held' : `BROKEN\n  ${violations.join('\n  ')}`;
@@ -69,7 +69,7 @@ async function runCrashCampaign(): Promise<void> {
       await upstream.stop();
     }
   };
-  await Promise.all(Array.from({ length: Number(values.lanes) }, (_, n) => lane(n)));
+  await Promise.all(Array.from({ length: Number(values.lanes) }, (_, n) => runLane(n)));
   const seconds = Math.round((performance.now() - started) / 1000);
   console.log(
     `${rounds.length} rollbacks through ${deaths} deaths in ${seconds} s: ${violationCount} with a broken promise`,
@@ -84,13 +84,13 @@ async function runLoadCampaign(): Promise<void> {
   });
   try {
     await gateway.start();
-    const wish = { sagas: Number(values.sagas), steps: Number(values.steps), name: 'load' };
-    const { violations, undos, seconds } = await runRollbackLoad([gateway], upstream, wish);
+    const load = { sagas: Number(values.sagas), steps: Number(values.steps), name: 'load' };
+    const { violations, undos, seconds } = await runRollbackLoad([gateway], upstream, load);
     for (const violation of violations.slice(0, 20)) console.log(violation);
     violationCount = violations.length;
     const rate = (count: number) => Math.round(count / seconds);
     console.log(
-      `${wish.sagas} sagas of ${wish.steps} steps rolled back in ${seconds.toFixed(1)} s: ${rate(wish.sagas)} sagas/s, ${rate(undos)} undos/s, ${violationCount} broken promises`,
+      `${load.sagas} sagas of ${load.steps} steps rolled back in ${seconds.toFixed(1)} s: ${rate(load.sagas)} sagas/s, ${rate(undos)} undos/s, ${violationCount} broken promises`,
     );
   } finally {
     await gateway.dispose();

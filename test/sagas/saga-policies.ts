@@ -1,63 +1,63 @@
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 
-/** Tools that can be undone, each in another way, against the effect-counting upstream. */
-export function buildSagaPolicies(url: string, tuning: { retry?: string; timeout?: string; rules?: string } = {}) {
-  const retry = tuning.retry ?? '{ attempts: 5, base: 20ms, max: 200ms, within: 1h }';
+/** Tools at the counting upstream that are undone in different ways. */
+export function buildSagaPolicies(url: string, options: { retry?: string; timeout?: string; rules?: string } = {}) {
+  const retry = options.retry ?? '{ attempts: 5, base: 20ms, max: 200ms, within: 1h }';
   const input = 'input: { type: object, properties: { id: { type: string } }, required: [id] }';
-  const post = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
-  const keyed = 'once: { by: key, header: Idempotency-Key }';
+  const buildPost = (path: string) => `request: { method: POST, path: ${path}, body: "\${args}" }`;
+  const onceByKey = 'once: { by: key, header: Idempotency-Key }';
   return {
     'sagas.yaml': `
 upstreams:
-  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${tuning.timeout ?? '2s'}, breaker: { minimum: 1000 } }
-  wide: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${tuning.timeout ?? '2s'}, breaker: { minimum: 1000 } }
+  world: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${options.timeout ?? '2s'}, breaker: { minimum: 1000 } }
+  wide: { adapter: http, url: "${url}", allowPrivate: true, timeout: ${options.timeout ?? '2s'}, breaker: { minimum: 1000 } }
   narrow: { adapter: http, url: "${url}", allowPrivate: true, timeout: 5s, concurrency: 1, breaker: { minimum: 1000 } }
 tools:
   narrow.charge:
     upstream: narrow
     ${input}
-    ${post('/keyed/charge')}
-    ${keyed}
+    ${buildPost('/keyed/charge')}
+    ${onceByKey}
     retry: ${retry}
     undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
   wide.reserve:
     upstream: wide
     ${input}
-    ${post('/keyed/charge')}
-    ${keyed}
+    ${buildPost('/keyed/charge')}
+    ${onceByKey}
     retry: ${retry}
     undo: { kind: compensable, tool: wide.cancel, args: { id: "undo-\${args.id}" } }
   wide.cancel:
     upstream: wide
     ${input}
-    ${post('/probed/orders')}
+    ${buildPost('/probed/orders')}
     once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: 300ms }
     retry: ${retry}
     undo: { kind: irreversible }
   wide.post:
     upstream: wide
     ${input}
-    ${post('/none/mail')}
+    ${buildPost('/none/mail')}
     once: { by: none }
     undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
   world.charge:
     upstream: world
     ${input}
-    ${post('/keyed/charge')}
-    ${keyed}
+    ${buildPost('/keyed/charge')}
+    ${onceByKey}
     retry: ${retry}
     undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${result.id}" } }
   world.refund:
     upstream: world
     input: { type: object, properties: { id: { type: string }, effect: { type: string } }, required: [id, effect] }
-    ${post('/keyed/refund')}
-    ${keyed}
+    ${buildPost('/keyed/refund')}
+    ${onceByKey}
     retry: ${retry}
     undo: { kind: irreversible }
   world.order:
     upstream: world
     ${input}
-    ${post('/probed/orders')}
+    ${buildPost('/probed/orders')}
     once: { by: probe, probe: { tool: world.find, args: { id: "\${args.id}" }, applied: "result.found" }, settles: 300ms }
     retry: ${retry}
     undo: { kind: compensable, tool: world.refund, args: { id: "\${args.id}", effect: "\${has(result.order.id) ? result.order.id : result.id}" } }
@@ -89,26 +89,26 @@ tools:
   world.mail:
     upstream: world
     ${input}
-    ${post('/none/mail')}
+    ${buildPost('/none/mail')}
     once: { by: none }
     undo: { kind: irreversible }
   world.plain:
     upstream: world
     ${input}
-    ${post('/keyed-field/charge')}
+    ${buildPost('/keyed-field/charge')}
     once: { by: key, field: meta.key }
     retry: ${retry}
   world.approved:
     upstream: world
     ${input}
-    ${post('/echo')}
+    ${buildPost('/echo')}
     once: { by: idempotent }
     undo: { kind: none }
 agents:
   tester:
     ${keysYaml(AGENT_KEY)}
     rules:
-${tuning.rules ?? ''}
+${options.rules ?? ''}
       - allow: world.approved
         approve: {}
       - deny: world.refund

@@ -16,11 +16,11 @@ export class TestSaga {
 
   static async open(gateway: Gateway, body: object = {}, agentKey: string = AGENT_KEY): Promise<TestSaga> {
     const reply = await gateway.post('/v1/sagas', body, agentKey);
-    if (reply.status !== 201) throw new Error(`${reply.status} ${JSON.stringify(reply.body)}`);
+    if (reply.status !== 201) throw new Error(`POST /v1/sagas answered ${reply.status} ${JSON.stringify(reply.body)}.`);
     return new TestSaga(gateway, reply.body.saga, agentKey);
   }
 
-  /** Takes a step; `on` are the steps it rests on. */
+  /** Calls a tool as a step of the saga; `on` are the txns of the steps that it depends on. */
   callStep(tool: string, args: object, options: { key?: string; on?: readonly string[]; headers?: object } = {}) {
     const { key, on, headers } = options;
     return this.gateway.call(tool, args, {
@@ -34,14 +34,14 @@ export class TestSaga {
     });
   }
 
-  /** A step that succeeds. What could not be claimed in the bustle is asked for again with the same key, as an agent would. */
+  /** Runs a step until it succeeds. Repeats a step that got 503 with the same key, as an agent would. */
   async runStep(tool: string, args: { readonly id: string }, on?: readonly string[]): Promise<string> {
-    const until = performance.now() + 30_000;
+    const deadline = performance.now() + 30_000;
     for (;;) {
       const answer = await this.callStep(tool, args, { key: args.id, ...(on === undefined ? {} : { on }) });
       if (answer.status === 200) return answer.body.txn;
-      if (answer.status !== 503 || performance.now() > until)
-        throw new Error(`${tool} answered ${answer.status} ${JSON.stringify(answer.body)}`);
+      if (answer.status !== 503 || performance.now() > deadline)
+        throw new Error(`${tool} answered ${answer.status} ${JSON.stringify(answer.body)}.`);
       await sleep(100);
     }
   }
@@ -62,10 +62,13 @@ export class TestSaga {
     return this.postAction('rollback', { reason: 'the test says so', ...body }, query);
   }
 
-  /** The saga once its rollback is over, however it ended; the gateway may die meanwhile. */
+  /** Waits until the saga is neither open nor rolling back. The gateway may die meanwhile. */
   async waitUntilSettled(withinMs = 30_000): Promise<Reply['body']> {
     const read = () => this.read().catch(() => undefined);
     const isSettled = (saga: Reply['body']) => saga !== undefined && !['rolling_back', 'open'].includes(saga.state);
-    return pollUntil(read, isSettled, { withinMs, explain: () => `Saga ${this.id}.\n${this.gateway.output}` });
+    return pollUntil(read, isSettled, {
+      withinMs,
+      explain: () => `Saga ${this.id} did not settle.\n${this.gateway.output}`,
+    });
   }
 }

@@ -6,7 +6,7 @@ import { buildSagaPolicies } from './saga-policies.ts';
 
 const { upstream, database, gateway } = useGateway({ policies: buildSagaPolicies });
 
-const effects = async (id: string) => (await upstream.effects(id)).map((effect) => effect.route);
+const readEffectRoutes = async (id: string) => (await upstream.effects(id)).map((effect) => effect.route);
 
 describe('a rollback', () => {
   it('undoes every step, the last one first', async () => {
@@ -24,14 +24,14 @@ describe('a rollback', () => {
     expect(undone.map((effect) => effect.id)).toEqual(['a3', 'a2', 'a1']);
   });
 
-  it('puts back what was there before', async () => {
+  it('restores the earlier state', async () => {
     await gateway.call('world.write', { id: 'file', text: 'old' });
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.write', { id: 'file', text: 'new' });
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'new' });
     expect((await saga.rollback()).body.state).toBe('rolled_back');
     expect((await gateway.call('world.look', { id: 'file' })).body.result.object).toEqual({ text: 'old' });
-    // What it observed is shown to people, not to the agent.
+    // People see the observed state; the agent does not.
     const [step] = (await saga.read()).steps;
     expect((await gateway.get(`/v1/calls/${step.undo.txn}`)).body).toMatchObject({ args: null, result: null });
     expect((await gateway.admin('GET', `/admin/calls/${step.undo.txn}`)).body.args).toEqual({
@@ -40,21 +40,21 @@ describe('a rollback', () => {
     });
   });
 
-  it('never says rolled_back over an irreversible step', async () => {
+  it('never ends as rolled_back if a step is irreversible', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'irr-1' });
     const mail = await saga.callStep('world.mail', { id: 'irr-2' });
     const { body } = await saga.rollback();
     expect(body.state).toBe('parked');
     expect(body.reason).toContain(mail.body.txn);
-    expect(await effects('irr-1')).toEqual(['POST /keyed/charge']);
+    expect(await readEffectRoutes('irr-1')).toEqual(['POST /keyed/charge']);
     const resumed = await saga.admin('resume', { reason: 'the mail is explained', waive: [mail.body.txn] }, '?wait=10');
     expect(resumed.body.state).toBe('parked');
-    expect(await effects('irr-1')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
+    expect(await readEffectRoutes('irr-1')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     expect((await saga.admin('close', { reason: 'seen to' })).body.state).toBe('closed');
   });
 
-  it('knows what was done though its undo cannot be written down', async () => {
+  it('parks if PostgreSQL cannot store the arguments of an undo', async () => {
     await upstream.plan({ match: { id: 'odd' }, do: ['apply', { reply: 200, body: { id: '\uD800' } }] });
     const saga = await TestSaga.open(gateway);
     const step = await saga.callStep('world.charge', { id: 'odd' });
@@ -65,7 +65,7 @@ describe('a rollback', () => {
 });
 
 describe('opening a saga', () => {
-  it('under a key is one saga, however often', async () => {
+  it('with a key creates one saga, however often it is repeated', async () => {
     const key = { 'idempotency-key': 'open-1' };
     const first = await gateway.post('/v1/sagas', { name: 'x' }, undefined, key);
     const again = await gateway.post('/v1/sagas', { name: 'x' }, undefined, key);
@@ -78,7 +78,7 @@ describe('opening a saga', () => {
     expect(stranger.body.saga).not.toBe(first.body.saga);
   });
 
-  it('at once and together under a key is still one', async () => {
+  it('with a key creates one saga even if 20 requests arrive at once', async () => {
     const replies = await Promise.all(
       Array.from({ length: 20 }, () => gateway.post('/v1/sagas', {}, undefined, { 'idempotency-key': 'open-many' })),
     );
@@ -99,13 +99,13 @@ describe('opening a saga', () => {
     ],
     [{ name: '' }, /^name must have at least 1 character \(got 0\)\.$/],
     [[], /^The body must be a JSON object\.$/],
-  ])('refuses %j', async (body, why) => {
+  ])('refuses %j', async (body, detail) => {
     const reply = await gateway.post('/v1/sagas', body);
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
-    expect(reply.body.detail).toMatch(why);
+    expect(reply.body.detail).toMatch(detail);
   });
 
-  it("is nobody else's business", async () => {
+  it('gives other agents no access to the saga', async () => {
     const saga = await TestSaga.open(gateway);
     const path = `/v1/sagas/${saga.id}`;
     expect((await gateway.get(path, OTHER_AGENT_KEY)).status).toBe(404);
@@ -119,13 +119,13 @@ describe('opening a saga', () => {
       { agentKey: OTHER_AGENT_KEY, headers: { 'oncegate-saga': saga.id } },
     );
     expect(step.status).toBe(404);
-    expect(await effects('strange')).toEqual([]);
+    expect(await readEffectRoutes('strange')).toEqual([]);
     expect((await gateway.get('/v1/sagas/nonsense')).status).toBe(404);
   });
 });
 
 describe('a step', () => {
-  it('says its saga, is listed by it, and rests on what it says', async () => {
+  it('names its saga, is listed in it, and depends on the steps that it names', async () => {
     const saga = await TestSaga.open(gateway);
     const a = await saga.callStep('world.charge', { id: 's-a' });
     const b = await saga.callStep('world.charge', { id: 's-b' }, { on: [] });
@@ -159,14 +159,14 @@ describe('a step', () => {
     ['oncegate-undo', '{"tool":"world.refund","tool":"x"}', /twice|duplicate|Oncegate-Undo/],
     ['oncegate-undo', '{"args":{}}', /: tool is required\.$/],
     ['oncegate-undo', '[]', /Oncegate-Undo/],
-  ])('refuses %s: %s', async (name, value, why) => {
+  ])('is refused with the header %s: %s', async (name, value, detail) => {
     const reply = await gateway.call('world.charge', { id: 'bad-header' }, { headers: { [name]: value } });
     expect([reply.status, reply.body.code]).toEqual([400, 'malformed']);
-    expect(reply.body.detail).toMatch(why);
-    expect(await effects('bad-header')).toEqual([]);
+    expect(reply.body.detail).toMatch(detail);
+    expect(await readEffectRoutes('bad-header')).toEqual([]);
   });
 
-  it('rests on steps of its own saga only', async () => {
+  it('can depend only on steps of its own saga', async () => {
     const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
     const a = await one.callStep('world.charge', { id: 'dep-a' });
     const reply = await two.callStep('world.charge', { id: 'dep-b' }, { on: [a.body.txn] });
@@ -174,10 +174,10 @@ describe('a step', () => {
     expect(reply.body.detail).toContain(a.body.txn);
     const bad = await two.callStep('world.charge', { id: 'dep-b' }, { headers: { 'oncegate-depends-on': 'a, b' } });
     expect(bad.status).toBe(400);
-    expect(await effects('dep-b')).toEqual([]);
+    expect(await readEffectRoutes('dep-b')).toEqual([]);
   });
 
-  it('under a key of another saga, or of none, is refused; the same saga is a replay', async () => {
+  it('is refused if another saga or a call without a saga used its key, and replayed in the same saga', async () => {
     const [one, two] = [await TestSaga.open(gateway), await TestSaga.open(gateway)];
     const first = await one.callStep('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
     const again = await one.callStep('world.charge', { id: 'key-a' }, { key: 'saga-key-1' });
@@ -201,36 +201,36 @@ describe('a step', () => {
     expect(c.body.replayed).toBe(true);
   });
 
-  it('of a closed saga is refused, but one that was taken is replayed', async () => {
+  it('of a closed saga is refused if it is new and replayed if it is not', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
     await saga.postAction('commit');
     const late = await saga.callStep('world.charge', { id: 'closed-b' });
     expect([late.status, late.body.code, late.body.retry]).toEqual([409, 'saga_closed', 'never']);
-    expect(await effects('closed-b')).toEqual([]);
+    expect(await readEffectRoutes('closed-b')).toEqual([]);
     const replay = await saga.callStep('world.charge', { id: 'closed-a' }, { key: 'closed-a' });
     expect([replay.status, replay.body.replayed]).toEqual([200, true]);
   });
 });
 
-describe('commit', () => {
-  it('ends it: no rollback afterwards, again is fine, and its calls are undone one by one', async () => {
+describe('a commit', () => {
+  it('ends the saga: it can be repeated, a rollback is refused, and single calls can be undone', async () => {
     const saga = await TestSaga.open(gateway);
     const a = await saga.callStep('world.charge', { id: 'c-a' });
     expect((await saga.postAction('commit')).body.state).toBe('committed');
     expect((await saga.postAction('commit')).status).toBe(200);
-    const back = await saga.rollback();
-    expect([back.status, back.body.code]).toEqual([409, 'saga_closed']);
+    const rollback = await saga.rollback();
+    expect([rollback.status, rollback.body.code]).toEqual([409, 'saga_closed']);
     expect((await saga.admin('rollback', { reason: 'r' })).status).toBe(409);
     const undone = await gateway.admin('POST', `/admin/calls/${a.body.txn}/undo?wait=10`, { reason: 'a mistake' });
     expect(undone.status).toBe(202);
     expect(undone.body.undo).toMatchObject({ state: 'done', tool: 'world.refund' });
     const again = await gateway.admin('POST', `/admin/calls/${a.body.txn}/undo?wait=10`, { reason: 'a mistake' });
     expect(again.body.undo.txn).toBe(undone.body.undo.txn);
-    expect(await effects('c-a')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
+    expect(await readEffectRoutes('c-a')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
   });
 
-  it('waits for what is not over', async () => {
+  it('is refused while a step has not settled', async () => {
     const saga = await TestSaga.open(gateway);
     const held = await saga.callStep('world.approved', { id: 'c-held' }, { headers: { prefer: 'wait=0' } });
     expect(held.status).toBe(202);
@@ -242,35 +242,35 @@ describe('commit', () => {
   });
 });
 
-describe('savepoints', () => {
-  it('are where a rollback goes back to, and the saga goes on', async () => {
+describe('a savepoint', () => {
+  it('is the target of a rollback after which the saga continues', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'sp-1' });
     expect((await saga.postAction('savepoints', { name: 'good' })).status).toBe(201);
     await saga.callStep('world.charge', { id: 'sp-2' });
     expect((await saga.postAction('savepoints', { name: 'good' })).body).toMatchObject({ name: 'good', after: 1 });
     await saga.postAction('savepoints', { name: 'later' });
-    const back = await saga.rollback({ to: 'good' });
-    expect(back.body.state).toBe('open');
-    expect(back.body.savepoints).toEqual([{ name: 'good', after: 1 }]);
-    expect(await effects('sp-1')).toEqual(['POST /keyed/charge']);
-    expect(await effects('sp-2')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
+    const rollback = await saga.rollback({ to: 'good' });
+    expect(rollback.body.state).toBe('open');
+    expect(rollback.body.savepoints).toEqual([{ name: 'good', after: 1 }]);
+    expect(await readEffectRoutes('sp-1')).toEqual(['POST /keyed/charge']);
+    expect(await readEffectRoutes('sp-2')).toEqual(['POST /keyed/charge', 'POST /keyed/refund']);
     expect((await saga.callStep('world.charge', { id: 'sp-3' })).status).toBe(200);
     const all = await saga.rollback();
     expect(all.body.state).toBe('rolled_back');
-    for (const id of ['sp-1', 'sp-2', 'sp-3']) expect(await effects(id), id).toHaveLength(2);
+    for (const id of ['sp-1', 'sp-2', 'sp-3']) expect(await readEffectRoutes(id), id).toHaveLength(2);
   });
 
-  it('taken before any step is still a place to go on from', async () => {
+  it('before the first step lets the saga continue too', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.postAction('savepoints', { name: 'start' });
     await saga.callStep('world.charge', { id: 'sp-0' });
     expect((await saga.rollback({ to: 'start' })).body.state).toBe('open');
-    expect(await effects('sp-0')).toHaveLength(2);
+    expect(await readEffectRoutes('sp-0')).toHaveLength(2);
     expect((await saga.postAction('commit')).status).toBe(200);
   });
 
-  it('that are not there are told, with those that are', async () => {
+  it('that does not exist gives 404 with the names of those that do', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.postAction('savepoints', { name: 'one' });
     const reply = await saga.rollback({ to: 'two' });
@@ -280,17 +280,17 @@ describe('savepoints', () => {
   });
 });
 
-describe('ttl', () => {
+describe('a saga whose ttl ends', () => {
   it('rolls back by itself', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '400ms' });
     await saga.callStep('world.charge', { id: 'ttl-1' });
-    const rest = await saga.waitUntilSettled();
-    expect([rest.state, rest.reason]).toEqual(['rolled_back', 'the ttl of the saga ran out']);
-    expect(await effects('ttl-1')).toHaveLength(2);
+    const settled = await saga.waitUntilSettled();
+    expect([settled.state, settled.reason]).toEqual(['rolled_back', 'the ttl of the saga ran out']);
+    expect(await readEffectRoutes('ttl-1')).toHaveLength(2);
     expect((await saga.callStep('world.charge', { id: 'ttl-2' })).body.code).toBe('saga_closed');
   });
 
-  it('or parks, for a person to decide', async () => {
+  it('parks if it says so, and a person decides', async () => {
     const saga = await TestSaga.open(gateway, { ttl: '300ms', onExpire: 'park' });
     await saga.callStep('world.charge', { id: 'ttl-p' });
     expect((await saga.waitUntilSettled()).state).toBe('parked');
@@ -300,10 +300,10 @@ describe('ttl', () => {
   });
 });
 
-describe('an undo known only at the call', () => {
+describe('an undo in the Oncegate-Undo header', () => {
   const undo = (tool: string, args: object) => ({ 'oncegate-undo': JSON.stringify({ tool, args }) });
 
-  it("replaces the tool's own", async () => {
+  it('replaces the undo of the contract', async () => {
     const saga = await TestSaga.open(gateway);
     const reply = await saga.callStep(
       'world.plain',
@@ -322,55 +322,55 @@ describe('an undo known only at the call', () => {
     ['world.look', { id: 'own-x' }, 400, 'invalid_arguments'],
     ['world.approved', { id: 'own-x' }, 403, 'denied'],
     ['other.tool', {}, 403, 'denied'],
-  ])('%s %j is judged at once: %i %s', async (tool, args, status, code) => {
+  ])('is checked before the call is sent: %s %j gives %i %s', async (tool, args, status, code) => {
     const reply = await gateway.call('world.plain', { id: 'own-x' }, { headers: undo(tool, args) });
     expect([reply.status, reply.body.code]).toEqual([status, code]);
     expect(reply.body.detail).toContain('Oncegate-Undo');
-    expect(await effects('own-x')).toEqual([]);
+    expect(await readEffectRoutes('own-x')).toEqual([]);
   });
 });
 
-describe('observe', () => {
-  it('sends nothing when the world is as asked', async () => {
+describe('an observation', () => {
+  it('prevents the send if the requested state already exists', async () => {
     await gateway.call('world.write', { id: 'obs', text: 'same' });
     const again = await gateway.call('world.write', { id: 'obs', text: 'same' }, { key: 'obs-2' });
     expect(again.body).toMatchObject({ state: 'succeeded', outcome: 'already_satisfied', attempts: 0 });
-    expect(await effects('obs')).toEqual(['PUT /idempotent/objects']);
+    expect(await readEffectRoutes('obs')).toEqual(['PUT /idempotent/objects']);
   });
 
-  it('has nothing to undo then', async () => {
+  it('of the requested state leaves nothing to undo', async () => {
     await gateway.call('world.write', { id: 'obs-s', text: 'kept' });
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.write', { id: 'obs-s', text: 'kept' });
     const { body } = await saga.rollback();
     expect(body).toMatchObject({ state: 'rolled_back', steps: [{ undo: { state: 'skipped' } }] });
-    expect(await effects('obs-s')).toEqual(['PUT /idempotent/objects']);
+    expect(await readEffectRoutes('obs-s')).toEqual(['PUT /idempotent/objects']);
   });
 
-  it('sends nothing when it cannot see, and binds no key', async () => {
+  it('that fails prevents the send and leaves the key free', async () => {
     await upstream.plan({ match: { id: 'obs-b', method: 'GET' }, do: [{ reply: 500 }], times: 'always' });
     const reply = await gateway.call('world.write', { id: 'obs-b', text: 'x' }, { key: 'obs-b' });
     expect([reply.status, reply.body.code]).toEqual([503, 'unavailable']);
-    expect(await effects('obs-b')).toEqual([]);
+    expect(await readEffectRoutes('obs-b')).toEqual([]);
     expect((await gateway.get(`/v1/calls/${reply.headers.get('oncegate-txn')}`)).status).toBe(404);
   });
 });
 
 describe('a dry run', () => {
-  it('of a step tells what the step would meet', async () => {
+  it('of a step answers as the step would be answered', async () => {
     const saga = await TestSaga.open(gateway);
-    const dry = (headers: object) =>
+    const dryRun = (headers: object) =>
       saga.callStep('world.charge', { id: 'dry' }, { headers: { 'oncegate-dry-run': '?1', ...headers } });
-    expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 200, sends: true });
+    expect((await dryRun({})).body.wouldAnswer).toMatchObject({ status: 200, sends: true });
     const undo = JSON.stringify({ tool: 'world.refund', args: { id: 'dry', effect: 'forbidden' } });
-    expect((await dry({ 'oncegate-undo': undo })).body.wouldAnswer).toMatchObject({ status: 403, sends: false });
+    expect((await dryRun({ 'oncegate-undo': undo })).body.wouldAnswer).toMatchObject({ status: 403, sends: false });
     await saga.postAction('commit');
-    expect((await dry({})).body.wouldAnswer).toMatchObject({ status: 409, code: 'saga_closed' });
+    expect((await dryRun({})).body.wouldAnswer).toMatchObject({ status: 409, code: 'saga_closed' });
   });
 });
 
 describe('people', () => {
-  it('see the plan before anything happens', async () => {
+  it('see the plan before anything is undone', async () => {
     const saga = await TestSaga.open(gateway);
     const a = await saga.callStep('world.charge', { id: 'plan-a' }, { on: [] });
     const b = await saga.callStep('world.charge', { id: 'plan-b' }, { on: [] });
@@ -392,65 +392,65 @@ describe('people', () => {
       [a.body.txn, 'undo', 2, null],
     ]);
     expect((await saga.read()).state).toBe('open');
-    expect(await effects('plan-a')).toHaveLength(1);
+    expect(await readEffectRoutes('plan-a')).toHaveLength(1);
   });
 
-  it('have what they were shown undone, or nothing', async () => {
+  it('confirm a plan by its digest, and a changed plan is refused', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.callStep('world.charge', { id: 'shown-a' });
-    const plan = async () => (await saga.admin('rollback', { dryRun: true })).body;
-    const { digest } = await plan();
-    expect((await plan()).digest).toBe(digest);
+    const readPlan = async () => (await saga.admin('rollback', { dryRun: true })).body;
+    const { digest } = await readPlan();
+    expect((await readPlan()).digest).toBe(digest);
     await saga.callStep('world.charge', { id: 'shown-b' });
 
     const other = await saga.admin('rollback', { reason: 'as shown', digest });
     expect([other.status, other.body.code]).toEqual([409, 'conflict']);
     expect((await saga.read()).state).toBe('open');
-    expect(await effects('shown-a')).toHaveLength(1);
+    expect(await readEffectRoutes('shown-a')).toHaveLength(1);
 
-    const seen = (await plan()).digest;
-    expect(seen).not.toBe(digest);
-    const done = await saga.admin('rollback', { reason: 'as shown', digest: seen }, '?wait=20');
+    const newDigest = (await readPlan()).digest;
+    expect(newDigest).not.toBe(digest);
+    const done = await saga.admin('rollback', { reason: 'as shown', digest: newDigest }, '?wait=20');
     expect(done.body.state).toBe('rolled_back');
-    // Its answer may have been lost: asked for again it is what it is.
-    const again = await saga.admin('rollback', { reason: 'as shown', digest: seen }, '?wait=20');
+    // A repeat, for example after a lost answer, gets the same result.
+    const again = await saga.admin('rollback', { reason: 'as shown', digest: newDigest }, '?wait=20');
     expect([again.status, again.body.state]).toEqual([202, 'rolled_back']);
     expect((await saga.admin('rollback', { reason: 'r', digest: 'x' })).status).toBe(400);
   });
 
-  it('may ask again for what they were shown, wherever it ended', async () => {
+  it('may repeat a rollback to a savepoint, which undoes nothing more', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.runStep('world.charge', { id: 'twice-a' });
     await saga.postAction('savepoints', { name: 'here' });
     await saga.runStep('world.charge', { id: 'twice-b' });
     const { digest } = (await saga.admin('rollback', { dryRun: true, to: 'here' })).body;
-    const order = { reason: 'as shown', digest, to: 'here' };
-    expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('open');
+    const body = { reason: 'as shown', digest, to: 'here' };
+    expect((await saga.admin('rollback', body, '?wait=20')).body.state).toBe('open');
     const later = await saga.runStep('world.charge', { id: 'twice-c' });
-    const again = await saga.admin('rollback', order, '?wait=20');
+    const again = await saga.admin('rollback', body, '?wait=20');
     expect([again.status, again.body.state]).toEqual([202, 'open']);
     expect(again.body.steps.at(-1)).toMatchObject({ txn: later, state: 'succeeded', undo: { state: 'none' } });
-    expect(await effects('twice-b')).toHaveLength(2);
+    expect(await readEffectRoutes('twice-b')).toHaveLength(2);
     const leaves = `select 1 from audit_entries where entry like '%"saga":"${saga.id}"%"what":"saga_rolling_back"%'`;
     expect(await database.query(leaves)).toHaveLength(1);
-    // Once another rollback was begun, it is that one's turn, and this one is old.
+    // After another rollback began, the older one can no longer be repeated.
     await saga.rollback({ to: 'here', reason: 'once more' });
     await saga.runStep('world.charge', { id: 'twice-d' });
-    expect((await saga.admin('rollback', order)).status).toBe(409);
+    expect((await saga.admin('rollback', body)).status).toBe(409);
   });
 
-  it('may ask again for what they were shown, where it was parked', async () => {
+  it('may repeat a rollback that was parked', async () => {
     const saga = await TestSaga.open(gateway);
     await saga.runStep('world.charge', { id: 'stuck-a' });
     await saga.runStep('world.mail', { id: 'stuck-b' });
     const { digest } = (await saga.admin('rollback', { dryRun: true })).body;
-    const order = { reason: 'as shown', digest };
-    expect((await saga.admin('rollback', order, '?wait=20')).body.state).toBe('parked');
-    const again = await saga.admin('rollback', order, '?wait=20');
+    const body = { reason: 'as shown', digest };
+    expect((await saga.admin('rollback', body, '?wait=20')).body.state).toBe('parked');
+    const again = await saga.admin('rollback', body, '?wait=20');
     expect([again.status, again.body.state]).toEqual([202, 'parked']);
   });
 
-  it('never have more undone than was shown, however fast the agent is', async () => {
+  it('never undo more than the plan they confirmed, even if the agent adds a step at the same time', async () => {
     const outcomes = await Promise.all(
       Array.from({ length: 8 }, async (_, i) => {
         const saga = await TestSaga.open(gateway);
@@ -464,11 +464,11 @@ describe('people', () => {
         return [answer.status, state, steps.length].join(' ');
       }),
     );
-    // Either the rollback was first and the step refused, or the step was first and nothing was rolled back.
+    // If the rollback is first, the step is refused. If the step is first, the rollback is refused.
     for (const outcome of outcomes) expect(['202 rolled_back 1', '409 open 2']).toContain(outcome);
   });
 
-  it('need the right role, and a reason', async () => {
+  it('need the right role and a reason', async () => {
     const saga = await TestSaga.open(gateway);
     const asViewer = (verb: string, body: object) => gateway.post(`/admin/sagas/${saga.id}/${verb}`, body, VIEWER_KEY);
     expect((await asViewer('rollback', { dryRun: true })).status).toBe(200);
@@ -484,12 +484,12 @@ describe('people', () => {
     expect((await gateway.admin('GET', '/admin/sagas?cursor=x')).status).toBe(400);
   });
 
-  it('give the arguments of an undo that could not be made', async () => {
+  it('can supply the arguments of an undo that the gateway could not build', async () => {
     await upstream.plan({ match: { id: 'noargs' }, do: ['apply', { reply: 200, body: { nothing: 'useful' } }] });
     const call = await gateway.call('world.charge', { id: 'noargs' });
-    const seen = await gateway.admin('GET', `/admin/calls/${call.body.txn}`);
-    expect(seen.body.undo).toMatchObject({ state: 'none', args: null });
-    expect(seen.body.undo.reason).toContain('cannot be rendered');
+    const shown = await gateway.admin('GET', `/admin/calls/${call.body.txn}`);
+    expect(shown.body.undo).toMatchObject({ state: 'none', args: null });
+    expect(shown.body.undo.reason).toContain('cannot be rendered');
     const path = `/admin/calls/${call.body.txn}/undo?wait=10`;
     expect((await gateway.admin('POST', path, { reason: 'r' })).status).toBe(409);
     expect((await gateway.admin('POST', path, { reason: 'r', args: { id: 'noargs' } })).body.code).toBe(
@@ -497,23 +497,28 @@ describe('people', () => {
     );
     const undone = await gateway.admin('POST', path, { reason: 'r', args: { id: 'noargs', effect: 'by hand' } });
     expect(undone.body.undo.state).toBe('done');
-    expect(await effects('noargs')).toHaveLength(2);
+    expect(await readEffectRoutes('noargs')).toHaveLength(2);
   });
 
   it.each([
-    ['answered', 'world.charge', 'useless', ['apply', { reply: 200, body: { nothing: 'useful' } }] as const],
-    ['found by its probe', 'world.order', 'useless-probed', ['apply', 'drop'] as const],
-  ])('are told at the step why its undo has no arguments: %s', async (_, tool, id, steps) => {
+    [
+      'the step was answered',
+      'world.charge',
+      'useless',
+      ['apply', { reply: 200, body: { nothing: 'useful' } }] as const,
+    ],
+    ['a probe found the step', 'world.order', 'useless-probed', ['apply', 'drop'] as const],
+  ])('read in the step why its undo has no arguments: %s', async (_, tool, id, steps) => {
     await upstream.plan({ match: { id, method: 'POST' }, do: [...steps] });
     if (tool === 'world.order')
       await upstream.plan({ match: { id, method: 'GET' }, do: [{ reply: 200, body: { found: true, order: 7 } }] });
     const saga = await TestSaga.open(gateway);
     expect((await saga.callStep(tool, { id })).status).toBe(200);
     const { body } = await saga.rollback();
-    const why = /^the undo arguments cannot be rendered: .*\bid\b/;
+    const reason = /^the undo arguments cannot be rendered: .*\bid\b/;
     expect(body).toMatchObject({
       state: 'parked',
-      steps: [{ undo: { state: 'failed', reason: expect.stringMatching(why) } }],
+      steps: [{ undo: { state: 'failed', reason: expect.stringMatching(reason) } }],
     });
     expect(body.reason).toContain(body.steps[0].undo.reason);
   });
@@ -522,20 +527,20 @@ describe('people', () => {
     ['a read', 'world.look', { id: 'undo-r' }, /nothing/],
     ['an irreversible write', 'world.mail', { id: 'undo-m' }, /irreversible/],
     ['a write without an undo', 'world.plain', { id: 'undo-p' }, /names no undo/],
-  ])('cannot undo %s', async (_, tool, args, why) => {
+  ])('cannot undo %s', async (_, tool, args, detail) => {
     await gateway.call('world.write', { id: 'undo-r', text: 'there' });
     const call = await gateway.call(tool, args);
     const reply = await gateway.admin('POST', `/admin/calls/${call.body.txn}/undo`, { reason: 'r' });
     expect(reply.status).toBe(409);
-    expect(reply.body.detail).toMatch(why);
+    expect(reply.body.detail).toMatch(detail);
   });
 
-  it('decide about a step knowing how it would be undone', async () => {
+  it('see in an approval how the step would be undone', async () => {
     const saga = await TestSaga.open(gateway);
     const held = await saga.callStep('world.approved', { id: 'seen' }, { headers: { prefer: 'wait=0' } });
     const { body } = await gateway.admin('GET', '/admin/approvals?state=pending');
-    const mine = body.items.find((item: { txn: string }) => item.txn === held.body.txn);
-    expect(mine.undo.kind).toBe('none');
+    const approval = body.items.find((item: { txn: string }) => item.txn === held.body.txn);
+    expect(approval.undo.kind).toBe('none');
     await saga.rollback();
   });
 });

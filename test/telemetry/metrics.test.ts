@@ -4,7 +4,7 @@ import { SPAN_NAMES } from '../../gateway/domain/telemetry.ts';
 import { LatencyHistogram } from '../../gateway/telemetry/latency-histogram.ts';
 import { Metrics } from '../../gateway/telemetry/metrics.ts';
 
-const METRIC_NAME = 'oncegate_station_seconds';
+const METRIC_NAME = 'oncegate_stage_seconds';
 /** Values on a bound, between two bounds, and below and above all bounds. */
 const SECONDS = [0, 0.0005, 0.0004, 0.0011, 0.01, 0.3, 1, 30, 30.5, 100];
 const TOOLS = ['world.charge', 'unknown', 'world.charge', 'odd"tool\\name'];
@@ -15,11 +15,11 @@ function buildReference(): Registry {
   const histogram = new Histogram({
     name: METRIC_NAME,
     help: 'Time spent in each stage of a call; "call" is the whole call, as its caller sees it',
-    labelNames: ['station', 'tool'],
+    labelNames: ['stage', 'tool'],
     buckets: [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30],
     registers: [registry],
   });
-  observeAll((spanName, tool, seconds) => histogram.observe({ station: spanName, tool }, seconds));
+  observeAll((spanName, tool, seconds) => histogram.observe({ stage: spanName, tool }, seconds));
   return registry;
 }
 

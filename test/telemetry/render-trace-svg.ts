@@ -44,14 +44,14 @@ function orderAsTree(spans: readonly CollectedSpan[]): { span: CollectedSpan; de
 }
 
 function formatLabel({ name, attributes }: CollectedSpan): string {
-  const stage = attributes['oncegate.station'];
+  const stage = attributes['oncegate.stage'];
   if (stage === 'undo') return `undo: ${name}`;
   if (stage === undefined || stage === 'call') return name;
   return String(stage);
 }
 
 function chooseCssClass({ attributes, name }: CollectedSpan): string {
-  const stage = attributes['oncegate.station'];
+  const stage = attributes['oncegate.stage'];
   if (stage === 'call' || stage === 'undo' || stage === 'send') return stage;
   if (stage !== undefined) return 'part';
   return name.startsWith('agent') ? 'agent' : 'upstream';

@@ -27,7 +27,7 @@ const newTrace = () => {
     headers: { traceparent: `00-${traceId}-${spanId}-01`, tracestate: 'agent=1', baggage: 'job=7' },
   };
 };
-const stageOf = ({ attributes }: CollectedSpan) => attributes['oncegate.station'];
+const stageOf = ({ attributes }: CollectedSpan) => attributes['oncegate.stage'];
 const spansOf = (traceId: string) => collector.spans.filter((span) => span.traceId === traceId);
 const waitForStages = (traceId: string, ...stages: string[]) =>
   collector.waitForSpans(() => stages.every((stage) => spansOf(traceId).some((span) => stageOf(span) === stage)));
@@ -139,7 +139,7 @@ describe('metrics', () => {
     await gateway.call('world.charge', { id: 'secret-argument' }, { key: 'secret-key' });
     await gateway.call('invented.tool-name', {}, {});
     const { body } = await gateway.request('GET', '/metrics');
-    expect(body).toMatch(/oncegate_station_seconds_count\{station="send",tool="world.charge"\} [1-9]/);
+    expect(body).toMatch(/oncegate_stage_seconds_count\{stage="send",tool="world.charge"\} [1-9]/);
     expect(body).toMatch(/oncegate_calls_total\{tool="world.charge",outcome="succeeded",replayed="true"\} 1/);
     expect(body).toMatch(/oncegate_calls_total\{tool="unknown",outcome="denied",replayed="false"\} [1-9]/);
     expect(body).toMatch(/oncegate_breaker_state\{upstream="world"\} 0/);

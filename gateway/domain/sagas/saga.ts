@@ -1,4 +1,4 @@
-import { computeBackoffMs } from '../attempts/next-step.ts';
+import { computeBackoffMs } from '../attempts/next-action.ts';
 import type { Call } from '../calls/call.ts';
 import { isFinalState } from '../calls/call-state.ts';
 import type { Taint } from '../controls/taint.ts';
@@ -260,7 +260,10 @@ function evaluateStep(step: SagaStep, timing: UndoTiming): StepEvaluation {
   }
 }
 
-/** Evaluates a step that is not final. It may still succeed and then needs an undo, so the rollback waits unless only a person can resolve it. */
+/**
+ * Evaluates a step that is not final. The step may still succeed and then need an undo. So the rollback waits for it, unless
+ * only a person can resolve it.
+ */
 function evaluateOpenStep({ state, pursued }: SagaStep): StepStatus {
   if (state !== 'in_doubt' || pursued) return { as: 'wait', ms: RECHECK_MS };
   return { as: 'stuck', why: 'the call may or may not have happened: a person must resolve it first' };

@@ -5,7 +5,7 @@ import {
   concludeAttempt,
   decideNextAction,
   type NextAction,
-} from '../../domain/attempts/next-step.ts';
+} from '../../domain/attempts/next-action.ts';
 import type { CallEvent } from '../../domain/calls/call.ts';
 import { parseTraceContext, type Span } from '../../domain/telemetry.ts';
 import { postponeCall } from '../../ledger/calls/call-ownership.ts';

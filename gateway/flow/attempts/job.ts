@@ -1,5 +1,5 @@
 import type { PreparedRequest, ProgressListener } from '../../domain/attempts/adapter.ts';
-import type { CallProgress } from '../../domain/attempts/next-step.ts';
+import type { CallProgress } from '../../domain/attempts/next-action.ts';
 import type { Call, CallKind } from '../../domain/calls/call.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import type { Json, JsonObject } from '../../domain/json.ts';
@@ -228,7 +228,7 @@ export function toCallProgress(job: Job): CallProgress {
     bound: job.isApproved || job.undoOf !== null,
     recalled: job.recalled,
     fenced: job.fenced,
-    isSaid: job.state === 'in_doubt',
+    isRecordedInDoubt: job.state === 'in_doubt',
     wasObserved: job.before !== undefined,
     wasUnknown: job.unknownSince !== null,
     msInRound: now - job.roundAt,

@@ -63,7 +63,7 @@ export interface BreakerView {
   readonly reason: string | null;
 }
 
-/** The breakers as this replica sees them. A breaker opened by hand is open on every replica; each replica counts its own failures. */
+/** The breakers of this replica, which counts its own failures. A breaker opened by hand is open on every replica. */
 export function listBreakers(ctx: Pick<Context, 'adapters' | 'controlFlags'>): BreakerView[] {
   return ctx.adapters.listBreakers().map(({ upstream, state }) => {
     const flag = ctx.controlFlags.get(`breaker:${upstream}`);

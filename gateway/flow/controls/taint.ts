@@ -22,7 +22,7 @@ export class TaintCache {
   }
 }
 
-/** Whether the answer may contain untrusted content: from the tool itself, or from the tool that observes or probes its effect. */
+/** Whether the answer may contain untrusted content, from the tool itself or from its observe or probe tool. */
 export function isUntrusted({ tools }: Policies, tool: Tool): boolean {
   const { observe, once } = tool;
   return (

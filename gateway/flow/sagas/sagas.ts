@@ -41,7 +41,7 @@ export async function beginSaga(
   request: SagaRequest,
   key: string | undefined,
   fence?: RunEpoch,
-): Promise<{ readonly story: SagaWithSteps; readonly isRepeat: boolean }> {
+): Promise<{ readonly sagaWithSteps: SagaWithSteps; readonly isRepeat: boolean }> {
   const id = deriveSagaId(ctx.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
   const { name = null, ttlMs = null, onExpire = 'rollback' } = request;
   const requestDigest = createHash('sha256')
@@ -57,7 +57,7 @@ export async function beginSaga(
       'This Idempotency-Key already opened a saga with another name, ttl or onExpire. Use a new key.',
     );
   });
-  return { story: await readSaga(ctx, id, agent), isRepeat: !opened.created };
+  return { sagaWithSteps: await readSaga(ctx, id, agent), isRepeat: !opened.created };
 }
 
 /** Reads a saga. With `agent`, the saga of another agent is not found; a person passes undefined. */

@@ -1,0 +1,170 @@
+import type { CallKind } from '../calls/call.ts';
+import type { RetryPolicy, Tool } from '../policy.ts';
+import type { Outcome } from './adapter.ts';
+
+/**
+ * Decides what the outcome of an attempt means for its call, and what happens next. The functions are pure. Nothing else
+ * decides whether a request may be sent again: fresh calls, recovered calls and calls in doubt all use them.
+ */
+
+export type AttemptConclusion =
+  | { readonly state: 'succeeded' }
+  | { readonly state: 'failed' }
+  /** The call goes on. `unknown`: this attempt may have had an effect. */
+  | { readonly state: 'open'; readonly unknown: boolean };
+
+/**
+ * `unresolved` counts earlier attempts that may have had an effect. While there is one, the refusal of a later attempt
+ * proves nothing about the earlier ones: a DELETE that worked answers 404 the second time.
+ */
+export function concludeAttempt(kind: CallKind, outcome: Outcome, unresolved: number): AttemptConclusion {
+  switch (outcome.kind) {
+    case 'ok':
+    case 'ok_body_lost':
+      return { state: 'succeeded' };
+    case 'refused':
+      if (kind === 'read' && outcome.answer.status === 429) return { state: 'open', unknown: false };
+      return unresolved === 0 ? { state: 'failed' } : { state: 'open', unknown: false };
+    case 'not_sent':
+      return { state: 'open', unknown: false };
+    case 'ambiguous':
+      return { state: 'open', unknown: kind !== 'read' };
+  }
+}
+
+export interface CallProgress {
+  readonly kind: CallKind;
+  readonly attempt: number;
+  readonly roundFrom: number;
+  readonly unresolved: number;
+  readonly ownerDeaths: number;
+  /** An approved call or a compensation. If nothing could be sent, it fails and its key stays bound. */
+  readonly bound: boolean;
+  /** The saga is being rolled back: only requests that resolve an unknown attempt are sent. */
+  readonly recalled: boolean;
+  /** The run was taken over: a repeat could overwrite data of the successor. */
+  readonly fenced: boolean;
+  /** The ledger already shows the call as `in_doubt`. */
+  readonly isRecordedInDoubt: boolean;
+  /** The target was observed before the first attempt, and was not yet as requested. */
+  readonly wasObserved: boolean;
+  /** Whether the outcome of any attempt was ever unknown. */
+  readonly wasUnknown: boolean;
+  readonly msInRound: number;
+  readonly msSinceUnknown: number;
+  /** Time until the upstream forgets the key; Infinity for kinds without a key. */
+  readonly msToResend: number;
+}
+
+export type NextAction =
+  | { readonly do: 'send'; readonly afterMs: number }
+  | { readonly do: 'probe' }
+  /** Read whether the target is as requested now. */
+  | { readonly do: 'observe' }
+  /** Record `in_doubt`. Decide again after `wakeMs`; null: only a person can end the doubt. */
+  | { readonly do: 'doubt'; readonly wakeMs: number | null; readonly why: string }
+  /** Nothing was ever sent and the attempts are used up: unbind the key. */
+  | { readonly do: 'release' }
+  /** Nothing happened, and the attempts are used up. */
+  | { readonly do: 'fail' };
+
+const FENCED_REASON =
+  'the run was taken over, and a repeat could overwrite data of the successor: a person must decide';
+
+/** A call whose owners die more often than this may be what kills them. */
+export const MAX_OWNER_DEATHS = 5;
+
+export function decideNextAction(
+  progress: CallProgress,
+  tool: Pick<Tool, 'retry' | 'once' | 'observe'>,
+  isWoken: boolean,
+): NextAction {
+  const action = decideByKind(progress, tool, isWoken);
+  const isForPerson = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
+  return isForPerson && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
+}
+
+/**
+ * Observes the target before a person is asked, once the upstream has settled. The contract says what an observation proves.
+ * The doubt is recorded first, because an observation may take long.
+ */
+function observeBeforeDoubt(progress: CallProgress, observe: Tool['observe'], doubt: NextAction): NextAction {
+  if (observe === undefined || !progress.wasObserved) return doubt;
+  const leftMs = (observe.settlesMs ?? 0) - progress.msSinceUnknown;
+  if (progress.isRecordedInDoubt && leftMs <= 0) return { do: 'observe' };
+  return {
+    do: 'doubt',
+    wakeMs: Math.max(leftMs, 1),
+    why: 'the gateway waits for the upstream to settle, then observes it',
+  };
+}
+
+function decideByKind(progress: CallProgress, tool: Pick<Tool, 'retry' | 'once'>, isWoken: boolean): NextAction {
+  const tries = progress.attempt - progress.roundFrom;
+  const isInTime = progress.msInRound <= tool.retry.withinMs;
+  const isExhausted = tries >= tool.retry.attempts || !isInTime;
+  const backoffMs = computeBackoffMs(tool.retry, tries);
+
+  if (progress.ownerDeaths > MAX_OWNER_DEATHS) {
+    const why = `the gateway died ${progress.ownerDeaths} times while it owned this call`;
+    if (progress.attempt > 0) return { do: 'doubt', wakeMs: null, why };
+    return progress.bound ? { do: 'fail' } : { do: 'release' };
+  }
+  if (progress.unresolved === 0) {
+    // A key that was sent once must not be sent after its lifetime, although the earlier attempt had no effect.
+    const isTooLate = progress.kind === 'key' && progress.wasUnknown && progress.msToResend <= backoffMs;
+    if (progress.recalled || isTooLate) return { do: 'fail' };
+    if (!isExhausted) return { do: 'send', afterMs: isWoken ? 0 : backoffMs };
+    return progress.wasUnknown || progress.bound || progress.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+  }
+  switch (progress.kind) {
+    case 'read':
+      return isExhausted ? { do: 'fail' } : { do: 'send', afterMs: backoffMs };
+    case 'key':
+      if (progress.msToResend <= backoffMs) {
+        return {
+          do: 'doubt',
+          wakeMs: null,
+          why: 'the lifetime of the key at the upstream is over: a re-send could have a second effect',
+        };
+      }
+      return decideResend(isExhausted, isInTime, backoffMs, isWoken);
+    case 'idempotent':
+      if (progress.fenced) return { do: 'doubt', wakeMs: null, why: FENCED_REASON };
+      // Re-send only within the time for retries: a later repeat could overwrite newer data.
+      if (!isExhausted) return { do: 'send', afterMs: backoffMs };
+      return { do: 'doubt', wakeMs: null, why: 'no clear answer, and the attempts are used up' };
+    case 'probe': {
+      const settlesMs = tool.once.by === 'probe' ? tool.once.settlesMs : 0;
+      const leftMs = settlesMs - progress.msSinceUnknown;
+      if (leftMs > 0)
+        return { do: 'doubt', wakeMs: leftMs, why: 'the gateway waits for the upstream to settle, then probes it' };
+      if (!isInTime)
+        return { do: 'doubt', wakeMs: null, why: 'no probe gave a clear answer within the time for retries' };
+      return { do: 'probe' };
+    }
+    case 'none':
+      return {
+        do: 'doubt',
+        wakeMs: null,
+        why: 'the contract of the tool allows neither a repeat nor a probe: a person must decide',
+      };
+  }
+}
+
+function decideResend(isExhausted: boolean, isInTime: boolean, backoffMs: number, isWoken: boolean): NextAction {
+  if (isWoken && isInTime) return { do: 'send', afterMs: 0 };
+  if (!isExhausted) return { do: 'send', afterMs: backoffMs };
+  if (isInTime)
+    return {
+      do: 'doubt',
+      wakeMs: backoffMs,
+      why: 'no clear answer yet: the gateway sends the same request again later',
+    };
+  return { do: 'doubt', wakeMs: null, why: 'no clear answer within the time for retries' };
+}
+
+export function computeBackoffMs(retry: RetryPolicy, tries: number): number {
+  if (tries <= 0) return 0;
+  return Math.min(retry.maxMs, retry.baseMs * 2 ** Math.min(tries - 1, 30));
+}

@@ -25,7 +25,7 @@ class UpstreamFailure extends Error {
 
 /**
  * Limits the concurrent requests to an upstream, and stops requests while the upstream fails. Only failures of the upstream
- * count (no answer, a 5xx, garbage), so that bad arguments of one agent cannot close a tool for all.
+ * count (no answer, a 5xx, garbage), so that bad arguments of one agent cannot block a tool for all agents.
  *
  * An open breaker sends nothing, and its trials are only calls that may be repeated. A request that it stops is `not_sent`.
  * Requests in flight are not affected, so opening the breaker never turns an unknown outcome into a failure.

@@ -18,7 +18,7 @@ export interface VoteRequest {
 export interface VoteResponse {
   readonly vote: Vote;
   /** The transport error, for the log of the operator only, because it may name the host of the voter. */
-  readonly trouble?: string;
+  readonly transportError?: string;
 }
 
 /**
@@ -53,7 +53,7 @@ export async function requestVote(voter: WebhookVoter, request: VoteRequest): Pr
           ? `no answer within ${withinMs} ms`
           : 'the voter could not be reached, or its answer did not arrive completely',
       ),
-      trouble: error instanceof Error ? error.message : String(error),
+      transportError: error instanceof Error ? error.message : String(error),
     };
   }
 }

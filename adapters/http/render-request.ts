@@ -14,7 +14,7 @@ import {
 // biome-ignore lint/suspicious/noControlCharactersInRegex: the pattern must match them
 const UNSAFE_HEADER_VALUE = /[\u0000-\u0008\u000a-\u001f\u007f]|[^\u0000-\u00ff]/;
 
-/** No common server accepts longer ones. It would close the connection, or give an answer that proves nothing. */
+/** No common server accepts a longer path and query. A server would close the connection, or answer in a way that proves nothing. */
 const MAX_TARGET_LENGTH = 16_384;
 const MAX_HEADER_LENGTH = 8_192;
 /** A template may repeat an argument for every item of another, so arguments within `limits.body` could render to gigabytes. */

@@ -55,10 +55,10 @@ export class McpAdapter implements Adapter {
     );
   }
 
-  prepare(tool: Tool, { args, continuation, trace, manner }: RequestInput, txn: string): PreparedRequest {
+  prepare(tool: Tool, { args, continuation, trace, clientProfile }: RequestInput, txn: string): PreparedRequest {
     const { once } = tool;
     const isKeyed = tool.effect === 'write' && once.by === 'key';
-    // A probe or observation has the txn of its write. A random token keeps its answer apart, and it gets no idempotency key.
+    // A read that probes or observes has the txn of its write. So a read gets a random progress token and no idempotency key.
     const gatewayMeta =
       tool.effect === 'read' ? { progressToken: randomUUID() } : { progressToken: txn, [IDEMPOTENCY_KEY_META]: txn };
     const params: JsonObject = {
@@ -79,7 +79,7 @@ export class McpAdapter implements Adapter {
       path: String(params['name']),
       headers,
       body: canonicalize(params),
-      ...(manner === undefined ? {} : { manner }),
+      ...(clientProfile === undefined ? {} : { manner: clientProfile }),
     };
   }
 

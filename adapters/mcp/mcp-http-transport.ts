@@ -27,7 +27,7 @@ type PoolName = 'calls' | 'requests' | 'replies' | 'streams';
 const CALL_METHODS = new Set(['tools/call', 'server/discover', 'initialize', 'notifications/initialized', 'ping']);
 const SPARE_CONNECTIONS = 4;
 const MAX_REQUEST_CONNECTIONS = 64;
-/** More than the adapter ever subscribes to. */
+/** More connections than the adapter ever has subscriptions. */
 const MAX_LISTEN_CONNECTIONS = 512;
 
 /** MCP over Streamable HTTP: one POST per message, answered by JSON or by an event stream. Never follows redirects. */

@@ -13,10 +13,13 @@ export type ExchangeResult =
       /** The server no longer knows the session of the request. */
       readonly sessionGone?: boolean;
     }
+  /** No byte was sent. */
   | {
       readonly as: 'not_sent';
       readonly detail: string;
+      /** `maySend` returned false. */
       readonly abandoned?: boolean;
+      /** The address rules of the gateway refused the request. */
       readonly refusedHere?: boolean;
     }
   /** The first byte was sent, and no answer will arrive. */
@@ -34,7 +37,7 @@ export interface OutgoingMessage {
   /** The limit of a single event in a stream of many, if it is smaller than `maxBytes`. */
   readonly maxEventBytes?: number;
   readonly freshConnection: boolean;
-  /** Called synchronously right before the first byte. */
+  /** Called synchronously right before the first byte. If it returns false, nothing is sent. */
   readonly maySend: () => boolean;
   /** Called with each message of the server before its response. */
   readonly onMessage: (message: JsonObject) => void;

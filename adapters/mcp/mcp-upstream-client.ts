@@ -12,7 +12,7 @@ import {
 
 const LEGACY_PROTOCOL_VERSION = '2025-11-25';
 
-/** After this long without use, a session may be gone. A write checks first, because later it cannot tell "gone" from "done". */
+/** After this long without use, a session may have ended. A write checks first: in an ended session, its outcome could be unknown. */
 const SESSION_IDLE_MS = 10_000;
 
 /** One request to an MCP server. */

@@ -13,10 +13,10 @@ export interface ServerSentEvent {
 }
 
 /**
- * Parses server-sent events from chunks of bytes, and bounds the memory of an event that has not ended.
+ * Parses server-sent events from chunks of bytes, and limits the memory of an unfinished event.
  *
- * An unfinished line is kept here as bytes: `eventsource-parser` keeps one string per chunk, and many tiny chunks would cost
- * far more than their bytes. The package gets text only when a line ends, and bounds the data of an unfinished event.
+ * This class keeps an unfinished line as bytes, because `eventsource-parser` would keep one string per chunk, and many tiny
+ * chunks cost far more than their bytes. The package gets text only when a line ends; it limits the data of unfinished events.
  */
 export class SseParser {
   readonly #maxEventBytes: number;

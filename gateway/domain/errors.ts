@@ -1,6 +1,6 @@
 import type { Json } from './json.ts';
 
-/** Whether and how a client should repeat the request. */
+/** Whether a client should repeat the request: never, with the same key, with a new key, or after `Retry-After`. */
 export type RetryAdvice = 'never' | 'same_key' | 'new_key' | 'after_delay';
 
 interface ErrorSpec {
@@ -42,6 +42,7 @@ export const ERRORS = {
 
 export type ErrorCode = keyof typeof ERRORS;
 
+/** Optional members of the problem object that a client gets. */
 export interface ErrorExtras {
   readonly txn?: string;
   readonly state?: string;

@@ -113,7 +113,7 @@ export interface ObserveSpec {
   /** CEL over `observed` and `args`. */
   readonly satisfied: Expression<boolean>;
   /**
-   * How long after an unknown attempt a read shows its effect, and no later effect can follow. An observation after that time
+   * The time after which an unknown attempt has had its effect, visible to a read, or never will. An observation after that time
    * ends a doubt. Absent: an observation proves nothing, and is only shown to the person who resolves the doubt.
    */
   readonly settlesMs?: number;
@@ -143,15 +143,15 @@ export type ArgumentFaults = readonly string[] | ValidationTimeout;
 
 /** The check took too long, which says nothing about the arguments. */
 export interface ValidationTimeout {
-  /** The schema is not used again for this long. */
-  readonly restsForMs: number;
+  /** How long the schema is not used again. The caller may retry after this time. */
+  readonly retryAfterMs: number;
   /** The check was skipped, because an earlier one timed out. */
-  readonly isResting: boolean;
+  readonly wasSkipped: boolean;
 }
 
 /** Counts a timeout as a fault, for callers that cannot retry. */
 export function listFaults(faults: ArgumentFaults): readonly string[] {
-  return 'restsForMs' in faults ? ['the check of the arguments against the schema takes too long'] : faults;
+  return 'retryAfterMs' in faults ? ['the check of the arguments against the schema takes too long'] : faults;
 }
 
 export interface Tool {
@@ -241,7 +241,7 @@ export interface VoterPoll {
 export interface Rule {
   /** The name in every decision: `billing-bot rule 1 (policies/billing.yaml:12)`. */
   readonly id: string;
-  /** The name of its limits. Stable across reloads while its position among the rules with this pattern is. */
+  /** The name of its limits. It survives a reload if the rule keeps its position among the rules with the same pattern. */
   readonly bucket: string;
   readonly verdict: 'allow' | 'deny';
   readonly pattern: string;
@@ -250,7 +250,7 @@ export interface Rule {
   readonly effect?: 'read' | 'write';
   readonly when?: Expression<boolean>;
   /** The history and taint that its conditions read; absent if none. */
-  readonly asks?: RuleInputs;
+  readonly requiredFacts?: RuleInputs;
   readonly rate?: Rate;
   readonly budget?: Budget;
   /** `never` waives the approval that a `none` write otherwise needs. */

@@ -19,7 +19,7 @@ export interface Statement {
   readonly name: string;
   readonly text: string;
   readonly values: readonly unknown[];
-  /** The wait for a connection does not shorten its time. For statements that no caller waits for, such as a lease renewal. */
+  /** The wait for a connection does not shorten the timeout. For statements without a waiting caller, such as a lease renewal. */
   readonly hasFullTimeout?: boolean;
 }
 

@@ -5,7 +5,7 @@ import pg from 'pg';
 
 /** The advisory lock that replicas take to migrate one after another. Any number works if all replicas use the same. */
 const MIGRATION_LOCK = 7_364_921;
-/** Long enough for a distant PostgreSQL. A server that accepts the connection and stays silent this long is none. */
+/** Long enough for a distant PostgreSQL. A server that accepts the connection and then stays silent is probably not PostgreSQL. */
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /** The gateway cannot work with this schema or this server. */

@@ -15,7 +15,7 @@ interface ClockReading {
 }
 
 /**
- * The right of this process to send. It rests on a row of `processes` that is renewed every second. A process that was paused,
+ * The right of this process to send: a row of `processes` that is renewed every second. A process that was paused,
  * or cut off from PostgreSQL, loses the lease and sends nothing more under that id. `holds` runs right before the first byte:
  * it needs no statement, and compares only clocks of this machine.
  */
@@ -79,7 +79,7 @@ export class Lease {
     this.#id = id;
   }
 
-  /** Counts from before the statement: PostgreSQL counts from later, so this process always stops first. */
+  /** Counts the lease from before the statement was sent. PostgreSQL counts from a later time, so this process always stops first. */
   #extend(requestedAt: ClockReading): void {
     const validMs = LEASE_MS - SEND_MARGIN_MS;
     this.#validUntil = { monotonic: requestedAt.monotonic + validMs, wall: requestedAt.wall + validMs };

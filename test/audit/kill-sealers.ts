@@ -64,7 +64,7 @@ export async function killSealers(options: KillSealersOptions): Promise<string[]
 const MAX_START_TRIES = 20;
 
 async function startSealer(argv: readonly string[], faults: string[], tries = 1): Promise<ChildProcess> {
-  const child = spawn(process.execPath, [resolve('test/audit/sealer.mjs'), ...argv], {
+  const child = spawn(process.execPath, [resolve('dist/test/audit/sealer.js'), ...argv], {
     stdio: ['ignore', 'pipe', 'pipe'],
   });
   let stderr = '';

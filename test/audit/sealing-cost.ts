@@ -80,7 +80,14 @@ async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> 
       });
       await calls.claim(intent);
       const entry = buildAuditEntry('call_succeeded', { ...fields, answer: randomBytes(32).toString('hex') });
-      const current = { ...intent, step: 0, state: 'sending', attempt: 1, attemptOpen: true, unresolved: 0 } as const;
+      const current = {
+        ...intent,
+        updateNumber: 0,
+        state: 'sending',
+        attempt: 1,
+        attemptOpen: true,
+        unresolved: 0,
+      } as const;
       await calls.update({
         ...buildBaseUpdate({ ...current, unknownSince: null }),
         ...{ state: 'succeeded', custody: 'close', outcome: 'answered', evidence: 'answer', attemptOpen: false },
@@ -108,7 +115,7 @@ async function fillQueue(count: number): Promise<void> {
 
 /** Seals about once per second, like a gateway. Returns a function that stops the process. */
 async function startSealer(keyFile: string): Promise<() => Promise<void>> {
-  const argv = ['test/audit/sealer.mjs', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'normal'];
+  const argv = ['dist/test/audit/sealer.js', postgres.url, 'test/cost', keyFile, join(home, 'kept'), '', 'normal'];
   const child = spawn(process.execPath, argv, { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(child.stdout, 'data');
   return async () => {

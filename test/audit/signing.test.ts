@@ -7,7 +7,6 @@ import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
 import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
 import { LogMonitor } from '../../gateway/flow/audit/log-monitor.ts';
 import { Sequencer } from '../../gateway/flow/audit/sequencer.ts';
-import type { Context } from '../../gateway/flow/context.ts';
 import { enqueueAuditEntry } from '../../gateway/ledger/audit/audit-queue.ts';
 import type { Lease } from '../../gateway/ledger/process-lease.ts';
 import { useLease, useLedger } from '../support/use-ledger.ts';
@@ -29,7 +28,7 @@ afterEach(async () => {
 function createSealer(signer: NoteSigner = key) {
   const files = new CheckpointFiles(directory);
   const monitor = new LogMonitor({ db, lease, key: signer, files: [files], witnesses: [], log });
-  const sequencer = new Sequencer({ db, log, reachKillPoint: () => {} } as unknown as Context, signer, monitor);
+  const sequencer = new Sequencer({ db, log, reachKillPoint: () => {} }, signer, monitor);
   return { files, monitor, sequencer };
 }
 

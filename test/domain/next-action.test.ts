@@ -30,7 +30,7 @@ const observeSpec = (settlesMs?: number): NonNullable<Tool['observe']> => ({
 });
 
 const progressOf = (more: Partial<CallProgress> & Pick<CallProgress, 'kind'>): CallProgress => ({
-  bound: false,
+  shouldFailIfUnsent: false,
   recalled: false,
   fenced: false,
   isRecordedInDoubt: true,
@@ -255,7 +255,7 @@ const anyProgress = (kind: fc.Arbitrary<CallKind> = fc.constantFrom(...KINDS)): 
       roundFrom: fc.nat({ max: 30 }),
       unresolved: fc.nat({ max: 30 }),
       ownerDeaths: fc.nat({ max: 8 }),
-      bound: fc.boolean(),
+      shouldFailIfUnsent: fc.boolean(),
       recalled: fc.boolean(),
       fenced: fc.boolean(),
       isRecordedInDoubt: fc.boolean(),
@@ -375,7 +375,7 @@ describe('for any progress', () => {
     always(undefined, (given, next) => {
       if (given.ownerDeaths > MAX_OWNER_DEATHS)
         expect(next).toMatchObject(
-          given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: given.bound ? 'fail' : 'release' },
+          given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: given.shouldFailIfUnsent ? 'fail' : 'release' },
         );
     });
   });

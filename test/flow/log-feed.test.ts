@@ -23,7 +23,7 @@ class CountingDatabase extends Database {
 
 class Listener implements FeedSubscriber {
   readonly received: LogEvent[] = [];
-  isWelcome = () => true;
+  isAuthorized = () => true;
   ready = async () => {};
 
   take(events: readonly LogEvent[]): void {

@@ -35,8 +35,8 @@ const verdict = { verdict: 'not_applied', reason: 'looked' } as const;
 
 describe('access', () => {
   it.each<[string, string | undefined, number, number]>([
-    ['nobody', undefined, 401, 401],
-    ['a stranger', 'no-such-key', 401, 401],
+    ['no key', undefined, 401, 401],
+    ['an unknown key', 'no-such-key', 401, 401],
     ['an agent', AGENT_KEY, 403, 403],
     ['another agent', OTHER_AGENT_KEY, 403, 403],
     ['a viewer', VIEWER_KEY, 200, 403],

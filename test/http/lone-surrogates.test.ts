@@ -24,9 +24,9 @@ tools:
     once: { by: idempotent }
     observe: { tool: w.search, args: { text: "\${args.text}" }, satisfied: "false" }
     retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
-  w.asked:
+  w.observed:
     upstream: w
-    request: { method: POST, path: /asked }
+    request: { method: POST, path: /observed }
     once: { by: idempotent }
     observe: { tool: world.find, args: { id: ${CUT} }, satisfied: "false" }
     retry: { attempts: 1, base: 10ms, max: 20ms, within: 1s }
@@ -62,10 +62,10 @@ describe('a lone surrogate that a template cuts out of valid arguments', () => {
   });
 
   it('stops an observation through an MCP server, and the answer says so', async () => {
-    const { status, body } = await gateway.call('w.asked', SMILE, { key: 'asked' });
+    const { status, body } = await gateway.call('w.observed', SMILE, { key: 'observed' });
     expect([status, body.code]).toEqual([503, 'unavailable']);
     expect(body.detail).toContain('a lone surrogate');
-    expect(paths).not.toContain('/asked');
+    expect(paths).not.toContain('/observed');
   });
 
   it('fails an undo, with the reason', async () => {

@@ -9,7 +9,7 @@ paths:
   /keyed/charge:
     post:
       operationId: charge
-      summary: Charge somebody.
+      summary: Charge a customer.
       parameters: [{ name: Idempotency-Key, in: header, required: true, schema: { type: string } }]
       requestBody:
         content:
@@ -60,7 +60,7 @@ it('an import offers the operations of the document as tools', async () => {
     ['world.objects_put', 'write'],
   ]);
   const charge = body.tools.find((tool: { name: string }) => tool.name === 'world.charge');
-  expect(charge).toMatchObject({ description: 'Charge somebody.', once: 'key' });
+  expect(charge).toMatchObject({ description: 'Charge a customer.', once: 'key' });
   expect(Object.keys(charge.input.properties)).toEqual(['id', 'amount']);
 });
 

@@ -17,7 +17,7 @@ function buildUpdate(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate
   return {
     txn,
     fence: 1,
-    step: 1,
+    updateNumber: 1,
     isEvidence: false,
     state: 'sending',
     attempt: 1,
@@ -108,8 +108,8 @@ describe('a settlement', () => {
   it('does not apply after later ones, and is not applied twice', async () => {
     const one = intent();
     await calls.claim(one);
-    const closed = buildUpdate(one.txn, { step: 1, entry: '{"closed":1}' });
-    const opened = buildUpdate(one.txn, { step: 2, attempt: 2, attemptOpen: true });
+    const closed = buildUpdate(one.txn, { updateNumber: 1, entry: '{"closed":1}' });
+    const opened = buildUpdate(one.txn, { updateNumber: 2, attempt: 2, attemptOpen: true });
     expect(await calls.update(closed)).toBe(true);
     expect(await calls.update(closed)).toBe(true);
     expect(await database.query(`select 1 from audit_entries where entry = '{"closed":1}'`)).toHaveLength(1);
@@ -121,10 +121,10 @@ describe('a settlement', () => {
   it('by a person does not apply if an attempt was opened after they read the call', async () => {
     const one = intent();
     await calls.claim(one);
-    await calls.update(buildUpdate(one.txn, { step: 1, state: 'in_doubt', unresolved: 1 }));
+    await calls.update(buildUpdate(one.txn, { updateNumber: 1, state: 'in_doubt', unresolved: 1 }));
     const seen = await calls.read(one.txn);
     await calls.update(
-      buildUpdate(one.txn, { step: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }),
+      buildUpdate(one.txn, { updateNumber: 2, state: 'in_doubt', unresolved: 1, attempt: 2, attemptOpen: true }),
     );
     if (seen === undefined) throw new Error('the call is gone');
     const verdict = {
@@ -143,7 +143,7 @@ describe('a settlement', () => {
     const one = intent();
     await calls.claim(one);
     const both = await Promise.all([
-      calls.update(buildUpdate(one.txn, { step: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
+      calls.update(buildUpdate(one.txn, { updateNumber: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
       calls.update(buildSuccess(one.txn, { isEvidence: true })),
     ]);
     expect(both).toEqual([true, true]);
@@ -268,7 +268,7 @@ describe('updates of one call', () => {
   it('of which the second is rejected do not reject claims of the same batch', async () => {
     const [each, other] = [intent(), intent()];
     await calls.claim(each);
-    const impossible = buildUpdate(each.txn, { step: 2, state: 'held', attempt: 1 });
+    const impossible = buildUpdate(each.txn, { updateNumber: 2, state: 'held', attempt: 1 });
     const all = [calls.update(buildUpdate(each.txn)), calls.update(impossible), calls.claim(other)];
     const [first, second, claimed] = await Promise.allSettled(all);
     expect(first).toMatchObject({ status: 'fulfilled', value: true });

@@ -53,7 +53,7 @@ const settle = ({ txn, fence }: Intent) =>
     ...buildBaseUpdate({
       txn,
       fence,
-      step: 0,
+      updateNumber: 0,
       state: 'sending',
       attempt: 1,
       attemptOpen: false,

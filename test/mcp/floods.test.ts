@@ -89,16 +89,16 @@ describe('an upstream MCP server over HTTP', () => {
       // The answer comes in its own chunk after a pause, as a server that works would send it.
       setTimeout(() => response.end(written(JSON.stringify(result(id, {})))), 100);
     });
-    let heard = 0;
+    let messageCount = 0;
     const tell = () => {
-      heard += 1;
+      messageCount += 1;
     };
     const ask = () => Promise.reject(new Error('No question is expected.'));
     const listener = { era: 'modern', capabilities: {}, meta: {}, tell, ask } as const;
     const request = { id: 'a', method: 'tools/call', params: {}, timeoutMs: 20_000, maxBytes: 1_000_000, listener };
     expect(await client.request(request)).toMatchObject({ as: 'answered' });
-    expect(heard).toBeGreaterThan(100);
-    expect(heard).toBeLessThan(120);
+    expect(messageCount).toBeGreaterThan(100);
+    expect(messageCount).toBeLessThan(120);
   });
 
   it.each([
@@ -249,13 +249,13 @@ describe('an MCP server over stdio', () => {
         process.stdout.write(progress.repeat(1_000));
         console.log('{"jsonrpc":"2.0","id":"a","result":{}}');
       });`);
-    let heard = 0;
+    let messageCount = 0;
     const countMessage = () => {
-      heard += 1;
+      messageCount += 1;
     };
     expect(await transport.exchange({ ...outgoing('a'), onMessage: countMessage })).toMatchObject({ as: 'answered' });
-    expect(heard).toBeGreaterThan(100);
-    expect(heard).toBeLessThan(120);
+    expect(messageCount).toBeGreaterThan(100);
+    expect(messageCount).toBeLessThan(120);
   });
 
   it('with an invalid command gets no message', async () => {

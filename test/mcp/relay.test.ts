@@ -301,13 +301,13 @@ describe('a held call that carries an answer', () => {
     };
     const held = await callTool();
     await approve(held);
-    const asked = await callTool({
+    const question = await callTool({
       requestState: held.requestState,
       inputResponses: { approval: { action: 'accept' } },
     });
-    expect(asked.inputRequests).toMatchObject({ word: { method: 'sampling/createMessage' } });
+    expect(question.inputRequests).toMatchObject({ word: { method: 'sampling/createMessage' } });
     const word = { role: 'assistant', model: 'm', content: { type: 'text', text: 'deep' } };
-    const heldAgain = await callTool({ requestState: asked.requestState, inputResponses: { word } });
+    const heldAgain = await callTool({ requestState: question.requestState, inputResponses: { word } });
     await approve(heldAgain);
     const done = await callTool({
       requestState: heldAgain.requestState,

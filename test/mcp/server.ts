@@ -161,7 +161,7 @@ async function spawnServer(args: readonly string[]): Promise<{ child: ChildProce
   throw new Error('The MCP server did not start.');
 }
 
-/** An MCP server that a gateway starts over stdio. `command` belongs into the policies. */
+/** An MCP server that a gateway starts over stdio. `command` goes into the policies. */
 export class TestStdioServer extends McpServerControl {
   readonly command: readonly string[];
   readonly #directory: string;

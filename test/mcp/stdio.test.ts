@@ -140,16 +140,16 @@ describe('an MCP server over stdio', () => {
 
   it('whose progress cannot be serialized does not crash the gateway', async () => {
     const deep = `${'['.repeat(100_000)}${']'.repeat(100_000)}`;
-    await plan('mail', 'progress', [{ event: 'asked' }, { wait: 'told' }]);
+    await plan('mail', 'progress', [{ event: 'call-started' }, { wait: 'notified' }]);
     const params = { name: 'local__mail', arguments: { id: 'progress' }, _meta: { progressToken: 'mine' } };
     const pending = requestLegacy(gateway, 'tools/call', params);
-    await world.awaitEvent('asked');
+    await world.awaitEvent('call-started');
     const request = (await world.requests()).find(({ id }) => id === 'progress');
     const token = JSON.stringify(request?.rpcId);
     await world.notify({
       raw: `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":${token},"progress":1,"x":${deep}}}`,
     });
-    await world.release('told');
+    await world.release('notified');
     expect((await pending).answer.result.isError).toBeUndefined();
     expect(gateway.isAlive).toBe(true);
   });

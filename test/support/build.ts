@@ -4,9 +4,9 @@ import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 
-/** The folders that `tsconfig.build.json` compiles, and the files that configure the build. */
+/** The folders and files that `tsconfig.build.json` compiles, and the files that configure the build. */
 const SOURCES = ['gateway', 'adapters', 'demo'];
-const SETTINGS = ['tsconfig.json', 'tsconfig.build.json', 'package-lock.json'];
+const FILES = ['test/audit/sealer.ts', 'tsconfig.json', 'tsconfig.build.json', 'package-lock.json'];
 /** The compiler's record of its last build. The record changes when the sources change. */
 const BUILD_RECORD = 'dist/.tsbuildinfo';
 /** Holds a hash of the sources and of the build record, written after each build by this module. */
@@ -24,7 +24,7 @@ export async function buildIfStale(): Promise<void> {
 async function hashBuild(): Promise<string> {
   const listed = await Promise.all(SOURCES.map((folder) => readdir(folder, { recursive: true, withFileTypes: true })));
   const files = listed.flat().filter((entry) => entry.isFile());
-  const paths = [...files.map(({ parentPath, name }) => join(parentPath, name)), ...SETTINGS, BUILD_RECORD].sort();
+  const paths = [...files.map(({ parentPath, name }) => join(parentPath, name)), ...FILES, BUILD_RECORD].sort();
   const contents = await Promise.all(paths.map((path) => readFile(path).catch(() => '')));
   const hash = createHash('sha256');
   for (const [index, path] of paths.entries())

@@ -30,7 +30,7 @@ export interface UpstreamAnswer {
 
 /**
  * The result of one attempt. Only `ok` and `ok_body_lost` prove the effect; only `not_sent` and `refused` prove its absence.
- * Everything else is `ambiguous` and must never be rounded to either side.
+ * Everything else is `ambiguous` and must never be treated as either.
  */
 export type Outcome =
   | {
@@ -68,7 +68,7 @@ export interface SendOptions {
 /** `legacy` MCP has sessions and requests in both directions; in `modern` MCP each request stands alone. */
 export type McpEra = 'legacy' | 'modern';
 
-/** The part of an MCP client that requests on its behalf carry. */
+/** The data of an MCP client that each request on its behalf carries. */
 export interface McpClientProfile {
   readonly era: McpEra;
   /** The declared capabilities: `elicitation`, `sampling`, `roots`. */
@@ -91,7 +91,7 @@ export interface RequestInput {
   readonly canonicalArgs?: string | undefined;
   readonly agent: string;
   /** The profile of the calling MCP client, if there is one. */
-  readonly manner?: McpClientProfile | undefined;
+  readonly clientProfile?: McpClientProfile | undefined;
   /** The trace that the upstream continues. */
   readonly trace?: TraceContext | undefined;
   /** The input that an earlier answer of the tool asked for. */

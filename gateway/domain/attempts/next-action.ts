@@ -3,8 +3,8 @@ import type { RetryPolicy, Tool } from '../policy.ts';
 import type { Outcome } from './adapter.ts';
 
 /**
- * Decides what the outcome of an attempt means for its call, and what happens next. The functions are pure. Nothing else
- * decides whether a request may be sent again: fresh calls, recovered calls and calls in doubt all use them.
+ * This file decides what the outcome of an attempt means for its call, and what happens next. Its functions are pure. No other
+ * code decides whether a request may be sent again: fresh calls, recovered calls and calls in doubt all come here.
  */
 
 export type AttemptConclusion =
@@ -14,8 +14,8 @@ export type AttemptConclusion =
   | { readonly state: 'open'; readonly unknown: boolean };
 
 /**
- * `unresolved` counts earlier attempts that may have had an effect. While there is one, the refusal of a later attempt
- * proves nothing about the earlier ones: a DELETE that worked answers 404 the second time.
+ * Decides whether the outcome of an attempt ends the call. `unresolved` counts earlier attempts that may have had an effect. If
+ * there is one, a refusal of this attempt proves nothing about it: a DELETE that worked answers 404 the second time.
  */
 export function concludeAttempt(kind: CallKind, outcome: Outcome, unresolved: number): AttemptConclusion {
   switch (outcome.kind) {
@@ -34,13 +34,16 @@ export function concludeAttempt(kind: CallKind, outcome: Outcome, unresolved: nu
 
 export interface CallProgress {
   readonly kind: CallKind;
+  /** The number of attempts so far. */
   readonly attempt: number;
+  /** The number of attempts before the current round. A person's verdict `retry` starts a new round. */
   readonly roundFrom: number;
+  /** Closed attempts that may have had an effect. */
   readonly unresolved: number;
   readonly ownerDeaths: number;
-  /** An approved call or a compensation. If nothing could be sent, it fails and its key stays bound. */
-  readonly bound: boolean;
-  /** The saga is being rolled back: only requests that resolve an unknown attempt are sent. */
+  /** An approved call or a compensation. If nothing could be sent, the call fails, and its key is not released. */
+  readonly shouldFailIfUnsent: boolean;
+  /** The saga is being rolled back or the run was taken over: only requests that resolve an unknown attempt are sent. */
   readonly recalled: boolean;
   /** The run was taken over: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
@@ -80,8 +83,8 @@ export function decideNextAction(
   isWoken: boolean,
 ): NextAction {
   const action = decideByKind(progress, tool, isWoken);
-  const isForPerson = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
-  return isForPerson && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
+  const isPersonNeeded = action.do === 'doubt' && action.wakeMs === null && progress.ownerDeaths <= MAX_OWNER_DEATHS;
+  return isPersonNeeded && progress.kind !== 'probe' ? observeBeforeDoubt(progress, tool.observe, action) : action;
 }
 
 /**
@@ -108,14 +111,16 @@ function decideByKind(progress: CallProgress, tool: Pick<Tool, 'retry' | 'once'>
   if (progress.ownerDeaths > MAX_OWNER_DEATHS) {
     const why = `the gateway died ${progress.ownerDeaths} times while it owned this call`;
     if (progress.attempt > 0) return { do: 'doubt', wakeMs: null, why };
-    return progress.bound ? { do: 'fail' } : { do: 'release' };
+    return progress.shouldFailIfUnsent ? { do: 'fail' } : { do: 'release' };
   }
   if (progress.unresolved === 0) {
     // A key that was sent once must not be sent after its lifetime, although the earlier attempt had no effect.
     const isTooLate = progress.kind === 'key' && progress.wasUnknown && progress.msToResend <= backoffMs;
     if (progress.recalled || isTooLate) return { do: 'fail' };
     if (!isExhausted) return { do: 'send', afterMs: isWoken ? 0 : backoffMs };
-    return progress.wasUnknown || progress.bound || progress.kind === 'read' ? { do: 'fail' } : { do: 'release' };
+    return progress.wasUnknown || progress.shouldFailIfUnsent || progress.kind === 'read'
+      ? { do: 'fail' }
+      : { do: 'release' };
   }
   switch (progress.kind) {
     case 'read':

@@ -1,7 +1,7 @@
 import { CALL_STATES, type CallState } from '../calls/call-state.ts';
 import type { Json, JsonObject } from '../json.ts';
 
-/** An event for a subscriber of the event stream. */
+/** An event of the server-sent event stream that people subscribe to. Most events stand for one entry of the audit log. */
 export interface LogEvent {
   /** The index of the log entry; null for an event without an entry. */
   readonly id: number | null;
@@ -9,6 +9,7 @@ export interface LogEvent {
   readonly data: JsonObject;
 }
 
+/** `gap` stands for skipped entries. `bye` ends the stream. */
 export const EVENT_NAMES = [
   'call',
   'approval',
@@ -44,7 +45,7 @@ const EVENT_NAME_PATTERNS: readonly (readonly [RegExp, EventName])[] = [
   [/^booted$/, 'process'],
 ];
 
-/** Events carry names and ids only. Reasons and digests are in the entry. */
+/** The fields that an event copies from its entry: names and ids. Reasons and digests stay in the entry. */
 const PUBLISHED_FIELDS = [
   'txn',
   'agent',

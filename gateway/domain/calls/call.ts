@@ -10,7 +10,7 @@ export type CallKind = 'read' | 'key' | 'idempotent' | 'probe' | 'none';
 /** The evidence that ended a call. */
 export type Evidence = 'answer' | 'late_answer' | 'same_key' | 'probe' | 'person' | 'gateway';
 
-/** An entry of the timeline of a call that no column holds. */
+/** An entry of the timeline of a call, with facts that no column of the ledger stores. */
 export interface CallEvent {
   readonly at: string;
   readonly what: string;
@@ -37,8 +37,8 @@ export interface Call {
   readonly state: CallState;
   /** Grows with every change of owner. A write with an older fence changes nothing. */
   readonly fence: number;
-  /** Counts the writes. A delayed write with an older number changes nothing. */
-  readonly step: number;
+  /** Counts the updates of the row. A late update with an older number changes nothing. */
+  readonly updateNumber: number;
   readonly attempt: number;
   /** The outcome of the newest attempt is not recorded: it is in flight, or its sender died. */
   readonly attemptOpen: boolean;
@@ -74,12 +74,12 @@ export interface Call {
   /** The saga of a step (which has an ordinal), or of the step that a compensation undoes (which has none). */
   readonly saga: string | null;
   readonly ordinal: number | null;
-  /** The saga is being rolled back: only requests that resolve an unknown attempt are sent. */
+  /** The saga is being rolled back or the run was taken over: only requests that resolve an unknown attempt are sent. */
   readonly recalled: boolean;
   /** The run of the call, and the epoch that the agent held. */
   readonly run: string | null;
   readonly epoch: number | null;
-  /** The run was taken over: only requests that resolve an unknown attempt are sent, and none for an `idempotent` call. */
+  /** The run was taken over. An `idempotent` call then sends nothing at all: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
   /** Grows with every taking of locks; null if the call has no locks. */
   readonly lockToken: number | null;
@@ -113,7 +113,7 @@ export function hidePrivateProblem<T extends Pick<Call, 'saga' | 'problem' | 'de
   return { ...call, saga: null, problem: 'cancelled', detail };
 }
 
-/** A call as an agent sees it that joined a shared call. Saga, run, locks and undo belong to the first agent. */
+/** A call as an agent that joined it may see it. Saga, run, locks and undo belong to the first agent, so they are left out. */
 export function toJoinerView(call: Call): Call {
   return {
     ...hidePrivateProblem(call),

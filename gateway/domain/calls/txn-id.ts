@@ -28,7 +28,7 @@ export type CallIdentity =
 
 /**
  * SHA-256 of the RFC 8785 text of `[tool, arguments]`, which anybody can recompute. JSON strings are self-delimiting, so two
- * different pairs never have one text. `canonicalExtra` is the RFC 8785 text of an optional third element: further content
+ * different pairs never have the same text. `canonicalExtra` is the RFC 8785 text of an optional third element: further content
  * that makes it another request.
  */
 export function computeFingerprint(tool: string, canonicalArgs: string, canonicalExtra = ''): Buffer {
@@ -44,7 +44,7 @@ export function deriveSharedTxnId(deployment: string, tool: string, key: string)
   return hashToUuid(['oncegate.shared-txn.1', deployment, tool, key]);
 }
 
-/** The slot that stores the generation of identical calls without a key. Calls that would be repeats share one slot. */
+/** The id of the row that stores the generation of identical calls without a key. Requests that may be repeats share the row. */
 export function deriveRepeatSlot(
   deployment: string,
   agent: string,
@@ -77,7 +77,7 @@ function listIdentityParts(identity: CallIdentity): IdPart[] {
   }
 }
 
-/** JSON writes NaN as null, and above 2^53 two integers may be one number. */
+/** Other numbers could give two calls one id: JSON writes NaN as null, and above 2^53 different integers are equal numbers. */
 function requireSafeInteger(generation: number): number {
   if (!Number.isSafeInteger(generation)) throw new RangeError(`generation must be a safe integer (got ${generation}).`);
   return generation;

@@ -2,8 +2,9 @@
  * Taint marks agents that have read untrusted content. An agent that calls a tool with `untrusted: true` may obey what it reads,
  * so all its later work in the same run or saga is tainted. Taint is permanent, because an agent cannot unread content.
  *
- * Work outside runs cannot be kept apart, so it is tainted as soon as the agent calls an untrusted tool anywhere. Such a call
- * outside a run also taints every open run of the agent, because any of them may use the content. A later run starts clean.
+ * Tasks outside runs cannot be told apart, so every call outside a run is tainted once the agent calls an untrusted tool. An
+ * untrusted call outside a run also taints every open run of the agent, because any of them may use the content. A later run
+ * starts clean.
  */
 export interface TaintScope {
   readonly of: 'agent' | 'run' | 'saga';
@@ -27,7 +28,7 @@ export interface CallOrigin {
   readonly run: string | null;
 }
 
-/** A call is tainted if any of these scopes is. Inside a run, the run counts instead of the agent; a saga counts in addition. */
+/** Lists the scopes that make a call tainted: its run, or its agent if it has no run; and its saga, if it has one. */
 export function listTaintSources({ agent, saga, run }: CallOrigin): TaintScope[] {
   const own: TaintScope = run === null ? { of: 'agent', holder: agent } : { of: 'run', holder: run };
   return saga === null ? [own] : [own, { of: 'saga', holder: saga }];

@@ -62,7 +62,7 @@ export interface StoredUndo {
   readonly tool?: string;
   /** The template from which the arguments are rendered when the outcome is known. */
   readonly template?: Json;
-  /** The caller gave the undo (`Oncegate-Undo`), so the template is literal. */
+  /** The caller gave this undo (`Oncegate-Undo`). Its template holds the arguments themselves, without expressions. */
   readonly own?: true;
   /** The encrypted arguments in base64, if a tool redacts. The template then holds only what may be shown. */
   readonly sealed?: string;
@@ -119,9 +119,11 @@ export interface SagaStep {
   readonly undoReason: string | null;
   readonly undoTxn: string | null;
   readonly undoTries: number;
+  /** The tries before the current round. A person's request starts a new round. */
   readonly undoFrom: number;
   readonly msSinceDue: number;
   readonly msToNextTry: number;
+  /** A person decided that the rollback goes on even if this step cannot be undone. */
   readonly waived: boolean;
   readonly compensation: CompensationStatus | null;
 }
@@ -157,9 +159,9 @@ export interface UndoTiming {
 
 const RECHECK_MS = 500;
 /**
- * How long a compensation may be in doubt before its undo is shown as failed, while the gateway still resolves the doubt.
- * `usedUp` counts from when the undo was due, once the attempts are used up. A shorter time would park a saga whose
- * compensation succeeds a moment later.
+ * How long a compensation may be in doubt before its undo is marked `failed`, although the gateway still resolves the doubt.
+ * `inDoubt` counts from the start of the doubt. `usedUp` applies once the attempts are used up, and counts from the time when
+ * the undo became due. A shorter time would park a saga whose compensation succeeds a moment later.
  */
 const DOUBT_GRACE_MS = { usedUp: 15_000, inDoubt: 60_000 };
 
@@ -180,7 +182,7 @@ type StepStatus =
 export function planNextMoves(
   steps: readonly SagaStep[],
   keep: number,
-  timingFor: (step: SagaStep) => UndoTiming,
+  getTiming: (step: SagaStep) => UndoTiming,
 ): NextMoves {
   const moves: UndoMove[] = [];
   const waits: number[] = [];
@@ -193,7 +195,7 @@ export function planNextMoves(
 
   for (const step of sortLatestFirst(steps, keep)) {
     const blocker = commonBlocker ?? blockers.get(step.txn);
-    const { status, mark } = evaluateStep(step, timingFor(step));
+    const { status, mark } = evaluateStep(step, getTiming(step));
     if (mark !== undefined) moves.push(mark);
     if (status.as === 'stuck') stuck.push({ step, why: status.why });
     if (status.as === 'wait') waits.push(status.ms);
@@ -276,8 +278,8 @@ const IN_DOUBT_PREFIX = 'in doubt, ';
 const NEEDS_PERSON_PREFIX = `${IN_DOUBT_PREFIX}a person must resolve it`;
 
 /**
- * Evaluates a failed undo. If it failed only because of a doubt and the doubt has ended, the undo continues. It is tried
- * again if a person ended the doubt; else it goes on with the outcome of the compensation.
+ * Evaluates a failed undo. An undo that was marked `failed` because of a doubt continues when the doubt ends. If a person ended
+ * the doubt, the undo is tried again (`due`). Otherwise the outcome of the compensation decides (`running`).
  */
 function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
   const { compensation, undoReason } = step;
@@ -287,9 +289,10 @@ function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
   if (compensation.state === 'succeeded') return { status: { as: 'clear' }, mark: mark('done', null) };
   if (!why.startsWith(IN_DOUBT_PREFIX)) return stuck;
   const continueAs = (to: UndoState): StepEvaluation => ({ status: { as: 'wait', ms: 0 }, mark: mark(to, null) });
-  const wasForPerson = why.startsWith(NEEDS_PERSON_PREFIX);
-  if (isFinalState(compensation.state)) return continueAs(wasForPerson ? 'due' : 'running');
-  if (compensation.pursued === wasForPerson) return continueAs('running');
+  const wasPersonNeeded = why.startsWith(NEEDS_PERSON_PREFIX);
+  if (isFinalState(compensation.state)) return continueAs(wasPersonNeeded ? 'due' : 'running');
+  // The doubt is still open, but the gateway now pursues it and a person was needed before, or the reverse: update the reason.
+  if (compensation.pursued === wasPersonNeeded) return continueAs('running');
   return stuck;
 }
 

@@ -81,11 +81,11 @@ const openRequests = new WeakMap<WebhookVoter, number>();
 const MAX_OPEN_REQUESTS = 32;
 
 async function askOneVoter(ctx: Context, subject: VoteSubject, voter: WebhookVoter): Promise<Vote> {
-  const { vote, trouble } = await withRequestLimit(voter, () =>
+  const { vote, transportError } = await withRequestLimit(voter, () =>
     requestVote(voter, buildVoteRequest(subject, voter.name)),
   );
   if (vote.verdict === 'abstain') {
-    const about = { voter: voter.name, txn: subject.txn, tool: subject.tool.name, why: vote.reason, trouble };
+    const about = { voter: voter.name, txn: subject.txn, tool: subject.tool.name, why: vote.reason, transportError };
     ctx.log.warn(about, 'A voter abstained.');
   }
   return vote;

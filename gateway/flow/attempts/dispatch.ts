@@ -70,7 +70,7 @@ export class Dispatch {
     }
   }
 
-  inFlight(txn: string): InFlightCall | undefined {
+  findInFlight(txn: string): InFlightCall | undefined {
     return this.#inFlight.get(txn);
   }
 
@@ -84,12 +84,12 @@ export class Dispatch {
     return this.#shutdownToken;
   }
 
-  /** Calls that wait for their next attempt are handed back at once. */
+  /** Begins the shutdown: calls that wait for their next attempt are handed back at once. */
   beginShutdown(): void {
     this.#shutdownToken.cancel();
   }
 
-  /** Begins the shutdown and waits for attempts on the wire. */
+  /** Begins the shutdown and waits for open attempts, at most `deadlineMs`. */
   async drain(deadlineMs: number): Promise<void> {
     this.beginShutdown();
     const all = Promise.all(this.#listResults());
@@ -197,7 +197,7 @@ export class Dispatch {
     return !this.#shutdownToken.isCancelled;
   }
 
-  /** Writes a further attempt (T1) before its first byte leaves. A crash afterwards leaves an unknown attempt. */
+  /** Records the next attempt before its first byte leaves. A crash afterwards leaves an unknown attempt. */
   async #openAttempt(job: Job): Promise<boolean> {
     job.attempt += 1;
     job.attemptOpen = true;
@@ -207,8 +207,8 @@ export class Dispatch {
   }
 
   /**
-   * Checks before each attempt that an approved call, of which nothing was sent yet, is still what was approved. The
-   * policies of this check must stay in force until the first byte leaves.
+   * Checks that the approval of a call still covers it. Runs before each attempt until something was sent. `policyVersion` is
+   * the version of this check; `#send` sends nothing under another version.
    */
   async #checkApproval(job: Job): Promise<ApprovalCheck> {
     const policyVersion = this.#ctx.policies().version;
@@ -268,9 +268,8 @@ export class Dispatch {
   }
 
   /**
-   * Observes again, because only an observation can end this doubt. It is proof only if the tool declares `settles`.
-   * Otherwise, or if nothing can be observed, a person decides. A crash in here leaves a call in doubt, which is observed
-   * again.
+   * Observes the target of a call in doubt. The observation is proof only if the tool declares `settles`. Otherwise, or if
+   * the observation fails, a person decides. A crash here leaves a call in doubt, which is observed again.
    */
   async #reobserve(job: Job): Promise<ReobserveResult> {
     const observed = await observeInDoubt(this.#ctx, job);
@@ -300,8 +299,8 @@ export class Dispatch {
   }
 
   /**
-   * Reads whether the saga of a call is rolled back or its run was taken over since the last attempt. The ledger would
-   * refuse the next attempt in any case.
+   * Reads whether the saga of a call is rolled back or its run was taken over since the last attempt. Returns true if the next
+   * attempt is therefore not allowed. The ledger would refuse that attempt too.
    */
   async #checkRecalled(job: Job): Promise<boolean> {
     const call = await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn));
@@ -336,7 +335,7 @@ export class Dispatch {
     const block = findSendBlock(this.#ctx, job);
     if (block === undefined) return this.#recorder.releaseOwnership(job);
     const blocked: Outcome = { ...last, kind: 'not_sent', detail: block.detail };
-    return job.unresolved === 0 && !toCallProgress(job).bound && job.unknownSince === null
+    return job.unresolved === 0 && !toCallProgress(job).shouldFailIfUnsent && job.unknownSince === null
       ? this.#recorder.release(job, blocked, block.code)
       : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
   }
@@ -361,10 +360,10 @@ type ReobserveResult =
 
 /** Whether a read was never sent. Its key is released, because a read has no effect that a key must protect. */
 function isUnsentRead(job: Job, last: Outcome | undefined): boolean {
-  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !toCallProgress(job).bound;
+  return job.kind === 'read' && last?.kind === 'not_sent' && !job.recalled && !toCallProgress(job).shouldFailIfUnsent;
 }
 
-/** Whether a call may have been recalled since its last attempt: only a step, or a call of a run, between two attempts. */
+/** Whether a call may have been recalled since its last attempt. Only a call of a saga or run, between two attempts, can be. */
 function canBeRecalled(job: Job): boolean {
   if ((job.saga === null && job.run === null) || job.undoOf !== null) return false;
   if (job.attempt === 0 || job.attemptOpen) return false;
@@ -381,7 +380,7 @@ const FROZEN_RECHECK_MS = 1_000;
 /** Nothing is sent without an observation. The observation is retried a few times before the call is given up. */
 function decideAfterFailedObservation(job: Job, times: number): NextAction {
   if (times < job.tool.retry.attempts) return { do: 'send', afterMs: computeBackoffMs(job.tool.retry, times) };
-  return toCallProgress(job).bound ? { do: 'fail' } : { do: 'release' };
+  return toCallProgress(job).shouldFailIfUnsent ? { do: 'fail' } : { do: 'release' };
 }
 
 function closeAttempt(job: Job, isUnknown: boolean): void {

@@ -23,8 +23,8 @@ export interface Job {
   readonly tool: Tool;
   readonly owner: string;
   readonly fence: number;
-  /** The number of the last update. */
-  step: number;
+  /** The number of the last update of the row. */
+  updateNumber: number;
   readonly args: JsonObject;
   readonly request: PreparedRequest;
   /** For a compensation: the values that the undone call redacts. */
@@ -36,7 +36,7 @@ export interface Job {
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly keyLifetimeMs: number | null;
-  /** Times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
+  /** This and the next two are times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;
@@ -52,9 +52,10 @@ export interface Job {
   /** The run was taken over. */
   fenced: boolean;
   readonly run: string | null;
-  /** The undo of the call. The next two are what is known of its arguments so far. */
   readonly undo: StoredUndo | null;
+  /** The observed state before the first attempt; undefined if there was no observation. */
   before: Json | undefined;
+  /** The undo data that the next update stores; null if there is none. */
   undoArguments: UndoArguments | null;
   /** The result of the newest attempt, as an earlier owner recorded it; undefined if nobody did. */
   readonly lastAttemptDetail: string | undefined;
@@ -84,7 +85,7 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     tool,
     owner,
     fence: call.fence,
-    step: call.step,
+    updateNumber: call.updateNumber,
     args: payload.args,
     request: payload.request,
     secrets: payload.secrets ?? [],
@@ -108,8 +109,8 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     undo: call.undo,
     before,
     undoArguments: null,
-    lastAttemptDetail: lastRecordedDetail(call),
-    disprovedBy: recordedDisproof(call),
+    lastAttemptDetail: findLastRecordedDetail(call),
+    disprovedBy: findRecordedDisproof(call),
     isRecorded: true,
     isDue: true,
     progressListener: undefined,
@@ -119,7 +120,7 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
 }
 
 /** The result of the newest attempt in the call's events. An owner that died during an attempt recorded none. */
-function lastRecordedDetail({ events, attempt }: Call): string | undefined {
+function findLastRecordedDetail({ events, attempt }: Call): string | undefined {
   const ofAttempt = events.filter((event) => event['attempt'] === attempt);
   const details = ofAttempt.map((event) => event['told'] ?? (event.what === 'attempt_ended' && event['detail']));
   const newest = details.findLast((detail) => typeof detail === 'string');
@@ -129,11 +130,11 @@ function lastRecordedDetail({ events, attempt }: Call): string | undefined {
 const DISPROOF_BY_EVENT = new Map<string, Job['disprovedBy']>([
   ['probe_not_applied', 'probe'],
   ['observed_not_satisfied', 'observation'],
-  // The verdict "retry" replaces earlier evidence about the unknown attempts.
+  // A person's verdict "retry" starts again: earlier evidence about the unknown attempts no longer counts.
   ['verdict', undefined],
 ]);
 
-function recordedDisproof({ events }: Call): Job['disprovedBy'] {
+function findRecordedDisproof({ events }: Call): Job['disprovedBy'] {
   const finding = events.findLast(({ what }) => DISPROOF_BY_EVENT.has(what));
   return finding && DISPROOF_BY_EVENT.get(finding.what);
 }
@@ -178,7 +179,7 @@ export function createJob(
     tool,
     owner,
     fence: intent.fence,
-    step: 0,
+    updateNumber: 0,
     args: payload.args,
     request: payload.request,
     secrets: payload.secrets ?? [],
@@ -225,7 +226,7 @@ export function toCallProgress(job: Job): CallProgress {
     roundFrom: job.roundFrom,
     unresolved: job.unresolved,
     ownerDeaths: job.ownerDeaths,
-    bound: job.isApproved || job.undoOf !== null,
+    shouldFailIfUnsent: job.isApproved || job.undoOf !== null,
     recalled: job.recalled,
     fenced: job.fenced,
     isRecordedInDoubt: job.state === 'in_doubt',

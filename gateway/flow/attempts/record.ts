@@ -30,8 +30,11 @@ export interface Settlement {
   readonly isObservationOnly?: boolean;
 }
 
-/** The fields that a job and a stored call share. A number in `unknownSince` is on the monotonic clock; a Date is in the ledger already. */
-type OwnedCallState = Pick<Job, 'txn' | 'fence' | 'step' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'> & {
+/** The fields that a job and a stored call share. A job has `unknownSince` on the monotonic clock; a stored call has a Date. */
+type OwnedCallState = Pick<
+  Job,
+  'txn' | 'fence' | 'updateNumber' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'
+> & {
   readonly unknownSince: number | Date | null;
 };
 
@@ -44,8 +47,8 @@ export class Recorder {
   }
 
   /**
-   * Settles a call (T2). Callers hear the result only after the commit. A crash before the commit leaves an unknown
-   * attempt, although the answer arrived: recovery looks for evidence again.
+   * Settles a call. Callers get the result only after the commit. A crash before the commit leaves an unknown attempt,
+   * although the answer arrived: recovery looks for evidence again.
    */
   async settle(
     job: Job,
@@ -110,7 +113,7 @@ export class Recorder {
     observed: JsonObject = {},
   ): Promise<DispatchResult> {
     this.#ctx.reachKillPoint('parking');
-    // `lastRecordedDetail` reads `told` from the stored event.
+    // `findLastRecordedDetail` reads `told` from the stored event.
     const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
     const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
     const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(job), unresolved: job.unresolved });
@@ -153,29 +156,26 @@ export class Recorder {
   /** Applies an update once, however often it is tried: its `step` number tells a retry from the next update. */
   async #update(job: Job, update: CallUpdate): Promise<boolean> {
     const isApplied = !job.isRecorded || (await this.retryUntilWritten(job, () => this.#ctx.calls.update(update)));
-    job.step = update.step;
+    job.updateNumber = update.updateNumber;
     return isApplied;
   }
 
   /** Retries a ledger operation for as long as this process lives, unless the error is permanent. */
-  async retryUntilWritten<T>(job: Job, write: () => Promise<T>): Promise<T> {
+  async retryUntilWritten<T>(job: Job, operation: () => Promise<T>): Promise<T> {
     for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
       try {
-        return await write();
+        return await operation();
       } catch (error) {
         if (!(error instanceof LedgerError) || error.isPermanent) throw error;
         job.ledgerFailure.cancel();
-        this.#ctx.log.warn(
-          { txn: job.txn, err: error.message },
-          'The ledger cannot be written. The write is tried again.',
-        );
+        this.#ctx.log.warn({ txn: job.txn, err: error.message }, 'A ledger operation failed. It is tried again.');
         await sleep(delay);
       }
     }
   }
 }
 
-/** The update that ends a call. One literal instead of a spread of `buildBaseUpdate`, because every call makes one. */
+/** The update that ends a call. One literal is faster than a spread of `buildBaseUpdate`, and every call needs this update. */
 function buildClosingUpdate(
   job: Job,
   state: 'succeeded' | 'failed',
@@ -186,13 +186,13 @@ function buildClosingUpdate(
   return {
     txn: job.txn,
     fence: job.fence,
-    step: job.step + 1,
+    updateNumber: job.updateNumber + 1,
     isEvidence: state === 'succeeded' && settlement.isObservationOnly !== true,
     state,
     attempt: job.attempt,
     attemptOpen: false,
     unresolved: 0,
-    unknownSinceMs: msSinceUnknown(job),
+    unknownSinceMs: computeMsSinceUnknown(job),
     custody: 'close',
     dueInMs: null,
     outcome: settlement.outcome,
@@ -213,13 +213,13 @@ export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'>
   return {
     txn: call.txn,
     fence: call.fence,
-    step: call.step + 1,
+    updateNumber: call.updateNumber + 1,
     isEvidence: false,
     state: call.state,
     attempt: call.attempt,
     attemptOpen: call.attemptOpen,
     unresolved: call.unresolved,
-    unknownSinceMs: msSinceUnknown(call),
+    unknownSinceMs: computeMsSinceUnknown(call),
     custody: 'keep',
     dueInMs: null,
     outcome: null,
@@ -234,7 +234,7 @@ export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'>
   };
 }
 
-function msSinceUnknown({ unknownSince }: OwnedCallState): number | null {
+function computeMsSinceUnknown({ unknownSince }: OwnedCallState): number | null {
   return typeof unknownSince === 'number' ? performance.now() - unknownSince : null;
 }
 

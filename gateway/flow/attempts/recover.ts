@@ -21,12 +21,12 @@ const POLL_INTERVAL_MS = 400;
 const FROZEN_RECHECK_MS = 1_000;
 /** How often this process looks for calls that it owns but that are not in flight. */
 const ORPHAN_CHECK_MS = 3_000;
-/** No more calls are taken over at once, so that other replicas help and a returning upstream is not flooded. */
+/** Recovery pauses at this many calls in flight. Other replicas then share the work, and a returning upstream is not flooded. */
 const MAX_IN_FLIGHT = 512;
 
 /**
- * Takes over the calls of dead owners and the calls that are due. Recovery has no way of its own to an upstream: it reads
- * what is known and hands the call to `Dispatch`. After a crash in here, another process takes the calls over.
+ * Takes over the calls of dead owners and the calls that are due. Recovery sends nothing itself: it reads the stored state and
+ * hands the call to `Dispatch`. After a crash here, another process takes the calls over.
  */
 export class Recovery {
   readonly #ctx: Context;
@@ -92,7 +92,7 @@ export class Recovery {
     const { db, lease, log } = this.#ctx;
     const owner = lease.id;
     const idle = (await listOwnedCalls(db, owner)).filter(
-      (txn) => this.#dispatch.inFlight(txn) === undefined && !this.#claims.isClaimPending(txn),
+      (txn) => this.#dispatch.findInFlight(txn) === undefined && !this.#claims.isClaimPending(txn),
     );
     for (const txn of idle.filter((candidate) => this.#orphans.has(candidate))) {
       log.warn({ txn }, 'This process owned a call that was not in flight. The call is released for recovery.');
@@ -108,7 +108,7 @@ export class Recovery {
       await endHeldCall(db, call.txn, 'expired', 'nobody answered in time', entry);
       return;
     }
-    // A frozen call stays delayed, so that it can still be stopped.
+    // A frozen call is tried again later. A delayed call stays held meanwhile, so that a person can still stop it.
     if (findSendBlock(this.#ctx, { ...call, tool: { name: call.tool } }) !== undefined)
       return postponeCall(db, call.txn, owner, FROZEN_RECHECK_MS);
     if (call.state === 'held') {

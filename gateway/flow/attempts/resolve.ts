@@ -21,7 +21,7 @@ export interface DoubtVerdict {
   readonly senderIsDead?: boolean;
 }
 
-/** Writes a person's verdict. The same verdict again is fine. Another one, or one without a doubt, is a conflict. */
+/** Writes a person's verdict. Repeating it is safe. Another verdict, or a verdict on a call that is not in doubt, is a conflict. */
 export async function resolveDoubt(services: Services, verdict: DoubtVerdict): Promise<Call> {
   const { ctx } = services;
   const call = await ctx.calls.read(verdict.txn);

@@ -2,7 +2,7 @@ import type { Outcome, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import type { Job } from './job.ts';
 import { type DispatchResult, describeLastAttempt, type Recorder } from './record.ts';
 
-// The ways in which a call ends, by the outcome of its last attempt. Each is one `Recorder.settle` (T2).
+// The ways in which a call ends, by the outcome of its last attempt. Each calls `Recorder.settle` once.
 
 /** The upstream answered, and the answer is conclusive. */
 export function settleAnswer(

@@ -14,7 +14,7 @@ type FeedContext = Pick<Context, 'db' | 'log' | 'adapters' | 'controlFlags'>;
 
 export interface FeedSubscriber {
   /** Whether the subscriber is still authorized. Checked before each delivery, and several times a second. */
-  isWelcome(): boolean;
+  isAuthorized(): boolean;
   take(events: readonly LogEvent[]): void;
   /** Resolves when the subscriber can take more events, or is gone. The feed waits for it during catch-up. */
   ready(): Promise<void>;
@@ -59,7 +59,7 @@ export class LogFeed {
         // No await between this comparison and the registration below: `#poll` delivers every entry from there on.
         if (next >= (this.#position ?? next)) break;
         const entries = await readLogTail(this.#ctx.db, next, Math.min(next + BATCH_SIZE, this.#position ?? next));
-        if (subscriber.isWelcome()) subscriber.take(entries.map(toLogEvent));
+        if (subscriber.isAuthorized()) subscriber.take(entries.map(toLogEvent));
         await subscriber.ready();
         next = (entries.at(-1)?.index ?? next) + 1;
       }
@@ -114,7 +114,7 @@ export class LogFeed {
 
   #publish(events: readonly LogEvent[]): void {
     for (const [subscriber, from] of this.#subscribers) {
-      if (!subscriber.isWelcome() || from === undefined) continue;
+      if (!subscriber.isAuthorized() || from === undefined) continue;
       const unseen = events.filter(({ id, name }) => id === null || id >= from || name === 'gap');
       if (unseen.length > 0) subscriber.take(unseen);
     }
@@ -124,7 +124,7 @@ export class LogFeed {
     return new Map(listBreakers(this.#ctx).map(({ upstream, state }) => [upstream, state]));
   }
 
-  /** Events of breakers that this replica opened or closed. No log records those; the log records breakers that people set. */
+  /** Events of breakers that this replica opened or closed by itself. The log records only breakers that people opened or closed. */
   #diffBreakers(): LogEvent[] {
     const before = this.#breakers;
     this.#breakers = this.#readBreakerStates();

@@ -104,7 +104,7 @@ export class LogMonitor {
     );
   }
 
-  /** An anchor that cannot be read now counts as last seen. An anchor that was never readable is an error. */
+  /** Reads an anchor. If that fails, returns the last checkpoint that was read. An anchor that was never readable is an error. */
   async #readAnchor(files: CheckpointFiles): Promise<Anchor> {
     const { directory } = files;
     try {

@@ -16,8 +16,10 @@ const POLL_INTERVAL_MS = 400;
 const MIN_SEAL_INTERVAL_MS = 800;
 /** How often a witness that contradicts the log is asked again. Its operator may have repaired it. */
 const WITNESS_RETRY_MS = 5_000;
-/** A shorter failure causes no warning, because a restart of the ledger causes one too. */
+/** A failure shorter than this causes no warning, because every restart of PostgreSQL causes a short failure. */
 const WARN_AFTER_MS = 10_000;
+
+type SequencerContext = Pick<Context, 'db' | 'log' | 'reachKillPoint'>;
 
 /**
  * Appends waiting entries to the Merkle tree and signs a checkpoint, about once a second while entries wait. Every replica has
@@ -25,7 +27,7 @@ const WARN_AFTER_MS = 10_000;
  * that contradict each other.
  */
 export class Sequencer {
-  readonly #ctx: Context;
+  readonly #ctx: SequencerContext;
   readonly #key: NoteSigner;
   readonly #logMonitor: LogMonitor;
   readonly #poller: Poller;
@@ -33,7 +35,7 @@ export class Sequencer {
   #batchSize = MAX_LEAVES_PER_BATCH;
   #failure: { readonly since: number; readonly why: string } | undefined;
 
-  constructor(ctx: Context, key: NoteSigner, logMonitor: LogMonitor) {
+  constructor(ctx: SequencerContext, key: NoteSigner, logMonitor: LogMonitor) {
     this.#ctx = ctx;
     this.#key = key;
     this.#logMonitor = logMonitor;
@@ -85,7 +87,7 @@ export class Sequencer {
     return hasSealed;
   }
 
-  /** Clears the failure when another replica sealed the leaves. The interval is 0, because only then false means none wait. */
+  /** Clears the failure when another replica sealed the leaves. With interval 0, `hasWaitingLeaves` is false only if no leaf waits. */
   async #clearFailureIfSealed(): Promise<void> {
     if (!(await hasWaitingLeaves(this.#ctx.db, 0))) this.#failure = undefined;
   }

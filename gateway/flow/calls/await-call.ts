@@ -9,7 +9,7 @@ import { ReleasedError } from './refusal.ts';
 /** How often a call of another replica is read. The interval grows up to `maxMs`. */
 const POLL_DELAY = { firstMs: 25, maxMs: 500 };
 
-/** Ledger failures shorter than this stay hidden from callers. A caller gets an answer within two seconds of the failure. */
+/** A caller gets no error for a ledger failure shorter than this. Callers must get an answer within two seconds of a failure. */
 const LEDGER_GRACE_MS = 400;
 
 /** Whether waiting longer is useless: the call is final, or in doubt until a person resolves it. */
@@ -18,8 +18,8 @@ function isWaitOver(call: CallSummary): boolean {
 }
 
 /**
- * Waits until a call is final or in doubt, or until `patienceMs` has passed, and returns its state then. Returns undefined
- * if the call does not exist, because its claim was released. A caller that hangs up ends the waiting and nothing else.
+ * Waits until a call is final, or in doubt until a person decides, or until `patienceMs` has passed. Then returns the call.
+ * Returns undefined if the claim was released, so that the call no longer exists. If the caller hangs up, only the wait ends.
  */
 export async function awaitCall(
   ctx: Context,
@@ -31,7 +31,7 @@ export async function awaitCall(
 ): Promise<CallSummary | undefined> {
   const until = performance.now() + patienceMs;
   for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.maxMs)) {
-    const local = dispatch.inFlight(txn);
+    const local = dispatch.findInFlight(txn);
     if (local !== undefined) {
       const { job } = local;
       let result = await withTimeout(local.result, until - performance.now(), cancelToken, job.ledgerFailure);

@@ -41,8 +41,8 @@ export interface AdmittedCall {
 }
 
 /**
- * Writes the intent (T1) and starts the send. A crash before the commit leaves nothing. A crash after it leaves a
- * `sending` call without an owner: its outcome is unknown, although perhaps nothing was sent.
+ * Claims a call and starts its first attempt. A crash before the commit leaves nothing. A crash after the commit leaves a
+ * `sending` call whose owner is dead: its outcome is unknown, although perhaps nothing was sent.
  */
 export async function claimCall(
   { ctx, dispatch, claims }: Services,
@@ -50,7 +50,7 @@ export async function claimCall(
 ): Promise<ClaimWon | ClaimTaken | StaleDecision> {
   const { toolCall, tool, identified } = admitted;
   const { txn } = identified;
-  if (dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
+  if (dispatch.findInFlight(txn) !== undefined) return CLAIM_TAKEN;
   const owner = ctx.lease.id;
   const payload = { args: toolCall.args, request: admitted.request };
   const held = admitted.heldMs !== undefined;

@@ -11,7 +11,7 @@ import { buildLockRequest } from '../controls/locks.ts';
 import { findExposure, isUntrusted } from '../controls/taint.ts';
 import { buildHistoryGuard, describeDecisionFacts } from './decision-facts.ts';
 import type { ToolCall } from './execute-call.ts';
-import { computeSpends, hasLimits } from './limits.ts';
+import { computeCharges, hasLimits } from './limits.ts';
 
 /** The part of an allowed call that its claim guards depend on. */
 interface GuardedCall {
@@ -39,8 +39,8 @@ export function buildClaimGuards(ctx: Context, guarded: GuardedCall, votes: read
   const agent = toolCall.agent.name;
   const saga = toolCall.saga ?? null;
   const run = toolCall.runEpoch?.run ?? null;
-  const spends = hasLimits(rule)
-    ? computeSpends(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() })
+  const charges = hasLimits(rule)
+    ? computeCharges(rule, { args, agent, tool: tool.name, saga, run, now: Date.now() })
     : [];
   // Built for a held call too, so that invalid locks are refused now and not after a person approved.
   const lockRequest =
@@ -55,11 +55,11 @@ export function buildClaimGuards(ctx: Context, guarded: GuardedCall, votes: read
   const exposure = isUntrusted(policies, tool)
     ? findExposure(ctx, { agent, saga, run }, { txn, tool: tool.name })
     : undefined;
-  const isPlain = spends.length === 0 && !isHeld && locks === undefined && alias === undefined && votes.length === 0;
+  const isPlain = charges.length === 0 && !isHeld && locks === undefined && alias === undefined && votes.length === 0;
   if (isPlain && history === undefined && exposure === undefined) return undefined;
   const approval = isHeld ? buildApprovalRequest(ctx, guarded, votes) : undefined;
   const events = votes.length === 0 ? {} : { events: buildVoteEvents(votes) };
-  return { charges: spends, locks, alias, approval, history, exposure, ...events };
+  return { charges, locks, alias, approval, history, exposure, ...events };
 }
 
 /** The call as a person or a voter is shown it. */
@@ -71,7 +71,10 @@ export function describeForApproval(guarded: GuardedCall, votes: readonly Vote[]
   return buildShownRequest(call, tool, request, policies);
 }
 
-/** A delay begins after the approval. Without an approval it begins now, under the current policies. */
+/**
+ * Builds the approval row of a held call. If people must approve, the delay of the rule begins after their approval. Otherwise
+ * the call waits only for its delay (`withinMs`), and `releaseDigest` binds the release to the current policies.
+ */
 function buildApprovalRequest(
   { maxPendingApprovals }: Context,
   guarded: GuardedCall,

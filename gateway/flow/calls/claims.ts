@@ -19,9 +19,9 @@ interface UnconfirmedClaim {
 }
 
 /**
- * Claims calls (T1), and releases claims whose commit is unknown. Such a call is never sent: the ledger is searched for
- * it until it can no longer appear, and it is released if it does. A crash before that leaves a `sending` call without
- * an owner, as after any claim.
+ * Claims calls, and releases claims whose commit is unknown. Nothing is sent for such a claim. This class looks for it in the
+ * ledger for as long as PostgreSQL can still commit it, and releases it if it appears. A crash before the release leaves a
+ * `sending` call whose owner is dead, as after any claim.
  */
 export class Claims {
   readonly #ctx: Context;
@@ -41,13 +41,13 @@ export class Claims {
     onWon: (lockToken: number | null) => void,
   ): Promise<ClaimResult> {
     const { txn } = intent;
-    // Wait while another request claims the same txn: until that commits, the call cannot be read either. If that claim
-    // fails, fail too: trying in turn on a dead ledger would keep the last request waiting for ever.
+    // Wait while another request claims the same txn: its call can be read only after the commit. If the ledger fails that
+    // claim, this claim fails too. Otherwise all requests would try one after another, and the last would wait for ever.
     for (let other = this.#claiming.get(txn); other !== undefined; other = this.#claiming.get(txn)) {
       if (!(await other)) throw buildLedgerUnwritableError(txn);
     }
     if (this.#unconfirmed.get(txn)?.wasLookedUp === false) throw buildLedgerUnwritableError(txn);
-    if (this.#dispatch.inFlight(txn) !== undefined) return CLAIM_TAKEN;
+    if (this.#dispatch.findInFlight(txn) !== undefined) return CLAIM_TAKEN;
     let resolveClaiming = (_: boolean) => {};
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (resolveClaiming = resolve)));
     let isWritable = true;
@@ -56,7 +56,7 @@ export class Claims {
       if (claimed.kind === 'won') onWon(claimed.lockToken);
       return claimed;
     } catch (error) {
-      // The claim was refused and the ledger works. Requests that wait for this txn try their own claim.
+      // Any other error is a refusal, and the ledger works. Requests that wait for this txn then try their own claim.
       if (!(error instanceof LedgerError)) throw error;
       isWritable = false;
       if (error.isCommitUnknown) {
@@ -84,9 +84,9 @@ export class Claims {
   /** Releases the claims whose commit was unknown and that the ledger has. Cheap when there are none. */
   async releaseUnconfirmed(): Promise<void> {
     for (const [txn, claim] of this.#unconfirmed) {
-      if (this.#claiming.has(txn) || this.#dispatch.inFlight(txn) !== undefined) continue;
+      if (this.#claiming.has(txn) || this.#dispatch.findInFlight(txn) !== undefined) continue;
       if (await isOwnedBy(this.#ctx.db, txn, claim.owner)) {
-        if (this.#claiming.has(txn) || this.#dispatch.inFlight(txn) !== undefined) continue;
+        if (this.#claiming.has(txn) || this.#dispatch.findInFlight(txn) !== undefined) continue;
         const entry = buildAuditEntry('call_released', { txn, detail: 'the claim could not be confirmed in time' });
         await releaseClaim(this.#ctx.db, claim, entry);
         this.#unconfirmed.delete(txn);

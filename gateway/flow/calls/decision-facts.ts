@@ -80,9 +80,9 @@ interface DecidedCall {
 /** The claim reads the history again, and succeeds only if the rules come to the same decision. */
 export function buildHistoryGuard({ policies, agent, tool, scope, decision }: DecidedCall): ClaimGuards['history'] {
   if (scope.history === undefined) return undefined;
-  const questions = findRequiredFacts(agent, tool)?.history ?? [];
+  const queries = findRequiredFacts(agent, tool)?.history ?? [];
   return {
-    queries: questions,
+    queries: queries,
     isDecisionUnchanged: (history) =>
       isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
   };

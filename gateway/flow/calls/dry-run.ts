@@ -17,7 +17,7 @@ import { refuseClosedSaga, refuseForeignDependencies } from '../sagas/sagas.ts';
 import { describeDecisionFacts, readDecisionFacts } from './decision-facts.ts';
 import type { ToolCall } from './execute-call.ts';
 import { identifyCall } from './identify-call.ts';
-import { computeSpends } from './limits.ts';
+import { computeCharges } from './limits.ts';
 import { findArgumentRefusal, findKeyReuse, refuseInvalidUndo } from './refuse.ts';
 import { findEarlierCall } from './repeat-call.ts';
 import { isAliasTaken, isParticipant, resolveAlias } from './shared-keys.ts';
@@ -106,12 +106,12 @@ async function planCall(
     hold: isHeld,
     ...(rule.delayMs === undefined ? {} : { delaySeconds: rule.delayMs / 1000 }),
     ...(poll === undefined ? {} : { voters: renderVoters(poll) }),
-    limits: limits.map(({ spend, used }) => ({
-      kind: spend.kind,
-      max: spend.max,
-      perSeconds: spend.perMs / 1000,
+    limits: limits.map(({ charge, used }) => ({
+      kind: charge.kind,
+      max: charge.max,
+      perSeconds: charge.perMs / 1000,
       used,
-      costs: spend.amount,
+      costs: charge.amount,
     })),
     locks: renderLocks(lockRequest),
     request: previewRequest(ctx, toolCall, tool, identified.txn),
@@ -187,10 +187,10 @@ async function readLimitUsage(ctx: Context, toolCall: ToolCall, rule: Rule) {
     now: Date.now(),
   };
   return Promise.all(
-    computeSpends(rule, scope).map(async (spend) => {
-      const used = await readCurrentUsage(ctx.db, spend);
-      const code: ErrorCode = spend.kind === 'rate' ? 'rate_limited' : 'over_budget';
-      return { spend, used, fits: used + spend.amount <= spend.max, code };
+    computeCharges(rule, scope).map(async (charge) => {
+      const used = await readCurrentUsage(ctx.db, charge);
+      const code: ErrorCode = charge.kind === 'rate' ? 'rate_limited' : 'over_budget';
+      return { charge, used, fits: used + charge.amount <= charge.max, code };
     }),
   );
 }

@@ -35,11 +35,11 @@ import {
 import {
   answerRepeat,
   awaitResult,
-  cacheKey,
   findCachedByKey,
   findEarlierCall,
   findEarlierCallByKey,
-  inDoubtIfUnrecorded,
+  indexCachedAnswer,
+  mapLedgerErrorToInDoubt,
   markErasureDelivered,
   replayCached,
 } from './repeat-call.ts';
@@ -70,7 +70,7 @@ export interface ToolCall {
   readonly runEpoch?: RunEpoch | undefined;
   /** An undo that the caller gives, instead of the tool's own. */
   readonly undo?: CallerUndo | undefined;
-  /** The caller's reply to a question of an MCP tool. It makes another request of the same arguments. */
+  /** The caller's reply to a question of an MCP tool. It is part of the fingerprint: the same arguments are then another request. */
   readonly continuation?: Continuation | undefined;
   /** Gets the progress messages of an MCP call. Only the listener of the first request is used, not those of repeats. */
   readonly progressListener?: ProgressListener | undefined;
@@ -105,8 +105,8 @@ export async function executeCall(services: Services, toolCall: ToolCall): Promi
       decideAndClaim(services, toolCall, canonical, span),
     );
     const tainting = taintIfUntrusted(services.ctx, toolCall, answer);
-    if (tainting !== undefined) await inDoubtIfUnrecorded(answer.call.txn, answer.call.state, tainting);
-    cacheKey(services.ctx, toolCall, canonical.fingerprint, answer.call);
+    if (tainting !== undefined) await mapLedgerErrorToInDoubt(answer.call.txn, answer.call.state, tainting);
+    indexCachedAnswer(services.ctx, toolCall, canonical.fingerprint, answer.call);
     span.end(toSpanResult(answer));
     return answer;
   } catch (error) {
@@ -122,7 +122,7 @@ export function toSpanResult({ call, repeat: replayed }: ToolAnswer): SpanResult
   return problem === null ? { txn, state, attempts, replayed } : { txn, state, attempts, replayed, code: problem };
 }
 
-function sagaAndRun({ saga, runEpoch }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
+function pickSagaAndRun({ saga, runEpoch }: ToolCall): { readonly saga: string | null; readonly run: string | null } {
   return { saga: saga ?? null, run: runEpoch?.run ?? null };
 }
 
@@ -150,7 +150,7 @@ async function decideAndClaim(
   if (cached?.fingerprint.equals(fingerprint) === true) return replayCached(cached, toolCall, fingerprint);
   const subject = { tool: policies.tools.has(toolCall.tool) ? toolCall.tool : 'unknown', agent: toolCall.agent.name };
   const decideSpan = ctx.telemetry.begin('decide', subject, span);
-  const origin = sagaAndRun(toolCall);
+  const origin = pickSagaAndRun(toolCall);
   const reading = previous?.facts ?? readDecisionFacts(ctx, toolCall.agent, toolCall.tool, origin);
   const facts = reading instanceof Promise ? await reading : reading;
   const { saga, run } = origin;
@@ -283,7 +283,7 @@ function toRequestInput(
   { trace }: Span,
 ): RequestInput {
   const clientProfile = progressListener === undefined ? undefined : toClientProfile(progressListener);
-  return { args, canonicalArgs, agent: agent.name, manner: clientProfile, trace, continuation };
+  return { args, canonicalArgs, agent: agent.name, clientProfile, trace, continuation };
 }
 
 /** The part of the MCP client that the request depends on. */

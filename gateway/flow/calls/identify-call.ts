@@ -19,7 +19,7 @@ export interface IdentifiedCall {
   readonly key: string | null;
   /** For a shared call: the txn of the caller's own key, which must not belong to another call. */
   readonly alias?: string;
-  /** Records the generation of a call without a key. Run this right before the claim. */
+  /** Records the generation of a call without a key: how many new calls equal requests have made. Run it right before the claim. */
   readonly recordGeneration?: () => Promise<void>;
   /** An identical call was answered recently, and the tool wants an approval before it runs again. */
   readonly holdAsRepeat?: boolean;
@@ -98,7 +98,7 @@ async function identifyRepeat(
 function isSameRequest(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
   if (call === undefined || !isFinalState(call.state)) return true;
-  // An undelivered answer, even an erased one, still belongs to a caller that retries. That caller hears that it is gone.
+  // The answer was never delivered, so an identical request counts as a retry. If the answer is erased, the retry gets `key_expired`.
   if (msSinceDelivered === null) return true;
   // The call had no effect and the caller knows that, so an identical request is a new call.
   if (call.state !== 'succeeded') return false;

@@ -7,10 +7,10 @@ export function hasLimits({ rate, budget }: Rule): boolean {
 }
 
 /** What a call consumes of the limits of its rule. If the amount of a budget cannot be computed, the call is denied. */
-export function computeSpends(rule: Rule, scope: ExpressionScope): LimitCharge[] {
-  const spends: LimitCharge[] = [];
+export function computeCharges(rule: Rule, scope: ExpressionScope): LimitCharge[] {
+  const charges: LimitCharge[] = [];
   if (rule.rate !== undefined) {
-    spends.push({
+    charges.push({
       kind: 'rate',
       bucket: `${rule.bucket}/rate`,
       amount: 1,
@@ -20,7 +20,7 @@ export function computeSpends(rule: Rule, scope: ExpressionScope): LimitCharge[]
   }
   if (rule.budget !== undefined) {
     const { sum, max, perMs } = rule.budget;
-    spends.push({
+    charges.push({
       kind: 'budget',
       bucket: `${rule.bucket}/budget`,
       amount: computeAmount(rule, () => sum(scope)),
@@ -28,7 +28,7 @@ export function computeSpends(rule: Rule, scope: ExpressionScope): LimitCharge[]
       perMs,
     });
   }
-  return spends;
+  return charges;
 }
 
 function computeAmount(rule: Rule, sum: () => unknown): number {
@@ -44,18 +44,18 @@ function computeAmount(rule: Rule, sum: () => unknown): number {
   }
 }
 
-export function buildLimitExceededError({ charge: spend, used, waitMs }: LimitExceeded, rule: string): GatewayError {
+export function buildLimitExceededError({ charge, used, waitMs }: LimitExceeded, rule: string): GatewayError {
   const after = waitMs === null ? {} : { retryAfterSeconds: Math.max(1, Math.ceil(waitMs / 1000)) };
-  const window = `${spend.max} in ${spend.perMs / 1000} s`;
-  if (spend.kind === 'rate')
+  const window = `${charge.max} in ${charge.perMs / 1000} s`;
+  if (charge.kind === 'rate')
     return new GatewayError('rate_limited', `${rule} allows ${window}, and the limit is used up.`, {
       ...after,
       members: { rule },
     });
   const detail =
     waitMs === null
-      ? `${rule} allows ${window}. This call needs ${spend.amount}, so it can never fit.`
-      : `${rule} allows ${window}. ${used} is used, and this call needs ${spend.amount} more.`;
+      ? `${rule} allows ${window}. This call needs ${charge.amount}, so it can never fit.`
+      : `${rule} allows ${window}. ${used} is used, and this call needs ${charge.amount} more.`;
   return new GatewayError('over_budget', detail, {
     ...after,
     ...(waitMs === null ? { retry: 'never' as const } : {}),

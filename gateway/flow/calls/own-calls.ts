@@ -10,7 +10,7 @@ import { awaitCall } from './await-call.ts';
 import type { Services } from './execute-call.ts';
 import { hideFreezeDetails, isParticipant } from './shared-keys.ts';
 
-export { buildCursorAt as cursorAt, type CallFilter, type CallPage };
+export { buildCursorAt, type CallFilter, type CallPage };
 
 const TXN_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
@@ -48,7 +48,7 @@ export async function findCalls(services: Services, filter: CallFilter): Promise
   return listCalls(services.ctx.db, filter);
 }
 
-/** Withdraws a held call. Repeating it is fine. Fails with `conflict` if the call was sent or has another end. */
+/** Withdraws a held call. Repeating the request is safe. Fails with `conflict` if the call was sent or ended otherwise. */
 export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallSummary> {
   const call = await readCall(services, txn, agent);
   if (call.agent !== agent)

@@ -88,7 +88,7 @@ export function redactAnswer(
   }
 }
 
-/** Shorter texts occur by chance in too many places, so they are removed only where they are a whole JSON string. */
+/** The shortest secret that is removed anywhere in a text. Shorter ones occur by chance, so only whole JSON strings are compared. */
 export const MIN_ECHO_CHARS = 4;
 
 /**

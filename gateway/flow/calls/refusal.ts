@@ -20,7 +20,7 @@ const AUDIT_EVENT_BY_CODE: Partial<Readonly<Record<ErrorCode, string>>> = {
   forbidden: 'refused',
 };
 
-/** A refusal whose audit entry differs from its detail, or whose code alone is not logged. */
+/** A refusal with its own audit fields. It is logged even if `AUDIT_EVENT_BY_CODE` does not list its code. */
 export class Refusal extends GatewayError {
   readonly auditFields: AuditFields;
 

@@ -32,15 +32,15 @@ export function findRefusal(
 /** The refusal of arguments that break the input schema, or whose check takes too long; undefined when they are valid. */
 export function findArgumentRefusal(tool: Tool, args: JsonObject, prefix = ''): GatewayError | undefined {
   const faults = tool.faults(args);
-  if ('restsForMs' in faults) {
+  if ('retryAfterMs' in faults) {
     const detail = `${prefix}Checking these arguments against the input schema of ${tool.name} takes too long, so nothing was sent.`;
-    return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.restsForMs / 1000) });
+    return new GatewayError('unavailable', detail, { retryAfterSeconds: Math.ceil(faults.retryAfterMs / 1000) });
   }
   if (faults.length === 0) return undefined;
   return new GatewayError('invalid_arguments', `${prefix}${faults.join('; ')}`, { members: { faults: [...faults] } });
 }
 
-/** Judges the caller's undo as if the agent called it now, because it may run later without another decision. */
+/** Refuses a caller's undo that the agent could not call now. The undo may run later without another decision. */
 export async function refuseInvalidUndo(ctx: Context, policies: Policies, toolCall: ToolCall): Promise<void> {
   const { agent, tool, undo, saga, runEpoch } = toolCall;
   if (undo === undefined) return;
@@ -113,7 +113,7 @@ export function buildOverLimitRefusal({ policies, rule }: AdmittingRule, refusal
   return new Refusal(refusal, { policy: policies.version, rule: rule.id, reason: refusal.message });
 }
 
-/** The decision used an agent of older policies. */
+/** The policies were reloaded between two decisions about one call. The agent of the request belongs to the older policies. */
 export function buildPoliciesChangedError(): GatewayError {
   const detail = 'The policies changed during the decision, so nothing was sent. Ask again with the same key.';
   return new GatewayError('unavailable', detail, { retryAfterSeconds: 1 });

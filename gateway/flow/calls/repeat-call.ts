@@ -51,11 +51,11 @@ export function answerRepeat(
   toolCall: ToolCall,
   span: Span,
 ): Promise<ToolAnswer> {
-  return inDoubtIfUnrecorded(txn, undefined, readAndAnswerRepeat(services, txn, fingerprint, toolCall, span));
+  return mapLedgerErrorToInDoubt(txn, undefined, readAndAnswerRepeat(services, txn, fingerprint, toolCall, span));
 }
 
 /** Turns a ledger failure into `in_doubt`, for a call that may have been sent. */
-export function inDoubtIfUnrecorded<T>(txn: string, state: CallState | undefined, work: Promise<T>): Promise<T> {
+export function mapLedgerErrorToInDoubt<T>(txn: string, state: CallState | undefined, work: Promise<T>): Promise<T> {
   return work.catch((error: unknown) => {
     throw error instanceof LedgerError ? buildUnrecordedError(txn, state) : error;
   });
@@ -104,16 +104,16 @@ class AnswerErasedError extends GatewayError {
 }
 
 /**
- * Counts `key_expired` as the delivered answer of a call without a key. An identical request is then a new call, as after
- * any answer; otherwise the agent could never make it again. Runs after the refusal is logged. Skipped if the caller hung up.
+ * Records that the answer `key_expired` was delivered for a call without a key. The next identical request is then a new call;
+ * without this record it would get `key_expired` for ever. Runs after the refusal is logged. Does nothing if the caller hung up.
  */
 export function markErasureDelivered(services: Services, { cancelToken }: ToolCall, error: unknown): void {
   if (error instanceof AnswerErasedError && cancelToken?.isCancelled !== true) markDelivered(services, error.call);
 }
 
 /**
- * Finds the same request under the caller's key, from a time when the tool had another business key or none that is
- * shared. The caller's key still identifies that call.
+ * Finds an earlier call of the same request under the caller's own key. Such a call exists if the tool had another shared key,
+ * or none, when it was made.
  */
 export async function findEarlierCallByKey(
   ctx: Context,
@@ -134,7 +134,12 @@ export function findCachedByKey(ctx: Context, { agent, key }: ToolCall): CachedA
 }
 
 /** Makes a cached answer findable by the caller's key and by the request body. */
-export function cacheKey(ctx: Context, toolCall: ToolCall, fingerprint: Buffer, { txn, identity }: CallSummary): void {
+export function indexCachedAnswer(
+  ctx: Context,
+  toolCall: ToolCall,
+  fingerprint: Buffer,
+  { txn, identity }: CallSummary,
+): void {
   const { agent, key } = toolCall;
   if (key === undefined || identity !== 'key') return;
   const isRedacting = ctx.policies().tools.get(toolCall.tool)?.redact.length !== 0;
@@ -164,7 +169,7 @@ export async function awaitResult(
   const { patienceMs, cancelToken } = toolCall;
   try {
     const waiting = awaitCall(ctx, dispatch, txn, patienceMs, cancelToken, fingerprint);
-    const call = await inDoubtIfUnrecorded(txn, undefined, waiting);
+    const call = await mapLedgerErrorToInDoubt(txn, undefined, waiting);
     if (call === undefined) throw buildReleasedError(txn, 'unavailable', 'the call was released before it was sent');
     return { call, repeat: isRepeat };
   } finally {

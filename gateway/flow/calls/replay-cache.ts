@@ -17,9 +17,9 @@ interface KeyedRequest {
   readonly body: string | undefined;
 }
 
-/** The state of the cache at a moment, to be compared with a later one. */
+/** How often the cache had been cleared at a time. `add` compares it with the current count. */
 interface CacheVersion {
-  readonly generation: number;
+  readonly clearCount: number;
   readonly at: number;
 }
 
@@ -38,13 +38,13 @@ export class ReplayCache {
   readonly #payloadsMs: number;
   /** By txn, and also by agent and key once a request with a key got the answer. */
   #young = new Map<string, CacheEntry>();
-  /** The previous generation, dropped as a whole when the young one is half of the maximum size or too old. */
+  /** The previous generation. It is dropped when the young one reaches half of `#maxBytes` or is too old. */
   #old = new Map<string, CacheEntry>();
   /** The size of the young generation. */
   #bytes = 0;
   #youngSince = performance.now();
   /** How often the cache was cleared. */
-  #generation = 0;
+  #clearCount = 0;
 
   /** `payloadsMs` is the retention of payloads. */
   constructor(payloadsMs: number, maxBytes = 16 * 1024 * 1024) {
@@ -79,7 +79,7 @@ export class ReplayCache {
    * afterwards, and the age of an answer counts from this moment.
    */
   readVersion(): CacheVersion {
-    return { generation: this.#generation, at: performance.now() };
+    return { clearCount: this.#clearCount, at: performance.now() };
   }
 
   /**
@@ -87,7 +87,7 @@ export class ReplayCache {
    * shared calls, because a repeat must join them first.
    */
   add(call: CallSummary, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
-    if (version.generation !== this.#generation || (call.identity !== 'key' && call.identity !== 'business')) return;
+    if (version.clearCount !== this.#clearCount || (call.identity !== 'key' && call.identity !== 'business')) return;
     const now = performance.now();
     const expiresAt = Math.min(now + MAX_AGE_MS, version.at + this.#payloadsMs - ageMs);
     if (expiresAt <= now || this.#find(call.txn) !== undefined) return;
@@ -110,7 +110,7 @@ export class ReplayCache {
   }
 
   clear(): void {
-    this.#generation += 1;
+    this.#clearCount += 1;
     this.#startGeneration();
     this.#old = new Map();
   }

@@ -56,7 +56,7 @@ export async function resolveAlias({ db, calls }: Context, alias: string): Promi
   return txn === undefined ? undefined : calls.read(txn);
 }
 
-/** Whether a caller's own key is already bound to another call than the shared one. */
+/** Whether a caller's own key already belongs to a call other than this shared call. */
 export async function isAliasTaken({ db, calls }: Context, alias: string, txn: string): Promise<boolean> {
   const boundTxn = await findAliasedTxn(db, alias);
   return boundTxn === undefined ? (await calls.read(alias)) !== undefined : boundTxn !== txn;
@@ -68,7 +68,7 @@ export async function redactForJoiner(txn: string, answer: Promise<ToolAnswer>):
   return { call: hidePrivateProblem(call), repeat };
 }
 
-/** Hides from an agent that joined who froze the first agent. */
+/** Replaces `frozen` by `unavailable` for an agent that joined: it must not learn who froze the first agent. */
 export async function hideFreezeDetails<T>(txn: string, waiting: Promise<T>): Promise<T> {
   try {
     return await waiting;

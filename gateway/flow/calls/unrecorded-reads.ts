@@ -25,7 +25,7 @@ interface UnrecordedRead {
 
 /**
  * Whether a read is sent without a record in the ledger: its contract says so, and nothing about this call needs a record.
- * A key promises the same answer again, a saga and a run list their calls, and the claim checks limits and approvals.
+ * A call with a key, saga or run needs one, because it is replayed or listed later. Claim guards need the claim.
  */
 export function canSkipLedger({ tool, guards, identified, toolCall }: UnrecordedRead): boolean {
   const isStandalone = toolCall.saga === undefined && toolCall.runEpoch === undefined;

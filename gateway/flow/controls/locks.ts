@@ -19,7 +19,7 @@ import type { Job } from '../attempts/job.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
-/** Sent with every attempt of a call that holds locks. A service that refuses smaller tokens than it has seen is fenced too. */
+/** Sent with every attempt of a call that holds locks. A service can refuse a token that is smaller than one it has seen: it is late. */
 const LOCK_TOKEN_HEADER = 'oncegate-lock-token';
 
 /** A call that waits for a lock polls with growing delays and jitter. */

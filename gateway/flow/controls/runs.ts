@@ -100,7 +100,7 @@ async function loadRunDetails({ db }: Context, run: Run, epoch: number): Promise
 /** Waits until no call of an older epoch can have an effect, `patienceMs` passes, or the caller or the gateway is gone. */
 async function pollUntilDrained(
   { ctx, dispatch }: Pick<Services, 'ctx' | 'dispatch'>,
-  fence: RunEpoch,
+  runEpoch: RunEpoch,
   patienceMs: number,
   cancelToken: CancelToken,
 ): Promise<RunView> {
@@ -108,8 +108,8 @@ async function pollUntilDrained(
   for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
     const leftMs = deadline - performance.now();
     const shouldStop = leftMs <= 0 || cancelToken.isCancelled || dispatch.shutdownToken.isCancelled;
-    if (shouldStop || (await listOlderOpenCalls(ctx.db, fence, 1)).length === 0)
-      return loadRunDetails(ctx, await findRun(ctx, fence.run, undefined), fence.epoch);
+    if (shouldStop || (await listOlderOpenCalls(ctx.db, runEpoch, 1)).length === 0)
+      return loadRunDetails(ctx, await findRun(ctx, runEpoch.run, undefined), runEpoch.epoch);
     await sleepUnlessCancelled(Math.min(delayMs, leftMs), cancelToken, dispatch.shutdownToken);
   }
 }
@@ -137,27 +137,27 @@ export async function findRuns(ctx: Context, filter: RunFilter) {
 export async function recordRunCheckpoint(
   ctx: Context,
   agent: string,
-  fence: RunEpoch,
+  runEpoch: RunEpoch,
   checkpoint: string,
 ): Promise<Run> {
-  await findRun(ctx, fence.run, agent);
-  const entry = buildAuditEntry('run_checkpoint', { ...fence, agent, checkpoint: sha256Hex(checkpoint) });
-  await logIfRefused(ctx, { ...fence, agent }, () => saveRunCheckpoint(ctx.db, fence, checkpoint, entry));
-  return findRun(ctx, fence.run, agent);
+  await findRun(ctx, runEpoch.run, agent);
+  const entry = buildAuditEntry('run_checkpoint', { ...runEpoch, agent, checkpoint: sha256Hex(checkpoint) });
+  await logIfRefused(ctx, { ...runEpoch, agent }, () => saveRunCheckpoint(ctx.db, runEpoch, checkpoint, entry));
+  return findRun(ctx, runEpoch.run, agent);
 }
 
-export async function keepRunAlive(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(ctx, fence.run, agent);
-  await logIfRefused(ctx, { ...fence, agent }, () => recordHeartbeat(ctx.db, fence));
-  return findRun(ctx, fence.run, agent);
+export async function keepRunAlive(ctx: Context, agent: string, runEpoch: RunEpoch): Promise<Run> {
+  await findRun(ctx, runEpoch.run, agent);
+  await logIfRefused(ctx, { ...runEpoch, agent }, () => recordHeartbeat(ctx.db, runEpoch));
+  return findRun(ctx, runEpoch.run, agent);
 }
 
 /** Ends a run whose holder is done. The run takes no more calls, and never counts as abandoned. */
-export async function finishRun(ctx: Context, agent: string, fence: RunEpoch): Promise<Run> {
-  await findRun(ctx, fence.run, agent);
-  const about = { ...fence, agent };
-  await logIfRefused(ctx, about, () => endRun(ctx.db, fence, buildAuditEntry('run_finished', about)));
-  return findRun(ctx, fence.run, agent);
+export async function finishRun(ctx: Context, agent: string, runEpoch: RunEpoch): Promise<Run> {
+  await findRun(ctx, runEpoch.run, agent);
+  const about = { ...runEpoch, agent };
+  await logIfRefused(ctx, about, () => endRun(ctx.db, runEpoch, buildAuditEntry('run_finished', about)));
+  return findRun(ctx, runEpoch.run, agent);
 }
 
 /** Ends an abandoned run on a person's request. Calls that its holder has already sent end normally, as after a takeover. */

@@ -40,16 +40,16 @@ export function findExposure(
 ): TaintExposure | undefined {
   const scopes = listTaintTargets(origin).filter((scope) => !taintCache.has(scope));
   // A call outside a run also taints the open runs of its agent, and only the ledger knows which runs are open.
-  const loose = origin.run === null;
-  if (scopes.length === 0 && !loose) return undefined;
+  const isOutsideRuns = origin.run === null;
+  if (scopes.length === 0 && !isOutsideRuns) return undefined;
   const { agent } = origin;
-  const entryOf = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
-  return { agent, scopes, isOutsideRuns: loose, txn, tool, buildEntry: entryOf };
+  const buildEntry = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
+  return { agent, scopes, isOutsideRuns: isOutsideRuns, txn, tool, buildEntry: buildEntry };
 }
 
 /**
- * Taints an agent before it receives an untrusted answer that it did not claim: a replay, or an MCP resource. Also taints again
- * an agent that claimed outside a run, because a run that it began while it waited continues with this answer.
+ * Taints an agent before it receives untrusted content that no claim of its own has tainted it for: a replay, or an MCP resource.
+ * An agent that claimed outside a run is tainted again here, because it may have begun a run while it waited for the answer.
  */
 export async function taintRecipient(
   ctx: Context,

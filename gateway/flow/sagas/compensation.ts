@@ -3,7 +3,7 @@ import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import type { Call } from '../../domain/calls/call.ts';
 import { encrypt } from '../../domain/calls/encryption.ts';
 import { pathsUnder, redact } from '../../domain/calls/redact.ts';
-import { deriveTxnId, computeFingerprint as fingerprintOf } from '../../domain/calls/txn-id.ts';
+import { computeFingerprint, deriveTxnId } from '../../domain/calls/txn-id.ts';
 import { canonicalize, NotCanonicalError } from '../../domain/canonical.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
@@ -42,8 +42,8 @@ export async function prepareCompensation(
   const args = decodeUndoArgs(ctx.sealingKey, call);
   if (typeof args === 'string') return args;
   const faults = tool.faults(args);
-  if ('restsForMs' in faults)
-    return faults.isResting
+  if ('retryAfterMs' in faults)
+    return faults.wasSkipped
       ? undefined
       : `checking the undo arguments against the schema of ${tool.name} takes too long`;
   if (faults.length > 0) return `the undo arguments do not match the schema of ${tool.name}: ${faults.join('; ')}`;
@@ -58,7 +58,7 @@ export async function prepareCompensation(
     const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
     return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
-    // These errors concern this step only. Rethrowing one would end the round for every other step too.
+    // These errors concern this step only. Throwing one would stop the moves of all other steps.
     const isStepError =
       error instanceof GatewayError || error instanceof ExpressionError || error instanceof NotCanonicalError;
     if (isStepError) return error.message;
@@ -74,7 +74,7 @@ function buildUndoIntent(
 ): Intent {
   const { version } = ctx.policies();
   const args = canonicalize(payload.args);
-  const fingerprint = fingerprintOf(tool.name, args);
+  const fingerprint = computeFingerprint(tool.name, args);
   return {
     txn,
     agent: call.agent,

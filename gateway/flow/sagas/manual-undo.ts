@@ -76,7 +76,7 @@ function encodeGivenArgs(services: Services, call: Call, args: JsonObject | unde
   return { text: encoded.args ?? '{}', sealed: encoded.sealed };
 }
 
-/** Resumes a parked rollback on a person's request. The rollback no longer waits for the steps in `waive`. */
+/** Resumes a parked rollback on a person's request. The steps in `waive` no longer block other steps, even if they cannot be undone. */
 export async function resumeRollback(
   services: Services,
   id: string,

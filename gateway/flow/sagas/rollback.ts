@@ -23,7 +23,7 @@ import { Poller } from '../poller.ts';
 import { prepareCompensation } from './compensation.ts';
 
 const POLL_INTERVAL_MS = 250;
-/** How often recalls of finished steps are pruned. The recalls are in memory, and there are hardly ever any. */
+/** How often recalls of finished steps are pruned. Short, because the list of recalls is in memory and almost always empty. */
 const PRUNE_INTERVAL_MS = 500;
 /** How long a replica owns an undo task. If the replica dies, another replica takes the task after this time. */
 const TASK_LEASE_MS = 2_000;
@@ -260,7 +260,7 @@ export class RollbackWorker {
     ctx.reachKillPoint('finished');
   }
 
-  /** Clears the recalls of steps that are final or gone. A recall stops a step that was claimed when its rollback began. */
+  /** Clears the recalls of steps that are final or gone. A recall stops a step that was claimed but not sent when the rollback began. */
   async #pruneRecalls(): Promise<void> {
     const { controlFlags, calls } = this.#ctx;
     for (const { scope } of controlFlags.list()) {

@@ -40,7 +40,7 @@ export async function beginSaga(
   agent: string,
   request: SagaRequest,
   key: string | undefined,
-  fence?: RunEpoch,
+  runEpoch?: RunEpoch,
 ): Promise<{ readonly sagaWithSteps: SagaWithSteps; readonly isRepeat: boolean }> {
   const id = deriveSagaId(ctx.deployment, agent, key === undefined ? { nonce: randomUUID() } : { key });
   const { name = null, ttlMs = null, onExpire = 'rollback' } = request;
@@ -50,7 +50,7 @@ export async function beginSaga(
   const entry = buildAuditEntry('saga_opened', { saga: id, agent, name, ttlMs, onExpire });
   const saga = { id, agent, name, key: key ?? null, requestDigest, ttlMs, onExpire, entry };
   const opened = await logIfRefused(ctx, { agent, saga: id }, async () => {
-    const existing = await openSaga(ctx.db, saga, fence);
+    const existing = await openSaga(ctx.db, saga, runEpoch);
     if (existing.isSameRequest) return existing;
     throw new GatewayError(
       'key_reused',
@@ -73,17 +73,22 @@ export async function findSagas(ctx: Context, filter: SagaFilter) {
   return listSagas(ctx.db, filter);
 }
 
-export async function commitOwnSaga(ctx: Context, id: string, agent: string, fence?: RunEpoch): Promise<SagaWithSteps> {
+export async function commitOwnSaga(
+  ctx: Context,
+  id: string,
+  agent: string,
+  runEpoch?: RunEpoch,
+): Promise<SagaWithSteps> {
   await readSaga(ctx, id, agent);
   const about = { saga: id, agent };
-  await logIfRefused(ctx, about, () => commitSaga(ctx.db, id, fence, buildAuditEntry('saga_committed', about)));
+  await logIfRefused(ctx, about, () => commitSaga(ctx.db, id, runEpoch, buildAuditEntry('saga_committed', about)));
   return readSaga(ctx, id, agent);
 }
 
-export async function createSavepoint(ctx: Context, id: string, agent: string, name: string, fence?: RunEpoch) {
+export async function createSavepoint(ctx: Context, id: string, agent: string, name: string, runEpoch?: RunEpoch) {
   await readSaga(ctx, id, agent);
   const entry = buildAuditEntry('savepoint', { saga: id, agent, name });
-  const made = await logIfRefused(ctx, { saga: id, agent }, () => addSavepoint(ctx.db, id, name, fence, entry));
+  const made = await logIfRefused(ctx, { saga: id, agent }, () => addSavepoint(ctx.db, id, name, runEpoch, entry));
   return { ...made, name };
 }
 

@@ -67,8 +67,8 @@ export interface UndoScope {
 }
 
 /**
- * Builds the undo arguments of a call when its outcome is known; both are written together. If the tool redacts, the
- * arguments are encrypted, and the shown arguments leave out the redacted values.
+ * Builds the undo arguments of a call when its outcome is known. The ledger writes them together with the outcome. If the tool
+ * redacts, the arguments are encrypted, and the shown arguments leave out the redacted values.
  */
 export function buildUndoArguments(
   key: Buffer,
@@ -95,7 +95,7 @@ export function buildUndoArguments(
   }
 }
 
-/** Encodes the undo of a caller. Its arguments are known from the start; encrypted ones are encrypted again with the secrets. */
+/** Encodes a caller's undo, whose arguments the intent stores. Encrypted arguments are encrypted anew, together with the secrets. */
 function encodeCallerUndo(
   key: Buffer,
   txn: string,
@@ -172,12 +172,12 @@ function redactTemplateValues(value: Json, template: Json): Json {
   );
 }
 
-/** Redacts every value that differs from the one rendered without the secrets: a value that differs derives from a secret. */
+/** Redacts every value that differs from `other`, which was rendered without the secrets: such a value derives from a secret. */
 function redactDifferences(value: Json, other: Json | undefined): Json {
   if (typeof value !== 'object' || value === null) return value === other ? value : REDACTED;
   if (typeof other !== 'object' || other === null || Array.isArray(value) !== Array.isArray(other)) return REDACTED;
   const others = new Map(Object.entries(other) as [string, Json][]);
-  // The names, or the number of items, come from a redacted value.
+  // `other` has more members or items, so their names or number come from a redacted value.
   if (others.size > Object.keys(value).length) return REDACTED;
   if (Array.isArray(value)) return value.map((item, i) => redactDifferences(item as Json, others.get(String(i))));
   return Object.fromEntries(

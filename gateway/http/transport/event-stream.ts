@@ -59,7 +59,7 @@ export class EventStream implements FeedSubscriber {
   }
 
   /** Identifies the reader again after a policy change, so that a removed person receives no further events. */
-  isWelcome(): boolean {
+  isAuthorized(): boolean {
     if (this.#isGone || this.#reply.raw.writableEnded) return false;
     const policies = this.#policies();
     if (policies === this.#admittedBy) return true;

@@ -2,7 +2,7 @@ import rateLimit from '@fastify/rate-limit';
 import type { FastifyInstance, FastifyRequest } from 'fastify';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
-import { findAgentsByClaims, isTokenShaped } from '../../domain/match-token.ts';
+import { findAgentsByClaims, isTokenShaped } from '../../domain/match-jwt-claims.ts';
 import type { Policies, Rate } from '../../domain/policy.ts';
 import { type RequestCredentials, readCredentials } from './identify.ts';
 import { RateLimiter } from './rate-limiter.ts';

@@ -2,7 +2,7 @@ import { hash } from 'node:crypto';
 import type { FastifyRequest } from 'fastify';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
-import { findAgentsByClaims } from '../../domain/match-token.ts';
+import { findAgentsByClaims } from '../../domain/match-jwt-claims.ts';
 import type { Agent, Person, Policies, Role } from '../../domain/policy.ts';
 
 /** Owners by the SHA-256 of their keys. `principal` is the name under which limits count their requests. */

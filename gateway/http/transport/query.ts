@@ -1,7 +1,7 @@
 import type { FastifyRequest } from 'fastify';
 import { CALL_STATES } from '../../domain/calls/call-state.ts';
 import { GatewayError } from '../../domain/errors.ts';
-import { type CallFilter, cursorAt } from '../../flow/calls/own-calls.ts';
+import { buildCursorAt, type CallFilter } from '../../flow/calls/own-calls.ts';
 import { parseWait } from './headers.ts';
 
 export type Query = Readonly<Record<string, string | string[] | undefined>>;
@@ -19,7 +19,7 @@ export function readFilter(query: Query): CallFilter {
     state: readChoice(query, 'state', CALL_STATES),
     since: readTime(query, 'since'),
     // Later pages need no `until`: their cursor is older. The first page starts at the cursor for `until`.
-    cursor: readParam(query, 'cursor') ?? (until === undefined ? undefined : cursorAt(until)),
+    cursor: readParam(query, 'cursor') ?? (until === undefined ? undefined : buildCursorAt(until)),
     limit: readLimit(query),
   };
 }

@@ -26,7 +26,7 @@ export async function castVote(db: Database, vote: NewApprovalVote): Promise<App
     const locked = await lockApproval(tx, vote.txn);
     if (locked === undefined) throw buildNotPendingError(vote.txn);
     if (locked.state === 'pending') {
-      // A delayed call can be stopped after its time too, until it is released: a freeze, for example, keeps it held.
+      // A delayed call can be stopped until it is released, even after its delay: a freeze, for example, keeps it held longer.
       if (locked.isExpired && !locked.isDelayed)
         throw new GatewayError('conflict', 'The time to decide on this call is over.', { txn: vote.txn });
       await lockOpenCall(tx, vote.txn);

@@ -43,8 +43,8 @@ interface HeadRow {
 }
 
 /**
- * Whether leaves wait and the newest checkpoint is older than `sinceMs`. A checkpoint from the future counts as old: the clock
- * was set back. Reads without locking: `sealLeaves` decides again under the lock.
+ * Whether leaves wait and the newest checkpoint is older than `sinceMs`. A checkpoint from the future counts as old,
+ * because the clock was set back. Reads without locking: `sealLeaves` decides again under the lock.
  */
 export async function hasWaitingLeaves(db: Database, sinceMs: number): Promise<boolean> {
   const rows = await db.run({

@@ -9,8 +9,8 @@ const MAX_TAKEN_PER_SWEEP = 256;
 const MAX_SCANNED_PER_SWEEP = 4 * MAX_TAKEN_PER_SWEEP;
 
 /**
- * The distinct owners of open calls, found by jumping through the index. A live process may own thousands of calls, and leaves
- * as many dead rows behind every second; the jump reads none of them.
+ * The distinct owners of open calls, found by a loose index scan: one index lookup for each owner. A plain scan would read
+ * thousands of open calls of every live process, and as many dead rows of the last second.
  */
 const OWNERS_CTE = `owners(id) as (
           (select owner from open_calls where owner is not null order by owner limit 1)
@@ -22,9 +22,9 @@ const buildOwnerGoneCondition = (owner: string) =>
   `not exists (select 1 from processes p where p.id = ${owner} and p.lease_until > now() and p.ended_at is null)`;
 
 /**
- * Takes over open calls that are due without an owner, or whose owner's lease lapsed. One transaction changes the owner, raises
- * the fence and closes an attempt that the old owner left open, as unknown. So the old owner can change nothing any more, and
- * after a crash the next taker finds an ordinary closed attempt.
+ * Takes over open calls that are due and have no owner, or whose owner's lease lapsed. One transaction changes the owner, raises
+ * the fence, and closes as unknown an attempt that the old owner left open. So the old owner can change nothing any more. After
+ * a crash, the next owner finds an ordinary closed attempt.
  */
 export async function takeOverCalls(
   db: Database,

@@ -92,7 +92,7 @@ export function toCall(row: CallRow): Call {
     kind: row.kind,
     state: row.state,
     fence: row.fence,
-    step: row.step,
+    updateNumber: row.step,
     attempt: row.attempt,
     attemptOpen: row.attempt_open,
     unresolved: row.unresolved,

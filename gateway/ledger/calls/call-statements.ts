@@ -49,7 +49,7 @@ const ADMIT_ALL = `admitted as (select i.*, null::int as ordinal from intents i 
  * is `for update`, not `for share`: new shared locks could overtake a waiting takeover for ever. The `count(*) >= 0` conditions
  * are always true; they make PostgreSQL take the locks first.
  */
-const ADMIT_BOUND = `locked_runs as materialized (
+const ADMIT_IN_RUN_OR_SAGA = `locked_runs as materialized (
   select r.id, r.agent, r.epoch from runs r where r.id in (select run from intents) and r.ended_at is null order by r.id for update
 ), eligible as (
   select i.* from intents i
@@ -96,7 +96,7 @@ const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
     first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    -- A late success settles the call while the new owner's attempt is on the wire. That attempt may still arrive unnoticed.
+    -- A late success of a former owner settles the call while an attempt of the new owner is open. That attempt may still have an effect.
     unknown_since = case when i.evident and c.attempt_open and c.fence <> i.fence then now()
       else coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since) end,
     outcome = i.outcome,
@@ -128,8 +128,8 @@ const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
 )`;
 
 /**
- * The updates that are in force: those applied now, and those that an earlier, repeated statement applied. If a late success took
- * the step number of an update, the call is settled with another leaf, and the update is not in force.
+ * The updates that hold: those that this statement applied, and those that an earlier try of the same statement applied. A late
+ * success may have used the number of an update. The call is then settled with another leaf, and the update does not hold.
  */
 const UPDATES_IN_FORCE = `select txn from updated
 union all
@@ -153,7 +153,7 @@ const buildClaimStatement = (name: string, admit: string) => ({
 /** Claims calls without run, saga or undone step. */
 export const CLAIM_CALLS = buildClaimStatement('claim', ADMIT_ALL);
 /** Claims calls of a run, and steps of a saga. */
-export const CLAIM_BOUND = buildClaimStatement('claim-bound', ADMIT_BOUND);
+export const CLAIM_IN_RUN_OR_SAGA = buildClaimStatement('claim-bound', ADMIT_IN_RUN_OR_SAGA);
 /** Claims compensations. */
 export const CLAIM_UNDOS = buildClaimStatement('claim-undos', ADMIT_UNDOS);
 /** Updates open calls. */

@@ -12,8 +12,8 @@ import { GroupCommit } from '../group-commit.ts';
 import { CALL_COLUMNS, CALLS_WITH_OWNER, type CallRow, toCall } from './call-row.ts';
 import {
   CLAIM_AND_UPDATE,
-  CLAIM_BOUND,
   CLAIM_CALLS,
+  CLAIM_IN_RUN_OR_SAGA,
   CLAIM_UNDOS,
   UPDATE_CALLS,
   type WriteResult,
@@ -23,7 +23,7 @@ import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
 
-/** Few large batches; items that arrive meanwhile wait for the next one. See docs/adr/0008-group-commit.md. */
+/** Two batches in flight, so that batches grow large; further items wait. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 /** Claims under the same limit wait for the same row lock. They wait in this queue, so they do not occupy connections. */
 const LIMIT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
@@ -62,7 +62,7 @@ export interface Intent {
   readonly run: string | null;
   readonly epoch: number | null;
   readonly undo: StoredUndo | null;
-  /** For a compensation: the call to undo. Its undo must be due after this many tries. */
+  /** For a compensation: the call to undo. The claim wins only while that undo is due and has had exactly this many tries. */
   readonly undoes: { readonly txn: string; readonly tries: number } | null;
   readonly entry: string;
 }
@@ -80,7 +80,7 @@ export interface ClaimGuards {
     | undefined;
   /** The scopes that this call taints. */
   readonly exposure?: TaintExposure | undefined;
-  /** Events before the claim, for the timeline of the call. */
+  /** Votes that were cast before the claim, as events for the timeline of the call. */
   readonly events?: readonly CallEvent[];
 }
 
@@ -112,8 +112,8 @@ export const CLAIM_TAKEN: ClaimTaken = { kind: 'taken' };
 export interface CallUpdate {
   readonly txn: string;
   readonly fence: number;
-  /** The number of this update. It applies only after its predecessor; a repeat of an applied update reports success. */
-  readonly step: number;
+  /** The number of this update of the row. An update applies only after its predecessor; a repeat of an applied one reports success. */
+  readonly updateNumber: number;
   /** An answer of the upstream or of a probe. It is true under any owner, so it applies under any fence. */
   readonly isEvidence: boolean;
   readonly state: CallState;
@@ -157,7 +157,7 @@ export class CallStore {
   readonly #db: Database;
   /** A claim yields a `ClaimResult`, an update a boolean. */
   readonly #writes: GroupCommit<LedgerWrite, ClaimResult | boolean>;
-  readonly #boundClaims: GroupCommit<Intent, ClaimResult>;
+  readonly #runOrSagaClaims: GroupCommit<Intent, ClaimResult>;
   readonly #undoClaims: GroupCommit<Intent, ClaimResult>;
   readonly #reads: GroupCommit<string, Call | undefined>;
   /** Queues of guarded claims by limit, agent or tool. Policies name finitely many, so the map stays small. */
@@ -167,7 +167,7 @@ export class CallStore {
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
-    this.#boundClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#runOrSagaClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#undoClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
     this.#reads = new GroupCommit({ ...BATCH, shouldFailTogether: true, run: (txns) => this.#readAll(txns) });
   }
@@ -180,7 +180,7 @@ export class CallStore {
   claim(intent: Intent, guards?: ClaimGuards): Promise<ClaimResult> {
     if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
     if (intent.undoes !== null) return this.#undoClaims.submit(intent);
-    if (isBoundToRunOrSaga(intent)) return this.#boundClaims.submit(intent);
+    if (isBoundToRunOrSaga(intent)) return this.#runOrSagaClaims.submit(intent);
     return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
   }
 
@@ -220,7 +220,7 @@ export class CallStore {
       // Before the transaction, because this takes a connection of its own.
       await this.#loadRowTypeOids();
       return await this.#db.transaction(async (tx) => {
-        // First: a concurrent claim of the same txn waits here, and a lost claim is not charged to any limit.
+        // Claim first: a concurrent claim of the same txn waits here, and a claim that loses is charged to no limit.
         const [won] = await this.#claimAll([intent], tx);
         if (won?.kind !== 'won') return CLAIM_TAKEN;
         if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
@@ -253,7 +253,7 @@ export class CallStore {
       sample?.undoes != null
         ? CLAIM_UNDOS
         : sample !== undefined && isBoundToRunOrSaga(sample)
-          ? CLAIM_BOUND
+          ? CLAIM_IN_RUN_OR_SAGA
           : CLAIM_CALLS;
     const claims = new Map<string, Intent>();
     for (const intent of intents) addIfAbsent(claims, intent);

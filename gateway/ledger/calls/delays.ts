@@ -31,8 +31,8 @@ export async function beginDelay(
 }
 
 /**
- * Releases a call whose delay is over: it becomes due for any process, and a crash right after leaves it due. Returns false if
- * somebody decided meanwhile. Locks in the order of a vote (approval, open call, call), so the two never wait in a circle; of
+ * Releases a call whose delay is over: the call becomes due for any process, and stays due after a crash. Returns false if a
+ * person decided meanwhile. Locks in the order of a vote (approval, open call, call), so the two never wait in a circle; of
  * two replicas the second finds the approval no longer pending.
  */
 export async function releaseDelayed(db: Queryable, txn: string, entry: string): Promise<boolean> {

@@ -7,15 +7,15 @@ import { lockBucket } from './limits.ts';
 export interface HistoryRequest {
   readonly agent: string;
   readonly queries: readonly HistoryQuery[];
-  /** The asking call, which is not part of its own history. */
+  /** The call that is being decided. It is not part of its own history. */
   readonly exceptTxn: string | null;
   /** The end of the history, for a call that was claimed earlier. Absent: now. */
   readonly asOf?: Date | undefined;
 }
 
 /**
- * The arguments without \u0000, which PostgreSQL's JSON refuses; no number contains it. The pattern skips an escaped backslash as
- * a pair, so that `\\u0000`, a backslash and text, stays.
+ * The arguments without the escape \u0000, which PostgreSQL's JSON refuses. Sums are not affected, because no number contains it.
+ * The pattern skips `\\` as a pair: in `\\u0000` the backslash is escaped, so the text stays.
  */
 const READABLE_ARGS = `case when strpos(c.args, '\\u0000') = 0 then c.args
   else regexp_replace(c.args, '(\\\\\\\\)|\\\\u0000', '\\1', 'g') end`;

@@ -6,11 +6,11 @@ import { groupByDatabase } from '../group-commit.ts';
 /** Every refused call with a key reads aliases. A flood of refusals must not take all connections. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
 
-/** An agent requests a call that another agent has already made under a shared key. */
+/** The request of an agent to join a call that another agent has already made under a shared key. */
 export interface JoinRequest {
   readonly txn: string;
   readonly agent: string;
-  /** The txn that the agent's own key would otherwise have had. */
+  /** The txn that the agent's own key would give if the tool had no shared key. */
   readonly alias: string | undefined;
   /** The scopes that joining taints, because the agent may now read the result. */
   readonly exposure: TaintExposure | undefined;

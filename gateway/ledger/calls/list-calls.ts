@@ -21,8 +21,8 @@ export interface CallPage {
 }
 
 /**
- * Selects rows before a cursor, in the order of a time and an id; without a cursor, all rows. It is always a row comparison and
- * never `is null or`, because only a row comparison lets a generic plan use the index.
+ * Selects rows before a cursor, in the order of a time and an id; without a cursor, all rows. The condition is always a row
+ * comparison and never `is null or`, because only a row comparison lets a generic plan use the index.
  */
 export function buildCursorCondition(time: string, id: string, micros: string, last: string): string {
   const at = `case when ${micros}::bigint is null then 'infinity'::timestamptz

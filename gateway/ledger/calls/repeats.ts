@@ -15,7 +15,7 @@ export interface NewestRepeat {
   readonly msSinceDelivered: number | null;
 }
 
-/** Finds the newest call of an equal request without a key. Reads a snapshot: `recordGeneration` keeps the newest in any order. */
+/** Finds the newest call of an equal request without a key. Reads a snapshot: `recordGeneration` never replaces a newer generation. */
 export const findNewestRepeat = groupByDatabase<string, NewestRepeat | undefined>(BATCH, async (db, slots) => {
   const rows = await db.run<RepeatRow>({
     name: 'find-newest-repeat',
@@ -47,8 +47,8 @@ export async function recordGeneration(db: Database, slot: string, generation: n
 }
 
 /**
- * Records that the answer was written to the caller's connection. Until then an equal call counts as a retry. Keeps the first
- * time, and only of a settled call.
+ * Records that the answer was written to the caller's connection. Until then an equal request counts as a retry. Records
+ * only the first delivery, and only of a settled call.
  */
 export async function recordDelivery(db: Database, txn: string): Promise<void> {
   await db.run({

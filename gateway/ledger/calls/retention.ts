@@ -26,7 +26,7 @@ const MAX_CALLS_PER_SWEEP = 500;
 export async function eraseExpiredPayloads(db: Database, payloadsMs: number): Promise<number> {
   return db.transaction(async (tx) => {
     const txns = await lockSweepAndListCalls(tx, payloadsMs);
-    const erased = await eraseRipeCalls(tx, payloadsMs, txns);
+    const erased = await eraseDueCalls(tx, payloadsMs, txns);
     if (erased > 0)
       await insertAuditEntry(tx, buildAuditEntry('payloads_expired', { calls: erased, afterMs: payloadsMs }));
     const last = txns.at(-1);
@@ -49,10 +49,10 @@ async function lockSweepAndListCalls(tx: Tx, payloadsMs: number): Promise<readon
 }
 
 /**
- * Erases those calls, and calls of `sweep_later`, whose time has come. A call is kept while it is open, while its undo is due or
- * running, or while its saga may still roll back. A settled call never reopens, and `erased_at is null` lets one replica erase it.
+ * Erases the payloads of `txns` and of calls in `sweep_later` whose retention is over. Skips a call that is open, whose undo is
+ * due or running, or whose saga may still roll back. A settled call never reopens; `erased_at is null` lets one replica erase it.
  */
-async function eraseRipeCalls(tx: Tx, payloadsMs: number, txns: readonly string[]): Promise<number> {
+async function eraseDueCalls(tx: Tx, payloadsMs: number, txns: readonly string[]): Promise<number> {
   const [swept] = await tx.run<{ erased: number }>({
     name: 'sweep-erase',
     text: `with candidates as (

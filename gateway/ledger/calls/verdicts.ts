@@ -33,7 +33,7 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
     text: `with judged as (
         update calls set
           state = $3, fence = fence + 1,
-          -- A retry asserts that nothing happened so far. A call with an upstream key needs no such assertion.
+          -- The verdict retry asserts that nothing happened so far. A call with an upstream key needs no such assertion.
           unresolved = case when $3 = 'in_doubt' and kind = 'key' then unresolved else 0 end,
           round_from = case when $3 = 'in_doubt' then attempt else round_from end,
           round_at = case when $3 = 'in_doubt' then now() else round_at end,
@@ -83,7 +83,7 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
   return rows.length === 1;
 }
 
-/** Whether every former owner that lost this call is known to have ended. An ended process never sends again. */
+/** Whether all processes that owned this call and lost it have certainly ended. An ended process never sends again. */
 export async function areSendersGone(db: Database, txn: string): Promise<boolean> {
   const rows = await db.run<{ gone: boolean }>({
     name: 'are-senders-gone',

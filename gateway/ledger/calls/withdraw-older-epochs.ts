@@ -13,7 +13,7 @@ interface RecalledCall {
 /**
  * Ends the unsent calls of older epochs of a run: held calls, and calls between two attempts without an unknown attempt. The
  * other calls of older epochs send nothing more, except to resolve a doubt; until they end, the run is not drained. Returns the
- * ended calls. Locks calls before their open calls, in the order of a settlement, so that the two never wait in a circle.
+ * ended calls. Locks rows of `calls` before rows of `open_calls`, as a settlement does, so that the two never deadlock.
  */
 export async function withdrawOlderEpochs(tx: Tx, runEpoch: RunEpoch): Promise<readonly string[]> {
   const why = `its run was taken over, in epoch ${runEpoch.epoch}`;

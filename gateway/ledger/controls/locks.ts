@@ -139,8 +139,8 @@ async function isOpenRun(tx: Tx, id: string): Promise<boolean> {
 }
 
 /**
- * The gates of a name: rows that stand for parts of the name space. The first digits of the first two hashed segments choose the
- * gate. A prefix lock right below the first segment covers all sixteen gates of that segment.
+ * Lists the gates of a name. A gate is a row that stands for a part of the name space; its lock serializes claims of names in that
+ * part. The first digits of the first two hashed segments choose it. A lock on all names below the first segment covers sixteen gates.
  */
 function listGates(resource: string): string[] {
   const [first = '', second] = resource.split('/');
@@ -186,7 +186,7 @@ export async function findConflict(
         join locks l on l.resource = w.name collate "C"
         where l.holder <> all($4::uuid[]) and (w.exclusive or l.mode = 'exclusive')
       union all
-      -- The names below a prefix: from the slash to the character after it in ASCII, which is 0.
+      -- The names below a prefix lie between prefix/ and prefix0, because 0 follows / in ASCII.
       select b.position, l.taken_at from unnest($5::text[], $6::int[], $7::bool[]) as b(low, position, exclusive)
         join locks l on l.resource >= b.low collate "C" and l.resource < left(b.low, -1) || '0' collate "C"
         where l.holder <> all($4::uuid[]) and (b.exclusive or l.mode = 'exclusive')

@@ -31,8 +31,8 @@ export async function recordTaint(db: Queryable, exposure: TaintExposure): Promi
 }
 
 /**
- * Taints the scopes that are still clean, with an audit entry for each. Only runs and sagas of the agent itself, whatever scopes it
- * names. Inserts in order of scope, so two claims never wait in a circle; the first taint of a scope is kept.
+ * Taints the scopes that are still clean, with an audit entry for each. Skips runs and sagas of other agents, even
+ * if the exposure names them. Inserts in order of scope, so two claims never wait in a circle; the first taint of a scope is kept.
  */
 async function insertTaints(
   db: Queryable,

@@ -21,7 +21,7 @@ export interface RollbackRequest {
   readonly canResumeParked: boolean;
   /** The run of the request and the epoch of its agent. */
   readonly runEpoch?: RunEpoch | undefined;
-  /** The digest of the plan that a person was shown; undefined: undo whatever is to be undone now. */
+  /** The digest of the plan that the requester confirmed; undefined: any plan is accepted. */
   readonly digest?: string | undefined;
   readonly entry: string;
 }
@@ -68,9 +68,8 @@ async function deleteSavepointsAfter(tx: Tx, id: string, keep: number): Promise<
 }
 
 /**
- * Whether the plan with this digest is the one that was begun last, so this request is a repeat. Refuses a digest that is neither
- * that plan nor the plan of now. Steps are claimed under the lock of the saga, which the caller holds, so the compared plan is
- * the one that is carried out.
+ * Whether this request repeats the last rollback, which had the same plan digest. Refuses a digest that matches neither that plan
+ * nor the current plan. The caller holds the lock of the saga, so no new step can change the plan after this comparison.
  */
 async function isRepeatedRollback(tx: Tx, saga: Saga, keep: number, digest: string): Promise<boolean> {
   if (computePlanDigest(saga, await readSteps(tx, [saga.id], []), keep) === digest) return false;
@@ -114,7 +113,7 @@ function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked }:
 
 /**
  * Gives failed undos a new round of tries. An undo whose last compensation is still open becomes `running`, not `due`: that
- * compensation may still act, so a second one must not start. Marks of undos check their state, so none is lost in between.
+ * compensation may still have an effect, so a second one must not start. `UndoStore.mark` checks the state, so no mark is lost.
  */
 async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   await tx.run({

@@ -188,8 +188,8 @@ function compileRule(
     }),
     ...(rule.delay !== undefined && { delayMs: compileDelay(rule.delay, locateChild(location, 'delay'), diagnostics) }),
   };
-  const asks = facts.collect();
-  return asks === undefined ? compiled : { ...compiled, asks };
+  const requiredFacts = facts.collect();
+  return requiredFacts === undefined ? compiled : { ...compiled, requiredFacts };
 }
 
 /** The name of a rule in every decision. Agents read it, so it shows no absolute path. */

@@ -144,14 +144,14 @@ class TimeLimitedValidator {
 
   validateWithTimeout(args: JsonObject): boolean | ValidationTimeout {
     const startedAt = performance.now();
-    if (startedAt < this.#backoffUntil) return { restsForMs: this.#backoffUntil - startedAt, isResting: true };
+    if (startedAt < this.#backoffUntil) return { retryAfterMs: this.#backoffUntil - startedAt, wasSkipped: true };
     regexStepsLeft = Number.POSITIVE_INFINITY;
     const isValid = runWithTimeout(this.#maxMs, (): boolean => this.validate(args));
     if (isValid !== undefined) return isValid;
     const endedAt = performance.now();
-    const restsForMs = BACKOFF_FACTOR * (endedAt - startedAt);
-    this.#backoffUntil = endedAt + restsForMs;
-    return { restsForMs, isResting: false };
+    const retryAfterMs = BACKOFF_FACTOR * (endedAt - startedAt);
+    this.#backoffUntil = endedAt + retryAfterMs;
+    return { retryAfterMs, wasSkipped: false };
   }
 }
 

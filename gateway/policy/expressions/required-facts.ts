@@ -27,15 +27,15 @@ const rulesWithFacts = new WeakMap<Agent, readonly Rule[]>();
 export function findRequiredFacts(agent: Agent, toolName: string): RuleInputs | undefined {
   let rules = rulesWithFacts.get(agent);
   if (rules === undefined) {
-    rules = agent.rules.filter((rule) => rule.asks !== undefined);
+    rules = agent.rules.filter((rule) => rule.requiredFacts !== undefined);
     rulesWithFacts.set(agent, rules);
   }
   if (rules.length === 0) return undefined;
   const facts = new FactCollector();
-  for (const { asks, covers } of rules) {
-    if (asks === undefined || !covers(toolName)) continue;
-    for (const query of asks.history) facts.add(query);
-    if (asks.taint) facts.add('taint');
+  for (const { requiredFacts, covers } of rules) {
+    if (requiredFacts === undefined || !covers(toolName)) continue;
+    for (const query of requiredFacts.history) facts.add(query);
+    if (requiredFacts.taint) facts.add('taint');
   }
   return facts.collect();
 }

@@ -1,4 +1,4 @@
-// Preloaded into a gateway process. The DNS server of the test resolves names under .example; the systemLookup resolves all other
+// Preloaded into a gateway process. The DNS server of the test resolves names under .example; the system resolves all other
 // names, and nothing else of the gateway changes.
 import dns from 'node:dns';
 import { syncBuiltinESMExports } from 'node:module';

@@ -1,15 +1,16 @@
 // A process that only seals the audit log, so that a test can start and kill it often.
 import { readFileSync } from 'node:fs';
-import { CheckpointFiles } from '../../dist/adapters/checkpoint-files.js';
-import { NoteSigner } from '../../dist/gateway/domain/audit/signed-note.js';
-import { LogMonitor } from '../../dist/gateway/flow/audit/log-monitor.js';
-import { Sequencer } from '../../dist/gateway/flow/audit/sequencer.js';
-import { Database } from '../../dist/gateway/ledger/db.js';
-import { Lease } from '../../dist/gateway/ledger/process-lease.js';
+import { CheckpointFiles } from '../../adapters/checkpoint-files.ts';
+import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
+import { LogMonitor } from '../../gateway/flow/audit/log-monitor.ts';
+import { Sequencer } from '../../gateway/flow/audit/sequencer.ts';
+import type { AppLogger, KillPoint } from '../../gateway/flow/context.ts';
+import { Database } from '../../gateway/ledger/db.ts';
+import { Lease } from '../../gateway/ledger/process-lease.ts';
 
-const [url, origin, keyFile, directory, dieAt = '', pace = 'fast'] = process.argv.slice(2);
-const print = (line) => process.stdout.write(`${line}\n`);
-const log = {
+const [url = '', origin = '', keyFile = '', directory = '', dieAt = '', pace = 'fast'] = process.argv.slice(2);
+const print = (line: string) => process.stdout.write(`${line}\n`);
+const log: AppLogger = {
   info: () => {},
   warn: () => {},
   error: (fields, message) => print(`error ${message} ${JSON.stringify(fields)}`),
@@ -26,7 +27,7 @@ const printFault = () => {
 };
 await monitor.verify();
 printFault();
-const reachKillPoint = (point) => {
+const reachKillPoint = (point: KillPoint) => {
   if (point === dieAt) process.kill(process.pid, 'SIGKILL');
 };
 const sequencer = new Sequencer({ db, log, reachKillPoint }, key, monitor);
@@ -34,9 +35,9 @@ print('ready');
 if (pace === 'normal') sequencer.start();
 // Seals without pauses between batches, so that more happens before each kill.
 for (; pace === 'fast'; ) {
-  await sequencer.seal(0).catch((error) => print(`retry ${error.message}`));
+  await sequencer.seal(0).catch((error: Error) => print(`retry ${error.message}`));
   reachKillPoint('sealed');
-  await monitor.verify().catch((error) => print(`retry ${error.message}`));
+  await monitor.verify().catch((error: Error) => print(`retry ${error.message}`));
   reachKillPoint('anchored');
   printFault();
 }

@@ -18,7 +18,7 @@ const HEADS = ['started', 'state', 'tool', 'agent', 'call', 'saga', 'duration'];
 export function callsView(filter) {
   /** Only calls before this time are listed, so that rows do not move while a person reads. A button shows newer ones. @type {string | undefined} */
   let until;
-  /** Set for the next load: a load under way must not bring back the old `until`. */
+  /** A flag for the next load, because a load that is already running would set `until` again. */
   let wantsNewest = true;
   /** @type {Pages<Call>} */
   const pages = new Pages((page) => withQuery('/admin/calls', { ...filter, until, ...page }));
@@ -56,7 +56,7 @@ export function callsView(filter) {
   };
 }
 
-/** One millisecond after the start of this call, because the API gives times in milliseconds. @param {Call | undefined} newest */
+/** The start of this call plus 1 ms, so that `until` includes it: the API cuts times to milliseconds. @param {Call | undefined} newest */
 function justAfter(newest) {
   return newest === undefined ? undefined : new Date(Date.parse(newest.createdAt) + 1).toISOString();
 }

@@ -134,6 +134,6 @@ function morph(old, drawn) {
   for (const { name, value } of [...drawn.attributes])
     if (old.getAttribute(name) !== value && !USER_STATE.has(name)) old.setAttribute(name, value);
   listen(old, handlers.get(drawn));
-  // An answer to the person's own question stays until they ask again.
+  // `data-keep` marks an answer to the person's own question. It stays until they ask again.
   if (!drawn.hasAttribute('data-keep')) morphChildren(old, drawn);
 }

@@ -2,7 +2,7 @@
 
 const HIDDEN = /(?:(?![\n\t])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}])+/gu;
 
-/** At most this many runs of one text get an element; the rest is escaped only. A text may consist of such runs alone. */
+/** At most this many hidden runs of one text get an element, to bound the page. Further runs are only escaped. */
 const MAX_MARKED = 1_000;
 
 /** Elements that cannot contain elements. */
@@ -24,8 +24,7 @@ function codes(run) {
 }
 
 /**
- * The nodes for an untrusted text. A person who approves a text that reads differently from what is sent approves something
- * else.
+ * The nodes for an untrusted text, with its hidden characters as codes: a person must read exactly what will be sent.
  * @param {Node} parent
  * @param {string} text
  * @returns {Node[]}

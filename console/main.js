@@ -1,10 +1,10 @@
-// The page: the signed-in person, the current view, and its updates.
+// The start script of the page: signs a person in, shows the view of the address, and keeps it current.
 
 import { asProblem, get, session } from './api.js';
 import { byId, h, show } from './dom.js';
 import { clock } from './format.js';
 import { button, keepTime, problemBox } from './parts.js';
-import { VIEWS, viewOf } from './routes.js';
+import { NAV_LINKS, viewOf } from './routes.js';
 import { signIn } from './sign-in.js';
 import { EventReader } from './stream.js';
 
@@ -29,11 +29,14 @@ const STREAM_TEXTS = {
 /** How often a reloaded page retries while the gateway does not answer. The person stays signed in. */
 const RESUME_RETRY_MS = 2_000;
 
-/** @type {Stats['you'] | undefined} */
+/** The signed-in person. @type {Stats['you'] | undefined} */
 let you;
 /** @type {EventReader | undefined} */
 let eventReader;
-/** @type {{ view: View<any>, drawing: Promise<void> | undefined, loading: Promise<void>, isStale: boolean, isDrawn: boolean } | undefined} */
+/**
+ * The current view. `drawing` lasts until the next refresh may start, `loading` until the queued loads are drawn.
+ * @type {{ view: View<any>, drawing: Promise<void> | undefined, loading: Promise<void>, isStale: boolean, isDrawn: boolean } | undefined}
+ */
 let current;
 /** @type {GateEvent[]} */
 const recentEvents = [];
@@ -62,19 +65,19 @@ function drawFrame() {
     you !== undefined && [
       h('span', { class: `pace ${streamState}`, role: 'status' }, STREAM_TEXTS[streamState](eventReader?.heardAt)),
       h('span', { class: 'you' }, you.person, h('span', { class: 'dim' }, ` ${you.roles.join(', ')}`)),
-      button('Sign out', () => leave(), { tone: 'quiet' }),
+      button('Sign out', () => signOut(), { tone: 'quiet' }),
     ],
   );
   show(
     byId('nav'),
     you !== undefined &&
-      VIEWS.map(([name, href]) => h('a', { href, 'aria-current': isAt(href) ? 'page' : undefined }, name)),
+      NAV_LINKS.map(([name, href]) => h('a', { href, 'aria-current': isAt(href) ? 'page' : undefined }, name)),
   );
   document.body.classList.toggle('outside', you === undefined);
 }
 
-/** @param {string} [why] */
-function leave(why) {
+/** Signs out, if a person is signed in, and shows the sign-in form. @param {string} [why] why the session ended */
+function signOut(why) {
   session.end();
   // The next person must not find an open confirmation of the previous one.
   for (const dialog of document.querySelectorAll('dialog')) dialog.close();
@@ -84,12 +87,12 @@ function leave(why) {
   current = undefined;
   recentEvents.length = 0;
   drawFrame();
-  show(byId('main'), signIn(enter, why));
+  show(byId('main'), signIn(startSession, why));
   document.querySelector('input')?.focus();
 }
 
-/** @param {Stats} stats */
-function enter(stats) {
+/** Starts the session of the person in `stats`: reads events and shows the view. @param {Stats} stats */
+function startSession(stats) {
   you = stats.you;
   eventReader = new EventReader({
     onEvent: handleEvent,
@@ -98,7 +101,7 @@ function enter(stats) {
       drawFrame();
       if (state === 'live') void refresh();
     },
-    onRefused: () => leave('Your key is no longer valid: it was removed from the policies, or lost its roles.'),
+    onRefused: () => signOut('Your key is no longer valid: it was removed from the policies, or lost its roles.'),
   });
   // Start a little in the past, so that a fresh page shows recent events.
   if (stats.log.size > MAX_RECENT_EVENTS) eventReader.lastId = String(stats.log.size - MAX_RECENT_EVENTS);
@@ -151,18 +154,18 @@ async function draw(shown) {
   /** @type {Context} */
   const context = { you, refresh: refreshNow, recentEvents, hasRole, notify };
   try {
-    put(shown, shown.view.draw(await shown.view.load(), context));
+    showContent(shown, shown.view.draw(await shown.view.load(), context));
   } catch (error) {
     const problem = asProblem(error);
     if (shown !== current) return;
-    if (problem.status === 401) return leave(problem.message);
-    put(shown, problemBox(problem));
+    if (problem.status === 401) return signOut(problem.message);
+    showContent(shown, problemBox(problem));
     if (problem.code === 'unreachable') setTimeout(refresh, 2000);
   }
 }
 
 /** @param {NonNullable<typeof current>} shown @param {Child} content */
-function put(shown, content) {
+function showContent(shown, content) {
   if (shown !== current) return;
   // Remove everything of the previous view, including what the person typed there.
   if (!shown.isDrawn) byId('main').replaceChildren();
@@ -180,14 +183,14 @@ function navigate() {
   void refresh();
 }
 
-async function begin() {
+async function startPage() {
   keepTime();
   setInterval(() => !document.hidden && void refresh(), POLL_INTERVAL_MS);
   window.addEventListener('hashchange', () => {
     navigate();
     byId('main').focus({ preventScroll: true });
   });
-  if (session.key === null) return leave();
+  if (session.key === null) return signOut();
   await resume();
 }
 
@@ -195,21 +198,21 @@ async function begin() {
 async function resume() {
   if (session.key === null || you !== undefined) return;
   try {
-    enter(await get('/admin/stats'));
+    startSession(await get('/admin/stats'));
   } catch (error) {
     const problem = asProblem(error);
-    if (problem.status === 401 || problem.status === 403) return leave(problem.message);
+    if (problem.status === 401 || problem.status === 403) return signOut(problem.message);
     show(
       byId('main'),
       problemBox(problem),
       h(
         'p',
         {},
-        button('Sign in with another key', () => leave()),
+        button('Sign in with another key', () => signOut()),
       ),
     );
     setTimeout(resume, RESUME_RETRY_MS);
   }
 }
 
-void begin();
+void startPage();

@@ -1,4 +1,4 @@
-// The address of each view.
+// The views and their addresses (the hash of the URL), and the links of the navigation.
 
 import { approvalsView, approvalView } from './approvals.js';
 import { callView } from './call.js';
@@ -14,8 +14,8 @@ import { sagasView } from './sagas.js';
 
 /** @import { View } from './types.d.ts' */
 
-/** @type {readonly (readonly [string, string])[]} */
-export const VIEWS = [
+/** Label and address of each navigation link. @type {readonly (readonly [string, string])[]} */
+export const NAV_LINKS = [
   ['Overview', '#/'],
   ['Approvals', '#/approvals'],
   ['Calls', '#/calls'],
@@ -36,7 +36,7 @@ export function viewOf(hash) {
   if (name === 'calls') return id !== undefined && ID.test(id) ? callView(id) : callsView(filter);
   if (name === 'approvals') return id !== undefined && ID.test(id) ? approvalView(id) : approvalsView();
   if (name === 'sagas') return id !== undefined && ID.test(id) ? sagaView(id) : sagasView(filter);
-  // The address before the view was renamed.
+  // `switches` is the old address of this view.
   if (name === 'controls' || name === 'switches') return controlsView();
   if (name === 'policies') return policiesView(filter);
   if (name === 'log') return id === undefined ? logView(filter) : proofView(id);

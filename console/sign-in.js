@@ -7,10 +7,10 @@ import { code, problemBox } from './parts.js';
 /** @import { Stats } from './types.d.ts' */
 
 /**
- * @param {(stats: Stats) => void} enter
+ * @param {(stats: Stats) => void} startSession
  * @param {string} [why] why the last session ended
  */
-export function signIn(enter, why) {
+export function signIn(startSession, why) {
   const errorBox = h('div', {});
   const input = h('input', { id: 'key', type: 'password', required: true, autocomplete: 'off', spellcheck: 'false' });
   const submit = async (/** @type {Event} */ event) => {
@@ -23,7 +23,7 @@ export function signIn(enter, why) {
       );
     session.begin(key);
     try {
-      enter(await get('/admin/stats'));
+      startSession(await get('/admin/stats'));
     } catch (error) {
       session.end();
       show(errorBox, problemBox(asProblem(error)));

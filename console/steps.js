@@ -29,9 +29,9 @@ export function drawSteps({ steps }) {
   const width = Math.max(1, ...filled.values()) * (BOX.width + BOX.gapX) - BOX.gapX + 2;
   const height = filled.size * (BOX.height + BOX.gapY) - BOX.gapY + 2;
   const edges = steps.flatMap(({ txn }) =>
-    (direct.get(txn) ?? []).map((below) => edge(positions.get(below), positions.get(txn))),
+    (direct.get(txn) ?? []).map((dependency) => drawEdge(positions.get(dependency), positions.get(txn))),
   );
-  const boxes = steps.map((step, number) => box(step, number + 1, positions.get(step.txn) ?? { x: 0, y: 0 }));
+  const boxes = steps.map((step, number) => drawBox(step, number + 1, positions.get(step.txn) ?? { x: 0, y: 0 }));
   return h(
     'div',
     { class: 'scroll' },
@@ -58,26 +58,26 @@ function findDirectDependencies(steps) {
   /** @type {Map<string, string[]>} */
   const direct = new Map();
   for (const { txn, dependsOn } of steps) {
-    const below = new Set(dependsOn.flatMap((each) => [...(all.get(each) ?? [])]));
+    const implied = new Set(dependsOn.flatMap((each) => [...(all.get(each) ?? [])]));
     direct.set(
       txn,
-      dependsOn.filter((each) => !below.has(each)),
+      dependsOn.filter((each) => !implied.has(each)),
     );
-    all.set(txn, new Set([...below, ...dependsOn]));
+    all.set(txn, new Set([...implied, ...dependsOn]));
   }
   return direct;
 }
 
 /** @param {readonly Step[]} steps @param {Map<string, string[]>} direct @returns {Map<string, number>} */
 function computeDepths(steps, direct) {
-  const found = new Map();
+  const depths = new Map();
   for (const { txn } of steps)
-    found.set(txn, Math.max(-1, ...(direct.get(txn) ?? []).map((below) => found.get(below) ?? -1)) + 1);
-  return found;
+    depths.set(txn, Math.max(-1, ...(direct.get(txn) ?? []).map((dependency) => depths.get(dependency) ?? -1)) + 1);
+  return depths;
 }
 
 /** @param {{ x: number, y: number } | undefined} from @param {{ x: number, y: number } | undefined} to */
-function edge(from, to) {
+function drawEdge(from, to) {
   if (from === undefined || to === undefined) return null;
   const [x1, y1, x2, y2] = [from.x + BOX.width / 2, from.y + BOX.height, to.x + BOX.width / 2, to.y];
   const middle = (y1 + y2) / 2;
@@ -85,8 +85,8 @@ function edge(from, to) {
 }
 
 /** @param {Step} step @param {number} number @param {{ x: number, y: number }} position */
-function box({ txn, tool, state, undo }, number, { x, y }) {
-  const undoing =
+function drawBox({ txn, tool, state, undo }, number, { x, y }) {
+  const undoText =
     undo.state === 'none'
       ? undo.tool === null
         ? `undo: ${words(undo.kind ?? 'none')}`
@@ -96,7 +96,7 @@ function box({ txn, tool, state, undo }, number, { x, y }) {
   return svg(
     'a',
     { href: `#/calls/${txn}`, class: 'step', 'data-key': txn },
-    svg('title', {}, `${number}. ${tool}: ${words(state)}; ${undoing}`),
+    svg('title', {}, `${number}. ${tool}: ${words(state)}; ${undoText}`),
     svg('rect', { x, y, width: BOX.width, height: BOX.height, rx: 5 }),
     svg('rect', { class: `edge-mark ${toneOf(state)}`, x, y, width: 4, height: BOX.height, rx: 2 }),
     svg('text', { x: x + 14, y: y + 19, class: 'name' }, `${number}  ${cut(tool, 28)}`),
@@ -105,6 +105,6 @@ function box({ txn, tool, state, undo }, number, { x, y }) {
       { x: x + BOX.width - 8, y: y + 19, class: `state ${toneOf(state)}`, 'text-anchor': 'end' },
       undo.state === 'done' ? 'undone' : '',
     ),
-    svg('text', { x: x + 14, y: y + 37, class: `undo ${tone}` }, cut(`${words(state)} · ${undoing}`, 46)),
+    svg('text', { x: x + 14, y: y + 37, class: `undo ${tone}` }, cut(`${words(state)} · ${undoText}`, 46)),
   );
 }

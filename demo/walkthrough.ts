@@ -5,7 +5,7 @@ import { DemoClient, DemoError, formatAnswer } from './client.ts';
 import { SCENARIOS } from './scenarios.ts';
 import { TerminalPrinter } from './terminal-printer.ts';
 
-/** `npm run demo`: runs the scenarios against a running gateway. Exit code 1 if one of them fails. */
+/** `npm run demo`: plays the scenarios (stories, in its output) against a running gateway. Exit code 1 if one fails. */
 const { env } = process;
 const printer = new TerminalPrinter(process.stdout, env);
 

@@ -16,8 +16,9 @@ const MAX_AGE_MS = 24 * 3_600_000;
 const MAX_ANSWER_BYTES = 65_536;
 
 /**
- * Sends notices about approvals to the webhook: at least once, in any order. The delivery id of a notice is the same on
- * every attempt. Any answer but 2xx, or no answer, means another attempt later.
+ * Sends the notices in the outbox to the approvals webhook of the configuration: at least once, in any order. The
+ * delivery id of a notice is the same on every attempt. Without a 2xx answer the notice is sent again later, with
+ * growing pauses, and dropped after a day.
  */
 export class ApprovalNotifier {
   readonly #db: Database;
@@ -63,15 +64,15 @@ export class ApprovalNotifier {
     const { id, kind, tries } = notice;
     const fields = { delivery: id, txn: notice.body.txn, kind, tries, failure };
     if (Date.now() - notice.createdAt.getTime() > MAX_AGE_MS) {
-      this.#log.error(fields, 'The approvals webhook refused a notice for 24 h. The notice is dropped.');
+      this.#log.error(fields, 'The approvals webhook did not take a notice for 24 h. The notice is dropped.');
       return deleteNotice(this.#db, id);
     }
-    this.#log.warn(fields, 'The approvals webhook refused a notice. It will be sent again.');
+    this.#log.warn(fields, 'The approvals webhook did not take a notice. The notice is sent again later.');
     await postponeNotice(this.#db, notice, computeBackoffMs(tries));
   }
 }
 
-/** Doubles each time. Up to a quarter less, by chance, so that a recovered receiver does not get all notices at once. */
+/** Doubles each time, less a random part of up to a quarter: a recovered receiver does not get all notices at once. */
 function computeBackoffMs(tries: number): number {
   return Math.min(BACKOFF.baseMs * 2 ** Math.min(tries - 1, 30), BACKOFF.maxMs) * (0.75 + Math.random() / 4);
 }

@@ -8,7 +8,7 @@ interface BannerFacts {
   readonly isExternalDatabase: boolean;
 }
 
-/** The text that `npm start` prints: addresses, the demo keys, and three commands to paste. */
+/** The text that `npm start` prints: addresses and, with the demo, its keys and three commands to paste. */
 export function formatBanner(facts: BannerFacts, keys: DemoKeys | undefined): string {
   const host = facts.host === '0.0.0.0' || facts.host === '::' ? '127.0.0.1' : facts.host;
   const url = `http://${host.includes(':') ? `[${host}]` : host}:${facts.port}`;

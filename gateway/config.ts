@@ -154,7 +154,7 @@ export async function readConfig(env: NodeJS.ProcessEnv, cwd: string): Promise<C
   };
 }
 
-/** Reports policy faults together with configuration faults. A missing directory is ignored: the bad file may name it. */
+/** Policy faults, to print with the configuration faults. A missing directory is none: the faulty file may name it. */
 async function findPolicyFaults(dir: string, env: NodeJS.ProcessEnv): Promise<string[]> {
   const exists = await access(dir).then(
     () => true,

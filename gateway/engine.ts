@@ -176,7 +176,7 @@ export class Engine {
   }
 }
 
-/** Checkpoints are always kept in the data directory, and wherever the configuration says. */
+/** The places that keep the newest checkpoint: always the data directory, and those in the configuration. */
 function buildAnchors({ dataDir, audit }: Pick<Config, 'dataDir' | 'audit'>) {
   const directories = [join(dataDir, 'checkpoints'), ...audit.directories];
   return {

@@ -39,7 +39,7 @@ const AUDIT_WRITE_TIMEOUT_MS = 2_000;
 const TRACING_STOP_TIMEOUT_MS = 2_000;
 const MAX_LOGGED_FAULTS = 20;
 
-/** Starts every part of the process in order; they are stopped in reverse order. */
+/** Runs the gateway until a signal ends it. Prints why and exits with 1 if it cannot start. */
 export async function runGateway(): Promise<void> {
   try {
     await start();

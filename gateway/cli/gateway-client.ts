@@ -13,37 +13,37 @@ export interface GatewayRequest {
   readonly key?: 'optional' | 'none';
   /** Aborts the request. */
   readonly signal?: AbortSignal;
-  /** The next step after a problem, such as the CLI option that would help; the gateway does not know it. */
+  /** Advice for the person after a problem, such as a CLI option that helps. The gateway does not know CLI options. */
   readonly advice?: (problem: JsonObject) => string | undefined;
 }
 
 /** Sends a request to the running gateway and returns its JSON answer. Anything else is thrown as a `VerbError`. */
-export async function requestGateway(io: Io, path: string, question: GatewayRequest = {}): Promise<JsonObject> {
-  return requestAndRead(io, path, question, parseObject);
+export async function requestGateway(io: Io, path: string, request: GatewayRequest = {}): Promise<JsonObject> {
+  return requestAndRead(io, path, request, parseObject);
 }
 
 /** Like `requestGateway`, for answers that are not a JSON object. */
-export async function requestText(io: Io, path: string, question: GatewayRequest = {}): Promise<string> {
-  return requestAndRead(io, path, question, (text) => text);
+export async function requestText(io: Io, path: string, request: GatewayRequest = {}): Promise<string> {
+  return requestAndRead(io, path, request, (text) => text);
 }
 
 async function requestAndRead<T>(
   io: Io,
   path: string,
-  question: GatewayRequest,
+  request: GatewayRequest,
   read: (text: string) => T | undefined,
 ): Promise<T> {
   const base = readBaseUrl(io);
   const url = new URL(`${base}${path}`);
-  for (const [name, value] of Object.entries(question.query ?? {})) {
+  for (const [name, value] of Object.entries(request.query ?? {})) {
     if (value !== undefined) url.searchParams.set(name, value);
   }
-  const { status, headers, text } = await send(url, base, readKey(io, question.key), question);
+  const { status, headers, text } = await send(url, base, readKey(io, request.key), request);
   const answer = status >= 200 && status < 300 ? read(text) : undefined;
   if (answer !== undefined) return answer;
   const problem = parseObject(text);
   if (problem !== undefined && typeof problem['code'] === 'string')
-    throw buildProblemError(problem, headers, question.advice);
+    throw buildProblemError(problem, headers, request.advice);
   const message = `The server at ${base} did not answer as an Oncegate gateway does (status ${status}). Check ONCEGATE_URL.`;
   throw new VerbError('not_a_gateway', message, { status });
 }
@@ -78,8 +78,8 @@ interface GatewayReply {
   readonly text: string;
 }
 
-async function send(url: URL, base: string, key: string | undefined, question: GatewayRequest): Promise<GatewayReply> {
-  const { method, body, signal } = question;
+async function send(url: URL, base: string, key: string | undefined, request: GatewayRequest): Promise<GatewayReply> {
+  const { method, body, signal } = request;
   const timeout = AbortSignal.timeout(REQUEST_TIMEOUT_MS);
   try {
     const response = await fetch(url, {

@@ -7,7 +7,7 @@ const ENVIRONMENT = [
   ['ONCEGATE_KEY', 'bearer key of a person'],
 ] as const;
 
-/** A verb whose syntax is longer gets a separate line in the overview. */
+/** In the overview, the summary of a verb with a longer syntax goes on the next line. */
 const MAX_SYNTAX_WIDTH = 16;
 const HELP_WIDTH = 80;
 
@@ -46,7 +46,7 @@ export function formatOverview(verbs: readonly Verb[]): string[] {
       ? [`  ${head.padEnd(width)}  ${summary}`]
       : [`  ${head}`, `  ${' '.repeat(width)}  ${summary}`];
   return [
-    'oncegate: a gateway that makes every tool call of an agent once, within policy',
+    'oncegate: a gateway that sends each allowed tool call of an agent once',
     '',
     'usage: oncegate <verb> [options]',
     '',

@@ -2,7 +2,7 @@ import type { Json } from '../domain/json.ts';
 import { parseStrictJson, StrictJsonError } from '../domain/strict-json.ts';
 import { UsageError } from './verb.ts';
 
-/** Parses the value of an option as strictly as the gateway parses a body. */
+/** Parses a JSON option, such as `--args`, as strictly as the gateway parses a body. */
 export function parseJsonOption(name: string, text: string): Json {
   try {
     return parseStrictJson(text);

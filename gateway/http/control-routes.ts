@@ -11,6 +11,7 @@ import { reasonBody } from './schemas/fields.ts';
 import { readBody } from './transport/bodies.ts';
 import { identifyPerson } from './transport/identify.ts';
 
+/** The policies on disk, as the admin API reloads and reports them. */
 export interface PolicyControl {
   /** Loads the policies again. Returns the faults of refused policies; empty on success. */
   reload(requestedBy: string): Promise<readonly string[]>;

@@ -5,7 +5,10 @@ import { undoView } from './encode.ts';
 import type { PlannedStepView, PlanView, SagaMembers, SagaStepView, SagaView } from './schemas/saga-schemas.ts';
 import { taintView } from './taint-view.ts';
 
-/** Above this many steps, "all earlier steps" lists only those that no other step depends on. Both lists mean the same order. */
+/**
+ * In a longer saga, the list for "all earlier steps" has only those that no other step depends on. The order of undos
+ * that follows from it is the same.
+ */
 const MAX_LISTED_STEPS = 200;
 
 /** A saga with its steps. `full` adds the agent and the arguments of each undo, for people. */

@@ -4,7 +4,7 @@ import { Stats } from '../flow/stats.ts';
 import type { PolicyControl } from './control-routes.ts';
 import { identifyPerson } from './transport/identify.ts';
 
-/** Current numbers for operators. */
+/** `GET /admin/stats`: current numbers, the person that asks and the faults of the policies. Read by the console. */
 export function statsRoutes(app: FastifyInstance, services: Services, control: PolicyControl, version: string): void {
   const stats = new Stats(services.ctx);
 

@@ -71,7 +71,7 @@ export function buildToolCall(
   };
 }
 
-/** Call right before sending the answer. Records the delivery once the answer has left for the connection. */
+/** Call right before sending the answer. Records the delivery once the whole answer is handed to the connection. */
 export function markDeliveredOnFinish(services: Services, reply: FastifyReply, call: CallSummary): void {
   services.ctx.reachKillPoint('replying');
   if (call.identity === 'repeat' && isFinalState(call.state))

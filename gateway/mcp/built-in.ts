@@ -13,7 +13,6 @@ import { authorizeBuiltIn, BUILT_IN } from '../flow/mcp/built-in-tools.ts';
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, beginSaga, commitOwnSaga, readSaga } from '../flow/sagas/sagas.ts';
 import { callView } from '../http/encode.ts';
-
 import { sagaView } from '../http/saga-view.ts';
 import { shortName } from '../http/schemas/fields.ts';
 import { openSagaBody } from '../http/schemas/saga-schemas.ts';

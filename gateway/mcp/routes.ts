@@ -31,7 +31,7 @@ export function mcpRoutes(app: FastifyInstance, services: Services, version: str
       if (mcpRequest === undefined) throw new TypeError('The MCP handler received an unregistered request.');
       return createServer(mcpRequest, era);
     },
-    { onerror: (error) => services.ctx.log.info({ err: error.message }, 'MCP request refused') },
+    { onerror: (error) => services.ctx.log.info({ err: error.message }, 'An MCP request was refused.') },
   );
   const streams = new SessionStreams();
   services.ctx.imports.onChange((method, params) => {

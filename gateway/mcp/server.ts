@@ -225,8 +225,9 @@ function buildJsonResult(value: Json): JsonObject {
   return { content: [{ type: 'text', text: JSON.stringify(value) }], structuredContent: value };
 }
 
+/** How often a tool may ask for input during one call. */
 const MAX_ROUNDS = 8;
-/** As `maxParamLength` over HTTP. */
+/** The same limit as for the tool name in the path over HTTP (`maxParamLength`). */
 const MAX_TOOL_NAME = 512;
 
 export function readerFor(

@@ -34,7 +34,7 @@ function describeTool(tool: Tool, era: McpEra): McpTool {
   };
 }
 
-/** Hints from the contract: a caught repeat is idempotent, and an undoable effect is not destructive. */
+/** Hints from the contract. Idempotent: a repeat does no harm. Destructive: a write that no tool can undo. */
 function buildAnnotations(tool: Tool): NonNullable<McpTool['annotations']> {
   const isRead = tool.effect === 'read';
   const isUndoable = tool.undo.kind === 'reversible' || tool.undo.kind === 'compensable';

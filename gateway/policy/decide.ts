@@ -227,7 +227,7 @@ function decideByRulesWith(
   return { allowed: false, rule: undefined, reason: explainNoMatch(agent, toolName, effect, allows) };
 }
 
-/** Blames the arguments only if a condition read them; a rule for the other effect was never evaluated. */
+/** Names the arguments as the cause only for rules of the tool's effect. Rules for the other effect were not evaluated. */
 function explainNoMatch(
   agent: Agent,
   toolName: string,
@@ -296,7 +296,7 @@ function buildExpressionScope(agent: Agent, tool: string, call: DecisionInput): 
 
 const candidatesByAgent = new WeakMap<Agent, Map<string, CandidateRules>>();
 
-/** Only for tools that exist, because names that an agent invents would fill the memory. */
+/** Caches the rules that cover a tool. Call it only for tools that exist: invented names would fill the memory. */
 function findCandidatesCached(agent: Agent, toolName: string): CandidateRules {
   let byTool = candidatesByAgent.get(agent);
   if (byTool === undefined) {

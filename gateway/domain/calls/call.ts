@@ -44,7 +44,7 @@ export interface Call {
   readonly attemptOpen: boolean;
   /** Closed attempts that may have had an effect. */
   readonly unresolved: number;
-  /** The first attempt of the current round. The verdict `retry` of a person starts a new round. */
+  /** The number of attempts before the current round. The verdict `retry` of a person starts a new round. */
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly createdAt: Date;

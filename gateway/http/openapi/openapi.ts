@@ -53,7 +53,7 @@ export function openApi(policies: Policies, agent: Agent | undefined, version: s
     info: {
       title: 'Oncegate',
       version,
-      description: 'Every tool call happens once, within policy.',
+      description: 'Sends each tool call of an agent once, if a policy allows it.',
       license: { name: 'Apache-2.0' },
     },
     security: [{ bearer: [] }],

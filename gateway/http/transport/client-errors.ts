@@ -43,7 +43,7 @@ export class ClientErrorResponder {
     if (!socket.writable) return;
     const last = this.#lastResponses.get(socket);
     const isHalfRead = last !== undefined && !last.req.complete;
-    // An answer written now would be read as the answer to an earlier request that is unfinished or answered.
+    // Send nothing if the client would take this answer for that of an earlier request, still open or already answered.
     // A response has no socket until the responses before it are finished.
     const isTaken = isHalfRead ? last.headersSent || last.socket === null : last?.writableFinished === false;
     if (isTaken) {
@@ -51,8 +51,8 @@ export class ClientErrorResponder {
       return;
     }
     const fault = FAULTS[error.code ?? ''] ?? INVALID;
-    // The answer says that nothing was done, so bytes that could still complete a request are not read.
-    // Other bytes are read and discarded: closing at once would reset the connection before the client has the answer.
+    // The answer says that nothing was done. So do not read bytes that could still complete the request.
+    // Read and discard other bytes: closing at once would reset the connection before the client has the answer.
     const couldBecomeRequest = isHalfRead || fault.status === 408;
     socket.end(formatResponse(fault), () => {
       if (couldBecomeRequest) socket.destroy();

@@ -13,7 +13,7 @@ export function drainBody(server: Server): void {
     const closeSocket = socket.destroySoon.bind(socket);
     socket.destroySoon = () => {
       const response = lastResponses.get(socket);
-      // A request behind the last answer gets no answer, so nothing reads it to its end.
+      // Wait only if the newest request is answered. Nothing reads a later pipelined request, so its end never comes.
       const isAnswered = response?.writableFinished === true;
       if (isAnswered && !response.req.complete && server.listening) response.req.once('close', closeSocket);
       else closeSocket();

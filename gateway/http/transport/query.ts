@@ -18,7 +18,7 @@ export function readFilter(query: Query): CallFilter {
     run: readId(query, 'run'),
     state: readChoice(query, 'state', CALL_STATES),
     since: readTime(query, 'since'),
-    // A cursor is already older than `until`.
+    // Later pages need no `until`: their cursor is older. The first page starts at the cursor for `until`.
     cursor: readParam(query, 'cursor') ?? (until === undefined ? undefined : buildCursorAt(until)),
     limit: readLimit(query),
   };

@@ -3,8 +3,9 @@ import type { Socket } from 'node:net';
 import type { FastifyInstance } from 'fastify';
 
 /**
- * Closes connections without an unfinished answer when the server closes. Node closes idle connections itself, but not connections
- * without any request, which browsers open in advance, nor connections whose request arrives slowly. Each would delay the shutdown.
+ * When the server closes, closes every connection on which no answer is in progress. Node closes idle connections itself.
+ * It leaves open connections without any request, which browsers open in advance, and connections whose request arrives
+ * slowly. Each would delay the shutdown.
  */
 export function closeUnusedConnections(app: FastifyInstance): void {
   /** The newest response per connection. Pipelined responses go out in order, so the newest goes out last. */

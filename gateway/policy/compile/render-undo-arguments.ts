@@ -2,7 +2,7 @@ import type { Json } from '../../domain/json.ts';
 import { type Expression, ExpressionError, type ExpressionScope } from '../../domain/policy.ts';
 import { compileTemplate } from '../expressions/compile-template.ts';
 
-/** More than the undo templates of one deployment, because a call keeps its template when the policies change. */
+/** More than one deployment has. Old templates are needed too, because a call keeps its template for good. */
 const MAX_CACHED_TEMPLATES = 1_000;
 const compiledTemplates = new Map<string, Expression>();
 

@@ -16,7 +16,7 @@ const COST_PER_TIMEZONE_LOOKUP = 5_000;
 /** The result of an expression is serialized, sent and stored. 8 MiB of text spend the whole budget. */
 const OUTPUT_CHARACTERS_PER_UNIT = 8;
 const JOINED_CHARACTERS_PER_UNIT = 16;
-/** `exists` and `||` swallow errors, and creating an error takes microseconds. */
+/** Errors cost extra: creating one takes microseconds, and `exists` and `||` swallow many. */
 const COST_PER_ERROR = 250;
 
 /** Created once, because a macro over a long list may throw it for every remaining element. */
@@ -64,7 +64,7 @@ export class CostMeter {
 interface CelNodeInternals {
   readonly meta: {
     evaluate: CelEvaluator;
-    /** What evaluates a macro instead of its node: `map` has a node of its own, `has` and `bind` have an object. */
+    /** A macro is not evaluated by its own node: `map` has an alternate node, `has` and `bind` have a `macro` object. */
     readonly alternate?: CelNodeInternals;
     readonly macro?: { evaluate: CelEvaluator };
   };

@@ -11,7 +11,7 @@ import { approvalStateStyle, listApprovers, printApproval } from './approval-tex
 
 type Decision = 'approve' | 'reject';
 
-const DIGEST_OPTION: Option = { value: 'HEX', help: 'decide only if what would run has this digest' };
+const DIGEST_OPTION: Option = { value: 'HEX', help: 'decide only if the call that would run has this digest' };
 /** Matches no approval: sent for a call that no longer waits, to learn its decision without making one. */
 const EMPTY_DIGEST = '0'.repeat(64);
 

@@ -4,7 +4,7 @@ import type { Verb } from '../../verb.ts';
 
 export const auditAcceptVerb: Verb = {
   name: 'audit accept',
-  summary: 'accept a log that contradicts a stored checkpoint',
+  summary: 'accept a log that contradicts a checkpoint, after a restore',
   options: { reason: REASON_OPTION },
   run: async (invocation) => {
     const { io, out } = invocation;

@@ -11,8 +11,8 @@ export const witnessVerb: Verb = {
   summary: 'run a witness, which cosigns checkpoints of audit logs',
   options: {
     log: { value: 'KEY', required: true, many: true, help: 'the public key of a log (from GET /admin/audit/key)' },
-    name: { value: 'NAME', help: 'its name, such as witness.example.com (default oncegate-witness)' },
-    dir: { value: 'DIR', help: 'where it stores its key and checkpoints (default .oncegate-witness)' },
+    name: { value: 'NAME', help: 'the name of the witness, such as witness.example.com (default oncegate-witness)' },
+    dir: { value: 'DIR', help: 'where the witness stores its key and checkpoints (default .oncegate-witness)' },
     listen: { value: 'HOST:PORT', help: 'address to listen on (default 127.0.0.1:8090)' },
   },
   run: async (invocation) => {

@@ -13,7 +13,7 @@ const SCOPE_OPTIONS = {
 
 export const eraseVerb: Verb = {
   name: 'erase',
-  summary: 'erase arguments and results of calls; the log keeps why',
+  summary: 'erase arguments and results; the audit log keeps the reason',
   options: { ...SCOPE_OPTIONS, reason: REASON_OPTION },
   run: async (invocation) => {
     const { io, out, text } = invocation;

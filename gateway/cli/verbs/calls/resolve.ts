@@ -7,7 +7,7 @@ import { buildCallPath, callStateStyle, parseTxn } from './call-text.ts';
 
 export const resolveVerb: Verb = {
   name: 'resolve',
-  summary: 'end a doubt: the call took effect, did not, or is retried',
+  summary: 'say what became of a call in doubt, or have it sent again',
   operands: [{ name: 'txn' }],
   options: {
     verdict: {

@@ -9,7 +9,11 @@ export const resumeVerb: Verb = {
   summary: 'resume a parked rollback',
   operands: [{ name: 'saga' }],
   options: {
-    waive: { value: 'TXN', many: true, help: 'do not wait for this step any more; may be repeated' },
+    waive: {
+      value: 'TXN',
+      many: true,
+      help: 'leave this step as it is, and undo the steps it depends on; may be repeated',
+    },
     reason: REASON_OPTION,
   },
   run: async (invocation) => {

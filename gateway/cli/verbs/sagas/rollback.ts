@@ -10,7 +10,7 @@ export const rollbackVerb: Verb = {
   summary: 'undo a saga, or show the plan with --dry-run',
   operands: [{ name: 'saga' }],
   options: {
-    to: { value: 'SAVEPOINT', help: 'undo only the steps after it; the saga stays open' },
+    to: { value: 'SAVEPOINT', help: 'undo only the steps after this savepoint; the saga stays open' },
     'dry-run': { help: 'show what would be undone, in which order' },
     digest: { value: 'HEX', help: 'digest of a dry run: undo exactly its plan, or nothing' },
     reason: { ...REASON_OPTION, required: false, help: `${REASON_OPTION.help}; not needed with --dry-run` },

@@ -83,7 +83,7 @@ export async function showParkedRollback({ agent, person, printer, runId }: Scen
   const sent = await sendApprovedMail({ agent, person }, mail, {
     key: `${runId}-party-mail`,
     saga,
-    restsOn: charge.txn ?? '',
+    dependsOn: charge.txn ?? '',
   });
   printer.printAnswer(requireSuccess(sent));
   const mails = await countMailsSent(agent);
@@ -97,6 +97,8 @@ export async function showParkedRollback({ agent, person, printer, runId }: Scen
       `${tool}: ${blockedBy !== null ? 'would wait for mail.send' : does === 'undo' ? `would be undone by ${undo.tool}` : `${does} be undone: ${why}`}`,
     );
   expect(plan.body.wouldEnd === 'parked', 'a plan that ends parked', formatSagaAnswer(plan));
+  const ticketPlan = plan.body.plan?.find(({ tool }) => tool === 'tickets.create');
+  expect(ticketPlan?.blockedBy === null, 'a ticket that depends on nothing', formatSagaAnswer(plan));
 
   printer.printRequest('roll the saga back');
   const parked = await agent.send('POST', `/v1/sagas/${saga}/rollback${WAIT_QUERY}`, {
@@ -145,7 +147,7 @@ async function openSaga(agent: DemoClient, printer: TerminalPrinter, name: strin
 async function sendApprovedMail(
   { agent, person }: Pick<ScenarioContext, 'agent' | 'person'>,
   mail: object,
-  options: { key: string; saga: string; restsOn: string },
+  options: { key: string; saga: string; dependsOn: string },
 ): Promise<DemoAnswer> {
   const held = await agent.call('mail.send', mail, { ...options, wait: 0 });
   const shown = await findPendingApproval(person, held.txn);

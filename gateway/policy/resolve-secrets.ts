@@ -47,7 +47,9 @@ function resolveReference(expression: string, env: Env, canReadFiles: boolean): 
   if (name !== undefined) {
     const value = Object.hasOwn(env, name) ? env[name] : undefined;
     return value === undefined
-      ? { fault: `The environment variable ${name} is not set. Set it, or remove the reference.` }
+      ? {
+          fault: `The environment variable ${name} is not set. Set it where the gateway starts and restart the gateway, or remove the reference.`,
+        }
       : { value };
   }
   const file = /^file\(\s*(?:"([^"\\]+)"|'([^'\\]+)')\s*\)$/.exec(expression);

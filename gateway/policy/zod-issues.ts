@@ -24,13 +24,21 @@ export function reportZodIssues(
   issues: readonly z.core.$ZodIssue[],
 ): void {
   const formatPath: PathFormatter = (path) => formatLastKey([...location.path, ...path]);
-  for (const { message, path, ...key } of issues.flatMap((issue) => formatIssue(value, schema, issue, formatPath)))
+  const formatted = withoutConsequences(issues).flatMap((issue) => formatIssue(value, schema, issue, formatPath));
+  for (const { message, path, ...key } of formatted)
     diagnostics.addError({ source: location.source, path: [...location.path, ...path], ...key }, message);
 }
 
 /** Formats issues of a value that is in no file. A message names a value by its whole path. */
 export function formatZodIssues(value: unknown, schema: z.ZodType, issues: readonly z.core.$ZodIssue[]): string[] {
-  return issues.flatMap((issue) => formatIssue(value, schema, issue, formatWholePath)).map(({ message }) => message);
+  const formatted = withoutConsequences(issues).flatMap((issue) => formatIssue(value, schema, issue, formatWholePath));
+  return formatted.map(({ message }) => message);
+}
+
+/** A value of the wrong type is reported once: its length or bounds mean nothing. */
+function withoutConsequences(issues: readonly z.core.$ZodIssue[]): readonly z.core.$ZodIssue[] {
+  const wrongTypes = new Set(issues.filter(({ code }) => code === 'invalid_type').map(({ path }) => path.join('.')));
+  return issues.filter(({ code, path }) => code === 'invalid_type' || !wrongTypes.has(path.join('.')));
 }
 
 function formatLastKey(path: DocumentPath): string {

@@ -143,7 +143,9 @@ describe('faults of one entry', () => {
     ],
     [
       upstream('adapter: http, url: "http://x", headers: { a: "${env.NOPE}" }'),
-      [`${at}:2:57: The environment variable NOPE is not set. Set it, or remove the reference.`],
+      [
+        `${at}:2:57: The environment variable NOPE is not set. Set it where the gateway starts and restart the gateway, or remove the reference.`,
+      ],
     ],
     [
       upstream('adapter: http, url: "http://x", headers: { a: "${file(\'/nope\')}" }'),
@@ -208,6 +210,11 @@ describe('faults of one entry', () => {
       [`${at}:4:50: locks needs a record in the ledger. Remove locks or record: false.`],
     ],
     [tool('locks: x'), [`${at}:4:28: locks must be a list (got x).`]],
+    // A long text is no list; its length is not reported too.
+    [
+      `agents:\n  a: { keys: "sha256:${'0'.repeat(64)}", rules: [] }`,
+      [expect.stringMatching(/ keys must be a list \(got /)],
+    ],
     [tool('noEffect: [200]'), [`${at}:4:32: noEffect[0] must be at least 300 (got 200).`]],
     [tool('retry: { base: 10s, max: 1s }'), [`${at}:4:46: max must be at least base, which is 10s (got 1s).`]],
     [tool('redact: [card]'), [`${at}:4:30: redact[0] must be a path such as args.card or result.token (got card).`]],
@@ -459,7 +466,9 @@ describe('faults between entries', () => {
     ],
     [
       `agents:\n  a: { keys: ["\${env.NOPE}"] }\n`,
-      [`${at}:2:18: The environment variable NOPE is not set. Set it, or remove the reference.`],
+      [
+        `${at}:2:18: The environment variable NOPE is not set. Set it where the gateway starts and restart the gateway, or remove the reference.`,
+      ],
     ],
     [
       `agents:\n  a: { keys: ["sha256:${HEX_A}"] }\npeople:\n  b: { keys: ["sha256:${HEX_A.toUpperCase()}"] }\n`,

@@ -67,7 +67,9 @@ describe('faults at load', () => {
     ],
     [
       voters('{ name: a, webhook: "https://h.example", secret: "${env.NONE}" }'),
-      [`${at}:90: The environment variable NONE is not set. Set it, or remove the reference.`],
+      [
+        `${at}:90: The environment variable NONE is not set. Set it where the gateway starts and restart the gateway, or remove the reference.`,
+      ],
     ],
     [
       voters('{ name: a, webhook: "http://h.example", secret: "${env.S}" }'),

@@ -1,3 +1,4 @@
+import { readFileSync, rmSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -18,6 +19,7 @@ export async function setup(project: TestProject): Promise<() => Promise<void>> 
   await buildIfStale();
   const dataDir = await mkdtemp(join(tmpdir(), 'oncegate-suite-'));
   const postgres = await startEmbeddedPostgres({ dataDir, log: () => {} });
+  stopOnSignal(dataDir);
   const template = new URL(postgres.url);
   template.pathname = '/oncegate_template';
   const admin = new pg.Client({ connectionString: postgres.url });
@@ -30,4 +32,18 @@ export async function setup(project: TestProject): Promise<() => Promise<void>> 
     await postgres.stop();
     await rm(dataDir, { recursive: true, force: true });
   };
+}
+
+/** Vitest runs no tear-down when a signal ends it, so this stops PostgreSQL and removes its data. */
+function stopOnSignal(dataDir: string): void {
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.once(signal, () => process.exit(1));
+  process.once('exit', () => {
+    try {
+      const [pid] = readFileSync(join(dataDir, 'postgres', 'postmaster.pid'), 'utf8').split('\n');
+      process.kill(Number(pid), 'SIGQUIT');
+      rmSync(dataDir, { recursive: true, force: true, maxRetries: 5, retryDelay: 100 });
+    } catch {
+      // The tear-down has stopped PostgreSQL already.
+    }
+  });
 }

@@ -71,8 +71,7 @@ export type NextAction =
   /** Nothing happened, and the attempts are used up. */
   | { readonly do: 'fail' };
 
-const FENCED_REASON =
-  'the run was taken over, and a repeat could overwrite data of the successor: a person must decide';
+const FENCED_REASON = 'the run was taken over, and a repeat could overwrite data of the successor';
 
 /** A call whose owners die more often than this may be what kills them. */
 export const MAX_OWNER_DEATHS = 5;
@@ -152,7 +151,7 @@ function decideByKind(progress: CallProgress, tool: Pick<Tool, 'retry' | 'once'>
       return {
         do: 'doubt',
         wakeMs: null,
-        why: 'the contract of the tool allows neither a repeat nor a probe: a person must decide',
+        why: 'the contract of the tool allows neither a repeat nor a probe',
       };
   }
 }

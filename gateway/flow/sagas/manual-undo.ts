@@ -46,7 +46,7 @@ async function refuseIfNotUndoable({ ctx }: Services, call: Call): Promise<void>
   if (call.kind === 'read' || outcome === 'already_satisfied' || outcome === 'input_required')
     throw refuse('The call changed nothing, so there is nothing to undo.');
   if (undo?.tool === undefined)
-    throw refuse(`The contract of ${tool} ${undo === null ? 'names no undo' : `says that its undo is ${undo.kind}`}.`);
+    throw refuse(`The contract of ${tool} ${undo === null ? 'names no undo' : `declares undo kind ${undo.kind}`}.`);
   if (call.saga === null || call.ordinal === null) return;
   const { saga } = await readSaga(ctx, call.saga, undefined);
   if (saga.state === 'open' || saga.state === 'rolling_back')

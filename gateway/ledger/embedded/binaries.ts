@@ -51,7 +51,7 @@ async function buildNamespaceUser(): Promise<ServerUser> {
   const named = (await readPasswd()).filter(({ uid, gid }) => uid > 0 && gid > 0);
   const { uid, gid } = named.find(({ name }) => name === 'postgres') ?? named[0] ?? { uid: 1000, gid: 1000 };
   return {
-    name: 'the caller under another id (unshare --user)',
+    name: 'the calling user in a user namespace',
     prefix: ['unshare', '--user', `--map-user=${uid}`, `--map-group=${gid}`, '--'],
   };
 }

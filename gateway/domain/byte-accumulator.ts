@@ -32,8 +32,12 @@ export class ByteAccumulator {
   /** Doubles the capacity, so that each byte is copied about twice, however small the chunks are. */
   #grow(needed: number): void {
     // The first chunk is usually the only one, so it gets an exact buffer.
-    const capacity = this.#length === 0 ? needed : Math.max(needed, INITIAL_CAPACITY, this.#bytes.length * 2);
-    const grown = Buffer.allocUnsafe(capacity);
+    if (this.#length === 0) {
+      this.#bytes = Buffer.allocUnsafe(needed);
+      return;
+    }
+    // Not from Node's pool: a small buffer of the pool would keep a slab of up to 64 KiB alive.
+    const grown = Buffer.allocUnsafeSlow(Math.max(needed, INITIAL_CAPACITY, this.#bytes.length * 2));
     grown.set(this.#bytes.subarray(0, this.#length));
     this.#bytes = grown;
   }

@@ -105,7 +105,7 @@ export class CircuitBreakerAdapter implements Adapter {
     if (release === undefined)
       return { kind: 'not_sent', detail: `${this.#upstream.name} is busy with ${this.#upstream.concurrency} requests` };
     try {
-      // Check again: the breaker may have opened while this call waited. `fire` starts here, so the wait does not count.
+      // Check again: the breaker may have opened while this call waited. `fire` starts after the wait, so it does not measure it.
       if (this.getCooldownMs(tool) > 0) return this.#buildOpenOutcome();
       return await this.#breaker.fire(tool, request, options);
     } catch (error) {

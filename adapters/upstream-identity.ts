@@ -1,13 +1,14 @@
 import { createHmac } from 'node:crypto';
 
-/** 64 bits are enough that two accounts of one service practically never have the same digest. */
-const DIGEST_LENGTH = 16;
+/** 64 bits. Two accounts of one service practically never have the same digest. */
+const DIGEST_HEX_DIGITS = 16;
 
 /**
  * Identifies the URL of an upstream. Each request stores the identity, so that a re-send can check that the URL did not change.
  * Credentials are not stored. A keyed digest stands for them, because two accounts of one service differ only in credentials.
  */
 export class UpstreamIdentity {
+  /** The form that is stored with each request. */
   readonly written: string;
   readonly #acceptedForms: ReadonlySet<string>;
 
@@ -25,5 +26,5 @@ export class UpstreamIdentity {
 }
 
 function digestIdentity(exact: string, key: Buffer): string {
-  return createHmac('sha256', key).update('oncegate.place.1\0').update(exact).digest('hex').slice(0, DIGEST_LENGTH);
+  return createHmac('sha256', key).update('oncegate.place.1\0').update(exact).digest('hex').slice(0, DIGEST_HEX_DIGITS);
 }

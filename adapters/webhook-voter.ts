@@ -7,10 +7,13 @@ import { type OutboundResponse, sendOutboundRequest } from './http/outbound-requ
 
 const MAX_RESPONSE_BYTES = 65_536;
 const MAX_REASON_LENGTH = 500;
-const VERDICTS: readonly unknown[] = ['approve', 'deny', 'abstain'] satisfies VoteChoice[];
+const VOTE_CHOICES: readonly unknown[] = ['approve', 'deny', 'abstain'] satisfies VoteChoice[];
 
 export interface VoteRequest {
-  /** Unique per request. The answer must repeat it, so that no answer can be replayed for another request or call. */
+  /**
+   * A hash over the call and a random id, so it is unique per request. The answer must repeat it, so that no answer can be
+   * replayed for another request.
+   */
   readonly digest: string;
   readonly body: string;
 }
@@ -22,8 +25,8 @@ export interface VoteResponse {
 }
 
 /**
- * Asks a voter once. Never throws: an answer that is late, unsigned or for another request counts as an abstention, which is
- * no approval. Reasons do not reveal the address of the voter.
+ * Asks a voter once. Never throws: an answer that is late, unsigned or for another request counts as an abstention. Reasons do
+ * not reveal the address of the voter.
  */
 export async function requestVote(voter: WebhookVoter, request: VoteRequest): Promise<VoteResponse> {
   const { name, url, secret, allowPrivate, withinMs } = voter;
@@ -65,7 +68,7 @@ function parseVote(response: OutboundResponse, secret: string, digest: string): 
   if (!isSignatureValid(secret, body, headers['oncegate-signature']))
     return 'the answer is not signed with the secret of the voter';
   const parsed = parseJson(body);
-  if (!isJsonObject(parsed) || !VERDICTS.includes(parsed['vote']))
+  if (!isJsonObject(parsed) || !VOTE_CHOICES.includes(parsed['vote']))
     return 'the answer is not a vote: approve, deny or abstain';
   if (parsed['digest'] !== digest) return 'the answer does not repeat the digest of the request';
   const { reason } = parsed;

@@ -208,7 +208,7 @@ export class McpAdapter implements Adapter {
       case 'status': {
         const answer = this.#buildAnswer(ended.status, this.#scrub(ended.text));
         const detail = this.#describeResult(ended);
-        // By the protocol nothing happened. If a repeat is harmless, the call is repeated instead of trusting that.
+        // By the protocol, a request of an unknown session had no effect. A call whose repeat is harmless need not trust that.
         if (ended.sessionGone === true && isRepeatable(tool)) return { kind: 'ambiguous', detail, answer };
         return tool.noEffect.has(ended.status) || isRefusedByServer(ended)
           ? { kind: 'refused', answer }

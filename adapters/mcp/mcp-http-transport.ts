@@ -242,7 +242,7 @@ class McpHttpExchange implements Dispatcher.DispatchHandler {
     this.#finish({ as: 'answered', response, headers: this.#headers });
   }
 
-  /** An error without an id answers the request of this exchange, unless the HTTP status tells the outcome. */
+  /** With status 200, an error without an id answers this request. With any other status, the status tells the outcome. */
   #isResponse(message: JsonObject): boolean {
     const { id } = this.#request.message;
     if (id === undefined || 'method' in message) return false;

@@ -18,8 +18,9 @@ const NEWLINE = 10;
 const STABLE_AFTER_MS = 30_000;
 const TERMINATE_AFTER_MS = 2_000;
 
-/** How many unread bytes may wait in the pipe to a server before writes stop, and for how long. */
+/** Writes stop while more bytes than this wait for the server to read them. */
 const MAX_UNREAD_BYTES = 4 * 1024 * 1024;
+/** A server that does not read its input for this long is killed. */
 const MAX_UNREAD_MS = 10_000;
 
 const ACCEPTED: ExchangeResult = { as: 'status', status: 202, text: '', headers: {} };
@@ -66,7 +67,7 @@ export class McpStdioTransport implements McpTransport {
 
   async exchange(outgoing: OutgoingMessage): Promise<ExchangeResult> {
     const startedAt = performance.now();
-    // A message with little time left for its answer would probably end in doubt, so half of the time is the limit.
+    // Wait for at most half of the timeout: with little time left for the answer, the message would probably end in doubt.
     const leftMs = () => startedAt + outgoing.timeoutMs / 2 - performance.now();
     // Other waiters may have written meanwhile, so check again. Between the last check and the write there is no await.
     while (this.#isFull() && leftMs() > 0) await this.#waitForDrain(Math.min(leftMs(), MAX_UNREAD_MS));

@@ -57,7 +57,7 @@ export interface McpTransport {
   close(): Promise<void>;
 }
 
-/** A longer message would exhaust memory. No tool needs one. */
+/** The limit of one message. Longer ones could exhaust memory, and no tool needs them. */
 export const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 
 /** The limit of server requests that are answered at once in one exchange. Further requests are ignored. */

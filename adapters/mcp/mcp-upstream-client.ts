@@ -12,7 +12,7 @@ import {
 
 const LEGACY_PROTOCOL_VERSION = '2025-11-25';
 
-/** After this long without use, a session may have ended. A write checks first: in an ended session, its outcome could be unknown. */
+/** A session may have ended after this long without use. A write then checks it first, to avoid an unknown outcome. */
 const SESSION_IDLE_MS = 10_000;
 
 /** One request to an MCP server. */
@@ -291,7 +291,7 @@ async function answerServerRequest(
     return { result: await listener.ask(method, params) };
   } catch (error) {
     if (method === 'elicitation/create') return { result: { action: 'cancel' } };
-    return { error: { code: -32603, message: `the client cannot be request: ${(error as Error).message}` } };
+    return { error: { code: -32603, message: `the client could not be asked: ${(error as Error).message}` } };
   }
 }
 

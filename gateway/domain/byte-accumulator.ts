@@ -1,8 +1,8 @@
 const INITIAL_CAPACITY = 1_024;
 
 /**
- * Collects chunks of bytes in one growing buffer. A list of chunks would cost far more memory than their bytes: a chunk of one
- * byte is an object of about a hundred, and keeps the whole slab alive into which it was read.
+ * Collects chunks of bytes in one growing buffer. A list of small chunks would need far more memory than their bytes. Each chunk
+ * is an object of about a hundred bytes, and keeps alive the whole buffer that the socket was read into.
  *
  * The caller enforces the size limit: it checks `length` before it appends.
  */

@@ -63,7 +63,7 @@ export interface Upstream {
   readonly untrusted?: true;
 }
 
-/** How a repeat of a write is harmless. Every write tool declares it. */
+/** What makes the repeat of a write harmless. Every write tool declares it. */
 export type OnceSpec =
   | { readonly by: 'key'; readonly header?: string; readonly field?: readonly string[]; readonly lifetimeMs: number }
   | { readonly by: 'idempotent' }
@@ -96,11 +96,11 @@ export interface UndoSpec {
   /** Whether the contract declares `undo`. An undeclared `none` means that the undo is unknown. */
   readonly declared: boolean;
   readonly tool?: string;
-  /** The declared template of the arguments. Each call stores its template, and is undone by it. */
+  /** The declared template of the arguments. Each call stores it, so that a later contract does not change the undo. */
   readonly template?: Json;
 }
 
-/** Locks that a call holds from before its first byte until it is final, or longer. */
+/** Locks that a call takes before its first byte. It holds them until it is final, or until its saga or run ends. */
 export interface LockSpec {
   readonly keys: Expression<string[]>;
   readonly mode: LockMode;
@@ -113,16 +113,16 @@ export interface ObserveSpec {
   /** CEL over `observed` and `args`. */
   readonly satisfied: Expression<boolean>;
   /**
-   * The time after which an unknown attempt has had its effect, visible to a read, or never will. An observation after that time
-   * ends a doubt. Absent: an observation proves nothing, and is only shown to the person who resolves the doubt.
+   * How long after an unknown attempt its effect may still become visible to a read. An observation after that time ends a
+   * doubt. Absent: an observation proves nothing, and is only shown to the person who resolves the doubt.
    */
   readonly settlesMs?: number;
 }
 
-/** The key of a call whose caller brings none. */
+/** A key that a tool derives from the call. With scope `agent`, it applies only to calls without an idempotency key. */
 export interface BusinessKey {
   readonly of: Expression;
-  /** `shared`: the key alone identifies the call, whichever agent calls and whichever key it brings. */
+  /** `shared`: calls with equal business keys are one call, even of different agents or with different idempotency keys. */
   readonly scope: 'agent' | 'shared';
 }
 
@@ -138,7 +138,7 @@ export interface RepeatPolicy {
   readonly windowMs: number;
 }
 
-/** The faults of arguments against the `input` of their tool, as sentences; empty if they match. Or the check timed out. */
+/** The result of a check against the `input` schema: one sentence per fault, none if the arguments match; or a timeout. */
 export type ArgumentFaults = readonly string[] | ValidationTimeout;
 
 /** The check took too long, which says nothing about the arguments. */
@@ -241,7 +241,7 @@ export interface VoterPoll {
 export interface Rule {
   /** The name in every decision: `billing-bot rule 1 (policies/billing.yaml:12)`. */
   readonly id: string;
-  /** The name of its limits. It survives a reload if the rule keeps its position among the rules with the same pattern. */
+  /** The name under which its limits count. A reload keeps it if the rule keeps its position among rules of the same pattern. */
   readonly bucket: string;
   readonly verdict: 'allow' | 'deny';
   readonly pattern: string;
@@ -253,7 +253,7 @@ export interface Rule {
   readonly requiredFacts?: RuleInputs;
   readonly rate?: Rate;
   readonly budget?: Budget;
-  /** `never` waives the approval that a `none` write otherwise needs. */
+  /** `never` waives the approval that a write with `once: { by: none }` otherwise needs. */
   readonly approve?: ApprovalSpec | 'never';
   readonly voters?: Voters;
   /** How long an allowed call is held before it is sent. */

@@ -73,7 +73,7 @@ const CLOSE_BRACE = 0x7d;
 const MAX_EXACT_DIGITS = 15;
 const POWERS_OF_TEN = Array.from({ length: MAX_EXACT_DIGITS + 1 }, (_, n) => 10 ** n);
 
-/** Up to this many characters a loop is faster; beyond, the regular expression is. */
+/** Up to this many characters, a loop is faster than the regular expression. */
 const MAX_CHARACTERWISE_SCAN = 32;
 /** All characters except control characters, the quote and the backslash. */
 const PLAIN_CHARACTERS = /[ !#-[\]-\uffff]*/y;

@@ -3,7 +3,7 @@ import { GatewayError, LedgerError } from '../domain/errors.ts';
 
 /** A caller gets an answer within two seconds when PostgreSQL is down, so no statement and no connect may take longer. */
 const STATEMENT_TIMEOUT_MS = 1_500;
-/** For connecting and the statement together. The wait for a connection shortens the time of the statement, down to the minimum. */
+/** The limit for connecting and the statement together. A long wait for a connection leaves the statement less time. */
 const TOTAL_TIMEOUT_MS = 1_800;
 const MIN_STATEMENT_TIMEOUT_MS = 300;
 

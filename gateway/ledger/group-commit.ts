@@ -11,8 +11,8 @@ export interface GroupCommitOptions<Item, Result> {
   readonly maxBatch: number;
   readonly maxInFlight: number;
   /**
-   * A temporary rejection, such as a lock timeout, fails the whole batch at once. For statements that lock no rows: only a
-   * locked table can reject them, and each item alone would wait for the same lock until its timeout.
+   * Whether a temporary rejection, such as a lock timeout, fails the whole batch instead of retrying item by item. For statements
+   * that lock no rows: only a table lock can reject them, and every item would wait for that lock until its timeout.
    */
   readonly shouldFailTogether?: boolean;
   /** Called for each batch with its size and the number of items still queued. */

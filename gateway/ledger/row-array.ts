@@ -51,7 +51,7 @@ export interface RowArrayEncoder<Columns extends readonly Column[]> {
 
 /**
  * Encodes the rows of a batch as one parameter: an array of a composite type in PostgreSQL's binary format. A batch carries
- * texts of a kilobyte and more. Quoting and unquoting those texts cost a tenth of a call on each side.
+ * texts of a kilobyte and more. Quoting them here and unquoting them in PostgreSQL would each take a tenth of the time of a call.
  *
  * One encoder serves every batch. The caller must not await between `begin` and `finish`.
  */

@@ -47,7 +47,7 @@ export interface ExportVerification {
 export interface ExportFault {
   /** The first bad entry: missing, changed or out of order. Null if the key or the given checkpoint is at fault. */
   readonly entry: number | null;
-  /** If larger than `entry`, the bad entry is one from `entry` to here: the hashes match, and only a signature does not. */
+  /** The last entry that may be the bad one. It is larger than `entry` if only a signature does not match. */
   readonly upTo: number | null;
   readonly why: string;
 }

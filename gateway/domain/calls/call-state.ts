@@ -8,8 +8,8 @@
  *
  * A call can go from `ready` to `succeeded` at once, when an observation shows that nothing needs to be sent.
  * A state never goes backwards: a re-send from `in_doubt` stays `in_doubt` until it is answered. A call in `sending` without
- * a living owner has an unknown outcome. A trigger in migrations/0004_sagas.sql enforces the same table; a test compares
- * the two.
+ * a living owner has an unknown outcome. A trigger in migrations/0004_sagas.sql enforces the transitions of `CALL_TRANSITIONS`
+ * too; a test compares the two.
  */
 export const CALL_STATES = [
   'held',

@@ -4,7 +4,7 @@ import type { Json } from '../json.ts';
 import type { StoredUndo, UndoState } from '../sagas/saga.ts';
 import type { CallState } from './call-state.ts';
 
-/** How a repeat is harmless: `once.by` of a write tool, or `read`. */
+/** What makes a repeat harmless: `once.by` of a write tool, or `read`. For `none`, nothing does. */
 export type CallKind = 'read' | 'key' | 'idempotent' | 'probe' | 'none';
 
 /** The evidence that ended a call. */
@@ -71,7 +71,7 @@ export interface Call {
   readonly leaf: Buffer | null;
   readonly contradiction: string | null;
   readonly events: readonly CallEvent[];
-  /** The saga of a step (which has an ordinal), or of the step that a compensation undoes (which has none). */
+  /** The saga of a step, or of the step that a compensation undoes. Only a step has an `ordinal`. */
   readonly saga: string | null;
   readonly ordinal: number | null;
   /** The saga is being rolled back or the run was taken over: only requests that resolve an unknown attempt are sent. */
@@ -81,7 +81,7 @@ export interface Call {
   readonly epoch: number | null;
   /** The run was taken over. An `idempotent` call then sends nothing at all: a repeat could overwrite data of the successor. */
   readonly fenced: boolean;
-  /** Grows with every taking of locks; null if the call has no locks. */
+  /** The fencing token of its locks: every later grant has a larger one. Null if the call has no locks. */
   readonly lockToken: number | null;
   readonly undo: StoredUndo | null;
   /** The undo arguments as JSON, once the outcome is known. Redacted values are left out. */

@@ -13,7 +13,7 @@ export function redactLeaves(value: Json, paths: readonly (readonly string[])[])
   return paths.reduce((current, path) => replaceAt(current, path, (at) => blankLeaves(at, false)), value);
 }
 
-/** Like `redactLeaves`, but also adds a member to every object. So a value that depends on member names or their number changes too. */
+/** Like `redactLeaves`, but adds a member to every object, to change values that depend on the names or number of members too. */
 export function redactLeavesAndNames(value: Json, paths: readonly (readonly string[])[]): Json {
   return paths.reduce((current, path) => replaceAt(current, path, (at) => blankLeaves(at, true)), value);
 }

@@ -19,7 +19,7 @@ export type CallIdentity =
       readonly fingerprint: Buffer;
       readonly saga: string | null;
       readonly run: string | null;
-      /** Counts the identical calls that were not repeats of each other. */
+      /** Numbers the identical calls. A repeat has the number of the call that it repeats. */
       readonly generation: number;
     }
   /** The compensation of the call `of`. `generation` counts the earlier compensations, which had no effect. */
@@ -28,8 +28,8 @@ export type CallIdentity =
 
 /**
  * SHA-256 of the RFC 8785 text of `[tool, arguments]`, which anybody can recompute. JSON strings are self-delimiting, so two
- * different pairs never have the same text. `canonicalExtra` is the RFC 8785 text of an optional third element: further content
- * that makes it another request.
+ * different pairs never have the same text. `canonicalExtra` is the RFC 8785 text of an optional third element: other content by
+ * which requests differ.
  */
 export function computeFingerprint(tool: string, canonicalArgs: string, canonicalExtra = ''): Buffer {
   return sha256(`[${quoteJson(tool)},${canonicalArgs}${canonicalExtra === '' ? '' : `,${canonicalExtra}`}]`);

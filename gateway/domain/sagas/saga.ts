@@ -17,7 +17,7 @@ import type { RetryPolicy, UndoKind } from '../policy.ts';
  *   parked ──▶ closed
  *
  * A `parked` saga has a rollback that needs a person, or its ttl ran out. A trigger in migrations/0004_sagas.sql enforces the
- * same table; a test compares the two.
+ * transitions of `SAGA_TRANSITIONS` too; a test compares the two.
  */
 export const SAGA_STATES = ['open', 'committed', 'rolling_back', 'rolled_back', 'parked', 'closed'] as const;
 export type SagaState = (typeof SAGA_STATES)[number];
@@ -110,6 +110,7 @@ export interface SagaStep {
   readonly ordinal: number;
   /** Null if the step depends on all earlier steps. */
   readonly dependsOn: readonly string[] | null;
+  /** The call is open, and the gateway still works on it. */
   readonly pursued: boolean;
   /** Time since the last unknown attempt; null if there was none. */
   readonly msSinceUnknown: number | null;
@@ -188,7 +189,7 @@ export function planNextMoves(
   const waits: number[] = [];
   const stuck: { step: SagaStep; why: string }[] = [];
   const blocked = new Map<string, string>();
-  // The blocker of single steps, by txn; and the blocker of all earlier steps.
+  // `blockers` maps a txn to the step that blocks its undo. `commonBlocker` blocks all earlier steps.
   const blockers = new Map<string, string>();
   let commonBlocker: string | undefined;
   let undone = true;
@@ -291,7 +292,7 @@ function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
   const continueAs = (to: UndoState): StepEvaluation => ({ status: { as: 'wait', ms: 0 }, mark: mark(to, null) });
   const wasPersonNeeded = why.startsWith(NEEDS_PERSON_PREFIX);
   if (isFinalState(compensation.state)) return continueAs(wasPersonNeeded ? 'due' : 'running');
-  // The doubt is still open, but the gateway now pursues it and a person was needed before, or the reverse: update the reason.
+  // The doubt is still open, but its reason is outdated: a person was needed and the gateway works on it now, or the reverse.
   if (compensation.pursued === wasPersonNeeded) return continueAs('running');
   return stuck;
 }
@@ -341,11 +342,11 @@ export interface PlannedStep {
   /** The wave in which the step is undone. Waves run in order; the steps of one wave run at once. Null: not undone. */
   readonly wave: number | null;
   readonly why: string | null;
-  /** The step that cannot be undone and for which this step would wait. */
+  /** The txn of the step that cannot be undone and so blocks this one. */
   readonly blockedBy: string | null;
 }
 
-/** Where a step is in the order of undos: after how many waves, and behind which blocker. */
+/** What the undo of a step must wait for: the waves before it, and the step that blocks it, if any. */
 interface OrderConstraint {
   readonly wave: number;
   readonly blockedBy: string | null;
@@ -356,7 +357,7 @@ export function buildRollbackPlan(steps: readonly SagaStep[], keep: number): Pla
   const planned = new Map<string, PlannedStep>();
   const isBlocker = (step: SagaStep) => planned.get(step.txn)?.does === 'cannot' && !step.waived;
   const selected = sortLatestFirst(steps, keep);
-  // The latest wave, and the first blocker, among the steps that depend on all earlier steps.
+  // `common` constrains all earlier steps; it comes from the steps that depend on all of them. `byTxn` constrains single steps.
   let common: OrderConstraint = { wave: 0, blockedBy: null };
   const byTxn = new Map<string, OrderConstraint>();
   for (const step of selected) {

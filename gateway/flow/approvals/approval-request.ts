@@ -7,7 +7,7 @@ import type { Json, JsonObject } from '../../domain/json.ts';
 import type { Policies, Tool } from '../../domain/policy.ts';
 import { type CallerUndo, redactCallerUndoArgs } from '../sagas/undo.ts';
 
-/** The part of a held call that a person sees. The fingerprint covers the redacted arguments. */
+/** The part of a held call that a person sees. Redacted values are hidden, but the fingerprint covers them. */
 export interface ShownRequest {
   readonly agent: string;
   readonly tool: string;

@@ -174,7 +174,7 @@ async function findPolicyBlocker(
   if (exact === undefined && tool.redact.length > 0) return undefined;
   const args = exact?.args ?? (shown.args as JsonObject);
   const origin = { saga: shown.saga ?? null, run: shown.run ?? null };
-  // Later calls of the agent were decided with this call in their history. So the history here ends at the request.
+  // The history ends at the time of the request, because later calls already have this call in their own history.
   const facts = await readDecisionFacts(ctx, agent, toolName, {
     ...origin,
     txn: approval.txn,
@@ -186,7 +186,7 @@ async function findPolicyBlocker(
   const isVotedOn = shown.votedUnder === policies.version && shown.rule === decision.rule.id;
   if (decision.rule.voters !== undefined && !isVotedOn)
     return `the voters of ${decision.rule.id} were not asked under these policies`;
-  // An `unopposed` call with a null `delayMs` only waited for its delay. Its rule required no approvers.
+  // `delayMs` is the delay after an approval. An `unopposed` call without it never needed approvers.
   const hasApprovers = approval.state !== 'unopposed' || approval.delayMs !== null;
   return decision.hold === undefined || (hasApprovers && isApprovalSufficient(approval, decision.hold))
     ? undefined
@@ -194,8 +194,8 @@ async function findPolicyBlocker(
 }
 
 /**
- * Whether the upstream has another address than the approver saw. The policy version does not cover values from the environment.
- * The shown URL does not cover credentials, and a credential in a URL may select an account.
+ * Whether the upstream has another address than the approver saw. A URL from the environment can change without a new policy
+ * version. Credentials in a URL are not shown, but may select an account, so `isAt` compares them too.
  */
 function hasTargetMoved(ctx: Context, tool: Tool, { request }: Payload, shown: ShownRequest): boolean {
   const { url } = resolveTarget(tool, request, ctx.policies());

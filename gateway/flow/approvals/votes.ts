@@ -76,7 +76,7 @@ async function abstainUnasked({ name }: WebhookVoter): Promise<Vote> {
   return { voter: name, verdict: 'abstain', reason: 'the voter was not asked: the quorum cannot be reached' };
 }
 
-/** Open requests per voter of a rule. A denied call costs an agent nothing, so the limit protects the voter from a flood. */
+/** Open requests per voter of a rule. Denied calls cost an agent nothing, so without a limit it could flood a voter. */
 const openRequests = new WeakMap<WebhookVoter, number>();
 const MAX_OPEN_REQUESTS = 32;
 

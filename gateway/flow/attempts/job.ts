@@ -36,7 +36,7 @@ export interface Job {
   readonly roundFrom: number;
   readonly ownerDeaths: number;
   readonly keyLifetimeMs: number | null;
-  /** This and the next two are times on the monotonic clock of this process, computed from ages that PostgreSQL measured. */
+  /** `roundAt`, `firstSentAt` and `unknownSince` are on the monotonic clock of this process, from ages that PostgreSQL measured. */
   readonly roundAt: number;
   firstSentAt: number | null;
   unknownSince: number | null;

@@ -26,7 +26,7 @@ export interface Settlement {
   readonly evidence: Evidence;
   readonly problem?: ErrorCode;
   readonly detail?: string;
-  /** The only evidence is an observation. It does not overrule another process that owns the call by now. */
+  /** The only evidence is an observation. Unlike an answer, it cannot settle a call that another process owns by now. */
   readonly isObservationOnly?: boolean;
 }
 

@@ -56,7 +56,7 @@ export class LogFeed {
       }
       for (;;) {
         if (!this.#subscribers.has(subscriber)) return;
-        // No await between this comparison and the registration below: `#poll` delivers every entry from there on.
+        // Do not await between this comparison and the registration below: this subscriber would miss the entries of a poll.
         if (next >= (this.#position ?? next)) break;
         const entries = await readLogTail(this.#ctx.db, next, Math.min(next + BATCH_SIZE, this.#position ?? next));
         if (subscriber.isAuthorized()) subscriber.take(entries.map(toLogEvent));

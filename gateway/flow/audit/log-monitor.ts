@@ -89,7 +89,7 @@ export class LogMonitor {
     if (doubt === undefined && note !== undefined) await this.#writeAnchors(note, anchors);
   }
 
-  /** Throws unless the tip is the signed log, and not an older state of it. Called right before the next checkpoint is signed. */
+  /** Throws if the tip differs from the newest signed log, or is older. Called right before the next checkpoint is signed. */
   async requireSignedTip({ size, root, note }: LogTip): Promise<void> {
     const anchors = await Promise.all(this.#options.files.map((files) => this.#readAnchor(files)));
     const minSize = Math.max(this.#verifiedSize, ...anchors.map((anchor) => anchor.size));
@@ -100,7 +100,7 @@ export class LogMonitor {
     this.#verifiedNotes = '';
     throw new GatewayError(
       'conflict',
-      `The gateway adds nothing to a log of ${size} entries, because it is not the log that was signed.`,
+      `The log in the database (${size} entries) is not the log that was signed, so the gateway adds nothing to it.`,
     );
   }
 

@@ -87,7 +87,7 @@ export class Sequencer {
     return hasSealed;
   }
 
-  /** Clears the failure when another replica sealed the leaves. With interval 0, `hasWaitingLeaves` is false only if no leaf waits. */
+  /** Clears the failure when another replica sealed the leaves. With interval 0, the age of the checkpoint does not matter. */
   async #clearFailureIfSealed(): Promise<void> {
     if (!(await hasWaitingLeaves(this.#ctx.db, 0))) this.#failure = undefined;
   }

@@ -19,7 +19,7 @@ export interface IdentifiedCall {
   readonly key: string | null;
   /** For a shared call: the txn of the caller's own key, which must not belong to another call. */
   readonly alias?: string;
-  /** Records the generation of a call without a key: how many new calls equal requests have made. Run it right before the claim. */
+  /** Records the generation of a call without a key (see `CallIdentity`). Run it right before the claim. */
   readonly recordGeneration?: () => Promise<void>;
   /** An identical call was answered recently, and the tool wants an approval before it runs again. */
   readonly holdAsRepeat?: boolean;

@@ -43,7 +43,7 @@ export async function listParticipants({ ctx }: Services, call: Call): Promise<r
 
 export async function findCalls(services: Services, filter: CallFilter): Promise<CallPage> {
   if (filter.cursor !== undefined && !isCursor(filter.cursor)) {
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
   }
   return listCalls(services.ctx.db, filter);
 }

@@ -16,7 +16,7 @@ interface UnparsedCall {
 
 /**
  * Finds a cached answer to a byte-identical request with the same key, without parsing its arguments. Returns undefined if
- * the call must take the normal way.
+ * the call must be executed normally.
  */
 export function replayFromCache(
   { ctx }: Services,

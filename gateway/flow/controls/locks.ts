@@ -19,7 +19,7 @@ import type { Job } from '../attempts/job.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
-/** Sent with every attempt of a call that holds locks. A service can refuse a token that is smaller than one it has seen: it is late. */
+/** Sent with every attempt of a call that holds locks. A service can refuse a smaller token than it has seen before. */
 const LOCK_TOKEN_HEADER = 'oncegate-lock-token';
 
 /** A call that waits for a lock polls with growing delays and jitter. */
@@ -183,7 +183,7 @@ export async function acquireMissingLocks(ctx: Context, job: Job): Promise<LockB
   return undefined;
 }
 
-/** Adds the lock token, which is not stored with the request. Every attempt sends the same token: locks last until the end. */
+/** Adds the lock token, which is not stored with the request. A call keeps its locks, so all attempts send one token. */
 export function withLockToken({ request, lockToken }: Job): PreparedRequest {
   if (lockToken === null) return request;
   return { ...request, headers: { ...request.headers, [LOCK_TOKEN_HEADER]: String(lockToken) } };

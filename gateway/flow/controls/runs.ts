@@ -25,7 +25,7 @@ const RUN_ID_PATTERN = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f
 /** At most this many open calls are listed. */
 const MAX_OPEN_CALLS = 1_000;
 const POLL_DELAY = { firstMs: 20, maxMs: 250 };
-/** A claim in a paused process locks the run for at most 5 s; each try waits 1.2 s for that lock. */
+/** Enough to outlast a claim in a paused process, which locks the run for at most 5 s. Each try waits 1.2 s for the lock. */
 const MAX_TRIES = 6;
 
 /** A run with the data that a successor without memory needs. */
@@ -69,7 +69,7 @@ export async function takeOverRun(
   return { ...(await pollUntilDrained(services, { run: id, epoch: taken.epoch }, patienceMs, cancelToken)), ...taken };
 }
 
-/** Retries while another transaction has the run or its calls locked. PostgreSQL aborts one of two that deadlock. */
+/** Retries while another transaction has the run or its calls locked, and after PostgreSQL aborted the write to end a deadlock. */
 async function retryOnLockTimeout<T>(write: () => Promise<T>): Promise<T> {
   for (let triesLeft = MAX_TRIES - 1; ; triesLeft--) {
     try {

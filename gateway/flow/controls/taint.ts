@@ -44,12 +44,12 @@ export function findExposure(
   if (scopes.length === 0 && !isOutsideRuns) return undefined;
   const { agent } = origin;
   const buildEntry = ({ of, holder }: TaintScope) => buildAuditEntry('tainted', { agent, [of]: holder, txn, tool });
-  return { agent, scopes, isOutsideRuns: isOutsideRuns, txn, tool, buildEntry: buildEntry };
+  return { agent, scopes, isOutsideRuns, txn, tool, buildEntry };
 }
 
 /**
- * Taints an agent before it receives untrusted content that no claim of its own has tainted it for: a replay, or an MCP resource.
- * An agent that claimed outside a run is tainted again here, because it may have begun a run while it waited for the answer.
+ * Taints an agent before it receives untrusted content without a claim of its own: a replay, or an MCP resource. Also taints an
+ * agent that claimed outside a run once more, because it may have begun a run while it waited for the answer.
  */
 export async function taintRecipient(
   ctx: Context,
@@ -62,7 +62,7 @@ export async function taintRecipient(
   ctx.taintCache.add(exposure.scopes);
 }
 
-/** Taints the caller before it receives an untrusted answer. The claim already tainted a caller that claimed in a run. */
+/** Taints the caller before it receives an untrusted answer. Skips a caller that claimed in a run: the claim has tainted it. */
 export function taintIfUntrusted(ctx: Context, toolCall: ToolCall, answer: ToolAnswer): Promise<void> | undefined {
   const policies = ctx.policies();
   const tool = policies.tools.get(toolCall.tool);

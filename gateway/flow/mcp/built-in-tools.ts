@@ -9,7 +9,7 @@ import type { Context } from '../context.ts';
 
 export { BUILT_IN_TOOL_EFFECTS as BUILT_IN };
 
-/** Judges a built-in tool by the agent's rules, and logs a denial, as for any tool. */
+/** Decides by the agent's rules whether it may use a built-in tool. Logs a denial and throws it, as for any tool. */
 export async function authorizeBuiltIn(
   ctx: Context,
   agent: Agent,

@@ -24,14 +24,14 @@ export type { Pin };
 const LIST_INTERVAL_MS = 30_000;
 const RELIST_DELAY_MS = 200;
 const LIST_RETRY_MS = 2_000;
-/** How often the pins are read, which other replicas and people may change. */
+/** How often the pins are read. Other replicas and people may change them. */
 const PIN_POLL_MS = 2_000;
 /** How long the start of the gateway waits for servers that list their tools slowly. */
 const MAX_START_WAIT_MS = 3_000;
 const MAX_DEFINITION_CHARS = 262_144;
 /** How many different warnings are remembered, so that each is logged once. */
 const MAX_REMEMBERED_WARNINGS = 1_000;
-/** More than any model can use. Every tool that was ever offered keeps a row in the ledger. */
+/** No model can use more tools. The limit exists because every tool that was ever offered keeps a row in the ledger. */
 const MAX_TOOLS_PER_SERVER = 2_000;
 
 interface ImportDependencies {

@@ -121,7 +121,7 @@ export class McpReader {
         else notFound ??= error;
       }
     }
-    // A faulty server comes first, because it may have the item.
+    // The error of a faulty server takes precedence, because that server may have the item.
     const error = internalError ?? notFound;
     if (error !== undefined) throw error;
     const { uri } = params;
@@ -131,7 +131,7 @@ export class McpReader {
 
   async #authorize(upstream: Upstream, kind: McpReadKind, args: JsonObject): Promise<boolean> {
     const tool = `${upstream.name}.${kind}`;
-    // The run of a read is not checked, so it counts as outside of runs.
+    // The gateway does not check the run of a read, so the read counts as outside of runs.
     const origin = { saga: null, run: null };
     const facts = await readDecisionFacts(this.#ctx, this.#agent, tool, origin);
     const { allowed, reason } = decideMcpRead(this.#agent, tool, { args, ...origin, now: Date.now(), ...facts });

@@ -18,7 +18,7 @@ export interface ApprovalRequest {
   readonly maxPending: number;
   /** How long the call is delayed after approval; null: not at all. */
   readonly delayMs: number | null;
-  /** Set: needs no approval; the call is released after `withinMs` if its digest is still this one. Null: needs votes. */
+  /** Null if people must approve. Otherwise the call is released after `withinMs`, if its digest is still this one. */
   readonly releaseDigest: string | null;
 }
 
@@ -43,7 +43,7 @@ export interface Approval {
   readonly expiresAt: Date;
   /** How long the call is delayed after approval. */
   readonly delayMs: number | null;
-  /** When the delay ends and the call is released; null: not before it is approved. */
+  /** When the delay ends and the call is released; null if no delay has begun. */
   readonly leavesAt: Date | null;
   readonly decidedAt: Date | null;
   readonly votes: readonly ApprovalVote[];
@@ -84,7 +84,7 @@ async function countPendingApprovals(tx: Tx, agent: string): Promise<number> {
   return pending?.n ?? 0;
 }
 
-/** A new row of a txn that this transaction has just claimed: no other transaction can insert the same. */
+/** Inserts the approval row. This transaction has just claimed the txn, so no other transaction can insert the same row. */
 async function insertApproval(
   tx: Tx,
   txn: string,

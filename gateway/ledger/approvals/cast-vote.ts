@@ -19,12 +19,12 @@ export interface NewApprovalVote {
  * Writes a vote and, if it decides, the decision. Voters queue for the lock of the approval row, so exactly one of them casts
  * the deciding vote. An approved call is due at once, and any process may take it; a crash right after leaves it due.
  *
- * Locks the approval, then the open call, then the call. Every code that locks several of them uses this order.
+ * Locks the approval, then the open call, then the call. All code that locks several of them uses this order.
  */
 export async function castVote(db: Database, vote: NewApprovalVote): Promise<Approval> {
   return db.transaction(async (tx) => {
     const locked = await lockApproval(tx, vote.txn);
-    if (locked === undefined) throw buildNotPendingError(vote.txn);
+    if (locked === undefined) throw buildApprovalNotFoundError(vote.txn);
     if (locked.state === 'pending') {
       // A delayed call can be stopped until it is released, even after its delay: a freeze, for example, keeps it held longer.
       if (locked.isExpired && !locked.isDelayed)
@@ -37,12 +37,12 @@ export async function castVote(db: Database, vote: NewApprovalVote): Promise<App
       else await applyApproval(tx, vote, locked, isNew);
     }
     const approval = await readApproval(tx, vote.txn);
-    if (approval === undefined) throw buildNotPendingError(vote.txn);
+    if (approval === undefined) throw buildApprovalNotFoundError(vote.txn);
     return approval;
   });
 }
 
-function buildNotPendingError(txn: string): GatewayError {
+function buildApprovalNotFoundError(txn: string): GatewayError {
   return new GatewayError('not_found', `There is no approval for call ${txn}.`);
 }
 

@@ -60,7 +60,7 @@ export async function hasWaitingLeaves(db: Database, sinceMs: number): Promise<b
 /**
  * Moves waiting leaves from the queue to the log and signs the new tree, in one transaction. So every leaf of the log is
  * covered by a checkpoint, and a crash at any point leaves the leaves in the queue. Only the holder of the head row does this;
- * the others return undefined at once. Queue ids are not in commit order, so the log numbers the leaves that it sees itself.
+ * the others return undefined at once. Queue ids are not in commit order, so the log numbers the leaves anew.
  */
 export function sealLeaves(
   db: Database,
@@ -142,9 +142,10 @@ interface HeadUpdate {
 }
 
 /**
- * Stores the new nodes and checkpoint, and moves the head. It also moves `settled_id`, below which the queue stays empty, so
- * that later reads skip its dead rows. `settled_id` moves only if all older transactions ended and all their leaves were taken:
- * the batch took every visible leaf up to `lastId`, and all leaves if it was not full. The head row is locked meanwhile.
+ * Stores the new nodes and checkpoint, and moves the head. Up to `settled_id` the queue stays empty, so later reads skip its dead
+ * rows. `settled_id` becomes `settling_id` when no leaf up to `settling_id` waits or can still appear. That needs two facts: every
+ * transaction that may have drawn such an id has ended (`isOver`), and this batch took their leaves. A full batch took every
+ * visible leaf up to `lastId`; any other batch took all. The head row is locked meanwhile.
  */
 async function updateHead(tx: Tx, { size, note, nodes, lastId, isOver, isFull }: HeadUpdate): Promise<void> {
   await tx.run({

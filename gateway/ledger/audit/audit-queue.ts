@@ -2,8 +2,8 @@ import type { Database, Tx } from '../db.ts';
 import { groupByDatabase } from '../group-commit.ts';
 
 /**
- * One large batch at a time. An agent whose calls are all refused would otherwise cause one commit for each, and the claims
- * and lease renewals of everybody else would wait for a connection. See docs/adr/0008-group-commit.md.
+ * One large batch at a time, so that refusals use only one connection. Otherwise an agent whose calls are all refused would cause
+ * a commit per call, and the claims and lease renewals of others would wait. See docs/adr/0008-group-commit.md.
  */
 const BATCH = { maxBatch: 128, maxInFlight: 1 };
 

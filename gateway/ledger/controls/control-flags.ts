@@ -140,7 +140,7 @@ export class ControlFlags {
     );
   }
 
-  /** Raises the version without a flag. When this returns, every process has dropped what it cached of erased data. */
+  /** Raises the version without changing a flag. When this returns, no process caches erased data. */
   async broadcastChange(entry: string): Promise<void> {
     await this.#apply(undefined, entry);
   }
@@ -181,7 +181,7 @@ export class ControlFlags {
 
   async #refresh(): Promise<void> {
     const lease = this.#lease.id;
-    // The version is read before the flags, so it can only be too old for them, never too new.
+    // Read the version before the flags, so that this process never acknowledges a version whose flags it has not read.
     const version = await readVersion(this.#db);
     if (lease === '' || (version === this.#acknowledged.version && lease === this.#acknowledged.lease)) return;
     const rows = await readFlags(this.#db);

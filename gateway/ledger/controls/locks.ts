@@ -47,7 +47,7 @@ export interface CallLost {
  * own saga or run do not conflict. On a conflict nothing is written.
  */
 export async function takeLocks(tx: Tx, request: LockRequest): Promise<LockGrant | LockConflict> {
-  // Run and saga are locked before gates, in the order of a claim that is bound to them.
+  // Lock the run and the saga before the gates, in the same order as a claim.
   const openHolders = await keepOpenHolders(tx, request);
   await lockGates(tx, [...new Set(request.locks.flatMap(({ resource }) => listGates(resource)))].sort());
   const conflict = await findConflict(tx, request);
@@ -105,8 +105,8 @@ async function lockOwnCall(tx: Tx, txn: string, fence: number): Promise<boolean>
 }
 
 /**
- * Drops a saga or run that has ended: its end has already released its locks, so a new lock would stay for ever. The row of an
- * open one is locked until the commit, so it cannot end before the locks are written.
+ * Returns the request without a saga or run that has ended: nothing would release a new lock of such a holder. The row of an open
+ * saga or run is locked until the commit, so it cannot end before the locks are written.
  */
 async function keepOpenHolders(tx: Tx, request: LockRequest): Promise<LockRequest> {
   const isFor = (scope: LockScope) => request.locks.some((lock) => lock.for === scope);
@@ -305,7 +305,7 @@ export async function listLocks(
   { agent, holder, cursor, limit }: LockFilter,
 ): Promise<{ items: readonly HeldLock[]; cursor: string | null }> {
   if (cursor !== undefined && !/^\d{1,18}$/.test(cursor))
-    throw new GatewayError('malformed', 'The cursor is not one that this API gave out.');
+    throw new GatewayError('malformed', 'The cursor is invalid. Use the cursor of the previous page.');
   const rows = await db.run<HeldLock & { id: string }>({
     name: holder === undefined ? 'list-locks' : 'list-locks-of-holder',
     text: `select id, shown as resource, mode, of as for, holder, token::float8 as token, txn, agent, tool, taken_at as since from locks

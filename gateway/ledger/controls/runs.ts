@@ -10,7 +10,7 @@ import { buildTaintColumn } from './taints.ts';
 const buildOpenInOlderEpochs = (epoch: string) => `from open_calls o join calls c on c.txn = o.txn
   where o.run = r.id and c.epoch < ${epoch} and c.kind <> 'read' and c.settled_at is null`;
 
-/** A call is a sign of life too. Its own row proves it, so nothing else is written for it. */
+/** Every call is a sign of life of its run. The row of the call has the time, so the claim does not update the run. */
 const LAST_SEEN_SQL = `greatest(r.taken_at, r.heartbeat_at, r.checkpoint_at,
   (select c.created_at from calls c where c.run = r.id order by c.created_at desc, c.txn desc limit 1))`;
 
@@ -34,7 +34,7 @@ export interface TakeRunRequest {
 
 export interface TakeRunResult {
   readonly epoch: number;
-  /** The same key has taken this epoch already, and nobody has taken the run since. */
+  /** The key of this request has already taken the current epoch. */
   readonly isRepeat: boolean;
 }
 
@@ -227,7 +227,7 @@ export async function readRunCheckpoint(db: Queryable, id: string): Promise<stri
   return row?.checkpoint ?? null;
 }
 
-/** Lists calls of older epochs that may still have an effect, the oldest first. No older epoch can add to them after a take. */
+/** Lists calls of older epochs that may still have an effect, the oldest first. Older epochs start no more calls after a take. */
 export function listOlderOpenCalls(
   db: Queryable,
   { run, epoch }: RunEpoch,

@@ -45,7 +45,7 @@ const CALLING_USER: ServerUser = { name: 'the calling user', prefix: [] };
 
 /**
  * The calling user with another uid inside a user namespace. Only PostgreSQL sees that uid; the files still belong to the caller.
- * `unshare` execs, so the pid is that of the server. The uid needs a name in /etc/passwd, or `initdb` refuses it.
+ * `unshare` replaces itself by the server (exec), so both have one pid. `initdb` refuses a uid without a name in /etc/passwd.
  */
 async function buildNamespaceUser(): Promise<ServerUser> {
   const named = (await readPasswd()).filter(({ uid, gid }) => uid > 0 && gid > 0);

@@ -38,7 +38,7 @@ export async function closeSagaForRollback(db: Database, request: RollbackReques
     const keep = findKeepOrdinal(saga, request.to);
     if (isRollbackInProgress(saga, keep, request)) return recallOpenSteps(tx, id, keep, reason);
     if (digest !== undefined && (await isRepeatedRollback(tx, saga, keep, digest)))
-      // A saga that is back at its savepoint may have new steps, which do not belong to the repeated rollback.
+      // The first rollback ended at its savepoint and reopened the saga. Steps since then do not belong to the repeated rollback.
       return saga.state === 'open' ? [] : recallOpenSteps(tx, id, keep, reason);
     await updateSaga(tx, id, { state: 'rolling_back', reason, by, keep, entry });
     await recordPlanDigest(tx, id, digest);
@@ -113,7 +113,8 @@ function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked }:
 
 /**
  * Gives failed undos a new round of tries. An undo whose last compensation is still open becomes `running`, not `due`: that
- * compensation may still have an effect, so a second one must not start. `UndoStore.mark` checks the state, so no mark is lost.
+ * compensation may still have an effect, so a second one must not start. `UndoStore.mark` also checks the state before it writes,
+ * so neither overwrites the other.
  */
 async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   await tx.run({
@@ -156,7 +157,7 @@ async function lockOpenSteps(tx: Tx, id: string, keep: number): Promise<void> {
   });
 }
 
-/** From its commit on, updates refuse new attempts of these steps. The rows are locked, so none is updated in between. */
+/** Marks the steps as recalled. After the commit, updates refuse new attempts of these steps. The rows are already locked. */
 function markStepsRecalled(tx: Tx, id: string, keep: number): Promise<readonly RecalledStep[]> {
   return tx.run<RecalledStep>({
     name: 'recall-steps',
@@ -200,7 +201,7 @@ async function listHeldSteps(tx: Tx, id: string, keep: number): Promise<readonly
   return rows.map(({ txn }) => txn);
 }
 
-/** A person resumes a parked rollback. The steps that they waive no longer block the steps that they depend on. */
+/** Resumes a parked rollback for a person. A waived step no longer blocks the steps that it depends on. */
 export async function resumeSaga(
   db: Database,
   id: string,
@@ -265,7 +266,7 @@ export async function transitionSaga(
   return db.transaction(async (tx) => {
     const saga = await lockSaga(tx, id);
     if (saga.state !== state || saga.keep !== keep) return false;
-    // The caller may have read the steps before another rollback of the same reach began, which has steps of its own to undo.
+    // The caller may have read the steps during an earlier rollback to the same savepoint. Later steps are not undone yet.
     if ((change.state === 'open' || change.state === 'rolled_back') && (await hasMoreToUndo(tx, id, keep ?? -1)))
       return false;
     // A saga that is open again keeps no trace of the rollback.

@@ -10,8 +10,8 @@ const STEP_DETAIL_QUERIES = {
 } as const satisfies Record<StepDetail, { name: string; args: string }>;
 
 /**
- * Reads steps of sagas, and single calls, with everything that an undo needs; in no order. One snapshot, no locks: every move of
- * an undo is a compare-and-set on the state and the tries that were read here.
+ * Reads steps of sagas, and single calls, with everything that an undo needs. The rows are not sorted. Reads one snapshot and
+ * locks nothing: every move of an undo is a compare-and-set on the state and the tries that were read here.
  */
 export async function readSteps(
   db: Queryable,

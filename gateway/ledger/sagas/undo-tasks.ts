@@ -17,8 +17,8 @@ export async function addUndoTask(tx: Tx, id: string, of: UndoTask['of'], inMs =
 }
 
 /**
- * Removes a finished task. The worker that took the task moved its time ahead. If the task is due again, a later request made
- * it so, and the condition keeps it.
+ * Removes a finished task. The worker that took the task set `due_at` to a later time. If the task is due already, a later
+ * request has rescheduled it, and the condition keeps it.
  */
 export async function removeUndoTask(db: Queryable, id: string): Promise<void> {
   await db.run({

@@ -13,7 +13,7 @@ const BATCH = { maxBatch: 64, maxInFlight: 2 };
 export interface UndoMark {
   readonly txn: string;
   readonly from: UndoState;
-  /** The number of tries when the undo was read. A late mark does not match and applies to nothing. */
+  /** The number of tries when the undo was read. A late mark has an older number and changes nothing. */
   readonly tries: number;
   readonly to: UndoState;
   readonly reason: string | null;

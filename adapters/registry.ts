@@ -13,6 +13,7 @@ interface RegistryEntry {
 /** The adapters of all upstreams, each behind a circuit breaker. An unchanged upstream keeps its connections on a reload. */
 export class AdapterRegistry {
   readonly #isManuallyOpen: (upstream: string) => boolean;
+  /** Makes the digests that stand for credentials in the ledger. */
   readonly #key: Buffer;
   #entries = new Map<string, RegistryEntry>();
 

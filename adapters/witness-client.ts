@@ -43,6 +43,7 @@ export class WitnessClient {
     proofFrom: (size: number) => Promise<Buffer[]>,
   ): Promise<CosignResult> {
     for (let triesLeft = MAX_TRIES; triesLeft > 0; triesLeft--) {
+      // The size that the proof starts at. The protocol calls it `old`.
       const old = Math.min(this.#lastKnownSize, size);
       const answer = await this.#postCheckpoint(old, await proofFrom(old), note);
       if (typeof answer === 'string') return { as: 'silent', why: answer };
@@ -53,6 +54,7 @@ export class WitnessClient {
       if (status !== 409 || !/^\d{1,15}\n?$/.test(body)) return { as: 'silent', why: `it answered ${status}` };
       this.#lastKnownSize = Number(body);
       if (this.#lastKnownSize > size) return { as: 'ahead', size: this.#lastKnownSize };
+      // The sizes agree, so the witness refused the root hash.
       if (this.#lastKnownSize === old) return { as: 'contradicted', why: `it cosigned another log of ${old} entries` };
     }
     return { as: 'silent', why: `it reported another size in each of ${MAX_TRIES} answers` };

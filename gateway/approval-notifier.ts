@@ -72,7 +72,7 @@ export class ApprovalNotifier {
   }
 }
 
-/** Doubles each time, less a random part of up to a quarter: a recovered receiver does not get all notices at once. */
+/** The pause doubles with each try. A random part of up to a quarter is subtracted, so that notices do not arrive all at once. */
 function computeBackoffMs(tries: number): number {
   return Math.min(BACKOFF.baseMs * 2 ** Math.min(tries - 1, 30), BACKOFF.maxMs) * (0.75 + Math.random() / 4);
 }
@@ -100,10 +100,10 @@ async function sendNotice({ url, secret, allowPrivate }: Webhook, notice: Notice
   }
 }
 
-/** Builds the same bytes on every attempt. Leaves out the fingerprint, as the admin API does. */
+/** Builds the same bytes on every attempt. Leaves out the fingerprint in `shown`, because it would help to guess redacted values. */
 function formatNotice({ id, kind, body }: Notice): string {
-  const { shown: text, ...approval } = body;
-  const shown = text === null ? {} : (JSON.parse(text) as JsonObject);
+  const { shown: shownText, ...approval } = body;
+  const shown = shownText === null ? {} : (JSON.parse(shownText) as JsonObject);
   return JSON.stringify({
     delivery: id,
     kind: `approval.${kind}`,

@@ -46,6 +46,7 @@ export class PolicyStore {
     return this.#current;
   }
 
+  /** Whether the policies in force declare this agent. */
   has(agent: string): boolean {
     return this.#current.agents.has(agent);
   }
@@ -64,6 +65,7 @@ export class PolicyStore {
     return this.#faults;
   }
 
+  /** The faults of a refused change, as warnings about the health of the gateway. */
   warnings(): string[] {
     return this.#faults.map((fault) => `a policy change was refused: ${fault}`);
   }
@@ -83,7 +85,7 @@ export class PolicyStore {
       listener({ version: this.#current.version, faults: this.#faults, askedBy });
   }
 
-  /** Also for an unchanged version: credentials are not part of it, and may have been rotated. */
+  /** Replaces the policies even if the version is unchanged, because the version does not cover rotated credentials. */
   #activate(policies: Policies): void {
     const isChanged = policies.version !== this.#current.version;
     this.#current = policies;

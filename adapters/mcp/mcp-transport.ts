@@ -1,6 +1,6 @@
 import { isJsonObject, type Json, type JsonObject } from '../../gateway/domain/json.ts';
 
-/** The end of an exchange with an MCP server. The cases differ in what they prove. */
+/** The end of an exchange with an MCP server. Each case says whether the server may have acted on the message. */
 export type ExchangeResult =
   /** A whole JSON-RPC response arrived. */
   | { readonly as: 'answered'; readonly response: JsonObject; readonly headers: ResponseHeaders }
@@ -39,7 +39,7 @@ export interface OutgoingMessage {
   readonly freshConnection: boolean;
   /** Called synchronously right before the first byte. If it returns false, nothing is sent. */
   readonly maySend: () => boolean;
-  /** Called with each message of the server before its response. */
+  /** Called with each message that the server sends before it responds to this request. */
   readonly onMessage: (message: JsonObject) => void;
 }
 
@@ -50,7 +50,7 @@ export interface McpTransport {
   exchange(outgoing: OutgoingMessage): Promise<ExchangeResult>;
   /** Listens to messages that the server sends by itself, until the server ends the stream or the time is up. */
   listen(outgoing: Omit<OutgoingMessage, 'message'>): Promise<void>;
-  /** Registers the listener for messages outside any exchange. HTTP has no such messages. */
+  /** Registers the listener for messages outside `exchange` and `listen`. Only a child process sends such messages. */
   onUnsolicited(listener: (message: JsonObject) => void): void;
   /** Registers the listener for a restart of the server, after which all sessions are gone. */
   onRestart(listener: () => void): void;
@@ -60,7 +60,7 @@ export interface McpTransport {
 /** The limit of one message. Longer ones could exhaust memory, and no tool needs them. */
 export const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 
-/** The limit of server requests that are answered at once in one exchange. Further requests are ignored. */
+/** The limit of concurrent replies to server requests in one exchange. Further requests are ignored. */
 export const MAX_PENDING_REPLIES = 32;
 
 const MAX_ID_LENGTH = 1_024;

@@ -12,7 +12,7 @@ import {
 
 const LEGACY_PROTOCOL_VERSION = '2025-11-25';
 
-/** A session may have ended after this long without use. A write then checks it first, to avoid an unknown outcome. */
+/** A session that was idle for longer may have ended. A tool call then pings the server first, to avoid an unknown outcome. */
 const SESSION_IDLE_MS = 10_000;
 
 /** One request to an MCP server. */
@@ -25,12 +25,12 @@ export interface McpUpstreamRequest {
   readonly maxBytes?: number;
   readonly freshConnection?: boolean;
   readonly maySend?: () => boolean;
-  /** The profile of the client. Absent: that of the listener, or modern MCP. */
+  /** The profile of the client. The default is the profile of the listener; without a listener, modern MCP. */
   readonly profile?: McpClientProfile | undefined;
   readonly listener?: ProgressListener | undefined;
 }
 
-/** An agreed protocol with the server: a legacy session with headers, or modern MCP without. */
+/** The protocol agreed with the server: a legacy session, which has headers, or modern MCP, which has none. */
 interface McpSession {
   readonly headers?: Readonly<Record<string, string>>;
   readonly capabilities: JsonObject;
@@ -49,8 +49,8 @@ type SessionResult = { readonly session: McpSession } | Extract<ExchangeResult, 
 
 /**
  * A client of an MCP server. It uses the protocol of the calling client: a legacy client needs a session in which the server
- * can send requests; a modern client brings everything with each request. Without a calling client it uses modern MCP if the
- * server supports it.
+ * can send requests; a modern client sends its capabilities with each request, and needs no session. Without a calling client,
+ * it uses modern MCP if the server supports it.
  */
 export class McpUpstreamClient {
   readonly #transport: McpTransport;
@@ -61,6 +61,7 @@ export class McpUpstreamClient {
     listener: undefined,
     pendingReplies: 0,
   };
+  /** `unknown`: the server does not know modern MCP. */
   #modernSession: Promise<SessionResult | 'unknown'> | undefined;
   #onChange: (method: string, params: JsonObject) => void = () => {};
 
@@ -87,7 +88,7 @@ export class McpUpstreamClient {
     session.usedAt = performance.now();
     const ended = await this.#transport.exchange(this.#buildMessage({ ...request, timeoutMs }, session));
     session.usedAt = performance.now();
-    if (session.headers === undefined || !isSessionGone(ended)) return ended;
+    if (session.headers === undefined || !mayHaveLostSession(ended)) return ended;
     this.#dropSession(session);
     return { ...ended, sessionGone: ended.status === 404 };
   }
@@ -161,6 +162,7 @@ export class McpUpstreamClient {
 
   /** Opens one session per set of client capabilities, so that a server only sends requests that the client can answer. */
   async #openLegacySession(request: McpUpstreamRequest, clientCapabilities: JsonObject): Promise<SessionResult> {
+    // Without headers a message cannot name its session. So all clients share one session, which has no capabilities.
     const capabilities = this.#transport.hasHeaders ? clientCapabilities : {};
     const name = Object.keys(capabilities).sort().join(' ');
     let opening = this.#legacySessions.get(name);
@@ -307,7 +309,7 @@ function pickNotificationParams({ uri }: JsonObject): JsonObject {
   return typeof uri === 'string' ? { uri } : {};
 }
 
-/** Whether the server answered with a refusal, which shows that it does not support the request. */
+/** For an exchange without a valid result: whether the server refused the request because it does not support the method. */
 function isRefusal(ended: ExchangeResult): boolean {
   if (ended.as === 'answered') return true;
   return (
@@ -315,10 +317,12 @@ function isRefusal(ended: ExchangeResult): boolean {
   );
 }
 
-function isSessionGone(ended: ExchangeResult): ended is Extract<ExchangeResult, { as: 'status' }> {
+/** Status 404 says that the session is gone. Status 400 may have another cause, so it only makes the client open a new session. */
+function mayHaveLostSession(ended: ExchangeResult): ended is Extract<ExchangeResult, { as: 'status' }> {
   return ended.as === 'status' && (ended.status === 404 || ended.status === 400);
 }
 
+/** The handshake failed, so the request that needed it was not sent, even if the handshake itself was. */
 function toNotSent(ended: ExchangeResult): Extract<ExchangeResult, { as: 'not_sent' }> {
   return { as: 'not_sent', detail: `the MCP handshake failed: ${describeHandshakeFailure(ended)}` };
 }

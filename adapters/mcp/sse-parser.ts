@@ -16,7 +16,7 @@ export interface ServerSentEvent {
  * Parses server-sent events from chunks of bytes, and limits the memory of an unfinished event.
  *
  * This class keeps an unfinished line as bytes, because `eventsource-parser` would keep one string per chunk, and many tiny
- * chunks cost far more than their bytes. The package gets text only when a line ends; it limits the data of unfinished events.
+ * chunks cost far more than their bytes. The package gets text only when a line ends. The package limits the data of unfinished events.
  */
 export class SseParser {
   readonly #maxEventBytes: number;

@@ -62,7 +62,7 @@ export async function readPolicyFiles(dir: string): Promise<{ files: PolicyFile[
     const file = path.join(dir, name);
     try {
       const { size } = await stat(file);
-      // A JSON file matters only if an upstream imports it, and the import then reports the missing file.
+      // A large JSON file is left out without a fault. If an upstream imports it, the import reports the fault.
       const isFault = size > MAX_FILE_BYTES && !name.endsWith('.json');
       const message = `A policy file must have at most ${MAX_FILE_BYTES} bytes (got ${size}). Split it into several files.`;
       if (isFault) faults.push({ file, line: 1, column: 1, message });
@@ -96,8 +96,8 @@ export function describeFileError(error: unknown): string {
 }
 
 /**
- * Parses an OpenAPI document less strictly than a policy file, because other people wrote it: status codes are unquoted keys, and
- * limits such as the largest int64 are inexact. Neither ever becomes part of the arguments of a call.
+ * Parses an OpenAPI document less strictly than a policy file, because other people wrote it. Status codes may be unquoted keys, and
+ * limits such as the largest int64 may be inexact. Keys and limits never become part of the arguments of a call.
  */
 export function parseOpenApiFile(file: PolicyFile): { source: SourceFile } | { faults: Diagnostic[] } {
   return parseYamlFile(file, true);

@@ -21,10 +21,10 @@ const MAX_ERRORS_READ = 1_000;
 const MAX_FAULT_CHARACTERS = 1_000;
 const MAX_VALUES_FOR_ALL_ERRORS = 20_000;
 
-/** How long a check may take, because all other requests wait for it. Finding every fault instead of the first gets less time. */
+/** The time limit of a check, during which all other requests wait. The second check, which lists every fault, has a shorter limit. */
 const MAX_CHECK_MS = 1_000;
 const MAX_CHECK_MS_FOR_ALL_ERRORS = 250;
-/** A schema whose check timed out is not used for ten times as long, so that hostile arguments cannot block the process. */
+/** After a timeout, the validator pauses for ten times the duration of that check, so that hostile arguments cannot block the process. */
 const BACKOFF_FACTOR = 10;
 /** Below these limits a check takes at most some ten milliseconds and needs no timeout. */
 const MAX_UNTIMED_VISITS = 1_000_000;
@@ -32,7 +32,7 @@ const MAX_UNTIMED_REGEX_STEPS = 5_000_000;
 
 type CompiledInputSchema = { check: ArgumentCheck } | { faults: SchemaFault[] };
 
-/** Caches compiled schemas: an imported schema is compiled once to check it and once with its tool, at milliseconds each. */
+/** Caches compiled schemas. Without the cache, the import and the compiler of its tool would both compile an imported schema. */
 const compiledSchemas = new WeakMap<JsonObject, CompiledInputSchema>();
 
 export function compileInputSchema(schema: JsonObject): CompiledInputSchema {
@@ -42,8 +42,8 @@ export function compileInputSchema(schema: JsonObject): CompiledInputSchema {
 }
 
 /**
- * Checks the schema now and compiles it at its first use, because a server may list thousands of tools of which few are called. A
- * schema that then fails to compile fits no arguments.
+ * Checks the schema now and compiles it at its first use, because a server may list thousands of tools of which few are called. If
+ * the schema then fails to compile, the check refuses all arguments.
  */
 export function compileInputSchemaLazily(schema: JsonObject): CompiledInputSchema {
   const faults = findSchemaFaults(schema);
@@ -91,9 +91,9 @@ function compileUncached(schema: JsonObject): CompiledInputSchema {
   let allErrorsValidator: TimeLimitedValidator | undefined;
   const check: ArgumentCheck = (args) => {
     try {
-      const isValid = validateBounded(validator, args, maxUntimedVisits);
-      if (isValid !== false) return isValid === true ? [] : isValid;
-      // Lists every fault of small arguments and the first of huge ones, because a million faults would be an attack.
+      const validOrTimeout = validateBounded(validator, args, maxUntimedVisits);
+      if (validOrTimeout !== false) return validOrTimeout === true ? [] : validOrTimeout;
+      // Huge arguments may have a million faults, so only their first fault is listed.
       if (countValues(args, MAX_VALUES_FOR_ALL_ERRORS) >= MAX_VALUES_FOR_ALL_ERRORS)
         return formatErrors(validator.errors);
       allErrorsValidator ??= new TimeLimitedValidator(compileWithAjv(schema, true), MAX_CHECK_MS_FOR_ALL_ERRORS);
@@ -101,6 +101,7 @@ function compileUncached(schema: JsonObject): CompiledInputSchema {
       const isDone = typeof allErrorsValidator.validateWithTimeout(args) === 'boolean';
       return formatErrors(isDone ? allErrorsValidator.errors : validator.errors);
     } catch {
+      // The validator recurses, so deeply nested arguments overflow the stack.
       return ['the arguments are nested too deeply to be checked'];
     }
   };
@@ -157,7 +158,7 @@ class TimeLimitedValidator {
 
 const ajvByOptions = new Map<string, Ajv>();
 
-/** Creating an Ajv takes 20 ms, so there is one for each set of options. It drops a schema once that is compiled. */
+/** Creating an Ajv takes 20 ms, so there is one for each set of options. Ajv forgets a schema after compiling it. */
 function compileWithAjv(schema: JsonObject, allErrors: boolean): ValidateFunction {
   const draft = schema['$schema'];
   const isOldDraft = typeof draft === 'string' && /draft-0[67]/.test(draft);
@@ -271,7 +272,7 @@ function formatErrors(errors: readonly ErrorObject[] | null | undefined): string
   return messages.size > 0 ? [...messages] : ['the arguments do not fit the schema'];
 }
 
-/** Says where and what is wrong. Never shows the value, because it may be redacted elsewhere. */
+/** Says where and what is wrong. Never shows the value, because the tool may declare it as redacted. */
 function formatError(error: ErrorObject): string {
   const where = `args${error.instancePath
     .split('/')
@@ -302,7 +303,7 @@ function countValues(value: Json, max: number): number {
   return count;
 }
 
-/** Subtracts the visits that checking a value takes. A negative result means that the value is too large. Text costs by its length. */
+/** Returns the visits that are left after a check of the value. Long text takes several visits. Negative: the value is too large. */
 function subtractVisits(value: Json, visitsLeft: number, depth = 0): number {
   if (typeof value === 'string') return visitsLeft - 1 - (value.length >> 4);
   if (typeof value !== 'object' || value === null) return visitsLeft - 1;
@@ -319,7 +320,10 @@ function subtractVisits(value: Json, visitsLeft: number, depth = 0): number {
   return left;
 }
 
-/** The names of the arguments that a schema declares. Undefined when `properties` does not list all of them. */
+/**
+ * The names of the arguments under `properties`. `closed`: the schema refuses all others. Undefined if other keywords may declare
+ * arguments too.
+ */
 export function readDeclaredArguments(schema: JsonObject): { names: Set<string>; closed: boolean } | undefined {
   const openKeywords = ['allOf', 'anyOf', 'oneOf', '$ref', 'if', 'patternProperties', 'dependentSchemas'];
   const additional = schema['additionalProperties'];

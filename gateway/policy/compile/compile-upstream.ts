@@ -31,14 +31,16 @@ export function isReservedHeader(header: string): boolean {
   return FRAMING_HEADERS.has(lower) || lower.startsWith('oncegate-');
 }
 
-/** Headers that describe a message. Their values are no credentials and occur in answers too, so they are not scrubbed. */
+/** Headers that describe a message. Their values are no credentials, so the adapter does not scrub them from answers. */
 const NON_SECRET_HEADERS = new Set(['accept', 'cache-control', 'origin', 'pragma', 'prefer', 'user-agent']);
 
 function isNonSecretHeader(lower: string): boolean {
   return NON_SECRET_HEADERS.has(lower) || /^accept-|^content-(type|language|encoding)$|-version$/.test(lower);
 }
 
+/** Shorter values are not scrubbed from answers. */
 const MIN_SECRET_LENGTH = 6;
+/** A shorter segment of a URL that a variable holds entirely is not a secret. */
 const MIN_TOKEN_LENGTH = 16;
 const MAX_TIMEOUT_MS = 24 * 3_600_000;
 
@@ -49,8 +51,8 @@ export function compileUpstream(
 ): Upstream | undefined {
   const { name, location, value } = declared;
   if (value === undefined) return undefined;
-  const resolve = (template: string, file: boolean, ...path: (string | number)[]) =>
-    resolveSecrets(template, env, { file }, (message, offset) =>
+  const resolve = (template: string, canReadFiles: boolean, ...path: (string | number)[]) =>
+    resolveSecrets(template, env, { file: canReadFiles }, (message, offset) =>
       diagnostics.addError(locateChild(location, ...path), message, offset),
     );
 
@@ -59,10 +61,10 @@ export function compileUpstream(
   const keepSecret = (values: readonly string[]): void => {
     for (const value of values) if (value.length >= MIN_SECRET_LENGTH) secrets.add(value);
   };
-  const { text: url, values: inUrl } =
+  const { text: url, values: urlValues } =
     value.url === undefined ? { text: undefined, values: [] } : resolve(value.url, false, 'url');
   if (url) checkUpstreamUrl(url, (message) => diagnostics.addError(locateChild(location, 'url'), message));
-  for (const part of inUrl) keepSecret(findUrlSecrets(url ?? '', part));
+  for (const part of urlValues) keepSecret(findUrlSecrets(url ?? '', part));
   const words = value.command?.map((word, index) => resolve(word, false, 'command', index));
   for (const word of words ?? []) keepSecret(word.values.filter((filled) => !isFilePath(filled)));
   const headers: Record<string, string> = {};
@@ -86,6 +88,7 @@ export function compileUpstream(
     if (!/^[\t\x20-\x7e\x80-\xff]*$/.test(text))
       addFault(`The value of the header ${header} must not contain line breaks or other control characters.`);
     headers[lower] = text;
+    // A header without references is a secret too, unless its name says otherwise.
     keepSecret(values.length > 0 || !isNonSecretHeader(lower) ? [...values, text] : []);
   }
   const timeoutMs = value.timeout === undefined ? UPSTREAM_DEFAULTS.timeoutMs : parseDurationMs(value.timeout);
@@ -113,8 +116,8 @@ export function compileUpstream(
 }
 
 /**
- * The secrets in a URL: what the environment adds to its path, such as the token of a webhook. The host is no secret and occurs in
- * answers. Of a value that contains the host as well, only segments as long as a token count, so `/api/v2` is none. Each secret is
+ * The secrets that a variable adds to the path of a URL, such as the token of a webhook. The host is no secret and occurs in answers.
+ * If the variable holds the host too, only path segments as long as a token are secrets, so `api` and `v2` are not. Each secret is
  * listed as written and as encoded in a URL.
  */
 function findUrlSecrets(url: string, part: string): string[] {

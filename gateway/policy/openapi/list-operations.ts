@@ -74,7 +74,10 @@ function collectPathOperations(
 function readOperationId(document: OpenApiDocument, operation: JsonObject, where: DocumentPath): string | undefined {
   const id = operation['operationId'];
   if (id !== undefined && (typeof id !== 'string' || id === ''))
-    throw document.addError([...where, 'operationId'], `operationId must be text (got ${formatShortValue(id)}).`);
+    throw document.addError(
+      [...where, 'operationId'],
+      `operationId must be text, and not empty (got ${formatShortValue(id)}).`,
+    );
   return id;
 }
 
@@ -94,7 +97,7 @@ function reportDuplicateIds(document: OpenApiDocument, operations: readonly Open
   }
 }
 
-/** Skips a part that cannot be imported, so that the other parts are still read. Passes on the reason unless it is reported already. */
+/** Skips a part that cannot be imported, so that the other parts are still read. `onUnsupported` gets a reason that is not reported yet. */
 function skipNotImportable(read: () => void, onUnsupported?: (reason: string) => void): void {
   try {
     read();

@@ -12,7 +12,7 @@ import { spoolToFile } from '../../spool-to-file.ts';
 import { type Invocation, type Io, type Verb, VerbError } from '../../verb.ts';
 
 const CHUNK_BYTES = 1024 * 1024;
-/** The last line holds a checkpoint and a key, which are far shorter. */
+/** More than the last line needs: it holds a checkpoint and a key. */
 const MAX_LAST_LINE_BYTES = 64 * 1024;
 const PROGRESS_BAR_WIDTH = 30;
 

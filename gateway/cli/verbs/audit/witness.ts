@@ -19,8 +19,8 @@ export const witnessVerb: Verb = {
     const { io, out, texts } = invocation;
     const directory = resolve(io.cwd, invocation.text('dir') ?? '.oncegate-witness');
     const logs = texts('log').map(parseLogKey);
-    const key = await loadSigner(invocation, directory);
-    const server = createWitnessServer(new WitnessServer(key, logs, directory));
+    const signer = await loadSigner(invocation, directory);
+    const server = createWitnessServer(new WitnessServer(signer, logs, directory));
     const { host, port } = parseListenAddress(invocation.text('listen') ?? '127.0.0.1:8090');
     server.listen(port, host);
     await once(server, 'listening').catch((error: NodeJS.ErrnoException) => {
@@ -30,8 +30,8 @@ export const witnessVerb: Verb = {
       );
     });
     const url = `http://${host.includes(':') ? `[${host}]` : host}:${(server.address() as AddressInfo).port}`;
-    out.printJson({ url, key: key.verifier });
-    out.printLine(`${url}\t${key.verifier}`);
+    out.printJson({ url, key: signer.verifier });
+    out.printLine(`${url}\t${signer.verifier}`);
     await waitForSignal(invocation);
     server.closeAllConnections();
     server.close();

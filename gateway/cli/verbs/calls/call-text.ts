@@ -9,7 +9,7 @@ export function callStateStyle(state: string): Style | undefined {
 
 export const UUID_PATTERN = /^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 
-/** The txn in lower case. Refuses everything else, because the txn becomes part of a URL path. */
+/** Returns the txn in lower case. Refuses text that is not a UUID, because the txn becomes part of a URL path. */
 export function parseTxn(text: string): string {
   if (UUID_PATTERN.test(text)) return text.toLowerCase();
   const message = `There is no call ${JSON.stringify(text)}: a txn is a UUID. "oncegate calls" lists the calls.`;

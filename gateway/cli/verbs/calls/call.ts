@@ -35,6 +35,7 @@ const LEADING_FIELDS = [
   'saga',
   'undo',
 ];
+/** Not printed as fields: the timeline follows them, and `replayed` says nothing about the call. */
 const SEPARATE_FIELDS = ['timeline', 'replayed'];
 
 function printCall(out: Output, found: JsonObject): void {
@@ -60,7 +61,7 @@ function printCall(out: Output, found: JsonObject): void {
   }
   if (out.isTerminal && textField(objectField(found, 'undo'), 'state') === 'failed') {
     out.printLine('');
-    out.printLine('The call is not undone. To try again, or with other arguments:');
+    out.printLine('The call is not undone. To try again, with the same or other arguments:');
     out.printLine(`  oncegate undo ${textField(found, 'txn')} \\`);
     out.printLine('    --reason TEXT [--args JSON]');
   }
@@ -71,6 +72,7 @@ function formatField(out: Output, name: string, value: Json | undefined): string
   if (name === 'undo' && isJsonObject(value)) return formatUndo(value);
   if (name === 'receipt' && isJsonObject(value)) return formatJson(value['leaf']);
   const text = formatJson(value);
+  // A long value gets several indented lines.
   const isLong = out.isTerminal && text.length > out.width - 16 && typeof value === 'object';
   return isLong ? stringifyExact(value) : text;
 }

@@ -3,6 +3,8 @@ import { ByteAccumulator } from '../../gateway/domain/byte-accumulator.ts';
 
 const LINE_FEED = 10;
 const CARRIAGE_RETURN = 13;
+/** A line with its end. A carriage return at the end of the text may be half of a line's end, so it ends no line yet. */
+const WHOLE_LINE = /[^\r\n]*(?:\r\n|\n|\r(?!$))/y;
 /** A longer `retry` of a server is ignored. */
 const MAX_RETRY_MS = 999_999_999;
 
@@ -16,7 +18,7 @@ export interface ServerSentEvent {
  * Parses server-sent events from chunks of bytes, and limits the memory of an unfinished event.
  *
  * This class keeps an unfinished line as bytes, because `eventsource-parser` would keep one string per chunk, and many tiny
- * chunks cost far more than their bytes. The package gets text only when a line ends. The package limits the data of unfinished events.
+ * chunks cost far more than their bytes. The package gets only whole lines, and limits the data of unfinished events.
  */
 export class SseParser {
   readonly #maxEventBytes: number;
@@ -25,6 +27,11 @@ export class SseParser {
   #events: ServerSentEvent[] = [];
   #retryMs: number | undefined;
   #hasOverflowed = false;
+  /** The begin of a line whose end has not arrived. */
+  #rest = '';
+  /** Whether the unfinished event has an `id` line, and whether it has a `data` line. */
+  #hasId = false;
+  #hasData = false;
   readonly #parser;
 
   constructor(maxEventBytes = Number.POSITIVE_INFINITY) {
@@ -49,7 +56,7 @@ export class SseParser {
 
   /** Whether an unfinished event is larger than the limit. The parser returns no more events then. */
   get isTooLarge(): boolean {
-    return this.#hasOverflowed || this.#unfinishedLine.length > this.#maxEventBytes;
+    return this.#hasOverflowed || this.#rest.length + this.#unfinishedLine.length > this.#maxEventBytes;
   }
 
   /** Returns the events that end in this chunk. */
@@ -57,9 +64,33 @@ export class SseParser {
     if (this.isTooLarge) return [];
     this.#unfinishedLine.append(chunk);
     if (!chunk.includes(LINE_FEED) && !chunk.includes(CARRIAGE_RETURN)) return [];
-    this.#parser.feed(this.#decoder.decode(this.#unfinishedLine.take(), { stream: true }));
+    this.#feedLines(this.#rest + this.#decoder.decode(this.#unfinishedLine.take(), { stream: true }));
     const events = this.#events;
     this.#events = [];
     return events;
+  }
+
+  #feedLines(text: string): void {
+    WHOLE_LINE.lastIndex = 0;
+    let end = 0;
+    for (let match = WHOLE_LINE.exec(text); match !== null && !this.#hasOverflowed; match = WHOLE_LINE.exec(text)) {
+      end = WHOLE_LINE.lastIndex;
+      this.#feedLine(match[0]);
+    }
+    this.#rest = text.slice(end);
+  }
+
+  /**
+   * The package drops an event without data. Its id still counts, because a server sends it so that its client can resume a
+   * broken stream. So such an event gets an empty `data` line.
+   */
+  #feedLine(line: string): void {
+    if (/^[\r\n]/.test(line)) {
+      if (this.#hasId && !this.#hasData) this.#parser.feed('data:\n');
+      this.#hasId = false;
+      this.#hasData = false;
+    } else if (/^id[:\r\n]/.test(line)) this.#hasId ||= !line.includes('\0');
+    else if (/^data[:\r\n]/.test(line)) this.#hasData = true;
+    this.#parser.feed(line);
   }
 }

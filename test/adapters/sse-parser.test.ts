@@ -65,3 +65,37 @@ describe('garbage in a stream', () => {
     expect(parser.retryMs).toBe(expected);
   });
 });
+
+describe('an event without data', () => {
+  it.each([
+    ['id: 1\n\n', [{ id: '1', data: '' }]],
+    [
+      'retry: 100\r\nid: 1\r\n\r\ndata: x\r\n\r\n',
+      [
+        { id: '1', data: '' },
+        { id: undefined, data: 'x' },
+      ],
+    ],
+    [
+      'id: 1\rdata: x\r\rid: 2\r\r\n',
+      [
+        { id: '1', data: 'x' },
+        { id: '2', data: '' },
+      ],
+    ],
+    ['id: 1\n', []],
+    ['event: ping\n\n', []],
+    ['id: 1\0\n\n', []],
+    ['id\n\n', [{ id: '', data: '' }]],
+    ['id: 1\ndata\n\n', [{ id: '1', data: '' }]],
+  ])('is reported only if it has an id: %j', (text, expected) => {
+    for (const chunkLength of [1, 2, 3, text.length]) {
+      const parser = new SseParser(MAX_BYTES);
+      const bytes = encoder.encode(text);
+      const events = [];
+      for (let at = 0; at < bytes.length; at += chunkLength)
+        events.push(...parser.parse(bytes.subarray(at, at + chunkLength)));
+      expect(events).toEqual(expected);
+    }
+  });
+});

@@ -30,6 +30,35 @@ create type change_row as (
   undo_reason text
 );
 
+create type change_row_2 as (
+  txn uuid,
+  fence integer,
+  evident boolean,
+  state text,
+  attempt integer,
+  attempt_open boolean,
+  unresolved integer,
+  unknown_ms double precision,
+  custody text,
+  due_ms double precision,
+  outcome text,
+  problem text,
+  detail text,
+  answer text,
+  evidence text,
+  resolved_by text,
+  leaf bytea,
+  event text,
+  entry text,
+  step integer,
+  before text,
+  undo_args text,
+  undo_sealed bytea,
+  undo_reason text,
+  attempt_detail text,
+  disproved_by text
+);
+
 create type claim_row as (
   txn uuid,
   agent text,
@@ -324,6 +353,11 @@ create table calls (
   epoch integer,
   fenced boolean default false not null,
   lock_token bigint,
+  attempt_detail text,
+  disproved_by text,
+  verdict text,
+  retry_requested boolean default false not null,
+  undo_doubt text,
   constraint calls_pkey PRIMARY KEY (txn)
 ) with (fillfactor=70);
 

@@ -87,6 +87,8 @@ async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> 
         attempt: 1,
         attemptOpen: true,
         unresolved: 0,
+        attemptDetail: null,
+        disprovedBy: null,
       } as const;
       await calls.update({
         ...buildBaseUpdate({ ...current, unknownSince: null }),

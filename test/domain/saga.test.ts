@@ -27,6 +27,7 @@ const step = (ordinal: number, more: Partial<SagaStep> = {}): SagaStep => ({
   undoArgs: '{}',
   undoState: 'due',
   undoReason: null,
+  undoDoubt: null,
   undoTxn: null,
   undoTries: 0,
   undoFrom: 0,
@@ -152,35 +153,15 @@ describe('the evaluation of a step', () => {
     expect(listMarks([step(1, { undoState: 'running', undoTxn: 'u1', ...more })])).toEqual(expected);
   });
 
-  it.each<[string, string, Partial<CompensationStatus>, string[]]>([
-    [
-      'for a doubt that a person ended: it did not happen',
-      'in doubt, a person must resolve it: x',
-      { state: 'failed' },
-      ['t1 due'],
-    ],
-    [
-      'for a doubt that the gateway ended',
-      'in doubt, the gateway is finding out: x',
-      { state: 'failed' },
-      ['t1 running'],
-    ],
-    [
-      'for a doubt, and sent again by a person',
-      'in doubt, a person must resolve it: x',
-      { state: 'in_doubt' },
-      ['t1 running'],
-    ],
-    [
-      'for a doubt that nobody ended',
-      'in doubt, a person must resolve it: x',
-      { state: 'in_doubt', pursued: false },
-      [],
-    ],
-    ['while the gateway finds out', 'in doubt, the gateway is finding out: x', { state: 'in_doubt' }, []],
-    ['because it failed too often', 'tried 3 times; x', { state: 'failed' }, []],
-  ])('an undo that was parked %s', (_, undoReason, more, expected) => {
-    const parked = step(1, { undoState: 'failed', undoTxn: 'u1', undoReason, compensation: compensation(more) });
+  it.each<[string, SagaStep['undoDoubt'], Partial<CompensationStatus>, string[]]>([
+    ['for a doubt that a person ended: it did not happen', 'person', { state: 'failed' }, ['t1 due']],
+    ['for a doubt that the gateway ended', 'gateway', { state: 'failed' }, ['t1 running']],
+    ['for a doubt, and sent again by a person', 'person', { state: 'in_doubt' }, ['t1 running']],
+    ['for a doubt that nobody ended', 'person', { state: 'in_doubt', pursued: false }, []],
+    ['while the gateway finds out', 'gateway', { state: 'in_doubt' }, []],
+    ['because it failed too often', null, { state: 'failed' }, []],
+  ])('an undo that was parked %s', (_, undoDoubt, more, expected) => {
+    const parked = step(1, { undoState: 'failed', undoTxn: 'u1', undoDoubt, compensation: compensation(more) });
     expect(listMarks([parked])).toEqual(expected);
   });
 
@@ -235,7 +216,7 @@ function simulateRollback(generated: readonly GeneratedStep[], pick: (from: read
       const now = steps[at] as SagaStep;
       if (move.do === 'mark') {
         if (move.to === 'done') undone.push(move.step.ordinal);
-        steps[at] = { ...now, undoState: move.to, undoReason: move.reason };
+        steps[at] = { ...now, undoState: move.to, undoReason: move.reason, undoDoubt: move.doubt ?? null };
       } else {
         startedSteps.push(move.step.ordinal);
         steps[at] = {

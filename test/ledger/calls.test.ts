@@ -35,6 +35,8 @@ function buildUpdate(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate
     leaf: null,
     event: null,
     undo: null,
+    attemptDetail: null,
+    disprovedBy: null,
     entry: '{}',
     ...changes,
   };

@@ -58,6 +58,8 @@ const settle = ({ txn, fence }: Intent) =>
       attempt: 1,
       attemptOpen: false,
       unresolved: 0,
+      attemptDetail: null,
+      disprovedBy: null,
       unknownSince: null,
     }),
     state: 'succeeded',

@@ -70,6 +70,16 @@ export interface Call {
   readonly erasedAt: Date | null;
   readonly leaf: Buffer | null;
   readonly contradiction: string | null;
+  /** The result of the newest attempt in words; null while it is not known. */
+  readonly attemptDetail: string | null;
+  /** The evidence that disproved the unknown attempts. */
+  readonly disprovedBy: 'probe' | 'observation' | null;
+  /** The last verdict of a person. */
+  readonly verdict: 'applied' | 'not_applied' | 'retry' | null;
+  /** A person asked for a retry, and the retry has not led to another doubt. */
+  readonly isRetryRequested: boolean;
+  /** An open call that was held and then approved, or whose delay ended. */
+  readonly isApproved: boolean;
   readonly events: readonly CallEvent[];
   /** The saga of a step, or of the step that a compensation undoes. Only a step has an `ordinal`. */
   readonly saga: string | null;

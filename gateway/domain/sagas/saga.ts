@@ -118,6 +118,8 @@ export interface SagaStep {
   readonly undoArgs: string | null;
   readonly undoState: UndoState;
   readonly undoReason: string | null;
+  /** Set if the undo is `failed` only because its outcome is unknown: a `person` must resolve it, or the `gateway` is finding out. */
+  readonly undoDoubt: 'person' | 'gateway' | null;
   readonly undoTxn: string | null;
   readonly undoTries: number;
   /** The tries before the current round. A person's request starts a new round. */
@@ -135,6 +137,7 @@ export type UndoMove =
       readonly step: SagaStep;
       readonly to: UndoState;
       readonly reason: string | null;
+      readonly doubt?: SagaStep['undoDoubt'];
       readonly inMs?: number;
     }
   | { readonly do: 'start'; readonly step: SagaStep };
@@ -224,13 +227,7 @@ interface StepEvaluation {
 }
 
 function evaluateStep(step: SagaStep, timing: UndoTiming): StepEvaluation {
-  const mark: CreateMark = (to, reason, inMs) => ({
-    do: 'mark',
-    step,
-    to,
-    reason,
-    ...(inMs === undefined ? {} : { inMs }),
-  });
+  const mark: CreateMark = (to, reason, more = {}) => ({ do: 'mark', step, to, reason, ...more });
   if (!isFinalState(step.state)) return { status: evaluateOpenStep(step) };
   switch (step.undoState) {
     case 'done':
@@ -272,25 +269,30 @@ function evaluateOpenStep({ state, pursued }: SagaStep): StepStatus {
   return { as: 'stuck', why: 'the call may or may not have happened: a person must resolve it first' };
 }
 
-type CreateMark = (to: UndoState, reason: string | null, inMs?: number) => UndoMove;
+type CreateMark = (
+  to: UndoState,
+  reason: string | null,
+  more?: { readonly doubt?: SagaStep['undoDoubt']; readonly inMs?: number },
+) => UndoMove;
 
-/** The start of the reason of an undo that is shown as failed although its outcome is unknown. */
-const IN_DOUBT_PREFIX = 'in doubt, ';
-const NEEDS_PERSON_PREFIX = `${IN_DOUBT_PREFIX}a person must resolve it`;
+const DOUBT_TEXTS = {
+  person: 'in doubt, a person must resolve it',
+  gateway: 'in doubt, the gateway is finding out',
+} as const;
 
 /**
  * Evaluates a failed undo. An undo that was marked `failed` because of a doubt continues when the doubt ends. If a person ended
  * the doubt, the undo is tried again (`due`). Otherwise the outcome of the compensation decides (`running`).
  */
 function evaluateFailedUndo(step: SagaStep, mark: CreateMark): StepEvaluation {
-  const { compensation, undoReason } = step;
+  const { compensation, undoReason, undoDoubt } = step;
   const why = undoReason ?? 'the undo failed';
   const stuck: StepEvaluation = { status: { as: 'stuck', why } };
   if (compensation === null) return stuck;
   if (compensation.state === 'succeeded') return { status: { as: 'clear' }, mark: mark('done', null) };
-  if (!why.startsWith(IN_DOUBT_PREFIX)) return stuck;
+  if (undoDoubt === null) return stuck;
   const continueAs = (to: UndoState): StepEvaluation => ({ status: { as: 'wait', ms: 0 }, mark: mark(to, null) });
-  const wasPersonNeeded = why.startsWith(NEEDS_PERSON_PREFIX);
+  const wasPersonNeeded = undoDoubt === 'person';
   if (isFinalState(compensation.state)) return continueAs(wasPersonNeeded ? 'due' : 'running');
   // The doubt is still open, but its reason is outdated: a person was needed and the gateway works on it now, or the reverse.
   if (compensation.pursued === wasPersonNeeded) return continueAs('running');
@@ -307,8 +309,9 @@ function evaluateRunningUndo(step: SagaStep, retry: RetryPolicy, mark: CreateMar
     const isUsedUp = compensation.attempt >= retry.attempts && step.msSinceDue > DOUBT_GRACE_MS.usedUp;
     const isGraceOver = isUsedUp || compensation.msInDoubt > DOUBT_GRACE_MS.inDoubt;
     if (state !== 'in_doubt' || (pursued && !isGraceOver)) return { status: { as: 'wait', ms: RECHECK_MS } };
-    const reason = `${pursued ? `${IN_DOUBT_PREFIX}the gateway is finding out` : NEEDS_PERSON_PREFIX}: ${why}`;
-    return { status: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
+    const doubt = pursued ? 'gateway' : 'person';
+    const reason = `${DOUBT_TEXTS[doubt]}: ${why}`;
+    return { status: { as: 'stuck', why: reason }, mark: mark('failed', reason, { doubt }) };
   }
   const tries = step.undoTries - step.undoFrom;
   // A compensation that could not be sent does not use up the attempts; only `within` ends its retries.
@@ -318,7 +321,7 @@ function evaluateRunningUndo(step: SagaStep, retry: RetryPolicy, mark: CreateMar
     return { status: { as: 'stuck', why: reason }, mark: mark('failed', reason) };
   }
   const inMs = computeBackoffMs(retry, tries);
-  return { status: { as: 'wait', ms: inMs }, mark: mark('due', why, inMs) };
+  return { status: { as: 'wait', ms: inMs }, mark: mark('due', why, { inMs }) };
 }
 
 /** Why there is nothing to undo; undefined when there is something. */

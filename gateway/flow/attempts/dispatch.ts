@@ -152,6 +152,7 @@ export class Dispatch {
           const conclusion = concludeAttempt(job.kind, last, job.unresolved);
           if (conclusion.state !== 'open') return await this.#settleAnswer(job, conclusion.state, last, span);
           closeAttempt(job, conclusion.unknown);
+          job.attemptDetail = describeOutcome(last);
           action = decideNextAction(toCallProgress(job), job.tool, false);
           if (action.do === 'send' && !(await this.#recorder.recordProgress(job, buildAttemptEvent(job, last))))
             return { kind: 'elsewhere' };
@@ -201,6 +202,7 @@ export class Dispatch {
   async #openAttempt(job: Job): Promise<boolean> {
     job.attempt += 1;
     job.attemptOpen = true;
+    job.attemptDetail = null;
     job.firstSentAt ??= performance.now();
     if (job.state === 'ready') job.state = 'sending';
     return this.#recorder.recordProgress(job, null);

@@ -57,10 +57,10 @@ export interface Job {
   before: Json | undefined;
   /** The undo data that the next update stores; null if there is none. */
   undoArguments: UndoArguments | null;
-  /** The result of the newest attempt, as an earlier owner recorded it; undefined if nobody did. */
-  readonly lastAttemptDetail: string | undefined;
+  /** The result of the newest attempt in words; null while it is not known. */
+  attemptDetail: string | null;
   /** The evidence that disproved the unknown attempts. */
-  disprovedBy: 'probe' | 'observation' | undefined;
+  disprovedBy: Call['disprovedBy'];
   /** False for an unrecorded read: it is sent like any call, but writes nothing to the ledger. */
   readonly isRecorded: boolean;
   /** Its due time has passed, so the next action needs no wait. */
@@ -99,7 +99,7 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     roundAt: toMonotonic(call.roundAt) ?? performance.now(),
     firstSentAt: toMonotonic(call.firstSentAt),
     unknownSince: toMonotonic(call.unknownSince),
-    isApproved: call.events.some(({ what }) => what === 'approved' || what === 'unopposed'),
+    isApproved: call.isApproved,
     saga: call.saga,
     undoOf: call.undoOf,
     recalled: call.recalled,
@@ -109,34 +109,14 @@ export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json
     undo: call.undo,
     before,
     undoArguments: null,
-    lastAttemptDetail: findLastRecordedDetail(call),
-    disprovedBy: findRecordedDisproof(call),
+    attemptDetail: call.attemptDetail,
+    disprovedBy: call.disprovedBy,
     isRecorded: true,
     isDue: true,
     progressListener: undefined,
     span: undefined,
     ledgerFailure: new CancelToken(),
   };
-}
-
-/** The result of the newest attempt in the call's events. An owner that died during an attempt recorded none. */
-function findLastRecordedDetail({ events, attempt }: Call): string | undefined {
-  const ofAttempt = events.filter((event) => event['attempt'] === attempt);
-  const details = ofAttempt.map((event) => event['told'] ?? (event.what === 'attempt_ended' && event['detail']));
-  const newest = details.findLast((detail) => typeof detail === 'string');
-  return newest ?? (ofAttempt.some(({ what }) => what === 'taken_over') ? 'the process that sent it ended' : undefined);
-}
-
-const DISPROOF_BY_EVENT = new Map<string, Job['disprovedBy']>([
-  ['probe_not_applied', 'probe'],
-  ['observed_not_satisfied', 'observation'],
-  // A person's verdict "retry" starts again: earlier evidence about the unknown attempts no longer counts.
-  ['verdict', undefined],
-]);
-
-function findRecordedDisproof({ events }: Call): Job['disprovedBy'] {
-  const finding = events.findLast(({ what }) => DISPROOF_BY_EVENT.has(what));
-  return finding && DISPROOF_BY_EVENT.get(finding.what);
 }
 
 /** The part of an intent that its job is built from. */
@@ -203,8 +183,8 @@ export function createJob(
     undo: intent.undo,
     before: undefined,
     undoArguments: null,
-    lastAttemptDetail: undefined,
-    disprovedBy: undefined,
+    attemptDetail: null,
+    disprovedBy: null,
     isRecorded,
     isDue: false,
     progressListener,

@@ -33,7 +33,15 @@ export interface Settlement {
 /** The fields that a job and a stored call share. A job has `unknownSince` on the monotonic clock; a stored call has a Date. */
 type OwnedCallState = Pick<
   Job,
-  'txn' | 'fence' | 'updateNumber' | 'state' | 'attempt' | 'attemptOpen' | 'unresolved'
+  | 'txn'
+  | 'fence'
+  | 'updateNumber'
+  | 'state'
+  | 'attempt'
+  | 'attemptOpen'
+  | 'unresolved'
+  | 'attemptDetail'
+  | 'disprovedBy'
 > & {
   readonly unknownSince: number | Date | null;
 };
@@ -113,7 +121,7 @@ export class Recorder {
     observed: JsonObject = {},
   ): Promise<DispatchResult> {
     this.#ctx.reachKillPoint('parking');
-    // `findLastRecordedDetail` reads `told` from the stored event.
+    if (last !== undefined) job.attemptDetail = describeOutcome(last);
     const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
     const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
     const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(job), unresolved: job.unresolved });
@@ -204,6 +212,8 @@ function buildClosingUpdate(
     leaf,
     event: null,
     undo: state === 'succeeded' ? job.undoArguments : null,
+    attemptDetail: job.attemptDetail,
+    disprovedBy: job.disprovedBy,
     entry,
   };
 }
@@ -231,6 +241,8 @@ export function buildBaseUpdate(call: OwnedCallState): Omit<CallUpdate, 'entry'>
     leaf: null,
     event: null,
     undo: null,
+    attemptDetail: call.attemptDetail,
+    disprovedBy: call.disprovedBy,
   };
 }
 
@@ -276,7 +288,7 @@ export function buildCallEvent(what: string, detail: JsonObject): CallEvent {
 export function describeLastAttempt(job: Job, last: Outcome | undefined): string {
   if (last !== undefined) return describeOutcome(last);
   return (
-    job.lastAttemptDetail ?? (job.attempt === 0 ? 'it could not be sent in time' : 'it could not be sent again in time')
+    job.attemptDetail ?? (job.attempt === 0 ? 'it could not be sent in time' : 'it could not be sent again in time')
   );
 }
 

@@ -1,6 +1,6 @@
 import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import { buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
-import type { Call, CallEvent } from '../../domain/calls/call.ts';
+import type { Call } from '../../domain/calls/call.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { Json } from '../../domain/json.ts';
@@ -96,7 +96,7 @@ function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
     (verdict.verdict === 'not_applied' && call.state === 'failed');
   if (isSame && call.evidence === 'person') return call;
   // The verdict `retry` is confirmed whatever became of the retry.
-  if (verdict.verdict === 'retry' && findLastVerdict(call)?.['verdict'] === 'retry') return call;
+  if (verdict.verdict === 'retry' && call.verdict === 'retry') return call;
   const state = call.settledAt === null ? `is ${call.state}` : `ended as ${call.state}`;
   throw new GatewayError('conflict', `The call is not in doubt, so it needs no verdict: it ${state}.`, {
     txn: call.txn,
@@ -104,15 +104,9 @@ function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
   });
 }
 
-function findLastVerdict({ events }: Call): CallEvent | undefined {
-  return events.findLast(({ what }) => what === 'verdict');
-}
-
-/** Whether the verdict `retry` was given before, and the retry is not answered yet. */
+/** Whether the verdict `retry` was given before, and the retry has not led to another doubt. */
 function isBeingRetried(call: Call, { verdict }: DoubtVerdict): boolean {
-  const last = findLastVerdict(call);
-  if (verdict !== 'retry' || last?.['verdict'] !== 'retry') return false;
-  return call.attemptOpen || call.events.at(-1) === last;
+  return verdict === 'retry' && call.isRetryRequested;
 }
 
 /** Refuses `not_applied` and `retry` while an earlier sender may still send. */

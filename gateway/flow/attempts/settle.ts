@@ -43,7 +43,7 @@ export function settleDenied(recorder: Recorder, job: Job, detail: string): Prom
 export function settleFailure(recorder: Recorder, job: Job, last: Outcome | undefined): Promise<DispatchResult> {
   const answer = last !== undefined && 'answer' in last ? last.answer : undefined;
   job.unresolved = 0;
-  const evidence = job.disprovedBy === undefined ? 'gateway' : 'probe';
+  const evidence = job.disprovedBy === null ? 'gateway' : 'probe';
   return recorder.settle(job, 'failed', answer, { outcome: 'no_effect', evidence, ...describeFailure(job, last) });
 }
 
@@ -55,17 +55,14 @@ function describeFailure(job: Job, last: Outcome | undefined) {
   const isUnsent = job.attempt === 0 || last?.kind === 'not_sent';
   return {
     problem: isUnsent ? 'unavailable' : 'tool_failed',
-    detail:
-      job.disprovedBy === undefined ? describeLastAttempt(job, last) : describeDisproof(job, job.disprovedBy, last),
+    detail: job.disprovedBy === null ? describeLastAttempt(job, last) : describeDisproof(job, job.disprovedBy, last),
   } as const;
 }
 
 /** Names the evidence, after the result of the last attempt if that is known. */
 function describeDisproof(job: Job, by: keyof typeof DISPROOF_TEXTS, last: Outcome | undefined): string {
   const finding = `${DISPROOF_TEXTS[by]} after ${job.attempt === 1 ? '1 attempt' : `${job.attempt} attempts`}`;
-  return last === undefined && job.lastAttemptDetail === undefined
-    ? finding
-    : `${describeLastAttempt(job, last)}; ${finding}`;
+  return last === undefined && job.attemptDetail === null ? finding : `${describeLastAttempt(job, last)}; ${finding}`;
 }
 
 const DISPROOF_TEXTS = {

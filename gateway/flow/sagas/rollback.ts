@@ -168,6 +168,7 @@ export class RollbackWorker {
       tries: step.undoTries,
       to: move.to,
       reason: move.reason,
+      doubt: move.doubt ?? null,
       inMs: move.inMs ?? 0,
       entry,
     });

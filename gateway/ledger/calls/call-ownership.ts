@@ -91,6 +91,7 @@ async function closeOrphanedAttempts(tx: Tx, taken: readonly TakenCall[]): Promi
           unknown_since = case when c.attempt_open and c.kind <> 'read' then now() else c.unknown_since end,
           attempt_open = false,
           owner_deaths = c.owner_deaths + (t.previous is not null)::int,
+          attempt_detail = case when t.previous is null then c.attempt_detail else coalesce(c.attempt_detail, 'the process that sent it ended') end,
           events = case when t.previous is null then c.events else c.events || jsonb_build_array(jsonb_build_object(
             'at', now(), 'what', 'taken_over', 'attempt', c.attempt, 'from', t.previous)) end
         from unnest($1::uuid[], $2::uuid[]) as t(txn, previous)

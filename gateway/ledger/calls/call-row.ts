@@ -42,6 +42,11 @@ export interface CallRow {
   erased_at: Date | null;
   leaf: Buffer | null;
   contradiction: string | null;
+  attempt_detail: string | null;
+  disproved_by: Call['disprovedBy'];
+  verdict: Call['verdict'];
+  retry_requested: boolean;
+  approved: boolean;
   events: CallEvent[];
   saga: string | null;
   ordinal: number | null;
@@ -70,12 +75,17 @@ const HOLD_SQL = `case when c.state = 'held' then (
   select jsonb_build_object('kind', case when a.leaves_at is null then 'approval' else 'delay' end, 'until', a.expires_at,
     'left_ms', extract(epoch from a.expires_at - now()) * 1000) from approvals a where a.txn = c.txn) end`;
 
+/** Only an open call needs its approval, so only an open call pays for this subquery. */
+const APPROVED_SQL = `c.settled_at is null and exists (
+  select 1 from approvals a where a.txn = c.txn and a.state in ('approved', 'unopposed'))`;
+
 /** Use with `from ${CALLS_WITH_OWNER}`. */
 export const CALL_COLUMNS = `
   c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.step, c.attempt, c.attempt_open,
   c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
   c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
   c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events,
+  c.attempt_detail, c.disproved_by, c.verdict, c.retry_requested, ${APPROVED_SQL} as approved,
   c.saga, c.ordinal, c.recalled, c.run, c.epoch, c.fenced, c.lock_token::float8 as lock_token, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
   ${HOLD_SQL} as hold, o.owner, o.due_at, now() as read_at`;
 
@@ -119,6 +129,11 @@ export function toCall(row: CallRow): Call {
     erasedAt: row.erased_at,
     leaf: row.leaf,
     contradiction: row.contradiction,
+    attemptDetail: row.attempt_detail,
+    disprovedBy: row.disproved_by,
+    verdict: row.verdict,
+    isRetryRequested: row.retry_requested,
+    isApproved: row.approved,
     events: row.events,
     saga: row.saga,
     ordinal: row.ordinal,

@@ -74,7 +74,7 @@ const ADMIT_IN_RUN_OR_SAGA = `locked_runs as materialized (
  * compare-and-set: of two processes that start the same try, the second finds `tries` raised and admits nothing.
  */
 const ADMIT_UNDOS = `begun as (
-  update calls c set undo_state = 'running', undo_txn = i.txn, undo_tries = c.undo_tries + 1, undo_reason = null
+  update calls c set undo_state = 'running', undo_txn = i.txn, undo_tries = c.undo_tries + 1, undo_reason = null, undo_doubt = null
   from intents i where c.txn = i.undo_of and c.undo_state = 'due' and c.undo_tries = i.tries
   returning c.txn
 ), admitted as (
@@ -111,7 +111,11 @@ const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
     before = coalesce(i.before, c.before),
     undo_args = coalesce(i.undo_args, c.undo_args),
     undo_sealed = coalesce(i.undo_sealed, c.undo_sealed),
-    undo_reason = coalesce(i.undo_reason, c.undo_reason)
+    undo_reason = coalesce(i.undo_reason, c.undo_reason),
+    attempt_detail = i.attempt_detail,
+    disproved_by = i.disproved_by,
+    -- A new doubt answers the retry that a person asked for.
+    retry_requested = c.retry_requested and not (i.state = 'in_doubt' and i.custody = 'park' and i.event is not null)
   from changes i
   where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
     -- A recalled step opens no new attempt, except to resolve an attempt whose outcome is unknown.

@@ -135,6 +135,9 @@ export interface CallUpdate {
   readonly leaf: Buffer | null;
   readonly event: CallEvent | null;
   readonly undo: UndoArguments | null;
+  /** The result of the newest attempt in words; null while it is not known. */
+  readonly attemptDetail: string | null;
+  readonly disprovedBy: Call['disprovedBy'];
   readonly entry: string;
 }
 

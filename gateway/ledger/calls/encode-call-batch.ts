@@ -33,7 +33,7 @@ const CLAIM_COLUMNS = [
   ['epoch', 'int4'],
 ] as const satisfies readonly Column[];
 
-/** The columns of the composite type `change_row`, in its order. */
+/** The columns of the composite type `change_row_2`, in its order: see migrations/0019_decisions_in_columns.sql. */
 const CHANGE_COLUMNS = [
   ['txn', 'uuid'],
   ['fence', 'int4'],
@@ -59,11 +59,13 @@ const CHANGE_COLUMNS = [
   ['undo_args', 'text'],
   ['undo_sealed', 'bytea'],
   ['undo_reason', 'text'],
+  ['attempt_detail', 'text'],
+  ['disproved_by', 'text'],
 ] as const satisfies readonly Column[];
 
 /** The composite types. A test compares their columns with the migrated database. */
 export const CLAIM_ROW_TYPE = { type: 'claim_row', columns: CLAIM_COLUMNS } as const;
-export const CHANGE_ROW_TYPE = { type: 'change_row', columns: CHANGE_COLUMNS } as const;
+export const CHANGE_ROW_TYPE = { type: 'change_row_2', columns: CHANGE_COLUMNS } as const;
 
 /** The oids of the composite types. They differ from database to database. */
 export interface RowTypeOids {
@@ -79,7 +81,9 @@ export async function readRowTypeOids(db: Queryable): Promise<RowTypeOids> {
     values: [],
   });
   if (types === undefined)
-    throw new LedgerError('PostgreSQL returned no oids for claim_row and change_row.', { isCommitUnknown: false });
+    throw new LedgerError(`PostgreSQL returned no oids for ${CLAIM_ROW_TYPE.type} and ${CHANGE_ROW_TYPE.type}.`, {
+      isCommitUnknown: false,
+    });
   return types;
 }
 
@@ -164,5 +168,7 @@ function encodeUpdate(row: RowWriter<typeof CHANGE_COLUMNS>, update: CallUpdate)
     .writeText('before', undo === null ? null : undo.before)
     .writeText('undo_args', undo === null ? null : undo.args)
     .writeBytea('undo_sealed', undo === null ? null : undo.sealed)
-    .writeText('undo_reason', undo === null ? null : undo.reason);
+    .writeText('undo_reason', undo === null ? null : undo.reason)
+    .writeText('attempt_detail', update.attemptDetail)
+    .writeText('disproved_by', update.disprovedBy);
 }

@@ -4,7 +4,7 @@ import type { Database, Tx } from '../db.ts';
 
 /** Removes the payload of a call. The rest of the row is its tombstone. */
 const ERASE_ASSIGNMENTS = `args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]',
-  undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, erased_at = now()`;
+  undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, attempt_detail = null, erased_at = now()`;
 
 /** Removes payloads from the approvals, votes and notices of the calls in `erased`. */
 const ERASE_RELATED_CTES = `erased_approvals as (

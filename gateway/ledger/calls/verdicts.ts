@@ -45,6 +45,10 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
           detail = $5, answer = $6,
           evidence = case when $4 then 'person' end,
           resolved_by = $7,
+          verdict = $15,
+          retry_requested = $3 = 'in_doubt',
+          -- The verdict retry starts again: earlier evidence about the unknown attempts no longer counts.
+          disproved_by = null,
           leaf = case when $4 then $8::bytea end,
           events = events || $9::jsonb,
           undo_args = coalesce($12, undo_args),
@@ -78,6 +82,7 @@ export async function recordResolution(db: Database, call: Call, verdict: DoubtR
       verdict.undo?.args ?? null,
       verdict.undo?.sealed ?? null,
       verdict.undo?.reason ?? null,
+      verdict.verdict,
     ],
   });
   return rows.length === 1;

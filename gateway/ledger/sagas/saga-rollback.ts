@@ -120,7 +120,7 @@ async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   await tx.run({
     name: 'retry-undos',
     text: `update calls c set undo_state = case when u.txn is not null and u.settled_at is null then 'running' else 'due' end,
-        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null
+        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null, undo_doubt = null
       from calls f left join calls u on u.txn = f.undo_txn
       where f.saga = $1 and c.txn = f.txn and c.undo_state = 'failed' and c.undo_args is not null`,
     values: [id],

@@ -50,6 +50,7 @@ interface StepRow {
   undo_args: string | null;
   undo_state: UndoState;
   undo_reason: string | null;
+  undo_doubt: SagaStep['undoDoubt'];
   undo_txn: string | null;
   undo_tries: number;
   undo_from: number;
@@ -66,7 +67,7 @@ interface StepRow {
   u_ms_in_doubt: number | null;
 }
 
-const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_state, c.undo_reason,
+const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_state, c.undo_reason, c.undo_doubt,
     c.undo_txn, c.undo_tries, c.undo_from, c.waived,
     o.owner is not null or o.due_at is not null as pursued,
     extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
@@ -93,6 +94,7 @@ function toSagaStep(row: StepRow): SagaStep & { readonly saga: string | null } {
     undoArgs: row.undo_args,
     undoState: row.undo_state,
     undoReason: row.undo_reason,
+    undoDoubt: row.undo_doubt,
     undoTxn: row.undo_txn,
     undoTries: row.undo_tries,
     undoFrom: row.undo_from,

@@ -17,6 +17,8 @@ export interface UndoMark {
   readonly tries: number;
   readonly to: UndoState;
   readonly reason: string | null;
+  /** Set if the undo is `failed` only because its outcome is unknown. */
+  readonly doubt: SagaStep['undoDoubt'];
   /** Time until a `due` undo may be tried. */
   readonly inMs: number;
   readonly entry: string;
@@ -92,10 +94,10 @@ export class UndoStore {
     const applied = await this.#db.run<{ txn: string }>({
       name: 'mark-undos',
       text: `with incoming as (
-          select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[])
-            as t(txn, from_state, tries, to_state, reason, in_ms, entry)
+          select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[])
+            as t(txn, from_state, tries, to_state, reason, in_ms, entry, doubt)
         ), marked as (
-          update calls c set undo_state = i.to_state, undo_reason = i.reason,
+          update calls c set undo_state = i.to_state, undo_reason = i.reason, undo_doubt = i.doubt,
             undo_since = case when i.to_state = 'due' then coalesce(c.undo_since, now()) else c.undo_since end,
             undo_due_at = case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
           from incoming i where c.txn = i.txn and c.undo_state = i.from_state and c.undo_tries = i.tries
@@ -112,6 +114,7 @@ export class UndoStore {
         column((m) => m.reason),
         column((m) => m.inMs),
         column((m) => m.entry),
+        column((m) => m.doubt),
       ],
     });
     const markedTxns = new Set(applied.map((row) => row.txn));
@@ -168,7 +171,7 @@ async function markUndoBegun(
 ): Promise<void> {
   await tx.run({
     name: 'begin-undo',
-    text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null,
+    text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null, undo_doubt = null,
             undo_args = coalesce($3, undo_args), undo_sealed = case when $3::text is null then undo_sealed else $4 end
           where txn = $1`,
     values: [txn, state, args?.text ?? null, args?.sealed ?? null],

@@ -1,74 +1,6 @@
 import type { StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
-import type { Call, CallEvent, CallKind, Evidence, Hold } from '../../domain/calls/call.ts';
-import type { CallState } from '../../domain/calls/call-state.ts';
-import type { ErrorCode } from '../../domain/errors.ts';
-import type { StoredUndo, UndoState } from '../../domain/sagas/saga.ts';
-
-/** A row of `calls` joined with its owner, as `pg` returns it. Only the ledger uses snake_case. */
-export interface CallRow {
-  txn: string;
-  agent: string;
-  tool: string;
-  key: string | null;
-  identity: Call['identity'];
-  fingerprint: Buffer;
-  kind: CallKind;
-  state: CallState;
-  fence: number;
-  step: number;
-  attempt: number;
-  attempt_open: boolean;
-  unresolved: number;
-  round_from: number;
-  owner_deaths: number;
-  created_at: Date;
-  first_sent_at: Date | null;
-  round_at: Date;
-  unknown_since: Date | null;
-  key_lifetime_ms: number | null;
-  policy_version: string;
-  rule: string | null;
-  args: string | null;
-  request: string | null;
-  sealed: Buffer | null;
-  outcome: string | null;
-  problem: ErrorCode | null;
-  detail: string | null;
-  answer: string | null;
-  evidence: Evidence | null;
-  resolved_by: string | null;
-  settled_at: Date | null;
-  delivered_at: Date | null;
-  erased_at: Date | null;
-  leaf: Buffer | null;
-  contradiction: string | null;
-  attempt_detail: string | null;
-  disproved_by: Call['disprovedBy'];
-  verdict: Call['verdict'];
-  retry_requested: boolean;
-  approved: boolean;
-  events: CallEvent[];
-  saga: string | null;
-  ordinal: number | null;
-  recalled: boolean;
-  run: string | null;
-  epoch: number | null;
-  fenced: boolean;
-  lock_token: number | null;
-  undo: string | null;
-  undo_args: string | null;
-  undo_sealed: Buffer | null;
-  before: string | null;
-  undo_state: UndoState;
-  undo_reason: string | null;
-  undo_txn: string | null;
-  undo_tries: number;
-  undo_of: string | null;
-  hold: { kind: Hold['kind']; until: string; left_ms: number } | null;
-  owner: string | null;
-  due_at: Date | null;
-  read_at: Date;
-}
+import type { Call, Hold } from '../../domain/calls/call.ts';
+import type { StoredUndo } from '../../domain/sagas/saga.ts';
 
 /** A subquery instead of a join, so that only held calls pay for it. */
 const HOLD_SQL = `case when c.state = 'held' then (
@@ -79,84 +11,111 @@ const HOLD_SQL = `case when c.state = 'held' then (
 const APPROVED_SQL = `c.settled_at is null and exists (
   select 1 from approvals a where a.txn = c.txn and a.state in ('approved', 'unopposed'))`;
 
+/** Where a field of a call comes from. `decode` turns the value that `pg` returns into the field; without it they are the same. */
+interface FieldSource<Field> {
+  readonly sql: string;
+  readonly decode?: (value: never) => Field;
+}
+
+/**
+ * The fields of a call and their columns: the only place that maps one to the other. The compiler refuses a field without a
+ * column, and a test compares the columns with the migrated schema.
+ */
+export const CALL_FIELDS = {
+  txn: { sql: 'c.txn' },
+  agent: { sql: 'c.agent' },
+  tool: { sql: 'c.tool' },
+  key: { sql: 'c.key' },
+  identity: { sql: 'c.identity' },
+  fingerprint: { sql: 'c.fingerprint' },
+  kind: { sql: 'c.kind' },
+  state: { sql: 'c.state' },
+  fence: { sql: 'c.fence' },
+  updateNumber: { sql: 'c.step' },
+  attempt: { sql: 'c.attempt' },
+  attemptOpen: { sql: 'c.attempt_open' },
+  unresolved: { sql: 'c.unresolved' },
+  roundFrom: { sql: 'c.round_from' },
+  ownerDeaths: { sql: 'c.owner_deaths' },
+  createdAt: { sql: 'c.created_at' },
+  firstSentAt: { sql: 'c.first_sent_at' },
+  roundAt: { sql: 'c.round_at' },
+  unknownSince: { sql: 'c.unknown_since' },
+  keyLifetimeMs: { sql: 'c.key_lifetime_ms' },
+  policyVersion: { sql: 'c.policy_version' },
+  rule: { sql: 'c.rule' },
+  args: { sql: 'c.args' },
+  request: { sql: 'c.request', decode: parseJson<StoredRequest> },
+  sealed: { sql: 'c.sealed' },
+  outcome: { sql: 'c.outcome' },
+  problem: { sql: 'c.problem' },
+  detail: { sql: 'c.detail' },
+  answer: { sql: 'c.answer', decode: parseJson<UpstreamAnswer> },
+  evidence: { sql: 'c.evidence' },
+  resolvedBy: { sql: 'c.resolved_by' },
+  settledAt: { sql: 'c.settled_at' },
+  deliveredAt: { sql: 'c.delivered_at' },
+  erasedAt: { sql: 'c.erased_at' },
+  leaf: { sql: 'c.leaf' },
+  contradiction: { sql: 'c.contradiction' },
+  attemptDetail: { sql: 'c.attempt_detail' },
+  disprovedBy: { sql: 'c.disproved_by' },
+  verdict: { sql: 'c.verdict' },
+  isRetryRequested: { sql: 'c.retry_requested' },
+  isApproved: { sql: APPROVED_SQL },
+  events: { sql: 'c.events' },
+  saga: { sql: 'c.saga' },
+  ordinal: { sql: 'c.ordinal' },
+  recalled: { sql: 'c.recalled' },
+  run: { sql: 'c.run' },
+  epoch: { sql: 'c.epoch' },
+  fenced: { sql: 'c.fenced' },
+  lockToken: { sql: 'c.lock_token::float8' },
+  undo: { sql: 'c.undo', decode: parseJson<StoredUndo> },
+  undoArgs: { sql: 'c.undo_args' },
+  undoSealed: { sql: 'c.undo_sealed' },
+  before: { sql: 'c.before' },
+  undoState: { sql: 'c.undo_state' },
+  undoReason: { sql: 'c.undo_reason' },
+  undoTxn: { sql: 'c.undo_txn' },
+  undoTries: { sql: 'c.undo_tries' },
+  undoOf: { sql: 'c.undo_of' },
+  hold: { sql: HOLD_SQL, decode: decodeHold },
+  owner: { sql: 'o.owner' },
+  dueAt: { sql: 'o.due_at' },
+  readAt: { sql: 'now()' },
+} as const satisfies { readonly [Field in keyof Call]-?: FieldSource<Call[Field]> };
+
+type CallFields = typeof CALL_FIELDS;
+
+/** A row as `pg` returns it: each field as its column has it, before it is decoded. */
+export type CallRow = {
+  readonly [Field in keyof CallFields]: CallFields[Field] extends { readonly decode: (value: infer Raw) => unknown }
+    ? Raw
+    : Call[Field];
+};
+
 /** Use with `from ${CALLS_WITH_OWNER}`. */
-export const CALL_COLUMNS = `
-  c.txn, c.agent, c.tool, c.key, c.identity, c.fingerprint, c.kind, c.state, c.fence, c.step, c.attempt, c.attempt_open,
-  c.unresolved, c.round_from, c.owner_deaths, c.created_at, c.first_sent_at, c.round_at, c.unknown_since,
-  c.key_lifetime_ms, c.policy_version, c.rule, c.args, c.request, c.sealed, c.outcome, c.problem, c.detail, c.answer,
-  c.evidence, c.resolved_by, c.settled_at, c.delivered_at, c.erased_at, c.leaf, c.contradiction, c.events,
-  c.attempt_detail, c.disproved_by, c.verdict, c.retry_requested, ${APPROVED_SQL} as approved,
-  c.saga, c.ordinal, c.recalled, c.run, c.epoch, c.fenced, c.lock_token::float8 as lock_token, c.undo, c.undo_args, c.undo_sealed, c.before, c.undo_state, c.undo_reason, c.undo_txn, c.undo_tries, c.undo_of,
-  ${HOLD_SQL} as hold, o.owner, o.due_at, now() as read_at`;
+export const CALL_COLUMNS = Object.entries(CALL_FIELDS)
+  .map(([field, { sql }]) => `${sql} as "${field}"`)
+  .join(', ');
 
 export const CALLS_WITH_OWNER = 'calls c left join open_calls o on o.txn = c.txn';
 
+const DECODERS = Object.entries<FieldSource<unknown>>(CALL_FIELDS).map(
+  ([field, { decode }]) => [field as keyof CallRow, decode as ((value: unknown) => unknown) | undefined] as const,
+);
+
 export function toCall(row: CallRow): Call {
-  return {
-    txn: row.txn,
-    agent: row.agent,
-    tool: row.tool,
-    key: row.key,
-    identity: row.identity,
-    fingerprint: row.fingerprint,
-    kind: row.kind,
-    state: row.state,
-    fence: row.fence,
-    updateNumber: row.step,
-    attempt: row.attempt,
-    attemptOpen: row.attempt_open,
-    unresolved: row.unresolved,
-    roundFrom: row.round_from,
-    ownerDeaths: row.owner_deaths,
-    createdAt: row.created_at,
-    firstSentAt: row.first_sent_at,
-    roundAt: row.round_at,
-    unknownSince: row.unknown_since,
-    keyLifetimeMs: row.key_lifetime_ms,
-    policyVersion: row.policy_version,
-    rule: row.rule,
-    args: row.args,
-    request: row.request === null ? null : (JSON.parse(row.request) as StoredRequest),
-    sealed: row.sealed,
-    outcome: row.outcome,
-    problem: row.problem,
-    detail: row.detail,
-    answer: row.answer === null ? null : (JSON.parse(row.answer) as UpstreamAnswer),
-    evidence: row.evidence,
-    resolvedBy: row.resolved_by,
-    settledAt: row.settled_at,
-    deliveredAt: row.delivered_at,
-    erasedAt: row.erased_at,
-    leaf: row.leaf,
-    contradiction: row.contradiction,
-    attemptDetail: row.attempt_detail,
-    disprovedBy: row.disproved_by,
-    verdict: row.verdict,
-    isRetryRequested: row.retry_requested,
-    isApproved: row.approved,
-    events: row.events,
-    saga: row.saga,
-    ordinal: row.ordinal,
-    recalled: row.recalled,
-    run: row.run,
-    epoch: row.epoch,
-    fenced: row.fenced,
-    lockToken: row.lock_token,
-    undo: row.undo === null ? null : (JSON.parse(row.undo) as StoredUndo),
-    undoArgs: row.undo_args,
-    undoSealed: row.undo_sealed,
-    before: row.before,
-    undoState: row.undo_state,
-    undoReason: row.undo_reason,
-    undoTxn: row.undo_txn,
-    undoTries: row.undo_tries,
-    undoOf: row.undo_of,
-    hold:
-      row.hold === null
-        ? null
-        : { kind: row.hold.kind, until: new Date(row.hold.until), leftMs: Math.max(0, row.hold.left_ms) },
-    owner: row.owner,
-    dueAt: row.due_at,
-    readAt: row.read_at,
-  };
+  const call: Partial<Record<keyof Call, unknown>> = {};
+  for (const [field, decode] of DECODERS) call[field] = decode === undefined ? row[field] : decode(row[field]);
+  return call as unknown as Call;
+}
+
+function parseJson<T>(text: string | null): T | null {
+  return text === null ? null : (JSON.parse(text) as T);
+}
+
+function decodeHold(hold: { kind: Hold['kind']; until: string; left_ms: number } | null): Hold | null {
+  return hold === null ? null : { kind: hold.kind, until: new Date(hold.until), leftMs: Math.max(0, hold.left_ms) };
 }

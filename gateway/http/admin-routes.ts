@@ -1,8 +1,7 @@
 import type { FastifyInstance } from 'fastify';
-import { summarizeCall } from '../domain/calls/call.ts';
 import { resolveDoubt } from '../flow/attempts/resolve.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
-import { findCalls, listParticipants, readCall } from '../flow/calls/own-calls.ts';
+import { findCalls, listParticipants, readCall, readTimeline, readTimelines } from '../flow/calls/own-calls.ts';
 import { listHeldLocks } from '../flow/controls/locks.ts';
 import { formatCallPage } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
@@ -19,17 +18,18 @@ export function adminRoutes(app: FastifyInstance, services: Services): void {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Record<string, string>;
     const page = await findCalls(services, { ...readFilter(query), agent: readParam(query, 'agent') });
-    return reply.type('application/json').send(formatCallPage(page, true));
+    return reply.type('application/json').send(formatCallPage(page, await readTimelines(services, page.items)));
   });
 
   app.get('/admin/calls/:txn', async (request, reply) => {
     identifyPerson(request, policies(), 'viewer');
     const call = await readCall(services, (request.params as { txn: string }).txn, undefined);
-    const view = callView(call, summarizeCall(call).pursued, true);
+    const events = await readTimeline(services, call.txn);
+    const view = callView(call, events);
     const participants = await listParticipants(services, call);
     return reply
       .type('application/json')
-      .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, participants))}}`);
+      .send(`${view.slice(0, -1)},"timeline":${JSON.stringify(timeline(call, events, participants))}}`);
   });
 
   app.get('/admin/locks', async (request) => {
@@ -55,6 +55,6 @@ export function adminRoutes(app: FastifyInstance, services: Services): void {
       ...(result === undefined ? {} : { result }),
       ...(senderIsDead === undefined ? {} : { senderIsDead }),
     });
-    return reply.type('application/json').send(callView(call, summarizeCall(call).pursued, true));
+    return reply.type('application/json').send(callView(call, await readTimeline(services, txn)));
   });
 }

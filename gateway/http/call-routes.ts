@@ -1,5 +1,5 @@
 import type { FastifyInstance } from 'fastify';
-import { summarizeCall } from '../domain/calls/call.ts';
+import type { CallEvent } from '../domain/calls/call.ts';
 import { isFinalState } from '../domain/calls/call-state.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { type CallPage, cancelCall, findCalls, markDelivered, readCall } from '../flow/calls/own-calls.ts';
@@ -15,7 +15,7 @@ export function callRoutes(app: FastifyInstance, services: Services): void {
   app.get('/v1/calls', async (request, reply) => {
     const agent = identifyAgent(request, context.policies());
     const page = await findCalls(services, { ...readFilter(request.query as Query), agent: agent.name });
-    return reply.type('application/json').send(formatCallPage(page, false));
+    return reply.type('application/json').send(formatCallPage(page));
   });
 
   app.get('/v1/calls/:txn', async (request, reply) => {
@@ -26,7 +26,7 @@ export function callRoutes(app: FastifyInstance, services: Services): void {
     const call = await readCall(services, txn, agent.name, patienceMs, cancelToken);
     if (isFinalState(call.state)) reply.raw.once('finish', () => markDelivered(services, call));
     reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
-    return reply.type('application/json').send(callView(call, summarizeCall(call).pursued, false));
+    return reply.type('application/json').send(callView(call));
   });
 
   app.post('/v1/calls/:txn/cancel', async (request, reply) => {
@@ -37,7 +37,8 @@ export function callRoutes(app: FastifyInstance, services: Services): void {
   });
 }
 
-export function formatCallPage(page: CallPage, full: boolean): string {
-  const items = page.items.map((call) => callView(call, summarizeCall(call).pursued, full));
+/** A page of calls. Given the events of its calls, the views have the members that only people see. */
+export function formatCallPage(page: CallPage, events?: ReadonlyMap<string, readonly CallEvent[]>): string {
+  const items = page.items.map((call) => callView(call, events && (events.get(call.txn) ?? [])));
   return `{"items":[${items.join(',')}],"cursor":${JSON.stringify(page.cursor)}}`;
 }

@@ -1,6 +1,6 @@
 import type { FastifyReply } from 'fastify';
 import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
-import type { Call, CallEvent, CallSummary, Hold } from '../domain/calls/call.ts';
+import { type Call, type CallEvent, type CallSummary, type Hold, summarizeCall } from '../domain/calls/call.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { UndoView } from './schemas/call-schemas.ts';
@@ -169,14 +169,14 @@ export function resultJson(answer: UpstreamAnswer | null): Json {
   }
 }
 
-/** A call as a resource. `full` adds the members that only people see. */
-export function callView(call: Call, pursued: boolean, full: boolean): string {
-  const problem = problemOf({ ...call, pursued }, false);
+/** A call as a resource. Given its events, the view has the members that only people see. */
+export function callView(call: Call, events?: readonly CallEvent[]): string {
+  const problem = problemOf(summarizeCall(call), false);
   const { txn, tool, state } = call;
   const hold = call.hold === null ? {} : { hold: holdJson(call.hold) };
   const head = { txn, tool, state, replayed: false, ...hold };
   // The arguments of a compensation may contain observed data that its agent may not see.
-  const isHidden = !full && call.undoOf !== null;
+  const isHidden = events === undefined && call.undoOf !== null;
   const tail = {
     outcome: call.outcome,
     problem: problem === undefined ? null : problemView(problem, isHidden),
@@ -184,7 +184,7 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
     run: call.run,
     epoch: call.epoch,
     lockToken: call.lockToken,
-    undo: undoView(call, full),
+    undo: undoView(call, events !== undefined),
     ...(call.undoOf === null ? {} : { undoes: call.undoOf }),
     attempts: call.attempt,
     receipt: call.leaf === null ? null : { leaf: call.leaf.toString('hex') },
@@ -193,7 +193,7 @@ export function callView(call: Call, pursued: boolean, full: boolean): string {
     createdAt: call.createdAt.toISOString(),
     settledAt: call.settledAt?.toISOString() ?? null,
     erasedAt: call.erasedAt?.toISOString() ?? null,
-    ...(full ? personOnlyView(call) : {}),
+    ...(events === undefined ? {} : personOnlyView(call, events)),
   };
   const result = state === 'succeeded' && !isHidden ? resultText(call.answer) : 'null';
   return `${JSON.stringify(head).slice(0, -1)},"result":${result},${JSON.stringify(tail).slice(1)}`;
@@ -219,15 +219,15 @@ export function undoView(
   };
 }
 
-function personOnlyView(call: Call) {
+function personOnlyView(call: Call, events: readonly CallEvent[]) {
   return {
     agent: call.agent,
     kind: call.kind,
     policyVersion: call.policyVersion,
     rule: call.rule,
     evidence: call.evidence,
-    resolvedBy: call.resolvedBy,
-    contradiction: call.contradiction,
+    resolvedBy: call.settledAt === null ? call.retriedBy : call.resolvedBy,
+    contradiction: events.find(({ what }) => what === 'contradiction')?.['detail'] ?? null,
     ownerDeaths: call.ownerDeaths,
     unresolved: call.unresolved,
   };
@@ -236,17 +236,20 @@ function personOnlyView(call: Call) {
 /** All events of a call, oldest first. */
 export function timeline(
   call: Call,
+  recorded: readonly CallEvent[],
   participants: readonly { readonly agent: string; readonly at: Date }[] = [],
 ): CallEvent[] {
   const isVote = ({ what }: CallEvent): boolean => what === 'vote';
   const events: CallEvent[] = [
-    ...call.events.filter(isVote),
+    ...recorded.filter(isVote),
     { at: call.createdAt.toISOString(), what: call.attempt > 0 || call.state === 'sending' ? 'claimed' : 'held' },
   ];
-  events.push(...call.events.filter((event) => !isVote(event)));
+  const isAfterEnd = ({ what }: CallEvent): boolean => what === 'contradiction';
+  events.push(...recorded.filter((event) => !isVote(event) && !isAfterEnd(event)));
   if (call.settledAt !== null) {
     events.push({ at: call.settledAt.toISOString(), what: call.state, evidence: call.evidence, by: call.resolvedBy });
   }
+  events.push(...recorded.filter(isAfterEnd));
   // An agent can join a shared call at any time, also after it settled.
   for (const { agent, at } of participants) events.push({ at: at.toISOString(), what: 'joined', by: agent });
   return participants.length === 0 ? events : events.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));

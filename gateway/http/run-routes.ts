@@ -75,7 +75,7 @@ export function runRoutes(app: FastifyInstance, services: Services): void {
     const run = await findRun(context, readIdParam(request), agent);
     // All calls of a run belong to its agent. Filtering by run alone uses one index.
     const page = await findCalls(services, { ...readFilter(request.query as Query), run: run.id });
-    return reply.type('application/json').send(formatCallPage(page, false));
+    return reply.type('application/json').send(formatCallPage(page));
   });
 
   app.put('/v1/runs/:id/checkpoint', { bodyLimit: MAX_CHECKPOINT_BYTES }, async (request) => {

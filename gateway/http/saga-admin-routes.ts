@@ -1,8 +1,7 @@
 import type { FastifyInstance } from 'fastify';
-import { summarizeCall } from '../domain/calls/call.ts';
 import { GatewayError } from '../domain/errors.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
-import { readCall } from '../flow/calls/own-calls.ts';
+import { readCall, readTimeline } from '../flow/calls/own-calls.ts';
 import { awaitUndo, closeParkedSaga, requestUndo, resumeRollback } from '../flow/sagas/manual-undo.ts';
 import { requestRollback } from '../flow/sagas/rollback.ts';
 import { awaitRollback, findSagas, readSaga } from '../flow/sagas/sagas.ts';
@@ -86,7 +85,7 @@ export function sagaAdminRoutes(app: FastifyInstance, services: Services): void 
     return reply
       .status(202)
       .type('application/json')
-      .send(callView(call, summarizeCall(call).pursued, true));
+      .send(callView(call, await readTimeline(services, txn)));
   });
 }
 

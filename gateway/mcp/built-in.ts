@@ -1,5 +1,4 @@
 import { z } from 'zod';
-import { summarizeCall } from '../domain/calls/call.ts';
 import { CALL_STATES } from '../domain/calls/call-state.ts';
 import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
@@ -98,7 +97,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     z.strictObject({ txn: id }),
     async ({ services, agent, patienceMs, cancelToken }, { txn }) => {
       const call = await readCall(services, txn, agent.name, patienceMs, cancelToken);
-      return JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json;
+      return JSON.parse(callView(call)) as Json;
     },
   ),
   defineTool(
@@ -114,7 +113,7 @@ export const BUILT_IN_TOOLS: readonly BuiltInTool[] = [
     async ({ services, agent }, { saga, state, tool: name, cursor, limit }) => {
       const filter = { saga, state, tool: name, cursor, since: undefined, limit: limit ?? 50, agent: agent.name };
       const page = await findCalls(services, filter);
-      const items = page.items.map((call) => JSON.parse(callView(call, summarizeCall(call).pursued, false)) as Json);
+      const items = page.items.map((call) => JSON.parse(callView(call)) as Json);
       return { items, cursor: page.cursor ?? null };
     },
   ),

@@ -26,7 +26,8 @@ export function buildIntent(owner: string, changes: Partial<Intent> = {}): Inten
     run: null,
     epoch: null,
     undo: null,
-    undoes: null,
+    undoOf: null,
+    undoTries: null,
     entry: '{}',
     ...changes,
   };

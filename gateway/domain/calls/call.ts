@@ -37,7 +37,7 @@ export interface Call {
   readonly state: CallState;
   /** Grows with every change of owner. A write with an older fence changes nothing. */
   readonly fence: number;
-  /** Counts the updates of the row. A late update with an older number changes nothing. */
+  /** Counts the updates of the open row. A late update with an older number changes nothing. */
   readonly updateNumber: number;
   readonly attempt: number;
   /** The outcome of the newest attempt is not recorded: it is in flight, or its sender died. */
@@ -66,21 +66,18 @@ export interface Call {
   readonly evidence: Evidence | null;
   readonly resolvedBy: string | null;
   readonly settledAt: Date | null;
-  readonly deliveredAt: Date | null;
   readonly erasedAt: Date | null;
   readonly leaf: Buffer | null;
-  readonly contradiction: string | null;
   /** The result of the newest attempt in words; null while it is not known. */
   readonly attemptDetail: string | null;
   /** The evidence that disproved the unknown attempts. */
   readonly disprovedBy: 'probe' | 'observation' | null;
-  /** The last verdict of a person. */
-  readonly verdict: 'applied' | 'not_applied' | 'retry' | null;
+  /** The person whose verdict was `retry`. */
+  readonly retriedBy: string | null;
   /** A person asked for a retry, and the retry has not led to another doubt. */
   readonly isRetryRequested: boolean;
   /** An open call that was held and then approved, or whose delay ended. */
   readonly isApproved: boolean;
-  readonly events: readonly CallEvent[];
   /** The saga of a step, or of the step that a compensation undoes. Only a step has an `ordinal`. */
   readonly saga: string | null;
   readonly ordinal: number | null;
@@ -145,6 +142,8 @@ export type CallSummary = Pick<
   | 'agent'
   | 'tool'
   | 'identity'
+  | 'fingerprint'
+  | 'run'
   | 'state'
   | 'attempt'
   | 'answer'
@@ -165,6 +164,8 @@ export function summarizeCall(call: Call): CallSummary {
     agent: call.agent,
     tool: call.tool,
     identity: call.identity,
+    fingerprint: call.fingerprint,
+    run: call.run,
     attempt: call.attempt,
     saga: call.saga,
     state: call.state,

@@ -131,7 +131,7 @@ type JobIntent = Pick<
   | 'state'
   | 'keyLifetimeMs'
   | 'saga'
-  | 'undoes'
+  | 'undoOf'
   | 'run'
   | 'undo'
 >;
@@ -175,7 +175,7 @@ export function createJob(
     unknownSince: null,
     isApproved: false,
     saga: intent.saga,
-    undoOf: intent.undoes?.txn ?? null,
+    undoOf: intent.undoOf,
     recalled: false,
     fenced: false,
     lockToken,

@@ -259,6 +259,8 @@ function toCallSummary(job: Job, state: CallState, reported: ReportedFields, pur
     agent: job.agent,
     tool: job.tool.name,
     identity: job.identity,
+    fingerprint: job.fingerprint,
+    run: job.run,
     attempt: job.attempt,
     saga: job.saga,
     state,

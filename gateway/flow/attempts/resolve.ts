@@ -96,7 +96,7 @@ function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
     (verdict.verdict === 'not_applied' && call.state === 'failed');
   if (isSame && call.evidence === 'person') return call;
   // The verdict `retry` is confirmed whatever became of the retry.
-  if (verdict.verdict === 'retry' && call.verdict === 'retry') return call;
+  if (verdict.verdict === 'retry' && call.retriedBy !== null) return call;
   const state = call.settledAt === null ? `is ${call.state}` : `ended as ${call.state}`;
   throw new GatewayError('conflict', `The call is not in doubt, so it needs no verdict: it ${state}.`, {
     txn: call.txn,

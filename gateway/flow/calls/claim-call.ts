@@ -81,7 +81,8 @@ export async function claimCall(
     run: toolCall.runEpoch?.run ?? null,
     epoch: toolCall.runEpoch?.epoch ?? null,
     undo: tool.effect === 'read' ? null : buildStoredUndo(ctx, txn, tool, toolCall),
-    undoes: null,
+    undoOf: null,
+    undoTries: null,
     entry: buildAuditEntry(held ? 'call_held' : 'call_claimed', {
       txn,
       agent: toolCall.agent.name,

@@ -1,7 +1,9 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import { type Call, type CallSummary, summarizeCall, toJoinerView } from '../../domain/calls/call.ts';
+import { type Call, type CallEvent, type CallSummary, summarizeCall, toJoinerView } from '../../domain/calls/call.ts';
+import { deriveRepeatSlot } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
+import { readCallEvents } from '../../ledger/calls/call-events.ts';
 import { type JoinedAgent, listJoinedAgents } from '../../ledger/calls/joins.ts';
 import { buildCursorAt, type CallFilter, type CallPage, isCursor, listCalls } from '../../ledger/calls/list-calls.ts';
 import { recordDelivery } from '../../ledger/calls/repeats.ts';
@@ -34,6 +36,21 @@ export async function readCall(
   // The claim was released meanwhile. Another request may have claimed the txn since.
   if (now === undefined || !now.fingerprint.equals(call.fingerprint)) return toView(call);
   return toView(now);
+}
+
+/** What happened to a call between its claim and its outcome. For people only. */
+export async function readTimeline(services: Services, txn: string): Promise<readonly CallEvent[]> {
+  return (await readTimelines(services, [{ txn }])).get(txn) ?? [];
+}
+
+export function readTimelines(
+  { ctx }: Services,
+  calls: readonly { readonly txn: string }[],
+): Promise<ReadonlyMap<string, readonly CallEvent[]>> {
+  return readCallEvents(
+    ctx.db,
+    calls.map(({ txn }) => txn),
+  );
 }
 
 /** The agents that joined a shared call. For people only. */
@@ -70,10 +87,14 @@ export async function cancelCall(services: Services, txn: string, agent: string)
   return summarizeCall(now);
 }
 
+/** The part of a call that names its slot (see `deriveRepeatSlot`). */
+export type DeliveredCall = Pick<CallSummary, 'txn' | 'identity' | 'agent' | 'fingerprint' | 'saga' | 'run'>;
+
 /** Records that the answer was written to the caller's connection. Only calls without a key need this. */
-export function markDelivered(services: Services, call: Pick<CallSummary, 'txn' | 'identity'>): void {
+export function markDelivered({ ctx }: Services, call: DeliveredCall): void {
   if (call.identity !== 'repeat') return;
-  recordDelivery(services.ctx.db, call.txn).catch(() => {
+  const slot = deriveRepeatSlot(ctx.deployment, call.agent, call.fingerprint, call.saga, call.run);
+  recordDelivery(ctx.db, slot, call.txn).catch(() => {
     // Without the record the answer counts as not delivered, so an identical call is answered with a replay. That is safe.
   });
 }

@@ -9,7 +9,7 @@ import { refuseClosedSaga } from '../sagas/sagas.ts';
 import { awaitCall, buildReleasedError, buildUnrecordedError } from './await-call.ts';
 import type { Services, ToolAnswer, ToolCall } from './execute-call.ts';
 import { identifyCall } from './identify-call.ts';
-import { markDelivered } from './own-calls.ts';
+import { type DeliveredCall, markDelivered } from './own-calls.ts';
 import { refuseKeyReuse } from './refuse.ts';
 import type { CachedAnswer } from './replay-cache.ts';
 import { deriveKeyAlias, isParticipant, joinSharedCall, redactForJoiner, resolveAlias } from './shared-keys.ts';
@@ -91,9 +91,9 @@ async function readAndAnswerRepeat(
 
 /** The answer of the call was erased after its retention. */
 class AnswerErasedError extends GatewayError {
-  readonly call: Pick<Call, 'txn' | 'identity' | 'state'>;
+  readonly call: DeliveredCall;
 
-  constructor(call: Pick<Call, 'txn' | 'identity' | 'state'>) {
+  constructor(call: DeliveredCall & Pick<Call, 'state'>) {
     const text =
       call.identity === 'repeat'
         ? 'An identical call was made before, and its answer is past its retention. To execute it again, use an idempotency key.'

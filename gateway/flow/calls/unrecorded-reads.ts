@@ -45,7 +45,7 @@ export async function executeUnrecordedRead({ ctx, dispatch }: Services, read: U
       fence: randomInt(1, 1_000_000_000),
       keyLifetimeMs: null,
       saga: null,
-      undoes: null,
+      undoOf: null,
       run: null,
       undo: null,
     },

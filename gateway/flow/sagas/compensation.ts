@@ -96,7 +96,8 @@ function buildUndoIntent(
     run: null,
     epoch: null,
     undo: null,
-    undoes: { txn: call.txn, tries },
+    undoOf: call.txn,
+    undoTries: tries,
     entry: buildAuditEntry('undo_claimed', {
       txn,
       of: call.txn,

@@ -1,5 +1,6 @@
 import { hashLeaf } from '../../domain/audit/audit.ts';
 import { GatewayError } from '../../domain/errors.ts';
+import { buildEndCtes } from '../calls/end-calls.ts';
 import { lockBucket } from '../calls/limits.ts';
 import { buildCursorCondition, buildFittingQuery, toPage } from '../calls/list-calls.ts';
 import type { Database, Queryable, Tx } from '../db.ts';
@@ -143,8 +144,8 @@ export async function listApprovals(
 
 /**
  * Ends a held call because its agent withdrew it or nobody decided in time. Returns false if the call is no longer held. Locks
- * in the order of a vote (approval, open call, call), so that the two never wait in a circle. The `count(*) >= 0` conditions
- * are always true; they make PostgreSQL take the locks in this order.
+ * in the order of a vote (approval, open call), so that the two never wait in a circle. The `count(*) >= 0` condition is always
+ * true; it makes PostgreSQL take the locks in this order.
  */
 export async function endHeldCall(
   db: Queryable,
@@ -157,16 +158,19 @@ export async function endHeldCall(
     name: 'end-held',
     text: `with locked as materialized (
         select txn, leaves_at from approvals where txn = $1 for update
-      ), locked_open as materialized (
-        select txn from open_calls where txn = $1 and (select count(*) from locked) >= 0 for update
-      ), ended as (
-        update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = $2, problem = $2, detail = $3, evidence = 'gateway', leaf = $4
-        where txn = $1 and state = 'held' and (select count(*) from locked_open) >= 0
-          -- Does not expire a call that was approved meanwhile and is now in its delay.
-          and ($2 <> 'expired' or not exists (select 1 from locked where leaves_at is not null)) returning txn
-      ), closed as (
-        delete from open_calls o using ended e where o.txn = e.txn
-      ), decided as (
+      ), ${buildEndCtes(
+        // Does not expire a call that was approved meanwhile and is now in its delay.
+        `o.txn = $1 and o.state = 'held' and (select count(*) from locked) >= 0
+          and ($2 <> 'expired' or not exists (select 1 from locked where leaves_at is not null))`,
+        {
+          state: '$2::text',
+          outcome: '$2',
+          problem: '$2',
+          detail: '$3',
+          evidence: `'gateway'`,
+          leaf: '$4::bytea',
+        },
+      )}, decided as (
         update approvals a set state = $2, decided_at = now() from ended e where a.txn = e.txn
       ), logged as (
         insert into audit_queue (entry) select $5 from ended

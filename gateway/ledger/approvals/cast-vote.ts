@@ -2,6 +2,7 @@ import { hashLeaf } from '../../domain/audit/audit.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { insertAuditEntry } from '../audit/audit-queue.ts';
 import { beginDelay } from '../calls/delays.ts';
+import { buildEndCtes } from '../calls/end-calls.ts';
 import type { Database, Tx } from '../db.ts';
 import { type Approval, type ApprovalState, readApproval } from './approvals.ts';
 
@@ -19,7 +20,7 @@ export interface NewApprovalVote {
  * Writes a vote and, if it decides, the decision. Voters queue for the lock of the approval row, so exactly one of them casts
  * the deciding vote. An approved call is due at once, and any process may take it; a crash right after leaves it due.
  *
- * Locks the approval, then the open call, then the call. All code that locks several of them uses this order.
+ * Locks the approval, then the open call. All code that locks both uses this order.
  */
 export async function castVote(db: Database, vote: NewApprovalVote): Promise<Approval> {
   return db.transaction(async (tx) => {
@@ -68,7 +69,7 @@ async function lockApproval(tx: Tx, txn: string): Promise<LockedApproval | undef
   return locked;
 }
 
-/** Locks the open call before the call itself, in the order of a takeover, so that the two never wait in a circle. */
+/** Locks the open call, so that no takeover comes in between. */
 async function lockOpenCall(tx: Tx, txn: string): Promise<void> {
   await tx.run({
     name: 'lock-open-call',
@@ -141,11 +142,11 @@ async function makeApprovedCallReady(tx: Tx, { txn, person, reason }: NewApprova
   await tx.run({
     name: 'make-ready',
     text: `with ready as (
-        update calls set state = 'ready', fence = fence + 1, round_at = now(), events = events || jsonb_build_array(jsonb_build_object(
-          'at', now(), 'what', 'approved', 'person', $2::text, 'reason', $3::text))
+        update open_calls set state = 'ready', fence = fence + 1, round_at = now(), owner = null, due_at = now()
         where txn = $1 and state = 'held' returning txn
       )
-      update open_calls o set owner = null, due_at = now() from ready r where o.txn = r.txn`,
+      insert into call_events (txn, event)
+      select txn, jsonb_build_object('at', now(), 'what', 'approved', 'person', $2::text, 'reason', $3::text) from ready`,
     values: [txn, person, reason],
   });
 }
@@ -168,12 +169,16 @@ async function markRejected(tx: Tx, txn: string): Promise<void> {
 async function endRejectedCall(tx: Tx, { txn, person, reason, entry }: NewApprovalVote): Promise<void> {
   await tx.run({
     name: 'end-rejected',
-    text: `with ended as (
-        update calls set state = 'rejected', fence = fence + 1, settled_at = now(), outcome = 'rejected', problem = 'rejected', detail = $3,
-          evidence = 'person', resolved_by = $2, leaf = $4
-        where txn = $1 and state = 'held' returning txn
-      )
-      delete from open_calls o using ended e where o.txn = e.txn`,
+    text: `with ${buildEndCtes(`o.txn = $1 and o.state = 'held'`, {
+      state: `'rejected'`,
+      outcome: `'rejected'`,
+      problem: `'rejected'`,
+      detail: '$3',
+      evidence: `'person'`,
+      leaf: '$4::bytea',
+      resolvedBy: '$2',
+    })}
+      select txn from ended`,
     values: [txn, person, `${person} rejected the call: ${reason}`, hashLeaf(entry)],
   });
 }

@@ -19,14 +19,14 @@ export async function readBacklog(db: Database, limit: number): Promise<Backlog>
   const [row] = await db.run<Backlog>({
     name: 'read-backlog',
     text: `select
-        count(*) filter (where c.state = 'held')::integer as held,
-        count(*) filter (where c.state = 'in_doubt')::integer as "inDoubt",
-        count(*) filter (where c.state in ('ready', 'sending'))::integer as "underWay",
+        count(*) filter (where o.state = 'held')::integer as held,
+        count(*) filter (where o.state = 'in_doubt')::integer as "inDoubt",
+        count(*) filter (where o.state in ('ready', 'sending', 'running'))::integer as "underWay",
         coalesce((select greatest(0, extract(epoch from now() - d.due_at)) from open_calls d
           where d.owner is null and d.due_at is not null order by d.due_at limit 1), 0)::float8 as "recoveryLag",
         count(*) >= $1 as "hasMore",
         (select count(*)::integer from (select from audit_queue limit $1) queued) as "auditQueue"
-      from (select txn from open_calls limit $1) o join calls c using (txn)`,
+      from (select state from open_calls limit $1) o`,
     values: [limit],
   });
   return row ?? { held: 0, inDoubt: 0, underWay: 0, recoveryLag: 0, auditQueue: 0, hasMore: false };

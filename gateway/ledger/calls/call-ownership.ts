@@ -1,7 +1,7 @@
 import type { Call } from '../../domain/calls/call.ts';
 import { insertAuditEntries } from '../audit/audit-queue.ts';
 import type { Database, Tx } from '../db.ts';
-import { CALL_COLUMNS, CALLS_WITH_OWNER, type CallRow, toCall } from './call-row.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
 
 /** The number of calls that one sweep takes over: small, so that several replicas share the work. */
 const MAX_TAKEN_PER_SWEEP = 256;
@@ -53,8 +53,8 @@ interface TakenCall {
 }
 
 /**
- * Decides which calls this process takes. `for update skip locked` gives each call to one taker, and skips calls that are being
- * settled. The conditions are checked again on the locked rows, because the scan before reads without locks.
+ * Decides which calls this process takes. `for update skip locked` gives each call to one taker, and skips calls that are ending
+ * now. The conditions are checked again on the locked rows, because the scan before reads without locks.
  */
 function assignUnattendedCalls(tx: Tx, owner: string): Promise<readonly TakenCall[]> {
   return tx.run<TakenCall>({
@@ -66,12 +66,11 @@ function assignUnattendedCalls(tx: Tx, owner: string): Promise<readonly TakenCal
               select txn from open_calls where owner = w.id limit ${MAX_SCANNED_PER_SWEEP}
             ) o where w.id <> $1 and ${buildOwnerGoneCondition('w.id')} limit ${MAX_SCANNED_PER_SWEEP})
         ), free as (
-          select o.txn, o.owner as previous from open_calls o join calls c on c.txn = o.txn
-          -- Restricts both tables: a plan made while they were empty would otherwise scan one of them.
-          where o.txn = any (array(select txn from found)) and c.txn = any (array(select txn from found))
+          select o.txn, o.owner as previous from open_calls o
+          where o.txn = any (array(select txn from found))
             and ((o.owner is null and o.due_at <= now()) or (o.owner is not null and o.owner <> $1 and ${buildOwnerGoneCondition('o.owner')}))
           order by o.txn limit ${MAX_TAKEN_PER_SWEEP}
-          for update of o, c skip locked
+          for update of o skip locked
         )
         update open_calls o set owner = $1, due_at = null from free f where f.txn = o.txn returning o.txn, f.previous as "previousOwner"`,
     values: [owner],
@@ -85,17 +84,23 @@ function assignUnattendedCalls(tx: Tx, owner: string): Promise<readonly TakenCal
 async function closeOrphanedAttempts(tx: Tx, taken: readonly TakenCall[]): Promise<void> {
   await tx.run({
     name: 'close-orphaned-attempts',
-    text: `update calls c set
-          fence = c.fence + 1,
-          unresolved = c.unresolved + (c.attempt_open and c.kind <> 'read')::int,
-          unknown_since = case when c.attempt_open and c.kind <> 'read' then now() else c.unknown_since end,
-          attempt_open = false,
-          owner_deaths = c.owner_deaths + (t.previous is not null)::int,
-          attempt_detail = case when t.previous is null then c.attempt_detail else coalesce(c.attempt_detail, 'the process that sent it ended') end,
-          events = case when t.previous is null then c.events else c.events || jsonb_build_array(jsonb_build_object(
-            'at', now(), 'what', 'taken_over', 'attempt', c.attempt, 'from', t.previous)) end
-        from unnest($1::uuid[], $2::uuid[]) as t(txn, previous)
-        where c.txn = t.txn and c.settled_at is null`,
+    text: `with closed as (
+          update open_calls o set
+            fence = o.fence + 1,
+            unresolved = o.unresolved + (o.attempt_open and c.kind <> 'read')::int,
+            unknown_since = case when o.attempt_open and c.kind <> 'read' then now() else o.unknown_since end,
+            attempt_open = false,
+            owner_deaths = o.owner_deaths + (t.previous is not null)::int,
+            former_owners = case when t.previous is null then o.former_owners else o.former_owners || t.previous end,
+            attempt_detail = case when t.previous is null then o.attempt_detail else coalesce(o.attempt_detail, 'the process that sent it ended') end
+          from unnest($1::uuid[], $2::uuid[]) as t(txn, previous) join calls c on c.txn = t.txn
+          -- Restricts each table: a plan made while they were empty would otherwise scan one of them.
+          where o.txn = t.txn and o.txn = any ($1::uuid[]) and c.txn = any ($1::uuid[])
+          returning o.txn, o.attempt, t.previous
+        )
+        insert into call_events (txn, event)
+        select txn, jsonb_build_object('at', now(), 'what', 'taken_over', 'attempt', attempt, 'from', previous)
+        from closed where previous is not null`,
     values: [taken.map(({ txn }) => txn), taken.map(({ previousOwner }) => previousOwner)],
   });
 }
@@ -104,7 +109,7 @@ async function closeOrphanedAttempts(tx: Tx, taken: readonly TakenCall[]): Promi
 async function readTakenCalls(tx: Tx, taken: readonly TakenCall[]): Promise<readonly Call[]> {
   const rows = await tx.run<CallRow>({
     name: 'read-taken',
-    text: `select ${CALL_COLUMNS} from ${CALLS_WITH_OWNER} where c.txn = any($1::uuid[]) and c.settled_at is null`,
+    text: `select ${CALL_COLUMNS} from ${CALLS_JOINED} where c.txn = any($1::uuid[]) and o.txn is not null`,
     values: [taken.map(({ txn }) => txn)],
   });
   return rows.map(toCall);
@@ -117,8 +122,7 @@ async function readTakenCalls(tx: Tx, taken: readonly TakenCall[]): Promise<read
 export async function handOverCalls(db: Database, owner: string): Promise<void> {
   await db.run({
     name: 'hand-over',
-    text: `update open_calls o set owner = null, due_at = now() from calls c
-      where o.owner = $1 and c.txn = o.txn and not c.attempt_open`,
+    text: `update open_calls set owner = null, due_at = now() where owner = $1 and not attempt_open`,
     values: [owner],
   });
 }
@@ -134,12 +138,14 @@ export async function releaseClaim(
 ): Promise<boolean> {
   const rows = await db.run<{ txn: string }>({
     name: 'release',
-    text: `with released as (
-        delete from calls c using open_calls o
-        where c.txn = $1 and o.txn = c.txn and o.owner is not distinct from $2::uuid and c.fence = $4 and c.settled_at is null and c.unresolved = 0
-        returning c.txn
-      ), closed as (
-        delete from open_calls o using released d where o.txn = d.txn
+    text: `with closed as (
+        delete from open_calls where txn = $1 and owner is not distinct from $2::uuid and fence = $4 and unresolved = 0 returning txn
+      ), released as (
+        delete from calls c using closed d where c.txn = d.txn returning c.txn
+      ), without_undo as (
+        delete from undos u using released d where u.txn = d.txn
+      ), without_events as (
+        delete from call_events e using released d where e.txn = d.txn
       ), refunded as (
         delete from spends s using released d where s.txn = d.txn
       ), undecided as (
@@ -200,12 +206,15 @@ export async function isOwnedBy(db: Database, txn: string, owner: string | null)
   return rows.length === 1;
 }
 
-/** Stores a late answer that contradicts the final state, for people to see. The first contradiction is kept. */
+/** Adds a late answer that contradicts the final state to the timeline, for people to see. Only the first one is kept. */
 export async function recordContradiction(db: Database, txn: string, text: string, entry: string): Promise<void> {
   await db.run({
     name: 'record-contradiction',
     text: `with recorded as (
-        update calls set contradiction = $2 where txn = $1 and contradiction is null returning txn
+        insert into call_events (txn, event)
+        select txn, jsonb_build_object('at', now(), 'what', 'contradiction', 'detail', $2::text) from outcomes
+        where txn = $1 and not exists (select 1 from call_events e where e.txn = $1 and e.event ->> 'what' = 'contradiction')
+        returning txn
       )
       insert into audit_queue (entry) select $3 from recorded`,
     values: [txn, text, entry],

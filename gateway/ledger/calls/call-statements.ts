@@ -1,40 +1,50 @@
-import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from './encode-call-batch.ts';
+import { CLAIM_ROW, OUTCOME_ROW, UPDATE_ROW } from './call-batches.ts';
+import { INTENT_COLUMNS, KEPT_COLUMNS, OUTCOME_COLUMNS } from './call-columns.ts';
 
 /**
- * The statements that claim and update calls. Each works on a whole batch and is built from two lists of CTEs, one for claims
- * and one for updates. So claims and updates that wait at the same moment go as one statement and one commit.
+ * The statements that claim, update and end calls. Each works on a whole batch and is built from lists of CTEs, one for each
+ * kind of row. So rows that wait at the same moment go as one statement and one commit.
  *
  * Membership is tested with `in (…) is true` instead of a join. Hash joins are off on these connections (see db.ts), and a
  * nested loop over the batch would cost more than the writes.
  */
 
-/** A part of a statement. Its rows are the parameter with this number. */
-type SqlFragment = (parameter: number) => string;
+interface TableColumn {
+  readonly column: string;
+  readonly cast?: string;
+}
+
+const listColumns = (columns: Readonly<Record<string, TableColumn>>) =>
+  Object.values(columns)
+    .map(({ column }) => column)
+    .join(', ');
+/** The values of a batch row for the columns of a table. */
+const listValues = (columns: Readonly<Record<string, TableColumn>>) =>
+  Object.values(columns)
+    .map(({ column, cast }) => (cast === undefined ? column : `${column}::${cast}`))
+    .join(', ');
 
 /**
  * Decides which intents become calls. `admit` selects those whose conditions hold; `on conflict do nothing` lets the first claim
  * of a txn win, also against a claim that commits at the same moment. `claimed` holds the winners. The open call and the audit
  * entry are written for the winners in the same statement, so a crash leaves all three or none.
  */
-function buildClaimCtes(admit: string): SqlFragment {
-  return (parameter) => `intents as (
-  select * from unnest($${parameter}::${CLAIM_ROW_TYPE.type}[])
+const buildClaimCtes = (admit: string, parameter: number) => `intents as (
+  select * from unnest($${parameter}::${CLAIM_ROW.type}[])
 ), ${admit}
 ), claimed as (
-  insert into calls (txn, agent, tool, key, identity, fingerprint, kind, state, fence, attempt, attempt_open, first_sent_at, key_lifetime_ms,
-    policy_version, rule, args, request, sealed, saga, ordinal, depends_on, undo, undo_of, run, epoch)
-  select txn, agent, tool, key, identity, fingerprint, kind, state, fence, (state = 'sending')::int, state = 'sending',
-    case when state = 'sending' then now() end, lifetime_ms, policy_version, rule, args, request, sealed, saga, ordinal, depends_on::uuid[], undo, undo_of, run, epoch
-  from admitted
+  insert into calls (${listColumns(INTENT_COLUMNS)}, ordinal)
+  select ${listValues(INTENT_COLUMNS)}, ordinal from admitted
   on conflict (txn) do nothing
   returning txn
 ), opened as (
-  insert into open_calls (txn, owner, due_at, run)
-  select txn, owner, now() + due_ms * interval '1 ms', run from intents where (txn in (select txn from claimed)) is true
+  insert into open_calls (txn, owner, due_at, run, state, fence, attempt, attempt_open, first_sent_at)
+  select txn, owner, now() + due_ms * interval '1 ms', run, state::open_state, fence, (state = 'sending')::int, state = 'sending',
+    case when state = 'sending' then now() end
+  from intents where (txn in (select txn from claimed)) is true
 ), logged_claims as (
   insert into audit_queue (entry) select entry from intents where (txn in (select txn from claimed)) is true
 )`;
-}
 
 /** A key that is bound as an alias of a shared call cannot become a call of its own. */
 const NOT_ALIASED = 'not exists (select 1 from aliases a where a.alias = i.txn)';
@@ -70,103 +80,151 @@ const ADMIT_IN_RUN_OR_SAGA = `locked_runs as materialized (
   where i.saga is null or n.id is not null`;
 
 /**
- * Admits a compensation only for a call whose undo is due, and only one for each try. The update of the undone call is the
+ * Admits a compensation only for a call whose undo is due, and only one for each try. The update of the undo is the
  * compare-and-set: of two processes that start the same try, the second finds `tries` raised and admits nothing.
  */
 const ADMIT_UNDOS = `begun as (
-  update calls c set undo_state = 'running', undo_txn = i.txn, undo_tries = c.undo_tries + 1, undo_reason = null, undo_doubt = null
-  from intents i where c.txn = i.undo_of and c.undo_state = 'due' and c.undo_tries = i.tries
-  returning c.txn
+  update undos u set state = 'running', undo_txn = i.txn, tries = u.tries + 1, reason = null, doubt = null
+  from intents i where u.txn = i.undo_of and u.state = 'due' and u.tries = i.tries
+  returning u.txn
 ), admitted as (
   select i.*, null::int as ordinal from intents i join begun b on b.txn = i.undo_of`;
 
+/** Stores what the rows of `source` say about undos: the observed state, the arguments, or the reason why there are none. */
+const buildUndoCte = (name: string, source: string) => `${name} as (
+  insert into undos as u (txn, before, args, sealed, reason)
+  select txn, undo_before, undo_args, undo_sealed, undo_reason from ${source}
+  where undo_before is not null or undo_args is not null or undo_reason is not null
+  on conflict (txn) do update set before = coalesce(excluded.before, u.before), args = coalesce(excluded.args, u.args),
+    sealed = coalesce(excluded.sealed, u.sealed), reason = coalesce(excluded.reason, u.reason)
+)`;
+
 /**
- * Applies updates to open calls. An update applies only with the current fence and the next step number, so a former owner and a
- * late retry change nothing. Evidence applies under any fence, because it is true under any owner, but never to a settled
- * call. Row locks serialize two updates of one call; the second re-checks the conditions. The open call and the audit entry
- * change in the same statement, so a crash leaves all or nothing.
+ * Applies updates to open calls. An update applies only with the current fence and the next number, so a former owner and a
+ * late retry change nothing. The row lock serializes two updates of one call; the second checks the conditions again. The audit
+ * entry is written in the same statement, so a crash leaves both or none.
  */
-const buildUpdateCtes: SqlFragment = (parameter) => `changes as (
-  select * from unnest($${parameter}::${CHANGE_ROW_TYPE.type}[])
+const buildUpdateCtes = (parameter: number) => `changes as (
+  select * from unnest($${parameter}::${UPDATE_ROW.type}[])
 ), updated as (
-  update calls c set
-    state = i.state,
-    step = case when i.evident then c.step + 1 else i.step end,
-    attempt = case when i.evident then c.attempt else i.attempt end,
+  update open_calls o set
+    state = i.state::open_state,
+    update_number = i.update_number,
+    attempt = i.attempt,
     attempt_open = i.attempt_open,
     unresolved = i.unresolved,
-    first_sent_at = coalesce(c.first_sent_at, case when i.attempt_open then now() end),
-    -- A late success of a former owner settles the call while an attempt of the new owner is open. That attempt may still have an effect.
-    unknown_since = case when i.evident and c.attempt_open and c.fence <> i.fence then now()
-      else coalesce(now() - i.unknown_ms * interval '1 ms', c.unknown_since) end,
-    outcome = i.outcome,
-    problem = i.problem,
+    first_sent_at = coalesce(o.first_sent_at, case when i.attempt_open then now() end),
+    unknown_since = coalesce(now() - i.unknown_ms * interval '1 ms', o.unknown_since),
     detail = i.detail,
-    answer = i.answer,
-    evidence = case when i.evident and c.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end,
-    resolved_by = i.resolved_by,
-    leaf = coalesce(i.leaf, c.leaf),
-    settled_at = case when i.custody = 'close' then now() end,
-    events = case when i.event is null then c.events else c.events || i.event::jsonb end,
-    before = coalesce(i.before, c.before),
-    undo_args = coalesce(i.undo_args, c.undo_args),
-    undo_sealed = coalesce(i.undo_sealed, c.undo_sealed),
-    undo_reason = coalesce(i.undo_reason, c.undo_reason),
     attempt_detail = i.attempt_detail,
     disproved_by = i.disproved_by,
     -- A new doubt answers the retry that a person asked for.
-    retry_requested = c.retry_requested and not (i.state = 'in_doubt' and i.custody = 'park' and i.event is not null)
+    retry_requested = o.retry_requested and not (i.state = 'in_doubt' and i.parked and i.event is not null),
+    owner = case when not i.parked then o.owner end,
+    due_at = case when i.parked then now() + i.due_ms * interval '1 ms' else o.due_at end
   from changes i
-  where c.txn = i.txn and c.settled_at is null and (i.evident or (c.fence = i.fence and c.step = i.step - 1))
+  where o.txn = i.txn and o.fence = i.fence and o.update_number = i.update_number - 1
     -- A recalled step opens no new attempt, except to resolve an attempt whose outcome is unknown.
-    and not (c.recalled and i.attempt > c.attempt and i.unresolved = 0)
+    and not (o.recalled and i.attempt > o.attempt and i.unresolved = 0)
     -- A fenced idempotent call opens no new attempt at all: a repeat could overwrite a write of the successor.
-    and not (c.fenced and c.kind = 'idempotent' and i.attempt > c.attempt)
-  returning c.txn, i.custody, i.due_ms, i.entry
-), closed as (
-  delete from open_calls o using updated u where u.txn = o.txn and u.custody = 'close'
-), parked as (
-  update open_calls o set owner = null, due_at = now() + u.due_ms * interval '1 ms' from updated u where u.txn = o.txn and u.custody = 'park'
-), logged_changes as (
+    and not (o.fenced and i.attempt > o.attempt and (select c.kind = 'idempotent' from calls c where c.txn = o.txn))
+  returning i.*
+), described as (
+  insert into call_events (txn, event) select txn, event::jsonb from updated where event is not null
+), ${buildUndoCte('observed', 'updated')}, logged_updates as (
   insert into audit_queue (entry) select entry from updated
 )`;
 
 /**
- * The updates that hold: those that this statement applied, and those that an earlier try of the same statement applied. A late
- * success may have used the number of an update. The call is then settled with another leaf, and the update does not hold.
+ * Ends open calls: deletes the open row and writes the outcome. Evidence ends a call under any fence, because it is true under
+ * any owner; otherwise the fence and the number must be current. A call without an open row has ended already and keeps its
+ * outcome. All of this is one statement, so a crash leaves the call open or ended, never both.
+ */
+const buildOutcomeCtes = (parameter: number, hasUndos: boolean) => `endings as (
+  select * from unnest($${parameter}::${OUTCOME_ROW.type}[])
+), ended as (
+  delete from open_calls o using endings i
+  where o.txn = i.txn and (i.evident or (o.fence = i.fence and o.update_number = i.update_number - 1))
+  returning i.txn, i.state, i.outcome, i.problem, i.detail, i.answer, i.resolved_by, i.leaf, i.undo_before, i.undo_args, i.undo_sealed,
+    i.undo_reason, i.entry, o.first_sent_at, o.lock_token, o.attempt, o.owner_deaths, o.retried_by,
+    case when i.evident and o.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end as evidence,
+    -- A late success of a former owner ends the call while an attempt of the new owner is open. That attempt may still have an effect.
+    case when i.evident and o.fence <> i.fence and o.attempt_open then now()
+      else coalesce(now() - i.unknown_ms * interval '1 ms', o.unknown_since) end as unknown_since
+), settled as (
+  insert into outcomes (txn, ${listColumns(OUTCOME_COLUMNS)}, ${KEPT_COLUMNS})
+  select txn, ${listValues(OUTCOME_COLUMNS)}, ${KEPT_COLUMNS} from ended
+)${hasUndos ? `, ${buildUndoCte('undoable', 'ended')}` : ''}, logged_outcomes as (
+  insert into audit_queue (entry) select entry from ended
+)`;
+
+/**
+ * The updates and outcomes that hold: those that this statement wrote, and those that an earlier try of the same statement wrote.
+ * An outcome is recognised by its leaf. The counts avoid the second look in the common case.
  */
 const UPDATES_IN_FORCE = `select txn from updated
 union all
-select c.txn from calls c join changes i on c.txn = i.txn where not i.evident and c.fence = i.fence and c.step = i.step
-  and (c.settled_at is null or c.leaf = i.leaf)`;
+select o.txn from open_calls o join changes i on o.txn = i.txn
+where (select count(*) from updated) < (select count(*) from changes) and o.fence = i.fence and o.update_number = i.update_number`;
+const OUTCOMES_IN_FORCE = `select txn from ended
+union all
+select r.txn from outcomes r join endings i on r.txn = i.txn
+where (select count(*) from ended) < (select count(*) from endings) and r.leaf = i.leaf`;
 
 /** The txns as one text: reading one row for each would cost more than finding them. */
-const CLAIMED_TXNS = `(select string_agg(txn::text, ' ') from claimed)`;
-const UPDATED_TXNS = `(select string_agg(txn::text, ' ') from (${UPDATES_IN_FORCE}) as found)`;
+const joinTxns = (query: string) => `(select string_agg(txn::text, ' ') from (${query}) found)`;
 
-/** The txns that were claimed and updated, separated by spaces. */
+/** The txns that were claimed, updated and ended, each separated by spaces. */
 export interface WriteResult {
   readonly claimed: string | null;
   readonly updated: string | null;
+  readonly ended: string | null;
 }
 
 const buildClaimStatement = (name: string, admit: string) => ({
   name,
-  text: `with ${buildClaimCtes(admit)(1)}\nselect ${CLAIMED_TXNS} as claimed, null as updated`,
+  text: `with ${buildClaimCtes(admit, 1)}\nselect ${joinTxns('select txn from claimed')} as claimed`,
 });
-/** Claims calls without run, saga or undone step. */
+/** Claims calls without run, saga or undone step, alone in their transaction. */
 export const CLAIM_CALLS = buildClaimStatement('claim', ADMIT_ALL);
 /** Claims calls of a run, and steps of a saga. */
 export const CLAIM_IN_RUN_OR_SAGA = buildClaimStatement('claim-bound', ADMIT_IN_RUN_OR_SAGA);
 /** Claims compensations. */
 export const CLAIM_UNDOS = buildClaimStatement('claim-undos', ADMIT_UNDOS);
-/** Updates open calls. */
-export const UPDATE_CALLS = {
-  name: 'advance',
-  text: `with ${buildUpdateCtes(1)}\nselect null as claimed, ${UPDATED_TXNS} as updated`,
-};
-/** Claims calls (parameter 1) and updates others (parameter 2). */
-export const CLAIM_AND_UPDATE = {
-  name: 'claim-and-advance',
-  text: `with ${buildClaimCtes(ADMIT_ALL)(1)}, ${buildUpdateCtes(2)}\nselect ${CLAIMED_TXNS} as claimed, ${UPDATED_TXNS} as updated`,
-};
+
+/** The kinds of rows in a batch. */
+export interface BatchKinds {
+  readonly hasClaims: boolean;
+  readonly hasUpdates: boolean;
+  readonly hasOutcomes: boolean;
+  /** Some outcome says something about an undo. Most do not, and need not touch `undos`. */
+  readonly hasUndos: boolean;
+}
+
+const writeStatements = new Map<string, { readonly name: string; readonly text: string }>();
+
+/** The statement for a batch, with one parameter for each kind of rows, in this order: claims, updates, outcomes. */
+export function getWriteStatement(kinds: BatchKinds): { readonly name: string; readonly text: string } {
+  const { hasClaims, hasUpdates, hasOutcomes, hasUndos } = kinds;
+  const parts = [hasClaims && 'claims', hasUpdates && 'updates', hasOutcomes && 'outcomes', hasUndos && 'undos'];
+  const name = `write-${parts.filter(Boolean).join('-')}`;
+  let statement = writeStatements.get(name);
+  if (statement === undefined) {
+    statement = { name, text: buildWriteText(kinds) };
+    writeStatements.set(name, statement);
+  }
+  return statement;
+}
+
+function buildWriteText({ hasClaims, hasUpdates, hasOutcomes, hasUndos }: BatchKinds): string {
+  const ctes: string[] = [];
+  if (hasClaims) ctes.push(buildClaimCtes(ADMIT_ALL, ctes.length + 1));
+  if (hasUpdates) ctes.push(buildUpdateCtes(ctes.length + 1));
+  if (hasOutcomes) ctes.push(buildOutcomeCtes(ctes.length + 1, hasUndos));
+  const results = [
+    ...(hasClaims ? [`${joinTxns('select txn from claimed')} as claimed`] : []),
+    ...(hasUpdates ? [`${joinTxns(UPDATES_IN_FORCE)} as updated`] : []),
+    ...(hasOutcomes ? [`${joinTxns(OUTCOMES_IN_FORCE)} as ended`] : []),
+  ];
+  return `with ${ctes.join(', ')}\nselect ${results.join(', ')}`;
+}

@@ -7,18 +7,18 @@ import type { StoredUndo } from '../../domain/sagas/saga.ts';
 import { type ApprovalRequest, requestApproval } from '../approvals/approvals.ts';
 import { type LockConflict, type LockRequest, takeLocks } from '../controls/locks.ts';
 import { recordTaint, type TaintExposure } from '../controls/taints.ts';
-import type { Database, Queryable, Tx } from '../db.ts';
+import type { Database, Queryable, Statement } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
-import { CALL_COLUMNS, CALLS_WITH_OWNER, type CallRow, toCall } from './call-row.ts';
+import { encodeClaims, encodeOutcomes, encodeUpdates, type RowTypeOids, readRowTypeOids } from './call-batches.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { appendCallEvents } from './call-events.ts';
 import {
-  CLAIM_AND_UPDATE,
   CLAIM_CALLS,
   CLAIM_IN_RUN_OR_SAGA,
   CLAIM_UNDOS,
-  UPDATE_CALLS,
+  getWriteStatement,
   type WriteResult,
 } from './call-statements.ts';
-import { encodeClaims, encodeUpdates, type RowTypeOids, readRowTypeOids } from './encode-call-batch.ts';
 import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
 import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
@@ -62,8 +62,9 @@ export interface Intent {
   readonly run: string | null;
   readonly epoch: number | null;
   readonly undo: StoredUndo | null;
-  /** For a compensation: the call to undo. The claim wins only while that undo is due and has had exactly this many tries. */
-  readonly undoes: { readonly txn: string; readonly tries: number } | null;
+  /** For a compensation: the call to undo. The claim wins only while that undo is due and has had exactly `undoTries` tries. */
+  readonly undoOf: string | null;
+  readonly undoTries: number | null;
   readonly entry: string;
 }
 
@@ -182,7 +183,7 @@ export class CallStore {
    */
   claim(intent: Intent, guards?: ClaimGuards): Promise<ClaimResult> {
     if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
-    if (intent.undoes !== null) return this.#undoClaims.submit(intent);
+    if (intent.undoOf !== null) return this.#undoClaims.submit(intent);
     if (isBoundToRunOrSaga(intent)) return this.#runOrSagaClaims.submit(intent);
     return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
   }
@@ -239,7 +240,7 @@ export class CallStore {
         if (locks?.kind === 'lock_conflict') throw new ClaimRefused(locks);
         if (guards.approval !== undefined)
           await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
-        if (guards.events !== undefined) await appendEvents(tx, intent.txn, guards.events);
+        if (guards.events !== undefined) await appendCallEvents(tx, intent.txn, guards.events);
         return locks === undefined ? CLAIM_WON : { kind: 'won', lockToken: locks.token };
       });
     } catch (error) {
@@ -253,15 +254,15 @@ export class CallStore {
   async #claimAll(intents: readonly Intent[], db: Queryable = this.#db): Promise<ClaimResult[]> {
     const [sample] = intents;
     const statement =
-      sample?.undoes != null
+      sample?.undoOf != null
         ? CLAIM_UNDOS
         : sample !== undefined && isBoundToRunOrSaga(sample)
           ? CLAIM_IN_RUN_OR_SAGA
           : CLAIM_CALLS;
     const claims = new Map<string, Intent>();
     for (const intent of intents) addIfAbsent(claims, intent);
-    const oids = await this.#loadRowTypeOids();
-    const [written] = await db.run<WriteResult>({ ...statement, values: [encodeClaims(claims, oids.claim)] });
+    const values = [encodeClaims([...claims.values()], await this.#loadRowTypeOids())];
+    const [written] = await db.run<WriteResult>({ ...statement, values });
     const won = parseTxns(written?.claimed);
     return intents.map((intent) => toClaimResult(claims.get(intent.txn) === intent && won.has(intent.txn)));
   }
@@ -274,20 +275,34 @@ export class CallStore {
       if (claim !== undefined) addIfAbsent(claims, claim);
       if (update !== undefined) addIfAbsent(updates, update);
     }
-    const { name, text } = updates.size === 0 ? CLAIM_CALLS : claims.size === 0 ? UPDATE_CALLS : CLAIM_AND_UPDATE;
-    const oids = await this.#loadRowTypeOids();
-    const values: Buffer[] = [];
-    if (claims.size > 0) values.push(encodeClaims(claims, oids.claim));
-    if (updates.size > 0) values.push(encodeUpdates(updates, oids.change));
-    const [written] = await this.#db.run<WriteResult>({ name, text, values });
+    const [written] = await this.#db.run<WriteResult>(await this.#buildWrite(claims, [...updates.values()]));
     const won = parseTxns(written?.claimed);
     const updated = parseTxns(written?.updated);
+    const ended = parseTxns(written?.ended);
     return writes.map(({ claim, update }) => {
       if (claim !== undefined) return toClaimResult(claims.get(claim.txn) === claim && won.has(claim.txn));
       if (update === undefined) return false;
       // A second update of the same call goes into a later batch.
-      return updates.get(update.txn) === update ? updated.has(update.txn) : this.update(update);
+      if (updates.get(update.txn) !== update) return this.update(update);
+      return (update.custody === 'close' ? ended : updated).has(update.txn);
     });
+  }
+
+  async #buildWrite(claims: ReadonlyMap<string, Intent>, updates: readonly CallUpdate[]): Promise<Statement> {
+    const oids = await this.#loadRowTypeOids();
+    const outcomes = updates.filter(({ custody }) => custody === 'close');
+    const others = outcomes.length === updates.length ? [] : updates.filter(({ custody }) => custody !== 'close');
+    const statement = getWriteStatement({
+      hasClaims: claims.size > 0,
+      hasUpdates: others.length > 0,
+      hasOutcomes: outcomes.length > 0,
+      hasUndos: outcomes.some(({ undo }) => undo !== null),
+    });
+    const values: Buffer[] = [];
+    if (claims.size > 0) values.push(encodeClaims([...claims.values()], oids));
+    if (others.length > 0) values.push(encodeUpdates(others, oids));
+    if (outcomes.length > 0) values.push(encodeOutcomes(outcomes, oids));
+    return { ...statement, values };
   }
 
   /** Reads the oids once and keeps them. If the read fails, nothing was written, so the commit is never unknown. */
@@ -311,17 +326,8 @@ export class CallStore {
 function readCallRows(db: Queryable, txns: readonly string[]): Promise<readonly CallRow[]> {
   return db.run<CallRow>({
     name: 'read-calls',
-    text: `select ${CALL_COLUMNS} from ${CALLS_WITH_OWNER} where c.txn = any($1::uuid[])`,
+    text: `select ${CALL_COLUMNS} from ${CALLS_JOINED} where c.txn = any($1::uuid[])`,
     values: [txns],
-  });
-}
-
-/** Adds events to a call that this transaction has just inserted, so no other transaction can change it. */
-async function appendEvents(tx: Tx, txn: string, events: readonly CallEvent[]): Promise<void> {
-  await tx.run({
-    name: 'append-events',
-    text: 'update calls set events = events || $2::jsonb where txn = $1',
-    values: [txn, JSON.stringify(events)],
   });
 }
 

@@ -20,19 +20,19 @@ export async function beginDelay(
     text: `with approved as (
         update approvals set approved_digest = decode($2, 'hex'), leaves_at = now() + $5 * interval '1 ms', expires_at = now() + $5 * interval '1 ms'
         where txn = $1 returning txn, leaves_at
-      ), recorded as (
-        update calls c set events = c.events || jsonb_build_array(jsonb_build_object(
-          'at', now(), 'what', 'approved', 'person', $3::text, 'reason', $4::text, 'leavesAt', a.leaves_at))
-        from approved a where c.txn = a.txn and c.state = 'held' returning c.txn, a.leaves_at
+      ), delayed as (
+        update open_calls o set owner = null, due_at = a.leaves_at from approved a where o.txn = a.txn and o.state = 'held'
+        returning o.txn, o.due_at
       )
-      update open_calls o set owner = null, due_at = n.leaves_at from recorded n where o.txn = n.txn`,
+      insert into call_events (txn, event)
+      select txn, jsonb_build_object('at', now(), 'what', 'approved', 'person', $3::text, 'reason', $4::text, 'leavesAt', due_at) from delayed`,
     values: [txn, digest, person, reason, delayMs],
   });
 }
 
 /**
  * Releases a call whose delay is over: the call becomes due for any process, and stays due after a crash. Returns false if a
- * person decided meanwhile. Locks in the order of a vote (approval, open call, call), so the two never wait in a circle; of
+ * person decided meanwhile. Locks in the order of a vote (approval, open call), so the two never wait in a circle; of
  * two replicas the second finds the approval no longer pending.
  */
 export async function releaseDelayed(db: Queryable, txn: string, entry: string): Promise<boolean> {
@@ -40,14 +40,11 @@ export async function releaseDelayed(db: Queryable, txn: string, entry: string):
     name: 'release-delayed',
     text: `with locked as materialized (
         select txn from approvals where txn = $1 and state = 'pending' and leaves_at <= now() for update
-      ), locked_open as materialized (
-        select o.txn from open_calls o where o.txn in (select txn from locked) for update
       ), ready as (
-        update calls c set state = 'ready', fence = c.fence + 1, round_at = now(),
-          events = c.events || jsonb_build_array(jsonb_build_object('at', now(), 'what', 'unopposed'))
-        where c.txn in (select txn from locked_open) and c.state = 'held' returning c.txn
-      ), due as (
-        update open_calls o set owner = null, due_at = now() from ready r where o.txn = r.txn
+        update open_calls o set state = 'ready', fence = o.fence + 1, round_at = now(), owner = null, due_at = now()
+        where o.txn in (select txn from locked) and o.state = 'held' returning o.txn
+      ), described as (
+        insert into call_events (txn, event) select txn, jsonb_build_object('at', now(), 'what', 'unopposed') from ready
       ), decided as (
         update approvals a set state = 'unopposed', decided_at = now() from ready r where a.txn = r.txn
       ), logged as (

@@ -1,7 +1,7 @@
 import type { Call } from '../../domain/calls/call.ts';
 import { type CallState, isFinalState } from '../../domain/calls/call-state.ts';
 import type { Database } from '../db.ts';
-import { CALL_COLUMNS, CALLS_WITH_OWNER, type CallRow, toCall } from './call-row.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
 
 export interface CallFilter {
   readonly agent?: string | undefined;
@@ -57,15 +57,13 @@ export function toPage<Row extends { readonly position: string; readonly found: 
   return { items, cursor: found > items.length ? (items.at(-1)?.position ?? null) : null };
 }
 
-const CALL_BYTES_SQL = [
-  ...['args', 'request', 'answer', 'undo', 'undo_args', 'before', 'sealed', 'undo_sealed'].map(
-    (column) => `coalesce(octet_length(c.${column}), 0)`,
-  ),
-  'pg_column_size(c.events)',
-].join(' + ');
+const CALL_BYTES_SQL = ['c.args', 'c.request', 'c.undo', 'c.sealed', 'r.answer', 'u.args', 'u.before', 'u.sealed']
+  .map((column) => `coalesce(octet_length(${column}), 0)`)
+  .join(' + ');
 
 /** Starts from the open calls: few calls are open, whatever the size of the ledger. */
-const OPEN_ONLY = 'c.txn = any (array(select txn from open_calls))';
+const OPEN_ONLY = `c.txn = any (array(select txn from open_calls where state = $3::open_state))`;
+const ENDED_ONLY = 'r.state = $3::final_state';
 
 /**
  * Lists calls, newest first. The cursor is the position of the last row, so new calls do not shift the pages. Each combination of
@@ -75,18 +73,19 @@ export async function listCalls(db: Database, filter: CallFilter): Promise<CallP
   const [micros, txn] = filter.cursor?.split('.') ?? [];
   const isOpen = filter.state !== undefined && !isFinalState(filter.state);
   const rows = await db.run<CallRow & { position: string; found: number }>({
-    name: `list-calls${isOpen ? '-open' : ''}${filter.agent === undefined ? '' : '-of-agent'}${filter.saga === undefined ? '' : '-of-saga'}${filter.run === undefined ? '' : '-of-run'}`,
+    name: `list-calls${filter.state === undefined ? '' : isOpen ? '-open' : '-ended'}${filter.agent === undefined ? '' : '-of-agent'}${filter.saga === undefined ? '' : '-of-saga'}${filter.run === undefined ? '' : '-of-run'}`,
     text: `with found as materialized (
-      select c.txn, c.created_at, ${CALL_BYTES_SQL} as bytes from calls c
+      select c.txn, c.created_at, ${CALL_BYTES_SQL} as bytes from ${CALLS_JOINED}
       where ${filter.agent === undefined ? '$1::text is null' : 'c.agent = $1::text'}
         and ${filter.saga === undefined ? '$8::uuid is null' : 'c.saga = $8::uuid'}
         and ${filter.run === undefined ? '$9::uuid is null' : 'c.run = $9::uuid'}
-        and ($2::text is null or tool = $2) and ($3::text is null or state = $3) and ($4::timestamptz is null or created_at >= $4)
-        and ${buildCursorCondition('c.created_at', 'c.txn', '$5', '$6')} and ${isOpen ? OPEN_ONLY : 'true'}
+        and ($2::text is null or c.tool = $2) and ($4::timestamptz is null or c.created_at >= $4)
+        and ${buildCursorCondition('c.created_at', 'c.txn', '$5', '$6')}
+        and ${filter.state === undefined ? '$3::text is null' : isOpen ? OPEN_ONLY : ENDED_ONLY}
       order by c.created_at desc, c.txn desc limit $7
     ), fitting as materialized (${buildFittingQuery('txn', 'created_at')})
     select ${CALL_COLUMNS}, (extract(epoch from c.created_at) * 1000000)::bigint || '.' || c.txn as position, f.found
-      from fitting f join ${CALLS_WITH_OWNER} on c.txn = f.txn where f.fits order by c.created_at desc, c.txn desc`,
+      from fitting f join (${CALLS_JOINED}) on c.txn = f.txn where f.fits order by c.created_at desc, c.txn desc`,
     values: [
       filter.agent ?? null,
       filter.tool ?? null,

@@ -1,7 +1,7 @@
 import type { Call } from '../../domain/calls/call.ts';
 import type { Database } from '../db.ts';
 import { groupByDatabase } from '../group-commit.ts';
-import { CALL_COLUMNS, type CallRow, toCall } from './call-row.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
 
 /** Every call without a key reads repeats, even a refused one. A flood of calls must not take all connections. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
@@ -19,10 +19,10 @@ export interface NewestRepeat {
 export const findNewestRepeat = groupByDatabase<string, NewestRepeat | undefined>(BATCH, async (db, slots) => {
   const rows = await db.run<RepeatRow>({
     name: 'find-newest-repeat',
-    text: `select r.slot, r.generation, r.txn as slot_txn, extract(epoch from now() - c.delivered_at)::float8 * 1000 as ms,
+    text: `select s.slot, s.generation, s.txn as slot_txn, extract(epoch from now() - s.delivered_at)::float8 * 1000 as ms,
         ${CALL_COLUMNS}
-      from repeats r left join calls c on c.txn = r.txn left join open_calls o on o.txn = c.txn
-      where r.slot = any($1::uuid[])`,
+      from repeats s left join (${CALLS_JOINED}) on c.txn = s.txn
+      where s.slot = any($1::uuid[])`,
     values: [[...new Set(slots)]],
   });
   const found = new Map(rows.map((row) => [row.slot, toNewestRepeat(row)]));
@@ -41,19 +41,21 @@ export async function recordGeneration(db: Database, slot: string, generation: n
   await db.run({
     name: 'record-generation',
     text: `insert into repeats (slot, generation, txn) values ($1, $2, $3)
-      on conflict (slot) do update set generation = excluded.generation, txn = excluded.txn where repeats.generation < excluded.generation`,
+      on conflict (slot) do update set generation = excluded.generation, txn = excluded.txn, delivered_at = null
+      where repeats.generation < excluded.generation`,
     values: [slot, generation, txn],
   });
 }
 
 /**
  * Records that the answer was written to the caller's connection. Until then an equal request counts as a retry. Records
- * only the first delivery, and only of a settled call.
+ * only the first delivery, only of the newest call of the slot, and only if that call has ended.
  */
-export async function recordDelivery(db: Database, txn: string): Promise<void> {
+export async function recordDelivery(db: Database, slot: string, txn: string): Promise<void> {
   await db.run({
     name: 'record-delivery',
-    text: `update calls set delivered_at = now() where txn = $1 and delivered_at is null and settled_at is not null`,
-    values: [txn],
+    text: `update repeats set delivered_at = now() where slot = $1 and txn = $2 and delivered_at is null
+      and exists (select 1 from outcomes where txn = $2)`,
+    values: [slot, txn],
   });
 }

@@ -2,12 +2,17 @@ import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import { insertAuditEntry } from '../audit/audit-queue.ts';
 import type { Database, Tx } from '../db.ts';
 
-/** Removes the payload of a call. The rest of the row is its tombstone. */
-const ERASE_ASSIGNMENTS = `args = null, request = null, sealed = null, answer = null, key = null, detail = null, events = '[]',
-  undo = null, undo_args = null, undo_sealed = null, before = null, undo_reason = null, attempt_detail = null, erased_at = now()`;
+/** Removes the payload of an intent. The rest of the row is the tombstone of the call. */
+const ERASE_ASSIGNMENTS = 'key = null, args = null, request = null, sealed = null, undo = null, erased_at = now()';
 
-/** Removes payloads from the approvals, votes and notices of the calls in `erased`. */
-const ERASE_RELATED_CTES = `erased_approvals as (
+/** Removes the other payloads of the calls in `erased`. */
+const ERASE_RELATED_CTES = `erased_outcomes as (
+        update outcomes r set detail = null, answer = null from erased e where e.txn = r.txn
+      ), erased_undos as (
+        update undos u set args = null, sealed = null, before = null, reason = null from erased e where e.txn = u.txn
+      ), deleted_events as (
+        delete from call_events v using erased e where e.txn = v.txn
+      ), erased_approvals as (
         update approvals a set shown = null from erased e where e.txn = a.txn
       ), erased_votes as (
         update votes v set reason = '' from erased e where e.txn = v.txn
@@ -57,15 +62,17 @@ async function eraseDueCalls(tx: Tx, payloadsMs: number, txns: readonly string[]
     name: 'sweep-erase',
     text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (
-            select l.txn from sweep_later l join calls s on s.txn = l.txn and s.settled_at < now() - $1 * interval '1 ms'
-            where s.undo_state not in ('due', 'running')
+            select l.txn from sweep_later l join outcomes r on r.txn = l.txn and r.settled_at < now() - $1 * interval '1 ms'
+            join calls s on s.txn = l.txn left join undos u on u.txn = l.txn
+            where coalesce(u.state not in ('due', 'running'), true)
               and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
             order by l.txn limit ${MAX_CALLS_PER_SWEEP}) l
         ), ripe as (
           -- Keeps payloads that an undo may still need.
-          select c.txn, c.settled_at is not null and c.settled_at < now() - $1 * interval '1 ms'
-            and c.undo_state not in ('due', 'running') and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
-          from candidates join calls c using (txn)
+          select c.txn, coalesce(r.settled_at < now() - $1 * interval '1 ms', false)
+            and coalesce(u.state not in ('due', 'running'), true)
+            and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
+          from candidates join calls c using (txn) left join outcomes r using (txn) left join undos u using (txn)
         ), erased as (
           update calls c set ${ERASE_ASSIGNMENTS}
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
@@ -101,8 +108,8 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
     text: `with requested as (
         select * from unnest($1::uuid[], $2::text[]) as t(txn, entry)
       ), erased as (
-        update calls c set ${ERASE_ASSIGNMENTS} from requested w
-        where c.txn = w.txn and c.settled_at is not null and c.erased_at is null and c.undo_state not in ('due', 'running')
+        update calls c set ${ERASE_ASSIGNMENTS} from requested w join outcomes r on r.txn = w.txn left join undos u on u.txn = w.txn
+        where c.txn = w.txn and c.erased_at is null and coalesce(u.state not in ('due', 'running'), true)
           and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at is not null))
         returning c.txn, w.entry
       ), ${ERASE_RELATED_CTES}, done as (
@@ -174,6 +181,10 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
           select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
           order by created_at limit ${MAX_CALLS_PER_SWEEP} for update skip locked)
         returning txn
+      ), dropped_outcomes as (
+        delete from outcomes r using dropped d where r.txn = d.txn
+      ), dropped_undos as (
+        delete from undos u using dropped d where u.txn = d.txn
       ), dropped_approvals as (
         delete from approvals a using dropped d where a.txn = d.txn
       ), dropped_votes as (

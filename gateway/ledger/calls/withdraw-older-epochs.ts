@@ -2,6 +2,7 @@ import { buildAuditEntry, hashLeaf } from '../../domain/audit/audit.ts';
 import type { RunEpoch } from '../../domain/controls/run.ts';
 import { endHeldCall } from '../approvals/approvals.ts';
 import type { Tx } from '../db.ts';
+import { buildEndCtes } from './end-calls.ts';
 
 interface RecalledCall {
   readonly txn: string;
@@ -13,7 +14,7 @@ interface RecalledCall {
 /**
  * Ends the unsent calls of older epochs of a run: held calls, and calls between two attempts without an unknown attempt. The
  * other calls of older epochs send nothing more, except to resolve a doubt; until they end, the run is not drained. Returns the
- * ended calls. Locks rows of `calls` before rows of `open_calls`, as a settlement does, so that the two never deadlock.
+ * ended calls.
  */
 export async function withdrawOlderEpochs(tx: Tx, runEpoch: RunEpoch): Promise<readonly string[]> {
   const why = `its run was taken over, in epoch ${runEpoch.epoch}`;
@@ -35,7 +36,7 @@ async function listOlderHeldCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<rea
   const rows = await tx.run<{ txn: string }>({
     name: 'list-older-held',
     text: `select c.txn from open_calls o join calls c on c.txn = o.txn
-      where o.run = $1 and c.epoch < $2 and c.state = 'held' order by c.txn`,
+      where o.run = $1 and c.epoch < $2 and o.state = 'held' order by c.txn`,
     values: [run, epoch],
   });
   return rows.map(({ txn }) => txn);
@@ -50,8 +51,8 @@ async function recallOlderCalls(tx: Tx, runEpoch: RunEpoch): Promise<readonly Re
 async function lockOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<void> {
   await tx.run({
     name: 'lock-older',
-    text: `select txn from calls where txn in (select txn from open_calls where run = $1) and epoch < $2 and settled_at is null and not fenced
-      order by txn for update`,
+    text: `select o.txn from open_calls o join calls c on c.txn = o.txn where o.run = $1 and c.epoch < $2 and not o.fenced
+      order by o.txn for update of o`,
     values: [run, epoch],
   });
 }
@@ -60,9 +61,9 @@ async function lockOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<void> {
 function fenceOlderCalls(tx: Tx, { run, epoch }: RunEpoch): Promise<readonly RecalledCall[]> {
   return tx.run<RecalledCall>({
     name: 'fence-older',
-    text: `update calls set recalled = true, fenced = true
-      where txn in (select txn from open_calls where run = $1) and epoch < $2 and settled_at is null and not fenced
-      returning txn, state, not attempt_open and unresolved = 0 as "isIdle"`,
+    text: `update open_calls o set recalled = true, fenced = true from calls c
+      where c.txn = o.txn and o.run = $1 and c.epoch < $2 and not o.fenced
+      returning o.txn, o.state, not o.attempt_open and o.unresolved = 0 as "isIdle"`,
     values: [run, epoch],
   });
 }
@@ -78,14 +79,19 @@ async function endIdleCalls(tx: Tx, idle: readonly RecalledCall[], why: string):
     name: 'end-fenced',
     text: `with ending as (
         select * from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bytea[]) as t(txn, state, problem, entry, leaf)
-      ), ended as (
-        update calls c set state = e.state, fence = c.fence + 1, settled_at = now(), outcome = 'no_effect', problem = e.problem, detail = $6,
-          evidence = 'gateway', leaf = e.leaf
-        from ending e where c.txn = e.txn returning c.txn
-      ), closed as (
-        delete from open_calls o using ended e where o.txn = e.txn
-      )
-      insert into audit_queue (entry) select entry from ending`,
+      ), ${buildEndCtes(
+        'o.txn = e.txn',
+        {
+          state: 'state',
+          outcome: `'no_effect'`,
+          problem: 'problem',
+          detail: '$6',
+          evidence: `'gateway'`,
+          leaf: 'leaf',
+        },
+        { using: 'ending e', returning: 'e.state, e.problem, e.leaf, e.entry' },
+      )}
+      insert into audit_queue (entry) select entry from ended`,
     values: [
       ends.map((end) => end.txn),
       ends.map((end) => end.as),

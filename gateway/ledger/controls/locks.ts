@@ -68,12 +68,11 @@ async function drawToken(tx: Tx): Promise<number> {
   return Number(drawn?.token);
 }
 
-/** Marks the open call as locked, so that a trigger deletes its locks when it ends. This transaction holds the call. */
+/** Marks the open call with its token, so that a trigger deletes its locks when it ends. This transaction holds the call. */
 async function recordToken(tx: Tx, txn: string, token: number): Promise<void> {
   await tx.run({
     name: 'record-lock-token',
-    text: `with recorded as (update calls set lock_token = $2 where txn = $1)
-      update open_calls set locked = true where txn = $1`,
+    text: 'update open_calls set lock_token = $2 where txn = $1',
     values: [txn, token],
   });
 }
@@ -98,7 +97,7 @@ export async function takeLocksOfOpenCall(
 async function lockOwnCall(tx: Tx, txn: string, fence: number): Promise<boolean> {
   const rows = await tx.run({
     name: 'lock-own-call',
-    text: 'select txn from calls where txn = $1 and fence = $2 and settled_at is null for update',
+    text: 'select txn from open_calls where txn = $1 and fence = $2 for update',
     values: [txn, fence],
   });
   return rows.length > 0;

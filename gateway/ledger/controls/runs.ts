@@ -8,7 +8,7 @@ import { buildTaintColumn } from './taints.ts';
 
 /** Open calls of older epochs that may still have an effect. A read has none. */
 const buildOpenInOlderEpochs = (epoch: string) => `from open_calls o join calls c on c.txn = o.txn
-  where o.run = r.id and c.epoch < ${epoch} and c.kind <> 'read' and c.settled_at is null`;
+  where o.run = r.id and c.epoch < ${epoch} and c.kind <> 'read'`;
 
 /** Every call is a sign of life of its run. The row of the call has the time, so the claim does not update the run. */
 const LAST_SEEN_SQL = `greatest(r.taken_at, r.heartbeat_at, r.checkpoint_at,
@@ -236,7 +236,7 @@ export function listOlderOpenCalls(
   return db.run<OlderOpenCall>({
     name: 'list-older-open',
     text: `select c.txn, c.tool, c.state, c.epoch, c.created_at as "createdAt"
-      from (select $1::uuid as id) r cross join lateral (select c.* ${buildOpenInOlderEpochs('$2::int')}) c
+      from (select $1::uuid as id) r cross join lateral (select c.txn, c.tool, o.state, c.epoch, c.created_at ${buildOpenInOlderEpochs('$2::int')}) c
       order by c.created_at, c.txn limit $3`,
     values: [run, epoch, limit],
   });

@@ -4,6 +4,7 @@ import { GatewayError } from '../../domain/errors.ts';
 import { computePlanDigest } from '../../domain/sagas/plan-digest.ts';
 import type { Saga } from '../../domain/sagas/saga.ts';
 import { endHeldCall } from '../approvals/approvals.ts';
+import { buildEndCtes } from '../calls/end-calls.ts';
 import { requireCurrentEpoch } from '../controls/runs.ts';
 import type { Database, Tx } from '../db.ts';
 import { readSteps } from './saga-steps.ts';
@@ -119,10 +120,10 @@ function isRollbackInProgress(saga: Saga, keep: number, { to, canResumeParked }:
 async function retryFailedUndos(tx: Tx, id: string): Promise<void> {
   await tx.run({
     name: 'retry-undos',
-    text: `update calls c set undo_state = case when u.txn is not null and u.settled_at is null then 'running' else 'due' end,
-        undo_from = c.undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null, undo_doubt = null
-      from calls f left join calls u on u.txn = f.undo_txn
-      where f.saga = $1 and c.txn = f.txn and c.undo_state = 'failed' and c.undo_args is not null`,
+    text: `update undos u set
+        state = case when exists (select 1 from open_calls o where o.txn = u.undo_txn) then 'running'::undo_state else 'due'::undo_state end,
+        tries_from = u.tries, since = now(), due_at = null, reason = null, doubt = null
+      from calls c where c.saga = $1 and u.txn = c.txn and u.state = 'failed' and u.args is not null`,
     values: [id],
   });
 }
@@ -137,7 +138,7 @@ interface RecalledStep {
 
 /**
  * Recalls the open steps after `keep`, and returns those with an open attempt. Idle steps end here. Steps with an open or unknown
- * attempt continue until their outcome is known. Locks in the order of a vote: approvals, open calls, calls.
+ * attempt continue until their outcome is known. Locks in the order of a vote: approvals, open calls.
  */
 async function recallOpenSteps(tx: Tx, id: string, keep: number, reason: string): Promise<readonly string[]> {
   const why = `its saga is rolled back: ${reason}`;
@@ -152,7 +153,8 @@ async function recallOpenSteps(tx: Tx, id: string, keep: number, reason: string)
 async function lockOpenSteps(tx: Tx, id: string, keep: number): Promise<void> {
   await tx.run({
     name: 'lock-open-steps',
-    text: 'select txn from calls where saga = $1 and ordinal > $2 and settled_at is null order by txn for update',
+    text: `select o.txn from calls c join open_calls o on o.txn = c.txn where c.saga = $1 and c.ordinal > $2
+      order by o.txn for update of o`,
     values: [id, keep],
   });
 }
@@ -161,8 +163,8 @@ async function lockOpenSteps(tx: Tx, id: string, keep: number): Promise<void> {
 function markStepsRecalled(tx: Tx, id: string, keep: number): Promise<readonly RecalledStep[]> {
   return tx.run<RecalledStep>({
     name: 'recall-steps',
-    text: `update calls set recalled = true where saga = $1 and ordinal > $2 and settled_at is null
-      returning txn, state, attempt_open as "attemptOpen", not attempt_open and unresolved = 0 as "isIdle"`,
+    text: `update open_calls o set recalled = true from calls c where c.txn = o.txn and c.saga = $1 and c.ordinal > $2
+      returning o.txn, o.state, o.attempt_open as "attemptOpen", not o.attempt_open and o.unresolved = 0 as "isIdle"`,
     values: [id, keep],
   });
 }
@@ -174,12 +176,14 @@ async function endIdleStep(tx: Tx, { txn, state }: RecalledStep, why: string): P
   const entry = buildAuditEntry(`call_${endState}`, { txn, why });
   await tx.run({
     name: 'end-recalled',
-    text: `with ended as (
-          update calls set state = $2, fence = fence + 1, settled_at = now(), outcome = 'no_effect', problem = $3, detail = $4, evidence = 'gateway', leaf = $5
-          where txn = $1 returning txn
-        ), closed as (
-          delete from open_calls o using ended e where o.txn = e.txn
-        )
+    text: `with ${buildEndCtes('o.txn = $1', {
+      state: '$2::text',
+      outcome: `'no_effect'`,
+      problem: '$3',
+      detail: '$4',
+      evidence: `'gateway'`,
+      leaf: '$5::bytea',
+    })}
         insert into audit_queue (entry) select $6 from ended`,
     values: [txn, endState, problem, why, hashLeaf(entry), entry],
   });
@@ -195,7 +199,8 @@ async function cancelHeldSteps(tx: Tx, id: string, keep: number, why: string): P
 async function listHeldSteps(tx: Tx, id: string, keep: number): Promise<readonly string[]> {
   const rows = await tx.run<{ txn: string }>({
     name: 'list-held-steps',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and state = 'held' order by txn`,
+    text: `select c.txn from calls c join open_calls o on o.txn = c.txn where c.saga = $1 and c.ordinal > $2 and o.state = 'held'
+      order by c.txn`,
     values: [id, keep],
   });
   return rows.map(({ txn }) => txn);
@@ -231,7 +236,9 @@ export async function resumeSaga(
 async function waiveSteps(tx: Tx, id: string, txns: readonly string[]): Promise<readonly string[]> {
   const rows = await tx.run<{ txn: string }>({
     name: 'waive-steps',
-    text: 'update calls set waived = true where saga = $1 and ordinal is not null and txn = any($2::uuid[]) returning txn',
+    text: `insert into undos as u (txn, waived)
+      select txn, true from calls where saga = $1 and ordinal is not null and txn = any($2::uuid[]) order by txn
+      on conflict (txn) do update set waived = true returning u.txn`,
     values: [id, txns],
   });
   return rows.map(({ txn }) => txn);
@@ -284,7 +291,8 @@ export async function transitionSaga(
 async function hasMoreToUndo(tx: Tx, id: string, keep: number): Promise<boolean> {
   const rows = await tx.run({
     name: 'more-to-undo',
-    text: `select txn from calls where saga = $1 and ordinal > $2 and (settled_at is null or undo_state not in ('done', 'skipped')) limit 1`,
+    text: `select c.txn from calls c left join undos u on u.txn = c.txn where c.saga = $1 and c.ordinal > $2
+        and (coalesce(u.state not in ('done', 'skipped'), true) or exists (select 1 from open_calls o where o.txn = c.txn)) limit 1`,
     values: [id, keep],
   });
   return rows.length > 0;

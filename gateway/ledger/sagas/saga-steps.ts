@@ -5,8 +5,8 @@ import type { Queryable } from '../db.ts';
 export type StepDetail = 'whole' | 'outline';
 
 const STEP_DETAIL_QUERIES = {
-  whole: { name: 'read-steps', args: 'c.undo_args' },
-  outline: { name: 'outline-steps', args: `case when c.undo_args is not null then '{}' end as undo_args` },
+  whole: { name: 'read-steps', args: 'd.args as undo_args' },
+  outline: { name: 'outline-steps', args: `case when d.args is not null then '{}' end as undo_args` },
 } as const satisfies Record<StepDetail, { name: string; args: string }>;
 
 /**
@@ -67,16 +67,20 @@ interface StepRow {
   u_ms_in_doubt: number | null;
 }
 
-const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, c.state, c.outcome, c.ordinal, c.depends_on, c.undo, c.undo_state, c.undo_reason, c.undo_doubt,
-    c.undo_txn, c.undo_tries, c.undo_from, c.waived,
+/** A step with the undo `d` of its call, and its compensation `u` with the outcome `ur` or the open row `uo`. */
+const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, coalesce(r.state::text, o.state::text) as state, r.outcome, c.ordinal, c.depends_on, c.undo,
+    coalesce(d.state, 'none') as undo_state, d.reason as undo_reason, d.doubt as undo_doubt, d.undo_txn, coalesce(d.tries, 0) as undo_tries,
+    coalesce(d.tries_from, 0) as undo_from, coalesce(d.waived, false) as waived,
     o.owner is not null or o.due_at is not null as pursued,
-    extract(epoch from now() - c.unknown_since)::float8 * 1000 as ms_since_unknown,
-    extract(epoch from now() - c.undo_since)::float8 * 1000 as ms_since_due,
-    extract(epoch from c.undo_due_at - now())::float8 * 1000 as ms_to_next_try,
-    u.state as u_state, u.problem as u_problem, u.detail as u_detail, left(u.answer, 24) as u_answer, u.attempt as u_attempt,
+    extract(epoch from now() - coalesce(r.unknown_since, o.unknown_since))::float8 * 1000 as ms_since_unknown,
+    extract(epoch from now() - d.since)::float8 * 1000 as ms_since_due,
+    extract(epoch from d.due_at - now())::float8 * 1000 as ms_to_next_try,
+    coalesce(ur.state::text, uo.state::text) as u_state, ur.problem as u_problem, coalesce(ur.detail, uo.detail) as u_detail,
+    left(ur.answer, 24) as u_answer, coalesce(ur.attempt, uo.attempt) as u_attempt,
     uo.owner is not null or uo.due_at is not null as u_pursued,
-    extract(epoch from now() - u.unknown_since)::float8 * 1000 as u_ms_in_doubt
-  from calls c left join open_calls o on o.txn = c.txn left join calls u on u.txn = c.undo_txn left join open_calls uo on uo.txn = u.txn`;
+    extract(epoch from now() - coalesce(ur.unknown_since, uo.unknown_since))::float8 * 1000 as u_ms_in_doubt
+  from calls c left join open_calls o on o.txn = c.txn left join outcomes r on r.txn = c.txn left join undos d on d.txn = c.txn
+    left join outcomes ur on ur.txn = d.undo_txn left join open_calls uo on uo.txn = d.undo_txn`;
 
 function toSagaStep(row: StepRow): SagaStep & { readonly saga: string | null } {
   return {

@@ -183,7 +183,8 @@ export async function commitSaga(
 function listOpenSteps(tx: Tx, id: string): Promise<readonly { txn: string; state: string }[]> {
   return tx.run<{ txn: string; state: string }>({
     name: 'list-open-steps',
-    text: 'select txn, state from calls where saga = $1 and ordinal is not null and settled_at is null order by ordinal limit 3',
+    text: `select o.txn, o.state from calls c join open_calls o on o.txn = c.txn
+      where c.saga = $1 and c.ordinal is not null order by c.ordinal limit 3`,
     values: [id],
   });
 }

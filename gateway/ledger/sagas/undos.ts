@@ -97,13 +97,17 @@ export class UndoStore {
           select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[])
             as t(txn, from_state, tries, to_state, reason, in_ms, entry, doubt)
         ), marked as (
-          update calls c set undo_state = i.to_state, undo_reason = i.reason, undo_doubt = i.doubt,
-            undo_since = case when i.to_state = 'due' then coalesce(c.undo_since, now()) else c.undo_since end,
-            undo_due_at = case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
-          from incoming i where c.txn = i.txn and c.undo_state = i.from_state and c.undo_tries = i.tries
-          returning c.txn, i.entry
+          -- The undo of a call has no row before its first mark, unless an observation or its arguments are known.
+          insert into undos as u (txn, state, reason, doubt, since, due_at)
+          select i.txn, i.to_state::undo_state, i.reason, i.doubt, case when i.to_state = 'due' then now() end,
+            case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
+          from incoming i where i.from_state = 'none' and i.tries = 0 or exists (select 1 from undos k where k.txn = i.txn)
+          on conflict (txn) do update set state = excluded.state, reason = excluded.reason, doubt = excluded.doubt,
+            since = case when excluded.state = 'due' then coalesce(u.since, excluded.since) else u.since end, due_at = excluded.due_at
+          where exists (select 1 from incoming i where i.txn = u.txn and i.from_state = u.state::text and i.tries = u.tries)
+          returning u.txn
         ), logged as (
-          insert into audit_queue (entry) select entry from marked
+          insert into audit_queue (entry) select i.entry from incoming i where (i.txn in (select txn from marked)) is true
         )
         select txn from marked`,
       values: [
@@ -151,15 +155,26 @@ interface UndoableCall {
   readonly isCompensationOpen: boolean;
 }
 
-/** Locks a succeeded call until the transaction ends, so that marks and other requests wait. */
+/** Locks the undo of a succeeded call until the transaction ends, so that marks and other requests wait. */
 async function lockUndoableCall(tx: Tx, txn: string): Promise<UndoableCall | undefined> {
+  await insertUndo(tx, txn);
   const [call] = await tx.run<UndoableCall>({
     name: 'lock-undoable',
-    text: `select c.undo_state as "undoState", c.undo_args is not null as "hasUndoArgs", u.txn is not null and u.settled_at is null as "isCompensationOpen"
-          from calls c left join calls u on u.txn = c.undo_txn where c.txn = $1 and c.state = 'succeeded' for update of c`,
+    text: `select u.state as "undoState", u.args is not null as "hasUndoArgs",
+            exists (select 1 from open_calls o where o.txn = u.undo_txn) as "isCompensationOpen"
+          from undos u join outcomes r on r.txn = u.txn where u.txn = $1 and r.state = 'succeeded' for update of u`,
     values: [txn],
   });
   return call;
+}
+
+/** Gives a succeeded call a row in `undos`, which the next statement locks. Of two requests, the second finds the row. */
+async function insertUndo(tx: Tx, txn: string): Promise<void> {
+  await tx.run({
+    name: 'insert-undo',
+    text: `insert into undos (txn) select txn from outcomes where txn = $1 and state = 'succeeded' on conflict (txn) do nothing`,
+    values: [txn],
+  });
 }
 
 /** Starts a new round of tries. The caller holds the lock of the call and has checked its undo state. */
@@ -171,8 +186,8 @@ async function markUndoBegun(
 ): Promise<void> {
   await tx.run({
     name: 'begin-undo',
-    text: `update calls set undo_state = $2, undo_from = undo_tries, undo_since = now(), undo_due_at = null, undo_reason = null, undo_doubt = null,
-            undo_args = coalesce($3, undo_args), undo_sealed = case when $3::text is null then undo_sealed else $4 end
+    text: `update undos set state = $2::undo_state, tries_from = tries, since = now(), due_at = null, reason = null, doubt = null,
+            args = coalesce($3, args), sealed = case when $3::text is null then sealed else $4 end
           where txn = $1`,
     values: [txn, state, args?.text ?? null, args?.sealed ?? null],
   });

@@ -1,0 +1,188 @@
+import type { StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
+import type { Call, Hold } from '../../domain/calls/call.ts';
+import type { StoredUndo } from '../../domain/sagas/saga.ts';
+import type { CallUpdate, Intent } from './calls.ts';
+
+/**
+ * The columns of a call, once for reading and writing. A call is spread over four tables:
+ *
+ * - `calls` (c): the intent, written by the claim. Only its payload is ever erased.
+ * - `open_calls` (o): the state of an unfinished call. Updated in place, and deleted when the call ends.
+ * - `outcomes` (r): the final answer, written once. A call has either an open row or an outcome.
+ * - `undos` (u): how the call is undone, once something is known about it.
+ *
+ * A new column needs a migration, a field of the record, and a line here. A test compares this file with the migrated schema.
+ */
+export const CALLS_JOINED = `calls c left join open_calls o on o.txn = c.txn left join outcomes r on r.txn = c.txn
+  left join undos u on u.txn = c.txn`;
+
+/** The type of a value in a batch (see row-array.ts). `enum` and `uuid[]` travel as text and are cast by the statement. */
+type ColumnType = 'uuid' | 'text' | 'bytea' | 'int4' | 'float8';
+
+interface WrittenColumn {
+  readonly column: string;
+  readonly type: ColumnType;
+  /** The type of the column in its table, if the value travels as another one. */
+  readonly cast?: string;
+}
+
+/** The columns of `calls` that a claim writes, by the field of the intent. */
+export const INTENT_COLUMNS = {
+  txn: { column: 'txn', type: 'uuid' },
+  agent: { column: 'agent', type: 'text' },
+  tool: { column: 'tool', type: 'text' },
+  key: { column: 'key', type: 'text' },
+  identity: { column: 'identity', type: 'text', cast: 'call_identity' },
+  fingerprint: { column: 'fingerprint', type: 'bytea' },
+  kind: { column: 'kind', type: 'text', cast: 'call_kind' },
+  keyLifetimeMs: { column: 'key_lifetime_ms', type: 'float8' },
+  policyVersion: { column: 'policy_version', type: 'text' },
+  rule: { column: 'rule', type: 'text' },
+  args: { column: 'args', type: 'text' },
+  request: { column: 'request', type: 'text' },
+  sealed: { column: 'sealed', type: 'bytea' },
+  saga: { column: 'saga', type: 'uuid' },
+  dependsOn: { column: 'depends_on', type: 'text', cast: 'uuid[]' },
+  undo: { column: 'undo', type: 'text' },
+  undoOf: { column: 'undo_of', type: 'uuid' },
+  run: { column: 'run', type: 'uuid' },
+  epoch: { column: 'epoch', type: 'int4' },
+} as const satisfies { readonly [Field in Exclude<keyof Intent, keyof OpeningOfCall>]: WrittenColumn };
+
+/** The part of an intent that goes into `open_calls` and the log. */
+type OpeningOfCall = Pick<Intent, 'fence' | 'state' | 'owner' | 'dueInMs' | 'undoTries' | 'entry'>;
+
+/** The columns of `outcomes` that a settlement writes. The open row contributes the others: see `KEPT_COLUMNS`. */
+export const OUTCOME_COLUMNS = {
+  state: { column: 'state', type: 'text', cast: 'final_state' },
+  outcome: { column: 'outcome', type: 'text' },
+  problem: { column: 'problem', type: 'text' },
+  detail: { column: 'detail', type: 'text' },
+  answer: { column: 'answer', type: 'text' },
+  evidence: { column: 'evidence', type: 'text', cast: 'call_evidence' },
+  resolvedBy: { column: 'resolved_by', type: 'text' },
+  leaf: { column: 'leaf', type: 'bytea' },
+} as const satisfies { readonly [Field in keyof CallUpdate]?: WrittenColumn };
+
+/** The columns of `open_calls` that the outcome keeps. */
+export const KEPT_COLUMNS = 'first_sent_at, unknown_since, lock_token, attempt, owner_deaths, retried_by';
+
+/** A subquery instead of a join, so that only held calls pay for it. */
+const HOLD_SQL = `case when o.state = 'held' then (
+  select jsonb_build_object('kind', case when a.leaves_at is null then 'approval' else 'delay' end, 'until', a.expires_at,
+    'left_ms', extract(epoch from a.expires_at - now()) * 1000) from approvals a where a.txn = c.txn) end`;
+
+/** Only an open call needs its approval, so only an open call pays for this subquery. */
+const APPROVED_SQL = `o.txn is not null and exists (
+  select 1 from approvals a where a.txn = c.txn and a.state in ('approved', 'unopposed'))`;
+
+/** Where a field of a call comes from. `decode` turns the value that `pg` returns into the field; without it they are the same. */
+interface FieldSource<Field> {
+  readonly sql: string;
+  readonly decode?: (value: never) => Field;
+}
+
+/** A field that the open row has until the call ends, and the outcome from then on. */
+const ofOpenOrEnded = (column: string) => ({ sql: `coalesce(r.${column}, o.${column})` });
+/** A field that only an open call has. `ended` is its value afterwards. */
+const ofOpen = (column: string, ended: string) => ({ sql: `coalesce(o.${column}, ${ended})` });
+
+/** The fields of a call and where each is read. The compiler refuses a field without a source. */
+export const CALL_FIELDS = {
+  txn: { sql: 'c.txn' },
+  agent: { sql: 'c.agent' },
+  tool: { sql: 'c.tool' },
+  key: { sql: 'c.key' },
+  identity: { sql: 'c.identity' },
+  fingerprint: { sql: 'c.fingerprint' },
+  kind: { sql: 'c.kind' },
+  createdAt: { sql: 'c.created_at' },
+  keyLifetimeMs: { sql: 'c.key_lifetime_ms' },
+  policyVersion: { sql: 'c.policy_version' },
+  rule: { sql: 'c.rule' },
+  args: { sql: 'c.args' },
+  request: { sql: 'c.request', decode: parseJson<StoredRequest> },
+  sealed: { sql: 'c.sealed' },
+  erasedAt: { sql: 'c.erased_at' },
+  saga: { sql: 'c.saga' },
+  ordinal: { sql: 'c.ordinal' },
+  run: { sql: 'c.run' },
+  epoch: { sql: 'c.epoch' },
+  undo: { sql: 'c.undo', decode: parseJson<StoredUndo> },
+  undoOf: { sql: 'c.undo_of' },
+
+  state: { sql: 'coalesce(r.state::text, o.state::text)' },
+  attempt: ofOpenOrEnded('attempt'),
+  ownerDeaths: ofOpenOrEnded('owner_deaths'),
+  firstSentAt: ofOpenOrEnded('first_sent_at'),
+  unknownSince: ofOpenOrEnded('unknown_since'),
+  lockToken: { sql: 'coalesce(r.lock_token, o.lock_token)::float8' },
+  detail: ofOpenOrEnded('detail'),
+  retriedBy: ofOpenOrEnded('retried_by'),
+
+  owner: { sql: 'o.owner' },
+  dueAt: { sql: 'o.due_at' },
+  fence: ofOpen('fence', '0'),
+  updateNumber: ofOpen('update_number', '0'),
+  attemptOpen: ofOpen('attempt_open', 'false'),
+  unresolved: ofOpen('unresolved', '0'),
+  roundFrom: ofOpen('round_from', '0'),
+  roundAt: ofOpen('round_at', 'c.created_at'),
+  recalled: ofOpen('recalled', 'false'),
+  fenced: ofOpen('fenced', 'false'),
+  isRetryRequested: ofOpen('retry_requested', 'false'),
+  attemptDetail: { sql: 'o.attempt_detail' },
+  disprovedBy: { sql: 'o.disproved_by' },
+  isApproved: { sql: APPROVED_SQL },
+  hold: { sql: HOLD_SQL, decode: decodeHold },
+
+  settledAt: { sql: 'r.settled_at' },
+  outcome: { sql: 'r.outcome' },
+  problem: { sql: 'r.problem' },
+  answer: { sql: 'r.answer', decode: parseJson<UpstreamAnswer> },
+  evidence: { sql: 'r.evidence' },
+  resolvedBy: { sql: 'r.resolved_by' },
+  leaf: { sql: 'r.leaf' },
+
+  undoState: { sql: `coalesce(u.state, 'none')` },
+  undoReason: { sql: 'u.reason' },
+  undoTxn: { sql: 'u.undo_txn' },
+  undoTries: { sql: 'coalesce(u.tries, 0)' },
+  undoArgs: { sql: 'u.args' },
+  undoSealed: { sql: 'u.sealed' },
+  before: { sql: 'u.before' },
+
+  readAt: { sql: 'now()' },
+} as const satisfies { readonly [Field in keyof Call]-?: FieldSource<Call[Field]> };
+
+type CallFields = typeof CALL_FIELDS;
+
+/** A row as `pg` returns it: each field as its column has it, before it is decoded. */
+export type CallRow = {
+  readonly [Field in keyof CallFields]: CallFields[Field] extends { readonly decode: (value: infer Raw) => unknown }
+    ? Raw
+    : Call[Field];
+};
+
+/** Use with `from ${CALLS_JOINED}`. */
+export const CALL_COLUMNS = Object.entries(CALL_FIELDS)
+  .map(([field, { sql }]) => `${sql} as "${field}"`)
+  .join(', ');
+
+const DECODERS = Object.entries<FieldSource<unknown>>(CALL_FIELDS).map(
+  ([field, { decode }]) => [field as keyof CallRow, decode as ((value: unknown) => unknown) | undefined] as const,
+);
+
+export function toCall(row: CallRow): Call {
+  const call: Partial<Record<keyof Call, unknown>> = {};
+  for (const [field, decode] of DECODERS) call[field] = decode === undefined ? row[field] : decode(row[field]);
+  return call as unknown as Call;
+}
+
+function parseJson<T>(text: string | null): T | null {
+  return text === null ? null : (JSON.parse(text) as T);
+}
+
+function decodeHold(hold: { kind: Hold['kind']; until: string; left_ms: number } | null): Hold | null {
+  return hold === null ? null : { kind: hold.kind, until: new Date(hold.until), leftMs: Math.max(0, hold.left_ms) };
+}

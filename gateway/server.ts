@@ -16,7 +16,8 @@ import { Engine } from './engine.ts';
 import { enqueueAuditEntry } from './ledger/audit/audit-queue.ts';
 import { readBacklog } from './ledger/audit/backlog.ts';
 import { EmbeddedError, type EmbeddedPostgres, startEmbeddedPostgres } from './ledger/embedded/embedded-postgres.ts';
-import { DatabaseUnreachableError, migrateDatabase, SchemaError } from './ledger/migrate.ts';
+import { DatabaseUnreachableError, migrateDatabase } from './ledger/migrate.ts';
+import { SchemaError } from './ledger/schema-error.ts';
 import { PolicyStore } from './policy-store.ts';
 import { type DemoKeys, loadAuditKey, loadDemoKeys, loadSealingKey } from './secret-files.ts';
 import { Metrics } from './telemetry/metrics.ts';
@@ -67,7 +68,7 @@ async function runSupervisor(config: Config): Promise<void> {
     const env = { ...config.env, ...buildDemoEnv(config.listen, keys, config.env) };
     await (await PolicyStore.start(config.policiesDir, env, log)).close();
     const url = await startDatabase(config, stops);
-    await migrateDatabase(url, join(ROOT, 'migrations'));
+    await migrateDatabase(url, join(ROOT, 'migrations'), printToStderr);
     const demo = keys === undefined ? undefined : await startDemoServer(buildDemoOptions(config, keys));
     if (demo !== undefined) stops.push(demo.stop);
     const workers = new WorkerPool({
@@ -147,7 +148,7 @@ async function serve(config: Config): Promise<void> {
     reload = () => void policies.reload('SIGHUP');
 
     const url = await startDatabase(config, stops);
-    await migrateDatabase(url, join(ROOT, 'migrations'));
+    await migrateDatabase(url, join(ROOT, 'migrations'), printToStderr);
     const metrics = new Metrics();
     const tracing = await startTracing(config.telemetry, version);
     if (tracing !== undefined) stops.push(() => waitAtMost(TRACING_STOP_TIMEOUT_MS, tracing.stop()));
@@ -260,6 +261,10 @@ async function withFreePort(config: Config): Promise<Config> {
   return { ...config, listen: { ...config.listen, port } };
 }
 
+function printToStderr(line: string): void {
+  process.stderr.write(`${line}\n`);
+}
+
 async function waitAtMost(ms: number, work: PromiseLike<unknown>): Promise<void> {
   await Promise.race([work, sleep(ms, undefined, { ref: false })]);
 }
@@ -268,7 +273,7 @@ async function startDatabase(config: Config, stops: (() => Promise<void>)[]): Pr
   if (config.database.url !== undefined) return config.database.url;
   const starting: Promise<EmbeddedPostgres> = startEmbeddedPostgres({
     dataDir: config.dataDir,
-    log: (message) => process.stderr.write(`${message}\n`),
+    log: printToStderr,
   });
   // Registered before the start has finished, because a server that starts later would stay behind.
   stops.push(() =>

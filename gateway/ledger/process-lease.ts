@@ -138,16 +138,38 @@ async function endProcess(db: Database, id: string): Promise<void> {
  * need not wait for the lease to lapse. Processes of other hosts are judged by their lease alone.
  */
 export async function endDeadProcessesOnHost(db: Database, self: string): Promise<void> {
-  for (const { id, pid, pid_started } of await listProcessesOnHost(db)) {
-    if (id !== self && pid_started !== '' && isProcessGone(pid, pid_started)) await endProcess(db, id);
+  for (const { id, ...replica } of await listProcessesOnHost(db)) {
+    if (id !== self && isReplicaGone(replica)) await endProcess(db, id);
   }
+}
+
+/** How a row of `processes` names an operating system process. */
+export interface ReplicaIdentity {
+  readonly host: string;
+  readonly pid: number;
+  /** Empty where the start time cannot be read. */
+  readonly pidStarted: string;
+}
+
+/** True only if the replica ran on this host and its process has ended. */
+export function isReplicaGone({ host, pid, pidStarted }: ReplicaIdentity): boolean {
+  return host === readHostIdentity() && pidStarted !== '' && isProcessGone(pid, pidStarted);
+}
+
+/** Where a replica runs, for people: `on this host`, or with the start of the host's boot id. */
+export function describeHost(host: string): string {
+  const own = readHostIdentity();
+  if (host === own) return 'on this host';
+  const [boot = '', pidNamespace] = host.split('/');
+  if (pidNamespace === undefined) return `on host ${host}`;
+  return boot === own.split('/')[0] ? 'in another container of this host' : `on host ${boot.slice(0, 8)}`;
 }
 
 /** Reads without locking: a process that died once stays dead, so an outdated row does no harm. */
 function listProcessesOnHost(db: Database) {
-  return db.run<{ id: string; pid: number; pid_started: string }>({
+  return db.run<ReplicaIdentity & { id: string }>({
     name: 'list-processes-on-host',
-    text: `select id, pid, pid_started from processes where host = $1 and ended_at is null`,
+    text: `select id, host, pid, pid_started as "pidStarted" from processes where host = $1 and ended_at is null`,
     values: [readHostIdentity()],
   });
 }

@@ -4,7 +4,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, inject, it } from 'vitest';
-import { migrateDatabase, SchemaError } from '../../gateway/ledger/migrate.ts';
+import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
+import { SchemaError } from '../../gateway/ledger/schema-error.ts';
 
 const name = `migrate_${randomBytes(6).toString('hex')}`;
 let admin: pg.Client;

@@ -8,11 +8,11 @@ export interface TestDatabase {
   drop(): Promise<void>;
 }
 
-/** A new database, cloned from the migrated template. */
-export async function createTestDatabase(): Promise<TestDatabase> {
+/** A new database, cloned from the migrated template or from another one; `template0` is empty. */
+export async function createTestDatabase(template = 'oncegate_template'): Promise<TestDatabase> {
   const server = inject('postgresUrl');
   const name = `test_${randomBytes(8).toString('hex')}`;
-  await withAdminClient(server, (admin) => admin.query(`create database ${name} template oncegate_template`));
+  await withAdminClient(server, (admin) => admin.query(`create database ${name} template ${template}`));
   const url = new URL(server);
   url.pathname = `/${name}`;
   const pool = new pg.Pool({ connectionString: url.href, max: 2 });

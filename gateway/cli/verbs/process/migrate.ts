@@ -15,7 +15,7 @@ export const migrateVerb: Verb = {
       out.printJson({ good: true, database: 'embedded', applied: [] });
       return 0;
     }
-    const applied = await migrate(url);
+    const applied = await migrate(url, (line) => out.printNote(line));
     for (const name of applied) out.printLine(`applied ${name}`);
     out.printLine(applied.length === 0 ? 'The schema is already the newest.' : 'The schema is now the newest.');
     out.printJson({ good: true, database: 'server', applied });
@@ -23,10 +23,10 @@ export const migrateVerb: Verb = {
   },
 };
 
-async function migrate(url: string): Promise<readonly string[]> {
+async function migrate(url: string, log: (line: string) => void): Promise<readonly string[]> {
   const { migrateDatabase } = await import('../../../ledger/migrate.ts');
   try {
-    return await migrateDatabase(url, join(findPackageRoot(), 'migrations'));
+    return await migrateDatabase(url, join(findPackageRoot(), 'migrations'), log);
   } catch (error) {
     // Node reports a host with several addresses as an AggregateError, whose message is empty.
     const { message, code } = error as NodeJS.ErrnoException;

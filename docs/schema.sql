@@ -3,61 +3,17 @@
 
 create sequence lock_tokens as bigint;
 
-create type change_row as (
-  txn uuid,
-  fence integer,
-  evident boolean,
-  state text,
-  attempt integer,
-  attempt_open boolean,
-  unresolved integer,
-  unknown_ms double precision,
-  custody text,
-  due_ms double precision,
-  outcome text,
-  problem text,
-  detail text,
-  answer text,
-  evidence text,
-  resolved_by text,
-  leaf bytea,
-  event text,
-  entry text,
-  step integer,
-  before text,
-  undo_args text,
-  undo_sealed bytea,
-  undo_reason text
-);
+create type call_evidence as enum ('answer', 'late_answer', 'same_key', 'probe', 'person', 'gateway');
 
-create type change_row_2 as (
-  txn uuid,
-  fence integer,
-  evident boolean,
-  state text,
-  attempt integer,
-  attempt_open boolean,
-  unresolved integer,
-  unknown_ms double precision,
-  custody text,
-  due_ms double precision,
-  outcome text,
-  problem text,
-  detail text,
-  answer text,
-  evidence text,
-  resolved_by text,
-  leaf bytea,
-  event text,
-  entry text,
-  step integer,
-  before text,
-  undo_args text,
-  undo_sealed bytea,
-  undo_reason text,
-  attempt_detail text,
-  disproved_by text
-);
+create type call_identity as enum ('key', 'business', 'shared', 'repeat', 'undo', 'random');
+
+create type call_kind as enum ('read', 'key', 'idempotent', 'probe', 'none');
+
+create type final_state as enum ('succeeded', 'failed', 'rejected', 'expired', 'cancelled');
+
+create type open_state as enum ('held', 'ready', 'sending', 'running', 'in_doubt');
+
+create type undo_state as enum ('none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible');
 
 create type claim_row as (
   txn uuid,
@@ -67,25 +23,68 @@ create type claim_row as (
   identity text,
   fingerprint bytea,
   kind text,
-  state text,
-  owner uuid,
-  due_ms double precision,
-  lifetime_ms double precision,
+  key_lifetime_ms double precision,
   policy_version text,
   rule text,
   args text,
   request text,
   sealed bytea,
-  entry text,
-  fence integer,
   saga uuid,
   depends_on text,
   undo text,
   undo_of uuid,
+  run uuid,
+  epoch integer,
+  state text,
+  fence integer,
+  owner uuid,
+  due_ms double precision,
   tries integer,
   place integer,
-  run uuid,
-  epoch integer
+  entry text
+);
+
+create type outcome_row as (
+  txn uuid,
+  fence integer,
+  update_number integer,
+  evident boolean,
+  unknown_ms double precision,
+  state text,
+  outcome text,
+  problem text,
+  detail text,
+  answer text,
+  evidence text,
+  resolved_by text,
+  leaf bytea,
+  undo_before text,
+  undo_args text,
+  undo_sealed bytea,
+  undo_reason text,
+  entry text
+);
+
+create type update_row as (
+  txn uuid,
+  fence integer,
+  update_number integer,
+  state text,
+  attempt integer,
+  attempt_open boolean,
+  unresolved integer,
+  unknown_ms double precision,
+  detail text,
+  attempt_detail text,
+  disproved_by text,
+  parked boolean,
+  due_ms double precision,
+  event text,
+  undo_before text,
+  undo_args text,
+  undo_sealed bytea,
+  undo_reason text,
+  entry text
 );
 
 CREATE OR REPLACE FUNCTION public.refuse_change_of_log()
@@ -94,66 +93,6 @@ CREATE OR REPLACE FUNCTION public.refuse_change_of_log()
 AS $function$
 begin
   raise exception 'the log is append-only: % of % is refused', lower(tg_op), tg_table_name using errcode = 'insufficient_privilege';
-end $function$;
-
-CREATE OR REPLACE FUNCTION public.refuse_impossible()
- RETURNS trigger
- LANGUAGE plpgsql
-AS $function$
-declare
-  broken text;
-begin
-  broken := case
-    when new.state not in ('sending', 'succeeded', 'failed', 'in_doubt', 'held', 'ready', 'rejected', 'expired', 'cancelled') then 'calls_state_check'
-    when new.kind not in ('read', 'key', 'idempotent', 'probe', 'none') then 'calls_kind_check'
-    when new.identity not in ('key', 'business', 'shared', 'repeat', 'undo', 'random') then 'calls_identity_check'
-    when new.undo_state not in ('none', 'due', 'running', 'done', 'failed', 'skipped', 'irreversible') then 'calls_undo_state_check'
-    when new.evidence not in ('answer', 'late_answer', 'same_key', 'probe', 'person', 'gateway') then 'calls_evidence_check'
-    when octet_length(new.fingerprint) <> 32 then 'calls_fingerprint_check'
-    when new.attempt < 0 then 'calls_attempt_check'
-    when new.unresolved not between 0 and new.attempt then 'calls_check'
-    when new.attempt <> 0 and new.state in ('held', 'ready', 'rejected') then 'attempts_only_when_sent'
-    when new.attempt <= 0 and new.state in ('sending', 'in_doubt') then 'sent_calls_have_attempts'
-    when (new.settled_at is not null) <> (new.state in ('succeeded', 'failed', 'rejected', 'expired', 'cancelled')) then 'final_calls_are_settled'
-    when (new.problem is not null) <> (new.state in ('failed', 'rejected', 'expired', 'cancelled')) then 'failures_have_a_reason'
-    when new.evidence is null and new.state in ('succeeded', 'failed') then 'doubt_is_ended_by_evidence'
-    when new.state = 'failed' and new.unresolved <> 0 then 'failed_means_no_effect'
-    when new.ordinal is not null and new.saga is null then 'steps_have_a_saga'
-    when new.undo_txn is null and new.undo_state in ('running', 'done') then 'running_undos_have_a_txn'
-    when new.state <> 'succeeded' and new.undo_state in ('due', 'running', 'done', 'failed') then 'only_what_happened_is_undone'
-    when (new.run is null) <> (new.epoch is null) then 'calls_of_a_run_have_an_epoch'
-    when new.fenced and not new.recalled then 'fenced_calls_are_recalled'
-  end;
-  if broken is not null then
-    raise exception 'call % violates check %', new.txn, broken using errcode = 'check_violation', constraint = broken;
-  end if;
-  if tg_op = 'INSERT' then
-    return new;
-  end if;
-  if old.state <> new.state and old.state || '>' || new.state not in (
-    'sending>succeeded', 'sending>in_doubt', 'sending>failed', 'in_doubt>succeeded', 'in_doubt>failed',
-    'held>ready', 'held>sending', 'held>rejected', 'held>expired', 'held>cancelled',
-    'ready>sending', 'ready>succeeded', 'ready>failed', 'ready>cancelled', 'ready>expired') then
-    raise exception 'call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
-  end if;
-  -- What was undone stays undone, and a compensation is never replaced while it may still act.
-  if old.undo_state <> new.undo_state and old.undo_state || '>' || new.undo_state not in (
-    'none>due', 'none>skipped', 'none>irreversible', 'due>running', 'due>failed', 'running>done', 'running>due', 'running>failed',
-    'failed>due', 'failed>running', 'failed>done') then
-    raise exception 'the undo of call % may not go from % to %', old.txn, old.undo_state, new.undo_state using errcode = 'check_violation';
-  end if;
-  if new.txn <> old.txn or new.fence < old.fence or new.created_at <> old.created_at or new.kind <> old.kind
-    or new.agent <> old.agent or new.tool <> old.tool or new.fingerprint <> old.fingerprint
-    or new.saga is distinct from old.saga or new.ordinal is distinct from old.ordinal or new.undo_of is distinct from old.undo_of
-    or (new.undo is distinct from old.undo and new.erased_at is null)
-    or (old.settled_at is not null and (
-      new.settled_at is distinct from old.settled_at or new.outcome is distinct from old.outcome
-      or new.problem is distinct from old.problem or new.evidence is distinct from old.evidence
-      or new.leaf is distinct from old.leaf or new.attempt <> old.attempt
-      or (new.answer is distinct from old.answer and (new.erased_at is null or new.answer is not null)))) then
-    raise exception 'call % is final, or this never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
-  end if;
-  return new;
 end $function$;
 
 CREATE OR REPLACE FUNCTION public.refuse_loss_of_leaves()
@@ -165,6 +104,33 @@ begin
     raise exception 'the log is append-only: what waits for its place cannot be deleted' using errcode = 'insufficient_privilege';
   end if;
   return null;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_open_call_transition()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  if old.state <> new.state and old.state || '>' || new.state not in (
+    'held>ready', 'held>sending', 'ready>sending', 'sending>running', 'sending>in_doubt', 'running>in_doubt') then
+    raise exception 'call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
+  end if;
+  if new.txn <> old.txn or new.fence < old.fence or new.run is distinct from old.run then
+    raise exception 'call % has a fence that only grows, and keeps its run', old.txn using errcode = 'check_violation';
+  end if;
+  return new;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_rewrite()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  if to_jsonb(new) - tg_argv <> to_jsonb(old) - tg_argv
+    or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
+    raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
+  end if;
+  return new;
 end $function$;
 
 CREATE OR REPLACE FUNCTION public.refuse_run_rewrite()
@@ -181,6 +147,23 @@ CREATE OR REPLACE FUNCTION public.refuse_saga_transition()
 AS $function$
 begin
   raise exception 'saga % may not go from % to %', old.id, old.state, new.state using errcode = 'check_violation';
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_undo_transition()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  if tg_op = 'UPDATE' and old.state <> new.state and old.state || '>' || new.state not in (
+    'none>due', 'none>skipped', 'none>irreversible', 'due>running', 'due>failed', 'running>done', 'running>due', 'running>failed',
+    'failed>due', 'failed>running', 'failed>done') then
+    raise exception 'the undo of call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
+  end if;
+  if new.state in ('due', 'running', 'done', 'failed')
+    and not exists (select 1 from outcomes where txn = new.txn and state = 'succeeded') then
+    raise exception 'call % did not happen, so it is not undone', new.txn using errcode = 'check_violation';
+  end if;
+  return new;
 end $function$;
 
 CREATE OR REPLACE FUNCTION public.release_call_locks()
@@ -294,72 +277,39 @@ create table audit_queue (
   constraint audit_queue_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
 
+create table call_events (
+  txn uuid not null,
+  id bigint generated always as identity,
+  event jsonb not null,
+  constraint call_events_pkey PRIMARY KEY (txn, id)
+);
+
 create table calls (
   txn uuid not null,
+  created_at timestamp with time zone default now() not null,
+  key_lifetime_ms double precision,
+  erased_at timestamp with time zone,
+  kind call_kind not null,
+  identity call_identity not null,
+  ordinal integer,
+  epoch integer,
+  saga uuid,
+  run uuid,
+  undo_of uuid,
   agent text not null,
   tool text not null,
-  key text,
-  identity text not null,
   fingerprint bytea not null,
-  kind text not null,
-  state text not null,
-  fence integer default 1 not null,
-  step integer default 0 not null,
-  attempt integer default 0 not null,
-  attempt_open boolean default false not null,
-  unresolved integer default 0 not null,
-  round_from integer default 0 not null,
-  owner_deaths integer default 0 not null,
-  created_at timestamp with time zone default now() not null,
-  first_sent_at timestamp with time zone,
-  round_at timestamp with time zone default now() not null,
-  unknown_since timestamp with time zone,
-  key_lifetime_ms double precision,
   policy_version text not null,
   rule text,
+  key text,
+  depends_on uuid[],
   args text,
   request text,
   sealed bytea,
-  outcome text,
-  problem text,
-  detail text,
-  answer text,
-  evidence text,
-  resolved_by text,
-  settled_at timestamp with time zone,
-  delivered_at timestamp with time zone,
-  erased_at timestamp with time zone,
-  leaf bytea,
-  contradiction text,
-  events jsonb default '[]'::jsonb not null,
-  saga uuid,
-  ordinal integer,
-  depends_on uuid[],
-  recalled boolean default false not null,
   undo text,
-  undo_args text,
-  undo_sealed bytea,
-  before text,
-  undo_state text default 'none'::text not null,
-  undo_reason text,
-  undo_txn uuid,
-  undo_tries integer default 0 not null,
-  undo_from integer default 0 not null,
-  undo_since timestamp with time zone,
-  undo_due_at timestamp with time zone,
-  waived boolean default false not null,
-  undo_of uuid,
-  run uuid,
-  epoch integer,
-  fenced boolean default false not null,
-  lock_token bigint,
-  attempt_detail text,
-  disproved_by text,
-  verdict text,
-  retry_requested boolean default false not null,
-  undo_doubt text,
-  constraint calls_pkey PRIMARY KEY (txn)
-) with (fillfactor=70);
+  constraint calls_pkey PRIMARY KEY (txn),
+  constraint possible_call CHECK (((octet_length(fingerprint) = 32) AND ((ordinal IS NULL) OR (saga IS NOT NULL)) AND ((run IS NULL) = (epoch IS NULL))))
+);
 
 create table deployment (
   only_row boolean default true not null,
@@ -421,9 +371,50 @@ create table open_calls (
   owner uuid,
   due_at timestamp with time zone,
   run uuid,
-  locked boolean default false not null,
-  constraint open_calls_pkey PRIMARY KEY (txn)
-) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
+  state open_state not null,
+  fence integer not null,
+  update_number integer default 0 not null,
+  attempt integer default 0 not null,
+  unresolved integer default 0 not null,
+  round_from integer default 0 not null,
+  owner_deaths integer default 0 not null,
+  attempt_open boolean default false not null,
+  recalled boolean default false not null,
+  fenced boolean default false not null,
+  retry_requested boolean default false not null,
+  round_at timestamp with time zone default now() not null,
+  first_sent_at timestamp with time zone,
+  unknown_since timestamp with time zone,
+  lock_token bigint,
+  detail text,
+  attempt_detail text,
+  disproved_by text,
+  retried_by text,
+  former_owners uuid[],
+  constraint open_calls_pkey PRIMARY KEY (txn),
+  constraint possible_open_call CHECK ((((unresolved >= 0) AND (unresolved <= attempt)) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
+
+create table outcomes (
+  txn uuid not null,
+  settled_at timestamp with time zone default now() not null,
+  first_sent_at timestamp with time zone,
+  unknown_since timestamp with time zone,
+  lock_token bigint,
+  state final_state not null,
+  evidence call_evidence not null,
+  attempt integer not null,
+  owner_deaths integer default 0 not null,
+  leaf bytea,
+  outcome text,
+  problem text,
+  resolved_by text,
+  retried_by text,
+  detail text,
+  answer text,
+  constraint outcomes_pkey PRIMARY KEY (txn),
+  constraint possible_outcome CHECK ((((problem IS NULL) = (state = 'succeeded'::final_state)) AND ((attempt = 0) OR (state = ANY (ARRAY['succeeded'::final_state, 'failed'::final_state])))))
+);
 
 create table pins (
   upstream text not null,
@@ -458,6 +449,7 @@ create table repeats (
   slot uuid not null,
   generation integer not null,
   txn uuid not null,
+  delivered_at timestamp with time zone,
   constraint repeats_pkey PRIMARY KEY (slot)
 );
 
@@ -581,6 +573,24 @@ create table undo_work (
   constraint undo_work_of_check CHECK ((of = ANY (ARRAY['saga'::text, 'call'::text])))
 );
 
+create table undos (
+  txn uuid not null,
+  state undo_state default 'none'::undo_state not null,
+  tries integer default 0 not null,
+  tries_from integer default 0 not null,
+  waived boolean default false not null,
+  since timestamp with time zone,
+  due_at timestamp with time zone,
+  undo_txn uuid,
+  reason text,
+  doubt text,
+  before text,
+  args text,
+  sealed bytea,
+  constraint undos_pkey PRIMARY KEY (txn),
+  constraint running_undos_have_a_txn CHECK (((undo_txn IS NOT NULL) OR (state <> ALL (ARRAY['running'::undo_state, 'done'::undo_state]))))
+) with (fillfactor=70);
+
 create table votes (
   txn uuid not null,
   person text not null,
@@ -660,9 +670,15 @@ CREATE TRIGGER audit_queue_append_only BEFORE UPDATE OR TRUNCATE ON public.audit
 
 CREATE TRIGGER audit_queue_kept BEFORE DELETE ON public.audit_queue FOR EACH STATEMENT EXECUTE FUNCTION refuse_loss_of_leaves();
 
-CREATE TRIGGER calls_impossible BEFORE INSERT OR UPDATE ON public.calls FOR EACH ROW EXECUTE FUNCTION refuse_impossible();
+CREATE TRIGGER call_events_immutable BEFORE UPDATE ON public.call_events FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
 
-CREATE TRIGGER open_calls_locks AFTER DELETE ON public.open_calls FOR EACH ROW WHEN (old.locked) EXECUTE FUNCTION release_call_locks();
+CREATE TRIGGER calls_immutable BEFORE UPDATE ON public.calls FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('key', 'args', 'request', 'sealed', 'undo', 'erased_at');
+
+CREATE TRIGGER open_calls_locks AFTER DELETE ON public.open_calls FOR EACH ROW WHEN ((old.lock_token IS NOT NULL)) EXECUTE FUNCTION release_call_locks();
+
+CREATE TRIGGER open_calls_transitions BEFORE UPDATE ON public.open_calls FOR EACH ROW EXECUTE FUNCTION refuse_open_call_transition();
+
+CREATE TRIGGER outcomes_immutable BEFORE UPDATE ON public.outcomes FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('detail', 'answer');
 
 CREATE TRIGGER runs_impossible BEFORE UPDATE ON public.runs FOR EACH ROW WHEN (((new.epoch < old.epoch) OR (new.id <> old.id) OR (new.agent <> old.agent) OR (new.name <> old.name))) EXECUTE FUNCTION refuse_run_rewrite();
 
@@ -671,6 +687,8 @@ CREATE TRIGGER runs_locks AFTER UPDATE ON public.runs FOR EACH ROW WHEN (((old.e
 CREATE TRIGGER sagas_locks AFTER UPDATE ON public.sagas FOR EACH ROW WHEN (((old.ended_at IS NULL) AND (new.ended_at IS NOT NULL))) EXECUTE FUNCTION release_locks();
 
 CREATE TRIGGER sagas_transitions BEFORE UPDATE ON public.sagas FOR EACH ROW WHEN (((old.state <> new.state) AND (((old.state || '>'::text) || new.state) <> ALL (ARRAY['open>committed'::text, 'open>rolling_back'::text, 'open>parked'::text, 'rolling_back>rolled_back'::text, 'rolling_back>parked'::text, 'rolling_back>open'::text, 'parked>rolling_back'::text, 'parked>closed'::text])))) EXECUTE FUNCTION refuse_saga_transition();
+
+CREATE TRIGGER undos_transitions BEFORE INSERT OR UPDATE ON public.undos FOR EACH ROW EXECUTE FUNCTION refuse_undo_transition();
 
 create view audit_entries as
  SELECT audit_log.index,

@@ -8,6 +8,8 @@ const summary = (txn: string, more: Partial<CallSummary> = {}): CallSummary => (
   agent: 'a',
   tool: 't',
   identity: 'key',
+  fingerprint: FINGERPRINT,
+  run: null,
   state: 'succeeded',
   attempt: 1,
   answer: { status: 200, contentType: 'application/json', body: '{}', encoding: 'utf8' },

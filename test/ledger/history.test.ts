@@ -87,8 +87,8 @@ describe('the history of an agent', () => {
       { undo: { kind: 'compensable', tool: 'a.delete' } as Intent['undo'] },
     );
     await settle(txn, 'succeeded');
-    await database.query(`update calls set undo_state = 'due' where txn = $1`, [txn]);
-    await claimCall(agent, 'a.delete', {}, { undoes: { txn, tries: 0 }, identity: 'undo' });
+    await database.query(`insert into undos (txn, state) values ($1, 'due')`, [txn]);
+    await claimCall(agent, 'a.delete', {}, { undoOf: txn, undoTries: 0, identity: 'undo' });
     expect(await answer(agent, count('a.*'))).toBe(1);
   });
 

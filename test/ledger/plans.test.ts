@@ -105,8 +105,8 @@ const OPERATIONS: readonly (readonly [name: string, run: () => Promise<unknown>]
     async () => {
       const done = await claimCall();
       await settle(done);
-      await database.query(`update calls set undo_state = 'due', undo_args = '{}' where txn = $1`, [done.txn]);
-      await claimCall({ identity: 'undo', undoes: { txn: done.txn, tries: 0 } });
+      await database.query(`insert into undos (txn, state, args) values ($1, 'due', '{}')`, [done.txn]);
+      await claimCall({ identity: 'undo', undoOf: done.txn, undoTries: 0 });
     },
   ],
   ['a release', async () => expect(await releaseClaim(db, await claimCall(), '{}')).toBe(true)],

@@ -1,8 +1,8 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { CLAIM_ROW, OUTCOME_ROW, UPDATE_ROW } from '../../gateway/ledger/calls/call-batches.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
-import { CHANGE_ROW_TYPE, CLAIM_ROW_TYPE } from '../../gateway/ledger/calls/encode-call-batch.ts';
-import { createRowArrayEncoder, type FinishedRow } from '../../gateway/ledger/row-array.ts';
+import { RowArrayEncoder, type RowType } from '../../gateway/ledger/row-array.ts';
 import { buildIntent } from '../support/intent.ts';
 import { useLedger } from '../support/use-ledger.ts';
 
@@ -15,30 +15,17 @@ interface Row {
   readonly flag: boolean;
 }
 
-const COLUMNS = [
-  ['id', 'uuid'],
-  ['words', 'text'],
-  ['bytes', 'bytea'],
-  ['count', 'int4'],
-  ['share', 'float8'],
-  ['flag', 'bool'],
-] as const;
-
-function encode(rows: readonly Row[], oid: number): Buffer {
-  const array = createRowArrayEncoder(COLUMNS);
-  array.begin();
-  for (const row of rows) {
-    array
-      .beginRow()
-      .writeUuid('id', row.id)
-      .writeText('words', row.words)
-      .writeBytea('bytes', row.bytes)
-      .writeInt('count', row.count)
-      .writeFloat('share', row.share)
-      .writeBool('flag', row.flag);
-  }
-  return array.finish(oid);
-}
+const ODD_ROW: RowType<Row> = {
+  type: 'odd_row',
+  columns: [
+    { name: 'id', type: 'uuid', read: (row) => row.id },
+    { name: 'words', type: 'text', read: (row) => row.words },
+    { name: 'bytes', type: 'bytea', read: (row) => row.bytes },
+    { name: 'count', type: 'int4', read: (row) => row.count },
+    { name: 'share', type: 'float8', read: (row) => row.share },
+    { name: 'flag', type: 'bool', read: (row) => row.flag },
+  ],
+};
 
 const { db } = useLedger(2);
 
@@ -50,6 +37,7 @@ describe('rows of a batch', () => {
       values: [],
     });
     const [type] = await db.run<{ oid: number }>({ name: 'oid', text: `select 'odd_row'::regtype::oid`, values: [] });
+    const encoder = new RowArrayEncoder(ODD_ROW);
     const maybe = <T>(arbitrary: fc.Arbitrary<T>) => fc.option(arbitrary, { nil: null });
     const row: fc.Arbitrary<Row> = fc.record({
       id: maybe(fc.uuid()),
@@ -61,7 +49,7 @@ describe('rows of a batch', () => {
     });
     await fc.assert(
       fc.asyncProperty(fc.array(row, { minLength: 1, maxLength: 8 }), async (rows) => {
-        const values = [encode(rows, type?.oid ?? 0)];
+        const values = [encoder.encode(rows, type?.oid ?? 0)];
         expect(await db.run({ name: 'rows', text: 'select * from unnest($1::odd_row[])', values })).toEqual(rows);
       }),
       { numRuns: 60 },
@@ -69,13 +57,12 @@ describe('rows of a batch', () => {
   });
 
   it('may be longer than the buffer, and shorter afterwards', async () => {
-    const array = createRowArrayEncoder([['words', 'text']]);
+    const encoder = new RowArrayEncoder<string>({
+      type: 'long_row',
+      columns: [{ name: 'words', type: 'text', read: (text) => text }],
+    });
     const lengths = async (texts: readonly string[]) => {
-      array.begin();
-      for (const text of texts) {
-        array.beginRow().writeText('words', text);
-      }
-      const values = [array.finish(type?.oid ?? 0)];
+      const values = [encoder.encode(texts, type?.oid ?? 0)];
       return db.run({ name: 'long', text: 'select length(words) as n from unnest($1::long_row[])', values });
     };
     await db.run({ name: 'long-type', text: 'create type long_row as (words text)', values: [] });
@@ -88,26 +75,15 @@ describe('rows of a batch', () => {
     expect(await lengths(['short'])).toEqual([{ n: 5 }]);
   });
 
-  it.each([CLAIM_ROW_TYPE, CHANGE_ROW_TYPE])('of $type have the columns of the schema, in its order', async (row) => {
-    const text = `select attname as name, typname as type from pg_attribute a join pg_type t on t.oid = a.atttypid
+  it.each([CLAIM_ROW, UPDATE_ROW, OUTCOME_ROW])(
+    'of $type have the columns of the schema, in its order',
+    async (row) => {
+      const text = `select attname as name, typname as type from pg_attribute a join pg_type t on t.oid = a.atttypid
       where attrelid = $1::regclass and not attisdropped order by attnum`;
-    const columns = await db.run<{ name: string; type: string }>({ name: 'attributes', text, values: [row.type] });
-    expect(columns.map(({ name, type }) => [name, type])).toEqual(row.columns);
-  });
-
-  it('do not compile with a wrong name, type or order, or with a column missing', () => {
-    const array = createRowArrayEncoder(COLUMNS);
-    array.begin();
-    // @ts-expect-error the first column is id
-    array.beginRow().writeUuid('words', null);
-    // @ts-expect-error id is a uuid
-    array.beginRow().writeText('id', null);
-    // @ts-expect-error words comes before bytes
-    array.beginRow().writeUuid('id', null).writeBytea('bytes', null);
-    // @ts-expect-error five columns are missing
-    const unfinished: FinishedRow = array.beginRow().writeUuid('id', null);
-    expect(unfinished).toBeDefined();
-  });
+      const columns = await db.run<{ name: string; type: string }>({ name: 'attributes', text, values: [row.type] });
+      expect(columns).toEqual(row.columns.map(({ name, type }) => ({ name, type })));
+    },
+  );
 
   it('that cannot be encoded are refused alone; the other claims of the batch are won', async () => {
     const calls = new CallStore(db);

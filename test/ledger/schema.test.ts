@@ -25,6 +25,9 @@ async function dump(query: Query): Promise<string> {
       string_agg(format('%s %s', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod)), E',\\n  ' order by a.attnum)) as text
     from pg_class t join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
     where ${ours('t.relnamespace')} and t.relkind = 'c' group by t.relname order by t.relname`);
+  const enums = await texts(`select format('create type %I as enum (%s)', t.typname,
+      string_agg(quote_literal(e.enumlabel), ', ' order by e.enumsortorder)) as text
+    from pg_type t join pg_enum e on e.enumtypid = t.oid where ${ours('t.typnamespace')} group by t.typname order by t.typname`);
   // Tables use functions in their constraints, so functions come first. Foreign keys and indexes follow the tables.
   const functions = await texts(`select pg_get_functiondef(p.oid) as text from pg_proc p
     where ${ours('p.pronamespace')} order by p.proname, pg_get_function_identity_arguments(p.oid)`);
@@ -64,7 +67,7 @@ async function dump(query: Query): Promise<string> {
     where ${ours('c.relnamespace')} and not t.tgisinternal order by c.relname, t.tgname`);
   const views = await texts(`select format(E'create view %I as\\n%s', viewname, rtrim(definition, ';')) as text
     from pg_views where schemaname = 'public' order by viewname`);
-  const all = [sequences, types, functions, tables, storage, compression, indexes, references, triggers, views];
+  const all = [sequences, enums, types, functions, tables, storage, compression, indexes, references, triggers, views];
   return all.flatMap((statements) => statements.map((text) => `${text.trimEnd()};\n`)).join('\n');
 }
 

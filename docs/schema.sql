@@ -392,7 +392,7 @@ create table open_calls (
   retried_by text,
   former_owners uuid[],
   constraint open_calls_pkey PRIMARY KEY (txn),
-  constraint possible_open_call CHECK ((((unresolved >= 0) AND (unresolved <= attempt)) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
+  constraint possible_open_call CHECK (((unresolved >= 0) AND (unresolved <= attempt) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
 
 create table outcomes (

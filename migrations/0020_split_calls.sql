@@ -86,7 +86,7 @@ create table open_calls (
   former_owners uuid[],
   constraint open_calls_pkey primary key (txn),
   constraint possible_open_call check (
-    unresolved between 0 and attempt and (attempt > 0) = (state in ('sending', 'running', 'in_doubt')) and (recalled or not fenced))
+    unresolved >= 0 and unresolved <= attempt and (attempt > 0) = (state in ('sending', 'running', 'in_doubt')) and (recalled or not fenced))
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
 -- The final answer of a call. Written once, in the statement that deletes the open call.

@@ -206,6 +206,16 @@ create index open_calls_by_due on open_calls (due_at) where owner is null and du
 create index open_calls_by_owner on open_calls (owner) where owner is not null;
 create index open_calls_by_run on open_calls (run) where run is not null;
 
+-- A replica of an earlier version that was paused during this migration has lost its lease. It must not get another one: its
+-- statements no longer fit, and it would count as live.
+alter table processes add column schema_version integer not null default 0;
+create function refuse_older_replica() returns trigger language plpgsql as $$
+begin
+  raise exception 'a newer version of Oncegate has migrated this ledger: stop this process and start the newer version'
+    using errcode = 'object_not_in_prerequisite_state';
+end $$;
+create trigger processes_version before insert on processes for each row when (new.schema_version < 20) execute function refuse_older_replica();
+
 -- How far 0021 has come.
 create table carried_over (
   only_row boolean primary key default true check (only_row),

@@ -1,11 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Outcome } from '../../domain/attempts/adapter.ts';
+import { describeOutcome } from '../../domain/attempts/describe-outcome.ts';
 import {
   computeBackoffMs,
   concludeAttempt,
   decideNextAction,
   type NextAction,
 } from '../../domain/attempts/next-action.ts';
+import { OBSERVED, PROBED } from '../../domain/attempts/settlement.ts';
 import type { CallEvent } from '../../domain/calls/call.ts';
 import { parseTraceContext, type Span } from '../../domain/telemetry.ts';
 import { postponeCall } from '../../ledger/calls/call-ownership.ts';
@@ -16,11 +18,23 @@ import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { acquireMissingLocks, type LockBlocker, withLockToken } from '../controls/locks.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
+import { buildCallEvent } from './build-call-update.ts';
 import { type Job, toCallProgress } from './job.ts';
 import { observeBeforeSend, observeInDoubt, truncateForPerson } from './observe.ts';
 import { runProbe } from './probe.ts';
-import { buildCallEvent, type DispatchResult, describeOutcome, Recorder } from './record.ts';
-import { settleAnswer, settleDenied, settleFailure, settleSatisfied } from './settle.ts';
+import {
+  type DispatchResult,
+  handBackCall,
+  parkCall,
+  recordProgress,
+  releaseCall,
+  retryUntilWritten,
+  settleAnswer,
+  settleCall,
+  settleDenied,
+  settleFailed,
+  settleSatisfied,
+} from './update-call.ts';
 
 /**
  * Runs the attempts of open calls. Fresh, approved, recovered and compensating calls all reach an upstream only through
@@ -30,12 +44,10 @@ import { settleAnswer, settleDenied, settleFailure, settleSatisfied } from './se
 export class Dispatch {
   readonly #ctx: Context;
   readonly #inFlight = new Map<string, InFlightCall>();
-  readonly #recorder: Recorder;
   readonly #shutdownToken = new CancelToken();
 
   constructor(ctx: Context) {
     this.#ctx = ctx;
-    this.#recorder = new Recorder(ctx);
   }
 
   /** Starts the attempts of a call that this process owns. The promise never rejects. */
@@ -120,15 +132,15 @@ export class Dispatch {
       switch (action.do) {
         case 'send': {
           if (action.afterMs > 0 && !(await this.#sleepUnlessShutdown(action.afterMs)))
-            return this.#recorder.releaseOwnership(job);
+            return handBackCall(this.#ctx, job);
           if (canBeRecalled(job) && (await this.#checkRecalled(job))) {
             action = decideNextAction(toCallProgress(job), job.tool, true);
             break;
           }
           const approval = job.isApproved && job.unresolved === 0 ? await this.#checkApproval(job) : NO_APPROVAL_NEEDED;
-          if (approval.kind === 'blocked') return settleDenied(this.#recorder, job, approval.why);
+          if (approval.kind === 'blocked') return settleDenied(this.#ctx, job, approval.why);
           if (!job.attemptOpen) {
-            const blocker = await this.#recorder.retryUntilWritten(job, () => acquireMissingLocks(this.#ctx, job));
+            const blocker = await retryUntilWritten(this.#ctx, job, () => acquireMissingLocks(this.#ctx, job));
             if (blocker !== undefined) return this.#handleLockBlocker(job, blocker);
           }
           if (job.tool.observe !== undefined && job.attempt === 0) {
@@ -143,7 +155,7 @@ export class Dispatch {
               action = decideAfterFailedObservation(job, failedObservations);
               break;
             }
-            if (observed.satisfied) return settleSatisfied(this.#recorder, job, observed.answer);
+            if (observed.satisfied) return settleSatisfied(this.#ctx, job, observed.answer);
           }
           if (!job.attemptOpen && !(await this.#openAttempt(job))) return { kind: 'elsewhere' };
           last = await this.#send(job, approval.policyVersion, span);
@@ -154,15 +166,14 @@ export class Dispatch {
           closeAttempt(job, conclusion.unknown);
           job.attemptDetail = describeOutcome(last);
           action = decideNextAction(toCallProgress(job), job.tool, false);
-          if (action.do === 'send' && !(await this.#recorder.recordProgress(job, buildAttemptEvent(job, last))))
+          if (action.do === 'send' && !(await recordProgress(this.#ctx, job, buildAttemptEvent(job, last))))
             return { kind: 'elsewhere' };
           break;
         }
         case 'probe': {
           const probed = await runProbe(this.#ctx, job);
           this.#ctx.reachKillPoint('probed');
-          if (probed.kind === 'applied')
-            return this.#recorder.settle(job, 'succeeded', probed.answer, { outcome: 'probed', evidence: 'probe' });
+          if (probed.kind === 'applied') return settleCall(this.#ctx, job, PROBED, probed.answer);
           if (probed.kind === 'failed') {
             action = {
               do: 'doubt',
@@ -173,7 +184,7 @@ export class Dispatch {
           }
           markDisproved(job, 'probe');
           const event = buildCallEvent('probe_not_applied', { attempt: job.attempt });
-          if (!(await this.#recorder.recordProgress(job, event))) return { kind: 'elsewhere' };
+          if (!(await recordProgress(this.#ctx, job, event))) return { kind: 'elsewhere' };
           action = decideNextAction(toCallProgress(job), job.tool, true);
           break;
         }
@@ -184,11 +195,11 @@ export class Dispatch {
           break;
         }
         case 'doubt':
-          return this.#recorder.park(job, action.wakeMs, action.why, last);
+          return parkCall(this.#ctx, job, action.wakeMs, action.why, last);
         case 'release':
-          return this.#recorder.release(job, last);
+          return releaseCall(this.#ctx, job, last);
         case 'fail':
-          return isUnsentRead(job, last) ? this.#recorder.release(job, last) : settleFailure(this.#recorder, job, last);
+          return isUnsentRead(job, last) ? releaseCall(this.#ctx, job, last) : settleFailed(this.#ctx, job, last);
       }
     }
   }
@@ -205,7 +216,7 @@ export class Dispatch {
     job.attemptDetail = null;
     job.firstSentAt ??= performance.now();
     if (job.state === 'ready') job.state = 'sending';
-    return this.#recorder.recordProgress(job, null);
+    return recordProgress(this.#ctx, job, null);
   }
 
   /**
@@ -215,7 +226,7 @@ export class Dispatch {
   async #checkApproval(job: Job): Promise<ApprovalCheck> {
     const policyVersion = this.#ctx.policies().version;
     const call = { txn: job.txn, agent: job.agent, tool: job.tool.name };
-    const why = await this.#recorder.retryUntilWritten(job, () => findApprovalBlocker(this.#ctx, call, job));
+    const why = await retryUntilWritten(this.#ctx, job, () => findApprovalBlocker(this.#ctx, call, job));
     return why === undefined ? { kind: 'valid', policyVersion } : { kind: 'blocked', why };
   }
 
@@ -247,7 +258,7 @@ export class Dispatch {
   async #settleAnswer(job: Job, state: 'succeeded' | 'failed', outcome: Outcome, span: Span): Promise<DispatchResult> {
     const settleSpan = this.#ctx.telemetry.begin('settle', toSpanSubject(job), span);
     try {
-      return await settleAnswer(this.#recorder, job, state, outcome);
+      return await settleAnswer(this.#ctx, job, state, outcome);
     } finally {
       settleSpan.end();
     }
@@ -259,11 +270,11 @@ export class Dispatch {
       case 'call_lost':
         return { kind: 'elsewhere' };
       case 'invalid_locks':
-        if (job.unresolved > 0) return this.#recorder.park(job, null, blocker.why, undefined);
-        return settleDenied(this.#recorder, job, blocker.why);
+        if (job.unresolved > 0) return parkCall(this.#ctx, job, null, blocker.why, undefined);
+        return settleDenied(this.#ctx, job, blocker.why);
       case 'lock_conflict': {
         const { db } = this.#ctx;
-        await this.#recorder.retryUntilWritten(job, () => postponeCall(db, job.txn, job.owner, LOCKED_RECHECK_MS));
+        await retryUntilWritten(this.#ctx, job, () => postponeCall(db, job.txn, job.owner, LOCKED_RECHECK_MS));
         return { kind: 'elsewhere' };
       }
     }
@@ -288,15 +299,14 @@ export class Dispatch {
       const finding = observed.satisfied ? 'found the requested state' : 'did not find the requested state';
       const why = `a second observation ${finding}, which proves nothing by itself`;
       const shown = { satisfied: observed.satisfied, observed: truncateForPerson(observed.answer) };
-      return { kind: 'done', result: await this.#recorder.park(job, null, why, undefined, shown) };
+      return { kind: 'done', result: await parkCall(this.#ctx, job, null, why, undefined, shown) };
     }
     if (observed.satisfied) {
-      const settlement = { outcome: 'observed', evidence: 'probe', isObservationOnly: true } as const;
-      return { kind: 'done', result: await this.#recorder.settle(job, 'succeeded', observed.answer, settlement) };
+      return { kind: 'done', result: await settleCall(this.#ctx, job, OBSERVED, observed.answer) };
     }
     markDisproved(job, 'observation');
     const event = buildCallEvent('observed_not_satisfied', { attempt: job.attempt });
-    if (!(await this.#recorder.recordProgress(job, event))) return { kind: 'done', result: { kind: 'elsewhere' } };
+    if (!(await recordProgress(this.#ctx, job, event))) return { kind: 'done', result: { kind: 'elsewhere' } };
     return { kind: 'next', action: decideNextAction(toCallProgress(job), job.tool, true) };
   }
 
@@ -305,7 +315,7 @@ export class Dispatch {
    * attempt is therefore not allowed. The ledger would refuse that attempt too.
    */
   async #checkRecalled(job: Job): Promise<boolean> {
-    const call = await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn));
+    const call = await retryUntilWritten(this.#ctx, job, () => this.#ctx.calls.read(job.txn));
     job.recalled ||= call?.recalled === true;
     job.fenced ||= call?.fenced === true;
     return job.unresolved === 0 ? job.recalled : job.fenced;
@@ -317,10 +327,10 @@ export class Dispatch {
    */
   #parkAfterInternalError(job: Job): Promise<DispatchResult> {
     const why = 'an internal error of the gateway interrupted this call';
-    if (job.kind === 'read') return settleFailure(this.#recorder, job, { kind: 'ambiguous', detail: why });
-    if (job.attempt === 0) return this.#recorder.releaseOwnership(job, INTERNAL_ERROR_RECHECK_MS);
+    if (job.kind === 'read') return settleFailed(this.#ctx, job, { kind: 'ambiguous', detail: why });
+    if (job.attempt === 0) return handBackCall(this.#ctx, job, INTERNAL_ERROR_RECHECK_MS);
     closeAttempt(job, job.attemptOpen);
-    return this.#recorder.park(job, job.tool.retry.maxMs, why, undefined);
+    return parkCall(this.#ctx, job, job.tool.retry.maxMs, why, undefined);
   }
 
   /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
@@ -328,18 +338,15 @@ export class Dispatch {
     closeAttempt(job, false);
     if (job.unresolved === 0 && this.#ctx.controlFlags.isRecalled(job.txn)) {
       // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
-      job.recalled =
-        (await this.#recorder.retryUntilWritten(job, () => this.#ctx.calls.read(job.txn)))?.recalled === true;
-      return job.recalled
-        ? settleFailure(this.#recorder, job, last)
-        : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
+      job.recalled = (await retryUntilWritten(this.#ctx, job, () => this.#ctx.calls.read(job.txn)))?.recalled === true;
+      return job.recalled ? settleFailed(this.#ctx, job, last) : handBackCall(this.#ctx, job, FROZEN_RECHECK_MS);
     }
     const block = findSendBlock(this.#ctx, job);
-    if (block === undefined) return this.#recorder.releaseOwnership(job);
+    if (block === undefined) return handBackCall(this.#ctx, job);
     const blocked: Outcome = { ...last, kind: 'not_sent', detail: block.detail };
     return job.unresolved === 0 && !toCallProgress(job).shouldFailIfUnsent && job.unknownSince === null
-      ? this.#recorder.release(job, blocked, block.code)
-      : this.#recorder.releaseOwnership(job, FROZEN_RECHECK_MS);
+      ? releaseCall(this.#ctx, job, blocked, block.code)
+      : handBackCall(this.#ctx, job, FROZEN_RECHECK_MS);
   }
 }
 

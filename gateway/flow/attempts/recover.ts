@@ -12,9 +12,9 @@ import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { Poller } from '../poller.ts';
 import { decodeObservation } from '../sagas/undo.ts';
+import { buildBaseUpdate } from './build-call-update.ts';
 import type { Dispatch } from './dispatch.ts';
 import { resumeJob } from './job.ts';
-import { buildBaseUpdate } from './record.ts';
 
 const POLL_INTERVAL_MS = 400;
 /** How soon a due but frozen call is tried again. */

@@ -106,7 +106,7 @@ export async function claimCall(
       ctx.reachKillPoint('claimed');
       const { progressListener } = toolCall;
       const options = { lockToken, progressListener, span: admitted.span };
-      void dispatch.start(createJob(intent, tool, owner, payload, options));
+      void dispatch.start(dispatch.register(createJob(intent, tool, owner, payload, options)));
     });
   };
   const claimed =

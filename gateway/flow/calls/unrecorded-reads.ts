@@ -54,7 +54,7 @@ export async function executeUnrecordedRead({ ctx, dispatch }: Services, read: U
     { args: toolCall.args, request },
     { lockToken: null, isRecorded: false, progressListener: toolCall.progressListener, span },
   );
-  const result = await withTimeout(dispatch.start(job), toolCall.patienceMs, toolCall.cancelToken);
+  const result = await withTimeout(dispatch.start(dispatch.register(job)), toolCall.patienceMs, toolCall.cancelToken);
   switch (result?.kind) {
     case 'reported':
       return result.call;

@@ -192,7 +192,8 @@ export class RollbackWorker {
     try {
       const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
         ctx.reachKillPoint('claimed');
-        void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(task));
+        const job = createJob(intent, tool, owner, payload, { lockToken });
+        void this.#dispatch.start(this.#dispatch.register(job)).then(() => this.wake(task));
       });
       switch (claimed.kind) {
         case 'won':

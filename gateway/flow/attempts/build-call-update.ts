@@ -97,6 +97,8 @@ export function toCallSummary(job: Job, state: CallState, reported: ReportedFiel
     agent: job.agent,
     tool: job.tool.name,
     identity: job.identity,
+    fingerprint: job.fingerprint,
+    run: job.run,
     attempt: job.attempt,
     saga: job.saga,
     state,

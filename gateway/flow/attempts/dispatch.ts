@@ -21,16 +21,29 @@ export class Dispatch {
     this.#ctx = ctx;
   }
 
-  /** Starts the attempts of a call that this process owns. The promise never rejects. */
-  start(job: Job): Promise<DispatchResult> {
-    const result = this.#runToEnd(job, job.span ?? this.#startRootSpan(job));
-    this.#inFlight.set(job.txn, { job, result });
-    return result;
+  /**
+   * Registers a call that this process owns. From now on repeats and the shutdown wait for its result, and nothing else in this
+   * process claims or recovers it. The caller starts it next: nothing that waits or can fail may stand in between.
+   */
+  register(job: Job): InFlightCall {
+    let finish = (_: DispatchResult) => {};
+    const result = new Promise<DispatchResult>((resolve) => (finish = resolve));
+    const inFlight = { job, result, finish };
+    this.#inFlight.set(job.txn, inFlight);
+    return inFlight;
   }
 
-  async #runToEnd(job: Job, span: Span): Promise<DispatchResult> {
+  /** Starts the attempts of a registered call. The promise never rejects. */
+  start(inFlight: InFlightCall): Promise<DispatchResult> {
+    void this.#runToEnd(inFlight);
+    return inFlight.result;
+  }
+
+  async #runToEnd({ job, finish }: InFlightCall): Promise<void> {
+    const span = job.span ?? this.#startRootSpan(job);
+    let result = UNKNOWN_RESULT;
     try {
-      return await runAttempts({
+      result = await runAttempts({
         ctx: this.#ctx,
         job,
         span,
@@ -42,6 +55,7 @@ export class Dispatch {
       if (job.span === undefined) span.end({ txn: job.txn, state: job.state });
       // Keep the entry if this process took the call again meanwhile, under another job.
       if (this.#inFlight.get(job.txn)?.job === job) this.#inFlight.delete(job.txn);
+      finish(result);
     }
   }
 
@@ -86,8 +100,13 @@ export class Dispatch {
   }
 }
 
-/** A call that this process works on, and the promise of its result. */
+/** A call that this process works on, and the promise of its result. The promise exists before the first attempt starts. */
 export interface InFlightCall {
   readonly job: Job;
   readonly result: Promise<DispatchResult>;
+  /** Resolves `result`. Only for `Dispatch`. */
+  readonly finish: (result: DispatchResult) => void;
 }
+
+// A shared constant: every call replaces it.
+const UNKNOWN_RESULT: DispatchResult = { kind: 'elsewhere' };

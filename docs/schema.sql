@@ -126,7 +126,8 @@ CREATE OR REPLACE FUNCTION public.refuse_rewrite()
  LANGUAGE plpgsql
 AS $function$
 begin
-  if to_jsonb(new) - tg_argv <> to_jsonb(old) - tg_argv
+  -- A trigger without arguments has null instead of an empty list.
+  if to_jsonb(new) - coalesce(tg_argv, '{}') <> to_jsonb(old) - coalesce(tg_argv, '{}')
     or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
     raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
   end if;
@@ -392,7 +393,7 @@ create table open_calls (
   retried_by text,
   former_owners uuid[],
   constraint open_calls_pkey PRIMARY KEY (txn),
-  constraint possible_open_call CHECK ((((unresolved >= 0) AND (unresolved <= attempt)) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
+  constraint possible_open_call CHECK (((unresolved >= 0) AND (unresolved <= attempt) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
 
 create table outcomes (

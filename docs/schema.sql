@@ -126,7 +126,8 @@ CREATE OR REPLACE FUNCTION public.refuse_rewrite()
  LANGUAGE plpgsql
 AS $function$
 begin
-  if to_jsonb(new) - tg_argv <> to_jsonb(old) - tg_argv
+  -- A trigger without arguments has null instead of an empty list.
+  if to_jsonb(new) - coalesce(tg_argv, '{}') <> to_jsonb(old) - coalesce(tg_argv, '{}')
     or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
     raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
   end if;

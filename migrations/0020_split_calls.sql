@@ -158,7 +158,8 @@ create type outcome_row as (
 -- The arguments name the columns that may become null, and `erased_at`, which says since when. Everything else stays as it is.
 create function refuse_rewrite() returns trigger language plpgsql as $$
 begin
-  if to_jsonb(new) - tg_argv <> to_jsonb(old) - tg_argv
+  -- A trigger without arguments has null instead of an empty list.
+  if to_jsonb(new) - coalesce(tg_argv, '{}') <> to_jsonb(old) - coalesce(tg_argv, '{}')
     or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
     raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
   end if;

@@ -144,7 +144,7 @@ describe('kill -9', () => {
     await two.kill();
     await one.kill();
     // As if nine owners of the call had died.
-    await database.query('update calls set owner_deaths = 9 where txn = $1', [txn]);
+    await database.query('update open_calls set owner_deaths = 9 where txn = $1', [txn]);
     await Promise.all([one.start(), two.start()]);
     await freeze('unfreeze');
     const { body } = await one.call('world.mail', { id }, { key: id });
@@ -283,7 +283,8 @@ describe('approvers', () => {
     await one.waitForCall(txn, ({ state }) => state === 'succeeded');
     expect((await upstream.effects(id))[0]?.body).toMatchObject({ card: CANARY });
     const rows = await database.query(
-      'select a::text, v::text, c::text from calls c left join approvals a using (txn) left join votes v using (txn) where txn = $1',
+      `select a::text, v::text, c::text, r::text, u::text, e::text from calls c left join outcomes r using (txn) left join undos u using (txn)
+        left join call_events e using (txn) left join approvals a using (txn) left join votes v using (txn) where txn = $1`,
       [txn],
     );
     expect(JSON.stringify(rows)).not.toContain(CANARY);

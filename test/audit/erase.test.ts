@@ -127,16 +127,19 @@ it('a repeat of an erased call without a key answers 410 and is not sent', async
   expect(await gateway.call('world.none', args)).toMatchObject({ status: 410, body: { code: 'key_expired' } });
   // The same if the answer was never delivered, even after a day. (The replica role lets the test rewrite the record.)
   await database.query(`begin; set local session_replication_role = replica;
-    update calls set delivered_at = null, settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}'; commit`);
+    update outcomes set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}';
+    update repeats set delivered_at = null where txn = '${first.body.txn}'; commit`);
   const dryRun = await gateway.call('world.none', args, { headers: { 'oncegate-dry-run': '?1' } });
   expect(dryRun.body.wouldAnswer).toMatchObject({ code: 'key_expired' });
   expect((await gateway.call('world.none', args)).status).toBe(410);
   expect(await upstream.effects('unkeyed')).toHaveLength(1);
   // The 410 was delivered. As after any answer, a request within a minute is a repeat, and a later one is a new call.
-  const isDelivered = 'select 1 from calls where txn = $1 and delivered_at is not null';
+  const isDelivered = 'select 1 from repeats where txn = $1 and delivered_at is not null';
   await expect.poll(async () => (await database.query(isDelivered, [first.body.txn])).length).toBe(1);
   expect((await gateway.call('world.none', args)).status).toBe(410);
-  await database.query(`update calls set delivered_at = now() - interval '2 minutes' where txn = $1`, [first.body.txn]);
+  await database.query(`update repeats set delivered_at = now() - interval '2 minutes' where txn = $1`, [
+    first.body.txn,
+  ]);
   expect((await gateway.call('world.none', args)).status).toBe(200);
   expect(await upstream.effects('unkeyed')).toHaveLength(2);
 });

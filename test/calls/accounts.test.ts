@@ -1,4 +1,5 @@
 import { beforeEach, describe, expect, it } from 'vitest';
+import { dumpCallRows } from '../support/call-rows.ts';
 import { testerYaml } from '../support/gateway.ts';
 import { useHttpServer } from '../support/http-server.ts';
 import { useGateway } from '../support/use-gateway.ts';
@@ -80,7 +81,6 @@ describe('a call whose account, a variable of the upstream URL, changed', () => 
     const { body } = await gateway.admin('GET', `/admin/calls/${txn}`);
     expect(body).toMatchObject({ state: 'failed', problem: { code: 'denied' } });
     expect(received).toEqual([]);
-    const rows = await database.query<{ row: string }>('select c::text as row from calls c');
-    expect(JSON.stringify([body, rows])).not.toMatch(`${OURS}|${THEIRS}`);
+    expect(JSON.stringify([body, await dumpCallRows(database)])).not.toMatch(`${OURS}|${THEIRS}`);
   });
 });

@@ -3,6 +3,7 @@ import { rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { beforeEach, describe, expect, it } from 'vitest';
+import { readCallState } from '../support/call-rows.ts';
 import { AGENT_KEY, keysYaml, OTHER_AGENT_KEY, PEOPLE_YAML } from '../support/gateway.ts';
 import { pollUntil } from '../support/poll.ts';
 import { uniqueId } from '../support/unique-id.ts';
@@ -52,7 +53,7 @@ beforeEach(() => {
 const countEffects = async () => (await upstream.effects(id)).length;
 
 const isDelivered = (txn: string) => async () =>
-  (await database.query('select 1 from calls where txn = $1 and delivered_at is not null', [txn])).length === 1;
+  (await database.query('select 1 from repeats where txn = $1 and delivered_at is not null', [txn])).length === 1;
 
 /** Calls a tool and aborts the request after the upstream applied it and before it answers. Returns the txn of the succeeded call. */
 async function abandonCall(name: string, args: object): Promise<string> {
@@ -64,11 +65,7 @@ async function abandonCall(name: string, args: object): Promise<string> {
   expect(await call).toBe('aborted');
   await upstream.release(id);
   const findCall = async () => (await gateway.get(`/v1/calls?tool=${name}&limit=1`)).body.items[0];
-  await pollUntil(
-    async () =>
-      (await database.query("select 1 from calls where txn = $1 and state = 'succeeded'", [(await findCall()).txn]))
-        .length === 1,
-  );
+  await pollUntil(async () => (await readCallState(database, (await findCall()).txn)) === 'succeeded');
   return (await findCall()).txn;
 }
 

@@ -110,11 +110,11 @@ it('calls in doubt are shown even if too many calls are open to count them', asy
   await database.query('vacuum full open_calls');
   await database.query(
     `with made as (
-       insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version)
-       select ('00000000-0000-8000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'tester', 'world.charge', 'key', sha256(i::text::bytea), 'key', 'ready', 'v' from generate_series(1, 2000) i
+       insert into calls (txn, agent, tool, identity, fingerprint, kind, policy_version)
+       select ('00000000-0000-8000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'tester', 'world.charge', 'key', sha256(i::text::bytea), 'key', 'v' from generate_series(1, 2000) i
        returning txn
      )
-     insert into open_calls (txn, due_at) select txn, now() + interval '1 day' from made`,
+     insert into open_calls (txn, state, fence, due_at) select txn, 'ready', 1, now() + interval '1 day' from made`,
   );
   const loseAnswer = async (id: string) => {
     await upstream.plan({ match: { id }, do: ['drop'] });

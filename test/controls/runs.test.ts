@@ -232,7 +232,7 @@ describe('a takeover', () => {
     await old.call('world.keyed', { id: name }, { key: name, headers: NO_WAIT });
     const txns = async () => (await old.history()).body.items as { txn: string; state: string }[];
     const closed = () =>
-      store.query(`select txn from calls where attempt = 1 and not attempt_open and state = 'sending'`);
+      store.query(`select txn from open_calls where attempt = 1 and not attempt_open and state = 'sending'`);
     await expect.poll(async () => (await closed()).length, { timeout: 20_000 }).toBe(1);
     const next = await RunHolder.take(lonely, name);
     expect(next.took).toMatchObject({ drained: true });

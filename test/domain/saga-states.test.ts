@@ -10,6 +10,7 @@ import {
   UNDO_TRANSITIONS,
   type UndoState,
 } from '../../gateway/domain/sagas/saga.ts';
+import { insertEndedCall, insertRow } from '../support/call-rows.ts';
 import { useDatabase } from '../support/use-gateway.ts';
 
 const database = useDatabase();
@@ -33,17 +34,13 @@ const moveSaga = (id: string, to: SagaState) =>
   database.query('update sagas set state = $2, ended_at = $3 where id = $1 returning id', [id, to, endedAt(to)]);
 
 async function insertSucceededCall(undo: UndoState): Promise<string> {
-  const txn = randomUUID();
-  await database.query(
-    `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, evidence, outcome, undo_state, undo_txn)
-     values ($1, 'a', 't', 'random', $2, 'key', 'succeeded', 'v', 1, now(), 'answer', 'answered', $3, $4)`,
-    [txn, randomBytes(32), undo, randomUUID()],
-  );
+  const txn = await insertEndedCall(database);
+  await insertRow(database, 'undos', { txn, state: undo, undo_txn: randomUUID() });
   return txn;
 }
 
 const moveUndo = (txn: string, to: UndoState) =>
-  database.query('update calls set undo_state = $2 where txn = $1 returning txn', [txn, to]);
+  database.query('update undos set state = $2 where txn = $1 returning txn', [txn, to]);
 
 describe('the states of a saga', () => {
   it.each(pairsOf(SAGA_STATES))('from %s to %s: the code and the database agree', async (from, to) => {
@@ -88,8 +85,8 @@ describe('the states of an undo', () => {
       return;
     }
     await expect(moveUndo(txn, to)).rejects.toThrow(`may not go from ${from} to ${to}`);
-    const [row] = await database.query<{ undo_state: string }>('select undo_state from calls where txn = $1', [txn]);
-    expect(row?.undo_state).toBe(from);
+    const [row] = await database.query<{ state: string }>('select state from undos where txn = $1', [txn]);
+    expect(row?.state).toBe(from);
   });
 
   it('end in done, skipped or irreversible', () => {
@@ -99,18 +96,14 @@ describe('the states of an undo', () => {
 
   it('running requires the txn of the compensation', async () => {
     const txn = await insertSucceededCall('due');
-    const change = `update calls set undo_state = 'running', undo_txn = null where txn = $1`;
+    const change = `update undos set state = 'running', undo_txn = null where txn = $1`;
     await expect(database.query(change, [txn])).rejects.toThrow(/running_undos_have_a_txn/);
   });
 
   it.each(['due', 'failed'] as const)('%s is refused for a call that did not happen', async (state) => {
-    const txn = randomUUID();
-    await database.query(
-      `insert into calls (txn, agent, tool, identity, fingerprint, kind, state, policy_version, attempt, settled_at, problem, evidence, outcome)
-       values ($1, 'a', 't', 'random', $2, 'key', 'failed', 'v', 1, now(), 'tool_failed', 'answer', 'refused')`,
-      [txn, randomBytes(32)],
-    );
-    await expect(moveUndo(txn, state)).rejects.toThrow(/may not go|only_what_happened_is_undone/);
+    const txn = await insertEndedCall(database, { state: 'failed' });
+    await insertRow(database, 'undos', { txn });
+    await expect(moveUndo(txn, state)).rejects.toThrow(/may not go|did not happen, so it is not undone/);
     await expect(moveUndo(txn, 'skipped')).resolves.toHaveLength(1);
   });
 

@@ -80,7 +80,7 @@ describe('a shutdown', () => {
     const held = gateway.call('world.held', { id: 'held' }, { key: 'held' });
     await upstream.awaitEvent('arrived');
     await expect
-      .poll(() => database.query(`select 1 from calls where state = 'held'`).then((rows) => rows.length))
+      .poll(() => database.query(`select 1 from open_calls where state = 'held'`).then((rows) => rows.length))
       .toBe(1);
     gateway.signal('SIGTERM');
     expect((await held).status).toBe(202);

@@ -52,8 +52,8 @@ describe('two replicas', () => {
       const [now] = await database.query<{ isOver: boolean }>('select now() > $1 as "isOver"', [lease?.until]);
       return now?.isOver === true;
     });
-    const [row] = await database.query('select state, step, owner_deaths from calls');
-    expect(row).toEqual({ state: 'sending', step: 0, owner_deaths: 0 });
+    const [row] = await database.query('select state, update_number, owner_deaths from open_calls');
+    expect(row).toEqual({ state: 'sending', update_number: 0, owner_deaths: 0 });
     await upstream.release('go');
     expect((await pending).status).toBe(200);
     expect(await upstream.requests('slow')).toHaveLength(1);

@@ -92,7 +92,8 @@ describe('a settlement', () => {
     const one = intent();
     await calls.claim(one);
     expect(await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }))).toBe(true);
-    expect(await calls.update(buildSuccess(one.txn, { answer: '{"status":201}', isEvidence: true }))).toBe(false);
+    const other = { answer: '{"status":201}', isEvidence: true, leaf: Buffer.alloc(32, 2) };
+    expect(await calls.update(buildSuccess(one.txn, other))).toBe(false);
     const call = await calls.read(one.txn);
     expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
   });
@@ -161,8 +162,7 @@ describe('a settlement', () => {
         buildUpdate(bad.txn, {
           state: 'failed',
           custody: 'close',
-          unresolved: 1,
-          problem: 'tool_failed',
+          problem: null,
           evidence: 'answer',
         }),
       ),
@@ -175,19 +175,22 @@ describe('a settlement', () => {
   it('is never changed, only erased', async () => {
     const one = intent();
     await calls.claim(one);
+    const expectRefused = (change: string) =>
+      expect(database.query(`update ${change} where txn = $1`, [one.txn]), change).rejects.toThrow(/call /);
+    await expectRefused(`open_calls set fence = 0`);
     await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }));
-    const forbidden = [
-      `state = 'in_doubt', settled_at = null`,
+    await expectRefused(`calls set agent = 'b'`);
+    for (const set of [
+      `state = 'failed', problem = 'tool_failed'`,
+      `settled_at = settled_at + interval '1 s'`,
       `answer = '{}'`,
       `outcome = 'other'`,
       `leaf = '\\x00'`,
-      `agent = 'b'`,
-      `fence = 0`,
       `evidence = 'person'`,
-    ];
-    for (const set of forbidden)
-      await expect(database.query(`update calls set ${set} where txn = $1`, [one.txn]), set).rejects.toThrow(/call /);
-    await database.query(`update calls set answer = null, args = null, erased_at = now() where txn = $1`, [one.txn]);
+    ])
+      await expectRefused(`outcomes set ${set}`);
+    await database.query(`update calls set args = null, erased_at = now() where txn = $1`, [one.txn]);
+    await database.query(`update outcomes set answer = null where txn = $1`, [one.txn]);
   });
 });
 

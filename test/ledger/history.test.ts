@@ -6,6 +6,7 @@ import type { Json } from '../../gateway/domain/json.ts';
 import { releaseClaim } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type ClaimGuards, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { readHistory } from '../../gateway/ledger/calls/history.ts';
+import { endOpenCall } from '../support/call-rows.ts';
 import { buildIntent } from '../support/intent.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
@@ -32,14 +33,7 @@ async function answer(agent: string, query: HistoryQuery, exceptTxn: string | nu
   return (await readHistory(db, { agent, queries: [query], exceptTxn })).get(query.text);
 }
 
-/** Settles a call directly: a settled row refuses later changes. */
-async function settle(txn: string, state: string): Promise<void> {
-  const problem = state === 'succeeded' ? null : 'tool_failed';
-  await database.query(
-    `update calls set state = $2, settled_at = now(), problem = $3, evidence = 'answer', attempt_open = false where txn = $1`,
-    [txn, state, problem],
-  );
-}
+const settle = (txn: string, state: string) => endOpenCall(database, txn, { state });
 
 describe('the history of an agent', () => {
   it('counts calls that may have had an effect (open, in doubt, done), not failed or released ones', async () => {
@@ -51,18 +45,16 @@ describe('the history of an agent', () => {
       await claimCall(agent, 'a.delete_x'),
       await claimCall(agent, 'a.delete_x'),
     ];
-    await database.query(`update calls set state = 'in_doubt', attempt_open = false, unresolved = 1 where txn = $1`, [
-      inDoubt,
-    ]);
+    await database.query(
+      `update open_calls set state = 'in_doubt', attempt_open = false, unresolved = 1 where txn = $1`,
+      [inDoubt],
+    );
     await settle(done, 'succeeded');
     await settle(failed, 'failed');
     expect(await releaseClaim(db, { txn: released, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     for (const state of ['rejected', 'expired', 'cancelled']) {
       const held = await claimCall(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
-      await database.query(`update calls set state = $2, settled_at = now(), problem = $2 where txn = $1`, [
-        held,
-        state,
-      ]);
+      await settle(held, state);
     }
     const waiting = await claimCall(agent, 'a.delete_x', {}, { state: 'held', owner: null, dueInMs: HOUR });
     expect(await answer(agent, count('*.delete_*'))).toBe(4);

@@ -130,11 +130,11 @@ const OPERATIONS: readonly (readonly [name: string, run: () => Promise<unknown>]
 async function fillLedger(): Promise<void> {
   await database.query(
     `with made as (
-       insert into calls (txn, agent, tool, identity, fingerprint, kind, state, attempt, policy_version)
-       select gen_random_uuid(), 'a', 't', 'key', sha256(i::text::bytea), 'none', 'sending', 1, 'v' from generate_series(1, $2::int) i
+       insert into calls (txn, agent, tool, identity, fingerprint, kind, policy_version)
+       select gen_random_uuid(), 'a', 't', 'key', sha256(i::text::bytea), 'none', 'v' from generate_series(1, $2::int) i
        returning txn
      )
-     insert into open_calls (txn, owner) select txn, $1 from made`,
+     insert into open_calls (txn, owner, state, fence, attempt) select txn, $1, 'sending', 1, 1 from made`,
     [neighbour.id, CALLS],
   );
 }

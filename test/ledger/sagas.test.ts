@@ -6,6 +6,7 @@ import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { endOpenCall, insertRow } from '../support/call-rows.ts';
 import { buildIntent } from '../support/intent.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
@@ -21,11 +22,8 @@ async function openSaga(agent = 'a'): Promise<string> {
 
 const step = (saga: string, changes: Partial<Intent> = {}) => buildIntent(lease.id, { kind: 'key', saga, ...changes });
 
-const settle = (txn: string) =>
-  database.query(
-    `update calls set state = 'succeeded', attempt_open = false, evidence = 'answer', outcome = 'answered', settled_at = now() where txn = $1`,
-    [txn],
-  );
+const settle = (txn: string, answer: string | null = null) =>
+  endOpenCall(database, txn, { outcome: 'answered', answer });
 
 describe('steps of a saga', () => {
   it('of another agent are refused, even in a batch with a valid step', async () => {
@@ -52,18 +50,10 @@ describe('steps of a saga', () => {
   it('are read even if an answer contains a NUL', async () => {
     const saga = await openSaga();
     const [done, undo] = [step(saga), step(saga, { saga: null })];
-    for (const each of [done, undo]) {
-      await calls.claim(each);
-      await settle(each.txn);
-    }
-    await database.query(`update calls set undo_state = 'due', undo_args = '{}' where txn = $1`, [done.txn]);
-    await database.query(`update calls set undo_state = 'running', undo_txn = $2 where txn = $1`, [done.txn, undo.txn]);
-    await database.query('alter table calls disable trigger calls_impossible');
-    await database.query('update calls set answer = $2 where txn = $1', [
-      undo.txn,
-      JSON.stringify({ status: 422, contentType: 'text/plain', body: 'a\0b', encoding: 'utf8' }),
-    ]);
-    await database.query('alter table calls enable trigger calls_impossible');
+    for (const each of [done, undo]) await calls.claim(each);
+    await settle(done.txn);
+    await settle(undo.txn, JSON.stringify({ status: 422, contentType: 'text/plain', body: 'a\0b', encoding: 'utf8' }));
+    await insertRow(database, 'undos', { txn: done.txn, state: 'running', undo_txn: undo.txn, args: '{}' });
     const { steps } = await new UndoStore(db).read(saga);
     expect(steps[0]?.compensation?.detail).toBe('the upstream answered 422');
   });
@@ -76,7 +66,7 @@ describe('steps of a saga', () => {
       await settle(each.txn);
     }
     const args = JSON.stringify({ text: 'x'.repeat(700_000) });
-    await database.query(`update calls set undo_state = 'due', undo_args = $2 where txn = $1`, [due.txn, args]);
+    await insertRow(database, 'undos', { txn: due.txn, state: 'due', args });
     const undos = new UndoStore(db);
     const [whole, outline] = [await undos.read(saga), await undos.readOutline(saga, 'saga')];
     expect(whole.steps.map(({ undoArgs }) => undoArgs)).toEqual([args, null]);
@@ -98,7 +88,7 @@ describe('the end of a rollback', () => {
     await database.query(`update sagas set state = 'rolling_back', keep = 0 where id = $1`, [saga]);
     const change = { state: 'open', reason: null, by: 'x', entry: '{}', recheckInMs: null } as const;
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(false);
-    await database.query(`update calls set undo_state = 'skipped' where txn = $1`, [late.txn]);
+    await insertRow(database, 'undos', { txn: late.txn, state: 'skipped' });
     expect(await transitionSaga(db, { id: saga, state: 'rolling_back', keep: 0 }, change)).toBe(true);
   });
 

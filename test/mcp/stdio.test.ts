@@ -1,4 +1,5 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { dumpCallRows } from '../support/call-rows.ts';
 import { testerYaml } from '../support/gateway.ts';
 import { useGateway } from '../support/use-gateway.ts';
 import { useResource } from '../support/use-resource.ts';
@@ -60,9 +61,9 @@ describe('an MCP server over stdio', () => {
   it('gets environment values in its command, and they are redacted everywhere else', async () => {
     const { body } = await call('tell', 'argv');
     expect(JSON.parse(body.result.content[0].text).argv.slice(-2)).toEqual(['--label', '[redacted]']);
-    const rows = await database.query<{ row: string }>('select c::text as row from calls c');
-    expect(JSON.stringify(rows)).toContain('[redacted]');
-    expect(JSON.stringify(rows)).not.toContain(TOKEN);
+    const rows = await dumpCallRows(database);
+    expect(rows).toContain('[redacted]');
+    expect(rows).not.toContain(TOKEN);
   });
 
   it.each([

@@ -349,7 +349,7 @@ describe('a rollback finishes', () => {
       // The first undo was about to be sent and was released.
       const readReleasedUndos = () =>
         database.query(
-          `select 1 from calls u join open_calls o on o.txn = u.txn where u.undo_of = $1 and o.owner is null and not u.attempt_open`,
+          `select 1 from calls u join open_calls o on o.txn = u.txn where u.undo_of = $1 and o.owner is null and not o.attempt_open`,
           [steps[1]?.txn],
         );
       await expect.poll(async () => (await readReleasedUndos()).length, { timeout: 20_000 }).toBe(1);

@@ -55,16 +55,20 @@ interface TakenCall {
 /**
  * Decides which calls this process takes. `for update skip locked` gives each call to one taker, and skips calls that are ending
  * now. The conditions are checked again on the locked rows, because the scan before reads without locks.
+ *
+ * `gone` is materialized: a plan made for empty tables would otherwise read the calls of live owners before it drops these owners.
  */
 function assignUnattendedCalls(tx: Tx, owner: string): Promise<readonly TakenCall[]> {
   return tx.run<TakenCall>({
     name: 'take-over',
-    text: `with recursive ${OWNERS_CTE}, found as materialized (
+    text: `with recursive ${OWNERS_CTE}, gone as materialized (
+          select w.id from owners w where w.id <> $1 and ${buildOwnerGoneCondition('w.id')}
+        ), found as materialized (
           (select txn from open_calls where owner is null and due_at <= now() order by due_at limit ${MAX_SCANNED_PER_SWEEP})
           union all
-          (select o.txn from owners w cross join lateral (
+          (select o.txn from gone w cross join lateral (
               select txn from open_calls where owner = w.id limit ${MAX_SCANNED_PER_SWEEP}
-            ) o where w.id <> $1 and ${buildOwnerGoneCondition('w.id')} limit ${MAX_SCANNED_PER_SWEEP})
+            ) o limit ${MAX_SCANNED_PER_SWEEP})
         ), free as (
           select o.txn, o.owner as previous from open_calls o
           where o.txn = any (array(select txn from found))

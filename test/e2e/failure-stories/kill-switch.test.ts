@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { beforeEach, describe, expect, it } from 'vitest';
+import { CALLS_WITH_STATE } from '../../support/call-rows.ts';
 import { buildFaultPolicies } from '../../support/fault-policies.ts';
 import { AGENT_KEY, type Gateway, keysYaml, OTHER_AGENT_KEY, type Reply } from '../../support/gateway.ts';
 import { useGateway } from '../../support/use-gateway.ts';
@@ -47,7 +48,8 @@ async function queueAt(gateway: Gateway): Promise<{ sent: string; waiting: strin
   const first = chargeHere(sent);
   await upstream.awaitEvent(`at-${sent}`);
   const answers = Promise.all([first, ...waiting.map(chargeHere)]);
-  const claimed = () => database.query("select txn from calls where key = any($1) and state = 'sending'", [waiting]);
+  const claimed = () =>
+    database.query(`select txn from ${CALLS_WITH_STATE} where key = any($1) and state = 'sending'`, [waiting]);
   await expect.poll(claimed, { timeout: 20_000 }).toHaveLength(waiting.length);
   return { sent, waiting, answers };
 }
@@ -116,7 +118,8 @@ describe('a freeze', () => {
     const askPaused = async () => (await paused.call('world.keyed', { id: 'x' }, { key: 'x' })).body.code;
     await expect.poll(askPaused, { timeout: 20_000 }).toBe('frozen');
     await upstream.release(sent);
-    const succeeded = () => database.query("select 1 from calls where key = $1 and state = 'succeeded'", [sent]);
+    const succeeded = () =>
+      database.query(`select 1 from ${CALLS_WITH_STATE} where key = $1 and state = 'succeeded'`, [sent]);
     await expect.poll(succeeded, { timeout: 20_000 }).toHaveLength(1);
     expect(await arrivedOf(waiting)).toEqual([]);
     // After the unfreeze, the replica that took the calls over may send them, each under its own key.

@@ -33,7 +33,9 @@ const countLocks = async () => (await database.query<{ n: number }>('select coun
 /** After each test: every sent request carries the lock token that the ledger has for its call, and no token repeats. */
 afterEach(async () => {
   const requests = await upstream.requests();
-  const rows = await database.query<{ txn: string; lock_token: string }>('select txn, lock_token from calls');
+  const rows = await database.query<{ txn: string; lock_token: string }>(
+    'select txn, lock_token from open_calls union all select txn, lock_token from outcomes',
+  );
   const tokens = new Map(rows.map((row) => [row.txn, row.lock_token]));
   for (const { headers } of requests)
     expect(headers['oncegate-lock-token']).toBe(tokens.get(String(headers['oncegate-txn'])));

@@ -28,7 +28,7 @@ const RUNS = [
   { atOnce: 1, total: 1_500 },
 ] as const;
 /** The tables of a call. Some are absent before the ledger was split. */
-const CALL_TABLES = ['calls', 'open_calls', 'outcomes', 'undos', 'call_events'];
+const CALL_TABLES = ['calls', 'open_calls', 'settlements', 'undos', 'call_events'];
 
 /** Measures what a first call costs: processor time of the gateway and of PostgreSQL, WAL and disk. */
 export async function measureCost({ database, cleanups }: CostBenchSetup, rounds: number): Promise<string> {

@@ -188,9 +188,9 @@ describe('a settlement', () => {
       `leaf = '\\x00'`,
       `evidence = 'person'`,
     ])
-      await expectRefused(`outcomes set ${set}`);
+      await expectRefused(`settlements set ${set}`);
     await database.query(`update calls set args = null, erased_at = now() where txn = $1`, [one.txn]);
-    await database.query(`update outcomes set answer = null where txn = $1`, [one.txn]);
+    await database.query(`update settlements set answer = null where txn = $1`, [one.txn]);
   });
 });
 

@@ -3,6 +3,7 @@ import { cpus, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { renderChart } from './chart.ts';
+import { measureCost } from './cost.ts';
 import { startDatabaseServer } from './database.ts';
 import { measureDecisionMicros } from './decision.ts';
 import { countEffects } from './effects.ts';
@@ -16,6 +17,7 @@ import { startOwnSystems, startPeerSystems } from './systems.ts';
 const USAGE = `npm run bench -- [--quick] [--rounds N] [--peers] [--write]
 npm run bench -- effects
 npm run bench -- growth [--rounds N] [--rows N]
+npm run bench -- cost [--rounds N]
 
 Measures what the ledger costs: the gateway, and a proxy of the same fastify and undici without a ledger, in alternating
 runs on one machine. Only the ratios mean anything.
@@ -25,6 +27,7 @@ runs on one machine. Only the ratios mean anything.
   --peers   also measures Restate, DBOS and bare PostgreSQL (first: npm ci --prefix bench)
   --write   writes bench/results.json and docs/bench.svg; not with --quick
   growth    compares the cost of a call with ten thousand and with five million (or --rows) calls in the ledger
+  cost      measures the processor time, WAL and disk of a first call
   effects   counts the effects of one call when the process is killed or the answer is lost, also for the peers
 `;
 
@@ -42,11 +45,12 @@ const { values, positionals } = parseArgs({
 const rounds = values.quick ? 1 : Number(values.rounds);
 const isEffects = positionals[0] === 'effects';
 const isGrowth = positionals[0] === 'growth';
+const isCost = positionals[0] === 'cost';
 
 const isUsageError =
   !Number.isInteger(rounds) ||
   rounds < 1 ||
-  positionals.length > (isEffects || isGrowth ? 1 : 0) ||
+  positionals.length > (isEffects || isGrowth || isCost ? 1 : 0) ||
   (values.quick && values.write);
 if (values.help || isUsageError) {
   console.log(USAGE);
@@ -69,6 +73,7 @@ try {
   const database = await starting;
   if (isEffects) console.log(await countEffects({ database, home, cleanups }));
   else if (isGrowth) console.log(await measureGrowth({ database, cleanups }, [10_000, Number(values.rows)], rounds));
+  else if (isCost) console.log(await measureCost({ database, cleanups }, rounds));
   else await compareSystems(database);
 } finally {
   await runCleanups();

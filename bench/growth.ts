@@ -28,7 +28,7 @@ const TEMPLATE_CALLS = 200;
 const CALLS_PER_ROUND = 4_000;
 const FILL_BATCH_ROWS = 250_000;
 /** The tables that keep something of a call that has ended. */
-const CALL_TABLES = ['calls', 'outcomes', 'undos', 'call_events'] as const;
+const CALL_TABLES = ['calls', 'settlements', 'undos', 'call_events'] as const;
 
 /** Measures a call with a small and with a large ledger: two gateways with a ledger each, in turns. */
 export async function measureGrowth(
@@ -78,7 +78,7 @@ async function fillLedger(
   const client = new pg.Client({ connectionString: url });
   await client.connect();
   cleanups.push(() => client.end());
-  await client.query(`create temporary table templates as select txn from outcomes limit ${TEMPLATE_CALLS}`);
+  await client.query(`create temporary table templates as select txn from settlements limit ${TEMPLATE_CALLS}`);
   const copyCalls = await buildCopyStatement(client);
   for (let inserted = TEMPLATE_CALLS; inserted < rows; inserted += FILL_BATCH_ROWS) {
     const batch = Math.min(FILL_BATCH_ROWS, rows - inserted);

@@ -44,7 +44,7 @@ create type claim_row as (
   entry text
 );
 
-create type outcome_row as (
+create type settlement_row as (
   txn uuid,
   fence integer,
   update_number integer,
@@ -106,6 +106,15 @@ begin
   return null;
 end $function$;
 
+CREATE OR REPLACE FUNCTION public.refuse_older_replica()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+begin
+  raise exception 'a newer version of Oncegate has migrated this ledger: stop this process and start the newer version'
+    using errcode = 'object_not_in_prerequisite_state';
+end $function$;
+
 CREATE OR REPLACE FUNCTION public.refuse_open_call_transition()
  RETURNS trigger
  LANGUAGE plpgsql
@@ -161,7 +170,7 @@ begin
     raise exception 'the undo of call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
   end if;
   if new.state in ('due', 'running', 'done', 'failed')
-    and not exists (select 1 from outcomes where txn = new.txn and state = 'succeeded') then
+    and not exists (select 1 from settlements where txn = new.txn and state = 'succeeded') then
     raise exception 'call % did not happen, so it is not undone', new.txn using errcode = 'check_violation';
   end if;
   return new;
@@ -396,27 +405,6 @@ create table open_calls (
   constraint possible_open_call CHECK (((unresolved >= 0) AND (unresolved <= attempt) AND ((attempt > 0) = (state = ANY (ARRAY['sending'::open_state, 'running'::open_state, 'in_doubt'::open_state]))) AND (recalled OR (NOT fenced))))
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
 
-create table outcomes (
-  txn uuid not null,
-  settled_at timestamp with time zone default now() not null,
-  first_sent_at timestamp with time zone,
-  unknown_since timestamp with time zone,
-  lock_token bigint,
-  state final_state not null,
-  evidence call_evidence not null,
-  attempt integer not null,
-  owner_deaths integer default 0 not null,
-  leaf bytea,
-  outcome text,
-  problem text,
-  resolved_by text,
-  retried_by text,
-  detail text,
-  answer text,
-  constraint outcomes_pkey PRIMARY KEY (txn),
-  constraint possible_outcome CHECK ((((problem IS NULL) = (state = 'succeeded'::final_state)) AND ((attempt = 0) OR (state = ANY (ARRAY['succeeded'::final_state, 'failed'::final_state])))))
-);
-
 create table pins (
   upstream text not null,
   tool text not null,
@@ -443,6 +431,7 @@ create table processes (
   lease_until timestamp with time zone not null,
   ended_at timestamp with time zone,
   switches_seen bigint default 0 not null,
+  schema_version integer default 0 not null,
   constraint processes_pkey PRIMARY KEY (id)
 );
 
@@ -520,6 +509,27 @@ create table schema_migrations (
   sha256 text not null,
   applied_at timestamp with time zone default now() not null,
   constraint schema_migrations_pkey PRIMARY KEY (version)
+);
+
+create table settlements (
+  txn uuid not null,
+  settled_at timestamp with time zone default now() not null,
+  first_sent_at timestamp with time zone,
+  unknown_since timestamp with time zone,
+  lock_token bigint,
+  state final_state not null,
+  evidence call_evidence not null,
+  attempt integer not null,
+  owner_deaths integer default 0 not null,
+  leaf bytea,
+  outcome text,
+  problem text,
+  resolved_by text,
+  retried_by text,
+  detail text,
+  answer text,
+  constraint settlements_pkey PRIMARY KEY (txn),
+  constraint possible_settlement CHECK ((((problem IS NULL) = (state = 'succeeded'::final_state)) AND ((attempt = 0) OR (state = ANY (ARRAY['succeeded'::final_state, 'failed'::final_state])))))
 );
 
 create table spends (
@@ -679,7 +689,7 @@ CREATE TRIGGER open_calls_locks AFTER DELETE ON public.open_calls FOR EACH ROW W
 
 CREATE TRIGGER open_calls_transitions BEFORE UPDATE ON public.open_calls FOR EACH ROW EXECUTE FUNCTION refuse_open_call_transition();
 
-CREATE TRIGGER outcomes_immutable BEFORE UPDATE ON public.outcomes FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('detail', 'answer');
+CREATE TRIGGER processes_version BEFORE INSERT ON public.processes FOR EACH ROW WHEN ((new.schema_version < 20)) EXECUTE FUNCTION refuse_older_replica();
 
 CREATE TRIGGER runs_impossible BEFORE UPDATE ON public.runs FOR EACH ROW WHEN (((new.epoch < old.epoch) OR (new.id <> old.id) OR (new.agent <> old.agent) OR (new.name <> old.name))) EXECUTE FUNCTION refuse_run_rewrite();
 
@@ -688,6 +698,8 @@ CREATE TRIGGER runs_locks AFTER UPDATE ON public.runs FOR EACH ROW WHEN (((old.e
 CREATE TRIGGER sagas_locks AFTER UPDATE ON public.sagas FOR EACH ROW WHEN (((old.ended_at IS NULL) AND (new.ended_at IS NOT NULL))) EXECUTE FUNCTION release_locks();
 
 CREATE TRIGGER sagas_transitions BEFORE UPDATE ON public.sagas FOR EACH ROW WHEN (((old.state <> new.state) AND (((old.state || '>'::text) || new.state) <> ALL (ARRAY['open>committed'::text, 'open>rolling_back'::text, 'open>parked'::text, 'rolling_back>rolled_back'::text, 'rolling_back>parked'::text, 'rolling_back>open'::text, 'parked>rolling_back'::text, 'parked>closed'::text])))) EXECUTE FUNCTION refuse_saga_transition();
+
+CREATE TRIGGER settlements_immutable BEFORE UPDATE ON public.settlements FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('detail', 'answer');
 
 CREATE TRIGGER undos_transitions BEFORE INSERT OR UPDATE ON public.undos FOR EACH ROW EXECUTE FUNCTION refuse_undo_transition();
 

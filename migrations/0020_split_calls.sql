@@ -58,7 +58,7 @@ create table calls (
   constraint possible_call check (octet_length(fingerprint) = 32 and (ordinal is null or saga is not null) and (run is null) = (epoch is null))
 );
 
--- The state of a call until it ends. The row is updated in place and deleted when the outcome is written.
+-- The state of a call until it ends. The row is updated in place and deleted when the settlement is written.
 create table open_calls (
   txn uuid not null,
   owner uuid,
@@ -90,7 +90,7 @@ create table open_calls (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 
 -- The final answer of a call. Written once, in the statement that deletes the open call.
-create table outcomes (
+create table settlements (
   txn uuid not null,
   settled_at timestamptz not null default now(),
   first_sent_at timestamptz,
@@ -107,8 +107,8 @@ create table outcomes (
   retried_by text,
   detail text,
   answer text,
-  constraint outcomes_pkey primary key (txn),
-  constraint possible_outcome check ((problem is null) = (state = 'succeeded') and (attempt = 0 or state in ('succeeded', 'failed')))
+  constraint settlements_pkey primary key (txn),
+  constraint possible_settlement check ((problem is null) = (state = 'succeeded') and (attempt = 0 or state in ('succeeded', 'failed')))
 );
 
 -- How a call is undone. A call has a row once something is known about its undo: an observation, arguments, or a state.
@@ -150,7 +150,7 @@ create type update_row as (
   txn uuid, fence integer, update_number integer, state text, attempt integer, attempt_open boolean, unresolved integer,
   unknown_ms double precision, detail text, attempt_detail text, disproved_by text, parked boolean, due_ms double precision, event text,
   undo_before text, undo_args text, undo_sealed bytea, undo_reason text, entry text);
-create type outcome_row as (
+create type settlement_row as (
   txn uuid, fence integer, update_number integer, evident boolean, unknown_ms double precision, state text, outcome text, problem text,
   detail text, answer text, evidence text, resolved_by text, leaf bytea,
   undo_before text, undo_args text, undo_sealed bytea, undo_reason text, entry text);
@@ -167,7 +167,7 @@ begin
 end $$;
 create trigger calls_immutable before update on calls
   for each row execute function refuse_rewrite('key', 'args', 'request', 'sealed', 'undo', 'erased_at');
-create trigger outcomes_immutable before update on outcomes for each row execute function refuse_rewrite('detail', 'answer');
+create trigger settlements_immutable before update on settlements for each row execute function refuse_rewrite('detail', 'answer');
 create trigger call_events_immutable before update on call_events for each row execute function refuse_rewrite();
 
 create function refuse_open_call_transition() returns trigger language plpgsql as $$
@@ -192,7 +192,7 @@ begin
     raise exception 'the undo of call % may not go from % to %', old.txn, old.state, new.state using errcode = 'check_violation';
   end if;
   if new.state in ('due', 'running', 'done', 'failed')
-    and not exists (select 1 from outcomes where txn = new.txn and state = 'succeeded') then
+    and not exists (select 1 from settlements where txn = new.txn and state = 'succeeded') then
     raise exception 'call % did not happen, so it is not undone', new.txn using errcode = 'check_violation';
   end if;
   return new;
@@ -206,6 +206,16 @@ create unique index calls_by_saga on calls (saga, ordinal) where saga is not nul
 create index open_calls_by_due on open_calls (due_at) where owner is null and due_at is not null;
 create index open_calls_by_owner on open_calls (owner) where owner is not null;
 create index open_calls_by_run on open_calls (run) where run is not null;
+
+-- A replica of an earlier version that was paused during this migration has lost its lease. It must not get another one: its
+-- statements no longer fit, and it would count as live.
+alter table processes add column schema_version integer not null default 0;
+create function refuse_older_replica() returns trigger language plpgsql as $$
+begin
+  raise exception 'a newer version of Oncegate has migrated this ledger: stop this process and start the newer version'
+    using errcode = 'object_not_in_prerequisite_state';
+end $$;
+create trigger processes_version before insert on processes for each row when (new.schema_version < 20) execute function refuse_older_replica();
 
 -- How far 0021 has come.
 create table carried_over (

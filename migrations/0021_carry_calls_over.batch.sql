@@ -20,7 +20,7 @@ with next as materialized (
   from next n left join open_calls_before_split o on o.txn = n.txn
   where n.settled_at is null
 ), settled as (
-  insert into outcomes (txn, settled_at, first_sent_at, unknown_since, lock_token, state, evidence, attempt, owner_deaths, leaf, outcome, problem,
+  insert into settlements (txn, settled_at, first_sent_at, unknown_since, lock_token, state, evidence, attempt, owner_deaths, leaf, outcome, problem,
     resolved_by, retried_by, detail, answer)
   select txn, settled_at, first_sent_at, unknown_since, lock_token, state::final_state, coalesce(evidence, 'gateway')::call_evidence, attempt,
     owner_deaths, leaf, outcome, problem, resolved_by, case when verdict = 'retry' then coalesce(resolved_by, '') end, detail, answer
@@ -30,7 +30,7 @@ with next as materialized (
   insert into undos (txn, state, tries, tries_from, waived, since, due_at, undo_txn, reason, doubt, before, args, sealed)
   select txn, undo_state::undo_state, undo_tries, undo_from, waived, undo_since, undo_due_at, undo_txn, undo_reason, undo_doubt, before, undo_args,
     undo_sealed
-  -- The count waits for the outcomes: an undo is refused without one.
+  -- The count waits for the settlements: an undo is refused without one.
   from next where (select count(*) from settled) >= 0
     and (undo_state <> 'none' or waived or undo_tries > 0 or undo_reason is not null or before is not null or undo_args is not null)
 ), described as (

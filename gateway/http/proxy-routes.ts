@@ -5,7 +5,7 @@ import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { Policies, Tool } from '../domain/policy.ts';
 import { dryRun } from '../flow/calls/dry-run.ts';
 import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../flow/calls/execute-call.ts';
-import { logIfRefused, Refusal } from '../flow/calls/refusal.ts';
+import { logIfRefused, Refusal } from '../flow/calls/refusals.ts';
 import type { CancelToken } from '../flow/cancel-token.ts';
 import { sendCall } from './encode.ts';
 import { buildToolCall, cancelTokenFor, markDeliveredOnFinish } from './tool-routes.ts';

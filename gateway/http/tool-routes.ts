@@ -5,8 +5,8 @@ import type { JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
 import { dryRun } from '../flow/calls/dry-run.ts';
 import { executeCall, type Services, type ToolAnswer, type ToolCall } from '../flow/calls/execute-call.ts';
+import { findReplayByBody } from '../flow/calls/find-replay.ts';
 import { markDelivered } from '../flow/calls/own-calls.ts';
-import { replayFromCache } from '../flow/calls/replay-from-cache.ts';
 import { CancelToken } from '../flow/cancel-token.ts';
 import { listTools, resolveToolName } from './catalogue.ts';
 import { sendCall } from './encode.ts';
@@ -32,7 +32,7 @@ export function toolRoutes(app: FastifyInstance, services: Services): void {
     const headers = readCallHeaders(request);
     const { key, saga, trace } = headers;
     const body = key === undefined ? undefined : rawBodyText(request);
-    const replay = replayFromCache(services, { agent, tool, key, saga, trace, body });
+    const replay = findReplayByBody(services, { agent, tool, key, saga, trace, body });
     if (replay !== undefined) return answer(request, reply, replay);
     const toolCall = buildToolCall(agent, tool, readArguments(request), headers, cancelTokenFor(request, reply), body);
     return executeCall(services, toolCall).then((toolAnswer) => answer(request, reply, toolAnswer));

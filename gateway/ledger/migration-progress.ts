@@ -43,7 +43,7 @@ function describeProgress(moved: number, total: number | undefined, speed: numbe
   // Others may have added rows after the count.
   const all = Math.max(moved, total);
   const share = `${formatCount(moved)} of about ${formatCount(all)} rows (${Math.floor((100 * moved) / all)} %)`;
-  return speed > 0 ? `${share}, about ${formatDuration((all - moved) / speed)} left` : share;
+  return speed > 0 && moved < all ? `${share}, about ${formatDuration((all - moved) / speed)} left` : share;
 }
 
 function formatCount(count: number): string {

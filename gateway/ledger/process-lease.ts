@@ -113,12 +113,15 @@ async function renewLease(db: Database, id: string): Promise<boolean> {
   return rows.length === 1;
 }
 
+/** The last migration that no older replica may run beside. PostgreSQL refuses a lease to a replica that does not know it. */
+const SCHEMA_VERSION = 20;
+
 /** Creates the row of a new lease. The id is random, so no other process writes the same row. */
 async function insertProcess(db: Database, id: string): Promise<void> {
   await db.run({
     name: 'register-process',
-    text: `insert into processes (id, host, pid, pid_started, lease_until) values ($1, $2, $3, $4, now() + $5 * interval '1 ms')`,
-    values: [id, readHostIdentity(), process.pid, findStartTicks(process.pid) ?? '', LEASE_MS],
+    text: `insert into processes (id, host, pid, pid_started, lease_until, schema_version) values ($1, $2, $3, $4, now() + $5 * interval '1 ms', $6)`,
+    values: [id, readHostIdentity(), process.pid, findStartTicks(process.pid) ?? '', LEASE_MS, SCHEMA_VERSION],
     hasFullTimeout: true,
   });
 }

@@ -20,7 +20,7 @@ export function countRecentCalls(db: Database, limit: number): Promise<readonly 
     name: 'count-recent-calls',
     text: `with newest as materialized (
         select c.tool, coalesce(r.state::text, o.state::text) as state, c.created_at
-        from calls c left join outcomes r on r.txn = c.txn left join open_calls o on o.txn = c.txn
+        from calls c left join settlements r on r.txn = c.txn left join open_calls o on o.txn = c.txn
         where c.created_at > now() - interval '1 day' order by c.created_at desc limit $1
       )
       select tool, state, least(60, greatest(0, floor(extract(epoch from now() - created_at) / 60)))::integer as minutes,

@@ -283,7 +283,7 @@ describe('approvers', () => {
     await one.waitForCall(txn, ({ state }) => state === 'succeeded');
     expect((await upstream.effects(id))[0]?.body).toMatchObject({ card: CANARY });
     const rows = await database.query(
-      `select a::text, v::text, c::text, r::text, u::text, e::text from calls c left join outcomes r using (txn) left join undos u using (txn)
+      `select a::text, v::text, c::text, r::text, u::text, e::text from calls c left join settlements r using (txn) left join undos u using (txn)
         left join call_events e using (txn) left join approvals a using (txn) left join votes v using (txn) where txn = $1`,
       [txn],
     );

@@ -127,7 +127,7 @@ it('a repeat of an erased call without a key answers 410 and is not sent', async
   expect(await gateway.call('world.none', args)).toMatchObject({ status: 410, body: { code: 'key_expired' } });
   // The same if the answer was never delivered, even after a day. (The replica role lets the test rewrite the record.)
   await database.query(`begin; set local session_replication_role = replica;
-    update outcomes set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}';
+    update settlements set settled_at = settled_at - interval '25 hours' where txn = '${first.body.txn}';
     update repeats set delivered_at = null where txn = '${first.body.txn}'; commit`);
   const dryRun = await gateway.call('world.none', args, { headers: { 'oncegate-dry-run': '?1' } });
   expect(dryRun.body.wouldAnswer).toMatchObject({ code: 'key_expired' });

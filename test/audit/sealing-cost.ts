@@ -9,7 +9,7 @@ import { parseArgs } from 'node:util';
 import pg from 'pg';
 import { buildAuditEntry, hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
-import { buildBaseUpdate } from '../../gateway/flow/attempts/record.ts';
+import { buildBaseUpdate } from '../../gateway/flow/attempts/build-call-update.ts';
 import { sealLeaves } from '../../gateway/ledger/audit/audit-log.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';

@@ -98,8 +98,8 @@ describe('GET /admin/stats', () => {
         select gen_random_uuid(), 'tester', 'world.keyed', 'key', sha256('x'), 'key', 'v', now() - i * interval '2 ms'
         from generate_series(1, 30000) i returning txn
       )
-      insert into outcomes (txn, state, evidence, attempt) select txn, 'succeeded', 'answer', 1 from made`);
-    await database.query('analyze calls, outcomes');
+      insert into settlements (txn, state, evidence, attempt) select txn, 'succeeded', 'answer', 1 from made`);
+    await database.query('analyze calls, settlements');
     const stats = await waitForStats(({ calls }) => calls.counted > 9_000);
     expect(stats.calls).toMatchObject({
       counted: 10_000,

@@ -16,7 +16,7 @@ const insertCall = (state: CallState, more: Record<string, unknown> = {}): Promi
 async function move(txn: string, from: CallState, to: CallState): Promise<boolean> {
   if (!isFinalState(from) && isFinalState(to)) return endOpenCall(database, txn, { state: to });
   const change = isFinalState(from)
-    ? `outcomes set state = $2::text::final_state`
+    ? `settlements set state = $2::text::final_state`
     : `open_calls set state = $2::text::open_state, attempt = greatest(attempt, ${hasAttempt(to) ? 1 : 0})`;
   return (await database.query(`update ${change} where txn = $1 returning txn`, [txn, to])).length === 1;
 }
@@ -86,7 +86,7 @@ describe('the database', () => {
     ['attempt', 'attempt + 1'],
   ])('refuses a change of %s of a final call', async (column, value) => {
     const txn = await insertCall('failed');
-    await expect(database.query(`update outcomes set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow(
+    await expect(database.query(`update settlements set ${column} = ${value} where txn = $1`, [txn])).rejects.toThrow(
       /never changes/,
     );
   });
@@ -110,7 +110,7 @@ describe('the database', () => {
     const txn = await insertCall('succeeded', { answer: '{}', detail: 'd' });
     const eraseIntent = 'update calls set args = null, erased_at = now() where txn = $1 returning txn';
     await expect(database.query(eraseIntent, [txn])).resolves.toHaveLength(1);
-    const eraseAnswer = 'update outcomes set answer = null, detail = null where txn = $1 returning txn';
+    const eraseAnswer = 'update settlements set answer = null, detail = null where txn = $1 returning txn';
     await expect(database.query(eraseAnswer, [txn])).resolves.toHaveLength(1);
   });
 

@@ -3,9 +3,14 @@ import { describe, expect, it } from 'vitest';
 import type { Outcome, UpstreamAnswer } from '../../gateway/domain/attempts/adapter.ts';
 import {
   type CallProgress,
+  canReleaseBlocked,
   computeBackoffMs,
   concludeAttempt,
+  decideAfterFailedObservation,
+  decideAfterFailedProbe,
+  decideAfterFailedReobservation,
   decideNextAction,
+  isUnsentRead,
   MAX_OWNER_DEATHS,
   type NextAction,
 } from '../../gateway/domain/attempts/next-action.ts';
@@ -378,6 +383,71 @@ describe('for any progress', () => {
           given.attempt > 0 ? { do: 'doubt', wakeMs: null } : { do: given.shouldFailIfUnsent ? 'fail' : 'release' },
         );
     });
+  });
+});
+
+describe('the next action after a read without a result', () => {
+  it.each<[string, NextAction, NextAction]>([
+    [
+      'first observation failed',
+      decideAfterFailedObservation(progressOf({ kind: 'none' }), RETRY, 1),
+      { do: 'send', afterMs: 100 },
+    ],
+    [
+      'second observation failed',
+      decideAfterFailedObservation(progressOf({ kind: 'none' }), RETRY, 2),
+      { do: 'send', afterMs: 200 },
+    ],
+    [
+      'last observation failed',
+      decideAfterFailedObservation(progressOf({ kind: 'none' }), RETRY, 3),
+      { do: 'release' },
+    ],
+    [
+      'last observation of an approved call failed',
+      decideAfterFailedObservation(progressOf({ kind: 'none', shouldFailIfUnsent: true }), RETRY, 3),
+      { do: 'fail' },
+    ],
+    [
+      'probe failed',
+      decideAfterFailedProbe(RETRY, '503'),
+      { do: 'doubt', wakeMs: 1_000, why: 'the probe gave no clear answer: 503' },
+    ],
+  ])('%s', (_, actual, expected) => {
+    expect(actual).toEqual(expected);
+  });
+
+  it.each<[isProof: boolean, msInRound: number, wakeMs: number | null]>([
+    [true, 60_000, 1_000],
+    [true, 60_001, null],
+    [false, 0, null],
+  ])('an observation in doubt failed; proof %s, after %i ms: wakes after %s', (isProof, msInRound, wakeMs) => {
+    const action = decideAfterFailedReobservation(progressOf({ kind: 'none', msInRound }), RETRY, isProof, '503');
+    expect(action).toEqual({ do: 'doubt', wakeMs, why: 'its effect could not be observed: 503' });
+  });
+});
+
+describe('a key is released', () => {
+  const unsent: Outcome = { kind: 'not_sent', detail: 'down' };
+
+  it.each<[string, boolean, Partial<CallProgress>, Outcome | undefined]>([
+    ['of a read that was not sent', true, {}, unsent],
+    ['of a read without an attempt', false, {}, undefined],
+    ['of a read that was sent', false, {}, { kind: 'ambiguous', detail: 'reset' }],
+    ['of a read whose saga is rolled back', false, { recalled: true }, unsent],
+    ['of an approved read', false, { shouldFailIfUnsent: true }, unsent],
+    ['of a write', false, { kind: 'key' }, unsent],
+  ])('when it fails, %s: %s', (_, expected, progress, last) => {
+    expect(isUnsentRead(progressOf({ kind: 'read', ...progress }), last)).toBe(expected);
+  });
+
+  it.each<[string, boolean, Partial<CallProgress>]>([
+    ['of a call that was not sent', true, {}],
+    ['of a call with an unknown attempt', false, { unresolved: 1 }],
+    ['of a call whose unknown attempt was disproved', false, { wasUnknown: true }],
+    ['of an approved call', false, { shouldFailIfUnsent: true }],
+  ])('when it is blocked, %s: %s', (_, expected, progress) => {
+    expect(canReleaseBlocked(progressOf({ kind: 'key', ...progress }))).toBe(expected);
   });
 });
 

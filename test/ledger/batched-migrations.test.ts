@@ -193,7 +193,7 @@ describe('the declarations of a migration', () => {
     ['0001_a.sql', '-- requires: nothing'],
     ['0001_a.sql', '-- total: select 1'],
     ['0001_a.batch.sql', '-- A move.\n-- totals: select 1'],
-  ])('are refused in %s if they are unknown: %s', async (name, header) => {
+  ])('are refused in %s if they are unknown: %j', async (name, header) => {
     const database = await createEmptyDatabase();
     const directory = await writeMigrations({ [name]: `${header}\nselect 0 as moved` });
     await expect(migrateDatabase(database.url, directory)).rejects.toThrow(

@@ -119,7 +119,7 @@ it('each call is open or has ended, whatever happens in whatever order and at th
           const rows = await database.query<{ txn: string; calls: number; open: string | null; ended: string | null }>(
             `select x.txn, (select count(*) from calls c where c.txn = x.txn)::int as calls,
                (select o.state::text from open_calls o where o.txn = x.txn) as open,
-               (select to_jsonb(r)::text from outcomes r where r.txn = x.txn) as ended
+               (select to_jsonb(r)::text from settlements r where r.txn = x.txn) as ended
              from unnest($1::uuid[]) as x(txn)`,
             [lives.map(({ txn }) => txn)],
           );
@@ -138,7 +138,7 @@ it('each call is open or has ended, whatever happens in whatever order and at th
   for (const state of ['held', 'ready', 'sending', 'in_doubt', 'succeeded', 'failed', 'cancelled', 'released'])
     expect(reached).toContain(state);
   const orphans = await database.query(
-    `select txn from open_calls union select txn from outcomes union select txn from call_events union select txn from undos
+    `select txn from open_calls union select txn from settlements union select txn from call_events union select txn from undos
      except select txn from calls`,
   );
   expect(orphans).toEqual([]);

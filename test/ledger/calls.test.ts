@@ -188,9 +188,9 @@ describe('a settlement', () => {
       `leaf = '\\x00'`,
       `evidence = 'person'`,
     ])
-      await expectRefused(`outcomes set ${set}`);
+      await expectRefused(`settlements set ${set}`);
     await database.query(`update calls set args = null, erased_at = now() where txn = $1`, [one.txn]);
-    await database.query(`update outcomes set answer = null where txn = $1`, [one.txn]);
+    await database.query(`update settlements set answer = null where txn = $1`, [one.txn]);
   });
 });
 
@@ -240,7 +240,7 @@ describe('a lease', () => {
   it('of a dead process of this host ends at once', async () => {
     const gone = randomUUID();
     await database.query(
-      `insert into processes (id, host, pid, pid_started, lease_until) select $1, host, pid, '1', now() + interval '1 hour' from processes where id = $2`,
+      `insert into processes (id, host, pid, pid_started, lease_until, schema_version) select $1, host, pid, '1', now() + interval '1 hour', 20 from processes where id = $2`,
       [gone, lease.id],
     );
     await endDeadProcessesOnHost(db, lease.id);

@@ -168,7 +168,7 @@ describe('the split of calls', () => {
     expect(applied.map((name) => name.slice(0, 4))).toEqual(['0020', '0021', '0022']);
 
     const [calls, openCalls] = [await readRows('calls'), await readRows('open_calls')];
-    const [outcomes, undos] = [await readRows('outcomes'), await readRows('undos')];
+    const [settlements, undos] = [await readRows('settlements'), await readRows('undos')];
     const olds = [...oldCalls];
     const isOpen = (old: Row) => old['settled_at'] === null;
     const expectRows = (rows: ReadonlyMap<string, Row>, expected: readonly (readonly [string, Row])[]) => {
@@ -188,7 +188,7 @@ describe('the split of calls', () => {
         }),
     );
     expectRows(
-      outcomes,
+      settlements,
       olds
         .filter(([, old]) => !isOpen(old))
         .map(([txn, old]) => {
@@ -339,8 +339,8 @@ describe('the split of calls', () => {
     await migrateBefore(database, '0023');
     const [counts] =
       await database.query(`select (select count(*) from calls)::int as calls, (select count(*) from open_calls)::int as open,
-      (select count(*) from outcomes)::int as ended, (select count(*) from call_events)::int as events,
-      (select count(*) from calls join open_calls using (txn))::int + (select count(*) from calls join outcomes using (txn))::int as joined`);
+      (select count(*) from settlements)::int as ended, (select count(*) from call_events)::int as events,
+      (select count(*) from calls join open_calls using (txn))::int + (select count(*) from calls join settlements using (txn))::int as joined`);
     expect(counts).toEqual({ calls: 12_000, open: 6_000, ended: 6_000, events: 24_000, joined: 12_000 });
   });
 });

@@ -164,13 +164,13 @@ describe('a claim under a rule with history', () => {
   it('wins exactly seven of twenty times at once on two replicas; the others get the new history', async () => {
     const agent = randomUUID();
     const elsewhere = new CallStore(db);
-    const outcomes = await Promise.all(
+    const settlements = await Promise.all(
       Array.from({ length: 20 }, (_, i) =>
         (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), allowUpTo(7)),
       ),
     );
-    expect(outcomes.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
-    const stale = outcomes.filter((outcome) => outcome.kind === 'stale_decision');
+    expect(settlements.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
+    const stale = settlements.filter((outcome) => outcome.kind === 'stale_decision');
     expect(stale).toHaveLength(13);
     for (const { history } of stale) expect(history.get('count a.*')).toBe(7);
     expect(await answer(agent, count('a.*'))).toBe(7);

@@ -86,7 +86,7 @@ const INTENT = {
 const CONSTRAINTS: Readonly<Record<string, readonly Example[]>> = {
   calls_pkey: [duplicate('calls', INTENT)],
   open_calls_pkey: [duplicate('open_calls', { state: 'held', fence: 1 })],
-  outcomes_pkey: [duplicate('outcomes', { state: 'succeeded', evidence: 'answer', attempt: 1 })],
+  settlements_pkey: [duplicate('settlements', { state: 'succeeded', evidence: 'answer', attempt: 1 })],
   undos_pkey: [duplicate('undos', {})],
   call_events_pkey: [
     [
@@ -120,7 +120,7 @@ const CONSTRAINTS: Readonly<Record<string, readonly Example[]>> = {
     openCall('a doubt without an attempt', { state: 'in_doubt', attempt: 0 }, { state: 'in_doubt', attempt: 1 }),
     openCall('a fenced call that is not recalled', { fenced: true }, { fenced: true, recalled: true }),
   ],
-  possible_outcome: [
+  possible_settlement: [
     outcome('a success with a problem', { state: 'succeeded', problem: 'internal' }, { state: 'succeeded' }),
     ...['failed', 'rejected', 'expired', 'cancelled'].map((state) =>
       outcome(`${state} without a problem`, { state, problem: null }, { state, problem: 'internal' }),
@@ -199,12 +199,18 @@ const TRIGGERS: Readonly<Record<string, readonly [call: string, examples: readon
       ].map((change) => update(change, 'calls', filledIntent, change, 'erased_at = now()')),
     ],
   ],
-  outcomes_immutable: [
+  settlements_immutable: [
     'refuse_rewrite',
     [
-      update('another answer', 'outcomes', filledOutcome, `answer = '{"a":2}'`, 'answer = null'),
-      update('another detail', 'outcomes', filledOutcome, `detail = 'e'`, 'detail = null'),
-      update('an answer where none was', 'outcomes', () => insertEndedCall(database), `answer = '{}'`, 'answer = null'),
+      update('another answer', 'settlements', filledOutcome, `answer = '{"a":2}'`, 'answer = null'),
+      update('another detail', 'settlements', filledOutcome, `detail = 'e'`, 'detail = null'),
+      update(
+        'an answer where none was',
+        'settlements',
+        () => insertEndedCall(database),
+        `answer = '{}'`,
+        'answer = null',
+      ),
       ...[
         `state = 'failed', problem = 'internal'`,
         `evidence = 'person'`,
@@ -220,7 +226,7 @@ const TRIGGERS: Readonly<Record<string, readonly [call: string, examples: readon
         'first_sent_at = now()',
         'unknown_since = now()',
         'txn = gen_random_uuid()',
-      ].map((change) => update(change, 'outcomes', filledOutcome, change, erasing('answer', 'detail'))),
+      ].map((change) => update(change, 'settlements', filledOutcome, change, erasing('answer', 'detail'))),
     ],
   ],
   call_events_immutable: [
@@ -299,7 +305,7 @@ describe('an impossible row', () => {
 });
 
 describe('these tests', () => {
-  const TABLES = `array['calls', 'open_calls', 'outcomes', 'undos', 'call_events']::regclass[]`;
+  const TABLES = `array['calls', 'open_calls', 'settlements', 'undos', 'call_events']::regclass[]`;
   const readNames = async (query: string) =>
     (await database.query<{ name: string }>(query)).map(({ name }) => name).sort();
 

@@ -31,7 +31,8 @@ const migrate = () => migrateDatabase(database.url, directory, (line) => lines.p
 async function register(changes: { host?: string; pid?: number; pidStarted?: string; leaseSeconds: number }) {
   const { host = 'elsewhere', pid = 7, pidStarted = '1', leaseSeconds } = changes;
   await database.query(
-    `insert into processes (id, host, pid, pid_started, lease_until) values (gen_random_uuid(), $1, $2, $3, now() + $4 * interval '1 s')`,
+    `insert into processes (id, host, pid, pid_started, lease_until, schema_version)
+     values (gen_random_uuid(), $1, $2, $3, now() + $4 * interval '1 s', 20)`,
     [host, pid, pidStarted, leaseSeconds],
   );
 }

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { buildBaseUpdate } from '../../gateway/flow/attempts/record.ts';
+import { buildBaseUpdate } from '../../gateway/flow/attempts/build-call-update.ts';
 import { handOverCalls, isOwnedBy, releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
 import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
 import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { CLAIM_ROW, OUTCOME_ROW, UPDATE_ROW } from '../../gateway/ledger/calls/call-batches.ts';
+import { CLAIM_ROW, SETTLEMENT_ROW, UPDATE_ROW } from '../../gateway/ledger/calls/call-batches.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { RowArrayEncoder, type RowType } from '../../gateway/ledger/row-array.ts';
 import { buildIntent } from '../support/intent.ts';
@@ -75,7 +75,7 @@ describe('rows of a batch', () => {
     expect(await lengths(['short'])).toEqual([{ n: 5 }]);
   });
 
-  it.each([CLAIM_ROW, UPDATE_ROW, OUTCOME_ROW])(
+  it.each([CLAIM_ROW, UPDATE_ROW, SETTLEMENT_ROW])(
     'of $type have the columns of the schema, in its order',
     async (row) => {
       const text = `select attname as name, typname as type from pg_attribute a join pg_type t on t.oid = a.atttypid

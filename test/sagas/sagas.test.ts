@@ -451,7 +451,7 @@ describe('people', () => {
   });
 
   it('never undo more than the plan they confirmed, even if the agent adds a step at the same time', async () => {
-    const outcomes = await Promise.all(
+    const settlements = await Promise.all(
       Array.from({ length: 8 }, async (_, i) => {
         const saga = await TestSaga.open(gateway);
         await saga.callStep('world.charge', { id: `race-${i}-0` });
@@ -465,7 +465,7 @@ describe('people', () => {
       }),
     );
     // If the rollback is first, the step is refused. If the step is first, the rollback is refused.
-    for (const outcome of outcomes) expect(['202 rolled_back 1', '409 open 2']).toContain(outcome);
+    for (const outcome of settlements) expect(['202 rolled_back 1', '409 open 2']).toContain(outcome);
   });
 
   it('need the right role and a reason', async () => {

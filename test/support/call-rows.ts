@@ -7,7 +7,7 @@ type Columns = Readonly<Record<string, unknown>>;
 
 /** Every call with its state, whether it is open or has ended. Use with `from ${CALLS_WITH_STATE}`. */
 export const CALLS_WITH_STATE = `(select c.*, coalesce(r.state::text, o.state::text) as state
-  from calls c left join open_calls o on o.txn = c.txn left join outcomes r on r.txn = c.txn) calls`;
+  from calls c left join open_calls o on o.txn = c.txn left join settlements r on r.txn = c.txn) calls`;
 
 /** The state of a call; undefined if the ledger does not know the call. */
 export async function readCallState(database: TestDatabase, txn: string): Promise<string | undefined> {
@@ -17,7 +17,7 @@ export async function readCallState(database: TestDatabase, txn: string): Promis
 
 /** Every row of the tables of calls, as text. */
 export async function dumpCallRows(database: TestDatabase): Promise<string> {
-  const tables = ['calls', 'open_calls', 'outcomes', 'undos', 'call_events'];
+  const tables = ['calls', 'open_calls', 'settlements', 'undos', 'call_events'];
   const rows = await Promise.all(
     tables.map((table) => database.query<{ row: string }>(`select t::text as row from ${table} t`)),
   );
@@ -51,21 +51,25 @@ export async function insertOpenCall(database: TestDatabase, columns: Columns = 
   return txn;
 }
 
-/** Inserts a call that has ended. `columns` are those of `outcomes`. */
+/** Inserts a call that has ended. `columns` are those of `settlements`. */
 export async function insertEndedCall(database: TestDatabase, columns: Columns = {}): Promise<string> {
   const txn = await insertIntent(database);
-  await insertRow(database, 'outcomes', { txn, ...buildOutcome(String(columns['state'] ?? 'succeeded')), ...columns });
+  await insertRow(database, 'settlements', {
+    txn,
+    ...buildOutcome(String(columns['state'] ?? 'succeeded')),
+    ...columns,
+  });
   return txn;
 }
 
-/** Ends an open call in one statement. `columns` are those of `outcomes`. Returns whether the call was open. */
+/** Ends an open call in one statement. `columns` are those of `settlements`. Returns whether the call was open. */
 export async function endOpenCall(database: TestDatabase, txn: string, columns: Columns = {}): Promise<boolean> {
   const { attempt: _, ...outcome } = buildOutcome(String(columns['state'] ?? 'succeeded'));
   const ending: Columns = { ...outcome, ...columns };
   const names = Object.keys(ending);
   const ended = await database.query(
     `with ended as (delete from open_calls where txn = $1 returning txn, attempt)
-      insert into outcomes (txn, attempt, ${names.join(', ')})
+      insert into settlements (txn, attempt, ${names.join(', ')})
       select txn, attempt, ${names.map((name, i) => `$${i + 2}${CASTS[name] ?? ''}`).join(', ')} from ended returning txn`,
     [txn, ...Object.values(ending)],
   );

@@ -66,7 +66,7 @@ export type NextAction =
   | { readonly do: 'observe' }
   /** Record `in_doubt`. Decide again after `wakeMs`; null: only a person can end the doubt. */
   | { readonly do: 'doubt'; readonly wakeMs: number | null; readonly why: string }
-  /** Nothing was ever sent and the attempts are used up: unbind the key. */
+  /** Nothing was ever sent, and the attempts are used up: the key can be used again. */
   | { readonly do: 'release' }
   /** Nothing happened, and the attempts are used up. */
   | { readonly do: 'fail' };
@@ -76,6 +76,7 @@ const FENCED_REASON = 'the run was taken over, and a repeat could overwrite data
 /** A call whose owners die more often than this may be what kills them. */
 export const MAX_OWNER_DEATHS = 5;
 
+/** `isWoken`: the due time of the call has passed, or new evidence arrived, so the next request needs no pause. */
 export function decideNextAction(
   progress: CallProgress,
   tool: Pick<Tool, 'retry' | 'once' | 'observe'>,
@@ -166,6 +167,57 @@ function decideResend(isExhausted: boolean, isInTime: boolean, backoffMs: number
       why: 'no clear answer yet: the gateway sends the same request again later',
     };
   return { do: 'doubt', wakeMs: null, why: 'no clear answer within the time for retries' };
+}
+
+/**
+ * Decides after the target could not be observed before the first attempt. Nothing is sent without that observation. It is
+ * retried a few times before the call is given up. `failures` counts the failed observations.
+ */
+export function decideAfterFailedObservation(
+  progress: Pick<CallProgress, 'shouldFailIfUnsent'>,
+  retry: RetryPolicy,
+  failures: number,
+): NextAction {
+  if (failures < retry.attempts) return { do: 'send', afterMs: computeBackoffMs(retry, failures) };
+  return progress.shouldFailIfUnsent ? { do: 'fail' } : { do: 'release' };
+}
+
+/** Decides after a probe gave no clear answer: the tool is probed again later. */
+export function decideAfterFailedProbe(retry: RetryPolicy, detail: string): NextAction {
+  return { do: 'doubt', wakeMs: retry.maxMs, why: `the probe gave no clear answer: ${detail}` };
+}
+
+/**
+ * Decides after the target of a call in doubt could not be observed. The observation is repeated only if it would be proof,
+ * and only within the time for retries. Otherwise a person decides.
+ */
+export function decideAfterFailedReobservation(
+  progress: Pick<CallProgress, 'msInRound'>,
+  retry: RetryPolicy,
+  isProof: boolean,
+  detail: string,
+): NextAction {
+  const isInTime = progress.msInRound <= retry.withinMs;
+  return {
+    do: 'doubt',
+    wakeMs: isProof && isInTime ? retry.maxMs : null,
+    why: `its effect could not be observed: ${detail}`,
+  };
+}
+
+/** Whether a failing read releases its key: it was never sent, and a read has no effect that a key must protect. */
+export function isUnsentRead(
+  progress: Pick<CallProgress, 'kind' | 'recalled' | 'shouldFailIfUnsent'>,
+  last: Outcome | undefined,
+): boolean {
+  return progress.kind === 'read' && last?.kind === 'not_sent' && !progress.recalled && !progress.shouldFailIfUnsent;
+}
+
+/** Whether a call that is blocked before its send releases its key: no attempt of it was ever unknown. */
+export function canReleaseBlocked(
+  progress: Pick<CallProgress, 'unresolved' | 'shouldFailIfUnsent' | 'wasUnknown'>,
+): boolean {
+  return progress.unresolved === 0 && !progress.shouldFailIfUnsent && !progress.wasUnknown;
 }
 
 export function computeBackoffMs(retry: RetryPolicy, tries: number): number {

@@ -9,7 +9,7 @@ import { decideCall } from '../../policy/decide.ts';
 import { readDecisionFacts } from '../calls/decision-facts.ts';
 import type { Services } from '../calls/execute-call.ts';
 import type { Payload } from '../calls/payload.ts';
-import { logRefusal } from '../calls/refusal.ts';
+import { logRefusal } from '../calls/refusals.ts';
 import type { Context } from '../context.ts';
 import { computeApprovalDigest, resolveTarget, type ShownRequest } from './approval-request.ts';
 

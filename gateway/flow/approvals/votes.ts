@@ -6,9 +6,7 @@ import type { CallEvent } from '../../domain/calls/call.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Policies, Rule, Tool, VoterPoll, WebhookVoter } from '../../domain/policy.ts';
-import type { Span } from '../../domain/telemetry.ts';
 import { canReachQuorum } from '../../policy/evaluate-voters.ts';
-import { isParticipant } from '../calls/shared-keys.ts';
 import type { Context } from '../context.ts';
 
 /** A call that voters vote on, with the policies under which it was decided. */
@@ -38,20 +36,6 @@ export class QuorumNotReachedError extends GatewayError {
 
 /** The votes of a call whose rule has no voters, or whose voters have not answered yet. */
 export const NO_VOTES: readonly Vote[] = Object.freeze([]);
-
-/** Collects the votes on a call. Returns undefined for a repeat: the call was voted on before and is not voted on again. */
-export async function collectRuleVotes(
-  ctx: Context,
-  subject: VoteSubject,
-  { agent, span }: { readonly agent: string; readonly span: Span },
-): Promise<readonly Vote[] | undefined> {
-  const { txn, tool } = subject;
-  const earlier = await ctx.calls.read(txn);
-  // A shared call was decided by the voters of its first agent. An agent that joins later has its own voters.
-  if (earlier !== undefined && (await isParticipant(ctx, earlier, agent))) return undefined;
-  const voting = ctx.telemetry.begin('vote', { tool: tool.name, agent, txn }, span);
-  return askVoters(ctx, subject).finally(() => voting.end());
-}
 
 /**
  * Asks all voters at once, before the claim, so no transaction waits for them. A crash here leaves nothing; a repeat with the

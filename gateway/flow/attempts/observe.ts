@@ -6,13 +6,13 @@ import { sanitize } from '../../domain/sanitize.ts';
 import { parseResult, redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { encodeObservation, prepareUndoArguments } from '../sagas/undo.ts';
-import { type FailedRead, readEvidence } from './evidence-read.ts';
 import type { Job } from './job.ts';
+import { type FailedRead, readEvidence } from './read-evidence.ts';
 
 /** Whether the upstream is in the requested state; `failed` when it could not be observed. */
 export type Observation = ObservedState | FailedRead;
 
-interface ObservedState {
+export interface ObservedState {
   readonly kind: 'observed';
   readonly satisfied: boolean;
   /** The redacted answer, which may be stored and returned. */

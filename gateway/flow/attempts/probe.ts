@@ -4,8 +4,8 @@ import { ExpressionError } from '../../domain/policy.ts';
 import { parseResult, redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
-import { type FailedRead, readEvidence } from './evidence-read.ts';
 import type { Job } from './job.ts';
+import { type FailedRead, readEvidence } from './read-evidence.ts';
 
 /** Whether the call had its effect, as its probe tells; `failed` when the probe gave no clear answer. */
 export type ProbeResult =

@@ -12,9 +12,9 @@ import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { Poller } from '../poller.ts';
 import { decodeObservation } from '../sagas/undo.ts';
+import { buildBaseUpdate } from './build-call-update.ts';
 import type { Dispatch } from './dispatch.ts';
 import { resumeJob } from './job.ts';
-import { buildBaseUpdate } from './record.ts';
 
 const POLL_INTERVAL_MS = 400;
 /** How soon a due but frozen call is tried again. */
@@ -120,7 +120,8 @@ export class Recovery {
     const payload = decodePayload(sealingKey, call);
     if (tool === undefined) return this.#parkOrFail(call, `the tool ${call.tool} is no longer declared`);
     if (typeof payload === 'string') return this.#parkOrFail(call, payload);
-    void this.#dispatch.start(resumeJob(call, tool, payload, decodeObservation(sealingKey, call), owner));
+    const job = resumeJob(call, tool, payload, decodeObservation(sealingKey, call), owner);
+    void this.#dispatch.start(this.#dispatch.register(job));
   }
 
   /** The call cannot continue. It fails if nothing was sent; otherwise a person must resolve it. */

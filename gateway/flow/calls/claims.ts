@@ -1,9 +1,50 @@
+import { randomInt } from 'node:crypto';
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
 import { GatewayError, LedgerError } from '../../domain/errors.ts';
 import { isOwnedBy, releaseClaim } from '../../ledger/calls/call-ownership.ts';
-import { CLAIM_TAKEN, type ClaimGuards, type ClaimResult, type Intent } from '../../ledger/calls/calls.ts';
-import type { Dispatch } from '../attempts/dispatch.ts';
+import {
+  CLAIM_TAKEN,
+  type ClaimGuards,
+  type ClaimTaken,
+  type ClaimWon,
+  type Intent,
+  type StaleDecision,
+} from '../../ledger/calls/calls.ts';
+import type { LimitExceeded } from '../../ledger/calls/limits.ts';
+import type { LockConflict } from '../../ledger/controls/locks.ts';
+import { renderVotes } from '../approvals/votes.ts';
+import type { Dispatch, InFlightCall } from '../attempts/dispatch.ts';
+import { createJob, type Job } from '../attempts/job.ts';
 import type { Context } from '../context.ts';
+import { retryWhileLocked } from '../controls/locks.ts';
+import { refuseForeignDependencies } from '../sagas/sagas.ts';
+import { buildStoredUndo } from '../sagas/undo.ts';
+import type { PreparedCall } from './admit-call.ts';
+import type { Services } from './execute-call.ts';
+import { encodePayload, type Payload } from './payload.ts';
+import { buildLockedRefusal, buildOverLimitRefusal, refuseUnlessLeaseHeld } from './refusals.ts';
+import { canSkipLedger, registerUnrecordedRead } from './unrecorded-reads.ts';
+
+/** The claim was won, and the call is registered with `Dispatch`: start it next. */
+export interface RegisteredCall {
+  readonly kind: 'registered';
+  readonly inFlight: InFlightCall;
+}
+
+/** The claim was won. The call waits for a person or for its delay, and this process sends nothing for it now. */
+interface HeldCall {
+  readonly kind: 'held';
+}
+
+const CLAIM_HELD: HeldCall = { kind: 'held' };
+
+/** What became of the claim of a call. */
+export type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
+
+/** What the job of a claimed call needs beyond the intent. */
+interface JobSource extends Pick<Job, 'tool' | 'progressListener' | 'span'> {
+  readonly payload: Payload;
+}
 
 /** The latest that PostgreSQL can still commit a statement after this process gave up on it. */
 const MAX_LATE_COMMIT_MS = 60_000;
@@ -34,12 +75,12 @@ export class Claims {
     this.#dispatch = dispatch;
   }
 
-  /** Claims a call. `onWon` runs before any other request can see the claim, and gets the token of the call's locks. */
+  /** Claims a call. A won call that is not held is registered with `Dispatch` before any other request can see the claim. */
   async claim(
     intent: Intent,
     guards: ClaimGuards | undefined,
-    onWon: (lockToken: number | null) => void,
-  ): Promise<ClaimResult> {
+    source: JobSource,
+  ): Promise<CallClaim | LimitExceeded | LockConflict> {
     const { txn } = intent;
     // Wait while another request claims the same txn: its call can be read only after the commit. If the ledger fails that
     // claim, this claim fails too. Otherwise all requests would try one after another, and the last would wait for ever.
@@ -53,8 +94,7 @@ export class Claims {
     let isWritable = true;
     try {
       const claimed = await this.#ctx.calls.claim(intent, guards);
-      if (claimed.kind === 'won') onWon(claimed.lockToken);
-      return claimed;
+      return claimed.kind === 'won' ? this.#register(intent, source, claimed) : claimed;
     } catch (error) {
       // Any other error is a refusal, and the ledger works. Requests that wait for this txn then try their own claim.
       if (!(error instanceof LedgerError)) throw error;
@@ -74,6 +114,15 @@ export class Claims {
       this.#claiming.delete(txn);
       resolveClaiming(isWritable);
     }
+  }
+
+  /** Registers a won call, unless it is held: a held call has no owner. */
+  #register(intent: Intent, { tool, payload, progressListener, span }: JobSource, won: ClaimWon): CallClaim {
+    const { owner } = intent;
+    if (owner === null) return CLAIM_HELD;
+    this.#ctx.reachKillPoint('claimed');
+    const options = { lockToken: won.lockToken, progressListener, span };
+    return { kind: 'registered', inFlight: this.#dispatch.register(createJob(intent, tool, owner, payload, options)) };
   }
 
   /** Whether a claim of this txn is being written, or its commit is unknown. */
@@ -102,4 +151,94 @@ export class Claims {
 function buildLedgerUnwritableError(txn: string): GatewayError {
   const detail = 'The ledger cannot be written, so nothing was sent. Ask again with the same key.';
   return new GatewayError('unavailable', detail, { txn, retryAfterSeconds: 1 });
+}
+
+/**
+ * Claims a prepared call. A read that needs no record is registered without a claim. A crash before the commit leaves
+ * nothing. A crash after the commit leaves a `sending` call whose owner is dead: its outcome is unknown, although perhaps
+ * nothing was sent.
+ */
+export async function claimCall(services: Services, prepared: PreparedCall): Promise<CallClaim> {
+  if (canSkipLedger(prepared)) return registerUnrecordedRead(services, prepared);
+  const { ctx, dispatch, claims } = services;
+  const { allowed, identified, request, guards } = prepared;
+  const { call, decision } = allowed;
+  const { toolCall } = call;
+  if (toolCall.dependsOn !== undefined) await refuseForeignDependencies(ctx, toolCall);
+  const claimSpan = ctx.telemetry.begin('claim', call.subject, call.span);
+  try {
+    if (dispatch.findInFlight(identified.txn) !== undefined) return CLAIM_TAKEN;
+    const owner = ctx.lease.id;
+    const payload = { args: toolCall.args, request };
+    const intent = buildIntent(ctx, prepared, payload, owner);
+    refuseUnlessLeaseHeld(ctx, owner);
+    ctx.reachKillPoint('claiming');
+    if (identified.recordGeneration !== undefined) await identified.recordGeneration();
+    const { progressListener, cancelToken } = toolCall;
+    const source = { tool: decision.tool, payload, progressListener, span: call.span };
+    const attempt = () => {
+      // Checked before each try: this process may lose its lease while it waits for a lock.
+      refuseUnlessLeaseHeld(ctx, owner);
+      return claims.claim(intent, guards, source);
+    };
+    const claimed =
+      guards?.locks === undefined
+        ? await attempt()
+        : await retryWhileLocked(attempt, call.until, cancelToken, dispatch.shutdownToken);
+    if (claimed.kind === 'lock_conflict') throw buildLockedRefusal(allowed, claimed);
+    if (claimed.kind === 'limit_exceeded') throw buildOverLimitRefusal(allowed, claimed);
+    const isWon = claimed.kind === 'registered' || claimed.kind === 'held';
+    if (isWon && guards?.exposure !== undefined) ctx.taintCache.add(guards.exposure.scopes);
+    return claimed;
+  } finally {
+    claimSpan.end();
+  }
+}
+
+function buildIntent(ctx: Context, prepared: PreparedCall, payload: Payload, owner: string): Intent {
+  const { allowed, identified, heldMs, votes } = prepared;
+  const { call, policies, decision } = allowed;
+  const { toolCall, fingerprint } = call;
+  const { tool, rule } = decision;
+  const { txn } = identified;
+  const isHeld = heldMs !== undefined;
+  const stored = encodePayload(ctx.sealingKey, txn, tool, payload, call.args);
+  return {
+    txn,
+    agent: toolCall.agent.name,
+    tool: tool.name,
+    key: identified.key,
+    identity: identified.identity,
+    fingerprint,
+    kind: tool.effect === 'read' ? 'read' : tool.once.by,
+    fence: randomInt(1, 1_000_000_000),
+    state: isHeld ? 'held' : tool.observe === undefined ? 'sending' : 'ready',
+    owner: isHeld ? null : owner,
+    dueInMs: heldMs ?? null,
+    keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
+    policyVersion: policies.version,
+    rule: rule.id,
+    args: stored.args,
+    request: stored.request,
+    sealed: stored.sealed,
+    saga: toolCall.saga ?? null,
+    dependsOn: toolCall.dependsOn ?? null,
+    run: toolCall.runEpoch?.run ?? null,
+    epoch: toolCall.runEpoch?.epoch ?? null,
+    undo: tool.effect === 'read' ? null : buildStoredUndo(ctx, txn, tool, toolCall),
+    undoOf: null,
+    undoTries: null,
+    entry: buildAuditEntry(isHeld ? 'call_held' : 'call_claimed', {
+      txn,
+      agent: toolCall.agent.name,
+      tool: tool.name,
+      fingerprint: fingerprint.toString('hex'),
+      policy: policies.version,
+      rule: rule.id,
+      saga: toolCall.saga,
+      run: toolCall.runEpoch?.run,
+      epoch: toolCall.runEpoch?.epoch,
+      votes: votes.length === 0 ? undefined : renderVotes(votes),
+    }),
+  };
 }

@@ -1,12 +1,13 @@
 import type { History, RuleInputs } from '../../domain/calls/history.ts';
 import { listTaintSources } from '../../domain/controls/taint.ts';
 import type { JsonObject } from '../../domain/json.ts';
-import type { Agent, Policies, PolicyDecision } from '../../domain/policy.ts';
+import type { Agent } from '../../domain/policy.ts';
 import type { ClaimGuards } from '../../ledger/calls/calls.ts';
 import { isTainted } from '../../ledger/controls/taints.ts';
-import { type DecisionInput, decideCall, isSameDecision } from '../../policy/decide.ts';
+import { decideCall, isSameDecision } from '../../policy/decide.ts';
 import { findRequiredFacts } from '../../policy/expressions/required-facts.ts';
 import type { Context } from '../context.ts';
+import type { AllowedCall } from './admit-call.ts';
 
 /** Facts beyond the call itself that the rules of a tool use. Empty for most tools. */
 export interface DecisionFacts {
@@ -68,21 +69,11 @@ export function describeDecisionFacts({ history, tainted }: DecisionFacts): { re
   };
 }
 
-/** An allowed call, with the input of the decision. */
-interface DecidedCall {
-  readonly policies: Policies;
-  readonly agent: Agent;
-  readonly tool: string;
-  readonly scope: DecisionInput;
-  readonly decision: PolicyDecision;
-}
-
 /** The claim reads the history again, and succeeds only if the rules come to the same decision. */
-export function buildHistoryGuard({ policies, agent, tool, scope, decision }: DecidedCall): ClaimGuards['history'] {
-  if (scope.history === undefined) return undefined;
-  const queries = findRequiredFacts(agent, tool)?.history ?? [];
+export function buildHistoryGuard({ call, policies, scope, decision }: AllowedCall): ClaimGuards['history'] {
+  const { agent, tool } = call.toolCall;
   return {
-    queries: queries,
+    queries: findRequiredFacts(agent, tool)?.history ?? [],
     isDecisionUnchanged: (history) =>
       isSameDecision(decideCall(policies, agent, tool, { ...scope, history }), decision),
   };

@@ -16,10 +16,10 @@ import { refuseStaleEpoch } from '../controls/runs.ts';
 import { refuseClosedSaga, refuseForeignDependencies } from '../sagas/sagas.ts';
 import { describeDecisionFacts, readDecisionFacts } from './decision-facts.ts';
 import type { ToolCall } from './execute-call.ts';
+import { findEarlierCall } from './find-replay.ts';
 import { identifyCall } from './identify-call.ts';
 import { computeCharges } from './limits.ts';
-import { findArgumentRefusal, findKeyReuse, refuseInvalidUndo } from './refuse.ts';
-import { findEarlierCall } from './repeat-call.ts';
+import { findArgumentRefusal, findKeyReuse, refuseInvalidUndo } from './refusals.ts';
 import { isAliasTaken, isParticipant, resolveAlias } from './shared-keys.ts';
 
 const MAX_LOCKS_SHOWN = 100;

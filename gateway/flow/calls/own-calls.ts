@@ -8,7 +8,7 @@ import { type JoinedAgent, listJoinedAgents } from '../../ledger/calls/joins.ts'
 import { buildCursorAt, type CallFilter, type CallPage, isCursor, listCalls } from '../../ledger/calls/list-calls.ts';
 import { recordDelivery } from '../../ledger/calls/repeats.ts';
 import type { CancelToken } from '../cancel-token.ts';
-import { awaitCall } from './await-call.ts';
+import { awaitCall } from './await-result.ts';
 import type { Services } from './execute-call.ts';
 import { hideFreezeDetails, isParticipant } from './shared-keys.ts';
 
@@ -30,7 +30,7 @@ export async function readCall(
   const isOwn = agent === undefined || call.agent === agent;
   const toView = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
   if (patienceMs === 0 || call.settledAt !== null) return toView(call);
-  const waiting = awaitCall(services.ctx, services.dispatch, txn, patienceMs, cancelToken, call.fingerprint);
+  const waiting = awaitCall(services, call.fingerprint, txn, performance.now() + patienceMs, cancelToken);
   await (isOwn ? waiting : hideFreezeDetails(txn, waiting));
   const now = await services.ctx.calls.read(txn);
   // The claim was released meanwhile. Another request may have claimed the txn since.

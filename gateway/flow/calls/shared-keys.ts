@@ -6,8 +6,8 @@ import { findAliasedTxn, hasJoined, joinCall } from '../../ledger/calls/joins.ts
 import type { Context } from '../context.ts';
 import { refuseStaleEpoch } from '../controls/runs.ts';
 import { findExposure, isUntrusted } from '../controls/taint.ts';
-import { buildReleasedError } from './await-call.ts';
 import type { ToolAnswer, ToolCall } from './execute-call.ts';
+import { buildReleasedError } from './refusals.ts';
 
 // Calls of a tool with a shared key: equal requests of several agents are one call. The agent that asks first owns the
 // call: its rules, limits, saga, run and locks count. Later agents join: nothing is sent for them, and they get the result.

@@ -1,40 +1,37 @@
 import { randomInt } from 'node:crypto';
-import type { PreparedRequest } from '../../domain/attempts/adapter.ts';
 import type { CallSummary } from '../../domain/calls/call.ts';
 import { GatewayError } from '../../domain/errors.ts';
-import type { Tool } from '../../domain/policy.ts';
-import type { Span } from '../../domain/telemetry.ts';
-import type { ClaimGuards } from '../../ledger/calls/calls.ts';
+import type { InFlightCall } from '../attempts/dispatch.ts';
 import { createJob } from '../attempts/job.ts';
-import { withTimeout } from '../cancel-token.ts';
-import { buildReleasedError } from './await-call.ts';
-import type { Services, ToolCall } from './execute-call.ts';
-import type { IdentifiedCall } from './identify-call.ts';
-import { refuseUnlessLeaseHeld } from './refuse.ts';
-
-/** The part of an allowed read that is needed to send it without a claim. */
-interface UnrecordedRead {
-  readonly toolCall: ToolCall;
-  readonly tool: Tool;
-  readonly identified: IdentifiedCall;
-  readonly fingerprint: Buffer;
-  readonly request: PreparedRequest;
-  readonly guards: ClaimGuards | undefined;
-  readonly span: Span;
-}
+import { type CancelToken, withTimeout } from '../cancel-token.ts';
+import type { PreparedCall } from './admit-call.ts';
+import type { RegisteredCall } from './claims.ts';
+import type { Services } from './execute-call.ts';
+import { buildReleasedError, refuseUnlessLeaseHeld } from './refusals.ts';
 
 /**
  * Whether a read is sent without a record in the ledger: its contract says so, and nothing about this call needs a record.
  * A call with a key, saga or run needs one, because it is replayed or listed later. Claim guards need the claim.
  */
-export function canSkipLedger({ tool, guards, identified, toolCall }: UnrecordedRead): boolean {
-  const isStandalone = toolCall.saga === undefined && toolCall.runEpoch === undefined;
-  return tool.unrecorded === true && guards === undefined && identified.identity === 'random' && isStandalone;
+export function canSkipLedger({ allowed, guards, identified }: PreparedCall): boolean {
+  const { saga, runEpoch } = allowed.call.toolCall;
+  const isStandalone = saga === undefined && runEpoch === undefined;
+  return (
+    allowed.decision.tool.unrecorded === true &&
+    guards === undefined &&
+    identified.identity === 'random' &&
+    isStandalone
+  );
 }
 
-/** Sends a read like any call, with retries, circuit breaker and freezes. A crash here leaves nothing, and a read has no effect. */
-export async function executeUnrecordedRead({ ctx, dispatch }: Services, read: UnrecordedRead): Promise<CallSummary> {
-  const { toolCall, tool, identified, fingerprint, request, span } = read;
+/**
+ * Registers a read that is sent without a claim. It is sent like any call, with retries, circuit breaker and freezes. A crash
+ * leaves nothing, and a read has no effect.
+ */
+export function registerUnrecordedRead({ ctx, dispatch }: Services, prepared: PreparedCall): RegisteredCall {
+  const { allowed, identified, request } = prepared;
+  const { call, decision } = allowed;
+  const { toolCall, fingerprint, span } = call;
   const { txn, identity } = identified;
   const owner = ctx.lease.id;
   refuseUnlessLeaseHeld(ctx, owner);
@@ -49,18 +46,28 @@ export async function executeUnrecordedRead({ ctx, dispatch }: Services, read: U
       run: null,
       undo: null,
     },
-    tool,
+    decision.tool,
     owner,
     { args: toolCall.args, request },
     { lockToken: null, isRecorded: false, progressListener: toolCall.progressListener, span },
   );
-  const result = await withTimeout(dispatch.start(job), toolCall.patienceMs, toolCall.cancelToken);
-  switch (result?.kind) {
+  return { kind: 'registered', inFlight: dispatch.register(job) };
+}
+
+/** Waits for an unrecorded read. Nothing about it can be read later, so a read that takes too long fails. */
+export async function awaitUnrecordedRead(
+  { job, result }: InFlightCall,
+  until: number,
+  cancelToken: CancelToken | undefined,
+): Promise<CallSummary> {
+  const { txn, tool } = job;
+  const ended = await withTimeout(result, until - performance.now(), cancelToken);
+  switch (ended?.kind) {
     case 'reported':
-      return result.call;
+      return ended.call;
     case 'released':
-      // Not a ReleasedError, whose release is in the audit log: this call was never claimed.
-      throw new GatewayError(result.code, `Nothing was sent: ${result.detail}.`, { txn, retryAfterSeconds: 1 });
+      // Not `buildReleasedError`: this read was never claimed, so the audit log has no entry about it.
+      throw new GatewayError(ended.code, `Nothing was sent: ${ended.detail}.`, { txn, retryAfterSeconds: 1 });
     case 'elsewhere':
       throw buildReleasedError(txn, 'unavailable', 'this replica is shutting down');
   }

@@ -130,17 +130,16 @@ function createNameHasher(key: Buffer): (name: string) => string {
   return (name) => name.split('/').map(hash).join('/');
 }
 
-/** Repeats an attempt while it meets a lock, for at most `patienceMs`. Then returns the conflict. */
+/** Repeats an attempt while it meets a lock, until `until` on the monotonic clock. Then returns the conflict. */
 export async function retryWhileLocked<T extends { readonly kind: string }>(
   attempt: () => Promise<T>,
-  patienceMs: number,
+  until: number,
   ...cancelTokens: readonly (CancelToken | undefined)[]
 ): Promise<T> {
-  const deadline = performance.now() + patienceMs;
   for (let delayMs = POLL_DELAY.firstMs; ; delayMs = Math.min(delayMs * 1.5, POLL_DELAY.maxMs)) {
     const result = await attempt();
     if (result.kind !== 'lock_conflict') return result;
-    const leftMs = deadline - performance.now();
+    const leftMs = until - performance.now();
     if (leftMs <= 0 || cancelTokens.some((token) => token?.isCancelled === true)) return result;
     await sleepUnlessCancelled(Math.min(delayMs * (0.5 + Math.random()), leftMs), ...cancelTokens);
   }

@@ -17,7 +17,7 @@ import {
   takeRun,
 } from '../../ledger/controls/runs.ts';
 import type { Services } from '../calls/execute-call.ts';
-import { logIfRefused, Refusal } from '../calls/refusal.ts';
+import { logIfRefused, Refusal } from '../calls/refusals.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 

@@ -4,7 +4,7 @@ import type { Agent } from '../../domain/policy.ts';
 import { BUILT_IN_TOOL_EFFECTS } from '../../policy/built-in-tools.ts';
 import { decideBuiltIn } from '../../policy/decide.ts';
 import { describeDecisionFacts, readDecisionFacts } from '../calls/decision-facts.ts';
-import { logRefusal, Refusal } from '../calls/refusal.ts';
+import { logRefusal, Refusal } from '../calls/refusals.ts';
 import type { Context } from '../context.ts';
 
 export { BUILT_IN_TOOL_EFFECTS as BUILT_IN };

@@ -6,7 +6,7 @@ import { closeSaga, resumeSaga } from '../../ledger/sagas/saga-rollback.ts';
 import type { Services } from '../calls/execute-call.ts';
 import { readCall } from '../calls/own-calls.ts';
 import { decodePayload } from '../calls/payload.ts';
-import { findArgumentRefusal } from '../calls/refuse.ts';
+import { findArgumentRefusal } from '../calls/refusals.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import { readSaga, type SagaWithSteps } from './sagas.ts';
 import { encodeUndoArguments } from './undo.ts';

@@ -15,9 +15,8 @@ import { closeSagaForRollback, transitionSaga } from '../../ledger/sagas/saga-ro
 import { claimUndoTasks, postponeUndoTask, removeUndoTask, type UndoTask } from '../../ledger/sagas/undo-tasks.ts';
 import { TOOL_DEFAULTS } from '../../policy/compile/compile-tool.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
-import { createJob } from '../attempts/job.ts';
 import type { Claims } from '../calls/claims.ts';
-import { logIfRefused, Refusal } from '../calls/refusal.ts';
+import { logIfRefused, Refusal } from '../calls/refusals.ts';
 import type { Context } from '../context.ts';
 import { Poller } from '../poller.ts';
 import { prepareCompensation } from './compensation.ts';
@@ -190,17 +189,17 @@ export class RollbackWorker {
     if (!ctx.controlFlags.canSend(owner)) return false;
     ctx.reachKillPoint('undoing');
     try {
-      const claimed = await this.#claims.claim(intent, guards, (lockToken) => {
-        ctx.reachKillPoint('claimed');
-        void this.#dispatch.start(createJob(intent, tool, owner, payload, { lockToken })).then(() => this.wake(task));
-      });
+      const source = { tool, payload, progressListener: undefined, span: undefined };
+      const claimed = await this.#claims.claim(intent, guards, source);
       switch (claimed.kind) {
-        case 'won':
+        case 'registered':
+          void this.#dispatch.start(claimed.inFlight).then(() => this.wake(task));
           return true;
         case 'lock_conflict':
           return this.#recordLockWait(step, claimed, task);
-        // A compensation has no limits and no history guard, so only `taken` reaches this.
+        // A compensation is never held and has no limits and no history guard, so only `taken` reaches this.
         case 'taken':
+        case 'held':
         case 'limit_exceeded':
         case 'stale_decision':
           return false;

@@ -17,7 +17,7 @@ import {
 } from '../../ledger/sagas/sagas.ts';
 import type { UndoTarget } from '../../ledger/sagas/undos.ts';
 import type { Services } from '../calls/execute-call.ts';
-import { logIfRefused } from '../calls/refusal.ts';
+import { logIfRefused } from '../calls/refusals.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 

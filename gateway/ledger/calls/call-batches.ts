@@ -1,7 +1,7 @@
 import { LedgerError } from '../../domain/errors.ts';
 import type { Queryable } from '../db.ts';
 import { RowArrayEncoder, type RowColumn, type RowType } from '../row-array.ts';
-import { INTENT_COLUMNS, OUTCOME_COLUMNS } from './call-columns.ts';
+import { INTENT_COLUMNS, SETTLEMENT_COLUMNS } from './call-columns.ts';
 import type { CallUpdate, Intent, UndoArguments } from './calls.ts';
 
 /** An intent with its order of arrival within the batch: steps of a saga get their ordinals in that order. */
@@ -88,13 +88,13 @@ export const UPDATE_ROW: RowType<CallUpdate> = {
 };
 
 /** The end of a call. */
-export const OUTCOME_ROW: RowType<CallUpdate> = {
-  type: 'outcome_row',
+export const SETTLEMENT_ROW: RowType<CallUpdate> = {
+  type: 'settlement_row',
   columns: [
     ...GUARD_COLUMNS,
     { name: 'evident', type: 'bool', read: (update) => update.isEvidence },
     { name: 'unknown_ms', type: 'float8', read: (update) => update.unknownSinceMs },
-    ...toRowColumns<CallUpdate>(OUTCOME_COLUMNS),
+    ...toRowColumns<CallUpdate>(SETTLEMENT_COLUMNS),
     ...ADDED_COLUMNS,
   ],
 };
@@ -103,7 +103,7 @@ export const OUTCOME_ROW: RowType<CallUpdate> = {
 export interface RowTypeOids {
   readonly claim: number;
   readonly update: number;
-  readonly outcome: number;
+  readonly settlement: number;
 }
 
 /** Reads the catalogue. A type never changes after its migration, so the answer holds as long as the database exists. */
@@ -111,7 +111,7 @@ export async function readRowTypeOids(db: Queryable): Promise<RowTypeOids> {
   const [types] = await db.run<RowTypeOids>({
     name: 'row-types',
     text: `select '${CLAIM_ROW.type}'::regtype::oid as claim, '${UPDATE_ROW.type}'::regtype::oid as update,
-      '${OUTCOME_ROW.type}'::regtype::oid as outcome`,
+      '${SETTLEMENT_ROW.type}'::regtype::oid as settlement`,
     values: [],
   });
   if (types === undefined)
@@ -121,7 +121,7 @@ export async function readRowTypeOids(db: Queryable): Promise<RowTypeOids> {
 
 const CLAIM_ENCODER = new RowArrayEncoder(CLAIM_ROW);
 const UPDATE_ENCODER = new RowArrayEncoder(UPDATE_ROW);
-const OUTCOME_ENCODER = new RowArrayEncoder(OUTCOME_ROW);
+const SETTLEMENT_ENCODER = new RowArrayEncoder(SETTLEMENT_ROW);
 
 /** Sorts the rows by txn. Every batch locks rows in this order, so two batches never wait for each other in a circle. */
 export function encodeClaims(intents: readonly Intent[], { claim }: RowTypeOids): Buffer {
@@ -136,8 +136,8 @@ export function encodeUpdates(updates: readonly CallUpdate[], { update }: RowTyp
 }
 
 /** Sorts the rows by txn, for the same reason. */
-export function encodeOutcomes(updates: readonly CallUpdate[], { outcome }: RowTypeOids): Buffer {
-  return OUTCOME_ENCODER.encode(updates.toSorted(compareTxns), outcome);
+export function encodeSettlements(updates: readonly CallUpdate[], { settlement }: RowTypeOids): Buffer {
+  return SETTLEMENT_ENCODER.encode(updates.toSorted(compareTxns), settlement);
 }
 
 function compareTxns(a: { readonly txn: string }, b: { readonly txn: string }): number {

@@ -8,12 +8,12 @@ import type { CallUpdate, Intent } from './calls.ts';
  *
  * - `calls` (c): the intent, written by the claim. Only its payload is ever erased.
  * - `open_calls` (o): the state of an unfinished call. Updated in place, and deleted when the call ends.
- * - `outcomes` (r): the final answer, written once. A call has either an open row or an outcome.
+ * - `settlements` (r): the final answer, written once. A call has either an open row or a settlement.
  * - `undos` (u): how the call is undone, once something is known about it.
  *
  * A new column needs a migration, a field of the record, and a line here. A test compares this file with the migrated schema.
  */
-export const CALLS_JOINED = `calls c left join open_calls o on o.txn = c.txn left join outcomes r on r.txn = c.txn
+export const CALLS_JOINED = `calls c left join open_calls o on o.txn = c.txn left join settlements r on r.txn = c.txn
   left join undos u on u.txn = c.txn`;
 
 /** The type of a value in a batch (see row-array.ts). `enum` and `uuid[]` travel as text and are cast by the statement. */
@@ -52,8 +52,8 @@ export const INTENT_COLUMNS = {
 /** The part of an intent that goes into `open_calls` and the log. */
 type OpeningOfCall = Pick<Intent, 'fence' | 'state' | 'owner' | 'dueInMs' | 'undoTries' | 'entry'>;
 
-/** The columns of `outcomes` that a settlement writes. The open row contributes the others: see `KEPT_COLUMNS`. */
-export const OUTCOME_COLUMNS = {
+/** The columns of `settlements` that a settlement writes. The open row contributes the others: see `KEPT_COLUMNS`. */
+export const SETTLEMENT_COLUMNS = {
   state: { column: 'state', type: 'text', cast: 'final_state' },
   outcome: { column: 'outcome', type: 'text' },
   problem: { column: 'problem', type: 'text' },
@@ -64,7 +64,7 @@ export const OUTCOME_COLUMNS = {
   leaf: { column: 'leaf', type: 'bytea' },
 } as const satisfies { readonly [Field in keyof CallUpdate]?: WrittenColumn };
 
-/** The columns of `open_calls` that the outcome keeps. */
+/** The columns of `open_calls` that the settlement keeps. */
 export const KEPT_COLUMNS = 'first_sent_at, unknown_since, lock_token, attempt, owner_deaths, retried_by';
 
 /** A subquery instead of a join, so that only held calls pay for it. */
@@ -82,7 +82,7 @@ interface FieldSource<Field> {
   readonly decode?: (value: never) => Field;
 }
 
-/** A field that the open row has until the call ends, and the outcome from then on. */
+/** A field that the open row has until the call ends, and the settlement from then on. */
 const ofOpenOrEnded = (column: string) => ({ sql: `coalesce(r.${column}, o.${column})` });
 /** A field that only an open call has. `ended` is its value afterwards. */
 const ofOpen = (column: string, ended: string) => ({ sql: `coalesce(o.${column}, ${ended})` });

@@ -216,7 +216,7 @@ export async function recordContradiction(db: Database, txn: string, text: strin
     name: 'record-contradiction',
     text: `with recorded as (
         insert into call_events (txn, event)
-        select txn, jsonb_build_object('at', now(), 'what', 'contradiction', 'detail', $2::text) from outcomes
+        select txn, jsonb_build_object('at', now(), 'what', 'contradiction', 'detail', $2::text) from settlements
         where txn = $1 and not exists (select 1 from call_events e where e.txn = $1 and e.event ->> 'what' = 'contradiction')
         returning txn
       )

@@ -1,5 +1,5 @@
-import { CLAIM_ROW, OUTCOME_ROW, UPDATE_ROW } from './call-batches.ts';
-import { INTENT_COLUMNS, KEPT_COLUMNS, OUTCOME_COLUMNS } from './call-columns.ts';
+import { CLAIM_ROW, SETTLEMENT_ROW, UPDATE_ROW } from './call-batches.ts';
+import { INTENT_COLUMNS, KEPT_COLUMNS, SETTLEMENT_COLUMNS } from './call-columns.ts';
 
 /**
  * The statements that claim, update and end calls. Each works on a whole batch and is built from lists of CTEs, one for each
@@ -136,12 +136,12 @@ const buildUpdateCtes = (parameter: number) => `changes as (
 )`;
 
 /**
- * Ends open calls: deletes the open row and writes the outcome. Evidence ends a call under any fence, because it is true under
+ * Ends open calls: deletes the open row and writes the settlement. Evidence ends a call under any fence, because it is true under
  * any owner; otherwise the fence and the number must be current. A call without an open row has ended already and keeps its
- * outcome. All of this is one statement, so a crash leaves the call open or ended, never both.
+ * settlement. All of this is one statement, so a crash leaves the call open or ended, never both.
  */
-const buildOutcomeCtes = (parameter: number, hasUndos: boolean) => `endings as (
-  select * from unnest($${parameter}::${OUTCOME_ROW.type}[])
+const buildSettlementCtes = (parameter: number, hasUndos: boolean) => `endings as (
+  select * from unnest($${parameter}::${SETTLEMENT_ROW.type}[])
 ), ended as (
   delete from open_calls o using endings i
   where o.txn = i.txn and (i.evident or (o.fence = i.fence and o.update_number = i.update_number - 1))
@@ -152,23 +152,23 @@ const buildOutcomeCtes = (parameter: number, hasUndos: boolean) => `endings as (
     case when i.evident and o.fence <> i.fence and o.attempt_open then now()
       else coalesce(now() - i.unknown_ms * interval '1 ms', o.unknown_since) end as unknown_since
 ), settled as (
-  insert into outcomes (txn, ${listColumns(OUTCOME_COLUMNS)}, ${KEPT_COLUMNS})
-  select txn, ${listValues(OUTCOME_COLUMNS)}, ${KEPT_COLUMNS} from ended
-)${hasUndos ? `, ${buildUndoCte('undoable', 'ended')}` : ''}, logged_outcomes as (
+  insert into settlements (txn, ${listColumns(SETTLEMENT_COLUMNS)}, ${KEPT_COLUMNS})
+  select txn, ${listValues(SETTLEMENT_COLUMNS)}, ${KEPT_COLUMNS} from ended
+)${hasUndos ? `, ${buildUndoCte('undoable', 'ended')}` : ''}, logged_settlements as (
   insert into audit_queue (entry) select entry from ended
 )`;
 
 /**
- * The updates and outcomes that hold: those that this statement wrote, and those that an earlier try of the same statement wrote.
- * An outcome is recognised by its leaf. The counts avoid the second look in the common case.
+ * The updates and settlements that hold: those that this statement wrote, and those that an earlier try of the same statement wrote.
+ * A settlement is recognised by its leaf. The counts avoid the second look in the common case.
  */
 const UPDATES_IN_FORCE = `select txn from updated
 union all
 select o.txn from open_calls o join changes i on o.txn = i.txn
 where (select count(*) from updated) < (select count(*) from changes) and o.fence = i.fence and o.update_number = i.update_number`;
-const OUTCOMES_IN_FORCE = `select txn from ended
+const SETTLEMENTS_IN_FORCE = `select txn from ended
 union all
-select r.txn from outcomes r join endings i on r.txn = i.txn
+select r.txn from settlements r join endings i on r.txn = i.txn
 where (select count(*) from ended) < (select count(*) from endings) and r.leaf = i.leaf`;
 
 /** The txns as one text: reading one row for each would cost more than finding them. */
@@ -196,17 +196,17 @@ export const CLAIM_UNDOS = buildClaimStatement('claim-undos', ADMIT_UNDOS);
 export interface BatchKinds {
   readonly hasClaims: boolean;
   readonly hasUpdates: boolean;
-  readonly hasOutcomes: boolean;
-  /** Some outcome says something about an undo. Most do not, and need not touch `undos`. */
+  readonly hasSettlements: boolean;
+  /** Some settlement says something about an undo. Most do not, and need not touch `undos`. */
   readonly hasUndos: boolean;
 }
 
 const writeStatements = new Map<string, { readonly name: string; readonly text: string }>();
 
-/** The statement for a batch, with one parameter for each kind of rows, in this order: claims, updates, outcomes. */
+/** The statement for a batch, with one parameter for each kind of rows, in this order: claims, updates, settlements. */
 export function getWriteStatement(kinds: BatchKinds): { readonly name: string; readonly text: string } {
-  const { hasClaims, hasUpdates, hasOutcomes, hasUndos } = kinds;
-  const parts = [hasClaims && 'claims', hasUpdates && 'updates', hasOutcomes && 'outcomes', hasUndos && 'undos'];
+  const { hasClaims, hasUpdates, hasSettlements, hasUndos } = kinds;
+  const parts = [hasClaims && 'claims', hasUpdates && 'updates', hasSettlements && 'settlements', hasUndos && 'undos'];
   const name = `write-${parts.filter(Boolean).join('-')}`;
   let statement = writeStatements.get(name);
   if (statement === undefined) {
@@ -216,15 +216,15 @@ export function getWriteStatement(kinds: BatchKinds): { readonly name: string; r
   return statement;
 }
 
-function buildWriteText({ hasClaims, hasUpdates, hasOutcomes, hasUndos }: BatchKinds): string {
+function buildWriteText({ hasClaims, hasUpdates, hasSettlements, hasUndos }: BatchKinds): string {
   const ctes: string[] = [];
   if (hasClaims) ctes.push(buildClaimCtes(ADMIT_ALL, ctes.length + 1));
   if (hasUpdates) ctes.push(buildUpdateCtes(ctes.length + 1));
-  if (hasOutcomes) ctes.push(buildOutcomeCtes(ctes.length + 1, hasUndos));
+  if (hasSettlements) ctes.push(buildSettlementCtes(ctes.length + 1, hasUndos));
   const results = [
     ...(hasClaims ? [`${joinTxns('select txn from claimed')} as claimed`] : []),
     ...(hasUpdates ? [`${joinTxns(UPDATES_IN_FORCE)} as updated`] : []),
-    ...(hasOutcomes ? [`${joinTxns(OUTCOMES_IN_FORCE)} as ended`] : []),
+    ...(hasSettlements ? [`${joinTxns(SETTLEMENTS_IN_FORCE)} as ended`] : []),
   ];
   return `with ${ctes.join(', ')}\nselect ${results.join(', ')}`;
 }

@@ -9,7 +9,7 @@ import { type LockConflict, type LockRequest, takeLocks } from '../controls/lock
 import { recordTaint, type TaintExposure } from '../controls/taints.ts';
 import type { Database, Queryable, Statement } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
-import { encodeClaims, encodeOutcomes, encodeUpdates, type RowTypeOids, readRowTypeOids } from './call-batches.ts';
+import { encodeClaims, encodeSettlements, encodeUpdates, type RowTypeOids, readRowTypeOids } from './call-batches.ts';
 import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
 import { appendCallEvents } from './call-events.ts';
 import {
@@ -290,18 +290,18 @@ export class CallStore {
 
   async #buildWrite(claims: ReadonlyMap<string, Intent>, updates: readonly CallUpdate[]): Promise<Statement> {
     const oids = await this.#loadRowTypeOids();
-    const outcomes = updates.filter(({ custody }) => custody === 'close');
-    const others = outcomes.length === updates.length ? [] : updates.filter(({ custody }) => custody !== 'close');
+    const settlements = updates.filter(({ custody }) => custody === 'close');
+    const others = settlements.length === updates.length ? [] : updates.filter(({ custody }) => custody !== 'close');
     const statement = getWriteStatement({
       hasClaims: claims.size > 0,
       hasUpdates: others.length > 0,
-      hasOutcomes: outcomes.length > 0,
-      hasUndos: outcomes.some(({ undo }) => undo !== null),
+      hasSettlements: settlements.length > 0,
+      hasUndos: settlements.some(({ undo }) => undo !== null),
     });
     const values: Buffer[] = [];
     if (claims.size > 0) values.push(encodeClaims([...claims.values()], oids));
     if (others.length > 0) values.push(encodeUpdates(others, oids));
-    if (outcomes.length > 0) values.push(encodeOutcomes(outcomes, oids));
+    if (settlements.length > 0) values.push(encodeSettlements(settlements, oids));
     return { ...statement, values };
   }
 

@@ -42,7 +42,7 @@ export async function readHistory(
           where c.agent = $1 and c.created_at > coalesce($6::timestamptz, now()) - q.ms * interval '1 ms'
             and ($6::timestamptz is null or c.created_at <= $6) and c.tool like q.pattern
             and c.txn is distinct from $5::uuid and c.undo_of is null
-            and not exists (select 1 from outcomes r where r.txn = c.txn and r.state <> 'succeeded')
+            and not exists (select 1 from settlements r where r.txn = c.txn and r.state <> 'succeeded')
           -- Keeps the planner from inlining the subquery, which would parse the arguments once for each use.
           offset 0
         ) c

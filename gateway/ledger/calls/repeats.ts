@@ -55,7 +55,7 @@ export async function recordDelivery(db: Database, slot: string, txn: string): P
   await db.run({
     name: 'record-delivery',
     text: `update repeats set delivered_at = now() where slot = $1 and txn = $2 and delivered_at is null
-      and exists (select 1 from outcomes where txn = $2)`,
+      and exists (select 1 from settlements where txn = $2)`,
     values: [slot, txn],
   });
 }

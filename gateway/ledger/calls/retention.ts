@@ -6,8 +6,8 @@ import type { Database, Tx } from '../db.ts';
 const ERASE_ASSIGNMENTS = 'key = null, args = null, request = null, sealed = null, undo = null, erased_at = now()';
 
 /** Removes the other payloads of the calls in `erased`. */
-const ERASE_RELATED_CTES = `erased_outcomes as (
-        update outcomes r set detail = null, answer = null from erased e where e.txn = r.txn
+const ERASE_RELATED_CTES = `erased_settlements as (
+        update settlements r set detail = null, answer = null from erased e where e.txn = r.txn
       ), erased_undos as (
         update undos u set args = null, sealed = null, before = null, reason = null from erased e where e.txn = u.txn
       ), deleted_events as (
@@ -62,7 +62,7 @@ async function eraseDueCalls(tx: Tx, payloadsMs: number, txns: readonly string[]
     name: 'sweep-erase',
     text: `with candidates as (
           select unnest($2::uuid[]) as txn union select txn from (
-            select l.txn from sweep_later l join outcomes r on r.txn = l.txn and r.settled_at < now() - $1 * interval '1 ms'
+            select l.txn from sweep_later l join settlements r on r.txn = l.txn and r.settled_at < now() - $1 * interval '1 ms'
             join calls s on s.txn = l.txn left join undos u on u.txn = l.txn
             where coalesce(u.state not in ('due', 'running'), true)
               and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
@@ -72,7 +72,7 @@ async function eraseDueCalls(tx: Tx, payloadsMs: number, txns: readonly string[]
           select c.txn, coalesce(r.settled_at < now() - $1 * interval '1 ms', false)
             and coalesce(u.state not in ('due', 'running'), true)
             and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at < now() - $1 * interval '1 ms')) as erase
-          from candidates join calls c using (txn) left join outcomes r using (txn) left join undos u using (txn)
+          from candidates join calls c using (txn) left join settlements r using (txn) left join undos u using (txn)
         ), erased as (
           update calls c set ${ERASE_ASSIGNMENTS}
           from ripe r where r.txn = c.txn and r.erase and c.erased_at is null
@@ -108,7 +108,7 @@ export async function eraseCalls(db: Database, calls: readonly { txn: string; en
     text: `with requested as (
         select * from unnest($1::uuid[], $2::text[]) as t(txn, entry)
       ), erased as (
-        update calls c set ${ERASE_ASSIGNMENTS} from requested w join outcomes r on r.txn = w.txn left join undos u on u.txn = w.txn
+        update calls c set ${ERASE_ASSIGNMENTS} from requested w join settlements r on r.txn = w.txn left join undos u on u.txn = w.txn
         where c.txn = w.txn and c.erased_at is null and coalesce(u.state not in ('due', 'running'), true)
           and (c.saga is null or exists (select 1 from sagas s where s.id = c.saga and s.ended_at is not null))
         returning c.txn, w.entry
@@ -181,8 +181,8 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
           select txn from calls where created_at < now() - $1 * interval '1 ms' and erased_at is not null
           order by created_at limit ${MAX_CALLS_PER_SWEEP} for update skip locked)
         returning txn
-      ), dropped_outcomes as (
-        delete from outcomes r using dropped d where r.txn = d.txn
+      ), dropped_settlements as (
+        delete from settlements r using dropped d where r.txn = d.txn
       ), dropped_undos as (
         delete from undos u using dropped d where u.txn = d.txn
       ), dropped_events as (

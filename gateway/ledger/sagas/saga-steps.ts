@@ -79,8 +79,8 @@ const STEP_COLUMNS = `c.saga, c.txn, c.tool, c.kind, coalesce(r.state::text, o.s
     left(ur.answer, 24) as u_answer, coalesce(ur.attempt, uo.attempt) as u_attempt,
     uo.owner is not null or uo.due_at is not null as u_pursued,
     extract(epoch from now() - coalesce(ur.unknown_since, uo.unknown_since))::float8 * 1000 as u_ms_in_doubt
-  from calls c left join open_calls o on o.txn = c.txn left join outcomes r on r.txn = c.txn left join undos d on d.txn = c.txn
-    left join outcomes ur on ur.txn = d.undo_txn left join open_calls uo on uo.txn = d.undo_txn`;
+  from calls c left join open_calls o on o.txn = c.txn left join settlements r on r.txn = c.txn left join undos d on d.txn = c.txn
+    left join settlements ur on ur.txn = d.undo_txn left join open_calls uo on uo.txn = d.undo_txn`;
 
 function toSagaStep(row: StepRow): SagaStep & { readonly saga: string | null } {
   return {

@@ -171,7 +171,7 @@ async function lockUndoableCall(tx: Tx, txn: string): Promise<UndoableCall | und
     name: 'lock-undoable',
     text: `select u.state as "undoState", u.args is not null as "hasUndoArgs",
             exists (select 1 from open_calls o where o.txn = u.undo_txn) as "isCompensationOpen"
-          from undos u join outcomes r on r.txn = u.txn where u.txn = $1 and r.state = 'succeeded' for update of u`,
+          from undos u join settlements r on r.txn = u.txn where u.txn = $1 and r.state = 'succeeded' for update of u`,
     values: [txn],
   });
   return call;
@@ -181,7 +181,7 @@ async function lockUndoableCall(tx: Tx, txn: string): Promise<UndoableCall | und
 async function insertUndo(tx: Tx, txn: string): Promise<void> {
   await tx.run({
     name: 'insert-undo',
-    text: `insert into undos (txn) select txn from outcomes where txn = $1 and state = 'succeeded' on conflict (txn) do nothing`,
+    text: `insert into undos (txn) select txn from settlements where txn = $1 and state = 'succeeded' on conflict (txn) do nothing`,
     values: [txn],
   });
 }

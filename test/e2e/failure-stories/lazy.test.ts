@@ -34,7 +34,7 @@ const countLocks = async () => (await database.query<{ n: number }>('select coun
 afterEach(async () => {
   const requests = await upstream.requests();
   const rows = await database.query<{ txn: string; lock_token: string }>(
-    'select txn, lock_token from open_calls union all select txn, lock_token from outcomes',
+    'select txn, lock_token from open_calls union all select txn, lock_token from settlements',
   );
   const tokens = new Map(rows.map((row) => [row.txn, row.lock_token]));
   for (const { headers } of requests)

@@ -1,30 +1,99 @@
-import { sha256Hex } from '../../domain/audit/audit.ts';
+import { type AuditFields, buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
 import type { CallSummary } from '../../domain/calls/call.ts';
-import { GatewayError } from '../../domain/errors.ts';
+import { type ErrorCode, type ErrorExtras, GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
-import type { Policies, PolicyDecision, Rule, Tool } from '../../domain/policy.ts';
+import type { Policies, PolicyDecision, Tool } from '../../domain/policy.ts';
+import { enqueueAuditEntry } from '../../ledger/audit/audit-queue.ts';
+import type { LimitExceeded } from '../../ledger/calls/limits.ts';
 import type { LockConflict } from '../../ledger/controls/locks.ts';
 import { canAllowTool, decideCall, hasVotersOrDelay } from '../../policy/decide.ts';
 import type { Context } from '../context.ts';
 import { buildLockedError } from '../controls/locks.ts';
+import type { AllowedCall } from './admit-call.ts';
 import { type DecisionFacts, describeDecisionFacts, readDecisionFacts } from './decision-facts.ts';
-import type { ToolCall } from './execute-call.ts';
-import { Refusal } from './refusal.ts';
+import type { ParsedCall, ToolCall } from './execute-call.ts';
+import { buildLimitExceededError } from './limits.ts';
 
-// The refusals of a call before its claim, in the order in which they are checked. Nothing is sent, and no key is bound.
+/** The audit event of each refusal. A refused call leaves no row, so the audit log is its only record. */
+const AUDIT_EVENT_BY_CODE: Partial<Readonly<Record<ErrorCode, string>>> = {
+  denied: 'denied',
+  unknown_tool: 'unknown_tool',
+  fenced: 'fenced',
+  locked: 'locked',
+  rate_limited: 'rate_limited',
+  over_budget: 'over_budget',
+  // These codes are already the names of other audit events, such as a freeze by a person.
+  frozen: 'refused',
+  breaker_open: 'refused',
+  saga_closed: 'refused',
+  key_reused: 'refused',
+  key_expired: 'refused',
+  forbidden: 'refused',
+};
 
-/** The refusal by policy or by the input schema; undefined when the call is allowed. */
-export function findRefusal(
-  decision: PolicyDecision,
+/**
+ * A refusal with its own audit fields. It is logged even if `AUDIT_EVENT_BY_CODE` does not list its code. Null: the audit log
+ * has an entry about it already.
+ */
+export class Refusal extends GatewayError {
+  readonly auditFields: AuditFields | null;
+
+  constructor(
+    { code, message, extras }: { code: ErrorCode; message: string; extras?: ErrorExtras },
+    auditFields: AuditFields | null,
+  ) {
+    super(code, message, extras);
+    this.auditFields = auditFields;
+  }
+}
+
+/** The call was claimed and released without a send. The release is in the audit log already. */
+export function buildReleasedError(txn: string, code: ErrorCode, detail: string): Refusal {
+  const message = `Nothing was sent: ${detail}. The key can be used again.`;
+  return new Refusal({ code, message, extras: { txn, retryAfterSeconds: 1 } }, null);
+}
+
+/** Runs work and logs its refusal. If the refusal cannot be logged, the caller gets the ledger error instead. */
+export async function logIfRefused<T>(ctx: Context, subject: AuditFields, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (error) {
+    await logRefusal(ctx, subject, error);
+    throw error;
+  }
+}
+
+/** Whether the audit log gets an entry: the error is a decision against a call, not a malformed request or a failure. */
+export function isLoggedRefusal(error: GatewayError): boolean {
+  return error instanceof Refusal ? error.auditFields !== null : AUDIT_EVENT_BY_CODE[error.code] !== undefined;
+}
+
+/** Logs a refusal. Ignores any other error. */
+export async function logRefusal(ctx: Context, subject: AuditFields, error: unknown): Promise<void> {
+  if (!(error instanceof GatewayError) || !isLoggedRefusal(error)) return;
+  const { code, message, extras } = error;
+  const event = AUDIT_EVENT_BY_CODE[code] ?? 'refused';
+  const reasons = (error instanceof Refusal ? error.auditFields : null) ?? { reason: message };
+  const fields = { txn: extras.txn, ...subject, policy: ctx.policies().version, ...reasons };
+  await enqueueAuditEntry(ctx.db, buildAuditEntry(event, event === code ? fields : { ...fields, code }));
+}
+
+// The refusals of a call until its claim, in the order in which they are checked. Nothing is sent, and no key is bound.
+
+type DeniedDecision = Extract<PolicyDecision, { allowed: false }>;
+
+/** The refusal of a call that the rules deny. */
+export function buildDeniedError(
+  decision: DeniedDecision,
   tool: Tool | undefined,
   toolCall: ToolCall,
   facts: DecisionFacts,
-): GatewayError | undefined {
+): GatewayError {
   // An agent with a rule for the tool gets argument faults first, because a rule cannot judge missing arguments. Other agents
   // get no argument check, because it may be slow.
-  const hasRule = tool !== undefined && (decision.allowed || canAllowTool(toolCall.agent, tool));
+  const hasRule = tool !== undefined && canAllowTool(toolCall.agent, tool);
   const refusal = hasRule ? findArgumentRefusal(tool, toolCall.args) : undefined;
-  if (refusal !== undefined || decision.allowed) return refusal;
+  if (refusal !== undefined) return refusal;
   const rule = decision.rule === undefined ? {} : { rule: decision.rule.id };
   return new GatewayError(decision.code, decision.reason, { members: { ...rule, ...describeDecisionFacts(facts) } });
 }
@@ -103,14 +172,11 @@ export function refuseUnlessLeaseHeld({ controlFlags }: Context, owner: string):
   throw new GatewayError('unavailable', detail);
 }
 
-/** The rule and policies that allowed a call which its claim then refused. */
-interface AdmittingRule {
-  readonly policies: Policies;
-  readonly rule: Rule;
-}
-
-export function buildOverLimitRefusal({ policies, rule }: AdmittingRule, refusal: GatewayError): Refusal {
-  return new Refusal(refusal, { policy: policies.version, rule: rule.id, reason: refusal.message });
+/** The rules allowed the call, but a limit is used up. */
+export function buildOverLimitRefusal({ policies, decision }: AllowedCall, exceeded: LimitExceeded): Refusal {
+  const { id } = decision.rule;
+  const refusal = buildLimitExceededError(exceeded, id);
+  return new Refusal(refusal, { policy: policies.version, rule: id, reason: refusal.message });
 }
 
 /** The policies were reloaded between two decisions about one call. The agent of the request belongs to the older policies. */
@@ -127,8 +193,9 @@ export function buildUndecidedError(txn: string): GatewayError {
 }
 
 /** Another call holds a lock that this call needs. The audit log is permanent, so it gets only a hash of the name. */
-export function buildLockedRefusal({ policies, rule }: AdmittingRule, by: LockConflict): Refusal {
-  return new Refusal(buildLockedError(by), { policy: policies.version, rule: rule.id, resource: sha256Hex(by.wanted) });
+export function buildLockedRefusal({ policies, decision }: AllowedCall, by: LockConflict): Refusal {
+  const fields = { policy: policies.version, rule: decision.rule.id, resource: sha256Hex(by.wanted) };
+  return new Refusal(buildLockedError(by), fields);
 }
 
 /** The part of an earlier call that decides whether a request repeats it. */
@@ -138,8 +205,7 @@ type EarlierCall = Pick<CallSummary, 'txn' | 'agent' | 'tool' | 'identity' | 'sa
 export function refuseKeyReuse(
   call: EarlierCall,
   callFingerprint: Buffer,
-  toolCall: ToolCall,
-  fingerprint: Buffer,
+  { toolCall, fingerprint }: ParsedCall,
 ): void {
   const why = findKeyReuse(call, callFingerprint, toolCall, fingerprint);
   if (why === undefined) return;

@@ -1,4 +1,5 @@
 import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
+import { describeOutcome } from '../../domain/attempts/describe-outcome.ts';
 import { NotCanonicalError } from '../../domain/canonical.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { isJsonObject, type Json } from '../../domain/json.ts';
@@ -6,7 +7,6 @@ import { ExpressionError, type Tool } from '../../domain/policy.ts';
 import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import type { Job } from './job.ts';
-import { describeOutcome } from './record.ts';
 
 /** The result of a read that looks for the effect of a call. `absent`: the upstream answered that there is nothing. */
 export type EvidenceRead =

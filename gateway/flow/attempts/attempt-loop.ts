@@ -1,0 +1,37 @@
+import type { Outcome } from '../../domain/attempts/adapter.ts';
+import type { NextAction } from '../../domain/attempts/next-action.ts';
+import type { Span } from '../../domain/telemetry.ts';
+import type { CancelToken } from '../cancel-token.ts';
+import type { Context } from '../context.ts';
+import type { Job } from './job.ts';
+import type { DispatchResult } from './update-call.ts';
+
+/** The state that the actions of one call share while this process works on it. */
+export interface AttemptLoop {
+  readonly ctx: Context;
+  readonly job: Job;
+  /** The parent of the spans of the attempts. */
+  readonly span: Span;
+  /** Cancelled when this process begins to shut down. */
+  readonly shutdownToken: CancelToken;
+  /** The outcome of the newest attempt of this process. A failed observation before the send counts as `not_sent`. */
+  lastOutcome: Outcome | undefined;
+  /** The failed observations before the first attempt. */
+  failedObservations: number;
+}
+
+/** What an action leads to: the next action, or the result that ends the work of this process on the call. */
+export type ActionResult = NextAction | DispatchResult;
+
+/** The fields that every span of a call has. */
+export function toSpanSubject({ tool, agent, txn }: Job) {
+  return { tool: tool.name, agent, txn };
+}
+
+/** Closes the open attempt. `isUnknown`: it may have had an effect. */
+export function closeAttempt(job: Job, isUnknown: boolean): void {
+  job.attemptOpen = false;
+  if (!isUnknown) return;
+  job.unresolved += 1;
+  job.unknownSince = performance.now();
+}

@@ -1,0 +1,64 @@
+import {
+  decideAfterFailedProbe,
+  decideAfterFailedReobservation,
+  decideNextAction,
+} from '../../domain/attempts/next-action.ts';
+import { OBSERVED, PROBED } from '../../domain/attempts/settlement.ts';
+import type { Context } from '../context.ts';
+import type { ActionResult } from './attempt-loop.ts';
+import { buildCallEvent } from './build-call-update.ts';
+import { type Job, toCallProgress } from './job.ts';
+import { type ObservedState, observeInDoubt, truncateForPerson } from './observe.ts';
+import { runProbe } from './probe.ts';
+import { type DispatchResult, parkCall, recordProgress, settleCall } from './update-call.ts';
+
+// The actions that read whether an attempt whose outcome is unknown had its effect.
+
+/** Probes the effect of a call in doubt. A crash here leaves a call in doubt, which is probed again. */
+export async function probeEffect(ctx: Context, job: Job): Promise<ActionResult> {
+  const probed = await runProbe(ctx, job);
+  ctx.reachKillPoint('probed');
+  switch (probed.kind) {
+    case 'applied':
+      return settleCall(ctx, job, PROBED, probed.answer);
+    case 'not_applied':
+      return continueDisproved(ctx, job, 'probe');
+    case 'failed':
+      return decideAfterFailedProbe(job.tool.retry, probed.detail);
+  }
+}
+
+/**
+ * Observes the target of a call in doubt. The observation is proof only if the tool declares `settles`. Otherwise, or if
+ * the observation fails, a person decides. A crash here leaves a call in doubt, which is observed again.
+ */
+export async function observeEffect(ctx: Context, job: Job): Promise<ActionResult> {
+  const observed = await observeInDoubt(ctx, job);
+  ctx.reachKillPoint('probed');
+  const isProof = job.tool.observe?.settlesMs !== undefined;
+  if (observed.kind === 'failed')
+    return decideAfterFailedReobservation(toCallProgress(job), job.tool.retry, isProof, observed.detail);
+  if (!isProof) return parkForPerson(ctx, job, observed);
+  return observed.satisfied
+    ? settleCall(ctx, job, OBSERVED, observed.answer)
+    : continueDisproved(ctx, job, 'observation');
+}
+
+/** Parks a call with an observation that proves nothing, for the person who resolves the doubt. */
+function parkForPerson(ctx: Context, job: Job, { satisfied, answer }: ObservedState): Promise<DispatchResult> {
+  job.undoArguments = null;
+  const finding = satisfied ? 'found the requested state' : 'did not find the requested state';
+  const why = `a second observation ${finding}, which proves nothing by itself`;
+  return parkCall(ctx, job, null, why, undefined, { satisfied, observed: truncateForPerson(answer) });
+}
+
+const DISPROOF_EVENTS = { probe: 'probe_not_applied', observation: 'observed_not_satisfied' } as const;
+
+/** Continues a call after evidence showed that no attempt so far had an effect. */
+async function continueDisproved(ctx: Context, job: Job, by: keyof typeof DISPROOF_EVENTS): Promise<ActionResult> {
+  job.unresolved = 0;
+  job.disprovedBy = by;
+  const event = buildCallEvent(DISPROOF_EVENTS[by], { attempt: job.attempt });
+  if (!(await recordProgress(ctx, job, event))) return { kind: 'elsewhere' };
+  return decideNextAction(toCallProgress(job), job.tool, true);
+}

@@ -87,16 +87,16 @@ async function continueOpenCall(ctx: Context, job: Job, outcome: Outcome, isUnkn
 }
 
 /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
-async function handleAbandonedSend(ctx: Context, job: Job, last: Outcome): Promise<DispatchResult> {
+async function handleAbandonedSend(ctx: Context, job: Job, outcome: Outcome): Promise<DispatchResult> {
   closeAttempt(job, false);
   if (job.unresolved === 0 && ctx.controlFlags.isRecalled(job.txn)) {
     // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
     const call = await retryUntilWritten(ctx, job, () => ctx.calls.read(job.txn));
     job.recalled = call?.recalled === true;
-    return job.recalled ? settleFailed(ctx, job, last) : handBackCall(ctx, job, FROZEN_RECHECK_MS);
+    return job.recalled ? settleFailed(ctx, job, outcome) : handBackCall(ctx, job, FROZEN_RECHECK_MS);
   }
   const block = findSendBlock(ctx, job);
   if (block === undefined) return handBackCall(ctx, job);
   if (!canReleaseBlocked(toCallProgress(job))) return handBackCall(ctx, job, FROZEN_RECHECK_MS);
-  return releaseCall(ctx, job, { ...last, kind: 'not_sent', detail: block.detail }, block.code);
+  return releaseCall(ctx, job, { ...outcome, kind: 'not_sent', detail: block.detail }, block.code);
 }

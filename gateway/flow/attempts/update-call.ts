@@ -59,9 +59,9 @@ export function settleDenied(ctx: Context, job: Job, why: string): Promise<Dispa
 }
 
 /** The call had no effect, and no attempt is left. */
-export function settleFailed(ctx: Context, job: Job, last: Outcome | undefined): Promise<DispatchResult> {
+export function settleFailed(ctx: Context, job: Job, lastOutcome: Outcome | undefined): Promise<DispatchResult> {
   job.unresolved = 0;
-  return settleCall(ctx, job, buildFailedSettlement(job, last), findAnswer(last));
+  return settleCall(ctx, job, buildFailedSettlement(job, lastOutcome), findAnswer(lastOutcome));
 }
 
 function findAnswer(outcome: Outcome | undefined): UpstreamAnswer | undefined {
@@ -126,13 +126,13 @@ export async function parkCall(
   job: Job,
   wakeMs: number | null,
   why: string,
-  last: Outcome | undefined,
+  lastOutcome: Outcome | undefined,
   observed: JsonObject = {},
 ): Promise<DispatchResult> {
   ctx.reachKillPoint('parking');
-  if (last !== undefined) job.attemptDetail = describeOutcome(last);
-  const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
-  const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
+  if (lastOutcome !== undefined) job.attemptDetail = describeOutcome(lastOutcome);
+  const lastAnswer = lastOutcome === undefined ? {} : { told: describeOutcome(lastOutcome) };
+  const detail = sanitize(lastOutcome === undefined ? why : `${describeOutcome(lastOutcome)}; ${why}`);
   const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(job), unresolved: job.unresolved });
   const isParked = await applyUpdate(ctx, job, {
     ...buildBaseUpdate(job),
@@ -153,16 +153,16 @@ export async function parkCall(
 export async function releaseCall(
   ctx: Context,
   job: Job,
-  last: Outcome | undefined,
+  lastOutcome: Outcome | undefined,
   code: ErrorCode = 'unavailable',
 ): Promise<DispatchResult> {
-  const isHeldBack = last?.kind === 'not_sent' && last.heldBack === true;
+  const isHeldBack = lastOutcome?.kind === 'not_sent' && lastOutcome.heldBack === true;
   const problem = isHeldBack ? 'breaker_open' : code;
   // Leave out the detail: it may contain text of the upstream, and the audit log is permanent.
   const entry = buildAuditEntry('call_released', { ...toAuditSubject(job), problem });
   const isReleased = !job.isRecorded || (await retryUntilWritten(ctx, job, () => releaseClaim(ctx.db, job, entry)));
   return isReleased
-    ? { kind: 'released', code: problem, detail: describeLastAttempt(job, last) }
+    ? { kind: 'released', code: problem, detail: describeLastAttempt(job, lastOutcome) }
     : { kind: 'elsewhere' };
 }
 

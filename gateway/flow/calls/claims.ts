@@ -39,7 +39,7 @@ interface HeldCall {
 const CLAIM_HELD: HeldCall = { kind: 'held' };
 
 /** What became of the claim of a call. */
-export type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
+type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
 
 /** What the job of a claimed call needs beyond the intent. */
 interface JobSource extends Pick<Job, 'tool' | 'progressListener' | 'span'> {

@@ -130,15 +130,44 @@ begin
   return new;
 end $function$;
 
-CREATE OR REPLACE FUNCTION public.refuse_rewrite()
+CREATE OR REPLACE FUNCTION public.refuse_rewrite_of_call()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+declare
+  kept calls := old;
+begin
+  if new.key is null then kept.key := null; end if;
+  if new.args is null then kept.args := null; end if;
+  if new.request is null then kept.request := null; end if;
+  if new.sealed is null then kept.sealed := null; end if;
+  if new.undo is null then kept.undo := null; end if;
+  if old.erased_at is null then kept.erased_at := new.erased_at; end if;
+  if new is distinct from kept then
+    raise exception 'call % never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
+  end if;
+  return new;
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_rewrite_of_event()
  RETURNS trigger
  LANGUAGE plpgsql
 AS $function$
 begin
-  -- A trigger without arguments has null instead of an empty list.
-  if to_jsonb(new) - coalesce(tg_argv, '{}') <> to_jsonb(old) - coalesce(tg_argv, '{}')
-    or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
-    raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
+  raise exception 'an event of call % never changes', old.txn using errcode = 'check_violation';
+end $function$;
+
+CREATE OR REPLACE FUNCTION public.refuse_rewrite_of_settlement()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+declare
+  kept settlements := old;
+begin
+  if new.detail is null then kept.detail := null; end if;
+  if new.answer is null then kept.answer := null; end if;
+  if new is distinct from kept then
+    raise exception 'the settlement of call % never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
   end if;
   return new;
 end $function$;
@@ -621,6 +650,8 @@ CREATE INDEX approvals_pending ON public.approvals USING btree (agent) WHERE (st
 
 CREATE INDEX audit_log_by_leaf ON public.audit_log USING hash (leaf);
 
+CREATE UNIQUE INDEX one_contradiction ON public.call_events USING btree (txn) WHERE ((event ->> 'what'::text) = 'contradiction'::text);
+
 CREATE INDEX calls_by_agent ON public.calls USING btree (agent, created_at, txn);
 
 CREATE INDEX calls_by_run ON public.calls USING btree (run, created_at, txn) WHERE (run IS NOT NULL);
@@ -681,9 +712,9 @@ CREATE TRIGGER audit_queue_append_only BEFORE UPDATE OR TRUNCATE ON public.audit
 
 CREATE TRIGGER audit_queue_kept BEFORE DELETE ON public.audit_queue FOR EACH STATEMENT EXECUTE FUNCTION refuse_loss_of_leaves();
 
-CREATE TRIGGER call_events_immutable BEFORE UPDATE ON public.call_events FOR EACH ROW EXECUTE FUNCTION refuse_rewrite();
+CREATE TRIGGER call_events_immutable BEFORE UPDATE ON public.call_events FOR EACH ROW EXECUTE FUNCTION refuse_rewrite_of_event();
 
-CREATE TRIGGER calls_immutable BEFORE UPDATE ON public.calls FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('key', 'args', 'request', 'sealed', 'undo', 'erased_at');
+CREATE TRIGGER calls_immutable BEFORE UPDATE ON public.calls FOR EACH ROW EXECUTE FUNCTION refuse_rewrite_of_call();
 
 CREATE TRIGGER open_calls_locks AFTER DELETE ON public.open_calls FOR EACH ROW WHEN ((old.lock_token IS NOT NULL)) EXECUTE FUNCTION release_call_locks();
 
@@ -699,7 +730,7 @@ CREATE TRIGGER sagas_locks AFTER UPDATE ON public.sagas FOR EACH ROW WHEN (((old
 
 CREATE TRIGGER sagas_transitions BEFORE UPDATE ON public.sagas FOR EACH ROW WHEN (((old.state <> new.state) AND (((old.state || '>'::text) || new.state) <> ALL (ARRAY['open>committed'::text, 'open>rolling_back'::text, 'open>parked'::text, 'rolling_back>rolled_back'::text, 'rolling_back>parked'::text, 'rolling_back>open'::text, 'parked>rolling_back'::text, 'parked>closed'::text])))) EXECUTE FUNCTION refuse_saga_transition();
 
-CREATE TRIGGER settlements_immutable BEFORE UPDATE ON public.settlements FOR EACH ROW EXECUTE FUNCTION refuse_rewrite('detail', 'answer');
+CREATE TRIGGER settlements_immutable BEFORE UPDATE ON public.settlements FOR EACH ROW EXECUTE FUNCTION refuse_rewrite_of_settlement();
 
 CREATE TRIGGER undos_transitions BEFORE INSERT OR UPDATE ON public.undos FOR EACH ROW EXECUTE FUNCTION refuse_undo_transition();
 

@@ -4,6 +4,34 @@
 -- This migration creates the tables, 0021 carries the rows over in batches, and 0022 drops the old tables. The transaction that
 -- records 0020 also moves the old tables out of the way: a replica of an earlier version fails at its next statement.
 
+-- 0019 filled these columns once. A replica without 0019 that ran on after it wrote only the texts, so they are read again.
+alter table calls disable trigger calls_impossible;
+
+update calls set undo_doubt = case when undo_reason like 'in doubt, a person must resolve it%' then 'person' else 'gateway' end
+where undo_state = 'failed' and undo_reason like 'in doubt, %';
+update calls set undo_doubt = null where undo_doubt is not null and not (undo_state = 'failed' and coalesce(undo_reason, '') like 'in doubt, %');
+
+update calls c set verdict = v.verdict,
+  retry_requested = v.verdict = 'retry' and c.settled_at is null and (c.attempt_open or v.is_last)
+from calls d cross join lateral (
+  select e.event->>'verdict' as verdict, e.place = jsonb_array_length(d.events) as is_last
+  from jsonb_array_elements(d.events) with ordinality as e(event, place)
+  where e.event->>'what' = 'verdict' order by e.place desc limit 1
+) v
+where d.events <> '[]' and c.txn = d.txn and c.verdict is distinct from v.verdict;
+
+update calls c set disproved_by = f.disproved_by, attempt_detail = coalesce(f.detail, case when f.taken_over then 'the process that sent it ended' end)
+from calls d cross join lateral (
+  select
+    (array_agg(case e.event->>'what' when 'probe_not_applied' then 'probe' when 'observed_not_satisfied' then 'observation' end order by e.place desc)
+      filter (where e.event->>'what' in ('probe_not_applied', 'observed_not_satisfied', 'verdict')))[1] as disproved_by,
+    (array_agg(coalesce(e.event->>'told', e.event->>'detail') order by e.place desc) filter (where e.event->>'attempt' = d.attempt::text
+      and (e.event ? 'told' or (e.event->>'what' = 'attempt_ended' and e.event ? 'detail'))))[1] as detail,
+    bool_or(e.event->>'what' = 'taken_over' and e.event->>'attempt' = d.attempt::text) as taken_over
+  from jsonb_array_elements(d.events) with ordinality as e(event, place)
+) f
+where d.settled_at is null and d.events <> '[]' and c.txn = d.txn and not c.attempt_open;
+
 alter table calls rename to calls_before_split;
 alter table calls_before_split rename constraint calls_pkey to calls_before_split_pkey;
 alter index calls_by_agent rename to calls_before_split_by_agent;
@@ -155,20 +183,42 @@ create type settlement_row as (
   detail text, answer text, evidence text, resolved_by text, leaf bytea,
   undo_before text, undo_args text, undo_sealed bytea, undo_reason text, entry text);
 
--- The arguments name the columns that may become null, and `erased_at`, which says since when. Everything else stays as it is.
-create function refuse_rewrite() returns trigger language plpgsql as $$
+-- What is erased is not compared, so that PostgreSQL need not unpack it. Everything else stays as it is.
+create function refuse_rewrite_of_call() returns trigger language plpgsql as $$
+declare
+  kept calls := old;
 begin
-  -- A trigger without arguments has null instead of an empty list.
-  if to_jsonb(new) - coalesce(tg_argv, '{}') <> to_jsonb(old) - coalesce(tg_argv, '{}')
-    or not jsonb_strip_nulls(to_jsonb(old)) @> jsonb_strip_nulls(to_jsonb(new) - 'erased_at') then
-    raise exception '% of call % never changes: it may be erased but not rewritten', tg_table_name, old.txn using errcode = 'check_violation';
+  if new.key is null then kept.key := null; end if;
+  if new.args is null then kept.args := null; end if;
+  if new.request is null then kept.request := null; end if;
+  if new.sealed is null then kept.sealed := null; end if;
+  if new.undo is null then kept.undo := null; end if;
+  if old.erased_at is null then kept.erased_at := new.erased_at; end if;
+  if new is distinct from kept then
+    raise exception 'call % never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
   end if;
   return new;
 end $$;
-create trigger calls_immutable before update on calls
-  for each row execute function refuse_rewrite('key', 'args', 'request', 'sealed', 'undo', 'erased_at');
-create trigger settlements_immutable before update on settlements for each row execute function refuse_rewrite('detail', 'answer');
-create trigger call_events_immutable before update on call_events for each row execute function refuse_rewrite();
+create trigger calls_immutable before update on calls for each row execute function refuse_rewrite_of_call();
+
+create function refuse_rewrite_of_settlement() returns trigger language plpgsql as $$
+declare
+  kept settlements := old;
+begin
+  if new.detail is null then kept.detail := null; end if;
+  if new.answer is null then kept.answer := null; end if;
+  if new is distinct from kept then
+    raise exception 'the settlement of call % never changes: it may be erased but not rewritten', old.txn using errcode = 'check_violation';
+  end if;
+  return new;
+end $$;
+create trigger settlements_immutable before update on settlements for each row execute function refuse_rewrite_of_settlement();
+
+create function refuse_rewrite_of_event() returns trigger language plpgsql as $$
+begin
+  raise exception 'an event of call % never changes', old.txn using errcode = 'check_violation';
+end $$;
+create trigger call_events_immutable before update on call_events for each row execute function refuse_rewrite_of_event();
 
 create function refuse_open_call_transition() returns trigger language plpgsql as $$
 begin
@@ -199,6 +249,8 @@ begin
 end $$;
 create trigger undos_transitions before insert or update on undos for each row execute function refuse_undo_transition();
 
+-- People must see a contradiction, and see it once.
+create unique index one_contradiction on call_events (txn) where event ->> 'what' = 'contradiction';
 create index calls_by_agent on calls (agent, created_at, txn);
 create index calls_by_time on calls (created_at, txn);
 create index calls_by_run on calls (run, created_at, txn) where run is not null;

@@ -32,7 +32,7 @@ with next as materialized (
     undo_sealed
   -- The count waits for the settlements: an undo is refused without one.
   from next where (select count(*) from settled) >= 0
-    and (undo_state <> 'none' or waived or undo_tries > 0 or undo_reason is not null or before is not null or undo_args is not null)
+    and (undo_state <> 'none' or waived or undo_tries > 0 or undo_reason is not null or before is not null or undo_args is not null or undo_sealed is not null)
 ), described as (
   insert into call_events (txn, event)
   select n.txn, e.event from next n cross join lateral (

@@ -95,8 +95,8 @@ function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
     (verdict.verdict === 'applied' && call.state === 'succeeded') ||
     (verdict.verdict === 'not_applied' && call.state === 'failed');
   if (isSame && call.evidence === 'person') return call;
-  // The verdict `retry` is confirmed whatever became of the retry.
-  if (verdict.verdict === 'retry' && call.retriedBy !== null) return call;
+  // The verdict `retry` is confirmed whatever became of the retry, unless a later verdict ended the doubt.
+  if (verdict.verdict === 'retry' && call.retriedBy !== null && call.evidence !== 'person') return call;
   const state = call.settledAt === null ? `is ${call.state}` : `ended as ${call.state}`;
   throw new GatewayError('conflict', `The call is not in doubt, so it needs no verdict: it ${state}.`, {
     txn: call.txn,

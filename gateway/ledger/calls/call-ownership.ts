@@ -217,8 +217,7 @@ export async function recordContradiction(db: Database, txn: string, text: strin
     text: `with recorded as (
         insert into call_events (txn, event)
         select txn, jsonb_build_object('at', now(), 'what', 'contradiction', 'detail', $2::text) from settlements
-        where txn = $1 and not exists (select 1 from call_events e where e.txn = $1 and e.event ->> 'what' = 'contradiction')
-        returning txn
+        where txn = $1 on conflict (txn) where event ->> 'what' = 'contradiction' do nothing returning txn
       )
       insert into audit_queue (entry) select $3 from recorded`,
     values: [txn, text, entry],

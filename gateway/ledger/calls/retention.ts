@@ -11,7 +11,8 @@ const ERASE_RELATED_CTES = `erased_settlements as (
       ), erased_undos as (
         update undos u set args = null, sealed = null, before = null, reason = null from erased e where e.txn = u.txn
       ), deleted_events as (
-        delete from call_events v using erased e where e.txn = v.txn
+        -- A contradiction stays with the tombstone: people must still see it.
+        delete from call_events v using erased e where e.txn = v.txn and v.event ->> 'what' <> 'contradiction'
       ), erased_approvals as (
         update approvals a set shown = null from erased e where e.txn = a.txn
       ), erased_votes as (
@@ -31,7 +32,9 @@ const MAX_CALLS_PER_SWEEP = 500;
 export async function eraseExpiredPayloads(db: Database, payloadsMs: number): Promise<number> {
   return db.transaction(async (tx) => {
     const txns = await lockSweepAndListCalls(tx, payloadsMs);
-    const erased = await eraseDueCalls(tx, payloadsMs, txns);
+    const candidates = [...txns, ...(await listPostponedCalls(tx, payloadsMs))];
+    await lockCallsToErase(tx, candidates);
+    const erased = await eraseDueCalls(tx, payloadsMs, candidates);
     if (erased > 0)
       await insertAuditEntry(tx, buildAuditEntry('payloads_expired', { calls: erased, afterMs: payloadsMs }));
     const last = txns.at(-1);
@@ -53,20 +56,41 @@ async function lockSweepAndListCalls(tx: Tx, payloadsMs: number): Promise<readon
   return rows.map((row) => row.txn);
 }
 
+/** Lists calls that an earlier sweep could not erase and that can probably be erased now. `eraseDueCalls` decides again. */
+async function listPostponedCalls(tx: Tx, payloadsMs: number): Promise<readonly string[]> {
+  const rows = await tx.run<{ txn: string }>({
+    name: 'sweep-postponed',
+    text: `select l.txn from sweep_later l join settlements r on r.txn = l.txn and r.settled_at < now() - $1 * interval '1 ms'
+      join calls s on s.txn = l.txn left join undos u on u.txn = l.txn
+      where coalesce(u.state not in ('due', 'running'), true)
+        and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
+      order by l.txn limit ${MAX_CALLS_PER_SWEEP}`,
+    values: [payloadsMs],
+  });
+  return rows.map((row) => row.txn);
+}
+
 /**
- * Erases the payloads of `txns` and of calls in `sweep_later` whose retention is over. Skips a call that is open, whose undo is
- * due or running, or whose saga may still roll back. A settled call never reopens; `erased_at is null` lets one replica erase it.
+ * Locks calls before their payloads are erased, in order of txn. An undo by a person locks the call too. So the statement that
+ * follows sees whether such an undo has begun, and none begins until the erasure has committed.
+ */
+async function lockCallsToErase(tx: Tx, txns: readonly string[]): Promise<void> {
+  await tx.run({
+    name: 'lock-calls-to-erase',
+    text: 'select txn from calls where txn = any($1::uuid[]) order by txn for no key update',
+    values: [txns],
+  });
+}
+
+/**
+ * Erases the payloads of those `txns` whose retention is over. Skips a call that is open, whose undo is due or running, or whose
+ * saga may still roll back. A settled call never reopens; `erased_at is null` lets one replica erase it.
  */
 async function eraseDueCalls(tx: Tx, payloadsMs: number, txns: readonly string[]): Promise<number> {
   const [swept] = await tx.run<{ erased: number }>({
     name: 'sweep-erase',
     text: `with candidates as (
-          select unnest($2::uuid[]) as txn union select txn from (
-            select l.txn from sweep_later l join settlements r on r.txn = l.txn and r.settled_at < now() - $1 * interval '1 ms'
-            join calls s on s.txn = l.txn left join undos u on u.txn = l.txn
-            where coalesce(u.state not in ('due', 'running'), true)
-              and (s.saga is null or exists (select 1 from sagas g where g.id = s.saga and g.ended_at < now() - $1 * interval '1 ms'))
-            order by l.txn limit ${MAX_CALLS_PER_SWEEP}) l
+          select distinct txn from unnest($2::uuid[]) as t(txn)
         ), ripe as (
           -- Keeps payloads that an undo may still need.
           select c.txn, coalesce(r.settled_at < now() - $1 * interval '1 ms', false)
@@ -99,11 +123,19 @@ async function advanceSweep(tx: Tx, txn: string): Promise<void> {
 }
 
 /**
- * Erases payloads before their time, each with its audit entry. Returns the erased txns. It skips calls that are open, may still
- * be undone, or are erased already; the conditions and the update are one statement, so two requests erase a call once.
+ * Erases payloads before their time, each with its audit entry. Returns the erased txns. Skips calls that are open, may still be
+ * undone, or are erased already. Two requests for one call wait for each other, and the second finds the call erased.
  */
-export async function eraseCalls(db: Database, calls: readonly { txn: string; entry: string }[]): Promise<string[]> {
-  const rows = await db.run<{ txn: string }>({
+export function eraseCalls(db: Database, calls: readonly { txn: string; entry: string }[]): Promise<string[]> {
+  return db.transaction(async (tx) => {
+    const txns = calls.map(({ txn }) => txn);
+    await lockCallsToErase(tx, txns);
+    return eraseLockedCalls(tx, calls);
+  });
+}
+
+async function eraseLockedCalls(tx: Tx, calls: readonly { txn: string; entry: string }[]): Promise<string[]> {
+  const rows = await tx.run<{ txn: string }>({
     name: 'erase-calls',
     text: `with requested as (
         select * from unnest($1::uuid[], $2::text[]) as t(txn, entry)

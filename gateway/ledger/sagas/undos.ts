@@ -166,15 +166,26 @@ interface UndoableCall {
 
 /** Locks the undo of a succeeded call until the transaction ends, so that marks and other requests wait. */
 async function lockUndoableCall(tx: Tx, txn: string): Promise<UndoableCall | undefined> {
+  await lockCall(tx, txn);
   await insertUndo(tx, txn);
   const [call] = await tx.run<UndoableCall>({
     name: 'lock-undoable',
     text: `select u.state as "undoState", u.args is not null as "hasUndoArgs",
             exists (select 1 from open_calls o where o.txn = u.undo_txn) as "isCompensationOpen"
-          from undos u join settlements r on r.txn = u.txn where u.txn = $1 and r.state = 'succeeded' for update of u`,
+          from undos u join settlements r on r.txn = u.txn join calls c on c.txn = u.txn
+          where u.txn = $1 and r.state = 'succeeded' and c.erased_at is null for update of u`,
     values: [txn],
   });
   return call;
+}
+
+/** Locks the call, so that no erasure of its payload comes in between. */
+async function lockCall(tx: Tx, txn: string): Promise<void> {
+  await tx.run({
+    name: 'lock-call-to-undo',
+    text: 'select txn from calls where txn = $1 for no key update',
+    values: [txn],
+  });
 }
 
 /** Gives a succeeded call a row in `undos`, which the next statement locks. Of two requests, the second finds the row. */

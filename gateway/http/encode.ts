@@ -1,6 +1,12 @@
 import type { FastifyReply } from 'fastify';
 import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
-import { type Call, type CallEvent, type CallSummary, type Hold, summarizeCall } from '../domain/calls/call.ts';
+import {
+  type CallEvent,
+  type CallRecord,
+  type CallSummary,
+  type Hold,
+  summarizeCall,
+} from '../domain/calls/call-record.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { UndoView } from './schemas/call-schemas.ts';
@@ -170,7 +176,7 @@ export function resultJson(answer: UpstreamAnswer | null): Json {
 }
 
 /** A call as a resource. Given its events, the view has the members that only people see. */
-export function callView(call: Call, events?: readonly CallEvent[]): string {
+export function callView(call: CallRecord, events?: readonly CallEvent[]): string {
   const problem = problemOf(summarizeCall(call), false);
   const { txn, tool, state } = call;
   const hold = call.hold === null ? {} : { hold: holdJson(call.hold) };
@@ -206,7 +212,7 @@ function problemView({ code, message: detail, extras }: GatewayError, isHidden: 
 
 /** The undo of a call. Its arguments may contain observed data, so only people see them. */
 export function undoView(
-  call: Pick<Call, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
+  call: Pick<CallRecord, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
   full: boolean,
 ): UndoView {
   return {
@@ -219,7 +225,7 @@ export function undoView(
   };
 }
 
-function personOnlyView(call: Call, events: readonly CallEvent[]) {
+function personOnlyView(call: CallRecord, events: readonly CallEvent[]) {
   return {
     agent: call.agent,
     kind: call.kind,
@@ -235,7 +241,7 @@ function personOnlyView(call: Call, events: readonly CallEvent[]) {
 
 /** All events of a call, oldest first. */
 export function timeline(
-  call: Call,
+  call: CallRecord,
   recorded: readonly CallEvent[],
   participants: readonly { readonly agent: string; readonly at: Date }[] = [],
 ): CallEvent[] {

@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallSummary } from '../domain/calls/call-record.ts';
 import { isFinalState } from '../domain/calls/call-state.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';

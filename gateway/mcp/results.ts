@@ -1,6 +1,6 @@
 import { ProtocolError } from '@modelcontextprotocol/server';
 import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallSummary } from '../domain/calls/call-record.ts';
 import type { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { ToolAnswer } from '../flow/calls/execute-call.ts';

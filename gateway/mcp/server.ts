@@ -1,6 +1,6 @@
 import { ProtocolError, Server, type ServerContext } from '@modelcontextprotocol/server';
 import type { McpEra, ProgressListener } from '../domain/attempts/adapter.ts';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallSummary } from '../domain/calls/call-record.ts';
 import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';

@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import type { CallSummary } from '../../gateway/domain/calls/call.ts';
+import type { CallSummary } from '../../gateway/domain/calls/call-record.ts';
 import { ReplayCache } from '../../gateway/flow/calls/replay-cache.ts';
 
 const FINGERPRINT = Buffer.alloc(32, 7);

@@ -1,5 +1,5 @@
 import type { Settlement } from '../../domain/attempts/settlement.ts';
-import type { CallEvent, CallSummary } from '../../domain/calls/call.ts';
+import type { CallEvent, CallSummary } from '../../domain/calls/call-record.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { sanitize } from '../../domain/sanitize.ts';

@@ -1,6 +1,6 @@
 import type { PreparedRequest, ProgressListener } from '../../domain/attempts/adapter.ts';
 import type { CallProgress } from '../../domain/attempts/next-action.ts';
-import type { Call, CallKind } from '../../domain/calls/call.ts';
+import type { CallKind, CallRecord } from '../../domain/calls/call-record.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import type { Json, JsonObject } from '../../domain/json.ts';
 import type { Tool } from '../../domain/policy.ts';
@@ -17,7 +17,7 @@ import { CancelToken } from '../cancel-token.ts';
 export interface Job {
   readonly txn: string;
   readonly agent: string;
-  readonly identity: Call['identity'];
+  readonly identity: CallRecord['identity'];
   readonly fingerprint: Buffer;
   readonly kind: CallKind;
   readonly tool: Tool;
@@ -60,7 +60,7 @@ export interface Job {
   /** The result of the newest attempt in words; null while it is not known. */
   attemptDetail: string | null;
   /** The evidence that disproved the unknown attempts. */
-  disprovedBy: Call['disprovedBy'];
+  disprovedBy: CallRecord['disprovedBy'];
   /** False for an unrecorded read: it is sent like any call, but writes nothing to the ledger. */
   readonly isRecorded: boolean;
   /** Its due time has passed, so the next action needs no wait. */
@@ -73,7 +73,13 @@ export interface Job {
   readonly ledgerFailure: CancelToken;
 }
 
-export function resumeJob(call: Call, tool: Tool, payload: Payload, before: Json | undefined, owner: string): Job {
+export function resumeJob(
+  call: CallRecord,
+  tool: Tool,
+  payload: Payload,
+  before: Json | undefined,
+  owner: string,
+): Job {
   const toMonotonic = (at: Date | null) =>
     at === null ? null : performance.now() - (call.readAt.getTime() - at.getTime());
   return {

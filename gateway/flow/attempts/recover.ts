@@ -1,5 +1,5 @@
 import { buildAuditEntry, hashLeaf } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import type { ErrorCode } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
 import { listOwnedCalls, orphanCall, postponeCall, takeOverCalls } from '../../ledger/calls/call-ownership.ts';
@@ -101,7 +101,7 @@ export class Recovery {
     this.#orphans = new Set(idle);
   }
 
-  async #resume(call: Call, owner: string): Promise<void> {
+  async #resume(call: CallRecord, owner: string): Promise<void> {
     const { db, sealingKey } = this.#ctx;
     if (call.state === 'held' && call.hold?.kind !== 'delay') {
       const entry = buildAuditEntry('call_expired', { txn: call.txn, agent: call.agent, tool: call.tool });
@@ -125,7 +125,7 @@ export class Recovery {
   }
 
   /** The call cannot continue. It fails if nothing was sent; otherwise a person must resolve it. */
-  #parkOrFail(call: Call, why: string): Promise<void> {
+  #parkOrFail(call: CallRecord, why: string): Promise<void> {
     if (call.attempt === 0) return this.#fail(call, 'unavailable', why);
     return this.#update(call, {
       state: 'in_doubt',
@@ -136,7 +136,7 @@ export class Recovery {
     });
   }
 
-  #fail(call: Call, problem: ErrorCode, why: string): Promise<void> {
+  #fail(call: CallRecord, problem: ErrorCode, why: string): Promise<void> {
     const entry = buildAuditEntry('call_failed', { txn: call.txn, agent: call.agent, tool: call.tool, why });
     return this.#update(call, {
       state: 'failed',
@@ -151,7 +151,7 @@ export class Recovery {
   }
 
   async #update(
-    call: Call,
+    call: CallRecord,
     update: Partial<CallUpdate> & Pick<CallUpdate, 'state' | 'custody' | 'entry'>,
   ): Promise<void> {
     await this.#ctx.calls.update({ ...buildBaseUpdate({ ...call, attemptOpen: false }), ...update });

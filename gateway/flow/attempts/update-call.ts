@@ -9,7 +9,7 @@ import {
   type Settlement,
 } from '../../domain/attempts/settlement.ts';
 import { buildAuditEntry, hashLeaf, sha256Hex } from '../../domain/audit/audit.ts';
-import type { CallEvent, CallSummary } from '../../domain/calls/call.ts';
+import type { CallEvent, CallSummary } from '../../domain/calls/call-record.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import { type ErrorCode, LedgerError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';

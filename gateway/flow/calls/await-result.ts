@@ -1,4 +1,4 @@
-import { type CallSummary, summarizeCall } from '../../domain/calls/call.ts';
+import { type CallSummary, summarizeCall } from '../../domain/calls/call-record.ts';
 import { type CallState, isFinalState } from '../../domain/calls/call-state.ts';
 import { GatewayError, LedgerError } from '../../domain/errors.ts';
 import type { InFlightCall } from '../attempts/dispatch.ts';

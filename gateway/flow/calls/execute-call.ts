@@ -1,5 +1,5 @@
 import type { Continuation, ProgressListener } from '../../domain/attempts/adapter.ts';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallSummary } from '../../domain/calls/call-record.ts';
 import { computeFingerprint } from '../../domain/calls/txn-id.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import type { RunEpoch } from '../../domain/controls/run.ts';

@@ -1,5 +1,11 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import { type Call, type CallEvent, type CallSummary, summarizeCall, toJoinerView } from '../../domain/calls/call.ts';
+import {
+  type CallEvent,
+  type CallRecord,
+  type CallSummary,
+  summarizeCall,
+  toJoinerView,
+} from '../../domain/calls/call-record.ts';
 import { deriveRepeatSlot } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
@@ -23,12 +29,12 @@ export async function readCall(
   agent: string | undefined,
   patienceMs = 0,
   cancelToken?: CancelToken,
-): Promise<Call> {
+): Promise<CallRecord> {
   const call = TXN_PATTERN.test(txn) ? await services.ctx.calls.read(txn) : undefined;
   if (call === undefined) throw buildCallNotFoundError(txn);
   if (agent !== undefined && !(await isParticipant(services.ctx, call, agent))) throw buildCallNotFoundError(txn);
   const isOwn = agent === undefined || call.agent === agent;
-  const toView = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
+  const toView = (one: CallRecord) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
   if (patienceMs === 0 || call.settledAt !== null) return toView(call);
   const waiting = awaitCall(services, call.fingerprint, txn, performance.now() + patienceMs, cancelToken);
   await (isOwn ? waiting : hideFreezeDetails(txn, waiting));
@@ -54,7 +60,7 @@ export function readTimelines(
 }
 
 /** The agents that joined a shared call. For people only. */
-export async function listParticipants({ ctx }: Services, call: Call): Promise<readonly JoinedAgent[]> {
+export async function listParticipants({ ctx }: Services, call: CallRecord): Promise<readonly JoinedAgent[]> {
   return call.identity === 'shared' ? listJoinedAgents(ctx.db, call.txn) : [];
 }
 

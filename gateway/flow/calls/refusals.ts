@@ -1,5 +1,5 @@
 import { type AuditFields, buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallSummary } from '../../domain/calls/call-record.ts';
 import { type ErrorCode, type ErrorExtras, GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Policies, PolicyDecision, Tool } from '../../domain/policy.ts';

@@ -1,4 +1,4 @@
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallSummary } from '../../domain/calls/call-record.ts';
 
 export interface CachedAnswer {
   readonly call: CallSummary;

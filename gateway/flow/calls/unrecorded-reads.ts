@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallSummary } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { InFlightCall } from '../attempts/dispatch.ts';
 import { createJob } from '../attempts/job.ts';

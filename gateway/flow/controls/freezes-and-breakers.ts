@@ -1,5 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { CallKind } from '../../domain/calls/call.ts';
+import type { CallKind } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { ControlFlagScope } from '../../ledger/controls/control-flags.ts';
 import type { Context } from '../context.ts';

@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { encrypt } from '../../domain/calls/encryption.ts';
 import { pathsUnder, redact } from '../../domain/calls/redact.ts';
 import { computeFingerprint, deriveTxnId } from '../../domain/calls/txn-id.ts';
@@ -68,7 +68,7 @@ export async function prepareCompensation(
 
 function buildUndoIntent(
   ctx: Context,
-  call: Call,
+  call: CallRecord,
   tries: number,
   { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
 ): Intent {
@@ -110,7 +110,7 @@ function buildUndoIntent(
 }
 
 /** Values that the tool of the step redacts stay redacted in the shown arguments of the compensation. */
-function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
+function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: CallRecord) {
   if (call.undoSealed === null) return encodePayload(key, txn, tool, payload, args);
   const shown = JSON.parse(call.undoArgs ?? '{}') as JsonObject;
   return {

@@ -1,5 +1,5 @@
 import type { StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
-import type { Call, Hold } from '../../domain/calls/call.ts';
+import { type CallRecord, createCallRecord, type Hold, type NewCallFields } from '../../domain/calls/call-record.ts';
 import type { StoredUndo } from '../../domain/sagas/saga.ts';
 import type { CallUpdate, Intent } from './calls.ts';
 
@@ -106,6 +106,7 @@ export const CALL_FIELDS = {
   erasedAt: { sql: 'c.erased_at' },
   saga: { sql: 'c.saga' },
   ordinal: { sql: 'c.ordinal' },
+  dependsOn: { sql: 'c.depends_on' },
   run: { sql: 'c.run' },
   epoch: { sql: 'c.epoch' },
   undo: { sql: 'c.undo', decode: parseJson<StoredUndo> },
@@ -153,7 +154,7 @@ export const CALL_FIELDS = {
   before: { sql: 'u.before' },
 
   readAt: { sql: 'now()' },
-} as const satisfies { readonly [Field in keyof Call]-?: FieldSource<Call[Field]> };
+} as const satisfies { readonly [Field in keyof CallRecord]-?: FieldSource<CallRecord[Field]> };
 
 type CallFields = typeof CALL_FIELDS;
 
@@ -161,7 +162,7 @@ type CallFields = typeof CALL_FIELDS;
 export type CallRow = {
   readonly [Field in keyof CallFields]: CallFields[Field] extends { readonly decode: (value: infer Raw) => unknown }
     ? Raw
-    : Call[Field];
+    : CallRecord[Field];
 };
 
 /** Use with `from ${CALLS_JOINED}`. */
@@ -173,11 +174,25 @@ const DECODERS = Object.entries<FieldSource<unknown>>(CALL_FIELDS).map(
   ([field, { decode }]) => [field as keyof CallRow, decode as ((value: unknown) => unknown) | undefined] as const,
 );
 
-export function toCall(row: CallRow): Call {
-  const call: Partial<Record<keyof Call, unknown>> = {};
+/** Fills in a record that has all fields already. Adding fields one by one would cost V8 a dictionary for each record. */
+export function toCallRecord(row: CallRow): CallRecord {
+  const call = createCallRecord(BLANK_CALL) as Record<keyof CallRecord, unknown>;
   for (const [field, decode] of DECODERS) call[field] = decode === undefined ? row[field] : decode(row[field]);
-  return call as unknown as Call;
+  return call as CallRecord;
 }
+
+const BLANK_CALL: NewCallFields = {
+  txn: '',
+  agent: '',
+  tool: '',
+  identity: 'key',
+  fingerprint: Buffer.alloc(0),
+  kind: 'none',
+  policyVersion: '',
+  state: 'held',
+  fence: 0,
+  owner: null,
+};
 
 function parseJson<T>(text: string | null): T | null {
   return text === null ? null : (JSON.parse(text) as T);

@@ -1,5 +1,5 @@
 import type { StoredRequest } from '../../domain/attempts/adapter.ts';
-import type { Call, CallEvent, CallKind, Evidence } from '../../domain/calls/call.ts';
+import type { CallEvent, CallKind, CallRecord, Evidence } from '../../domain/calls/call-record.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import type { History, HistoryQuery } from '../../domain/calls/history.ts';
 import { type ErrorCode, GatewayError, LedgerError } from '../../domain/errors.ts';
@@ -10,7 +10,7 @@ import { recordTaint, type TaintExposure } from '../controls/taints.ts';
 import type { Database, Queryable, Statement } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
 import { encodeClaims, encodeSettlements, encodeUpdates, type RowTypeOids, readRowTypeOids } from './call-batches.ts';
-import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCallRecord } from './call-columns.ts';
 import { appendCallEvents } from './call-events.ts';
 import {
   CLAIM_CALLS,
@@ -39,7 +39,7 @@ export interface Intent {
   readonly agent: string;
   readonly tool: string;
   readonly key: string | null;
-  readonly identity: Call['identity'];
+  readonly identity: CallRecord['identity'];
   readonly fingerprint: Buffer;
   readonly kind: CallKind;
   /** The first fence. It is random, so that a late update of an earlier, released claim of the same txn does not apply. */
@@ -138,7 +138,7 @@ export interface CallUpdate {
   readonly undo: UndoArguments | null;
   /** The result of the newest attempt in words; null while it is not known. */
   readonly attemptDetail: string | null;
-  readonly disprovedBy: Call['disprovedBy'];
+  readonly disprovedBy: CallRecord['disprovedBy'];
   readonly entry: string;
 }
 
@@ -163,7 +163,7 @@ export class CallStore {
   readonly #writes: GroupCommit<LedgerWrite, ClaimResult | boolean>;
   readonly #runOrSagaClaims: GroupCommit<Intent, ClaimResult>;
   readonly #undoClaims: GroupCommit<Intent, ClaimResult>;
-  readonly #reads: GroupCommit<string, Call | undefined>;
+  readonly #reads: GroupCommit<string, CallRecord | undefined>;
   /** Queues of guarded claims by limit, agent or tool. Policies name finitely many, so the map stays small. */
   readonly #guardedQueues = new Map<string, GroupCommit<GuardedClaim, ClaimResult | GatewayError>>();
   #rowTypeOids: Promise<RowTypeOids> | undefined;
@@ -211,7 +211,7 @@ export class CallStore {
     return this.#writes.submit({ claim: undefined, update }) as Promise<boolean>;
   }
 
-  read(txn: string): Promise<Call | undefined> {
+  read(txn: string): Promise<CallRecord | undefined> {
     return this.#reads.submit(txn);
   }
 
@@ -315,9 +315,9 @@ export class CallStore {
     return this.#rowTypeOids;
   }
 
-  async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
+  async #readAll(txns: readonly string[]): Promise<(CallRecord | undefined)[]> {
     const rows = await readCallRows(this.#db, [...new Set(txns)]);
-    const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
+    const found = new Map(rows.map((row) => [row.txn, toCallRecord(row)]));
     return txns.map((txn) => found.get(txn));
   }
 }

@@ -2,12 +2,11 @@ import { randomUUID } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
 import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
-import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { buildNewCall, type TestCallFields } from '../support/call-record.ts';
 import { endOpenCall, insertRow } from '../support/call-rows.ts';
-import { buildIntent } from '../support/intent.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
 const { database, db } = useLedger();
@@ -20,7 +19,8 @@ async function openSaga(agent = 'a'): Promise<string> {
   return id;
 }
 
-const step = (saga: string, changes: Partial<Intent> = {}) => buildIntent(lease.id, { kind: 'key', saga, ...changes });
+const step = (saga: string, changes: Partial<TestCallFields> = {}) =>
+  buildNewCall(lease.id, { kind: 'key', saga, ...changes });
 
 const settle = (txn: string, answer: string | null = null) =>
   endOpenCall(database, txn, { outcome: 'answered', answer });

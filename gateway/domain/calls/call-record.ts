@@ -262,7 +262,7 @@ export function withoutPayload(call: CallRecord): CallRecord {
 /** Problems that concern the rules, run or saga of the first agent. Agents that joined a shared call see `cancelled` instead. */
 const PRIVATE_PROBLEMS = new Set<ErrorCode>(['denied', 'fenced', 'saga_closed']);
 
-export function hidePrivateProblem<T extends Pick<CallRecord, 'saga' | 'problem' | 'detail'>>(call: T): T {
+export function hidePrivateProblem(call: CallRecord): CallRecord {
   if (call.problem === null || !PRIVATE_PROBLEMS.has(call.problem)) return { ...call, saga: null };
   const detail = 'the agent that made this call first could not complete it; nothing was sent';
   return { ...call, saga: null, problem: 'cancelled', detail };
@@ -280,49 +280,5 @@ export function toJoinerView(call: CallRecord): CallRecord {
     lockToken: null,
     undoTxn: null,
     undoReason: null,
-  };
-}
-
-/** The part of a call that an answer contains. */
-export type CallSummary = Pick<
-  CallRecord,
-  | 'txn'
-  | 'agent'
-  | 'tool'
-  | 'identity'
-  | 'fingerprint'
-  | 'run'
-  | 'state'
-  | 'attempt'
-  | 'answer'
-  | 'outcome'
-  | 'problem'
-  | 'detail'
-  | 'leaf'
-  | 'saga'
-> & {
-  /** The gateway still works on the call. If it is in doubt, the doubt may end without a person. */
-  readonly pursued: boolean;
-  readonly hold?: Hold | null;
-};
-
-export function summarizeCall(call: CallRecord): CallSummary {
-  return {
-    txn: call.txn,
-    agent: call.agent,
-    tool: call.tool,
-    identity: call.identity,
-    fingerprint: call.fingerprint,
-    run: call.run,
-    attempt: call.attempt,
-    saga: call.saga,
-    state: call.state,
-    answer: call.answer,
-    outcome: call.outcome,
-    problem: call.problem,
-    detail: call.detail,
-    leaf: call.leaf,
-    pursued: isPursued(call),
-    hold: call.hold,
   };
 }

@@ -4,7 +4,7 @@ import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { Json } from '../../domain/json.ts';
-import type { UndoArguments } from '../../ledger/calls/calls.ts';
+import type { UndoArguments } from '../../ledger/calls/call-patches.ts';
 import { areSendersGone, recordResolution } from '../../ledger/calls/verdicts.ts';
 import type { Services } from '../calls/execute-call.ts';
 import { decodePayload, redactAnswer } from '../calls/payload.ts';
@@ -71,11 +71,7 @@ function buildUndoFromVerdict(ctx: Context, call: CallRecord, result: Json): Und
     return { before: null, args: null, sealed: null, reason: `the undo arguments cannot be rendered: ${why}` };
   }
   const before = decodeObservation(ctx.sealingKey, call);
-  return prepareUndoArguments(
-    ctx,
-    { txn: call.txn, agent: call.agent, tool, args: payload.args, before, undo: call.undo },
-    () => result,
-  );
+  return prepareUndoArguments(ctx, { record: call, tool, payload, before }, () => result);
 }
 
 /** A rollback may wait for this step, and undoes a late success. */

@@ -1,4 +1,4 @@
-import { type CallRecord, type CallSummary, summarizeCall } from '../../domain/calls/call-record.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { isFinalState } from '../../domain/calls/call-state.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { Agent, Tool } from '../../domain/policy.ts';
@@ -215,10 +215,9 @@ async function readAndAnswerRepeat(services: Services, call: ParsedCall, txn: st
   if (earlier.agent !== toolCall.agent.name)
     return redactForJoiner(earlier.txn, awaitRepeat(services, call, earlier.txn));
   if (!isFinalState(earlier.state) || earlier.settledAt === null) return awaitRepeat(services, call, earlier.txn);
-  const summary = summarizeCall(earlier);
   const ageMs = earlier.readAt.getTime() - earlier.settledAt.getTime();
-  ctx.replayCache.add(summary, earlier.fingerprint, ageMs, version);
-  return { call: summary, repeat: true };
+  ctx.replayCache.add(earlier, earlier.fingerprint, ageMs, version);
+  return { call: earlier, repeat: true };
 }
 
 /** The claim was lost, but there is no call: a run or saga refused it, or the winner was released meanwhile. */
@@ -248,7 +247,7 @@ function replayCached({ call: earlier, fingerprint }: CachedAnswer, call: Parsed
 export function indexCachedAnswer(
   ctx: Context,
   { toolCall, fingerprint }: ParsedCall,
-  { txn, identity }: CallSummary,
+  { txn, identity }: CallRecord,
 ): void {
   const { agent, key } = toolCall;
   if (key === undefined || identity !== 'key') return;

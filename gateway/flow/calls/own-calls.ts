@@ -1,11 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import {
-  type CallEvent,
-  type CallRecord,
-  type CallSummary,
-  summarizeCall,
-  toJoinerView,
-} from '../../domain/calls/call-record.ts';
+import { type CallEvent, type CallRecord, toJoinerView } from '../../domain/calls/call-record.ts';
 import { deriveRepeatSlot } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
@@ -72,7 +66,7 @@ export async function findCalls(services: Services, filter: CallFilter): Promise
 }
 
 /** Withdraws a held call. Repeating the request is safe. Fails with `conflict` if the call was sent or ended otherwise. */
-export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallSummary> {
+export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallRecord> {
   const call = await readCall(services, txn, agent);
   if (call.agent !== agent)
     throw new GatewayError('conflict', 'Another agent made this call first. Only that agent can withdraw it.', {
@@ -90,11 +84,11 @@ export async function cancelCall(services: Services, txn: string, agent: string)
       state: now.state,
     });
   }
-  return summarizeCall(now);
+  return now;
 }
 
 /** The part of a call that names its slot (see `deriveRepeatSlot`). */
-export type DeliveredCall = Pick<CallSummary, 'txn' | 'identity' | 'agent' | 'fingerprint' | 'saga' | 'run'>;
+export type DeliveredCall = Pick<CallRecord, 'txn' | 'identity' | 'agent' | 'fingerprint' | 'saga' | 'run'>;
 
 /** Records that the answer was written to the caller's connection. Only calls without a key need this. */
 export function markDelivered({ ctx }: Services, call: DeliveredCall): void {

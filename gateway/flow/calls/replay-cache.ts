@@ -1,7 +1,7 @@
-import type { CallSummary } from '../../domain/calls/call-record.ts';
+import { type CallRecord, withoutPayload } from '../../domain/calls/call-record.ts';
 
 export interface CachedAnswer {
-  readonly call: CallSummary;
+  readonly call: CallRecord;
   readonly fingerprint: Buffer;
 }
 
@@ -86,7 +86,7 @@ export class ReplayCache {
    * Adds an answer that was settled `ageMs` ago. Skips calls without a key, because their repeats depend on delivery, and
    * shared calls, because a repeat must join them first.
    */
-  add(call: CallSummary, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
+  add(call: CallRecord, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
     if (version.clearCount !== this.#clearCount || (call.identity !== 'key' && call.identity !== 'business')) return;
     const now = performance.now();
     const expiresAt = Math.min(now + MAX_AGE_MS, version.at + this.#payloadsMs - ageMs);
@@ -94,7 +94,7 @@ export class ReplayCache {
     const bytes = ENTRY_OVERHEAD_BYTES + 2 * (call.answer?.body?.length ?? 0);
     if (bytes > this.#maxBytes / 16) return;
     if (this.#bytes + bytes > this.#maxBytes / 2 || now - this.#youngSince > MAX_AGE_MS) this.#startGeneration();
-    this.#young.set(call.txn, { call, fingerprint, expiresAt, body: undefined });
+    this.#young.set(call.txn, { call: withoutPayload(call), fingerprint, expiresAt, body: undefined });
     this.#bytes += bytes;
   }
 

@@ -2,7 +2,7 @@ import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import { hashLeaf } from '../../domain/audit/audit.ts';
 import type { CallRecord } from '../../domain/calls/call-record.ts';
 import type { Database } from '../db.ts';
-import type { UndoArguments } from './calls.ts';
+import type { UndoArguments } from './call-patches.ts';
 import { buildEndCtes } from './end-calls.ts';
 
 /** A person's verdict about a call in doubt. */

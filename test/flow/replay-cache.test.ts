@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import { type CallRecord, createCallRecord } from '../../gateway/domain/calls/call-record.ts';
+import { type CallRecord, createCallRecord, withoutPayload } from '../../gateway/domain/calls/call-record.ts';
 import { ReplayCache } from '../../gateway/flow/calls/replay-cache.ts';
 
 const FINGERPRINT = Buffer.alloc(32, 7);
@@ -50,6 +50,16 @@ describe('the replay cache', () => {
     expect(['repeat', 'random', 'undo', 'shared', 'business'].filter((txn) => cache.get(txn) !== undefined)).toEqual([
       'business',
     ]);
+  });
+
+  it('keeps nothing of the payload but the answer', () => {
+    const cache = new ReplayCache(86_400_000);
+    const undo = { kind: 'compensable', tool: 't', template: { id: 1 } } as const;
+    const sealed = Buffer.alloc(8);
+    const call = answered('x', { args: '{}', sealed, undo, undoArgs: '{}', undoSealed: sealed, before: '{}' });
+    cache.add(call, FINGERPRINT, 0);
+    expect(cache.get('x')?.call).toEqual(withoutPayload(call));
+    expect(cache.get('x')?.call).toMatchObject({ args: null, sealed: null, undo: null, undoArgs: null, before: null });
   });
 
   it('stays within its memory limit: drops the oldest answers first and skips large ones', () => {

@@ -1,6 +1,7 @@
 import { type CallRecord, withoutPayload } from '../../domain/calls/call-record.ts';
 
 export interface CachedAnswer {
+  /** Without payload. */
   readonly call: CallRecord;
   readonly fingerprint: Buffer;
 }
@@ -25,7 +26,7 @@ interface CacheVersion {
 
 /** Retries come within seconds or much later, so a minute is enough. */
 const MAX_AGE_MS = 60_000;
-/** The memory of an entry beyond its answer and its body. */
+/** The memory of an entry beyond its answer and its body. The record without payload is half of it, with its times. */
 const ENTRY_OVERHEAD_BYTES = 2_000;
 
 /**

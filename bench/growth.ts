@@ -27,6 +27,8 @@ const BODY = JSON.stringify({ order: 'o-1', amount: 1200, note: 'y'.repeat(900) 
 const TEMPLATE_CALLS = 200;
 const CALLS_PER_ROUND = 4_000;
 const FILL_BATCH_ROWS = 250_000;
+/** The tables that keep something of a call that has ended. */
+const CALL_TABLES = ['calls', 'settlements', 'undos', 'call_events'] as const;
 
 /** Measures a call with a small and with a large ledger: two gateways with a ledger each, in turns. */
 export async function measureGrowth(
@@ -76,26 +78,38 @@ async function fillLedger(
   const client = new pg.Client({ connectionString: url });
   await client.connect();
   cleanups.push(() => client.end());
-  const { rows: columns } = await client.query<{ name: string }>(
-    `select column_name as name from information_schema.columns where table_name = 'calls' and column_name <> 'txn'
-       and is_generated = 'NEVER' order by ordinal_position`,
-  );
-  const names = columns.map(({ name }) => `"${name}"`).join(', ');
+  await client.query(`create temporary table templates as select txn from settlements limit ${TEMPLATE_CALLS}`);
+  const copyCalls = await buildCopyStatement(client);
   for (let inserted = TEMPLATE_CALLS; inserted < rows; inserted += FILL_BATCH_ROWS) {
     const batch = Math.min(FILL_BATCH_ROWS, rows - inserted);
-    await client.query(
-      `insert into calls (txn, ${names})
-       select gen_random_uuid(), ${names} from (select * from calls limit ${TEMPLATE_CALLS}) c
-         cross join generate_series(1, ${Math.ceil(batch / TEMPLATE_CALLS)})`,
-    );
+    await client.query(copyCalls, [Math.ceil(batch / TEMPLATE_CALLS)]);
     process.stderr.write(`\rFilling a ledger: ${inserted + batch} of ${rows} calls `);
   }
   process.stderr.write('\n');
-  await client.query('vacuum analyze calls');
+  await client.query(`vacuum analyze ${CALL_TABLES.join(', ')}`);
   await client.query('checkpoint');
   // Flush the page cache now, so that its writes do not disturb the first calls.
   await promisify(execFile)('sync');
   return { rows, gateway, client, samples: [], unavailable: { count: 0 }, walBytes: 0 };
+}
+
+/** Copies the rows of each call in `templates` as often as its parameter says, each time under a new txn. */
+async function buildCopyStatement(client: pg.Client): Promise<string> {
+  const { rows: columns } = await client.query<{ table: (typeof CALL_TABLES)[number]; names: string }>(
+    `select table_name as table, string_agg(quote_ident(column_name), ', ' order by ordinal_position) as names
+     from information_schema.columns
+     where table_schema = 'public' and table_name = any ($1) and column_name <> 'txn' and is_generated = 'NEVER' and is_identity = 'NO'
+     group by 1`,
+    [CALL_TABLES],
+  );
+  const copies = columns.map(
+    ({ table, names }) => `${table}_copied as (
+      insert into ${table} (txn, ${names}) select copies.txn, ${names} from copies join ${table} t on t.txn = copies.template
+    )`,
+  );
+  return `with copies as materialized (
+      select txn as template, gen_random_uuid() as txn from templates cross join generate_series(1, $1::int)
+    ), ${copies.join(', ')} select`;
 }
 
 async function readWalPosition(client: pg.Client): Promise<bigint> {
@@ -105,11 +119,13 @@ async function readWalPosition(client: pg.Client): Promise<bigint> {
 
 async function renderReport(ledgers: readonly FilledLedger[], rounds: number): Promise<string> {
   const lines = [
-    `${`\n64 in flight, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  table/call  indexes/call   503s`,
+    `${`\n64 in flight, median of ${rounds}`.padEnd(29)}calls/s   p50 ms   p99 ms  WAL/call  tables/call  indexes/call   503s`,
   ];
   for (const { rows, client, samples, unavailable, walBytes } of ledgers) {
     const { rows: sizes } = await client.query<{ table: string; indexes: string; count: string }>(
-      `select pg_table_size('calls') as table, pg_indexes_size('calls') as indexes, (select count(*) from calls) as count`,
+      `select sum(pg_table_size(name::regclass)) as table, sum(pg_indexes_size(name::regclass)) as indexes, (select count(*) from calls) as count
+       from unnest($1::text[]) as name`,
+      [CALL_TABLES],
     );
     const size = sizes[0];
     const each = (bytes: string | undefined) => `${Math.round(Number(bytes ?? 0) / Number(size?.count ?? 1))} B`;
@@ -127,7 +143,7 @@ async function renderReport(ledgers: readonly FilledLedger[], rounds: number): P
           .toFixed(1)
           .padStart(9) +
         wal.padStart(10) +
-        each(size?.table).padStart(12) +
+        each(size?.table).padStart(13) +
         each(size?.indexes).padStart(14) +
         String(unavailable.count).padStart(7),
     );

@@ -35,11 +35,12 @@ with next as materialized (
     and (undo_state <> 'none' or waived or undo_tries > 0 or undo_reason is not null or before is not null or undo_args is not null)
 ), described as (
   insert into call_events (txn, event)
-  select n.txn, e.event from next n cross join lateral jsonb_array_elements(n.events) with ordinality as e(event, place)
-  where e.event ->> 'what' <> 'contradiction' order by n.created_at, n.txn, e.place
-), contradicted as (
-  insert into call_events (txn, event)
-  select txn, jsonb_build_object('at', settled_at, 'what', 'contradiction', 'detail', contradiction) from next where contradiction is not null
+  select n.txn, e.event from next n cross join lateral (
+    select event, place from jsonb_array_elements(n.events) with ordinality as e(event, place)
+    union all
+    select jsonb_build_object('at', n.settled_at, 'what', 'contradiction', 'detail', n.contradiction), null where n.contradiction is not null
+  ) e
+  order by n.created_at, n.txn, e.place nulls last
 ), progress as (
   update carried_over p set (created_at, txn) = (select created_at, txn from next order by created_at desc, txn desc limit 1)
   where exists (select 1 from next)

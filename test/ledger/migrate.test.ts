@@ -1,11 +1,10 @@
 import { randomBytes } from 'node:crypto';
-import { copyFile, mkdtemp, readdir, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { readdir } from 'node:fs/promises';
 import pg from 'pg';
 import { afterAll, beforeAll, describe, expect, inject, it } from 'vitest';
 import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
 import { SchemaError } from '../../gateway/ledger/schema-error.ts';
+import { createOlderDatabaseForTest, migrateBefore } from '../support/older-schema.ts';
 
 const name = `migrate_${randomBytes(6).toString('hex')}`;
 let admin: pg.Client;
@@ -24,88 +23,66 @@ afterAll(async () => {
   await admin.end();
 });
 
-/** Runs `test` on a database that has only the migrations before `next`. */
-async function withOlderSchema(next: string, test: (client: pg.Client, url: string) => Promise<void>): Promise<void> {
-  const old = await mkdtemp(join(tmpdir(), 'oncegate-migrations-'));
-  for (const file of await readdir('migrations'))
-    if (file < next) await copyFile(join('migrations', file), join(old, file));
-  const database = `${name}_before_${next}`;
-  await admin.query(`create database ${database}`);
-  const target = new URL(url);
-  target.pathname = `/${database}`;
-  const client = new pg.Client({ connectionString: target.href });
-  try {
-    await migrateDatabase(target.href, old);
-    await client.connect();
-    await test(client, target.href);
-  } finally {
-    await client.end();
-    await admin.query(`drop database ${database} with (force)`);
-    await rm(old, { recursive: true });
-  }
-}
-
 describe('migrations', () => {
-  it('rename the kind of stored calls from nature to idempotent', () =>
-    withOlderSchema('0018', async (client, target) => {
-      const insert = `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt)
-        values (gen_random_uuid(), 'bot', 'key', 't', $1, sha256('x'), 'v', 'sending', 1)`;
-      await client.query(insert, ['nature']);
-      await client.query(insert, ['key']);
-      expect(await migrateDatabase(target, 'migrations')).toContain('0018_once_by_idempotent.sql');
-      const { rows } = await client.query('select kind from calls order by kind');
-      expect(rows).toEqual([{ kind: 'idempotent' }, { kind: 'key' }]);
-      await expect(client.query(insert, ['nature'])).rejects.toThrow('calls_kind_check');
-      await expect(client.query(`update calls set kind = 'probe'`)).rejects.toThrow('never changes');
-    }));
+  it('rename the kind of stored calls from nature to idempotent', async () => {
+    const database = await createOlderDatabaseForTest('0018');
+    const insert = `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt)
+      values (gen_random_uuid(), 'bot', 'key', 't', $1, sha256('x'), 'v', 'sending', 1)`;
+    await database.query(insert, ['nature']);
+    await database.query(insert, ['key']);
+    expect(await migrateBefore(database, '0019')).toEqual(['0018_once_by_idempotent.sql']);
+    const rows = await database.query('select kind from calls order by kind');
+    expect(rows).toEqual([{ kind: 'idempotent' }, { kind: 'key' }]);
+    await expect(database.query(insert, ['nature'])).rejects.toThrow('calls_kind_check');
+    await expect(database.query(`update calls set kind = 'probe'`)).rejects.toThrow('never changes');
+  });
 
-  it('fill the columns that replace decisions by sentences and by the timeline', () =>
-    withOlderSchema('0019', async (client, target) => {
-      const open = async (tool: string, attemptOpen: boolean, events: readonly object[]) => {
-        await client.query(
-          `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt, attempt_open, events)
-           values (gen_random_uuid(), 'bot', 'key', $1, 'probe', sha256('x'), 'v', 'in_doubt', 2, $2, $3)`,
-          [tool, attemptOpen, JSON.stringify(events)],
-        );
-      };
-      const parked = async (tool: string, reason: string) => {
-        await client.query(
-          `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt, evidence, settled_at, undo_state, undo_reason)
-           values (gen_random_uuid(), 'bot', 'key', $1, 'key', sha256('x'), 'v', 'succeeded', 1, 'answer', now(), 'failed', $2)`,
-          [tool, reason],
-        );
-      };
-      const retry = { what: 'verdict', verdict: 'retry' };
-      await open('a retried', false, [{ what: 'probe_not_applied', attempt: 1 }, retry]);
-      await open('b retried, in doubt again', false, [
-        retry,
-        { what: 'in_doubt', attempt: 2, told: 'the socket closed' },
-      ]);
-      await open('c retried, being sent', true, [retry, { what: 'attempt_ended', attempt: 1, detail: 'refused' }]);
-      await open('d disproved', false, [
-        { what: 'attempt_ended', attempt: 2, detail: 'timed out' },
-        { what: 'observed_not_satisfied', attempt: 2 },
-      ]);
-      await open('e taken over', false, [{ what: 'taken_over', attempt: 2 }]);
-      await parked('f person', 'in doubt, a person must resolve it: x');
-      await parked('g gateway', 'in doubt, the gateway is finding out: x');
-      await parked('h failed', 'tried 3 times; x');
-      await migrateDatabase(target, 'migrations');
-      const { rows } = await client.query({
-        text: `select tool, verdict, retry_requested, disproved_by, attempt_detail, undo_doubt from calls order by tool`,
-        rowMode: 'array',
-      });
-      expect(rows).toEqual([
-        ['a retried', 'retry', true, null, null, null],
-        ['b retried, in doubt again', 'retry', false, null, 'the socket closed', null],
-        ['c retried, being sent', 'retry', true, null, null, null],
-        ['d disproved', null, false, 'observation', 'timed out', null],
-        ['e taken over', null, false, null, 'the process that sent it ended', null],
-        ['f person', null, false, null, null, 'person'],
-        ['g gateway', null, false, null, null, 'gateway'],
-        ['h failed', null, false, null, null, null],
-      ]);
-    }));
+  it('fill the columns that replace decisions by sentences and by the timeline', async () => {
+    const database = await createOlderDatabaseForTest('0019');
+    const open = async (tool: string, attemptOpen: boolean, events: readonly object[]) => {
+      await database.query(
+        `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt, attempt_open, events)
+         values (gen_random_uuid(), 'bot', 'key', $1, 'probe', sha256('x'), 'v', 'in_doubt', 2, $2, $3)`,
+        [tool, attemptOpen, JSON.stringify(events)],
+      );
+    };
+    const parked = async (tool: string, reason: string) => {
+      await database.query(
+        `insert into calls (txn, agent, identity, tool, kind, fingerprint, policy_version, state, attempt, evidence, settled_at, undo_state, undo_reason)
+         values (gen_random_uuid(), 'bot', 'key', $1, 'key', sha256('x'), 'v', 'succeeded', 1, 'answer', now(), 'failed', $2)`,
+        [tool, reason],
+      );
+    };
+    const retry = { what: 'verdict', verdict: 'retry' };
+    await open('a retried', false, [{ what: 'probe_not_applied', attempt: 1 }, retry]);
+    await open('b retried, in doubt again', false, [
+      retry,
+      { what: 'in_doubt', attempt: 2, told: 'the socket closed' },
+    ]);
+    await open('c retried, being sent', true, [retry, { what: 'attempt_ended', attempt: 1, detail: 'refused' }]);
+    await open('d disproved', false, [
+      { what: 'attempt_ended', attempt: 2, detail: 'timed out' },
+      { what: 'observed_not_satisfied', attempt: 2 },
+    ]);
+    await open('e taken over', false, [{ what: 'taken_over', attempt: 2 }]);
+    await parked('f person', 'in doubt, a person must resolve it: x');
+    await parked('g gateway', 'in doubt, the gateway is finding out: x');
+    await parked('h failed', 'tried 3 times; x');
+    await migrateBefore(database, '0020');
+    const rows = await database.query(
+      `select tool, verdict, retry_requested, disproved_by, attempt_detail, undo_doubt from calls order by tool`,
+    );
+    expect(rows.map((row) => Object.values(row))).toEqual([
+      ['a retried', 'retry', true, null, null, null],
+      ['b retried, in doubt again', 'retry', false, null, 'the socket closed', null],
+      ['c retried, being sent', 'retry', true, null, null, null],
+      ['d disproved', null, false, 'observation', 'timed out', null],
+      ['e taken over', null, false, null, 'the process that sent it ended', null],
+      ['f person', null, false, null, null, 'person'],
+      ['g gateway', null, false, null, null, 'gateway'],
+      ['h failed', null, false, null, null, null],
+    ]);
+  });
 
   it('run once when replicas boot at the same time', async () => {
     const applied = await Promise.all(Array.from({ length: 5 }, () => migrateDatabase(url, 'migrations')));

@@ -148,10 +148,47 @@ interface Comparison {
   readonly after: string;
 }
 
-const CALLS_BEFORE = 'select * from calls';
-const CALLS_AFTER = 'select * from calls';
+/** Facts of the intent, which every call keeps. */
+const KEPT = `c.txn, c.agent, c.tool, c.key, c.identity::text, c.fingerprint, c.kind::text, c.created_at, c.key_lifetime_ms, c.policy_version, c.rule,
+  c.args, c.request, c.sealed, c.erased_at, c.saga, c.ordinal, c.depends_on, c.undo, c.undo_of, c.run, c.epoch`;
+/** Facts about attempts, which only an open call keeps. */
+const OPEN_ONLY = [
+  'fence',
+  'attempt_open',
+  'unresolved',
+  'round_from',
+  'round_at',
+  'recalled',
+  'fenced',
+  'attempt_detail',
+  'disproved_by',
+];
+const UNDO = ['state', 'reason', 'txn', 'tries', 'from', 'since', 'due_at', 'args', 'sealed', 'doubt'];
+
+const CALLS_BEFORE = `select ${KEPT}, c.state, c.attempt, c.owner_deaths, c.first_sent_at, c.unknown_since, c.lock_token, c.detail,
+  ${OPEN_ONLY.map((name) => `case when c.settled_at is null then c.${name} end as ${name}`).join(', ')},
+  case when c.settled_at is null then c.step end as update_number, case when c.settled_at is null then c.retry_requested end as retry_requested,
+  c.settled_at, c.outcome, c.problem, c.answer, case when c.settled_at is not null then coalesce(c.evidence, 'gateway') end as evidence,
+  case when c.settled_at is not null then c.resolved_by end as resolved_by, c.leaf, coalesce(c.verdict = 'retry', false) as retried, c.contradiction,
+  c.events, c.before, c.waived, ${UNDO.map((name) => `c.undo_${name}`).join(', ')},
+  (select r.delivered_at from (select c.delivered_at) r where exists (select 1 from repeats p where p.txn = c.txn)) as delivered_at
+  from calls c`;
+const CALLS_AFTER = `select ${KEPT}, coalesce(s.state::text, o.state::text) as state, coalesce(s.attempt, o.attempt) as attempt,
+  coalesce(s.owner_deaths, o.owner_deaths) as owner_deaths, coalesce(s.first_sent_at, o.first_sent_at) as first_sent_at,
+  coalesce(s.unknown_since, o.unknown_since) as unknown_since, coalesce(s.lock_token, o.lock_token) as lock_token,
+  coalesce(s.detail, o.detail) as detail,
+  ${OPEN_ONLY.map((name) => `o.${name}`).join(', ')}, o.update_number, o.retry_requested,
+  s.settled_at, s.outcome, s.problem, s.answer, s.evidence::text, s.resolved_by, s.leaf,
+  coalesce(s.retried_by, o.retried_by) is not null as retried,
+  (select e.event ->> 'detail' from call_events e where e.txn = c.txn and e.event ->> 'what' = 'contradiction') as contradiction,
+  coalesce((select jsonb_agg(e.event order by e.id) from call_events e where e.txn = c.txn and e.event ->> 'what' <> 'contradiction'), '[]') as events,
+  u.before, coalesce(u.waived, false) as waived, coalesce(u.state::text, 'none') as undo_state, u.reason as undo_reason, u.undo_txn,
+  coalesce(u.tries, 0) as undo_tries, coalesce(u.tries_from, 0) as undo_from, u.since as undo_since, u.due_at as undo_due_at,
+  u.args as undo_args, u.sealed as undo_sealed, u.doubt as undo_doubt,
+  (select p.delivered_at from repeats p where p.txn = c.txn) as delivered_at
+  from calls c left join open_calls o using (txn) left join settlements s using (txn) left join undos u using (txn)`;
 const OPEN_CALLS_BEFORE = 'select txn, owner, due_at, run, locked from open_calls';
-const OPEN_CALLS_AFTER = 'select txn, owner, due_at, run, locked from open_calls';
+const OPEN_CALLS_AFTER = 'select txn, owner, due_at, run, lock_token is not null as locked from open_calls';
 
 const buildUnchangedComparison = (name: string, key: string): Comparison => {
   const rows = `select * from ${name}`;
@@ -167,7 +204,13 @@ const COMPARISONS: readonly Comparison[] = [
     before: OPEN_CALLS_BEFORE,
     after: OPEN_CALLS_AFTER,
   },
-  buildUnchangedComparison('repeats', 'slot'),
+  {
+    name: 'repeats',
+    key: 'slot',
+    part: `'rows'`,
+    before: 'select slot, generation, txn from repeats',
+    after: 'select slot, generation, txn from repeats',
+  },
   buildUnchangedComparison('joins', 'txn'),
   buildUnchangedComparison('aliases', 'alias'),
   buildUnchangedComparison('approvals', 'txn'),

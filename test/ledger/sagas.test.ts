@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
+import type { UndoState } from '../../gateway/domain/sagas/saga.ts';
 import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
@@ -8,6 +9,7 @@ import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
 import { buildNewCall, type TestCallFields } from '../support/call-record.ts';
 import { endOpenCall, insertRow } from '../support/call-rows.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
+import { useResource } from '../support/use-resource.ts';
 
 const { database, db } = useLedger();
 const calls = useCallStore(db);
@@ -76,6 +78,69 @@ describe('steps of a saga', () => {
     expect(timeless(outline)).toEqual(timeless(whole));
     const { steps } = await undos.readOutline(due.txn, 'call');
     expect(steps.map(({ txn, undoArgs }) => [txn, undoArgs])).toEqual([[due.txn, '{}']]);
+  });
+});
+
+describe('a mark of an undo', () => {
+  const mark = (txn: string, from: UndoState, to: UndoState, tries: number) =>
+    undos.mark({ txn, from, tries, to, reason: null, doubt: null, inMs: 0, entry: JSON.stringify({ txn, from, to }) });
+  const readEntries = async (txn: string) =>
+    (
+      await database.query<{ entry: string }>(
+        'select entry from audit_entries where entry like $1 order by index, id',
+        [`{"txn":"${txn}"%`],
+      )
+    ).map(({ entry }) => `${JSON.parse(entry).from}>${JSON.parse(entry).to}`);
+  const undos = useResource(
+    () => new UndoStore(db),
+    () => {},
+  );
+
+  async function makeDone(): Promise<string> {
+    const done = buildNewCall(lease.id, { kind: 'key' });
+    await calls.claim(done);
+    await settle(done.txn);
+    return done.txn;
+  }
+  const claimUndo = (txn: string, tries: number) =>
+    calls.claim(buildNewCall(lease.id, { identity: 'undo', undoOf: txn, undoTries: tries }));
+
+  it('applies from the state and try that were read only, and logs each once', async () => {
+    const txn = await makeDone();
+    expect(await mark(txn, 'due', 'failed', 0)).toBe(false);
+    expect(await mark(txn, 'none', 'due', 0)).toBe(true);
+    expect(await mark(txn, 'none', 'due', 0)).toBe(false);
+    expect(await claimUndo(txn, 0)).toMatchObject({ kind: 'won' });
+    expect(await claimUndo(txn, 0)).toMatchObject({ kind: 'taken' });
+    expect(await mark(txn, 'due', 'failed', 0)).toBe(false);
+    expect(await mark(txn, 'running', 'due', 1)).toBe(true);
+    expect(await claimUndo(txn, 1)).toMatchObject({ kind: 'won' });
+    expect(await mark(txn, 'running', 'done', 1)).toBe(false);
+    expect(await mark(txn, 'running', 'done', 2)).toBe(true);
+    expect(await mark(txn, 'running', 'done', 2)).toBe(false);
+    expect(await readEntries(txn)).toEqual(['none>due', 'running>due', 'running>done']);
+  });
+
+  it('applies beside an impossible one in the same batch, and to a call with a known observation', async () => {
+    const [fresh, observed] = [await makeDone(), await makeDone()];
+    const open = buildNewCall(lease.id, { kind: 'key' });
+    await calls.claim(open);
+    await insertRow(database, 'undos', { txn: observed, before: '{"b":1}' });
+    const all = await Promise.allSettled([
+      mark(fresh, 'none', 'irreversible', 0),
+      mark(open.txn, 'none', 'due', 0),
+      mark(observed, 'none', 'due', 0),
+    ]);
+    expect(all.map(({ status }) => status)).toEqual(['fulfilled', 'rejected', 'fulfilled']);
+    const rows = await database.query('select txn, state, before from undos where txn = any($1)', [
+      [fresh, observed, open.txn],
+    ]);
+    expect(new Set(rows)).toEqual(
+      new Set([
+        { txn: fresh, state: 'irreversible', before: null },
+        { txn: observed, state: 'due', before: '{"b":1}' },
+      ]),
+    );
   });
 });
 

@@ -208,9 +208,11 @@ export function decideAfterFailedReobservation(
 /** Whether a failing read releases its key: it was never sent, and a read has no effect that a key must protect. */
 export function isUnsentRead(
   progress: Pick<CallProgress, 'kind' | 'recalled' | 'shouldFailIfUnsent'>,
-  last: Outcome | undefined,
+  lastOutcome: Outcome | undefined,
 ): boolean {
-  return progress.kind === 'read' && last?.kind === 'not_sent' && !progress.recalled && !progress.shouldFailIfUnsent;
+  return (
+    progress.kind === 'read' && lastOutcome?.kind === 'not_sent' && !progress.recalled && !progress.shouldFailIfUnsent
+  );
 }
 
 /** Whether a call that is blocked before its send releases its key: no attempt of it was ever unknown. */

@@ -91,16 +91,16 @@ async function continueOpenCall(
 }
 
 /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
-async function handleAbandonedSend(ctx: Context, call: InFlightCall, last: Outcome): Promise<DispatchResult> {
+async function handleAbandonedSend(ctx: Context, call: InFlightCall, outcome: Outcome): Promise<DispatchResult> {
   closeAttempt(call, false);
   if (call.record.unresolved === 0 && ctx.controlFlags.isRecalled(call.record.txn)) {
     // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
     const stored = await retryUntilWritten(ctx, call, () => ctx.calls.read(call.record.txn));
     patchCall(call, { recalled: stored?.recalled === true });
-    return call.record.recalled ? settleFailed(ctx, call, last) : handBackCall(ctx, call, FROZEN_RECHECK_MS);
+    return call.record.recalled ? settleFailed(ctx, call, outcome) : handBackCall(ctx, call, FROZEN_RECHECK_MS);
   }
   const block = findSendBlock(ctx, call.record);
   if (block === undefined) return handBackCall(ctx, call);
   if (!canReleaseBlocked(toCallProgress(call))) return handBackCall(ctx, call, FROZEN_RECHECK_MS);
-  return releaseCall(ctx, call, { ...last, kind: 'not_sent', detail: block.detail }, block.code);
+  return releaseCall(ctx, call, { ...outcome, kind: 'not_sent', detail: block.detail }, block.code);
 }

@@ -49,9 +49,13 @@ export function settleDenied(ctx: Context, call: InFlightCall, why: string): Pro
 }
 
 /** The call had no effect, and no attempt is left. */
-export function settleFailed(ctx: Context, call: InFlightCall, last: Outcome | undefined): Promise<DispatchResult> {
+export function settleFailed(
+  ctx: Context,
+  call: InFlightCall,
+  lastOutcome: Outcome | undefined,
+): Promise<DispatchResult> {
   patchCall(call, { unresolved: 0 });
-  return settleCall(ctx, call, buildFailedSettlement(call.record, last), findAnswer(last));
+  return settleCall(ctx, call, buildFailedSettlement(call.record, lastOutcome), findAnswer(lastOutcome));
 }
 
 function findAnswer(outcome: Outcome | undefined): UpstreamAnswer | undefined {
@@ -133,13 +137,13 @@ export async function parkCall(
   call: InFlightCall,
   wakeMs: number | null,
   why: string,
-  last: Outcome | undefined,
+  lastOutcome: Outcome | undefined,
   observed: JsonObject = {},
 ): Promise<DispatchResult> {
   ctx.reachKillPoint('parking');
-  if (last !== undefined) patchCall(call, { attemptDetail: describeOutcome(last) });
-  const lastAnswer = last === undefined ? {} : { told: describeOutcome(last) };
-  const detail = sanitize(last === undefined ? why : `${describeOutcome(last)}; ${why}`);
+  if (lastOutcome !== undefined) patchCall(call, { attemptDetail: describeOutcome(lastOutcome) });
+  const lastAnswer = lastOutcome === undefined ? {} : { told: describeOutcome(lastOutcome) };
+  const detail = sanitize(lastOutcome === undefined ? why : `${describeOutcome(lastOutcome)}; ${why}`);
   const { record } = call;
   const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(call), unresolved: record.unresolved });
   const event = buildCallEvent('in_doubt', { attempt: record.attempt, ...lastAnswer, why, ...observed });
@@ -156,17 +160,17 @@ export async function parkCall(
 export async function releaseCall(
   ctx: Context,
   call: InFlightCall,
-  last: Outcome | undefined,
+  lastOutcome: Outcome | undefined,
   code: ErrorCode = 'unavailable',
 ): Promise<DispatchResult> {
-  const isHeldBack = last?.kind === 'not_sent' && last.heldBack === true;
+  const isHeldBack = lastOutcome?.kind === 'not_sent' && lastOutcome.heldBack === true;
   const problem = isHeldBack ? 'breaker_open' : code;
   // Leave out the detail: it may contain text of the upstream, and the audit log is permanent.
   const entry = buildAuditEntry('call_released', { ...toAuditSubject(call), problem });
   const isReleased =
     !call.isRecorded || (await retryUntilWritten(ctx, call, () => releaseClaim(ctx.db, call.record, entry)));
   return isReleased
-    ? { kind: 'released', code: problem, detail: describeLastAttempt(call.record, last) }
+    ? { kind: 'released', code: problem, detail: describeLastAttempt(call.record, lastOutcome) }
     : { kind: 'elsewhere' };
 }
 

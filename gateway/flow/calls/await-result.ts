@@ -14,7 +14,7 @@ const POLL_DELAY = { firstMs: 25, maxMs: 500 };
 const LEDGER_GRACE_MS = 400;
 
 /** A call to wait for: what runs its attempts in this process, or its txn if this process may not run any. */
-export type AwaitedCall = InFlightCall | string;
+type AwaitedCall = InFlightCall | string;
 
 /** Waits for the result of a call for as long as its caller waits. A ledger failure is answered `in_doubt`. */
 export function awaitResult(

@@ -40,7 +40,7 @@ interface HeldCall {
 const CLAIM_HELD: HeldCall = { kind: 'held' };
 
 /** What became of the claim of a call. */
-export type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
+type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
 
 /** What the execution of a claimed call needs beside its record. */
 type CallSource = Pick<NewInFlightCall, 'tool' | 'payload' | 'progressListener' | 'span'>;

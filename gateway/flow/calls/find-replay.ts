@@ -19,7 +19,7 @@ import { deriveKeyAlias, isParticipant, joinSharedCall, redactForJoiner, resolve
 // `findReplay` at every later point.
 
 /** The points at which a call asks whether it was made before. Each knows more of the call than the one before it. */
-export type ReplayLookup =
+type ReplayLookup =
   /** The rules have not decided yet. Looks only in memory, by the caller's key: a first call must not cost a query. */
   | { readonly after: 'parse' }
   /**

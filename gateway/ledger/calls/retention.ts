@@ -185,6 +185,9 @@ export async function dropTombstones(db: Database, keysMs: number): Promise<numb
         delete from settlements r using dropped d where r.txn = d.txn
       ), dropped_undos as (
         delete from undos u using dropped d where u.txn = d.txn
+      ), dropped_events as (
+        -- The erasure deleted the events before. A contradiction can come later.
+        delete from call_events e using dropped d where e.txn = d.txn
       ), dropped_approvals as (
         delete from approvals a using dropped d where a.txn = d.txn
       ), dropped_votes as (

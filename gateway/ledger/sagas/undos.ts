@@ -96,18 +96,27 @@ export class UndoStore {
       text: `with incoming as (
           select * from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[])
             as t(txn, from_state, tries, to_state, reason, in_ms, entry, doubt)
-        ), marked as (
+        ), begun as (
           -- The undo of a call has no row before its first mark, unless an observation or its arguments are known.
           insert into undos as u (txn, state, reason, doubt, since, due_at)
           select i.txn, i.to_state::undo_state, i.reason, i.doubt, case when i.to_state = 'due' then now() end,
             case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
-          from incoming i where i.from_state = 'none' and i.tries = 0 or exists (select 1 from undos k where k.txn = i.txn)
+          from incoming i where i.from_state = 'none' and i.tries = 0
           on conflict (txn) do update set state = excluded.state, reason = excluded.reason, doubt = excluded.doubt,
-            since = case when excluded.state = 'due' then coalesce(u.since, excluded.since) else u.since end, due_at = excluded.due_at
-          where exists (select 1 from incoming i where i.txn = u.txn and i.from_state = u.state::text and i.tries = u.tries)
+            since = coalesce(u.since, excluded.since), due_at = excluded.due_at
+          where u.state = 'none' and u.tries = 0
           returning u.txn
+        ), moved as (
+          -- Not an upsert: PostgreSQL checks the new row of an upsert before it finds the old one, which has the txn of the compensation.
+          update undos u set state = i.to_state::undo_state, reason = i.reason, doubt = i.doubt,
+            since = case when i.to_state = 'due' then coalesce(u.since, now()) else u.since end,
+            due_at = case when i.to_state = 'due' then now() + i.in_ms * interval '1 ms' end
+          from incoming i where u.txn = i.txn and u.state = i.from_state::undo_state and u.tries = i.tries and i.from_state <> 'none'
+          returning u.txn, i.entry
+        ), marked as (
+          select b.txn, i.entry from begun b join incoming i on i.txn = b.txn union all select txn, entry from moved
         ), logged as (
-          insert into audit_queue (entry) select i.entry from incoming i where (i.txn in (select txn from marked)) is true
+          insert into audit_queue (entry) select entry from marked
         )
         select txn from marked`,
       values: [

@@ -1,5 +1,5 @@
 import type { FastifyInstance } from 'fastify';
-import type { CallEvent } from '../domain/calls/call.ts';
+import type { CallEvent } from '../domain/calls/call-record.ts';
 import { isFinalState } from '../domain/calls/call-state.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
 import { type CallPage, cancelCall, findCalls, markDelivered, readCall } from '../flow/calls/own-calls.ts';

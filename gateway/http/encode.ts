@@ -1,6 +1,6 @@
 import type { FastifyReply } from 'fastify';
 import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
-import { type Call, type CallEvent, type CallSummary, type Hold, summarizeCall } from '../domain/calls/call.ts';
+import { type CallEvent, type CallRecord, type Hold, isPursued } from '../domain/calls/call-record.ts';
 import { ERRORS, GatewayError, LedgerError } from '../domain/errors.ts';
 import type { Json, JsonObject } from '../domain/json.ts';
 import type { UndoView } from './schemas/call-schemas.ts';
@@ -52,7 +52,7 @@ export function asGatewayError(error: unknown): GatewayError | undefined {
 const JSON_CONTENT_TYPE = 'application/json; charset=utf-8';
 
 /** Sends the state of a call as an HTTP answer. */
-export function sendCall(reply: FastifyReply, call: CallSummary, repeat: boolean, instance: string): FastifyReply {
+export function sendCall(reply: FastifyReply, call: CallRecord, repeat: boolean, instance: string): FastifyReply {
   reply.header('oncegate-txn', call.txn).header('oncegate-state', call.state);
   if (repeat) reply.header('idempotent-replayed', 'true');
   if (call.state !== 'succeeded') {
@@ -65,7 +65,7 @@ export function sendCall(reply: FastifyReply, call: CallSummary, repeat: boolean
 }
 
 /** A delayed call is sent at a known time. An approval can come at any time. */
-function retryAfterSeconds({ hold }: CallSummary): number {
+function retryAfterSeconds({ hold }: CallRecord): number {
   return hold?.kind === 'delay' ? Math.max(1, Math.ceil(hold.leftMs / 1000)) : 1;
 }
 
@@ -75,7 +75,7 @@ function holdJson({ kind, until }: Hold): JsonObject {
 }
 
 /** The problem of a call that failed, is in doubt or is in progress; undefined without a problem. */
-export function problemOf(call: CallSummary, repeat: boolean): GatewayError | undefined {
+export function problemOf(call: CallRecord, repeat: boolean): GatewayError | undefined {
   const { txn, state } = call;
   switch (state) {
     case 'succeeded':
@@ -87,7 +87,7 @@ export function problemOf(call: CallSummary, repeat: boolean): GatewayError | un
         ? new GatewayError('in_progress', 'The first request of this call is still in progress.', { txn, state })
         : undefined;
     case 'in_doubt': {
-      const nextStep = call.pursued
+      const nextStep = isPursued(call)
         ? 'The gateway is finding out. Ask again with the same key.'
         : 'A person must resolve it.';
       return new GatewayError('in_doubt', `${asSentence(call.detail)} ${nextStep}`.trim(), { txn, state });
@@ -107,7 +107,7 @@ export function problemOf(call: CallSummary, repeat: boolean): GatewayError | un
   }
 }
 
-function describeFailure(call: CallSummary): string {
+function describeFailure(call: CallRecord): string {
   if (call.answer !== null) return `The tool answered ${call.answer.status}, and nothing happened.`;
   return ERRORS[call.problem ?? 'internal'].title;
 }
@@ -121,10 +121,10 @@ function asSentence(text: string | null): string {
 const SHOWN_OUTCOMES = new Set(['body_unavailable', 'already_satisfied', 'observed', 'input_required']);
 
 /** The body of a call. The result is inserted as the text of the upstream, because parsing would round its numbers. */
-export function callText(call: CallSummary, replayed: boolean): string {
+export function callText(call: CallRecord, replayed: boolean): string {
   const { txn, tool, state, outcome, saga, attempt, leaf } = call;
   const head = `{"txn":"${txn}","tool":${JSON.stringify(tool)},"state":"${state}","replayed":${replayed}`;
-  const hold = call.hold == null ? '' : `,"hold":${JSON.stringify(holdJson(call.hold))}`;
+  const hold = call.hold === null ? '' : `,"hold":${JSON.stringify(holdJson(call.hold))}`;
   const shownOutcome = outcome !== null && SHOWN_OUTCOMES.has(outcome) ? `"outcome":"${outcome}",` : '';
   const sagaJson = saga === null ? 'null' : `"${saga}"`;
   const receipt = leaf === null ? 'null' : `{"leaf":"${leaf.toString('hex')}"}`;
@@ -170,8 +170,8 @@ export function resultJson(answer: UpstreamAnswer | null): Json {
 }
 
 /** A call as a resource. Given its events, the view has the members that only people see. */
-export function callView(call: Call, events?: readonly CallEvent[]): string {
-  const problem = problemOf(summarizeCall(call), false);
+export function callView(call: CallRecord, events?: readonly CallEvent[]): string {
+  const problem = problemOf(call, false);
   const { txn, tool, state } = call;
   const hold = call.hold === null ? {} : { hold: holdJson(call.hold) };
   const head = { txn, tool, state, replayed: false, ...hold };
@@ -206,7 +206,7 @@ function problemView({ code, message: detail, extras }: GatewayError, isHidden: 
 
 /** The undo of a call. Its arguments may contain observed data, so only people see them. */
 export function undoView(
-  call: Pick<Call, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
+  call: Pick<CallRecord, 'undo' | 'undoState' | 'undoTxn' | 'undoReason' | 'undoArgs'>,
   full: boolean,
 ): UndoView {
   return {
@@ -219,7 +219,7 @@ export function undoView(
   };
 }
 
-function personOnlyView(call: Call, events: readonly CallEvent[]) {
+function personOnlyView(call: CallRecord, events: readonly CallEvent[]) {
   return {
     agent: call.agent,
     kind: call.kind,
@@ -235,7 +235,7 @@ function personOnlyView(call: Call, events: readonly CallEvent[]) {
 
 /** All events of a call, oldest first. */
 export function timeline(
-  call: Call,
+  call: CallRecord,
   recorded: readonly CallEvent[],
   participants: readonly { readonly agent: string; readonly at: Date }[] = [],
 ): CallEvent[] {

@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallRecord } from '../domain/calls/call-record.ts';
 import { isFinalState } from '../domain/calls/call-state.ts';
 import type { JsonObject } from '../domain/json.ts';
 import type { Agent } from '../domain/policy.ts';
@@ -72,7 +72,7 @@ export function buildToolCall(
 }
 
 /** Call right before sending the answer. Records the delivery once the whole answer is handed to the connection. */
-export function markDeliveredOnFinish(services: Services, reply: FastifyReply, call: CallSummary): void {
+export function markDeliveredOnFinish(services: Services, reply: FastifyReply, call: CallRecord): void {
   services.ctx.reachKillPoint('replying');
   if (call.identity === 'repeat' && isFinalState(call.state))
     reply.raw.once('finish', () => markDelivered(services, call));

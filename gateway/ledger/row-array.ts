@@ -3,9 +3,10 @@ import { LedgerError } from '../domain/errors.ts';
 /** The oids of PostgreSQL's built-in types, which are the same in every database. */
 const OIDS = { bool: 16, bytea: 17, int4: 23, text: 25, float8: 701, uuid: 2950 } as const;
 
-type ColumnType = keyof typeof OIDS;
+/** How a value travels in a batch. */
+export type RowValueType = keyof typeof OIDS;
 
-type ColumnValue<Type extends ColumnType> = {
+type ColumnValue<Type extends RowValueType> = {
   readonly bool: boolean;
   readonly bytea: Buffer | null;
   readonly int4: number | null;
@@ -16,12 +17,12 @@ type ColumnValue<Type extends ColumnType> = {
 
 /** One column of a composite type, and how its value is read from an item of a batch. */
 export type RowColumn<Item> = {
-  readonly [Type in ColumnType]: {
+  readonly [Type in RowValueType]: {
     readonly name: string;
     readonly type: Type;
     readonly read: (item: Item) => ColumnValue<Type>;
   };
-}[ColumnType];
+}[RowValueType];
 
 /** A composite type of the schema, with its columns in their order. A test compares it with the migrated database. */
 export interface RowType<Item> {
@@ -150,14 +151,14 @@ class RowBytes {
     return this.#endValue(start, 1);
   }
 
-  #writeNull(type: ColumnType): void {
+  #writeNull(type: RowValueType): void {
     const start = this.#beginValue(type, 0);
     this.#bytes.writeInt32BE(NULL_LENGTH, start - 4);
     this.#offset = start;
   }
 
   /** Writes the oid, leaves room for the length, and returns where the bytes of the value start. */
-  #beginValue(type: ColumnType, maxBytes: number): number {
+  #beginValue(type: RowValueType, maxBytes: number): number {
     this.#ensureCapacity(maxBytes + 8);
     return this.#bytes.writeInt32BE(OIDS[type], this.#offset) + 4;
   }
@@ -181,7 +182,7 @@ class RowBytes {
 }
 
 /** The same error as a rejection by PostgreSQL: group commit then runs the other rows of the batch without this one. */
-function buildTypeError(value: unknown, column: string, type: ColumnType): LedgerError {
+function buildTypeError(value: unknown, column: string, type: RowValueType): LedgerError {
   const text = `Column ${column} is of type ${type} and cannot hold ${JSON.stringify(value)}.`;
   return new LedgerError(text, { isCommitUnknown: false, isRejected: true, isPermanent: true });
 }

@@ -1,6 +1,6 @@
 import type { ServerContext } from '@modelcontextprotocol/server';
 import type { Continuation, ProgressListener } from '../domain/attempts/adapter.ts';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallRecord } from '../domain/calls/call-record.ts';
 import { canonicalize } from '../domain/canonical.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
@@ -33,7 +33,7 @@ export function canOpenUrl({ era, capabilities }: ProgressListener): boolean {
  */
 export function buildApprovalRequest(
   origin: string,
-  { txn, tool }: CallSummary,
+  { txn, tool }: CallRecord,
   continuation: Continuation | undefined,
 ): JsonObject {
   const message = `${tool} waits for the approval of a person. Nothing was sent so far.`;

@@ -1,6 +1,6 @@
 import { ProtocolError } from '@modelcontextprotocol/server';
 import type { UpstreamAnswer } from '../domain/attempts/adapter.ts';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallRecord } from '../domain/calls/call-record.ts';
 import type { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
 import type { ToolAnswer } from '../flow/calls/execute-call.ts';
@@ -25,18 +25,18 @@ export function buildResult({ call, repeat }: ToolAnswer, isMcpTool: boolean, is
   };
 }
 
-function describeReplay({ txn, identity }: CallSummary): string {
+function describeReplay({ txn, identity }: CallRecord): string {
   if (identity === 'shared')
     return `(This call was made before, possibly by another agent, and was not executed again. This is its recorded result, transaction ${txn}.)`;
   return `(This exact call was made before and was not executed again. This is its recorded result, transaction ${txn}. To execute it once more, send another idempotency key.)`;
 }
 
-function receipt({ leaf }: CallSummary): JsonObject {
+function receipt({ leaf }: CallRecord): JsonObject {
   return leaf === null ? {} : { 'oncegate/receipt': leaf.toString('hex') };
 }
 
 /** The result of an MCP upstream, passed on unchanged. */
-function readMcpResult({ answer }: CallSummary): JsonObject | undefined {
+function readMcpResult({ answer }: CallRecord): JsonObject | undefined {
   const result = answer?.body == null ? undefined : (JSON.parse(answer.body) as Json);
   if (isJsonObject(result) && (Array.isArray(result['content']) || result['resultType'] === 'input_required'))
     return result;
@@ -44,7 +44,7 @@ function readMcpResult({ answer }: CallSummary): JsonObject | undefined {
 }
 
 /** Shows the call in place of a missing result, because an output schema requires structured content. */
-function buildEmptyResult(call: CallSummary, repeat: boolean): JsonObject {
+function buildEmptyResult(call: CallRecord, repeat: boolean): JsonObject {
   const structuredContent = JSON.parse(callText(call, repeat)) as JsonObject;
   return { content: [textContent(describeEmptyResult(call.outcome))], structuredContent };
 }
@@ -56,7 +56,7 @@ function describeEmptyResult(outcome: string | null): string {
   return 'The call succeeded. It has no result.';
 }
 
-function buildTextResult(call: CallSummary): JsonObject | undefined {
+function buildTextResult(call: CallRecord): JsonObject | undefined {
   const { answer } = call;
   if (answer?.body == null) return undefined;
   if (answer.encoding === 'base64') return { content: [buildBinaryContent(call, answer, answer.body)] };
@@ -65,7 +65,7 @@ function buildTextResult(call: CallSummary): JsonObject | undefined {
   return { content: [textContent(body)], ...(isJsonObject(value) ? { structuredContent: value } : {}) };
 }
 
-function buildBinaryContent({ txn }: CallSummary, { contentType }: UpstreamAnswer, data: string): JsonObject {
+function buildBinaryContent({ txn }: CallRecord, { contentType }: UpstreamAnswer, data: string): JsonObject {
   const mimeType = contentType?.split(';')[0]?.trim() ?? 'application/octet-stream';
   const [kind] = mimeType.split('/');
   if (kind === 'image' || kind === 'audio') return { type: kind, data, mimeType };
@@ -73,7 +73,7 @@ function buildBinaryContent({ txn }: CallSummary, { contentType }: UpstreamAnswe
 }
 
 /** A call that is held or in progress: its state, and how to ask again. */
-function buildWaitingResult(call: CallSummary, repeat: boolean): JsonObject {
+function buildWaitingResult(call: CallRecord, repeat: boolean): JsonObject {
   const why = call.state === 'held' ? describeHold(call) : 'This call is still in progress.';
   const how = `Ask again with the same arguments and the same key, or with oncegate__get_call and txn ${call.txn}. The call is not executed twice.`;
   return {
@@ -84,7 +84,7 @@ function buildWaitingResult(call: CallSummary, repeat: boolean): JsonObject {
   };
 }
 
-function describeHold({ hold }: CallSummary): string {
+function describeHold({ hold }: CallRecord): string {
   return hold?.kind === 'delay'
     ? `This call is delayed by policy and will be sent at ${hold.until.toISOString()}, unless it is cancelled. Nothing was sent so far.`
     : 'This call waits for a person to approve it. Nothing was sent so far.';

@@ -1,6 +1,6 @@
 import { ProtocolError, Server, type ServerContext } from '@modelcontextprotocol/server';
 import type { McpEra, ProgressListener } from '../domain/attempts/adapter.ts';
-import type { CallSummary } from '../domain/calls/call.ts';
+import type { CallRecord } from '../domain/calls/call-record.ts';
 import type { RunEpoch } from '../domain/controls/run.ts';
 import { GatewayError } from '../domain/errors.ts';
 import { isJsonObject, type Json, type JsonObject } from '../domain/json.ts';
@@ -44,7 +44,7 @@ export interface McpRequest {
   /** The URL under which the client reaches this gateway. */
   readonly origin: string;
   /** The answered calls, to record as delivered once the answer has been sent. */
-  readonly answeredCalls: CallSummary[];
+  readonly answeredCalls: CallRecord[];
 }
 
 const META_PREFIX = 'io.modelcontextprotocol';

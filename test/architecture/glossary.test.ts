@@ -34,7 +34,23 @@ const RETIRED_WORDS = new Set([
   'wishes',
 ]);
 /** Words that are fine in other names. */
-const RETIRED_NAMES = new Set(['Watch', 'letGo']);
+const RETIRED_NAMES = new Set([
+  'CallFace',
+  'CallSummary',
+  'CallUpdate',
+  'Intent',
+  'Job',
+  'JobSource',
+  'Watch',
+  'buildBaseUpdate',
+  'buildClosingUpdate',
+  'createJob',
+  'job.ts',
+  'letGo',
+  'resumeJob',
+  'summarizeCall',
+  'toCallSummary',
+]);
 
 const FOLDERS = ['gateway', 'adapters', 'console', 'clients/src', 'bench', 'demo'];
 const EXPORT = /^export (?:declare )?(?:async )?(?:abstract )?(?:function|class|interface|type|const) (\w+)/gm;

@@ -9,14 +9,13 @@ import { parseArgs } from 'node:util';
 import pg from 'pg';
 import { buildAuditEntry, hashLeaf } from '../../gateway/domain/audit/audit.ts';
 import { NoteSigner } from '../../gateway/domain/audit/signed-note.ts';
-import { buildBaseUpdate } from '../../gateway/flow/attempts/build-call-update.ts';
 import { sealLeaves } from '../../gateway/ledger/audit/audit-log.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { startEmbeddedPostgres } from '../../gateway/ledger/embedded/embedded-postgres.ts';
 import { migrateDatabase } from '../../gateway/ledger/migrate.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
-import { buildIntent } from '../support/intent.ts';
+import { buildNewCall, buildSuccess } from '../support/call-record.ts';
 
 /**
  * Measures the cost of sealing: claimed and settled calls per second with and without a process that seals the log. The rounds
@@ -74,28 +73,13 @@ async function runLoad(db: Database, lease: Lease, ms: number): Promise<number> 
     while (performance.now() < deadline) {
       const txn = randomUUID();
       const fields = { txn, agent: 'billing-bot', tool: 'payments.charge', fingerprint: 'ab'.repeat(32) };
-      const intent = buildIntent(lease.id, {
+      const newCall = buildNewCall(lease.id, {
         txn,
         entry: buildAuditEntry('call_claimed', { ...fields, rule: 'r'.repeat(40) }),
       });
-      await calls.claim(intent);
+      await calls.claim(newCall);
       const entry = buildAuditEntry('call_succeeded', { ...fields, answer: randomBytes(32).toString('hex') });
-      const current = {
-        ...intent,
-        updateNumber: 0,
-        state: 'sending',
-        attempt: 1,
-        attemptOpen: true,
-        unresolved: 0,
-        attemptDetail: null,
-        disprovedBy: null,
-      } as const;
-      await calls.update({
-        ...buildBaseUpdate({ ...current, unknownSince: null }),
-        ...{ state: 'succeeded', custody: 'close', outcome: 'answered', evidence: 'answer', attemptOpen: false },
-        leaf: hashLeaf(entry),
-        entry,
-      });
+      await calls.settle(buildSuccess(txn, { leaf: hashLeaf(entry), entry }));
       done += 1;
     }
   };

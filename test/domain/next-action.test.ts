@@ -14,7 +14,7 @@ import {
   MAX_OWNER_DEATHS,
   type NextAction,
 } from '../../gateway/domain/attempts/next-action.ts';
-import type { CallKind } from '../../gateway/domain/calls/call.ts';
+import type { CallKind } from '../../gateway/domain/calls/call-record.ts';
 import type { RetryPolicy, Tool } from '../../gateway/domain/policy.ts';
 
 const KINDS: readonly CallKind[] = ['read', 'key', 'idempotent', 'probe', 'none'];

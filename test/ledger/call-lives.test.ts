@@ -3,9 +3,9 @@ import fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { endHeldCall } from '../../gateway/ledger/approvals/approvals.ts';
 import { handOverCalls, releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
-import type { CallUpdate } from '../../gateway/ledger/calls/calls.ts';
+import type { OpenCallPatch, SettlementPatch } from '../../gateway/ledger/calls/call-patches.ts';
 import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
-import { buildIntent } from '../support/intent.ts';
+import { buildNewCall, buildSuccess, buildUpdate } from '../support/call-record.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
 /** Whatever happens to calls in whatever order: each has an open row or an outcome, never both and never neither. */
@@ -25,28 +25,16 @@ interface Life {
   readonly owner: string;
 }
 
-/** An update as an owner writes it that has read the call before. */
-function buildUpdate(
-  seen: Pick<CallUpdate, 'txn' | 'fence' | 'updateNumber'>,
-  changes: Partial<CallUpdate>,
-): CallUpdate {
-  return {
-    ...{ txn: seen.txn, fence: seen.fence, updateNumber: seen.updateNumber + 1, isEvidence: false, state: 'in_doubt' },
-    ...{ attempt: 1, attemptOpen: false, unresolved: 1, unknownSinceMs: 0, custody: 'keep', dueInMs: null },
-    ...{
-      outcome: null,
-      problem: null,
-      detail: null,
-      answer: null,
-      evidence: null,
-      resolvedBy: null,
-      leaf: null,
-      event: null,
-    },
-    ...{ undo: null, attemptDetail: null, disprovedBy: null, entry: '{}' },
-    ...changes,
-  };
-}
+/** The row that an owner has seen, and the number of its next patch. */
+type Seen = Pick<OpenCallPatch, 'txn' | 'fence' | 'updateNumber'>;
+
+const putInDoubt = (seen: Seen, changes: Partial<OpenCallPatch> = {}) =>
+  calls.update(buildUpdate(seen.txn, { ...seen, state: 'in_doubt', unresolved: 1, unknownSinceMs: 0, ...changes }));
+
+const end = (seen: Seen, changes: Partial<SettlementPatch>) =>
+  calls.settle(
+    buildSuccess(seen.txn, { ...seen, unknownSinceMs: 0, outcome: null, leaf: Buffer.from(randomUUID()), ...changes }),
+  );
 
 async function apply(
   { txn, start, owner }: Life,
@@ -55,21 +43,20 @@ async function apply(
   isStale: boolean,
 ): Promise<unknown> {
   if (operation === 'claim')
-    return calls.claim(buildIntent(owner, { txn, state: start, owner: start === 'held' ? null : owner, fence }));
+    return calls.claim(buildNewCall(owner, { txn, state: start, owner: start === 'held' ? null : owner, fence }));
   const call = await calls.read(txn);
-  const seen = { txn, fence: (call?.fence ?? fence) - (isStale ? 1 : 0), updateNumber: call?.updateNumber ?? 0 };
-  const end = { custody: 'close', unresolved: 0, evidence: 'answer', leaf: Buffer.from(randomUUID()) } as const;
+  const seen = { txn, fence: (call?.fence ?? fence) - (isStale ? 1 : 0), updateNumber: (call?.updateNumber ?? 0) + 1 };
   switch (operation) {
     case 'doubt':
-      return calls.update(buildUpdate(seen, {}));
+      return putInDoubt(seen);
     case 'park':
-      return calls.update(buildUpdate(seen, { custody: 'park', dueInMs: 0, event: { at: 'now', what: 'in_doubt' } }));
+      return putInDoubt(seen, { parked: { dueInMs: 0 }, event: { at: 'now', what: 'in_doubt' } });
     case 'succeed':
-      return calls.update(buildUpdate(seen, { ...end, state: 'succeeded' }));
+      return end(seen, {});
     case 'fail':
-      return calls.update(buildUpdate(seen, { ...end, state: 'failed', problem: 'tool_failed' }));
+      return end(seen, { state: 'failed', problem: 'tool_failed' });
     case 'late success':
-      return calls.update(buildUpdate(seen, { ...end, state: 'succeeded', isEvidence: true }));
+      return end(seen, { isEvidence: true });
     case 'cancel':
       return endHeldCall(db, txn, 'cancelled', 'withdrawn', '{}');
     case 'judge': {

@@ -1,60 +1,22 @@
 import { randomUUID } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
 import { releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
-import { CallStore, type CallUpdate, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { recordResolution } from '../../gateway/ledger/calls/verdicts.ts';
 import { endDeadProcessesOnHost, Lease } from '../../gateway/ledger/process-lease.ts';
-import { buildIntent } from '../support/intent.ts';
+import { buildNewCall, buildSuccess, buildUpdate, type TestCallFields } from '../support/call-record.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
 const { database, db } = useLedger(8);
 const calls = useCallStore(db);
 const lease = useLease(db);
 
-const intent = (changes: Partial<Intent> = {}) => buildIntent(lease.id, changes);
-
-function buildUpdate(txn: string, changes: Partial<CallUpdate> = {}): CallUpdate {
-  return {
-    txn,
-    fence: 1,
-    updateNumber: 1,
-    isEvidence: false,
-    state: 'sending',
-    attempt: 1,
-    attemptOpen: false,
-    unresolved: 0,
-    unknownSinceMs: null,
-    custody: 'keep',
-    dueInMs: null,
-    outcome: null,
-    problem: null,
-    detail: null,
-    answer: null,
-    evidence: null,
-    resolvedBy: null,
-    leaf: null,
-    event: null,
-    undo: null,
-    attemptDetail: null,
-    disprovedBy: null,
-    entry: '{}',
-    ...changes,
-  };
-}
-
-const buildSuccess = (txn: string, changes: Partial<CallUpdate> = {}) =>
-  buildUpdate(txn, {
-    state: 'succeeded',
-    custody: 'close',
-    outcome: 'answered',
-    evidence: 'answer',
-    leaf: Buffer.alloc(32),
-    ...changes,
-  });
+const newCall = (changes: Partial<TestCallFields> = {}) => buildNewCall(lease.id, changes);
+const ANSWER = { status: 200, contentType: null, body: null, encoding: 'utf8' } as const;
 
 describe('a claim', () => {
   it('is won by one of several, within a batch and across processes', async () => {
-    const one = intent();
+    const one = newCall();
     const elsewhere = new CallStore(db);
     const won = await Promise.all(
       [one, { ...one }, { ...one }].map((same, i) => (i === 2 ? elsewhere : calls).claim(same)),
@@ -65,14 +27,14 @@ describe('a claim', () => {
   });
 
   it('writes its audit entry in the same commit, and none if it is lost', async () => {
-    const one = intent({ entry: '{"once":1}' });
+    const one = newCall({ entry: '{"once":1}' });
     await calls.claim(one);
     await calls.claim({ ...one });
     expect(await database.query(`select * from audit_entries where entry = '{"once":1}'`)).toHaveLength(1);
   });
 
   it('can be released while nothing was sent, and then claimed again', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: lease.id, fence: 1 }, '{}')).toBe(true);
     expect(await calls.read(one.txn)).toBeUndefined();
@@ -80,7 +42,7 @@ describe('a claim', () => {
   });
 
   it('of another owner cannot be released', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     expect(await releaseClaim(db, { txn: one.txn, owner: randomUUID(), fence: 1 }, '{}')).toBe(false);
     expect(await calls.read(one.txn)).toBeDefined();
@@ -89,27 +51,29 @@ describe('a claim', () => {
 
 describe('a settlement', () => {
   it('closes the call once; a second settlement changes nothing', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
-    expect(await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }))).toBe(true);
-    const other = { answer: '{"status":201}', isEvidence: true, leaf: Buffer.alloc(32, 2) };
-    expect(await calls.update(buildSuccess(one.txn, other))).toBe(false);
+    expect(await calls.settle(buildSuccess(one.txn, { answer: ANSWER }))).toBe(true);
+    const other = { answer: { ...ANSWER, status: 201 }, isEvidence: true, leaf: Buffer.alloc(32, 2) };
+    expect(await calls.settle(buildSuccess(one.txn, other))).toBe(false);
     const call = await calls.read(one.txn);
     expect(call).toMatchObject({ state: 'succeeded', answer: { status: 200 }, owner: null });
   });
 
   it('with an old fence does not apply, unless it is evidence', async () => {
-    const one = intent({ owner: randomUUID() });
+    const one = newCall({ owner: randomUUID() });
     await calls.claim(one);
     const taken = await takeOverCalls(db, lease.id, () => '{}');
     const own = taken.find((call) => call.txn === one.txn);
     expect(own).toMatchObject({ fence: 2, attemptOpen: false, unresolved: 1, ownerDeaths: 1 });
-    expect(await calls.update(buildUpdate(one.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(false);
-    expect(await calls.update(buildSuccess(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
+    expect(
+      await calls.update(buildUpdate(one.txn, { state: 'in_doubt', parked: { dueInMs: null }, unresolved: 1 })),
+    ).toBe(false);
+    expect(await calls.settle(buildSuccess(one.txn, { isEvidence: true, evidence: 'late_answer' }))).toBe(true);
   });
 
   it('does not apply after later ones, and is not applied twice', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     const closed = buildUpdate(one.txn, { updateNumber: 1, entry: '{"closed":1}' });
     const opened = buildUpdate(one.txn, { updateNumber: 2, attempt: 2, attemptOpen: true });
@@ -122,7 +86,7 @@ describe('a settlement', () => {
   });
 
   it('by a person does not apply if an attempt was opened after they read the call', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     await calls.update(buildUpdate(one.txn, { updateNumber: 1, state: 'in_doubt', unresolved: 1 }));
     const seen = await calls.read(one.txn);
@@ -143,29 +107,24 @@ describe('a settlement', () => {
   });
 
   it('applies for each of two updates of one call in the same batch', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     const both = await Promise.all([
-      calls.update(buildUpdate(one.txn, { updateNumber: 1, state: 'in_doubt', unresolved: 1, custody: 'park' })),
-      calls.update(buildSuccess(one.txn, { isEvidence: true })),
+      calls.update(
+        buildUpdate(one.txn, { updateNumber: 1, state: 'in_doubt', unresolved: 1, parked: { dueInMs: null } }),
+      ),
+      calls.settle(buildSuccess(one.txn, { isEvidence: true })),
     ]);
     expect(both).toEqual([true, true]);
     expect(await calls.read(one.txn)).toMatchObject({ state: 'succeeded' });
   });
 
   it('that is illegal is rejected by the database alone; others of the batch apply', async () => {
-    const [good, bad] = [intent(), intent()];
+    const [good, bad] = [newCall(), newCall()];
     await Promise.all([calls.claim(good), calls.claim(bad)]);
     const settled = await Promise.allSettled([
-      calls.update(buildSuccess(good.txn)),
-      calls.update(
-        buildUpdate(bad.txn, {
-          state: 'failed',
-          custody: 'close',
-          problem: null,
-          evidence: 'answer',
-        }),
-      ),
+      calls.settle(buildSuccess(good.txn)),
+      calls.settle(buildSuccess(bad.txn, { state: 'failed', outcome: null, leaf: null, problem: null })),
     ]);
     expect(settled.map((one) => one.status)).toEqual(['fulfilled', 'rejected']);
     expect(await calls.read(good.txn)).toMatchObject({ state: 'succeeded' });
@@ -173,12 +132,12 @@ describe('a settlement', () => {
   });
 
   it('is never changed, only erased', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     const expectRefused = (change: string) =>
       expect(database.query(`update ${change} where txn = $1`, [one.txn]), change).rejects.toThrow(/call /);
     await expectRefused(`open_calls set fence = 0`);
-    await calls.update(buildSuccess(one.txn, { answer: '{"status":200}' }));
+    await calls.settle(buildSuccess(one.txn, { answer: ANSWER }));
     await expectRefused(`calls set agent = 'b'`);
     for (const set of [
       `state = 'failed', problem = 'tool_failed'`,
@@ -196,7 +155,7 @@ describe('a settlement', () => {
 
 describe('taking over', () => {
   it('skips calls of live processes, however old', async () => {
-    const one = intent();
+    const one = newCall();
     await calls.claim(one);
     await database.query(`update open_calls set due_at = now() - interval '1 day' where txn = $1`, [one.txn]);
     const taken = await takeOverCalls(db, randomUUID(), () => '{}');
@@ -205,7 +164,7 @@ describe('taking over', () => {
 
   it('gives each call to one of several takers', async () => {
     const dead = randomUUID();
-    const lost = Array.from({ length: 50 }, () => intent({ owner: dead }));
+    const lost = Array.from({ length: 50 }, () => newCall({ owner: dead }));
     await Promise.all(lost.map((one) => calls.claim(one)));
     const takers = await Promise.all(Array.from({ length: 4 }, () => takeOverCalls(db, lease.id, () => '{}')));
     const taken = takers.flat().map((call) => call.txn);
@@ -213,7 +172,7 @@ describe('taking over', () => {
   });
 
   it('takes a call without an owner when it is due, and counts no owner death', async () => {
-    const one = intent({ state: 'held', owner: null, dueInMs: 0 });
+    const one = newCall({ state: 'held', owner: null, dueInMs: 0 });
     await calls.claim(one);
     const taken = await takeOverCalls(db, lease.id, () => '{}');
     expect(taken.find((call) => call.txn === one.txn)).toMatchObject({ state: 'held', ownerDeaths: 0, unresolved: 0 });
@@ -259,19 +218,19 @@ describe('a lease', () => {
 
 describe('updates of one call', () => {
   it('whose step number a late success took are not reported as applied', async () => {
-    const each = intent();
+    const each = newCall();
     await calls.claim(each);
-    expect(await calls.update(buildSuccess(each.txn, { isEvidence: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
+    expect(await calls.settle(buildSuccess(each.txn, { isEvidence: true, fence: 99, leaf: Buffer.alloc(32, 9) }))).toBe(
       true,
     );
-    expect(await calls.update(buildUpdate(each.txn, { state: 'in_doubt', custody: 'park', unresolved: 1 }))).toBe(
-      false,
-    );
+    expect(
+      await calls.update(buildUpdate(each.txn, { state: 'in_doubt', parked: { dueInMs: null }, unresolved: 1 })),
+    ).toBe(false);
     expect((await calls.read(each.txn))?.state).toBe('succeeded');
   });
 
   it('of which the second is rejected do not reject claims of the same batch', async () => {
-    const [each, other] = [intent(), intent()];
+    const [each, other] = [newCall(), newCall()];
     await calls.claim(each);
     const impossible = buildUpdate(each.txn, { updateNumber: 2, state: 'held', attempt: 1 });
     const all = [calls.update(buildUpdate(each.txn)), calls.update(impossible), calls.claim(other)];

@@ -1,6 +1,6 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { beforeEach, describe, expect, it } from 'vitest';
-import type { CallEvent } from '../../gateway/domain/calls/call.ts';
+import type { CallEvent } from '../../gateway/domain/calls/call-record.ts';
 import { CALL_STATES, isFinalState } from '../../gateway/domain/calls/call-state.ts';
 import { UNDO_STATES } from '../../gateway/domain/sagas/saga.ts';
 import { readCallEvents } from '../../gateway/ledger/calls/call-events.ts';

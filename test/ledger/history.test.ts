@@ -3,11 +3,13 @@ import { describe, expect, it } from 'vitest';
 import { History, type HistoryQuery } from '../../gateway/domain/calls/history.ts';
 import { canonicalize } from '../../gateway/domain/canonical.ts';
 import type { Json } from '../../gateway/domain/json.ts';
+import type { StoredUndo } from '../../gateway/domain/sagas/saga.ts';
 import { releaseClaim } from '../../gateway/ledger/calls/call-ownership.ts';
-import { CallStore, type ClaimGuards, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
+import type { ClaimGuards } from '../../gateway/ledger/calls/claim.ts';
 import { readHistory } from '../../gateway/ledger/calls/history.ts';
+import { buildNewCall, type TestCallFields } from '../support/call-record.ts';
 import { endOpenCall } from '../support/call-rows.ts';
-import { buildIntent } from '../support/intent.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 
 const { database, db } = useLedger(8);
@@ -23,8 +25,13 @@ const sum = (glob: string, ...path: string[]): HistoryQuery => ({
   sum: path,
 });
 
-async function claimCall(agent: string, tool: string, args: Json = {}, changes: Partial<Intent> = {}): Promise<string> {
-  const intent = buildIntent(lease.id, { agent, tool, args: canonicalize(args), ...changes });
+async function claimCall(
+  agent: string,
+  tool: string,
+  args: Json = {},
+  changes: Partial<TestCallFields> = {},
+): Promise<string> {
+  const intent = buildNewCall(lease.id, { agent, tool, args: canonicalize(args), ...changes });
   expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
   return intent.txn;
 }
@@ -72,12 +79,7 @@ describe('the history of an agent', () => {
 
   it('does not count compensations', async () => {
     const agent = randomUUID();
-    const txn = await claimCall(
-      agent,
-      'a.make',
-      {},
-      { undo: { kind: 'compensable', tool: 'a.delete' } as Intent['undo'] },
-    );
+    const txn = await claimCall(agent, 'a.make', {}, { undo: { kind: 'compensable', tool: 'a.delete' } as StoredUndo });
     await settle(txn, 'succeeded');
     await database.query(`insert into undos (txn, state) values ($1, 'due')`, [txn]);
     await claimCall(agent, 'a.delete', {}, { undoOf: txn, undoTries: 0, identity: 'undo' });
@@ -166,7 +168,7 @@ describe('a claim under a rule with history', () => {
     const elsewhere = new CallStore(db);
     const settlements = await Promise.all(
       Array.from({ length: 20 }, (_, i) =>
-        (i % 2 === 0 ? calls : elsewhere).claim(buildIntent(lease.id, { agent, tool: 'a.x' }), allowUpTo(7)),
+        (i % 2 === 0 ? calls : elsewhere).claim(buildNewCall(lease.id, { agent, tool: 'a.x' }), allowUpTo(7)),
       ),
     );
     expect(settlements.filter((outcome) => outcome.kind === 'won')).toHaveLength(7);
@@ -178,7 +180,7 @@ describe('a claim under a rule with history', () => {
 
   it('that is refused writes nothing', async () => {
     const agent = randomUUID();
-    const intent = buildIntent(lease.id, { agent, tool: 'a.x' });
+    const intent = buildNewCall(lease.id, { agent, tool: 'a.x' });
     expect(await calls.claim(intent, allowUpTo(0))).toEqual({ kind: 'stale_decision', history: expect.any(History) });
     expect(await calls.read(intent.txn)).toBeUndefined();
   });

@@ -1,15 +1,14 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { buildBaseUpdate } from '../../gateway/flow/attempts/build-call-update.ts';
 import { handOverCalls, isOwnedBy, releaseClaim, takeOverCalls } from '../../gateway/ledger/calls/call-ownership.ts';
-import { CallStore, type Intent } from '../../gateway/ledger/calls/calls.ts';
+import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { listCalls } from '../../gateway/ledger/calls/list-calls.ts';
 import { Database } from '../../gateway/ledger/db.ts';
 import { Lease } from '../../gateway/ledger/process-lease.ts';
 import { closeSagaForRollback } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { buildNewCall, buildSuccess, type TestCall, type TestCallFields } from '../support/call-record.ts';
 import { createTestDatabase, type TestDatabase } from '../support/database.ts';
-import { buildIntent } from '../support/intent.ts';
 
 /**
  * A connection plans a statement once, often while the ledger is empty, and keeps the plan until PostgreSQL analyses the tables. A
@@ -48,32 +47,12 @@ afterAll(async () => {
   await database?.drop();
 });
 
-const settle = ({ txn, fence }: Intent) =>
-  calls.update({
-    ...buildBaseUpdate({
-      txn,
-      fence,
-      updateNumber: 0,
-      state: 'sending',
-      attempt: 1,
-      attemptOpen: false,
-      unresolved: 0,
-      attemptDetail: null,
-      disprovedBy: null,
-      unknownSince: null,
-    }),
-    state: 'succeeded',
-    custody: 'close',
-    outcome: 'answered',
-    evidence: 'answer',
-    leaf: Buffer.alloc(32),
-    entry: '{}',
-  });
+const settle = ({ txn }: TestCall) => calls.settle(buildSuccess(txn));
 
-async function claimCall(changes: Partial<Intent> = {}): Promise<Intent> {
-  const intent = buildIntent(lease.id, { kind: 'key', ...changes });
-  expect(await calls.claim(intent)).toMatchObject({ kind: 'won' });
-  return intent;
+async function claimCall(changes: Partial<TestCallFields> = {}): Promise<TestCall> {
+  const newCall = buildNewCall(lease.id, { kind: 'key', ...changes });
+  expect(await calls.claim(newCall)).toMatchObject({ kind: 'won' });
+  return newCall;
 }
 
 async function settleSteps(): Promise<string> {
@@ -109,7 +88,7 @@ const OPERATIONS: readonly (readonly [name: string, run: () => Promise<unknown>]
       await claimCall({ identity: 'undo', undoOf: done.txn, undoTries: 0 });
     },
   ],
-  ['a release', async () => expect(await releaseClaim(db, await claimCall(), '{}')).toBe(true)],
+  ['a release', async () => expect(await releaseClaim(db, (await claimCall()).record, '{}')).toBe(true)],
   [
     'a check of the owner of a call',
     async () => expect(await isOwnedBy(db, (await claimCall()).txn, lease.id)).toBe(true),

@@ -1,9 +1,18 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { CLAIM_ROW, SETTLEMENT_ROW, UPDATE_ROW } from '../../gateway/ledger/calls/call-batches.ts';
+import {
+  CALL_COLUMNS,
+  CALLS_JOINED,
+  type ColumnTable,
+  INTENT_COLUMNS,
+  OPEN_COLUMNS,
+  SETTLEMENT_COLUMNS,
+  UNDO_COLUMNS,
+} from '../../gateway/ledger/calls/call-columns.ts';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { RowArrayEncoder, type RowType } from '../../gateway/ledger/row-array.ts';
-import { buildIntent } from '../support/intent.ts';
+import { buildNewCall } from '../support/call-record.ts';
 import { useLedger } from '../support/use-ledger.ts';
 
 interface Row {
@@ -87,10 +96,68 @@ describe('rows of a batch', () => {
 
   it('that cannot be encoded are refused alone; the other claims of the batch are won', async () => {
     const calls = new CallStore(db);
-    const good = buildIntent('00000000-0000-4000-8000-000000000001');
-    const claims = [calls.claim(good), calls.claim({ ...good, txn: 'no uuid' })];
+    const good = buildNewCall('00000000-0000-4000-8000-000000000001');
+    const claims = [
+      calls.claim(good),
+      calls.claim(buildNewCall('00000000-0000-4000-8000-000000000001', { txn: 'no uuid' })),
+    ];
     const [first, second] = await Promise.allSettled(claims);
     expect(first).toEqual({ status: 'fulfilled', value: { kind: 'won', lockToken: null } });
     expect(second).toMatchObject({ reason: { message: 'Column txn is of type uuid and cannot hold "no uuid".' } });
+  });
+});
+
+interface TableColumns {
+  readonly table: string;
+  readonly alias: string;
+  readonly written: ColumnTable;
+  /** The columns that no field of a call is read from or patched in, and what they are for. */
+  readonly others: Readonly<Record<string, string>>;
+}
+
+const TABLES: readonly TableColumns[] = [
+  { table: 'calls', alias: 'c', written: INTENT_COLUMNS, others: {} },
+  {
+    table: 'open_calls',
+    alias: 'o',
+    written: OPEN_COLUMNS,
+    others: {
+      run: 'a copy of calls.run, by which the takeover of a run finds its open calls',
+      former_owners: 'read by areSendersGone before a verdict',
+    },
+  },
+  { table: 'settlements', alias: 'r', written: SETTLEMENT_COLUMNS, others: {} },
+  {
+    table: 'undos',
+    alias: 'u',
+    written: UNDO_COLUMNS,
+    others: {
+      doubt: 'read with the step by readSteps',
+      due_at: 'read with the step by readSteps',
+      since: 'read with the step by readSteps',
+      tries_from: 'read with the step by readSteps',
+      waived: 'read with the step by readSteps',
+    },
+  },
+];
+
+describe('the column tables', () => {
+  const readColumns = async (table: string) => {
+    const text = `select attname as name, regexp_replace(typname, '^_(.*)', '\\1[]') as type from pg_attribute a join pg_type t on t.oid = a.atttypid
+      where attrelid = $1::regclass and attnum > 0 and not attisdropped`;
+    const rows = await db.run<{ name: string; type: string }>({ name: 'columns', text, values: [table] });
+    return new Map(rows.map(({ name, type }) => [name, type]));
+  };
+
+  it.each(TABLES)('account for every column of $table', async ({ table, alias, written, others }) => {
+    const read = [...`${CALL_COLUMNS} ${CALLS_JOINED}`.matchAll(new RegExp(`\\b${alias}\\.(\\w+)`, 'g'))];
+    const used = new Set([...read.map(([, column]) => column), ...Object.values(written).map(({ column }) => column)]);
+    expect([...used, ...Object.keys(others)].sort()).toEqual([...(await readColumns(table)).keys()].sort());
+  });
+
+  it.each(TABLES)('write the columns of $table in their types', async ({ table, written }) => {
+    const types = await readColumns(table);
+    for (const { column, type, cast, set } of Object.values(written))
+      if (set === undefined) expect(types.get(column), column).toBe(cast ?? type);
   });
 });

@@ -3,7 +3,7 @@ import pg from 'pg';
 import { describe, expect, it } from 'vitest';
 import { CallStore } from '../../gateway/ledger/calls/calls.ts';
 import { listOlderOpenCalls, takeRun } from '../../gateway/ledger/controls/runs.ts';
-import { buildIntent } from '../support/intent.ts';
+import { buildNewCall } from '../support/call-record.ts';
 import { useCallStore, useLedger } from '../support/use-ledger.ts';
 
 const OWNER = randomUUID();
@@ -42,7 +42,7 @@ describe('a concurrent claim and takeover', () => {
     await database.query(`insert into limit_buckets values ($1)`, [run]);
     // The claim has locked the run and waits for the bucket of its limit before it can commit.
     const bucket = await lockRows('select bucket from limit_buckets where bucket = $1 for update', [run]);
-    const intent = buildIntent(OWNER, { run, epoch: 1 });
+    const intent = buildNewCall(OWNER, { run, epoch: 1 });
     const charges = [{ kind: 'rate' as const, bucket: run, amount: 1, max: 10, perMs: 1_000 }];
     const claimed = calls.claim(intent, { charges, approval: undefined, locks: undefined });
     await expect.poll(countWaiting).toBe(1);
@@ -58,13 +58,13 @@ describe('a concurrent claim and takeover', () => {
     const run = randomUUID();
     await take(run);
     const taking = await lockRows('update runs set epoch = 2 where id = $1', [run]);
-    const old = buildIntent(OWNER, { run, epoch: 1 });
+    const old = buildNewCall(OWNER, { run, epoch: 1 });
     const claimed = calls.claim(old);
     await expect.poll(countWaiting).toBe(1);
     await taking.end();
     expect(await claimed).toEqual({ kind: 'taken' });
     expect(await calls.read(old.txn)).toBeUndefined();
-    expect(await calls.claim(buildIntent(OWNER, { run, epoch: 2 }))).toMatchObject({ kind: 'won' });
+    expect(await calls.claim(buildNewCall(OWNER, { run, epoch: 2 }))).toMatchObject({ kind: 'won' });
   });
 });
 
@@ -82,7 +82,7 @@ it('batches of calls in many runs, in any order, never deadlock', async () => {
   const other = new CallStore(db);
   const claims = Array.from({ length: 300 }, (_, k) => {
     const run = runs[(k * 7) % runs.length] as string;
-    return (k % 2 === 0 ? calls : other).claim(buildIntent(OWNER, { run, epoch: k % 5 === 0 ? 9 : 1 }));
+    return (k % 2 === 0 ? calls : other).claim(buildNewCall(OWNER, { run, epoch: k % 5 === 0 ? 9 : 1 }));
   });
   const results = await Promise.all(claims);
   results.forEach((result, k) => {

@@ -3,12 +3,11 @@ import { describe, expect, it } from 'vitest';
 import type { Tool } from '../../gateway/domain/policy.ts';
 import type { UndoState } from '../../gateway/domain/sagas/saga.ts';
 import { decodeUndoArgs, encodeUndoArguments } from '../../gateway/flow/sagas/undo.ts';
-import type { Intent } from '../../gateway/ledger/calls/calls.ts';
 import { transitionSaga } from '../../gateway/ledger/sagas/saga-rollback.ts';
 import { addUndoTask, claimUndoTasks, removeUndoTask } from '../../gateway/ledger/sagas/undo-tasks.ts';
 import { UndoStore } from '../../gateway/ledger/sagas/undos.ts';
+import { buildNewCall, type TestCallFields } from '../support/call-record.ts';
 import { endOpenCall, insertRow } from '../support/call-rows.ts';
-import { buildIntent } from '../support/intent.ts';
 import { useCallStore, useLease, useLedger } from '../support/use-ledger.ts';
 import { useResource } from '../support/use-resource.ts';
 
@@ -22,7 +21,8 @@ async function openSaga(agent = 'a'): Promise<string> {
   return id;
 }
 
-const step = (saga: string, changes: Partial<Intent> = {}) => buildIntent(lease.id, { kind: 'key', saga, ...changes });
+const step = (saga: string, changes: Partial<TestCallFields> = {}) =>
+  buildNewCall(lease.id, { kind: 'key', saga, ...changes });
 
 const settle = (txn: string, answer: string | null = null) =>
   endOpenCall(database, txn, { outcome: 'answered', answer });
@@ -97,13 +97,13 @@ describe('a mark of an undo', () => {
   );
 
   async function makeDone(): Promise<string> {
-    const done = buildIntent(lease.id, { kind: 'key' });
+    const done = buildNewCall(lease.id, { kind: 'key' });
     await calls.claim(done);
     await settle(done.txn);
     return done.txn;
   }
   const claimUndo = (txn: string, tries: number) =>
-    calls.claim(buildIntent(lease.id, { identity: 'undo', undoOf: txn, undoTries: tries }));
+    calls.claim(buildNewCall(lease.id, { identity: 'undo', undoOf: txn, undoTries: tries }));
 
   it('applies from the state and try that were read only, and logs each once', async () => {
     const txn = await makeDone();
@@ -123,7 +123,7 @@ describe('a mark of an undo', () => {
 
   it('applies beside an impossible one in the same batch, and to a call with a known observation', async () => {
     const [fresh, observed] = [await makeDone(), await makeDone()];
-    const open = buildIntent(lease.id, { kind: 'key' });
+    const open = buildNewCall(lease.id, { kind: 'key' });
     await calls.claim(open);
     await insertRow(database, 'undos', { txn: observed, before: '{"b":1}' });
     const all = await Promise.allSettled([

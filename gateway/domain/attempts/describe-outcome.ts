@@ -1,9 +1,9 @@
-import type { Call } from '../calls/call.ts';
+import type { CallRecord } from '../calls/call-record.ts';
 import { sanitize } from '../sanitize.ts';
 import type { Outcome } from './adapter.ts';
 
 /** What the ledger knows about the newest attempt of a call. */
-export type LastAttempt = Pick<Call, 'attempt' | 'attemptDetail'>;
+export type LastAttempt = Pick<CallRecord, 'attempt' | 'attemptDetail'>;
 
 /** The outcome of an attempt in words. */
 export function describeOutcome(outcome: Outcome): string {

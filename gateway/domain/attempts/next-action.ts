@@ -1,4 +1,4 @@
-import type { CallKind } from '../calls/call.ts';
+import type { CallKind } from '../calls/call-record.ts';
 import type { RetryPolicy, Tool } from '../policy.ts';
 import type { Outcome } from './adapter.ts';
 

@@ -1,4 +1,4 @@
-import type { Call, Evidence } from '../calls/call.ts';
+import type { CallRecord, Evidence } from '../calls/call-record.ts';
 import type { ErrorCode } from '../errors.ts';
 import type { Outcome } from './adapter.ts';
 import { describeLastAttempt, type LastAttempt } from './describe-outcome.ts';
@@ -49,7 +49,7 @@ export function buildDeniedSettlement(detail: string): Settlement {
 }
 
 /** A call that is known to have had no effect. */
-export type FailedCall = LastAttempt & Pick<Call, 'recalled' | 'fenced' | 'disprovedBy'>;
+export type FailedCall = LastAttempt & Pick<CallRecord, 'recalled' | 'fenced' | 'disprovedBy'>;
 
 /** The settlement of a call that had no effect and has no attempt left. `outcome` is that of its last attempt, if known. */
 export function buildFailedSettlement(call: FailedCall, outcome: Outcome | undefined): Settlement {

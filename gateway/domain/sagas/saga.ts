@@ -1,5 +1,5 @@
 import { computeBackoffMs } from '../attempts/next-action.ts';
-import type { Call } from '../calls/call.ts';
+import type { CallRecord } from '../calls/call-record.ts';
 import { isFinalState } from '../calls/call-state.ts';
 import type { Taint } from '../controls/taint.ts';
 import type { Json } from '../json.ts';
@@ -91,7 +91,7 @@ export interface Saga {
 
 /** The state of the compensation of a step. */
 export interface CompensationStatus {
-  readonly state: Call['state'];
+  readonly state: CallRecord['state'];
   readonly problem: string | null;
   readonly detail: string | null;
   readonly attempt: number;
@@ -104,8 +104,8 @@ export interface CompensationStatus {
 export interface SagaStep {
   readonly txn: string;
   readonly tool: string;
-  readonly kind: Call['kind'];
-  readonly state: Call['state'];
+  readonly kind: CallRecord['kind'];
+  readonly state: CallRecord['state'];
   readonly outcome: string | null;
   readonly ordinal: number;
   /** Null if the step depends on all earlier steps. */

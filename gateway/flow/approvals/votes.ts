@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { requestVote, type VoteResponse } from '../../../adapters/webhook-voter.ts';
 import { countApprovals, hasQuorum, type Vote } from '../../domain/approvals/vote.ts';
 import { sha256Hex } from '../../domain/audit/audit.ts';
-import type { CallEvent } from '../../domain/calls/call.ts';
+import type { CallEvent } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Policies, Rule, Tool, VoterPoll, WebhookVoter } from '../../domain/policy.ts';

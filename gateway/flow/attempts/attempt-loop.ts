@@ -3,13 +3,12 @@ import type { NextAction } from '../../domain/attempts/next-action.ts';
 import type { Span } from '../../domain/telemetry.ts';
 import type { CancelToken } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
-import type { Job } from './job.ts';
-import type { DispatchResult } from './update-call.ts';
+import { type DispatchResult, type InFlightCall, patchCall } from './in-flight-call.ts';
 
 /** The state that the actions of one call share while this process works on it. */
 export interface AttemptLoop {
   readonly ctx: Context;
-  readonly job: Job;
+  readonly call: InFlightCall;
   /** The parent of the spans of the attempts. */
   readonly span: Span;
   /** Cancelled when this process begins to shut down. */
@@ -24,14 +23,14 @@ export interface AttemptLoop {
 export type ActionResult = NextAction | DispatchResult;
 
 /** The fields that every span of a call has. */
-export function toSpanSubject({ tool, agent, txn }: Job) {
-  return { tool: tool.name, agent, txn };
+export function toSpanSubject({ record: { tool, agent, txn } }: InFlightCall) {
+  return { tool, agent, txn };
 }
 
 /** Closes the open attempt. `isUnknown`: it may have had an effect. */
-export function closeAttempt(job: Job, isUnknown: boolean): void {
-  job.attemptOpen = false;
+export function closeAttempt(call: InFlightCall, isUnknown: boolean): void {
+  patchCall(call, { attemptOpen: false });
   if (!isUnknown) return;
-  job.unresolved += 1;
-  job.unknownSince = performance.now();
+  patchCall(call, { unresolved: call.record.unresolved + 1 });
+  call.times.unknownSince = performance.now();
 }

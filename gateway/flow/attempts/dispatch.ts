@@ -3,9 +3,8 @@ import { parseTraceContext, type Span } from '../../domain/telemetry.ts';
 import { CancelToken } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 import { toSpanSubject } from './attempt-loop.ts';
-import type { Job } from './job.ts';
+import type { DispatchResult, InFlightCall } from './in-flight-call.ts';
 import { runAttempts } from './run-attempts.ts';
-import type { DispatchResult } from './update-call.ts';
 
 /**
  * Starts the attempts of open calls, and knows the calls in flight. Fresh, approved, recovered and compensating calls all reach
@@ -25,37 +24,35 @@ export class Dispatch {
    * Registers a call that this process owns. From now on repeats and the shutdown wait for its result, and nothing else in this
    * process claims or recovers it. The caller starts it next: nothing that waits or can fail may stand in between.
    */
-  register(job: Job): InFlightCall {
-    let finish = (_: DispatchResult) => {};
-    const result = new Promise<DispatchResult>((resolve) => (finish = resolve));
-    const inFlight = { job, result, finish };
-    this.#inFlight.set(job.txn, inFlight);
-    return inFlight;
+  register(call: InFlightCall): InFlightCall {
+    this.#inFlight.set(call.record.txn, call);
+    return call;
   }
 
   /** Starts the attempts of a registered call. The promise never rejects. */
-  start(inFlight: InFlightCall): Promise<DispatchResult> {
-    void this.#runToEnd(inFlight);
-    return inFlight.result;
+  start(call: InFlightCall): Promise<DispatchResult> {
+    void this.#runToEnd(call);
+    return call.result;
   }
 
-  async #runToEnd({ job, finish }: InFlightCall): Promise<void> {
-    const span = job.span ?? this.#startRootSpan(job);
+  async #runToEnd(call: InFlightCall): Promise<void> {
+    const { txn } = call.record;
+    const span = call.span ?? this.#startRootSpan(call);
     let result = UNKNOWN_RESULT;
     try {
       result = await runAttempts({
         ctx: this.#ctx,
-        job,
+        call,
         span,
         shutdownToken: this.#shutdownToken,
         lastOutcome: undefined,
         failedObservations: 0,
       });
     } finally {
-      if (job.span === undefined) span.end({ txn: job.txn, state: job.state });
-      // Keep the entry if this process took the call again meanwhile, under another job.
-      if (this.#inFlight.get(job.txn)?.job === job) this.#inFlight.delete(job.txn);
-      finish(result);
+      if (call.span === undefined) span.end({ txn, state: call.record.state });
+      // Keep the entry if this process took the call again meanwhile.
+      if (this.#inFlight.get(txn) === call) this.#inFlight.delete(txn);
+      call.finish(result);
     }
   }
 
@@ -90,22 +87,14 @@ export class Dispatch {
   }
 
   /** A recovered or compensating call has no caller's span. It continues the trace context of its stored request. */
-  #startRootSpan(job: Job): Span {
-    const name = job.undoOf === null ? 'recover' : 'undo';
+  #startRootSpan(call: InFlightCall): Span {
+    const name = call.record.undoOf === null ? 'recover' : 'undo';
     return this.#ctx.telemetry.begin(
       name,
-      toSpanSubject(job),
-      parseTraceContext((header) => job.request.headers[header]),
+      toSpanSubject(call),
+      parseTraceContext((header) => call.payload.request.headers[header]),
     );
   }
-}
-
-/** A call that this process works on, and the promise of its result. The promise exists before the first attempt starts. */
-export interface InFlightCall {
-  readonly job: Job;
-  readonly result: Promise<DispatchResult>;
-  /** Resolves `result`. Only for `Dispatch`. */
-  readonly finish: (result: DispatchResult) => void;
 }
 
 // A shared constant: every call replaces it.

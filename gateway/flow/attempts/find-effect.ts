@@ -6,25 +6,25 @@ import {
 import { OBSERVED, PROBED } from '../../domain/attempts/settlement.ts';
 import type { Context } from '../context.ts';
 import type { ActionResult } from './attempt-loop.ts';
-import { buildCallEvent } from './build-call-update.ts';
-import { type Job, toCallProgress } from './job.ts';
+import { buildCallEvent } from './build-patches.ts';
+import { type DispatchResult, type InFlightCall, patchCall, toCallProgress } from './in-flight-call.ts';
 import { type ObservedState, observeInDoubt, truncateForPerson } from './observe.ts';
 import { runProbe } from './probe.ts';
-import { type DispatchResult, parkCall, recordProgress, settleCall } from './update-call.ts';
+import { parkCall, recordProgress, settleCall } from './update-call.ts';
 
 // The actions that read whether an attempt whose outcome is unknown had its effect.
 
 /** Probes the effect of a call in doubt. A crash here leaves a call in doubt, which is probed again. */
-export async function probeEffect(ctx: Context, job: Job): Promise<ActionResult> {
-  const probed = await runProbe(ctx, job);
+export async function probeEffect(ctx: Context, call: InFlightCall): Promise<ActionResult> {
+  const probed = await runProbe(ctx, call);
   ctx.reachKillPoint('probed');
   switch (probed.kind) {
     case 'applied':
-      return settleCall(ctx, job, PROBED, probed.answer);
+      return settleCall(ctx, call, PROBED, probed.answer);
     case 'not_applied':
-      return continueDisproved(ctx, job, 'probe');
+      return continueDisproved(ctx, call, 'probe');
     case 'failed':
-      return decideAfterFailedProbe(job.tool.retry, probed.detail);
+      return decideAfterFailedProbe(call.tool.retry, probed.detail);
   }
 }
 
@@ -32,33 +32,40 @@ export async function probeEffect(ctx: Context, job: Job): Promise<ActionResult>
  * Observes the target of a call in doubt. The observation is proof only if the tool declares `settles`. Otherwise, or if
  * the observation fails, a person decides. A crash here leaves a call in doubt, which is observed again.
  */
-export async function observeEffect(ctx: Context, job: Job): Promise<ActionResult> {
-  const observed = await observeInDoubt(ctx, job);
+export async function observeEffect(ctx: Context, call: InFlightCall): Promise<ActionResult> {
+  const observed = await observeInDoubt(ctx, call);
   ctx.reachKillPoint('probed');
-  const isProof = job.tool.observe?.settlesMs !== undefined;
+  const isProof = call.tool.observe?.settlesMs !== undefined;
   if (observed.kind === 'failed')
-    return decideAfterFailedReobservation(toCallProgress(job), job.tool.retry, isProof, observed.detail);
-  if (!isProof) return parkForPerson(ctx, job, observed);
+    return decideAfterFailedReobservation(toCallProgress(call), call.tool.retry, isProof, observed.detail);
+  if (!isProof) return parkForPerson(ctx, call, observed);
   return observed.satisfied
-    ? settleCall(ctx, job, OBSERVED, observed.answer)
-    : continueDisproved(ctx, job, 'observation');
+    ? settleCall(ctx, call, OBSERVED, observed.answer)
+    : continueDisproved(ctx, call, 'observation');
 }
 
 /** Parks a call with an observation that proves nothing, for the person who resolves the doubt. */
-function parkForPerson(ctx: Context, job: Job, { satisfied, answer }: ObservedState): Promise<DispatchResult> {
-  job.undoArguments = null;
+function parkForPerson(
+  ctx: Context,
+  call: InFlightCall,
+  { satisfied, answer }: ObservedState,
+): Promise<DispatchResult> {
+  call.undoArguments = null;
   const finding = satisfied ? 'found the requested state' : 'did not find the requested state';
   const why = `a second observation ${finding}, which proves nothing by itself`;
-  return parkCall(ctx, job, null, why, undefined, { satisfied, observed: truncateForPerson(answer) });
+  return parkCall(ctx, call, null, why, undefined, { satisfied, observed: truncateForPerson(answer) });
 }
 
 const DISPROOF_EVENTS = { probe: 'probe_not_applied', observation: 'observed_not_satisfied' } as const;
 
 /** Continues a call after evidence showed that no attempt so far had an effect. */
-async function continueDisproved(ctx: Context, job: Job, by: keyof typeof DISPROOF_EVENTS): Promise<ActionResult> {
-  job.unresolved = 0;
-  job.disprovedBy = by;
-  const event = buildCallEvent(DISPROOF_EVENTS[by], { attempt: job.attempt });
-  if (!(await recordProgress(ctx, job, event))) return { kind: 'elsewhere' };
-  return decideNextAction(toCallProgress(job), job.tool, true);
+async function continueDisproved(
+  ctx: Context,
+  call: InFlightCall,
+  by: keyof typeof DISPROOF_EVENTS,
+): Promise<ActionResult> {
+  patchCall(call, { unresolved: 0, disprovedBy: by });
+  const event = buildCallEvent(DISPROOF_EVENTS[by], { attempt: call.record.attempt });
+  if (!(await recordProgress(ctx, call, event))) return { kind: 'elsewhere' };
+  return decideNextAction(toCallProgress(call), call.tool, true);
 }

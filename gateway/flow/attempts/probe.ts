@@ -4,7 +4,7 @@ import { ExpressionError } from '../../domain/policy.ts';
 import { parseResult, redactAnswer } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
-import type { Job } from './job.ts';
+import type { InFlightCall } from './in-flight-call.ts';
 import { type FailedRead, readEvidence } from './read-evidence.ts';
 
 /** Whether the call had its effect, as its probe tells; `failed` when the probe gave no clear answer. */
@@ -14,17 +14,19 @@ export type ProbeResult =
   | FailedRead;
 
 /** Asks the upstream whether the call had its effect, with the read that the tool names as its probe. */
-export async function runProbe(ctx: Context, job: Job): Promise<ProbeResult> {
-  const once = job.tool.once;
+export async function runProbe(ctx: Context, call: InFlightCall): Promise<ProbeResult> {
+  const once = call.tool.once;
   if (once.by !== 'probe') return { kind: 'failed', detail: 'the tool no longer declares a probe' };
-  const read = await readEvidence(ctx, job, once.tool, () => once.args({ args: job.args, agent: job.agent }));
+  const read = await readEvidence(ctx, call, once.tool, () =>
+    once.args({ args: call.payload.args, agent: call.record.agent }),
+  );
   if (read.kind !== 'read') return { kind: 'failed', detail: read.detail };
   try {
     const result = parseResult(read.answer);
-    if (!once.applied({ args: job.args, result })) return { kind: 'not_applied' };
-    job.undoArguments = prepareUndoArguments(ctx, job, () => result);
+    if (!once.applied({ args: call.payload.args, result })) return { kind: 'not_applied' };
+    call.undoArguments = prepareUndoArguments(ctx, call, () => result);
     const shown = redactAnswer(read.tool, read.answer, read.args as JsonObject);
-    return { kind: 'applied', answer: redactAnswer(job.tool, shown, job.args, job.secrets) };
+    return { kind: 'applied', answer: redactAnswer(call.tool, shown, call.payload.args, call.payload.secrets) };
   } catch (error) {
     if (error instanceof ExpressionError) return { kind: 'failed', detail: error.message };
     throw error;

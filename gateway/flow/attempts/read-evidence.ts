@@ -6,7 +6,7 @@ import { isJsonObject, type Json } from '../../domain/json.ts';
 import { ExpressionError, type Tool } from '../../domain/policy.ts';
 import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
-import type { Job } from './job.ts';
+import type { InFlightCall } from './in-flight-call.ts';
 
 /** The result of a read that looks for the effect of a call. `absent`: the upstream answered that there is nothing. */
 export type EvidenceRead =
@@ -23,7 +23,7 @@ export interface FailedRead {
 /** Reads from the upstream with the tool that a probe or an observation names. */
 export async function readEvidence(
   ctx: Context,
-  job: Job,
+  call: InFlightCall,
   toolName: string,
   buildArgs: () => Json,
 ): Promise<EvidenceRead> {
@@ -36,14 +36,14 @@ export async function readEvidence(
     const adapter = ctx.adapters.getAdapter(tool);
     const { controlFlags } = ctx;
     const maySend = () =>
-      controlFlags.canSend(job.owner) &&
-      findSendBlock(ctx, job) === undefined &&
+      controlFlags.canSend(call.owner) &&
+      findSendBlock(ctx, call.record) === undefined &&
       controlFlags.get(`tool:${toolName}`) === undefined;
-    if (tool.upstream === job.tool.upstream && !adapter.isAt(job.request.base))
+    if (tool.upstream === call.tool.upstream && !adapter.isAt(call.payload.request.base))
       return buildFailedRead(`the address of ${tool.upstream} changed since this call was sent`);
-    const request = adapter.prepare(tool, { args, agent: job.agent }, job.txn);
+    const request = adapter.prepare(tool, { args, agent: call.record.agent }, call.record.txn);
     // The arguments of the read may contain values that the call redacts, whatever the read tool itself redacts.
-    const discreet = job.tool.redact.length > 0 || job.secrets.length > 0;
+    const discreet = call.tool.redact.length > 0 || call.payload.secrets.length > 0;
     const options = { timeoutMs: tool.timeoutMs, freshConnection: false, discreet, maySend };
     const outcome = await adapter.send(tool, request, options);
     if (outcome.kind === 'ok' && outcome.wantsInput === true)

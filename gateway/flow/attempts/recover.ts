@@ -1,9 +1,8 @@
+import type { Settlement } from '../../domain/attempts/settlement.ts';
 import { buildAuditEntry, hashLeaf } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
-import type { ErrorCode } from '../../domain/errors.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
 import { listOwnedCalls, orphanCall, postponeCall, takeOverCalls } from '../../ledger/calls/call-ownership.ts';
-import type { CallUpdate } from '../../ledger/calls/calls.ts';
 import { releaseDelayed } from '../../ledger/calls/delays.ts';
 import { endDeadProcessesOnHost } from '../../ledger/process-lease.ts';
 import type { Claims } from '../calls/claims.ts';
@@ -12,9 +11,9 @@ import type { Context } from '../context.ts';
 import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { Poller } from '../poller.ts';
 import { decodeObservation } from '../sagas/undo.ts';
-import { buildBaseUpdate } from './build-call-update.ts';
+import { buildOpenCallPatch, buildSettlementPatch } from './build-patches.ts';
 import type { Dispatch } from './dispatch.ts';
-import { resumeJob } from './job.ts';
+import { resumeInFlightCall } from './in-flight-call.ts';
 
 const POLL_INTERVAL_MS = 400;
 /** How soon a due but frozen call is tried again. */
@@ -101,7 +100,7 @@ export class Recovery {
     this.#orphans = new Set(idle);
   }
 
-  async #resume(call: Call, owner: string): Promise<void> {
+  async #resume(call: CallRecord, owner: string): Promise<void> {
     const { db, sealingKey } = this.#ctx;
     if (call.state === 'held' && call.hold?.kind !== 'delay') {
       const entry = buildAuditEntry('call_expired', { txn: call.txn, agent: call.agent, tool: call.tool });
@@ -109,8 +108,7 @@ export class Recovery {
       return;
     }
     // A frozen call is tried again later. A delayed call stays held meanwhile, so that a person can still stop it.
-    if (findSendBlock(this.#ctx, { ...call, tool: { name: call.tool } }) !== undefined)
-      return postponeCall(db, call.txn, owner, FROZEN_RECHECK_MS);
+    if (findSendBlock(this.#ctx, call) !== undefined) return postponeCall(db, call.txn, owner, FROZEN_RECHECK_MS);
     if (call.state === 'held') {
       const entry = buildAuditEntry('call_unopposed', { txn: call.txn, agent: call.agent, tool: call.tool });
       if (await releaseDelayed(db, call.txn, entry)) this.wake();
@@ -120,40 +118,26 @@ export class Recovery {
     const payload = decodePayload(sealingKey, call);
     if (tool === undefined) return this.#parkOrFail(call, `the tool ${call.tool} is no longer declared`);
     if (typeof payload === 'string') return this.#parkOrFail(call, payload);
-    const job = resumeJob(call, tool, payload, decodeObservation(sealingKey, call), owner);
-    void this.#dispatch.start(this.#dispatch.register(job));
+    const inFlight = resumeInFlightCall(call, owner, tool, payload, decodeObservation(sealingKey, call));
+    void this.#dispatch.start(this.#dispatch.register(inFlight));
   }
 
   /** The call cannot continue. It fails if nothing was sent; otherwise a person must resolve it. */
-  #parkOrFail(call: Call, why: string): Promise<void> {
-    if (call.attempt === 0) return this.#fail(call, 'unavailable', why);
-    return this.#update(call, {
-      state: 'in_doubt',
-      custody: 'park',
-      detail: why,
-      event: { at: new Date().toISOString(), what: 'in_doubt', why },
-      entry: buildAuditEntry('call_in_doubt', { txn: call.txn, agent: call.agent, tool: call.tool, why }),
-    });
-  }
-
-  #fail(call: Call, problem: ErrorCode, why: string): Promise<void> {
-    const entry = buildAuditEntry('call_failed', { txn: call.txn, agent: call.agent, tool: call.tool, why });
-    return this.#update(call, {
-      state: 'failed',
-      custody: 'close',
-      detail: why,
-      outcome: 'no_effect',
-      problem,
-      evidence: 'gateway',
-      leaf: hashLeaf(entry),
-      entry,
-    });
-  }
-
-  async #update(
-    call: Call,
-    update: Partial<CallUpdate> & Pick<CallUpdate, 'state' | 'custody' | 'entry'>,
-  ): Promise<void> {
-    await this.#ctx.calls.update({ ...buildBaseUpdate({ ...call, attemptOpen: false }), ...update });
+  async #parkOrFail(call: CallRecord, why: string): Promise<void> {
+    const { calls } = this.#ctx;
+    const { txn, agent, tool } = call;
+    const isUnsent = call.attempt === 0;
+    const entry = buildAuditEntry(isUnsent ? 'call_failed' : 'call_in_doubt', { txn, agent, tool, why });
+    if (isUnsent) {
+      const written = { detail: why, answer: null, leaf: hashLeaf(entry), undo: null, entry };
+      await calls.settle(buildSettlementPatch(call, null, UNAVAILABLE, written));
+    } else {
+      const event = { at: new Date().toISOString(), what: 'in_doubt', why };
+      const doubt = { state: 'in_doubt', parked: { dueInMs: null }, detail: why, event, entry } as const;
+      await calls.update(buildOpenCallPatch(call, null, doubt));
+    }
   }
 }
+
+/** Nothing was sent, and nothing can be sent. */
+const UNAVAILABLE: Settlement = { state: 'failed', outcome: 'no_effect', evidence: 'gateway', problem: 'unavailable' };

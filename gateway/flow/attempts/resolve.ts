@@ -1,10 +1,10 @@
 import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import { buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { Json } from '../../domain/json.ts';
-import type { UndoArguments } from '../../ledger/calls/calls.ts';
+import type { UndoArguments } from '../../ledger/calls/call-patches.ts';
 import { areSendersGone, recordResolution } from '../../ledger/calls/verdicts.ts';
 import type { Services } from '../calls/execute-call.ts';
 import { decodePayload, redactAnswer } from '../calls/payload.ts';
@@ -22,7 +22,7 @@ export interface DoubtVerdict {
 }
 
 /** Writes a person's verdict. Repeating it is safe. Another verdict, or a verdict on a call that is not in doubt, is a conflict. */
-export async function resolveDoubt(services: Services, verdict: DoubtVerdict): Promise<Call> {
+export async function resolveDoubt(services: Services, verdict: DoubtVerdict): Promise<CallRecord> {
   const { ctx } = services;
   const call = await ctx.calls.read(verdict.txn);
   if (call === undefined) throw new GatewayError('not_found', `There is no call ${verdict.txn}.`);
@@ -50,7 +50,7 @@ export async function resolveDoubt(services: Services, verdict: DoubtVerdict): P
 }
 
 /** The result that the person gave, redacted like an answer of the upstream. */
-function buildVerdictAnswer(ctx: Context, call: Call, result: Json | undefined): UpstreamAnswer {
+function buildVerdictAnswer(ctx: Context, call: CallRecord, result: Json | undefined): UpstreamAnswer {
   const body = result === undefined ? null : canonicalize(result);
   const answer: UpstreamAnswer = { status: 200, contentType: 'application/json', body, encoding: 'utf8' };
   const tool = ctx.policies().tools.get(call.tool);
@@ -62,7 +62,7 @@ function buildVerdictAnswer(ctx: Context, call: Call, result: Json | undefined):
 }
 
 /** The undo arguments, built from the result that the person gave. */
-function buildUndoFromVerdict(ctx: Context, call: Call, result: Json): UndoArguments | null {
+function buildUndoFromVerdict(ctx: Context, call: CallRecord, result: Json): UndoArguments | null {
   const tool = ctx.policies().tools.get(call.tool);
   const payload = decodePayload(ctx.sealingKey, call);
   if (call.undo?.tool === undefined) return null;
@@ -71,26 +71,22 @@ function buildUndoFromVerdict(ctx: Context, call: Call, result: Json): UndoArgum
     return { before: null, args: null, sealed: null, reason: `the undo arguments cannot be rendered: ${why}` };
   }
   const before = decodeObservation(ctx.sealingKey, call);
-  return prepareUndoArguments(
-    ctx,
-    { txn: call.txn, agent: call.agent, tool, args: payload.args, before, undo: call.undo },
-    () => result,
-  );
+  return prepareUndoArguments(ctx, { record: call, tool, payload, before }, () => result);
 }
 
 /** A rollback may wait for this step, and undoes a late success. */
-function wakeRollback(services: Services, call: Call): void {
+function wakeRollback(services: Services, call: CallRecord): void {
   if (call.saga !== null) services.rollbacks.wake({ id: call.saga, of: 'saga' });
 }
 
-function refuseIfRecalled(call: Call): void {
+function refuseIfRecalled(call: CallRecord): void {
   if (!call.recalled) return;
   const why = call.fenced ? 'The run of this call was taken over' : 'The saga of this call is rolled back';
   const detail = `${why}, so it is not sent again. Find out whether it took effect and answer applied or not_applied.`;
   throw new GatewayError('conflict', detail, { txn: call.txn });
 }
 
-function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
+function confirmEarlierVerdict(call: CallRecord, verdict: DoubtVerdict): CallRecord {
   const isSame =
     (verdict.verdict === 'applied' && call.state === 'succeeded') ||
     (verdict.verdict === 'not_applied' && call.state === 'failed');
@@ -105,12 +101,12 @@ function confirmEarlierVerdict(call: Call, verdict: DoubtVerdict): Call {
 }
 
 /** Whether the verdict `retry` was given before, and the retry has not led to another doubt. */
-function isBeingRetried(call: Call, { verdict }: DoubtVerdict): boolean {
+function isBeingRetried(call: CallRecord, { verdict }: DoubtVerdict): boolean {
   return verdict === 'retry' && call.isRetryRequested;
 }
 
 /** Refuses `not_applied` and `retry` while an earlier sender may still send. */
-async function refuseWhileInFlight(ctx: Context, call: Call, verdict: DoubtVerdict): Promise<void> {
+async function refuseWhileInFlight(ctx: Context, call: CallRecord, verdict: DoubtVerdict): Promise<void> {
   if (call.attemptOpen) {
     throw new GatewayError(
       'conflict',
@@ -129,7 +125,7 @@ async function refuseWhileInFlight(ctx: Context, call: Call, verdict: DoubtVerdi
   );
 }
 
-function refuseLateRetry(call: Call): void {
+function refuseLateRetry(call: CallRecord): void {
   if (call.kind !== 'key' || call.keyLifetimeMs === null || call.firstSentAt === null) return;
   if (call.readAt.getTime() < call.firstSentAt.getTime() + call.keyLifetimeMs) return;
   const detail =

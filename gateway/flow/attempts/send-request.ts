@@ -7,10 +7,9 @@ import { findSendBlock } from '../controls/freezes-and-breakers.ts';
 import { withLockToken } from '../controls/locks.ts';
 import { prepareUndoArguments } from '../sagas/undo.ts';
 import { type ActionResult, type AttemptLoop, closeAttempt, toSpanSubject } from './attempt-loop.ts';
-import { buildCallEvent } from './build-call-update.ts';
-import { type Job, toCallProgress } from './job.ts';
+import { buildCallEvent } from './build-patches.ts';
+import { type DispatchResult, type InFlightCall, patchCall, toCallProgress } from './in-flight-call.ts';
 import {
-  type DispatchResult,
   handBackCall,
   recordProgress,
   releaseCall,
@@ -27,76 +26,81 @@ const FROZEN_RECHECK_MS = 1_000;
  * and the settlement leaves an unknown attempt. `policyVersion`: the only version under which an approved call is sent.
  */
 export async function sendRequest(loop: AttemptLoop, policyVersion: string | undefined): Promise<ActionResult> {
-  const { ctx, job, span } = loop;
-  const sendSpan = ctx.telemetry.begin('send', toSpanSubject(job), span);
-  const received = await send(ctx, job, policyVersion);
-  sendSpan.end({ outcome: received.kind, attempt: job.attempt });
-  const outcome = prepareUndoAndRedact(ctx, job, received);
+  const { ctx, call, span } = loop;
+  const sendSpan = ctx.telemetry.begin('send', toSpanSubject(call), span);
+  const received = await send(ctx, call, policyVersion);
+  sendSpan.end({ outcome: received.kind, attempt: call.record.attempt });
+  const outcome = prepareUndoAndRedact(ctx, call, received);
   loop.lastOutcome = outcome;
-  if (outcome.kind === 'not_sent' && outcome.abandoned === true) return handleAbandonedSend(ctx, job, outcome);
+  if (outcome.kind === 'not_sent' && outcome.abandoned === true) return handleAbandonedSend(ctx, call, outcome);
   ctx.reachKillPoint('answered');
-  const conclusion = concludeAttempt(job.kind, outcome, job.unresolved);
-  if (conclusion.state === 'open') return continueOpenCall(ctx, job, outcome, conclusion.unknown);
-  const settleSpan = ctx.telemetry.begin('settle', toSpanSubject(job), span);
+  const conclusion = concludeAttempt(call.record.kind, outcome, call.record.unresolved);
+  if (conclusion.state === 'open') return continueOpenCall(ctx, call, outcome, conclusion.unknown);
+  const settleSpan = ctx.telemetry.begin('settle', toSpanSubject(call), span);
   try {
-    return await settleAnswer(ctx, job, conclusion.state, outcome);
+    return await settleAnswer(ctx, call, conclusion.state, outcome);
   } finally {
     settleSpan.end();
   }
 }
 
 /** Not async, because every promise on the path of a call costs (docs/adr/0041-cost-of-a-call.md). */
-function send(ctx: Context, job: Job, policyVersion: string | undefined): Promise<Outcome> {
-  return ctx.adapters.getAdapter(job.tool).send(job.tool, withLockToken(job), {
-    timeoutMs: job.tool.timeoutMs,
-    freshConnection: job.kind === 'probe' || job.kind === 'none',
-    listener: job.progressListener,
-    discreet: job.secrets.length > 0,
-    maySend: () => maySend(ctx, job, policyVersion),
+function send(ctx: Context, call: InFlightCall, policyVersion: string | undefined): Promise<Outcome> {
+  return ctx.adapters.getAdapter(call.tool).send(call.tool, withLockToken(call), {
+    timeoutMs: call.tool.timeoutMs,
+    freshConnection: call.record.kind === 'probe' || call.record.kind === 'none',
+    listener: call.progressListener,
+    discreet: call.payload.secrets.length > 0,
+    maySend: () => maySend(ctx, call, policyVersion),
   });
 }
 
 /** The last check, right before the first byte. Returns false if this process must not send the request. */
-function maySend(ctx: Context, job: Job, policyVersion: string | undefined): boolean {
+function maySend(ctx: Context, call: InFlightCall, policyVersion: string | undefined): boolean {
   const { controlFlags, policies, reachKillPoint } = ctx;
   reachKillPoint('sending');
   if (policyVersion !== undefined && policies().version !== policyVersion) return false;
   // The lifetime of the key may have ended while the request queued and connected.
-  if (job.unknownSince !== null && toCallProgress(job).msToResend <= 0) return false;
-  if (job.unresolved === 0 && controlFlags.isRecalled(job.txn)) return false;
-  return controlFlags.canSend(job.owner) && findSendBlock(ctx, job) === undefined;
+  if (call.times.unknownSince !== null && toCallProgress(call).msToResend <= 0) return false;
+  if (call.record.unresolved === 0 && controlFlags.isRecalled(call.record.txn)) return false;
+  return controlFlags.canSend(call.owner) && findSendBlock(ctx, call.record) === undefined;
 }
 
 /** Prepares the undo if the attempt had its effect, and redacts the answer before it is stored and returned. */
-function prepareUndoAndRedact(ctx: Context, job: Job, outcome: Outcome): Outcome {
+function prepareUndoAndRedact(ctx: Context, call: InFlightCall, outcome: Outcome): Outcome {
   if ((outcome.kind === 'ok' && outcome.wantsInput !== true) || outcome.kind === 'ok_body_lost')
-    job.undoArguments = prepareUndoArguments(ctx, job, () => parseResult(outcome.answer));
+    call.undoArguments = prepareUndoArguments(ctx, call, () => parseResult(outcome.answer));
   if (!('answer' in outcome) || outcome.answer === undefined) return outcome;
-  const answer = redactAnswer(job.tool, outcome.answer, job.args, job.secrets);
+  const answer = redactAnswer(call.tool, outcome.answer, call.payload.args, call.payload.secrets);
   return answer === outcome.answer ? outcome : { ...outcome, answer };
 }
 
 /** Closes an attempt that did not end its call. Its result is recorded before the next request, or when the call is parked. */
-async function continueOpenCall(ctx: Context, job: Job, outcome: Outcome, isUnknown: boolean): Promise<ActionResult> {
-  closeAttempt(job, isUnknown);
-  job.attemptDetail = describeOutcome(outcome);
-  const next = decideNextAction(toCallProgress(job), job.tool, false);
+async function continueOpenCall(
+  ctx: Context,
+  call: InFlightCall,
+  outcome: Outcome,
+  isUnknown: boolean,
+): Promise<ActionResult> {
+  closeAttempt(call, isUnknown);
+  patchCall(call, { attemptDetail: describeOutcome(outcome) });
+  const next = decideNextAction(toCallProgress(call), call.tool, false);
   if (next.do !== 'send') return next;
-  const detail = { attempt: job.attempt, as: outcome.kind, detail: job.attemptDetail };
-  return (await recordProgress(ctx, job, buildCallEvent('attempt_ended', detail))) ? next : { kind: 'elsewhere' };
+  const detail = { attempt: call.record.attempt, as: outcome.kind, detail: call.record.attemptDetail };
+  return (await recordProgress(ctx, call, buildCallEvent('attempt_ended', detail))) ? next : { kind: 'elsewhere' };
 }
 
 /** Handles a send that a freeze, a recall or a lost lease stopped before its first byte. */
-async function handleAbandonedSend(ctx: Context, job: Job, outcome: Outcome): Promise<DispatchResult> {
-  closeAttempt(job, false);
-  if (job.unresolved === 0 && ctx.controlFlags.isRecalled(job.txn)) {
+async function handleAbandonedSend(ctx: Context, call: InFlightCall, outcome: Outcome): Promise<DispatchResult> {
+  closeAttempt(call, false);
+  if (call.record.unresolved === 0 && ctx.controlFlags.isRecalled(call.record.txn)) {
     // The recall may concern an earlier, released claim of the same txn. Only the ledger knows.
-    const call = await retryUntilWritten(ctx, job, () => ctx.calls.read(job.txn));
-    job.recalled = call?.recalled === true;
-    return job.recalled ? settleFailed(ctx, job, outcome) : handBackCall(ctx, job, FROZEN_RECHECK_MS);
+    const stored = await retryUntilWritten(ctx, call, () => ctx.calls.read(call.record.txn));
+    patchCall(call, { recalled: stored?.recalled === true });
+    return call.record.recalled ? settleFailed(ctx, call, outcome) : handBackCall(ctx, call, FROZEN_RECHECK_MS);
   }
-  const block = findSendBlock(ctx, job);
-  if (block === undefined) return handBackCall(ctx, job);
-  if (!canReleaseBlocked(toCallProgress(job))) return handBackCall(ctx, job, FROZEN_RECHECK_MS);
-  return releaseCall(ctx, job, { ...outcome, kind: 'not_sent', detail: block.detail }, block.code);
+  const block = findSendBlock(ctx, call.record);
+  if (block === undefined) return handBackCall(ctx, call);
+  if (!canReleaseBlocked(toCallProgress(call))) return handBackCall(ctx, call, FROZEN_RECHECK_MS);
+  return releaseCall(ctx, call, { ...outcome, kind: 'not_sent', detail: block.detail }, block.code);
 }

@@ -9,16 +9,15 @@ import {
   type Settlement,
 } from '../../domain/attempts/settlement.ts';
 import { buildAuditEntry, hashLeaf, sha256Hex } from '../../domain/audit/audit.ts';
-import type { CallEvent, CallSummary } from '../../domain/calls/call.ts';
+import type { CallEvent } from '../../domain/calls/call-record.ts';
 import type { CallState } from '../../domain/calls/call-state.ts';
 import { type ErrorCode, LedgerError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { sanitize } from '../../domain/sanitize.ts';
 import { recordContradiction, releaseClaim } from '../../ledger/calls/call-ownership.ts';
-import type { CallUpdate } from '../../ledger/calls/calls.ts';
 import type { Context } from '../context.ts';
-import { buildBaseUpdate, buildCallEvent, buildClosingUpdate, toCallSummary } from './build-call-update.ts';
-import type { Job } from './job.ts';
+import { buildCallEvent, buildOpenCallPatch, buildSettlementPatch, type OpenCallChange } from './build-patches.ts';
+import { type DispatchResult, type InFlightCall, patchCall } from './in-flight-call.ts';
 
 /**
  * Writes what became of a call that this process owns. A call is settled (it is final), parked (in doubt), released (its key
@@ -26,42 +25,37 @@ import type { Job } from './job.ts';
  * write is retried for as long as the process lives.
  */
 
-/** How dispatch ended its work on a call. */
-export type DispatchResult =
-  /** The call is final, or parked in doubt. */
-  | { readonly kind: 'reported'; readonly call: CallSummary }
-  /** Nothing was sent, and the key can be used again. */
-  | { readonly kind: 'released'; readonly code: ErrorCode; readonly detail: string }
-  /** Another process owns the call now, or only the ledger knows its state. */
-  | { readonly kind: 'elsewhere' };
-
 /** The upstream answered, and the answer is conclusive. */
 export function settleAnswer(
   ctx: Context,
-  job: Job,
+  call: InFlightCall,
   state: 'succeeded' | 'failed',
   outcome: Outcome,
 ): Promise<DispatchResult> {
   // A tool that only asked for input did nothing, so there is nothing to undo.
-  if (outcome.kind === 'ok' && outcome.wantsInput === true) job.undoArguments = null;
-  return settleCall(ctx, job, buildAnswerSettlement(state, outcome, job.unresolved), findAnswer(outcome));
+  if (outcome.kind === 'ok' && outcome.wantsInput === true) call.undoArguments = null;
+  return settleCall(ctx, call, buildAnswerSettlement(state, outcome, call.record.unresolved), findAnswer(outcome));
 }
 
 /** The requested state exists already: nothing is sent, and there is nothing to undo. */
-export function settleSatisfied(ctx: Context, job: Job, answer: UpstreamAnswer): Promise<DispatchResult> {
-  job.undoArguments = null;
-  return settleCall(ctx, job, ALREADY_SATISFIED, answer);
+export function settleSatisfied(ctx: Context, call: InFlightCall, answer: UpstreamAnswer): Promise<DispatchResult> {
+  call.undoArguments = null;
+  return settleCall(ctx, call, ALREADY_SATISFIED, answer);
 }
 
 /** Nothing was sent, and nothing may be sent. */
-export function settleDenied(ctx: Context, job: Job, why: string): Promise<DispatchResult> {
-  return settleCall(ctx, job, buildDeniedSettlement(why), undefined);
+export function settleDenied(ctx: Context, call: InFlightCall, why: string): Promise<DispatchResult> {
+  return settleCall(ctx, call, buildDeniedSettlement(why), undefined);
 }
 
 /** The call had no effect, and no attempt is left. */
-export function settleFailed(ctx: Context, job: Job, lastOutcome: Outcome | undefined): Promise<DispatchResult> {
-  job.unresolved = 0;
-  return settleCall(ctx, job, buildFailedSettlement(job, lastOutcome), findAnswer(lastOutcome));
+export function settleFailed(
+  ctx: Context,
+  call: InFlightCall,
+  lastOutcome: Outcome | undefined,
+): Promise<DispatchResult> {
+  patchCall(call, { unresolved: 0 });
+  return settleCall(ctx, call, buildFailedSettlement(call.record, lastOutcome), findAnswer(lastOutcome));
 }
 
 function findAnswer(outcome: Outcome | undefined): UpstreamAnswer | undefined {
@@ -74,44 +68,61 @@ function findAnswer(outcome: Outcome | undefined): UpstreamAnswer | undefined {
  */
 export async function settleCall(
   ctx: Context,
-  job: Job,
+  call: InFlightCall,
   settlement: Settlement,
   answer: UpstreamAnswer | undefined,
 ): Promise<DispatchResult> {
+  const { record } = call;
   const { state, outcome, evidence, problem = null } = settlement;
   const detail = settlement.detail === undefined ? null : sanitize(settlement.detail);
   const entry = buildAuditEntry(state === 'succeeded' ? 'call_succeeded' : 'call_failed', {
-    txn: job.txn,
-    agent: job.agent,
-    tool: job.tool.name,
-    attempt: job.attempt,
+    txn: record.txn,
+    agent: record.agent,
+    tool: record.tool,
+    attempt: record.attempt,
     outcome,
     evidence,
     answer: answer?.body == null ? undefined : sha256Hex(answer.body),
   });
-  const leaf = job.isRecorded ? hashLeaf(entry) : null;
+  const leaf = call.isRecorded ? hashLeaf(entry) : null;
   const version = ctx.replayCache.readVersion();
-  const stored = answer === undefined ? null : JSON.stringify(answer);
-  const isSettled = await applyUpdate(
-    ctx,
-    job,
-    buildClosingUpdate(job, settlement, { detail, answer: stored, leaf, entry }),
-  );
+  const patch = buildSettlementPatch(record, call.times.unknownSince, settlement, {
+    detail,
+    answer: answer ?? null,
+    leaf,
+    undo: call.undoArguments,
+    entry,
+  });
+  const isSettled = !call.isRecorded || (await retryUntilWritten(ctx, call, () => ctx.calls.settle(patch)));
+  patchCall(call, { updateNumber: patch.updateNumber });
   ctx.reachKillPoint('settled');
-  if (!isSettled) return reportContradiction(ctx, job, state);
-  const call = toCallSummary(job, state, { answer: answer ?? null, outcome, problem, detail, leaf }, false);
-  ctx.replayCache.add(call, job.fingerprint, 0, version);
-  return { kind: 'reported', call };
+  if (!isSettled) return reportContradiction(ctx, call, state);
+  patchCall(call, {
+    state,
+    detail,
+    outcome,
+    problem,
+    answer: patch.answer,
+    evidence,
+    leaf,
+    settledAt: new Date(),
+    attemptOpen: false,
+    unresolved: 0,
+    owner: null,
+  });
+  ctx.replayCache.add(record, record.fingerprint, 0, version);
+  return { kind: 'reported', call: record };
 }
 
 /** The call is final already, or another process owns it. A different final state is a contradiction that people must see. */
-async function reportContradiction(ctx: Context, job: Job, state: CallState): Promise<DispatchResult> {
-  const call = await retryUntilWritten(ctx, job, () => ctx.calls.read(job.txn));
-  if (call !== undefined && call.settledAt !== null && call.state !== state) {
-    const text = `recorded as ${call.state}, but attempt ${job.attempt} ${state}`;
-    const entry = buildAuditEntry('contradiction', { ...toAuditSubject(job), detail: text });
-    await retryUntilWritten(ctx, job, () => recordContradiction(ctx.db, job.txn, text, entry));
-    ctx.log.error({ txn: job.txn, tool: job.tool.name, agent: job.agent }, `Contradiction: ${text}.`);
+async function reportContradiction(ctx: Context, call: InFlightCall, state: CallState): Promise<DispatchResult> {
+  const { txn, tool, agent, attempt } = call.record;
+  const stored = await retryUntilWritten(ctx, call, () => ctx.calls.read(txn));
+  if (stored !== undefined && stored.settledAt !== null && stored.state !== state) {
+    const text = `recorded as ${stored.state}, but attempt ${attempt} ${state}`;
+    const entry = buildAuditEntry('contradiction', { ...toAuditSubject(call), detail: text });
+    await retryUntilWritten(ctx, call, () => recordContradiction(ctx.db, txn, text, entry));
+    ctx.log.error({ txn, tool, agent }, `Contradiction: ${text}.`);
   }
   return { kind: 'elsewhere' };
 }
@@ -123,88 +134,86 @@ async function reportContradiction(ctx: Context, job: Job, state: CallState): Pr
  */
 export async function parkCall(
   ctx: Context,
-  job: Job,
+  call: InFlightCall,
   wakeMs: number | null,
   why: string,
   lastOutcome: Outcome | undefined,
   observed: JsonObject = {},
 ): Promise<DispatchResult> {
   ctx.reachKillPoint('parking');
-  if (lastOutcome !== undefined) job.attemptDetail = describeOutcome(lastOutcome);
+  if (lastOutcome !== undefined) patchCall(call, { attemptDetail: describeOutcome(lastOutcome) });
   const lastAnswer = lastOutcome === undefined ? {} : { told: describeOutcome(lastOutcome) };
   const detail = sanitize(lastOutcome === undefined ? why : `${describeOutcome(lastOutcome)}; ${why}`);
-  const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(job), unresolved: job.unresolved });
-  const isParked = await applyUpdate(ctx, job, {
-    ...buildBaseUpdate(job),
-    state: 'in_doubt',
-    custody: 'park',
-    dueInMs: wakeMs,
-    detail,
-    event: buildCallEvent('in_doubt', { attempt: job.attempt, ...lastAnswer, why, ...observed }),
-    entry,
-  });
+  const { record } = call;
+  const entry = buildAuditEntry('call_in_doubt', { ...toAuditSubject(call), unresolved: record.unresolved });
+  const event = buildCallEvent('in_doubt', { attempt: record.attempt, ...lastAnswer, why, ...observed });
+  const parked = { dueInMs: wakeMs };
+  const isParked = await updateCall(ctx, call, { state: 'in_doubt', parked, detail, event, entry });
   ctx.reachKillPoint('parked');
   if (!isParked) return { kind: 'elsewhere' };
-  const reported = { answer: null, outcome: null, problem: null, detail, leaf: null };
-  return { kind: 'reported', call: toCallSummary(job, 'in_doubt', reported, wakeMs !== null) };
+  const dueAt = wakeMs === null ? null : new Date(Date.now() + wakeMs);
+  patchCall(call, { state: 'in_doubt', detail, owner: null, dueAt });
+  return { kind: 'reported', call: record };
 }
 
 /** Deletes the claim of a call that was never sent, so that its key can be used again. */
 export async function releaseCall(
   ctx: Context,
-  job: Job,
+  call: InFlightCall,
   lastOutcome: Outcome | undefined,
   code: ErrorCode = 'unavailable',
 ): Promise<DispatchResult> {
   const isHeldBack = lastOutcome?.kind === 'not_sent' && lastOutcome.heldBack === true;
   const problem = isHeldBack ? 'breaker_open' : code;
   // Leave out the detail: it may contain text of the upstream, and the audit log is permanent.
-  const entry = buildAuditEntry('call_released', { ...toAuditSubject(job), problem });
-  const isReleased = !job.isRecorded || (await retryUntilWritten(ctx, job, () => releaseClaim(ctx.db, job, entry)));
+  const entry = buildAuditEntry('call_released', { ...toAuditSubject(call), problem });
+  const isReleased =
+    !call.isRecorded || (await retryUntilWritten(ctx, call, () => releaseClaim(ctx.db, call.record, entry)));
   return isReleased
-    ? { kind: 'released', code: problem, detail: describeLastAttempt(job, lastOutcome) }
+    ? { kind: 'released', code: problem, detail: describeLastAttempt(call.record, lastOutcome) }
     : { kind: 'elsewhere' };
 }
 
 /** Gives up the ownership, because this process is shutting down or may not send. Any process makes the next attempt. */
-export async function handBackCall(ctx: Context, job: Job, dueInMs = 0): Promise<DispatchResult> {
-  const entry = buildAuditEntry('call_handed_back', toAuditSubject(job));
-  await applyUpdate(ctx, job, { ...buildBaseUpdate(job), custody: 'park', dueInMs, entry });
+export async function handBackCall(ctx: Context, call: InFlightCall, dueInMs = 0): Promise<DispatchResult> {
+  const entry = buildAuditEntry('call_handed_back', toAuditSubject(call));
+  await updateCall(ctx, call, { parked: { dueInMs }, entry });
   return { kind: 'elsewhere' };
 }
 
 /** Writes the state of a call between attempts. Returns false if the call is final or another process owns it. */
-export async function recordProgress(ctx: Context, job: Job, event: CallEvent | null): Promise<boolean> {
-  const entry = buildAuditEntry(job.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
-    ...toAuditSubject(job),
-    unresolved: job.unresolved,
+export async function recordProgress(ctx: Context, call: InFlightCall, event: CallEvent | null): Promise<boolean> {
+  const entry = buildAuditEntry(call.record.attemptOpen ? 'attempt_opened' : 'attempt_closed', {
+    ...toAuditSubject(call),
+    unresolved: call.record.unresolved,
   });
   // The observed state is stored with the opened attempt, before its first byte leaves.
-  const undo = job.attemptOpen ? job.undoArguments : null;
-  return applyUpdate(ctx, job, { ...buildBaseUpdate(job), event, undo, entry });
+  const undo = call.record.attemptOpen ? call.undoArguments : null;
+  return updateCall(ctx, call, { event, undo, entry });
 }
 
-/** Applies an update once, however often the write is retried: the update number tells a retry from the next update. */
-async function applyUpdate(ctx: Context, job: Job, update: CallUpdate): Promise<boolean> {
-  const isApplied = !job.isRecorded || (await retryUntilWritten(ctx, job, () => ctx.calls.update(update)));
-  job.updateNumber = update.updateNumber;
+/** Applies a patch once, however often the write is retried: the update number tells a retry from the next patch. */
+async function updateCall(ctx: Context, call: InFlightCall, change: OpenCallChange): Promise<boolean> {
+  const patch = buildOpenCallPatch(call.record, call.times.unknownSince, change);
+  const isApplied = !call.isRecorded || (await retryUntilWritten(ctx, call, () => ctx.calls.update(patch)));
+  patchCall(call, { updateNumber: patch.updateNumber });
   return isApplied;
 }
 
 /** Retries a ledger operation for as long as this process lives, unless the error is permanent. */
-export async function retryUntilWritten<T>(ctx: Context, job: Job, operation: () => Promise<T>): Promise<T> {
+export async function retryUntilWritten<T>(ctx: Context, call: InFlightCall, operation: () => Promise<T>): Promise<T> {
   for (let delay = 50; ; delay = Math.min(delay * 2, 1_000)) {
     try {
       return await operation();
     } catch (error) {
       if (!(error instanceof LedgerError) || error.isPermanent) throw error;
-      job.ledgerFailure.cancel();
-      ctx.log.warn({ txn: job.txn, err: error.message }, 'A ledger operation failed. It is tried again.');
+      call.ledgerFailure.cancel();
+      ctx.log.warn({ txn: call.record.txn, err: error.message }, 'A ledger operation failed. It is tried again.');
       await sleep(delay);
     }
   }
 }
 
-function toAuditSubject(job: Job): JsonObject {
-  return { txn: job.txn, agent: job.agent, tool: job.tool.name, attempt: job.attempt };
+function toAuditSubject({ record: { txn, agent, tool, attempt } }: InFlightCall): JsonObject {
+  return { txn, agent, tool, attempt };
 }

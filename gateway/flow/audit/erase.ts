@@ -1,5 +1,5 @@
 import { buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { decrypt } from '../../domain/calls/encryption.ts';
 import { deriveTxnId } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
@@ -87,13 +87,13 @@ async function listCandidates(ctx: Context, { of, value }: ErasureScope, cursor:
 }
 
 /** The txns of all compensations of a call. Each try is a call of its own, and the undone call stores only the last txn. */
-function listUndoTxns({ deployment }: Context, { agent, txn, undoTries }: Call): string[] {
+function listUndoTxns({ deployment }: Context, { agent, txn, undoTries }: CallRecord): string[] {
   return Array.from({ length: undoTries }, (_, generation) =>
     deriveTxnId(deployment, agent, { by: 'undo', of: txn, generation }),
   );
 }
 
-function isInScope(ctx: Context, { of, value }: ErasureScope, call: Call, unreadable: string[]): boolean {
+function isInScope(ctx: Context, { of, value }: ErasureScope, call: CallRecord, unreadable: string[]): boolean {
   if (of !== 'subject') return true;
   try {
     return containsValue(readExactArgs(ctx.sealingKey, call), value);
@@ -104,7 +104,7 @@ function isInScope(ctx: Context, { of, value }: ErasureScope, call: Call, unread
 }
 
 /** The arguments, including the redacted ones. */
-function readExactArgs(key: Buffer, call: Call): Json {
+function readExactArgs(key: Buffer, call: CallRecord): Json {
   if (call.sealed !== null) return (JSON.parse(decrypt(key, call.txn, call.sealed)) as Payload).args;
   return call.args === null ? null : (JSON.parse(call.args) as Json);
 }
@@ -115,7 +115,7 @@ function containsValue(value: Json, text: string): boolean {
   return isJsonObject(value) && Object.values(value).some((item) => containsValue(item, text));
 }
 
-function buildErasedEntry({ txn, agent, tool }: Call, scope: ErasureScope, { person, reason }: Operator): string {
+function buildErasedEntry({ txn, agent, tool }: CallRecord, scope: ErasureScope, { person, reason }: Operator): string {
   return buildAuditEntry('call_erased', { txn, agent, tool, ...toLoggedScope(scope), person, reason });
 }
 

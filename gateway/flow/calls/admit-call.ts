@@ -3,7 +3,7 @@ import type { PreparedRequest, RequestInput } from '../../domain/attempts/adapte
 import { GatewayError } from '../../domain/errors.ts';
 import type { ApprovalSpec, Policies, PolicyDecision, VoterPoll } from '../../domain/policy.ts';
 import type { Span } from '../../domain/telemetry.ts';
-import type { ClaimGuards } from '../../ledger/calls/calls.ts';
+import type { ClaimGuards } from '../../ledger/calls/claim.ts';
 import { DEFAULT_APPROVAL, type DecisionInput, decideCall } from '../../policy/decide.ts';
 import { askVoters, NO_VOTES } from '../approvals/votes.ts';
 import type { Context } from '../context.ts';

@@ -1,8 +1,7 @@
-import { type CallSummary, summarizeCall } from '../../domain/calls/call.ts';
+import { type CallRecord, isPursued } from '../../domain/calls/call-record.ts';
 import { type CallState, isFinalState } from '../../domain/calls/call-state.ts';
 import { GatewayError, LedgerError } from '../../domain/errors.ts';
-import type { InFlightCall } from '../attempts/dispatch.ts';
-import type { DispatchResult } from '../attempts/update-call.ts';
+import type { DispatchResult, InFlightCall } from '../attempts/in-flight-call.ts';
 import { type CancelToken, sleepUnlessCancelled, withTimeout } from '../cancel-token.ts';
 import type { ParsedCall, Services } from './execute-call.ts';
 import { buildReleasedError } from './refusals.ts';
@@ -23,9 +22,9 @@ export function awaitResult(
   call: ParsedCall,
   awaited: AwaitedCall,
   until: number = call.until,
-): Promise<CallSummary> {
+): Promise<CallRecord> {
   const { cancelToken } = call.toolCall;
-  if (typeof awaited !== 'string' && !awaited.job.isRecorded) return awaitUnrecordedRead(awaited, until, cancelToken);
+  if (typeof awaited !== 'string' && !awaited.isRecorded) return awaitUnrecordedRead(awaited, until, cancelToken);
   return awaitRecordedResult(services, call.fingerprint, awaited, until, cancelToken);
 }
 
@@ -35,9 +34,9 @@ async function awaitRecordedResult(
   awaited: AwaitedCall,
   until: number,
   cancelToken: CancelToken | undefined,
-): Promise<CallSummary> {
-  const txn = typeof awaited === 'string' ? awaited : awaited.job.txn;
-  let call: CallSummary | undefined;
+): Promise<CallRecord> {
+  const txn = typeof awaited === 'string' ? awaited : awaited.record.txn;
+  let call: CallRecord | undefined;
   try {
     call = await awaitCall(services, fingerprint, awaited, until, cancelToken);
   } catch (error) {
@@ -58,12 +57,12 @@ export async function awaitCall(
   awaited: AwaitedCall,
   until: number,
   cancelToken: CancelToken | undefined,
-): Promise<CallSummary | undefined> {
-  const txn = typeof awaited === 'string' ? awaited : awaited.job.txn;
+): Promise<CallRecord | undefined> {
+  const txn = typeof awaited === 'string' ? awaited : awaited.record.txn;
   let inFlight = typeof awaited === 'string' ? dispatch.findInFlight(awaited) : awaited;
   for (let poll = POLL_DELAY.firstMs; ; poll = Math.min(poll * 1.5, POLL_DELAY.maxMs)) {
     if (inFlight !== undefined) {
-      const { ledgerFailure } = inFlight.job;
+      const { ledgerFailure } = inFlight;
       let ended = await withTimeout(inFlight.result, until - performance.now(), cancelToken, ledgerFailure);
       const isLedgerFailing = ended === undefined && ledgerFailure.isCancelled;
       if (isLedgerFailing && performance.now() < until && cancelToken?.isCancelled !== true)
@@ -74,10 +73,9 @@ export async function awaitCall(
     const call = await ctx.calls.read(txn);
     // The claim was released. Another request may have claimed the txn since.
     if (call === undefined || !fingerprint.equals(call.fingerprint)) return undefined;
-    const summary = summarizeCall(call);
     const left = until - performance.now();
-    if (isWaitOver(summary) || left <= 0 || cancelToken?.isCancelled === true || dispatch.shutdownToken.isCancelled)
-      return summary;
+    if (isWaitOver(call) || left <= 0 || cancelToken?.isCancelled === true || dispatch.shutdownToken.isCancelled)
+      return call;
     await sleepUnlessCancelled(Math.min(poll, left), cancelToken, dispatch.shutdownToken);
     // Another process may have handed the call to this one.
     inFlight = dispatch.findInFlight(txn);
@@ -86,17 +84,17 @@ export async function awaitCall(
 
 /** Waits a little longer for a call whose ledger write fails. Throws `in_doubt` if the failure lasts. */
 async function awaitDespiteLedgerFailure(
-  { job, result }: InFlightCall,
+  { record, result }: InFlightCall,
   cancelToken: CancelToken | undefined,
 ): Promise<DispatchResult> {
   const ended = await withTimeout(result, LEDGER_GRACE_MS, cancelToken);
-  if (ended === undefined) throw buildUnrecordedError(job.txn, job.state);
+  if (ended === undefined) throw buildUnrecordedError(record.txn, record.state);
   return ended;
 }
 
 /** Whether waiting longer is useless: the call is final, or in doubt until a person resolves it. */
-function isWaitOver(call: CallSummary): boolean {
-  return isFinalState(call.state) || (call.state === 'in_doubt' && !call.pursued);
+function isWaitOver(call: CallRecord): boolean {
+  return isFinalState(call.state) || (call.state === 'in_doubt' && !isPursued(call));
 }
 
 /** The error for the caller of a call that may have been sent: a ledger failure becomes `in_doubt`. */

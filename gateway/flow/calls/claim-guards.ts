@@ -1,5 +1,5 @@
 import type { ApprovalRequest } from '../../ledger/approvals/approvals.ts';
-import type { ClaimGuards } from '../../ledger/calls/calls.ts';
+import type { ClaimGuards } from '../../ledger/calls/claim.ts';
 import { DEFAULT_APPROVAL } from '../../policy/decide.ts';
 import { buildShownRequest, computeApprovalDigest } from '../approvals/approval-request.ts';
 import { buildVoteEvents } from '../approvals/votes.ts';

@@ -1,5 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
+import { createCallRecord } from '../../domain/calls/call-record.ts';
 import { GatewayError, LedgerError } from '../../domain/errors.ts';
 import { isOwnedBy, releaseClaim } from '../../ledger/calls/call-ownership.ts';
 import {
@@ -7,14 +8,14 @@ import {
   type ClaimGuards,
   type ClaimTaken,
   type ClaimWon,
-  type Intent,
+  type NewCall,
   type StaleDecision,
-} from '../../ledger/calls/calls.ts';
+} from '../../ledger/calls/claim.ts';
 import type { LimitExceeded } from '../../ledger/calls/limits.ts';
 import type { LockConflict } from '../../ledger/controls/locks.ts';
 import { renderVotes } from '../approvals/votes.ts';
-import type { Dispatch, InFlightCall } from '../attempts/dispatch.ts';
-import { createJob, type Job } from '../attempts/job.ts';
+import type { Dispatch } from '../attempts/dispatch.ts';
+import { createInFlightCall, type InFlightCall, type NewInFlightCall, patchCall } from '../attempts/in-flight-call.ts';
 import type { Context } from '../context.ts';
 import { retryWhileLocked } from '../controls/locks.ts';
 import { refuseForeignDependencies } from '../sagas/sagas.ts';
@@ -41,10 +42,8 @@ const CLAIM_HELD: HeldCall = { kind: 'held' };
 /** What became of the claim of a call. */
 type CallClaim = RegisteredCall | HeldCall | ClaimTaken | StaleDecision;
 
-/** What the job of a claimed call needs beyond the intent. */
-interface JobSource extends Pick<Job, 'tool' | 'progressListener' | 'span'> {
-  readonly payload: Payload;
-}
+/** What the execution of a claimed call needs beside its record. */
+type CallSource = Pick<NewInFlightCall, 'tool' | 'payload' | 'progressListener' | 'span'>;
 
 /** The latest that PostgreSQL can still commit a statement after this process gave up on it. */
 const MAX_LATE_COMMIT_MS = 60_000;
@@ -77,11 +76,11 @@ export class Claims {
 
   /** Claims a call. A won call that is not held is registered with `Dispatch` before any other request can see the claim. */
   async claim(
-    intent: Intent,
+    newCall: NewCall,
     guards: ClaimGuards | undefined,
-    source: JobSource,
+    source: CallSource,
   ): Promise<CallClaim | LimitExceeded | LockConflict> {
-    const { txn } = intent;
+    const { txn, owner, fence } = newCall.record;
     // Wait while another request claims the same txn: its call can be read only after the commit. If the ledger fails that
     // claim, this claim fails too. Otherwise all requests would try one after another, and the last would wait for ever.
     for (let other = this.#claiming.get(txn); other !== undefined; other = this.#claiming.get(txn)) {
@@ -93,20 +92,14 @@ export class Claims {
     this.#claiming.set(txn, new Promise<boolean>((resolve) => (resolveClaiming = resolve)));
     let isWritable = true;
     try {
-      const claimed = await this.#ctx.calls.claim(intent, guards);
-      return claimed.kind === 'won' ? this.#register(intent, source, claimed) : claimed;
+      const claimed = await this.#ctx.calls.claim(newCall, guards);
+      return claimed.kind === 'won' ? this.#register(newCall, source, claimed) : claimed;
     } catch (error) {
       // Any other error is a refusal, and the ledger works. Requests that wait for this txn then try their own claim.
       if (!(error instanceof LedgerError)) throw error;
       isWritable = false;
       if (error.isCommitUnknown) {
-        this.#unconfirmed.set(txn, {
-          txn,
-          owner: intent.owner,
-          fence: intent.fence,
-          sinceMs: performance.now(),
-          wasLookedUp: false,
-        });
+        this.#unconfirmed.set(txn, { txn, owner, fence, sinceMs: performance.now(), wasLookedUp: false });
       }
       this.#ctx.log.warn({ txn, err: error.message }, 'A call could not be claimed. Nothing was sent.');
       throw buildLedgerUnwritableError(txn);
@@ -117,12 +110,14 @@ export class Claims {
   }
 
   /** Registers a won call, unless it is held: a held call has no owner. */
-  #register(intent: Intent, { tool, payload, progressListener, span }: JobSource, won: ClaimWon): CallClaim {
-    const { owner } = intent;
+  #register({ record }: NewCall, source: CallSource, { lockToken }: ClaimWon): CallClaim {
+    const { owner } = record;
     if (owner === null) return CLAIM_HELD;
     this.#ctx.reachKillPoint('claimed');
-    const options = { lockToken: won.lockToken, progressListener, span };
-    return { kind: 'registered', inFlight: this.#dispatch.register(createJob(intent, tool, owner, payload, options)) };
+    const { tool, payload, progressListener, span } = source;
+    const inFlight = createInFlightCall({ record, owner, tool, payload, progressListener, span, isRecorded: true });
+    if (lockToken !== null) patchCall(inFlight, { lockToken });
+    return { kind: 'registered', inFlight: this.#dispatch.register(inFlight) };
   }
 
   /** Whether a claim of this txn is being written, or its commit is unknown. */
@@ -170,7 +165,7 @@ export async function claimCall(services: Services, prepared: PreparedCall): Pro
     if (dispatch.findInFlight(identified.txn) !== undefined) return CLAIM_TAKEN;
     const owner = ctx.lease.id;
     const payload = { args: toolCall.args, request };
-    const intent = buildIntent(ctx, prepared, payload, owner);
+    const newCall = buildNewCall(ctx, prepared, payload, owner);
     refuseUnlessLeaseHeld(ctx, owner);
     ctx.reachKillPoint('claiming');
     if (identified.recordGeneration !== undefined) await identified.recordGeneration();
@@ -179,7 +174,7 @@ export async function claimCall(services: Services, prepared: PreparedCall): Pro
     const attempt = () => {
       // Checked before each try: this process may lose its lease while it waits for a lock.
       refuseUnlessLeaseHeld(ctx, owner);
-      return claims.claim(intent, guards, source);
+      return claims.claim(newCall, guards, source);
     };
     const claimed =
       guards?.locks === undefined
@@ -195,7 +190,7 @@ export async function claimCall(services: Services, prepared: PreparedCall): Pro
   }
 }
 
-function buildIntent(ctx: Context, prepared: PreparedCall, payload: Payload, owner: string): Intent {
+function buildNewCall(ctx: Context, prepared: PreparedCall, payload: Payload, owner: string): NewCall {
   const { allowed, identified, heldMs, votes } = prepared;
   const { call, policies, decision } = allowed;
   const { toolCall, fingerprint } = call;
@@ -203,7 +198,7 @@ function buildIntent(ctx: Context, prepared: PreparedCall, payload: Payload, own
   const { txn } = identified;
   const isHeld = heldMs !== undefined;
   const stored = encodePayload(ctx.sealingKey, txn, tool, payload, call.args);
-  return {
+  const record = createCallRecord({
     txn,
     agent: toolCall.agent.name,
     tool: tool.name,
@@ -214,7 +209,6 @@ function buildIntent(ctx: Context, prepared: PreparedCall, payload: Payload, own
     fence: randomInt(1, 1_000_000_000),
     state: isHeld ? 'held' : tool.observe === undefined ? 'sending' : 'ready',
     owner: isHeld ? null : owner,
-    dueInMs: heldMs ?? null,
     keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
     policyVersion: policies.version,
     rule: rule.id,
@@ -227,6 +221,10 @@ function buildIntent(ctx: Context, prepared: PreparedCall, payload: Payload, own
     epoch: toolCall.runEpoch?.epoch ?? null,
     undo: tool.effect === 'read' ? null : buildStoredUndo(ctx, txn, tool, toolCall),
     undoOf: null,
+  });
+  return {
+    record,
+    dueInMs: heldMs ?? null,
     undoTries: null,
     entry: buildAuditEntry(isHeld ? 'call_held' : 'call_claimed', {
       txn,

@@ -2,7 +2,7 @@ import type { History, RuleInputs } from '../../domain/calls/history.ts';
 import { listTaintSources } from '../../domain/controls/taint.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Agent } from '../../domain/policy.ts';
-import type { ClaimGuards } from '../../ledger/calls/calls.ts';
+import type { ClaimGuards } from '../../ledger/calls/claim.ts';
 import { isTainted } from '../../ledger/controls/taints.ts';
 import { decideCall, isSameDecision } from '../../policy/decide.ts';
 import { findRequiredFacts } from '../../policy/expressions/required-facts.ts';

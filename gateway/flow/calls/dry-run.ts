@@ -1,4 +1,4 @@
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { pathsUnder, redact } from '../../domain/calls/redact.ts';
 import { computeFingerprint } from '../../domain/calls/txn-id.ts';
 import { canonicalize } from '../../domain/canonical.ts';
@@ -196,7 +196,7 @@ async function readLimitUsage(ctx: Context, toolCall: ToolCall, rule: Rule) {
 }
 
 /** The answer to a repeat of this call. For an open call: if it stays open while the caller waits. */
-function renderRepeatAnswer(call: Call): JsonObject {
+function renderRepeatAnswer(call: CallRecord): JsonObject {
   if (call.erasedAt !== null) return renderRefusal('key_expired');
   if (call.problem !== null) return { ...renderRefusal(call.problem), replayed: true };
   if (call.state === 'succeeded') return { status: 200, replayed: true, sends: false };

@@ -1,5 +1,5 @@
 import type { Continuation, ProgressListener } from '../../domain/attempts/adapter.ts';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { computeFingerprint } from '../../domain/calls/txn-id.ts';
 import { canonicalize } from '../../domain/canonical.ts';
 import type { RunEpoch } from '../../domain/controls/run.ts';
@@ -7,7 +7,7 @@ import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Agent } from '../../domain/policy.ts';
 import type { Span, SpanSubject, TraceContext } from '../../domain/telemetry.ts';
-import type { StaleDecision } from '../../ledger/calls/calls.ts';
+import type { StaleDecision } from '../../ledger/calls/claim.ts';
 import { QuorumNotReachedError, renderVotes } from '../approvals/votes.ts';
 import type { Dispatch } from '../attempts/dispatch.ts';
 import type { Recovery } from '../attempts/recover.ts';
@@ -62,7 +62,7 @@ export interface ToolCall {
 }
 
 export interface ToolAnswer {
-  readonly call: CallSummary;
+  readonly call: CallRecord;
   /** Another request started the call. */
   readonly repeat: boolean;
 }

@@ -1,4 +1,4 @@
-import { type Call, type CallSummary, summarizeCall } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { isFinalState } from '../../domain/calls/call-state.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { Agent, Tool } from '../../domain/policy.ts';
@@ -150,7 +150,7 @@ async function findBeforeClaim(
  * Finds an earlier call of the same request under the caller's own key. Beside a shared key such a call exists if the tool had
  * another shared key, or none, when it was made.
  */
-async function findCallOfOwnKey(ctx: Context, { toolCall, fingerprint }: ParsedCall): Promise<Call | undefined> {
+async function findCallOfOwnKey(ctx: Context, { toolCall, fingerprint }: ParsedCall): Promise<CallRecord | undefined> {
   const { agent, key } = toolCall;
   if (key === undefined) return undefined;
   const alias = deriveKeyAlias(ctx, agent.name, key);
@@ -177,7 +177,7 @@ export async function findEarlierCall(
   toolCall: ToolCall,
   tool: Tool | undefined,
   fingerprint: Buffer,
-): Promise<Call | undefined> {
+): Promise<CallRecord | undefined> {
   const agent = toolCall.agent.name;
   if (tool === undefined && toolCall.key === undefined) return undefined;
   try {
@@ -215,10 +215,9 @@ async function readAndAnswerRepeat(services: Services, call: ParsedCall, txn: st
   if (earlier.agent !== toolCall.agent.name)
     return redactForJoiner(earlier.txn, awaitRepeat(services, call, earlier.txn));
   if (!isFinalState(earlier.state) || earlier.settledAt === null) return awaitRepeat(services, call, earlier.txn);
-  const summary = summarizeCall(earlier);
   const ageMs = earlier.readAt.getTime() - earlier.settledAt.getTime();
-  ctx.replayCache.add(summary, earlier.fingerprint, ageMs, version);
-  return { call: summary, repeat: true };
+  ctx.replayCache.add(earlier, earlier.fingerprint, ageMs, version);
+  return { call: earlier, repeat: true };
 }
 
 /** The claim was lost, but there is no call: a run or saga refused it, or the winner was released meanwhile. */
@@ -248,7 +247,7 @@ function replayCached({ call: earlier, fingerprint }: CachedAnswer, call: Parsed
 export function indexCachedAnswer(
   ctx: Context,
   { toolCall, fingerprint }: ParsedCall,
-  { txn, identity }: CallSummary,
+  { txn, identity }: CallRecord,
 ): void {
   const { agent, key } = toolCall;
   if (key === undefined || identity !== 'key') return;
@@ -260,7 +259,7 @@ export function indexCachedAnswer(
 class AnswerErasedError extends GatewayError {
   readonly call: DeliveredCall;
 
-  constructor(call: DeliveredCall & Pick<Call, 'state'>) {
+  constructor(call: DeliveredCall & Pick<CallRecord, 'state'>) {
     const text =
       call.identity === 'repeat'
         ? 'An identical call was made before, and its answer is past its retention. To execute it again, use an idempotency key.'

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type { Continuation } from '../../domain/attempts/adapter.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { isFinalState } from '../../domain/calls/call-state.ts';
 import { pathsUnder, REDACTED, redact } from '../../domain/calls/redact.ts';
 import { type CallIdentity, deriveRepeatSlot, deriveSharedTxnId, deriveTxnId } from '../../domain/calls/txn-id.ts';
@@ -15,7 +15,7 @@ import { deriveKeyAlias } from './shared-keys.ts';
 
 export interface IdentifiedCall {
   readonly txn: string;
-  readonly identity: Call['identity'];
+  readonly identity: CallRecord['identity'];
   readonly key: string | null;
   /** For a shared call: the txn of the caller's own key, which must not belong to another call. */
   readonly alias?: string;
@@ -95,7 +95,7 @@ async function identifyRepeat(
   };
 }
 
-function isSameRequest(newest: { call: Call | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
+function isSameRequest(newest: { call: CallRecord | undefined; msSinceDelivered: number | null }, tool: Tool): boolean {
   const { call, msSinceDelivered } = newest;
   if (call === undefined || !isFinalState(call.state)) return true;
   // The answer was never delivered, so an identical request counts as a retry. If the answer is erased, the retry gets `key_expired`.

@@ -1,5 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import { type Call, type CallEvent, type CallSummary, summarizeCall, toJoinerView } from '../../domain/calls/call.ts';
+import { type CallEvent, type CallRecord, toJoinerView } from '../../domain/calls/call-record.ts';
 import { deriveRepeatSlot } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
@@ -23,12 +23,12 @@ export async function readCall(
   agent: string | undefined,
   patienceMs = 0,
   cancelToken?: CancelToken,
-): Promise<Call> {
+): Promise<CallRecord> {
   const call = TXN_PATTERN.test(txn) ? await services.ctx.calls.read(txn) : undefined;
   if (call === undefined) throw buildCallNotFoundError(txn);
   if (agent !== undefined && !(await isParticipant(services.ctx, call, agent))) throw buildCallNotFoundError(txn);
   const isOwn = agent === undefined || call.agent === agent;
-  const toView = (one: Call) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
+  const toView = (one: CallRecord) => (agent === undefined || one.agent === agent ? one : toJoinerView(one));
   if (patienceMs === 0 || call.settledAt !== null) return toView(call);
   const waiting = awaitCall(services, call.fingerprint, txn, performance.now() + patienceMs, cancelToken);
   await (isOwn ? waiting : hideFreezeDetails(txn, waiting));
@@ -54,7 +54,7 @@ export function readTimelines(
 }
 
 /** The agents that joined a shared call. For people only. */
-export async function listParticipants({ ctx }: Services, call: Call): Promise<readonly JoinedAgent[]> {
+export async function listParticipants({ ctx }: Services, call: CallRecord): Promise<readonly JoinedAgent[]> {
   return call.identity === 'shared' ? listJoinedAgents(ctx.db, call.txn) : [];
 }
 
@@ -66,7 +66,7 @@ export async function findCalls(services: Services, filter: CallFilter): Promise
 }
 
 /** Withdraws a held call. Repeating the request is safe. Fails with `conflict` if the call was sent or ended otherwise. */
-export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallSummary> {
+export async function cancelCall(services: Services, txn: string, agent: string): Promise<CallRecord> {
   const call = await readCall(services, txn, agent);
   if (call.agent !== agent)
     throw new GatewayError('conflict', 'Another agent made this call first. Only that agent can withdraw it.', {
@@ -84,11 +84,11 @@ export async function cancelCall(services: Services, txn: string, agent: string)
       state: now.state,
     });
   }
-  return summarizeCall(now);
+  return now;
 }
 
 /** The part of a call that names its slot (see `deriveRepeatSlot`). */
-export type DeliveredCall = Pick<CallSummary, 'txn' | 'identity' | 'agent' | 'fingerprint' | 'saga' | 'run'>;
+export type DeliveredCall = Pick<CallRecord, 'txn' | 'identity' | 'agent' | 'fingerprint' | 'saga' | 'run'>;
 
 /** Records that the answer was written to the caller's connection. Only calls without a key need this. */
 export function markDelivered({ ctx }: Services, call: DeliveredCall): void {

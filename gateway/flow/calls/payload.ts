@@ -1,5 +1,5 @@
 import type { PreparedRequest, StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { decrypt, encrypt } from '../../domain/calls/encryption.ts';
 import {
   buildSecretScrubber,
@@ -50,7 +50,7 @@ export function encodePayload(
 }
 
 /** Decodes the payload of a stored call. Returns a string, the reason, when it cannot be sent again. */
-export function decodePayload(key: Buffer, call: Call): Payload | string {
+export function decodePayload(key: Buffer, call: CallRecord): Payload | string {
   if (call.sealed !== null) {
     try {
       return JSON.parse(decrypt(key, call.txn, call.sealed)) as Payload;

@@ -1,5 +1,5 @@
 import { type AuditFields, buildAuditEntry, sha256Hex } from '../../domain/audit/audit.ts';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { type ErrorCode, type ErrorExtras, GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import type { Policies, PolicyDecision, Tool } from '../../domain/policy.ts';
@@ -199,7 +199,7 @@ export function buildLockedRefusal({ policies, decision }: AllowedCall, by: Lock
 }
 
 /** The part of an earlier call that decides whether a request repeats it. */
-type EarlierCall = Pick<CallSummary, 'txn' | 'agent' | 'tool' | 'identity' | 'saga' | 'state'>;
+type EarlierCall = Pick<CallRecord, 'txn' | 'agent' | 'tool' | 'identity' | 'saga' | 'state'>;
 
 /** Refuses a key that belongs to another request. */
 export function refuseKeyReuse(

@@ -1,7 +1,8 @@
-import type { CallSummary } from '../../domain/calls/call.ts';
+import { type CallRecord, withoutPayload } from '../../domain/calls/call-record.ts';
 
 export interface CachedAnswer {
-  readonly call: CallSummary;
+  /** Without payload. */
+  readonly call: CallRecord;
   readonly fingerprint: Buffer;
 }
 
@@ -25,7 +26,7 @@ interface CacheVersion {
 
 /** Retries come within seconds or much later, so a minute is enough. */
 const MAX_AGE_MS = 60_000;
-/** The memory of an entry beyond its answer and its body. */
+/** The memory of an entry beyond its answer and its body. The record without payload is half of it, with its times. */
 const ENTRY_OVERHEAD_BYTES = 2_000;
 
 /**
@@ -86,7 +87,7 @@ export class ReplayCache {
    * Adds an answer that was settled `ageMs` ago. Skips calls without a key, because their repeats depend on delivery, and
    * shared calls, because a repeat must join them first.
    */
-  add(call: CallSummary, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
+  add(call: CallRecord, fingerprint: Buffer, ageMs: number, version: CacheVersion = this.readVersion()): void {
     if (version.clearCount !== this.#clearCount || (call.identity !== 'key' && call.identity !== 'business')) return;
     const now = performance.now();
     const expiresAt = Math.min(now + MAX_AGE_MS, version.at + this.#payloadsMs - ageMs);
@@ -94,7 +95,7 @@ export class ReplayCache {
     const bytes = ENTRY_OVERHEAD_BYTES + 2 * (call.answer?.body?.length ?? 0);
     if (bytes > this.#maxBytes / 16) return;
     if (this.#bytes + bytes > this.#maxBytes / 2 || now - this.#youngSince > MAX_AGE_MS) this.#startGeneration();
-    this.#young.set(call.txn, { call, fingerprint, expiresAt, body: undefined });
+    this.#young.set(call.txn, { call: withoutPayload(call), fingerprint, expiresAt, body: undefined });
     this.#bytes += bytes;
   }
 

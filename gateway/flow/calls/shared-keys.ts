@@ -1,5 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import { type Call, hidePrivateProblem } from '../../domain/calls/call.ts';
+import { type CallRecord, hidePrivateProblem } from '../../domain/calls/call-record.ts';
 import { deriveTxnId } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { findAliasedTxn, hasJoined, joinCall } from '../../ledger/calls/joins.ts';
@@ -13,7 +13,7 @@ import { buildReleasedError } from './refusals.ts';
 // call: its rules, limits, saga, run and locks count. Later agents join: nothing is sent for them, and they get the result.
 
 /** Whether an agent owns or has joined a call. Other agents must not learn that it exists. */
-export async function isParticipant({ db }: Context, call: Call, agent: string): Promise<boolean> {
+export async function isParticipant({ db }: Context, call: CallRecord, agent: string): Promise<boolean> {
   if (call.agent === agent) return true;
   return call.identity === 'shared' && (await hasJoined(db, call.txn, agent));
 }
@@ -22,7 +22,7 @@ export async function isParticipant({ db }: Context, call: Call, agent: string):
  * Records that an agent, allowed by its own rules, joins a call. A crash afterwards leaves an agent that may read the
  * call.
  */
-export async function joinSharedCall(ctx: Context, call: Call, toolCall: ToolCall): Promise<void> {
+export async function joinSharedCall(ctx: Context, call: CallRecord, toolCall: ToolCall): Promise<void> {
   if (call.identity !== 'shared') return;
   const { txn, tool } = call;
   const agent = toolCall.agent.name;
@@ -51,7 +51,7 @@ export function deriveKeyAlias({ deployment }: Pick<Context, 'deployment'>, agen
 }
 
 /** Finds the shared call that a caller's own key was bound to. */
-export async function resolveAlias({ db, calls }: Context, alias: string): Promise<Call | undefined> {
+export async function resolveAlias({ db, calls }: Context, alias: string): Promise<CallRecord | undefined> {
   const txn = await findAliasedTxn(db, alias);
   return txn === undefined ? undefined : calls.read(txn);
 }

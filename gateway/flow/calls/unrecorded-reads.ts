@@ -1,8 +1,7 @@
 import { randomInt } from 'node:crypto';
-import type { CallSummary } from '../../domain/calls/call.ts';
+import { type CallRecord, createCallRecord } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
-import type { InFlightCall } from '../attempts/dispatch.ts';
-import { createJob } from '../attempts/job.ts';
+import { createInFlightCall, type InFlightCall } from '../attempts/in-flight-call.ts';
 import { type CancelToken, withTimeout } from '../cancel-token.ts';
 import type { PreparedCall } from './admit-call.ts';
 import type { RegisteredCall } from './claims.ts';
@@ -30,37 +29,38 @@ export function canSkipLedger({ allowed, guards, identified }: PreparedCall): bo
  */
 export function registerUnrecordedRead({ ctx, dispatch }: Services, prepared: PreparedCall): RegisteredCall {
   const { allowed, identified, request } = prepared;
-  const { call, decision } = allowed;
+  const { call, policies, decision } = allowed;
   const { toolCall, fingerprint, span } = call;
   const { txn, identity } = identified;
+  const { tool, rule } = decision;
   const owner = ctx.lease.id;
   refuseUnlessLeaseHeld(ctx, owner);
-  const claim = { txn, identity, fingerprint, agent: toolCall.agent.name, kind: 'read', state: 'sending' } as const;
-  const job = createJob(
-    {
-      ...claim,
-      fence: randomInt(1, 1_000_000_000),
-      keyLifetimeMs: null,
-      saga: null,
-      undoOf: null,
-      run: null,
-      undo: null,
-    },
-    decision.tool,
+  const record = createCallRecord({
+    txn,
+    agent: toolCall.agent.name,
+    tool: tool.name,
+    identity,
+    fingerprint,
+    kind: 'read',
+    fence: randomInt(1, 1_000_000_000),
+    state: 'sending',
     owner,
-    { args: toolCall.args, request },
-    { lockToken: null, isRecorded: false, progressListener: toolCall.progressListener, span },
-  );
-  return { kind: 'registered', inFlight: dispatch.register(job) };
+    policyVersion: policies.version,
+    rule: rule.id,
+  });
+  const payload = { args: toolCall.args, request };
+  const { progressListener } = toolCall;
+  const inFlight = createInFlightCall({ record, owner, tool, payload, progressListener, span, isRecorded: false });
+  return { kind: 'registered', inFlight: dispatch.register(inFlight) };
 }
 
 /** Waits for an unrecorded read. Nothing about it can be read later, so a read that takes too long fails. */
 export async function awaitUnrecordedRead(
-  { job, result }: InFlightCall,
+  { record, result }: InFlightCall,
   until: number,
   cancelToken: CancelToken | undefined,
-): Promise<CallSummary> {
-  const { txn, tool } = job;
+): Promise<CallRecord> {
+  const { txn, tool } = record;
   const ended = await withTimeout(result, until - performance.now(), cancelToken);
   switch (ended?.kind) {
     case 'reported':
@@ -71,6 +71,6 @@ export async function awaitUnrecordedRead(
     case 'elsewhere':
       throw buildReleasedError(txn, 'unavailable', 'this replica is shutting down');
   }
-  const detail = `${tool.name} did not answer within your wait time. It is a read: ask again, or wait longer (Prefer: wait=N).`;
+  const detail = `${tool} did not answer within your wait time. It is a read: ask again, or wait longer (Prefer: wait=N).`;
   throw new GatewayError('tool_failed', detail, { txn, retry: 'after_delay' });
 }

@@ -1,5 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { CallKind } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { ControlFlagScope } from '../../ledger/controls/control-flags.ts';
 import type { Context } from '../context.ts';
@@ -37,20 +37,15 @@ export interface SendBlock {
  */
 export function findSendBlock(
   { controlFlags, logMonitor, policies }: Pick<Context, 'controlFlags' | 'logMonitor' | 'policies'>,
-  call: {
-    readonly agent: string;
-    readonly tool: { readonly name: string };
-    readonly undoOf: string | null;
-    readonly kind: CallKind;
-  },
+  call: Pick<CallRecord, 'agent' | 'tool' | 'undoOf' | 'kind'>,
 ): SendBlock | undefined {
   const frozen =
     call.undoOf === null
-      ? controlFlags.findFreeze(call.agent, call.tool.name)
-      : (controlFlags.get('all') ?? controlFlags.get(`tool:${call.tool.name}`));
+      ? controlFlags.findFreeze(call.agent, call.tool)
+      : (controlFlags.get('all') ?? controlFlags.get(`tool:${call.tool}`));
   if (frozen !== undefined) return { code: 'frozen', detail: `${frozen.by} froze ${frozen.scope}` };
-  const disabled = policies().tools.get(call.tool.name)?.disabled;
-  if (disabled !== undefined) return { code: 'unavailable', detail: `${call.tool.name} is disabled: ${disabled}` };
+  const disabled = policies().tools.get(call.tool)?.disabled;
+  if (disabled !== undefined) return { code: 'unavailable', detail: `${call.tool} is disabled: ${disabled}` };
   const doubt = call.kind === 'read' ? undefined : logMonitor.findFault();
   return doubt === undefined ? undefined : { code: 'unavailable', detail: doubt };
 }

@@ -15,7 +15,7 @@ import {
   type RequestedLock,
   takeLocksOfOpenCall,
 } from '../../ledger/controls/locks.ts';
-import type { Job } from '../attempts/job.ts';
+import { type InFlightCall, patchCall } from '../attempts/in-flight-call.ts';
 import { type CancelToken, sleepUnlessCancelled } from '../cancel-token.ts';
 import type { Context } from '../context.ts';
 
@@ -164,26 +164,27 @@ export type LockBlocker = LockConflict | CallLost | { readonly kind: 'invalid_lo
  * Takes the locks that a call needs but does not hold yet: the call was held for a person, or its tool declares more locks
  * than at the claim. A crash after this leaves a call with locks, which it keeps until it is final.
  */
-export async function acquireMissingLocks(ctx: Context, job: Job): Promise<LockBlocker | undefined> {
-  if (job.lockToken !== null) return undefined;
+export async function acquireMissingLocks(ctx: Context, call: InFlightCall): Promise<LockBlocker | undefined> {
+  const { txn, agent, tool, saga, run, fence } = call.record;
+  if (call.record.lockToken !== null) return undefined;
   let request: LockRequest | undefined;
   try {
-    request = buildLockRequest(ctx, job.tool, job);
+    request = buildLockRequest(ctx, call.tool, { txn, agent, args: call.payload.args, saga, run });
   } catch (error) {
     // The tool declares other locks than at the claim.
     if (error instanceof GatewayError) return { kind: 'invalid_locks', why: error.message };
     throw error;
   }
   if (request === undefined) return undefined;
-  const entry = buildAuditEntry('call_locked', { txn: job.txn, agent: job.agent, tool: job.tool.name });
-  const taken = await takeLocksOfOpenCall(ctx.db, request, { fence: job.fence, entry });
+  const entry = buildAuditEntry('call_locked', { txn, agent, tool });
+  const taken = await takeLocksOfOpenCall(ctx.db, request, { fence, entry });
   if (taken.kind !== 'lock_grant') return taken;
-  job.lockToken = taken.token;
+  patchCall(call, { lockToken: taken.token });
   return undefined;
 }
 
 /** Adds the lock token, which is not stored with the request. A call keeps its locks, so all attempts send one token. */
-export function withLockToken({ request, lockToken }: Job): PreparedRequest {
+export function withLockToken({ record: { lockToken }, payload: { request } }: InFlightCall): PreparedRequest {
   if (lockToken === null) return request;
   return { ...request, headers: { ...request.headers, [LOCK_TOKEN_HEADER]: String(lockToken) } };
 }

@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import { type CallRecord, createCallRecord } from '../../domain/calls/call-record.ts';
 import { encrypt } from '../../domain/calls/encryption.ts';
 import { pathsUnder, redact } from '../../domain/calls/redact.ts';
 import { computeFingerprint, deriveTxnId } from '../../domain/calls/txn-id.ts';
@@ -10,7 +10,7 @@ import type { JsonObject } from '../../domain/json.ts';
 import { ExpressionError, type Tool } from '../../domain/policy.ts';
 import type { SagaStep } from '../../domain/sagas/saga.ts';
 import { parseTraceContext } from '../../domain/telemetry.ts';
-import type { ClaimGuards, Intent } from '../../ledger/calls/calls.ts';
+import type { ClaimGuards, NewCall } from '../../ledger/calls/claim.ts';
 import { encodePayload, type Payload } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 import { buildLockRequest } from '../controls/locks.ts';
@@ -18,7 +18,7 @@ import { collectUndoSecrets, decodeUndoArgs } from './undo.ts';
 
 /** A compensation that is ready to be claimed. */
 export interface PreparedCompensation {
-  readonly intent: Intent;
+  readonly newCall: NewCall;
   readonly tool: Tool;
   readonly payload: Payload;
   /** The locks of the undo tool. */
@@ -56,7 +56,7 @@ export async function prepareCompensation(
     const payload = { args, request, secrets: collectUndoSecrets(ctx.sealingKey, call) };
     const locks = buildLockRequest(ctx, tool, { txn, agent, args, saga: call.saga, run: call.run });
     const guards = locks === undefined ? undefined : { charges: [], approval: undefined, locks };
-    return { intent: buildUndoIntent(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
+    return { newCall: buildCompensation(ctx, call, step.undoTries, { tool, txn, payload }), tool, payload, guards };
   } catch (error) {
     // These errors concern this step only. Throwing one would stop the moves of all other steps.
     const isStepError =
@@ -66,37 +66,38 @@ export async function prepareCompensation(
   }
 }
 
-function buildUndoIntent(
+function buildCompensation(
   ctx: Context,
-  call: Call,
+  call: CallRecord,
   tries: number,
   { tool, txn, payload }: { readonly tool: Tool; readonly txn: string; readonly payload: Payload },
-): Intent {
+): NewCall {
   const { version } = ctx.policies();
   const args = canonicalize(payload.args);
   const fingerprint = computeFingerprint(tool.name, args);
-  return {
+  const stored = encodeUndoPayload(ctx.sealingKey, txn, tool, payload, args, call);
+  const record = createCallRecord({
     txn,
     agent: call.agent,
     tool: tool.name,
-    key: null,
     identity: 'undo',
     fingerprint,
     kind: tool.effect === 'read' ? 'read' : tool.once.by,
     fence: randomInt(1, 1_000_000_000),
     state: tool.observe === undefined ? 'sending' : 'ready',
     owner: ctx.lease.id,
-    dueInMs: null,
     keyLifetimeMs: tool.once.by === 'key' ? tool.once.lifetimeMs : null,
     policyVersion: version,
     rule: `undo of ${call.tool} ${call.txn}`,
-    ...encodeUndoPayload(ctx.sealingKey, txn, tool, payload, args, call),
+    args: stored.args,
+    request: stored.request,
+    sealed: stored.sealed,
     saga: call.saga,
-    dependsOn: null,
-    run: null,
-    epoch: null,
-    undo: null,
     undoOf: call.txn,
+  });
+  return {
+    record,
+    dueInMs: null,
     undoTries: tries,
     entry: buildAuditEntry('undo_claimed', {
       txn,
@@ -110,7 +111,7 @@ function buildUndoIntent(
 }
 
 /** Values that the tool of the step redacts stay redacted in the shown arguments of the compensation. */
-function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: Call) {
+function encodeUndoPayload(key: Buffer, txn: string, tool: Tool, payload: Payload, args: string, call: CallRecord) {
   if (call.undoSealed === null) return encodePayload(key, txn, tool, payload, args);
   const shown = JSON.parse(call.undoArgs ?? '{}') as JsonObject;
   return {

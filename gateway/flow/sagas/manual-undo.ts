@@ -1,5 +1,5 @@
 import { buildAuditEntry } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import type { JsonObject } from '../../domain/json.ts';
 import { closeSaga, resumeSaga } from '../../ledger/sagas/saga-rollback.ts';
@@ -27,7 +27,7 @@ export async function requestUndo(
   txn: string,
   args: JsonObject | undefined,
   action: ManualAction,
-): Promise<Call> {
+): Promise<CallRecord> {
   const { ctx } = services;
   const call = await readCall(services, txn, undefined);
   if (call.undoState === 'done' || call.undoState === 'running') return call;
@@ -38,7 +38,7 @@ export async function requestUndo(
   return readCall(services, txn, undefined);
 }
 
-async function refuseIfNotUndoable({ ctx }: Services, call: Call): Promise<void> {
+async function refuseIfNotUndoable({ ctx }: Services, call: CallRecord): Promise<void> {
   const { txn, tool, state, undo, outcome } = call;
   const refuse = (detail: string) => new GatewayError('conflict', detail, { txn, state });
   if (state !== 'succeeded') throw refuse(`Only a succeeded call can be undone. This call is ${state}.`);
@@ -54,7 +54,7 @@ async function refuseIfNotUndoable({ ctx }: Services, call: Call): Promise<void>
 }
 
 /** Encodes undo arguments that a person gives because the template could not be rendered from the outcome. */
-function encodeGivenArgs(services: Services, call: Call, args: JsonObject | undefined) {
+function encodeGivenArgs(services: Services, call: CallRecord, args: JsonObject | undefined) {
   if (args === undefined) return undefined;
   const { ctx } = services;
   const { tools } = ctx.policies();
@@ -106,7 +106,7 @@ export async function awaitUndo(
   txn: string,
   patienceMs: number,
   cancelToken: CancelToken,
-): Promise<Call> {
+): Promise<CallRecord> {
   const deadline = performance.now() + patienceMs;
   for (;;) {
     const call = await readCall(services, txn, undefined);

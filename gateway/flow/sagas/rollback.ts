@@ -185,12 +185,12 @@ export class RollbackWorker {
     const prepared = await prepareCompensation(ctx, step);
     if (prepared === undefined) return false;
     if (typeof prepared === 'string') return this.#markFailed(step, prepared);
-    const { intent, tool, payload, guards } = prepared;
+    const { newCall, tool, payload, guards } = prepared;
     if (!ctx.controlFlags.canSend(owner)) return false;
     ctx.reachKillPoint('undoing');
     try {
       const source = { tool, payload, progressListener: undefined, span: undefined };
-      const claimed = await this.#claims.claim(intent, guards, source);
+      const claimed = await this.#claims.claim(newCall, guards, source);
       switch (claimed.kind) {
         case 'registered':
           void this.#dispatch.start(claimed.inFlight).then(() => this.wake(task));

@@ -1,3 +1,4 @@
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { decrypt, encrypt } from '../../domain/calls/encryption.ts';
 import {
   buildSecretScrubber,
@@ -14,10 +15,9 @@ import { isJsonObject, type Json, type JsonObject } from '../../domain/json.ts';
 import { ExpressionError, type Tool } from '../../domain/policy.ts';
 import type { StoredUndo } from '../../domain/sagas/saga.ts';
 import { sanitize } from '../../domain/sanitize.ts';
-import type { UndoArguments } from '../../ledger/calls/calls.ts';
+import type { UndoArguments } from '../../ledger/calls/call-patches.ts';
 import { renderUndoArguments } from '../../policy/compile/render-undo-arguments.ts';
-import type { Job } from '../attempts/job.ts';
-import { MIN_ECHO_CHARS, type SecretValues } from '../calls/payload.ts';
+import { MIN_ECHO_CHARS, type Payload, type SecretValues } from '../calls/payload.ts';
 import type { Context } from '../context.ts';
 
 /** An undo that the caller gives with the call (`Oncegate-Undo`). It replaces the undo of the contract. */
@@ -208,20 +208,28 @@ function redactSecrets(value: Json, secrets: SecretValues): Json {
   return clean(value);
 }
 
-/** Builds the undo arguments of a job whose result is known. */
+/** A call with its payload in clear, such as a call in flight. */
+interface DecodedCall {
+  readonly record: Pick<CallRecord, 'txn' | 'agent' | 'undo'>;
+  readonly tool: Tool;
+  readonly payload: Pick<Payload, 'args'>;
+  readonly before: Json | undefined;
+}
+
+/** Builds the undo arguments of a call whose result is known. */
 export function prepareUndoArguments(
   ctx: Context,
-  job: Pick<Job, 'txn' | 'agent' | 'args' | 'before' | 'tool' | 'undo'>,
+  { record, tool, payload, before }: DecodedCall,
   result: () => Json,
 ): UndoArguments | null {
-  if (job.undo?.tool === undefined) return null;
-  const { txn, agent, args, before, tool } = job;
+  const { txn, agent, undo } = record;
+  if (undo?.tool === undefined) return null;
   const observer = tool.observe === undefined ? undefined : ctx.policies().tools.get(tool.observe.tool);
   const isBeforeSecret = (observer?.redact.length ?? 0) > 0;
-  return buildUndoArguments(ctx.sealingKey, tool, ctx.policies().tools.get(job.undo.tool), job.undo, {
+  return buildUndoArguments(ctx.sealingKey, tool, ctx.policies().tools.get(undo.tool), undo, {
     txn,
     agent,
-    args,
+    args: payload.args,
     before,
     result: result(),
     isBeforeSecret,

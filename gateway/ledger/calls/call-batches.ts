@@ -1,100 +1,83 @@
 import { LedgerError } from '../../domain/errors.ts';
 import type { Queryable } from '../db.ts';
 import { RowArrayEncoder, type RowColumn, type RowType } from '../row-array.ts';
-import { INTENT_COLUMNS, SETTLEMENT_COLUMNS } from './call-columns.ts';
-import type { CallUpdate, Intent, UndoArguments } from './calls.ts';
+import {
+  CLAIM_ROW_TYPE,
+  type ColumnTable,
+  INTENT_COLUMNS,
+  OPEN_COLUMNS,
+  SETTLEMENT_COLUMNS,
+  UNDO_COLUMNS,
+} from './call-columns.ts';
+import type { OpenCallPatch, SettlementPatch } from './call-patches.ts';
+import type { NewCall } from './claim.ts';
 
-/** An intent with its order of arrival within the batch: steps of a saga get their ordinals in that order. */
-interface PlacedIntent {
-  readonly intent: Intent;
+/** A new call with its order of arrival within the batch: steps of a saga get their ordinals in that order. */
+interface PlacedCall {
+  readonly newCall: NewCall;
   readonly place: number;
 }
 
-const encodeIntent = {
-  request: ({ request }: Intent) => (request === null ? null : JSON.stringify(request)),
-  dependsOn: ({ dependsOn }: Intent) => (dependsOn === null ? null : `{${dependsOn.join(',')}}`),
-  undo: ({ undo }: Intent) => (undo === null ? null : JSON.stringify(undo)),
-} as const;
-
-/** Reads each column from the field of the same name, or as `encoders` says. */
-function toRowColumns<Item extends object>(
-  columns: Readonly<Record<string, { readonly column: string; readonly type: string }>>,
-  encoders: Readonly<Record<string, (item: Item) => unknown>> = {},
-): RowColumn<Item>[] {
-  return Object.entries(columns).map(([field, { column, type }]) => {
-    const read = encoders[field] ?? ((item: Item) => item[field as keyof Item]);
-    return { name: column, type, read } as RowColumn<Item>;
+/** Reads each column from the field of its name in the part of the item that `pick` finds; null if there is no such part. */
+function toRowColumns<Item>(columns: ColumnTable, pick: (item: Item) => object | null): RowColumn<Item>[] {
+  return Object.entries(columns).map(([field, { column, row = column, type, encode }]) => {
+    const readField = (item: Item) => (pick(item) as Readonly<Record<string, unknown>> | null)?.[field] ?? null;
+    const read = encode === undefined ? readField : (item: Item) => encode(readField(item) as never);
+    return { name: row, type, read } as RowColumn<Item>;
   });
 }
 
-const INTENT_ROW_COLUMNS = toRowColumns<Intent>(INTENT_COLUMNS, encodeIntent);
-
-/** A claim: the columns of `calls`, and what `open_calls` and the log need. */
-export const CLAIM_ROW: RowType<PlacedIntent> = {
-  type: 'claim_row',
+/** A claim: the columns of `calls`, and what `open_calls`, `undos` and the log need. */
+export const CLAIM_ROW: RowType<PlacedCall> = {
+  type: CLAIM_ROW_TYPE,
   columns: [
-    ...INTENT_ROW_COLUMNS.map(
-      ({ read, ...column }) =>
-        ({ ...column, read: ({ intent }: PlacedIntent) => read(intent) }) as RowColumn<PlacedIntent>,
-    ),
-    { name: 'state', type: 'text', read: ({ intent }) => intent.state },
-    { name: 'fence', type: 'int4', read: ({ intent }) => intent.fence },
-    { name: 'owner', type: 'uuid', read: ({ intent }) => intent.owner },
-    { name: 'due_ms', type: 'float8', read: ({ intent }) => intent.dueInMs },
-    { name: 'tries', type: 'int4', read: ({ intent }) => intent.undoTries },
+    ...toRowColumns(INTENT_COLUMNS, ({ newCall }: PlacedCall) => newCall.record),
+    { name: 'state', type: 'text', read: ({ newCall }) => newCall.record.state },
+    { name: 'fence', type: 'int4', read: ({ newCall }) => newCall.record.fence },
+    { name: 'owner', type: 'uuid', read: ({ newCall }) => newCall.record.owner },
+    { name: 'due_ms', type: 'float8', read: ({ newCall }) => newCall.dueInMs },
+    { name: 'tries', type: 'int4', read: ({ newCall }) => newCall.undoTries },
     { name: 'place', type: 'int4', read: ({ place }) => place },
-    { name: 'entry', type: 'text', read: ({ intent }) => intent.entry },
+    { name: 'entry', type: 'text', read: ({ newCall }) => newCall.entry },
   ],
 };
 
-/** Which row an update may change. */
-const GUARD_COLUMNS: readonly RowColumn<CallUpdate>[] = [
-  { name: 'txn', type: 'uuid', read: (update) => update.txn },
-  { name: 'fence', type: 'int4', read: (update) => update.fence },
-  { name: 'update_number', type: 'int4', read: (update) => update.updateNumber },
+type Patch = OpenCallPatch | SettlementPatch;
+
+/** Which row a patch may change. */
+const GUARD_COLUMNS: readonly RowColumn<Patch>[] = [
+  { name: 'txn', type: 'uuid', read: (patch) => patch.txn },
+  { name: 'fence', type: 'int4', read: (patch) => patch.fence },
+  { name: 'update_number', type: 'int4', read: (patch) => patch.updateNumber },
 ];
 
-/** What an update adds to `undos` and to the log. */
-const ADDED_COLUMNS: readonly RowColumn<CallUpdate>[] = [
-  { name: 'undo_before', type: 'text', read: (update) => readUndo(update, 'before') },
-  { name: 'undo_args', type: 'text', read: (update) => readUndo(update, 'args') },
-  { name: 'undo_sealed', type: 'bytea', read: (update) => readUndo(update, 'sealed') },
-  { name: 'undo_reason', type: 'text', read: (update) => readUndo(update, 'reason') },
-  { name: 'entry', type: 'text', read: (update) => update.entry },
+/** What a patch adds to `undos` and to the log. */
+const ADDED_COLUMNS: readonly RowColumn<Patch>[] = [
+  ...toRowColumns(UNDO_COLUMNS, ({ undo }: Patch) => undo),
+  { name: 'entry', type: 'text', read: (patch) => patch.entry },
 ];
-
-function readUndo<Part extends keyof UndoArguments>({ undo }: CallUpdate, part: Part): UndoArguments[Part] | null {
-  return undo === null ? null : undo[part];
-}
 
 /** An update of an open call. */
-export const UPDATE_ROW: RowType<CallUpdate> = {
+export const UPDATE_ROW: RowType<OpenCallPatch> = {
   type: 'update_row',
   columns: [
     ...GUARD_COLUMNS,
-    { name: 'state', type: 'text', read: (update) => update.state },
-    { name: 'attempt', type: 'int4', read: (update) => update.attempt },
-    { name: 'attempt_open', type: 'bool', read: (update) => update.attemptOpen },
-    { name: 'unresolved', type: 'int4', read: (update) => update.unresolved },
-    { name: 'unknown_ms', type: 'float8', read: (update) => update.unknownSinceMs },
-    { name: 'detail', type: 'text', read: (update) => update.detail },
-    { name: 'attempt_detail', type: 'text', read: (update) => update.attemptDetail },
-    { name: 'disproved_by', type: 'text', read: (update) => update.disprovedBy },
-    { name: 'parked', type: 'bool', read: (update) => update.custody === 'park' },
-    { name: 'due_ms', type: 'float8', read: (update) => update.dueInMs },
+    ...toRowColumns(OPEN_COLUMNS, (patch: OpenCallPatch) => patch),
+    { name: 'parked', type: 'bool', read: ({ parked }) => parked !== null },
+    { name: 'due_ms', type: 'float8', read: ({ parked }) => (parked === null ? null : parked.dueInMs) },
     { name: 'event', type: 'text', read: ({ event }) => (event === null ? null : JSON.stringify(event)) },
     ...ADDED_COLUMNS,
   ],
 };
 
 /** The end of a call. */
-export const SETTLEMENT_ROW: RowType<CallUpdate> = {
+export const SETTLEMENT_ROW: RowType<SettlementPatch> = {
   type: 'settlement_row',
   columns: [
     ...GUARD_COLUMNS,
-    { name: 'evident', type: 'bool', read: (update) => update.isEvidence },
-    { name: 'unknown_ms', type: 'float8', read: (update) => update.unknownSinceMs },
-    ...toRowColumns<CallUpdate>(SETTLEMENT_COLUMNS),
+    { name: 'evident', type: 'bool', read: (patch) => patch.isEvidence },
+    { name: 'unknown_ms', type: 'float8', read: (patch) => patch.unknownSinceMs },
+    ...toRowColumns(SETTLEMENT_COLUMNS, (patch: SettlementPatch) => patch),
     ...ADDED_COLUMNS,
   ],
 };
@@ -124,20 +107,20 @@ const UPDATE_ENCODER = new RowArrayEncoder(UPDATE_ROW);
 const SETTLEMENT_ENCODER = new RowArrayEncoder(SETTLEMENT_ROW);
 
 /** Sorts the rows by txn. Every batch locks rows in this order, so two batches never wait for each other in a circle. */
-export function encodeClaims(intents: readonly Intent[], { claim }: RowTypeOids): Buffer {
-  const placed = intents.map((intent, place) => ({ intent, place }));
-  placed.sort((a, b) => compareTxns(a.intent, b.intent));
+export function encodeClaims(newCalls: readonly NewCall[], { claim }: RowTypeOids): Buffer {
+  const placed = newCalls.map((newCall, place) => ({ newCall, place }));
+  placed.sort((a, b) => compareTxns(a.newCall.record, b.newCall.record));
   return CLAIM_ENCODER.encode(placed, claim);
 }
 
 /** Sorts the rows by txn, for the same reason. */
-export function encodeUpdates(updates: readonly CallUpdate[], { update }: RowTypeOids): Buffer {
-  return UPDATE_ENCODER.encode(updates.toSorted(compareTxns), update);
+export function encodeUpdates(patches: readonly OpenCallPatch[], { update }: RowTypeOids): Buffer {
+  return UPDATE_ENCODER.encode(patches.toSorted(compareTxns), update);
 }
 
 /** Sorts the rows by txn, for the same reason. */
-export function encodeSettlements(updates: readonly CallUpdate[], { settlement }: RowTypeOids): Buffer {
-  return SETTLEMENT_ENCODER.encode(updates.toSorted(compareTxns), settlement);
+export function encodeSettlements(patches: readonly SettlementPatch[], { settlement }: RowTypeOids): Buffer {
+  return SETTLEMENT_ENCODER.encode(patches.toSorted(compareTxns), settlement);
 }
 
 function compareTxns(a: { readonly txn: string }, b: { readonly txn: string }): number {

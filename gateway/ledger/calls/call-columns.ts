@@ -1,7 +1,14 @@
 import type { StoredRequest, UpstreamAnswer } from '../../domain/attempts/adapter.ts';
-import type { Call, Hold } from '../../domain/calls/call.ts';
+import {
+  type CallIntent,
+  type CallRecord,
+  createCallRecord,
+  type Hold,
+  type NewCallFields,
+} from '../../domain/calls/call-record.ts';
 import type { StoredUndo } from '../../domain/sagas/saga.ts';
-import type { CallUpdate, Intent } from './calls.ts';
+import type { RowValueType } from '../row-array.ts';
+import type { OpenCallPatch, SettlementPatch, UndoArguments } from './call-patches.ts';
 
 /**
  * The columns of a call, once for reading and writing. A call is spread over four tables:
@@ -11,22 +18,45 @@ import type { CallUpdate, Intent } from './calls.ts';
  * - `settlements` (r): the final answer, written once. A call has either an open row or a settlement.
  * - `undos` (u): how the call is undone, once something is known about it.
  *
- * A new column needs a migration, a field of the record, and a line here. A test compares this file with the migrated schema.
+ * A new field of the intent needs a field of `CallRecord`, a line in `INTENT_COLUMNS`, and a migration that adds the column and a
+ * new type for the rows of claims: a replica of the version before still sends the old one. A test compares this file with the
+ * migrated schema.
  */
 export const CALLS_JOINED = `calls c left join open_calls o on o.txn = c.txn left join settlements r on r.txn = c.txn
   left join undos u on u.txn = c.txn`;
 
-/** The type of a value in a batch (see row-array.ts). `enum` and `uuid[]` travel as text and are cast by the statement. */
-type ColumnType = 'uuid' | 'text' | 'bytea' | 'int4' | 'float8';
-
-interface WrittenColumn {
+/** A column that batches write. The field has the same name in the record or patch that the batch carries. */
+export interface WrittenColumn<Field, Decoded = Field> {
   readonly column: string;
-  readonly type: ColumnType;
-  /** The type of the column in its table, if the value travels as another one. */
+  /** The name of the value in the rows of the batch, if it is not that of the column. */
+  readonly row?: string;
+  /** How the value travels. Enums, JSON and `uuid[]` travel as text. */
+  readonly type: RowValueType;
+  /** The type of the column, if the value travels as another one. */
   readonly cast?: string;
+  readonly encode?: (field: Field) => string | null;
+  readonly decode?: (value: string | null) => Decoded;
+  /** Computes the new value of a column that is not simply replaced. `i` is the row of the batch, `o` the row of the table. */
+  readonly set?: string;
 }
 
-/** The columns of `calls` that a claim writes, by the field of the intent. */
+/** Columns by the field that is written into each. */
+export type ColumnTable = Readonly<Record<string, WrittenColumn<never, unknown>>>;
+
+const asJson = <Value>(column: string) => ({
+  column,
+  type: 'text' as const,
+  encode: (value: Value | null) => (value === null ? null : JSON.stringify(value)),
+  decode: parseJson<Value>,
+});
+
+/** The composite type of the rows of claims. */
+export const CLAIM_ROW_TYPE = 'claim_row';
+
+/** The fields of the intent that PostgreSQL sets. */
+type GivenByLedger = 'createdAt' | 'ordinal' | 'erasedAt';
+
+/** The columns of `calls` that a claim writes. */
 export const INTENT_COLUMNS = {
   txn: { column: 'txn', type: 'uuid' },
   agent: { column: 'agent', type: 'text' },
@@ -39,18 +69,32 @@ export const INTENT_COLUMNS = {
   policyVersion: { column: 'policy_version', type: 'text' },
   rule: { column: 'rule', type: 'text' },
   args: { column: 'args', type: 'text' },
-  request: { column: 'request', type: 'text' },
+  request: asJson<StoredRequest>('request'),
   sealed: { column: 'sealed', type: 'bytea' },
   saga: { column: 'saga', type: 'uuid' },
-  dependsOn: { column: 'depends_on', type: 'text', cast: 'uuid[]' },
-  undo: { column: 'undo', type: 'text' },
+  dependsOn: { column: 'depends_on', type: 'text', cast: 'uuid[]', encode: encodeArray },
+  undo: asJson<StoredUndo>('undo'),
   undoOf: { column: 'undo_of', type: 'uuid' },
   run: { column: 'run', type: 'uuid' },
   epoch: { column: 'epoch', type: 'int4' },
-} as const satisfies { readonly [Field in Exclude<keyof Intent, keyof OpeningOfCall>]: WrittenColumn };
+} as const satisfies { readonly [Field in Exclude<keyof CallIntent, GivenByLedger>]: WrittenColumn<CallIntent[Field]> };
 
-/** The part of an intent that goes into `open_calls` and the log. */
-type OpeningOfCall = Pick<Intent, 'fence' | 'state' | 'owner' | 'dueInMs' | 'undoTries' | 'entry'>;
+/** The columns of `open_calls` that a patch writes. */
+export const OPEN_COLUMNS = {
+  state: { column: 'state', type: 'text', cast: 'open_state' },
+  attempt: { column: 'attempt', type: 'int4' },
+  attemptOpen: { column: 'attempt_open', type: 'bool' },
+  unresolved: { column: 'unresolved', type: 'int4' },
+  unknownSinceMs: {
+    column: 'unknown_since',
+    row: 'unknown_ms',
+    type: 'float8',
+    set: `coalesce(now() - i.unknown_ms * interval '1 ms', o.unknown_since)`,
+  },
+  detail: { column: 'detail', type: 'text' },
+  attemptDetail: { column: 'attempt_detail', type: 'text' },
+  disprovedBy: { column: 'disproved_by', type: 'text' },
+} as const satisfies { readonly [Field in keyof OpenCallPatch]?: WrittenColumn<OpenCallPatch[Field]> };
 
 /** The columns of `settlements` that a settlement writes. The open row contributes the others: see `KEPT_COLUMNS`. */
 export const SETTLEMENT_COLUMNS = {
@@ -58,11 +102,19 @@ export const SETTLEMENT_COLUMNS = {
   outcome: { column: 'outcome', type: 'text' },
   problem: { column: 'problem', type: 'text' },
   detail: { column: 'detail', type: 'text' },
-  answer: { column: 'answer', type: 'text' },
+  answer: asJson<UpstreamAnswer>('answer'),
   evidence: { column: 'evidence', type: 'text', cast: 'call_evidence' },
   resolvedBy: { column: 'resolved_by', type: 'text' },
   leaf: { column: 'leaf', type: 'bytea' },
-} as const satisfies { readonly [Field in keyof CallUpdate]?: WrittenColumn };
+} as const satisfies { readonly [Field in keyof SettlementPatch]?: WrittenColumn<SettlementPatch[Field]> };
+
+/** The columns of `undos` that a patch or a settlement adds to. */
+export const UNDO_COLUMNS = {
+  before: { column: 'before', row: 'undo_before', type: 'text' },
+  args: { column: 'args', row: 'undo_args', type: 'text' },
+  sealed: { column: 'sealed', row: 'undo_sealed', type: 'bytea' },
+  reason: { column: 'reason', row: 'undo_reason', type: 'text' },
+} as const satisfies { readonly [Field in keyof UndoArguments]: WrittenColumn<UndoArguments[Field]> };
 
 /** The columns of `open_calls` that the settlement keeps. */
 export const KEPT_COLUMNS = 'first_sent_at, unknown_since, lock_token, attempt, owner_deaths, retried_by';
@@ -76,10 +128,26 @@ const HOLD_SQL = `case when o.state = 'held' then (
 const APPROVED_SQL = `o.txn is not null and exists (
   select 1 from approvals a where a.txn = c.txn and a.state in ('approved', 'unopposed'))`;
 
-/** Where a field of a call comes from. `decode` turns the value that `pg` returns into the field; without it they are the same. */
+/** Where a field of a call is read. `decode` turns the value that `pg` returns into the field; without it they are the same. */
 interface FieldSource<Field> {
   readonly sql: string;
   readonly decode?: (value: never) => Field;
+}
+
+type SourceOf<Column> = Column extends { readonly decode: infer Decode }
+  ? { readonly sql: string; readonly decode: Decode }
+  : { readonly sql: string };
+
+/** The columns that are written can also be read, from the table with this alias. */
+function readFrom<Columns extends ColumnTable>(
+  alias: string,
+  columns: Columns,
+): { readonly [Field in keyof Columns]: SourceOf<Columns[Field]> } {
+  const sources = Object.entries(columns).map(([field, column]) => {
+    const sql = `${alias}.${column.column}`;
+    return [field, column.decode === undefined ? { sql } : { sql, decode: column.decode }];
+  });
+  return Object.fromEntries(sources) as { readonly [Field in keyof Columns]: SourceOf<Columns[Field]> };
 }
 
 /** A field that the open row has until the call ends, and the settlement from then on. */
@@ -89,27 +157,13 @@ const ofOpen = (column: string, ended: string) => ({ sql: `coalesce(o.${column},
 
 /** The fields of a call and where each is read. The compiler refuses a field without a source. */
 export const CALL_FIELDS = {
-  txn: { sql: 'c.txn' },
-  agent: { sql: 'c.agent' },
-  tool: { sql: 'c.tool' },
-  key: { sql: 'c.key' },
-  identity: { sql: 'c.identity' },
-  fingerprint: { sql: 'c.fingerprint' },
-  kind: { sql: 'c.kind' },
+  ...readFrom('c', INTENT_COLUMNS),
   createdAt: { sql: 'c.created_at' },
-  keyLifetimeMs: { sql: 'c.key_lifetime_ms' },
-  policyVersion: { sql: 'c.policy_version' },
-  rule: { sql: 'c.rule' },
-  args: { sql: 'c.args' },
-  request: { sql: 'c.request', decode: parseJson<StoredRequest> },
-  sealed: { sql: 'c.sealed' },
-  erasedAt: { sql: 'c.erased_at' },
-  saga: { sql: 'c.saga' },
   ordinal: { sql: 'c.ordinal' },
-  run: { sql: 'c.run' },
-  epoch: { sql: 'c.epoch' },
-  undo: { sql: 'c.undo', decode: parseJson<StoredUndo> },
-  undoOf: { sql: 'c.undo_of' },
+  erasedAt: { sql: 'c.erased_at' },
+
+  ...readFrom('r', SETTLEMENT_COLUMNS),
+  settledAt: { sql: 'r.settled_at' },
 
   state: { sql: 'coalesce(r.state::text, o.state::text)' },
   attempt: ofOpenOrEnded('attempt'),
@@ -136,14 +190,6 @@ export const CALL_FIELDS = {
   isApproved: { sql: APPROVED_SQL },
   hold: { sql: HOLD_SQL, decode: decodeHold },
 
-  settledAt: { sql: 'r.settled_at' },
-  outcome: { sql: 'r.outcome' },
-  problem: { sql: 'r.problem' },
-  answer: { sql: 'r.answer', decode: parseJson<UpstreamAnswer> },
-  evidence: { sql: 'r.evidence' },
-  resolvedBy: { sql: 'r.resolved_by' },
-  leaf: { sql: 'r.leaf' },
-
   undoState: { sql: `coalesce(u.state, 'none')` },
   undoReason: { sql: 'u.reason' },
   undoTxn: { sql: 'u.undo_txn' },
@@ -153,7 +199,7 @@ export const CALL_FIELDS = {
   before: { sql: 'u.before' },
 
   readAt: { sql: 'now()' },
-} as const satisfies { readonly [Field in keyof Call]-?: FieldSource<Call[Field]> };
+} as const satisfies { readonly [Field in keyof CallRecord]-?: FieldSource<CallRecord[Field]> };
 
 type CallFields = typeof CALL_FIELDS;
 
@@ -161,7 +207,7 @@ type CallFields = typeof CALL_FIELDS;
 export type CallRow = {
   readonly [Field in keyof CallFields]: CallFields[Field] extends { readonly decode: (value: infer Raw) => unknown }
     ? Raw
-    : Call[Field];
+    : CallRecord[Field];
 };
 
 /** Use with `from ${CALLS_JOINED}`. */
@@ -173,10 +219,28 @@ const DECODERS = Object.entries<FieldSource<unknown>>(CALL_FIELDS).map(
   ([field, { decode }]) => [field as keyof CallRow, decode as ((value: unknown) => unknown) | undefined] as const,
 );
 
-export function toCall(row: CallRow): Call {
-  const call: Partial<Record<keyof Call, unknown>> = {};
+/** Fills in a record that has all fields already, so that every record has one V8 shape. */
+export function toCallRecord(row: CallRow): CallRecord {
+  const call = createCallRecord(BLANK_CALL) as Record<keyof CallRecord, unknown>;
   for (const [field, decode] of DECODERS) call[field] = decode === undefined ? row[field] : decode(row[field]);
-  return call as unknown as Call;
+  return call as CallRecord;
+}
+
+const BLANK_CALL: NewCallFields = {
+  txn: '',
+  agent: '',
+  tool: '',
+  identity: 'key',
+  fingerprint: Buffer.alloc(0),
+  kind: 'none',
+  policyVersion: '',
+  state: 'held',
+  fence: 0,
+  owner: null,
+};
+
+function encodeArray(items: readonly string[] | null): string | null {
+  return items === null ? null : `{${items.join(',')}}`;
 }
 
 function parseJson<T>(text: string | null): T | null {

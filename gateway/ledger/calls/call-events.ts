@@ -1,4 +1,4 @@
-import type { CallEvent } from '../../domain/calls/call.ts';
+import type { CallEvent } from '../../domain/calls/call-record.ts';
 import type { Queryable, Tx } from '../db.ts';
 
 /**

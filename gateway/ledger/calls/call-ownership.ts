@@ -1,7 +1,7 @@
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { insertAuditEntries } from '../audit/audit-queue.ts';
 import type { Database, Tx } from '../db.ts';
-import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCallRecord } from './call-columns.ts';
 
 /** The number of calls that one sweep takes over: small, so that several replicas share the work. */
 const MAX_TAKEN_PER_SWEEP = 256;
@@ -30,7 +30,7 @@ export async function takeOverCalls(
   db: Database,
   owner: string,
   buildEntry: (txn: string) => string,
-): Promise<readonly Call[]> {
+): Promise<readonly CallRecord[]> {
   return db.transaction(async (tx) => {
     const taken = await assignUnattendedCalls(tx, owner);
     if (taken.length === 0) return [];
@@ -110,13 +110,13 @@ async function closeOrphanedAttempts(tx: Tx, taken: readonly TakenCall[]): Promi
 }
 
 /** Reads the taken calls with their new fence. The rows are locked, so nothing can change before the commit. */
-async function readTakenCalls(tx: Tx, taken: readonly TakenCall[]): Promise<readonly Call[]> {
+async function readTakenCalls(tx: Tx, taken: readonly TakenCall[]): Promise<readonly CallRecord[]> {
   const rows = await tx.run<CallRow>({
     name: 'read-taken',
     text: `select ${CALL_COLUMNS} from ${CALLS_JOINED} where c.txn = any($1::uuid[]) and o.txn is not null`,
     values: [taken.map(({ txn }) => txn)],
   });
-  return rows.map(toCall);
+  return rows.map(toCallRecord);
 }
 
 /**

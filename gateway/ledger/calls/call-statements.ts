@@ -1,5 +1,12 @@
 import { CLAIM_ROW, SETTLEMENT_ROW, UPDATE_ROW } from './call-batches.ts';
-import { INTENT_COLUMNS, KEPT_COLUMNS, SETTLEMENT_COLUMNS } from './call-columns.ts';
+import {
+  type ColumnTable,
+  INTENT_COLUMNS,
+  KEPT_COLUMNS,
+  OPEN_COLUMNS,
+  SETTLEMENT_COLUMNS,
+  UNDO_COLUMNS,
+} from './call-columns.ts';
 
 /**
  * The statements that claim, update and end calls. Each works on a whole batch and is built from lists of CTEs, one for each
@@ -9,20 +16,18 @@ import { INTENT_COLUMNS, KEPT_COLUMNS, SETTLEMENT_COLUMNS } from './call-columns
  * nested loop over the batch would cost more than the writes.
  */
 
-interface TableColumn {
-  readonly column: string;
-  readonly cast?: string;
-}
+type Column = ColumnTable[string];
 
-const listColumns = (columns: Readonly<Record<string, TableColumn>>) =>
-  Object.values(columns)
-    .map(({ column }) => column)
-    .join(', ');
-/** The values of a batch row for the columns of a table. */
-const listValues = (columns: Readonly<Record<string, TableColumn>>) =>
-  Object.values(columns)
-    .map(({ column, cast }) => (cast === undefined ? column : `${column}::${cast}`))
-    .join(', ');
+const joinColumns = (columns: ColumnTable, build: (column: Column) => string, separator = ', ') =>
+  Object.values(columns).map(build).join(separator);
+/** The value of a column in a row of the batch. */
+const toValue = ({ column, row = column, cast }: Column) => (cast === undefined ? row : `${row}::${cast}`);
+
+const listColumns = (columns: ColumnTable) => joinColumns(columns, ({ column }) => column);
+const listValues = (columns: ColumnTable) => joinColumns(columns, toValue);
+/** Sets the columns of `o` to the values of the row `i`. */
+const listAssignments = (columns: ColumnTable) =>
+  joinColumns(columns, (column) => `${column.column} = ${column.set ?? `i.${toValue(column)}`}`, ',\n    ');
 
 /**
  * Decides which intents become calls. `admit` selects those whose conditions hold; `on conflict do nothing` lets the first claim
@@ -92,11 +97,10 @@ const ADMIT_UNDOS = `begun as (
 
 /** Stores what the rows of `source` say about undos: the observed state, the arguments, or the reason why there are none. */
 const buildUndoCte = (name: string, source: string) => `${name} as (
-  insert into undos as u (txn, before, args, sealed, reason)
-  select txn, undo_before, undo_args, undo_sealed, undo_reason from ${source}
+  insert into undos as u (txn, ${listColumns(UNDO_COLUMNS)})
+  select txn, ${listValues(UNDO_COLUMNS)} from ${source}
   where undo_before is not null or undo_args is not null or undo_reason is not null
-  on conflict (txn) do update set before = coalesce(excluded.before, u.before), args = coalesce(excluded.args, u.args),
-    sealed = coalesce(excluded.sealed, u.sealed), reason = coalesce(excluded.reason, u.reason)
+  on conflict (txn) do update set ${joinColumns(UNDO_COLUMNS, ({ column }) => `${column} = coalesce(excluded.${column}, u.${column})`)}
 )`;
 
 /**
@@ -108,16 +112,9 @@ const buildUpdateCtes = (parameter: number) => `changes as (
   select * from unnest($${parameter}::${UPDATE_ROW.type}[])
 ), updated as (
   update open_calls o set
-    state = i.state::open_state,
     update_number = i.update_number,
-    attempt = i.attempt,
-    attempt_open = i.attempt_open,
-    unresolved = i.unresolved,
+    ${listAssignments(OPEN_COLUMNS)},
     first_sent_at = coalesce(o.first_sent_at, case when i.attempt_open then now() end),
-    unknown_since = coalesce(now() - i.unknown_ms * interval '1 ms', o.unknown_since),
-    detail = i.detail,
-    attempt_detail = i.attempt_detail,
-    disproved_by = i.disproved_by,
     -- A new doubt answers the retry that a person asked for.
     retry_requested = o.retry_requested and not (i.state = 'in_doubt' and i.parked and i.event is not null),
     owner = case when not i.parked then o.owner end,
@@ -145,8 +142,8 @@ const buildSettlementCtes = (parameter: number, hasUndos: boolean) => `endings a
 ), ended as (
   delete from open_calls o using endings i
   where o.txn = i.txn and (i.evident or (o.fence = i.fence and o.update_number = i.update_number - 1))
-  returning i.txn, i.state, i.outcome, i.problem, i.detail, i.answer, i.resolved_by, i.leaf, i.undo_before, i.undo_args, i.undo_sealed,
-    i.undo_reason, i.entry, o.first_sent_at, o.lock_token, o.attempt, o.owner_deaths, o.retried_by,
+  returning i.txn, i.state, i.outcome, i.problem, i.detail, i.answer, i.resolved_by, i.leaf,
+    ${joinColumns(UNDO_COLUMNS, ({ row }) => `i.${row}`)}, i.entry, o.first_sent_at, o.lock_token, o.attempt, o.owner_deaths, o.retried_by,
     case when i.evident and o.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end as evidence,
     -- A late success of a former owner ends the call while an attempt of the new owner is open. That attempt may still have an effect.
     case when i.evident and o.fence <> i.fence and o.attempt_open then now()

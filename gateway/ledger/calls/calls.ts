@@ -1,17 +1,14 @@
-import type { StoredRequest } from '../../domain/attempts/adapter.ts';
-import type { Call, CallEvent, CallKind, Evidence } from '../../domain/calls/call.ts';
-import type { CallState } from '../../domain/calls/call-state.ts';
-import type { History, HistoryQuery } from '../../domain/calls/history.ts';
-import { type ErrorCode, GatewayError, LedgerError } from '../../domain/errors.ts';
-import type { StoredUndo } from '../../domain/sagas/saga.ts';
-import { type ApprovalRequest, requestApproval } from '../approvals/approvals.ts';
-import { type LockConflict, type LockRequest, takeLocks } from '../controls/locks.ts';
-import { recordTaint, type TaintExposure } from '../controls/taints.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
+import { GatewayError, LedgerError } from '../../domain/errors.ts';
+import { requestApproval } from '../approvals/approvals.ts';
+import { type LockConflict, takeLocks } from '../controls/locks.ts';
+import { recordTaint } from '../controls/taints.ts';
 import type { Database, Queryable, Statement } from '../db.ts';
 import { GroupCommit } from '../group-commit.ts';
 import { encodeClaims, encodeSettlements, encodeUpdates, type RowTypeOids, readRowTypeOids } from './call-batches.ts';
-import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCallRecord } from './call-columns.ts';
 import { appendCallEvents } from './call-events.ts';
+import type { OpenCallPatch, SettlementPatch } from './call-patches.ts';
 import {
   CLAIM_CALLS,
   CLAIM_IN_RUN_OR_SAGA,
@@ -19,9 +16,17 @@ import {
   getWriteStatement,
   type WriteResult,
 } from './call-statements.ts';
+import {
+  CLAIM_TAKEN,
+  CLAIM_WON,
+  type ClaimGuards,
+  type ClaimResult,
+  type NewCall,
+  type StaleDecision,
+} from './claim.ts';
 import { lockAndReadHistory } from './history.ts';
 import { bindAlias } from './joins.ts';
-import { chargeLimits, type LimitCharge, type LimitExceeded } from './limits.ts';
+import { chargeLimits, type LimitExceeded } from './limits.ts';
 
 /** Two batches in flight, so that batches grow large; further items wait. See docs/adr/0008-group-commit.md. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
@@ -29,141 +34,32 @@ const BATCH = { maxBatch: 128, maxInFlight: 2 };
 const LIMIT_QUEUE = { maxBatch: 1, maxInFlight: 2 };
 
 interface GuardedClaim {
-  readonly intent: Intent;
+  readonly newCall: NewCall;
   readonly guards: ClaimGuards;
 }
 
-/** The whole intent of a call. The claim commits it before the first byte leaves. */
-export interface Intent {
-  readonly txn: string;
-  readonly agent: string;
-  readonly tool: string;
-  readonly key: string | null;
-  readonly identity: Call['identity'];
-  readonly fingerprint: Buffer;
-  readonly kind: CallKind;
-  /** The first fence. It is random, so that a late update of an earlier, released claim of the same txn does not apply. */
-  readonly fence: number;
-  /** `sending` opens attempt 1 at once; `ready` observes first; `held` waits for a person or a delay until `dueInMs`. */
-  readonly state: 'held' | 'ready' | 'sending';
-  readonly owner: string | null;
-  readonly dueInMs: number | null;
-  readonly keyLifetimeMs: number | null;
-  readonly policyVersion: string;
-  readonly rule: string;
-  readonly args: string;
-  readonly request: StoredRequest | null;
-  readonly sealed: Buffer | null;
-  /** The saga of this step, or of the step that this compensation undoes. */
-  readonly saga: string | null;
-  /** The txns that this step depends on; null: all earlier steps. */
-  readonly dependsOn: readonly string[] | null;
-  /** The run of the call and the epoch of its agent. The claim applies only while the epoch is current. */
-  readonly run: string | null;
-  readonly epoch: number | null;
-  readonly undo: StoredUndo | null;
-  /** For a compensation: the call to undo. The claim wins only while that undo is due and has had exactly `undoTries` tries. */
-  readonly undoOf: string | null;
-  readonly undoTries: number | null;
-  readonly entry: string;
-}
-
-/** The claim guards: conditions that must hold in the transaction of the claim. */
-export interface ClaimGuards {
-  readonly charges: readonly LimitCharge[];
-  readonly approval: ApprovalRequest | undefined;
-  readonly locks: LockRequest | undefined;
-  /** The txn of the caller's own key beside a shared key. The key must be bound to no other call. */
-  readonly alias?: string | undefined;
-  /** The history queries of the rules, and whether the decision would be the same with newer answers. */
-  readonly history?:
-    | { readonly queries: readonly HistoryQuery[]; readonly isDecisionUnchanged: (history: History) => boolean }
-    | undefined;
-  /** The scopes that this call taints. */
-  readonly exposure?: TaintExposure | undefined;
-  /** Votes that were cast before the claim, as events for the timeline of the call. */
-  readonly events?: readonly CallEvent[];
-}
-
-/** The agent's history changed after the decision, and its rules now decide differently. */
-export interface StaleDecision {
-  readonly kind: 'stale_decision';
-  readonly history: History;
-}
-
-/** This claim wrote the intent. `lockToken` is null when the call locks nothing. */
-export interface ClaimWon {
-  readonly kind: 'won';
-  readonly lockToken: number | null;
-}
-
-/** The txn exists already, or its run, saga or undone step refuses the claim. Nothing was written. */
-export interface ClaimTaken {
-  readonly kind: 'taken';
-}
-
-/** What became of a claim. Only `won` wrote something. */
-export type ClaimResult = ClaimWon | ClaimTaken | LimitExceeded | LockConflict | StaleDecision;
-
-// Shared constants: a claim without locks allocates no result.
-export const CLAIM_WON: ClaimWon = { kind: 'won', lockToken: null };
-export const CLAIM_TAKEN: ClaimTaken = { kind: 'taken' };
-
-/** An update of an open call. It applies only to an unsettled call and, unless it is evidence, only with the current fence. */
-export interface CallUpdate {
-  readonly txn: string;
-  readonly fence: number;
-  /** The number of this update of the row. An update applies only after its predecessor; a repeat of an applied one reports success. */
-  readonly updateNumber: number;
-  /** An answer of the upstream or of a probe. It is true under any owner, so it applies under any fence. */
-  readonly isEvidence: boolean;
-  readonly state: CallState;
-  readonly attempt: number;
-  readonly attemptOpen: boolean;
-  readonly unresolved: number;
-  /** Age of the newest attempt whose outcome is unknown. */
-  readonly unknownSinceMs: number | null;
-  /** `keep`: the same owner; `close`: the call is final; `park`: no owner until `dueInMs` (null: until a person decides). */
-  readonly custody: 'keep' | 'close' | 'park';
-  readonly dueInMs: number | null;
-  readonly outcome: string | null;
-  readonly problem: ErrorCode | null;
-  readonly detail: string | null;
-  /** The answer as JSON text. */
-  readonly answer: string | null;
-  readonly evidence: Evidence | null;
-  readonly resolvedBy: string | null;
-  readonly leaf: Buffer | null;
-  readonly event: CallEvent | null;
-  readonly undo: UndoArguments | null;
-  /** The result of the newest attempt in words; null while it is not known. */
-  readonly attemptDetail: string | null;
-  readonly disprovedBy: Call['disprovedBy'];
-  readonly entry: string;
-}
-
-/** The data of an undo: the observed state before the call, the arguments in clear or sealed, or the reason why they are missing. */
-export interface UndoArguments {
-  readonly before: string | null;
-  readonly args: string | null;
-  readonly sealed: Buffer | null;
-  readonly reason: string | null;
-}
-
-/** One item of a batch: a claim or an update. */
+/** One item of a batch: a claim, an update or a settlement. */
 interface LedgerWrite {
-  readonly claim: Intent | undefined;
-  readonly update: CallUpdate | undefined;
+  readonly claim: NewCall | undefined;
+  readonly update: OpenCallPatch | undefined;
+  readonly settlement: SettlementPatch | undefined;
 }
 
-/** Claims, updates and reads calls, in batches. */
+/** What a batch writes, by txn: each txn once. */
+interface WriteBatch {
+  readonly claims: Map<string, NewCall>;
+  readonly updates: Map<string, OpenCallPatch>;
+  readonly settlements: Map<string, SettlementPatch>;
+}
+
+/** Claims, updates, settles and reads calls, in batches. */
 export class CallStore {
   readonly #db: Database;
-  /** A claim yields a `ClaimResult`, an update a boolean. */
+  /** A claim yields a `ClaimResult`, an update or a settlement a boolean. */
   readonly #writes: GroupCommit<LedgerWrite, ClaimResult | boolean>;
-  readonly #runOrSagaClaims: GroupCommit<Intent, ClaimResult>;
-  readonly #undoClaims: GroupCommit<Intent, ClaimResult>;
-  readonly #reads: GroupCommit<string, Call | undefined>;
+  readonly #runOrSagaClaims: GroupCommit<NewCall, ClaimResult>;
+  readonly #undoClaims: GroupCommit<NewCall, ClaimResult>;
+  readonly #reads: GroupCommit<string, CallRecord | undefined>;
   /** Queues of guarded claims by limit, agent or tool. Policies name finitely many, so the map stays small. */
   readonly #guardedQueues = new Map<string, GroupCommit<GuardedClaim, ClaimResult | GatewayError>>();
   #rowTypeOids: Promise<RowTypeOids> | undefined;
@@ -171,8 +67,8 @@ export class CallStore {
   constructor(db: Database, onBatch: (size: number, waiting: number) => void = () => {}) {
     this.#db = db;
     this.#writes = new GroupCommit({ ...BATCH, onBatch, run: (writes) => this.#writeAll(writes) });
-    this.#runOrSagaClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
-    this.#undoClaims = new GroupCommit({ ...BATCH, run: (intents) => this.#claimAll(intents) });
+    this.#runOrSagaClaims = new GroupCommit({ ...BATCH, run: (newCalls) => this.#claimAll(newCalls) });
+    this.#undoClaims = new GroupCommit({ ...BATCH, run: (newCalls) => this.#claimAll(newCalls) });
     this.#reads = new GroupCommit({ ...BATCH, shouldFailTogether: true, run: (txns) => this.#readAll(txns) });
   }
 
@@ -181,17 +77,18 @@ export class CallStore {
    * such as a limit's bucket, and may refuse. So a guarded call gets its own transaction: the others neither wait for its locks
    * nor share its refusal. Calls of a run or saga, and compensations, lock rows too and go in batches of their own.
    */
-  claim(intent: Intent, guards?: ClaimGuards): Promise<ClaimResult> {
-    if (guards !== undefined) return this.#queueFor(intent, guards).submit({ intent, guards }).then(throwIfRefused);
-    if (intent.undoOf !== null) return this.#undoClaims.submit(intent);
-    if (isBoundToRunOrSaga(intent)) return this.#runOrSagaClaims.submit(intent);
-    return this.#writes.submit({ claim: intent, update: undefined }) as Promise<ClaimResult>;
+  claim(newCall: NewCall, guards?: ClaimGuards): Promise<ClaimResult> {
+    const { record } = newCall;
+    if (guards !== undefined) return this.#queueFor(record, guards).submit({ newCall, guards }).then(throwIfRefused);
+    if (record.undoOf !== null) return this.#undoClaims.submit(newCall);
+    if (isBoundToRunOrSaga(record)) return this.#runOrSagaClaims.submit(newCall);
+    return this.#writes.submit({ claim: newCall, update: undefined, settlement: undefined }) as Promise<ClaimResult>;
   }
 
   /** A queue for each limit: an agent far beyond its limit must not occupy every connection and stall the other agents. */
-  #queueFor(intent: Intent, guards: ClaimGuards): GroupCommit<GuardedClaim, ClaimResult | GatewayError> {
-    if (guards.history !== undefined) return this.#getQueue(`history/${intent.agent}`);
-    const name = guards.charges[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : intent.tool}:${intent.agent}`;
+  #queueFor({ agent, tool }: CallRecord, guards: ClaimGuards): GroupCommit<GuardedClaim, ClaimResult | GatewayError> {
+    if (guards.history !== undefined) return this.#getQueue(`history/${agent}`);
+    const name = guards.charges[0]?.bucket ?? `${guards.locks === undefined ? 'pending' : tool}:${agent}`;
     return this.#getQueue(name);
   }
 
@@ -199,19 +96,24 @@ export class CallStore {
     let queue = this.#guardedQueues.get(name);
     if (queue === undefined) {
       const run = (items: readonly GuardedClaim[]) =>
-        Promise.all(items.map((item) => this.#claimGuarded(item.intent, item.guards)));
+        Promise.all(items.map((item) => this.#claimGuarded(item.newCall, item.guards)));
       queue = new GroupCommit({ ...LIMIT_QUEUE, run });
       this.#guardedQueues.set(name, queue);
     }
     return queue;
   }
 
-  /** Updates or settles a call. Returns false if the call is final or another process owns it. */
-  update(update: CallUpdate): Promise<boolean> {
-    return this.#writes.submit({ claim: undefined, update }) as Promise<boolean>;
+  /** Updates an open call. Returns false if the call has ended or another process owns it. */
+  update(patch: OpenCallPatch): Promise<boolean> {
+    return this.#writes.submit({ claim: undefined, update: patch, settlement: undefined }) as Promise<boolean>;
   }
 
-  read(txn: string): Promise<Call | undefined> {
+  /** Ends a call. Returns false if the call has ended otherwise, or if another process owns it and the patch is no evidence. */
+  settle(patch: SettlementPatch): Promise<boolean> {
+    return this.#writes.submit({ claim: undefined, update: undefined, settlement: patch }) as Promise<boolean>;
+  }
+
+  read(txn: string): Promise<CallRecord | undefined> {
     return this.#reads.submit(txn);
   }
 
@@ -219,28 +121,28 @@ export class CallStore {
    * Claims one call with its guards, in one transaction: a refusal by any guard rolls everything back. Returns a refusal instead
    * of throwing it, because a thrown error would fail every claim in the same queue.
    */
-  async #claimGuarded(intent: Intent, guards: ClaimGuards): Promise<ClaimResult | GatewayError> {
+  async #claimGuarded(newCall: NewCall, guards: ClaimGuards): Promise<ClaimResult | GatewayError> {
+    const { txn, agent, tool } = newCall.record;
     try {
       // Before the transaction, because this takes a connection of its own.
       await this.#loadRowTypeOids();
       return await this.#db.transaction(async (tx) => {
         // Claim first: a concurrent claim of the same txn waits here, and a claim that loses is charged to no limit.
-        const [won] = await this.#claimAll([intent], tx);
+        const [won] = await this.#claimAll([newCall], tx);
         if (won?.kind !== 'won') return CLAIM_TAKEN;
-        if (guards.alias !== undefined) await bindAlias(tx, guards.alias, intent.txn);
+        if (guards.alias !== undefined) await bindAlias(tx, guards.alias, txn);
         if (guards.exposure !== undefined) await recordTaint(tx, guards.exposure);
         if (guards.history !== undefined) {
           const { queries, isDecisionUnchanged } = guards.history;
-          const history = await lockAndReadHistory(tx, { agent: intent.agent, queries, exceptTxn: intent.txn });
+          const history = await lockAndReadHistory(tx, { agent, queries, exceptTxn: txn });
           if (!isDecisionUnchanged(history)) throw new ClaimRefused({ kind: 'stale_decision', history });
         }
-        const exceeded = await chargeLimits(tx, intent.txn, guards.charges);
+        const exceeded = await chargeLimits(tx, txn, guards.charges);
         if (exceeded !== undefined) throw new ClaimRefused(exceeded);
         const locks = guards.locks === undefined ? undefined : await takeLocks(tx, guards.locks);
         if (locks?.kind === 'lock_conflict') throw new ClaimRefused(locks);
-        if (guards.approval !== undefined)
-          await requestApproval(tx, intent.txn, intent.agent, intent.tool, guards.approval);
-        if (guards.events !== undefined) await appendCallEvents(tx, intent.txn, guards.events);
+        if (guards.approval !== undefined) await requestApproval(tx, txn, agent, tool, guards.approval);
+        if (guards.events !== undefined) await appendCallEvents(tx, txn, guards.events);
         return locks === undefined ? CLAIM_WON : { kind: 'won', lockToken: locks.token };
       });
     } catch (error) {
@@ -250,58 +152,60 @@ export class CallStore {
     }
   }
 
-  /** Claims intents of one kind: plain calls, calls of a run or saga, or compensations. Each txn once; the first intent wins. */
-  async #claimAll(intents: readonly Intent[], db: Queryable = this.#db): Promise<ClaimResult[]> {
-    const [sample] = intents;
+  /** Claims calls of one kind: plain calls, calls of a run or saga, or compensations. Each txn once; the first claim wins. */
+  async #claimAll(newCalls: readonly NewCall[], db: Queryable = this.#db): Promise<ClaimResult[]> {
+    const sample = newCalls[0]?.record;
     const statement =
       sample?.undoOf != null
         ? CLAIM_UNDOS
         : sample !== undefined && isBoundToRunOrSaga(sample)
           ? CLAIM_IN_RUN_OR_SAGA
           : CLAIM_CALLS;
-    const claims = new Map<string, Intent>();
-    for (const intent of intents) addIfAbsent(claims, intent);
+    const claims = new Map<string, NewCall>();
+    for (const newCall of newCalls) addIfAbsent(claims, newCall.record.txn, newCall);
     const values = [encodeClaims([...claims.values()], await this.#loadRowTypeOids())];
     const [written] = await db.run<WriteResult>({ ...statement, values });
     const won = parseTxns(written?.claimed);
-    return intents.map((intent) => toClaimResult(claims.get(intent.txn) === intent && won.has(intent.txn)));
+    return newCalls.map((newCall) => toClaimResult(claims, newCall, won));
   }
 
-  /** Writes claims and updates as one statement. Each txn once; the first claim wins, and later updates wait. */
+  /** Writes claims, updates and settlements as one statement. Each txn once; the first claim wins, and later patches wait. */
   async #writeAll(writes: readonly LedgerWrite[]): Promise<(ClaimResult | boolean | Promise<boolean>)[]> {
-    const claims = new Map<string, Intent>();
-    const updates = new Map<string, CallUpdate>();
-    for (const { claim, update } of writes) {
-      if (claim !== undefined) addIfAbsent(claims, claim);
-      if (update !== undefined) addIfAbsent(updates, update);
+    const batch: WriteBatch = { claims: new Map(), updates: new Map(), settlements: new Map() };
+    const { claims, updates, settlements } = batch;
+    for (const { claim, update, settlement } of writes) {
+      if (claim !== undefined) addIfAbsent(claims, claim.record.txn, claim);
+      if (update !== undefined && !settlements.has(update.txn)) addIfAbsent(updates, update.txn, update);
+      if (settlement !== undefined && !updates.has(settlement.txn))
+        addIfAbsent(settlements, settlement.txn, settlement);
     }
-    const [written] = await this.#db.run<WriteResult>(await this.#buildWrite(claims, [...updates.values()]));
+    const [written] = await this.#db.run<WriteResult>(await this.#buildWrite(batch));
     const won = parseTxns(written?.claimed);
     const updated = parseTxns(written?.updated);
     const ended = parseTxns(written?.ended);
-    return writes.map(({ claim, update }) => {
-      if (claim !== undefined) return toClaimResult(claims.get(claim.txn) === claim && won.has(claim.txn));
-      if (update === undefined) return false;
-      // A second update of the same call goes into a later batch.
-      if (updates.get(update.txn) !== update) return this.update(update);
-      return (update.custody === 'close' ? ended : updated).has(update.txn);
+    return writes.map(({ claim, update, settlement }) => {
+      if (claim !== undefined) return toClaimResult(claims, claim, won);
+      // A second patch of the same call goes into a later batch.
+      if (update !== undefined)
+        return updates.get(update.txn) === update ? updated.has(update.txn) : this.update(update);
+      if (settlement === undefined) return false;
+      const isWritten = settlements.get(settlement.txn) === settlement;
+      return isWritten ? ended.has(settlement.txn) : this.settle(settlement);
     });
   }
 
-  async #buildWrite(claims: ReadonlyMap<string, Intent>, updates: readonly CallUpdate[]): Promise<Statement> {
+  async #buildWrite({ claims, updates, settlements }: WriteBatch): Promise<Statement> {
     const oids = await this.#loadRowTypeOids();
-    const settlements = updates.filter(({ custody }) => custody === 'close');
-    const others = settlements.length === updates.length ? [] : updates.filter(({ custody }) => custody !== 'close');
     const statement = getWriteStatement({
       hasClaims: claims.size > 0,
-      hasUpdates: others.length > 0,
-      hasSettlements: settlements.length > 0,
-      hasUndos: settlements.some(({ undo }) => undo !== null),
+      hasUpdates: updates.size > 0,
+      hasSettlements: settlements.size > 0,
+      hasUndos: [...settlements.values()].some(({ undo }) => undo !== null),
     });
     const values: Buffer[] = [];
     if (claims.size > 0) values.push(encodeClaims([...claims.values()], oids));
-    if (others.length > 0) values.push(encodeUpdates(others, oids));
-    if (settlements.length > 0) values.push(encodeSettlements(settlements, oids));
+    if (updates.size > 0) values.push(encodeUpdates([...updates.values()], oids));
+    if (settlements.size > 0) values.push(encodeSettlements([...settlements.values()], oids));
     return { ...statement, values };
   }
 
@@ -315,9 +219,9 @@ export class CallStore {
     return this.#rowTypeOids;
   }
 
-  async #readAll(txns: readonly string[]): Promise<(Call | undefined)[]> {
+  async #readAll(txns: readonly string[]): Promise<(CallRecord | undefined)[]> {
     const rows = await readCallRows(this.#db, [...new Set(txns)]);
-    const found = new Map(rows.map((row) => [row.txn, toCall(row)]));
+    const found = new Map(rows.map((row) => [row.txn, toCallRecord(row)]));
     return txns.map((txn) => found.get(txn));
   }
 }
@@ -332,13 +236,13 @@ function readCallRows(db: Queryable, txns: readonly string[]): Promise<readonly 
 }
 
 /** Whether the claim depends on an open saga or the current epoch of a run. */
-function isBoundToRunOrSaga({ saga, run }: Intent): boolean {
+function isBoundToRunOrSaga({ saga, run }: CallRecord): boolean {
   return saga !== null || run !== null;
 }
 
 /** Dedupes by txn within a batch; the first item wins. */
-function addIfAbsent<T extends { readonly txn: string }>(first: Map<string, T>, item: T): void {
-  if (!first.has(item.txn)) first.set(item.txn, item);
+function addIfAbsent<T>(first: Map<string, T>, txn: string, item: T): void {
+  if (!first.has(txn)) first.set(txn, item);
 }
 
 function throwIfRefused(result: ClaimResult | GatewayError): ClaimResult {
@@ -346,8 +250,9 @@ function throwIfRefused(result: ClaimResult | GatewayError): ClaimResult {
   return result;
 }
 
-function toClaimResult(ours: boolean): ClaimResult {
-  return ours ? CLAIM_WON : CLAIM_TAKEN;
+function toClaimResult(claims: ReadonlyMap<string, NewCall>, newCall: NewCall, won: ReadonlySet<string>): ClaimResult {
+  const { txn } = newCall.record;
+  return claims.get(txn) === newCall && won.has(txn) ? CLAIM_WON : CLAIM_TAKEN;
 }
 
 function parseTxns(text: string | null | undefined): ReadonlySet<string> {

@@ -1,7 +1,7 @@
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import { type CallState, isFinalState } from '../../domain/calls/call-state.ts';
 import type { Database } from '../db.ts';
-import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCallRecord } from './call-columns.ts';
 
 export interface CallFilter {
   readonly agent?: string | undefined;
@@ -15,7 +15,7 @@ export interface CallFilter {
 }
 
 export interface CallPage {
-  readonly items: readonly Call[];
+  readonly items: readonly CallRecord[];
   /** Where the next page starts; null on the last one. */
   readonly cursor: string | null;
 }
@@ -99,7 +99,7 @@ export async function listCalls(db: Database, filter: CallFilter): Promise<CallP
     ],
   });
   const { items, cursor } = toPage(rows, filter.limit);
-  return { items: items.map(toCall), cursor };
+  return { items: items.map(toCallRecord), cursor };
 }
 
 const CURSOR_PATTERN = /^\d{1,16}\.[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;

@@ -1,7 +1,7 @@
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import type { Database } from '../db.ts';
 import { groupByDatabase } from '../group-commit.ts';
-import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCall } from './call-columns.ts';
+import { CALL_COLUMNS, CALLS_JOINED, type CallRow, toCallRecord } from './call-columns.ts';
 
 /** Every call without a key reads repeats, even a refused one. A flood of calls must not take all connections. */
 const BATCH = { maxBatch: 128, maxInFlight: 2 };
@@ -11,7 +11,7 @@ export interface NewestRepeat {
   readonly generation: number;
   readonly txn: string;
   /** Absent after a crash between recording the generation and claiming the call, or after the claim was released. */
-  readonly call: Call | undefined;
+  readonly call: CallRecord | undefined;
   readonly msSinceDelivered: number | null;
 }
 
@@ -32,7 +32,7 @@ export const findNewestRepeat = groupByDatabase<string, NewestRepeat | undefined
 type RepeatRow = { slot: string; generation: number; slot_txn: string; ms: number | null } & CallRow;
 
 function toNewestRepeat(row: RepeatRow): NewestRepeat {
-  const call = row.state === null ? undefined : toCall({ ...row, txn: row.slot_txn });
+  const call = row.state === null ? undefined : toCallRecord({ ...row, txn: row.slot_txn });
   return { generation: row.generation, txn: row.slot_txn, call, msSinceDelivered: row.ms };
 }
 

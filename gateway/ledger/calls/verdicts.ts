@@ -1,8 +1,8 @@
 import type { UpstreamAnswer } from '../../domain/attempts/adapter.ts';
 import { hashLeaf } from '../../domain/audit/audit.ts';
-import type { Call } from '../../domain/calls/call.ts';
+import type { CallRecord } from '../../domain/calls/call-record.ts';
 import type { Database } from '../db.ts';
-import type { UndoArguments } from './calls.ts';
+import type { UndoArguments } from './call-patches.ts';
 import { buildEndCtes } from './end-calls.ts';
 
 /** A person's verdict about a call in doubt. */
@@ -66,7 +66,7 @@ const RETRY = `with judged as (
  * Writes a person's verdict. The fence grows, so the former owner can change nothing more. Returns false if the call is no longer
  * in the doubt that the person saw: the fence, the state and (unless the verdict is "applied") the attempt must be unchanged.
  */
-export async function recordResolution(db: Database, call: Call, verdict: DoubtResolution): Promise<boolean> {
+export async function recordResolution(db: Database, call: CallRecord, verdict: DoubtResolution): Promise<boolean> {
   const event = {
     at: new Date().toISOString(),
     what: 'verdict',

@@ -1,7 +1,7 @@
 import type { FastifyInstance } from 'fastify';
 import { resolveDoubt } from '../flow/attempts/resolve.ts';
 import type { Services } from '../flow/calls/execute-call.ts';
-import { findCalls, listParticipants, readCall, readTimeline, readTimelines } from '../flow/calls/own-calls.ts';
+import { findCalls, listParticipants, readCall, readContradictions, readTimeline } from '../flow/calls/own-calls.ts';
 import { listHeldLocks } from '../flow/controls/locks.ts';
 import { formatCallPage } from './call-routes.ts';
 import { callView, timeline } from './encode.ts';
@@ -18,7 +18,7 @@ export function adminRoutes(app: FastifyInstance, services: Services): void {
     identifyPerson(request, policies(), 'viewer');
     const query = request.query as Record<string, string>;
     const page = await findCalls(services, { ...readFilter(query), agent: readParam(query, 'agent') });
-    return reply.type('application/json').send(formatCallPage(page, await readTimelines(services, page.items)));
+    return reply.type('application/json').send(formatCallPage(page, await readContradictions(services, page.items)));
   });
 
   app.get('/admin/calls/:txn', async (request, reply) => {

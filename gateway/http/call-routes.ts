@@ -37,8 +37,9 @@ export function callRoutes(app: FastifyInstance, services: Services): void {
   });
 }
 
-/** A page of calls. Given the events of its calls, the views have the members that only people see. */
-export function formatCallPage(page: CallPage, events?: ReadonlyMap<string, readonly CallEvent[]>): string {
-  const items = page.items.map((call) => callView(call, events && (events.get(call.txn) ?? [])));
+/** A page of calls. Given the contradictions of its calls, the views have the members that only people see. */
+export function formatCallPage(page: CallPage, contradictions?: ReadonlyMap<string, CallEvent>): string {
+  const pick = (txn: string) => [contradictions?.get(txn) ?? []].flat();
+  const items = page.items.map((call) => callView(call, contradictions && pick(call.txn)));
   return `{"items":[${items.join(',')}],"cursor":${JSON.stringify(page.cursor)}}`;
 }

@@ -164,7 +164,9 @@ async function findAfterRefusal(
   call: ParsedCall,
   tool: Tool | undefined,
 ): Promise<ToolAnswer | undefined> {
-  const earlier = await findEarlierCall(services.ctx, call.toolCall, tool, call.fingerprint);
+  const { ctx } = services;
+  const earlier =
+    (await findEarlierCall(ctx, call.toolCall, tool, call.fingerprint)) ?? (await findCallOfOwnKey(ctx, call));
   return earlier === undefined ? undefined : answerRepeat(services, call, earlier.txn);
 }
 

@@ -3,7 +3,7 @@ import { type CallEvent, type CallRecord, toJoinerView } from '../../domain/call
 import { deriveRepeatSlot } from '../../domain/calls/txn-id.ts';
 import { GatewayError } from '../../domain/errors.ts';
 import { endHeldCall } from '../../ledger/approvals/approvals.ts';
-import { readCallEvents } from '../../ledger/calls/call-events.ts';
+import { findContradictions, readCallEvents } from '../../ledger/calls/call-events.ts';
 import { type JoinedAgent, listJoinedAgents } from '../../ledger/calls/joins.ts';
 import { buildCursorAt, type CallFilter, type CallPage, isCursor, listCalls } from '../../ledger/calls/list-calls.ts';
 import { recordDelivery } from '../../ledger/calls/repeats.ts';
@@ -39,15 +39,16 @@ export async function readCall(
 }
 
 /** What happened to a call between its claim and its outcome. For people only. */
-export async function readTimeline(services: Services, txn: string): Promise<readonly CallEvent[]> {
-  return (await readTimelines(services, [{ txn }])).get(txn) ?? [];
+export async function readTimeline({ ctx }: Services, txn: string): Promise<readonly CallEvent[]> {
+  return (await readCallEvents(ctx.db, [txn])).get(txn) ?? [];
 }
 
-export function readTimelines(
+/** The late answers that contradict final states. For people only. */
+export function readContradictions(
   { ctx }: Services,
   calls: readonly { readonly txn: string }[],
-): Promise<ReadonlyMap<string, readonly CallEvent[]>> {
-  return readCallEvents(
+): Promise<ReadonlyMap<string, CallEvent>> {
+  return findContradictions(
     ctx.db,
     calls.map(({ txn }) => txn),
   );

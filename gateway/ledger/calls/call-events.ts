@@ -16,6 +16,19 @@ export async function appendCallEvents(tx: Tx, txn: string, events: readonly Cal
   });
 }
 
+/** Finds the contradictions of calls, at most one of each. An index holds only these events, so long timelines are not read. */
+export async function findContradictions(
+  db: Queryable,
+  txns: readonly string[],
+): Promise<ReadonlyMap<string, CallEvent>> {
+  const rows = await db.run<{ txn: string; event: CallEvent }>({
+    name: 'read-contradictions',
+    text: `select txn, event from call_events where txn = any($1::uuid[]) and event ->> 'what' = 'contradiction'`,
+    values: [txns],
+  });
+  return new Map(rows.map(({ txn, event }) => [txn, event]));
+}
+
 /** Reads the timelines of calls in one snapshot, each in the order in which its events were written. */
 export async function readCallEvents(
   db: Queryable,

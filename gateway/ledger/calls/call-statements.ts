@@ -99,18 +99,35 @@ const ADMIT_UNDOS = `begun as (
 const buildUndoCte = (name: string, source: string) => `${name} as (
   insert into undos as u (txn, ${listColumns(UNDO_COLUMNS)})
   select txn, ${listValues(UNDO_COLUMNS)} from ${source}
-  where undo_before is not null or undo_args is not null or undo_reason is not null
+  where undo_before is not null or undo_args is not null or undo_sealed is not null or undo_reason is not null
   on conflict (txn) do update set ${joinColumns(UNDO_COLUMNS, ({ column }) => `${column} = coalesce(excluded.${column}, u.${column})`)}
 )`;
+
+/** The rows of a batch: `changes` update open calls, `endings` end them. */
+const buildChanges = (parameter: number) => `changes as (
+  select * from unnest($${parameter}::${UPDATE_ROW.type}[])
+)`;
+const buildEndings = (parameter: number) => `endings as (
+  select * from unnest($${parameter}::${SETTLEMENT_ROW.type}[])
+)`;
+
+/**
+ * Locks the open rows of a batch that both updates and ends calls, in order of txn. Without this, the statement would lock all
+ * updated rows before all ended ones, and could wait in a circle with a rollback or a takeover, which lock by txn.
+ */
+const ROW_LOCKS = `row_locks as materialized (
+  select o.txn from open_calls o
+  where o.txn in (select txn from changes union all select txn from endings) order by o.txn for update
+)`;
+/** Always true; makes PostgreSQL take the locks first. */
+const AFTER_ROW_LOCKS = ' and (select count(*) from row_locks) >= 0';
 
 /**
  * Applies updates to open calls. An update applies only with the current fence and the next number, so a former owner and a
  * late retry change nothing. The row lock serializes two updates of one call; the second checks the conditions again. The audit
  * entry is written in the same statement, so a crash leaves both or none.
  */
-const buildUpdateCtes = (parameter: number) => `changes as (
-  select * from unnest($${parameter}::${UPDATE_ROW.type}[])
-), updated as (
+const buildUpdateCtes = (gate: string) => `updated as (
   update open_calls o set
     update_number = i.update_number,
     ${listAssignments(OPEN_COLUMNS)},
@@ -124,7 +141,7 @@ const buildUpdateCtes = (parameter: number) => `changes as (
     -- A recalled step opens no new attempt, except to resolve an attempt whose outcome is unknown.
     and not (o.recalled and i.attempt > o.attempt and i.unresolved = 0)
     -- A fenced idempotent call opens no new attempt at all: a repeat could overwrite a write of the successor.
-    and not (o.fenced and i.attempt > o.attempt and (select c.kind = 'idempotent' from calls c where c.txn = o.txn))
+    and not (o.fenced and i.attempt > o.attempt and (select c.kind = 'idempotent' from calls c where c.txn = o.txn))${gate}
   returning i.*
 ), described as (
   insert into call_events (txn, event) select txn, event::jsonb from updated where event is not null
@@ -137,11 +154,9 @@ const buildUpdateCtes = (parameter: number) => `changes as (
  * any owner; otherwise the fence and the number must be current. A call without an open row has ended already and keeps its
  * settlement. All of this is one statement, so a crash leaves the call open or ended, never both.
  */
-const buildSettlementCtes = (parameter: number, hasUndos: boolean) => `endings as (
-  select * from unnest($${parameter}::${SETTLEMENT_ROW.type}[])
-), ended as (
+const buildSettlementCtes = (hasUndos: boolean, gate: string) => `ended as (
   delete from open_calls o using endings i
-  where o.txn = i.txn and (i.evident or (o.fence = i.fence and o.update_number = i.update_number - 1))
+  where o.txn = i.txn and (i.evident or (o.fence = i.fence and o.update_number = i.update_number - 1))${gate}
   returning i.txn, i.state, i.outcome, i.problem, i.detail, i.answer, i.resolved_by, i.leaf,
     ${joinColumns(UNDO_COLUMNS, ({ row }) => `i.${row}`)}, i.entry, o.first_sent_at, o.lock_token, o.attempt, o.owner_deaths, o.retried_by,
     case when i.evident and o.fence <> i.fence and i.evidence = 'answer' then 'late_answer' else i.evidence end as evidence,
@@ -215,9 +230,13 @@ export function getWriteStatement(kinds: BatchKinds): { readonly name: string; r
 
 function buildWriteText({ hasClaims, hasUpdates, hasSettlements, hasUndos }: BatchKinds): string {
   const ctes: string[] = [];
-  if (hasClaims) ctes.push(buildClaimCtes(ADMIT_ALL, ctes.length + 1));
-  if (hasUpdates) ctes.push(buildUpdateCtes(ctes.length + 1));
-  if (hasSettlements) ctes.push(buildSettlementCtes(ctes.length + 1, hasUndos));
+  if (hasClaims) ctes.push(buildClaimCtes(ADMIT_ALL, 1));
+  if (hasUpdates) ctes.push(buildChanges(ctes.length + 1));
+  if (hasSettlements) ctes.push(buildEndings(ctes.length + 1));
+  const gate = hasUpdates && hasSettlements ? AFTER_ROW_LOCKS : '';
+  if (gate !== '') ctes.push(ROW_LOCKS);
+  if (hasUpdates) ctes.push(buildUpdateCtes(gate));
+  if (hasSettlements) ctes.push(buildSettlementCtes(hasUndos, gate));
   const results = [
     ...(hasClaims ? [`${joinTxns('select txn from claimed')} as claimed`] : []),
     ...(hasUpdates ? [`${joinTxns(UPDATES_IN_FORCE)} as updated`] : []),
